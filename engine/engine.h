@@ -1,0 +1,223 @@
+/* engine.h - a language model that is ready to run: its file, tokenizer, chat format, KV pages, forward step, sampler.
+ *
+ * An `engine` is one opened GGUF file on one backend. A `engine_seq` is a run of tokens whose keys and values lie in
+ * the engine's pages. One call, engine_step(), takes any number of sequences with any number of new tokens each.
+ * The engine knows no conversation, no owner and no disk.
+ *
+ * Threads: engine_open() .. engine_close(), engine_seq_*, engine_step() and engine_kv_* belong to one thread (the
+ * engine thread). Functions marked [any thread] read constant data only.
+ *
+ * Errors: 0 or a negative errno value; where a person will read the reason it goes to err (always terminated when
+ * err_size > 0). Outputs are written on success only, except where a function says otherwise.
+ */
+#ifndef CONVOD_ENGINE_H
+#define CONVOD_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int32_t engine_token;
+
+struct engine;
+struct engine_seq;
+
+/* ---- open ---------------------------------------------------------------------------------------------------- */
+
+struct engine_opts {
+    const char *model_path;  /* a GGUF file */
+    const char *backend;     /* kernels_opts.backend; NULL = "auto" */
+    int threads;             /* 0 = one per available core */
+    int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
+    size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
+    const char *kv_type;     /* "bf16" (NULL) or "f16" */
+    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral"; NULL = recognise the file's template */
+    int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
+    const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
+    void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
+    void *progress_arg;
+};
+
+/* Opens a model. -EBADMSG: the file is damaged or hostile; -ENOTSUP: well-formed but an architecture, type,
+ * pre-tokenizer or chat template we lack; -ENOMEM: it does not fit; -ENOENT, -EACCES, -EINVAL (opts) as usual.
+ * err names the file, the field and what would help. */
+int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size);
+
+/* NULL is fine. All sequences must have been freed. */
+void engine_close(struct engine *e);
+
+struct engine_info {
+    const char *arch;         /* "qwen2" */
+    const char *name;         /* general.name, or the file's base name without .gguf */
+    const char *file;         /* as given */
+    const char *backend;      /* "cpu-avx2" */
+    const char *chat_format;  /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
+    const char *kv_type;      /* "bf16" */
+    const char *quantization; /* type of most weight bytes: "Q4_K" */
+    uint64_t parameters;
+    uint64_t file_bytes, weight_bytes;
+    int n_layers, n_vocab, n_embd;
+    int ctx_model;         /* the model's own context length */
+    int ctx_tokens;        /* longest sequence here */
+    size_t kv_token_bytes; /* raw KV of one token, all layers */
+    size_t kv_bytes;       /* budget for pages */
+    int step_tokens;
+    /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
+     * canonical layout and numerics version. Not the backend, not the page size. */
+    uint8_t fingerprint[32];
+};
+
+/* [any thread] Constant for the engine's life. */
+const struct engine_info *engine_info(const struct engine *e);
+
+/* ---- tokens and text ----------------------------------------------------------------------------------------- */
+
+/* A growing array of tokens. Zero-initialise; free with engine_tokens_free(). */
+struct engine_tokens {
+    engine_token *ids;
+    size_t n, capacity;
+};
+void engine_tokens_free(struct engine_tokens *t);
+/* Appends n ids. 0 or -ENOMEM (t unchanged). */
+int engine_tokens_append(struct engine_tokens *t, const engine_token *ids, size_t n);
+
+/* [any thread] Appends the tokens of text[0..len). The text is data: no control token can come out of it, and the
+ * tokens that the chat format gives a meaning (such as <tool_call>) neither. Bytes that are not UTF-8 are tokenized
+ * as bytes. add_special: also the model's BOS/EOS as its file says. -ENOMEM; out is unchanged on error. */
+int engine_tokenize(const struct engine *e, const char *text, size_t len, bool add_special, struct engine_tokens *out);
+
+/* [any thread] The bytes of one token, not terminated, valid for the engine's life; *len may be 0 (control tokens, and
+ * ids outside the vocabulary). The bytes may end within a UTF-8 character. */
+const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *len);
+
+/* [any thread] True for the tokens that end an answer (EOS, EOT, the chat format's end of turn). */
+bool engine_token_ends_answer(const struct engine *e, engine_token id);
+
+/* ---- chat ---------------------------------------------------------------------------------------------------- */
+
+enum engine_role { ENGINE_SYSTEM, ENGINE_USER, ENGINE_ASSISTANT };
+
+struct engine_message {
+    enum engine_role role;
+    const char *text; /* UTF-8, not terminated */
+    size_t len;
+};
+
+enum {
+    ENGINE_CHAT_FIRST = 1, /* the context begins here: BOS and the template's default system prompt where it has one */
+    ENGINE_CHAT_OPEN = 2,  /* ends with the opening of an assistant's answer */
+};
+
+/* [any thread] Appends the tokens of messages as the chat format renders them. Without FIRST the messages follow a
+ * context whose last message is closed. Rendering [a b] at once gives the tokens of rendering [a] and then [b], as long
+ * as a leading system message and the user message after it are rendered in one call. -ENOTSUP: no chat format, or an
+ * order of roles that the format cannot express (err says which); -ENOMEM. */
+int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
+                       struct engine_tokens *out, char *err, size_t err_size);
+
+/* [any thread] Appends what closes an assistant's answer of which the text's tokens are in the context, up to where the
+ * next message begins (ChatML: <|im_end|> and a newline). */
+int engine_chat_close(const struct engine *e, struct engine_tokens *out);
+
+/* ---- sequences ------------------------------------------------------------------------------------------------ */
+
+/* A new empty sequence. NULL: out of memory. Pages are taken as tokens arrive. */
+struct engine_seq *engine_seq_new(struct engine *e);
+/* Gives its pages back (shared pages when their last user goes). NULL is fine. */
+void engine_seq_free(struct engine_seq *s);
+/* Tokens whose keys and values are in pages. */
+int engine_seq_length(const struct engine_seq *s);
+/* The tokens themselves, [engine_seq_length()], valid until the sequence changes. */
+const engine_token *engine_seq_tokens(const struct engine_seq *s);
+/* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n - 1
+ * would need; the sequence is unchanged then. */
+int engine_seq_truncate(struct engine_seq *s, int n);
+/* A new sequence with the first n tokens of s; full pages are shared, the rest is copied. NULL: no memory or pages. */
+struct engine_seq *engine_seq_fork(struct engine_seq *s, int n);
+/* Lets sliding-window layers drop pages that no position >= length will see. Until then they are kept for truncate. */
+void engine_seq_settle(struct engine_seq *s);
+
+struct engine_kv_use {
+    size_t used_bytes, budget_bytes; /* pages in use (shared ones counted once), and the pool */
+};
+struct engine_kv_use engine_kv_use(const struct engine *e);
+/* Upper bound of the page bytes that n more tokens on s would take (s may be NULL: a new sequence). */
+size_t engine_kv_need(const struct engine *e, const struct engine_seq *s, int n);
+
+/* ---- step ------------------------------------------------------------------------------------------------------ */
+
+struct engine_step_item {
+    struct engine_seq *seq;     /* each sequence at most once in a step */
+    const engine_token *tokens; /* n new tokens */
+    int n;
+    const int *want; /* indices in [0, n), ascending, whose logits are wanted */
+    int n_want;
+    int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
+};
+
+/* Runs the new tokens of all items through the model in one forward pass and appends them to their sequences. The sum
+ * of n is at most info->step_tokens. *logits gets [sum of n_want over items that ran][n_vocab], in item order, valid
+ * until the next step. An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is
+ * malformed. */
+int engine_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits);
+
+/* ---- keys and values in and out ------------------------------------------------------------------------------- */
+
+/* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
+ * [channels][n] and then values [n][channels], 16-bit elements without padding. */
+struct engine_kv_array {
+    int channels;
+    bool channel_major; /* keys */
+};
+/* [any thread] The arrays of the layout, 2 per layer; *n_arrays gets their number. */
+const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays);
+
+/* Copies positions [first, first + n) of s out. buf holds n * info->kv_token_bytes. -ERANGE: outside the sequence, or
+ * a window layer dropped it. */
+int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
+
+/* Appends n tokens with their stored KV: `first` must equal the sequence's length. -ENOSPC, -EOVERFLOW as in a step. */
+int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
+
+/* ---- sampler --------------------------------------------------------------------------------------------------- */
+
+struct engine_sampling {
+    float temperature;                         /* 0 = greedy */
+    int top_k;                                 /* 0 = off */
+    float top_p;                               /* 1 = off */
+    float min_p;                               /* 0 = off */
+    float repetition_penalty;                  /* 1 = off */
+    float presence_penalty, frequency_penalty; /* 0 = off */
+    int penalty_last;                          /* tokens looked back at; 0 = 256 */
+    uint64_t seed;
+};
+#define ENGINE_SAMPLING_DEFAULT                                                                                        \
+    {                                                                                                                  \
+        .temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .min_p = 0.0f, .repetition_penalty = 1.0f                    \
+    }
+
+/* Checks ranges; -EINVAL and a message that names the field. [any thread] */
+int engine_sampling_check(const struct engine_sampling *s, char *err, size_t err_size);
+
+/* Picks the next token. The random number is a function of (seed, position) only; position = tokens before the new one;
+ * context = those tokens (for penalties). logits [n_vocab] are not changed. -EDOM: the logits hold a NaN or no finite
+ * value; that answer must fail and its KV must not be kept. */
+int engine_sample(struct engine *e, const struct engine_sampling *s, const float *logits, const engine_token *context,
+                  int position, engine_token *out);
+
+/* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
+
+/* Turns tokens into text that can be sent: whole UTF-8 characters, stop strings cut off wherever they lie. */
+struct engine_stream;
+
+/* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
+struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
+void engine_stream_free(struct engine_stream *s);
+/* Takes one token. *text (valid until the next call) gets what can be sent now, *len may be 0: bytes are held back
+ * while they may be part of a character or of a stop string. Returns 1 when a stop string was completed (text before it
+ * is all delivered), 0 to go on, -ENOMEM. Bytes that can never be UTF-8 come out as U+FFFD. */
+int engine_stream_push(struct engine_stream *s, engine_token id, const char **text, size_t *len);
+/* The answer is over without a stop string: what is held back comes out (an incomplete character as U+FFFD). */
+int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len);
+
+#endif

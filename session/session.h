@@ -1,0 +1,227 @@
+/* session.h - conversations: turns, the token ledger, and where each conversation's KV is.
+ *
+ * A session runs turns on the engine: it finds what of a conversation's context is already in pages (hot), in encoded
+ * segments in RAM or on disk, restores that, prefills only what is new, samples the answer, and commits the turn. It
+ * writes segments behind the running turn and evicts what is idle or over budget.
+ *
+ * Threads: session_open() starts the engine thread, which owns every engine call. All functions below may be called
+ * from any thread: they post a command and return. Callbacks run on the engine thread or a storage thread and must be
+ * brief and must not call back into the session except session_cancel(); what they are given is valid during the call
+ * only.
+ *
+ * Errors: 0 or a negative errno value. -ENOENT: no such thing for this owner (another owner's looks the same).
+ */
+#ifndef CONVOD_SESSION_H
+#define CONVOD_SESSION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+
+struct session;
+
+struct session_opts {
+    struct engine_opts engine; /* the model; its progress callback is called on the thread that calls session_open() */
+    const char *data_dir;      /* ledger and packs; created with mode 0700 when missing */
+    size_t ram_bytes;          /* encoded segments kept in RAM; 0 = 256 MiB */
+    uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
+    int max_waiting;           /* turns that may wait; 0 = 256 */
+    int max_running;           /* turns in one step; 0 = 8 */
+    int idle_ms;               /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    void (*log)(void *arg, int priority,
+                const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
+    void *log_arg;
+};
+
+/* Opens the data directory (-EBUSY: another process holds it), then the model (see engine_open()), and starts. */
+int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size);
+
+/* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
+ * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. */
+void session_close(struct session *s, int drain_ms);
+
+/* Facts about the model, constant for the session's life. */
+const struct engine_info *session_model(const struct session *s);
+
+/* engine_tokenize() of the model. */
+int session_tokenize(const struct session *s, const char *text, size_t len, bool add_special,
+                     struct engine_tokens *out);
+
+/* ---- turns ----------------------------------------------------------------------------------------------------------
+ */
+
+/* Why a turn was refused or failed, as API error codes name it. */
+enum session_failure {
+    SESSION_OK,
+    SESSION_PREVIOUS_NOT_FOUND,     /* previous_response_not_found */
+    SESSION_CONVERSATION_NOT_FOUND, /* conversation_not_found */
+    SESSION_CONVERSATION_LOCKED,    /* conversation_locked: a turn runs on it */
+    SESSION_CONTEXT_LENGTH,         /* context_length_exceeded */
+    SESSION_INVALID,                /* invalid_request_error */
+    SESSION_BUSY,                   /* server_overloaded: too many turns wait */
+    SESSION_NO_MEMORY,              /* insufficient KV memory for this turn beside the running ones */
+    SESSION_LEDGER,                 /* the turn could not be written; nothing of it was kept */
+    SESSION_MODEL,                  /* the model's numbers are not finite */
+    SESSION_SHUTDOWN,
+    SESSION_INTERNAL,
+};
+
+struct session_receipt {
+    const char *conversation; /* "conv_…"; "" when not stored */
+    int turn;                 /* 1 = the first on its branch */
+    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled */
+    int hot, ram, disk; /* where they were found */
+    int fresh;          /* tokens that were never through the model before ("new") */
+    int prefilled;      /* fresh + sum of reprefilled */
+    int output;         /* tokens of the answer */
+    struct {
+        int tokens;
+        const char *reason; /* "blob_damaged", "blob_missing", "blob_foreign", "not_saved", "instructions_changed",
+                               "recompute_faster" */
+    } reprefilled[8];
+    int n_reprefilled;
+    uint64_t bytes_read;
+    double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
+    const char *saved;   /* "yes", "pending", "failed", "off" (store: false) */
+    const char *backend; /* "cpu-avx2" */
+    const char *model;
+};
+
+/* The receipt as the JSON object that clients see under "convod". malloc'd, NULL: out of memory. */
+char *session_receipt_json(const struct session_receipt *r);
+
+enum session_event_kind {
+    SESSION_EVENT_STARTED,  /* accepted and found; `conversation` is set. First event of every turn that is not refused
+                             */
+    SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total */
+    SESSION_EVENT_DELTA,    /* text[0..len): whole UTF-8 characters */
+    SESSION_EVENT_DONE,     /* terminal: committed (or not to be stored) */
+    SESSION_EVENT_FAILED,   /* terminal: nothing of this turn was kept */
+};
+
+struct session_event {
+    enum session_event_kind kind;
+    const char *conversation; /* STARTED, DONE: public id, "" when not stored */
+    const char *stage;        /* PROGRESS */
+    int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
+    const char *text;         /* DELTA: the piece; DONE: the whole answer */
+    size_t len;
+    bool incomplete;        /* DONE */
+    const char *reason;     /* DONE and incomplete: "max_output_tokens", "cancelled", "shutdown", "context_length" */
+    bool stopped_by_string; /* DONE: a stop string ended it */
+    int input_tokens, cached_tokens, output_tokens; /* DONE */
+    const struct session_receipt *receipt;          /* DONE */
+    enum session_failure failure;                   /* FAILED */
+    const char *message;                            /* FAILED: for a person */
+};
+
+struct session_turn {
+    const char *owner;       /* who the token belongs to */
+    const char *response_id; /* "resp_…", new and unique, chosen by the caller */
+    /* What the turn follows: at most one of these; none = a new chain. */
+    const char *conversation; /* named conversation: its head, or `parent` */
+    const char *previous;     /* response id */
+    bool match; /* chat completions: `messages` are the whole history; the longest stored prefix is found */
+    const char
+        *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at the start */
+    const struct engine_message *messages; /* the new messages (with match: all); the last one is answered */
+    size_t n_messages;
+    const char *input;        /* JSON array of the input items, stored as it is */
+    const char *instructions; /* NULL: the conversation's own (if it has any) */
+    const char *
+        params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
+    struct engine_sampling sampling;
+    const char *const *stops;
+    size_t n_stops;
+    int max_output_tokens; /* 0 = as far as the context goes */
+    bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
+    bool generate;         /* false: warm up: restore and prefill, no answer */
+    void (*event)(void *arg, const struct session_event *ev);
+    void *arg;
+};
+
+/* Queues a turn; everything is copied. 0: events will come and end with exactly one terminal event. Negative: none
+ * will. */
+int session_turn_start(struct session *s, const struct session_turn *t);
+
+/* Stops a turn (waiting, restoring, prefilling or decoding) at the next token border. What there is of the answer is
+ * committed as `incomplete` with reason "cancelled". Unknown ids are ignored (it may just have ended). */
+void session_cancel(struct session *s, const char *owner, const char *response_id);
+
+/* Drops a store:false response and its context. */
+void session_forget(struct session *s, const char *owner, const char *response_id);
+
+/* ---- conversations and responses
+ * -------------------------------------------------------------------------------------- */
+
+struct session_conversation {
+    const char *id, *title, *metadata, *instructions; /* may be NULL except id */
+    const char *head;                                 /* response id, NULL = none yet */
+    const char *tier;                                 /* "hot", "ram", "disk", "none" */
+    bool running;                                     /* a turn runs on it */
+    const char *running_response;
+    int64_t created_ms, updated_ms;
+    int64_t n_turns, n_tokens;
+};
+
+struct session_response {
+    const char *id, *conversation, *previous; /* previous may be NULL */
+    bool listed;                              /* its conversation was made by /v1/conversations */
+    const char *status;                       /* "completed", "incomplete", "failed" */
+    const char *reason, *instructions;        /* may be NULL */
+    const char *input, *output;
+    const char *params;  /* as given to the turn; may be NULL */
+    const char *receipt; /* JSON object, `saved` up to date */
+    int input_tokens, cached_tokens, output_tokens;
+    int64_t created_ms, completed_ms;
+};
+
+struct session_result {
+    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EIO, ... */
+    const struct session_conversation *conversations;
+    size_t n_conversations;
+    bool more;                                /* list: there are rows after the last one */
+    const struct session_response *responses; /* oldest first */
+    size_t n_responses;
+};
+typedef void session_done(void *arg, const struct session_result *r);
+
+/* Each posts a command (0, or negative and done is not called) and reports one result. Strings are copied. */
+int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
+                                const char *metadata, const char *instructions, session_done *done, void *arg);
+int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+/* NULL fields stay as they are. */
+int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
+                                const char *metadata, const char *instructions, session_done *done, void *arg);
+int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+/* Latest first. after: id of the last row seen, or NULL. limit 1..100. query: part of a title, or NULL. */
+int session_conversation_list(struct session *s, const char *owner, const char *after, int limit, const char *query,
+                              session_done *done, void *arg);
+/* The responses on the path to the head (their input and output are the conversation's items). */
+int session_conversation_responses(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+/* Drops its pages (to_disk false: encoded segments stay in RAM; true: not those either) after saving what is not saved.
+ * Answers when it is done. */
+int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
+                               void *arg);
+int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+/* -EBUSY: other turns follow it. */
+int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+
+/* ---- state
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+struct session_status {
+    int running, waiting;
+    size_t hot_used, hot_budget, ram_used, ram_budget; /* bytes */
+    uint64_t disk_used, disk_budget;
+    uint64_t pending_saves, save_failures, segments;
+    uint64_t turns_completed, turns_incomplete, turns_failed;
+    uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
+    uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
+    bool stuck;            /* work is waiting and no step has ended for 30 s */
+};
+void session_status(struct session *s, struct session_status *out);
+
+#endif

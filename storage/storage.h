@@ -1,0 +1,247 @@
+/* storage.h - what convod keeps: the ledger (owners, conversations, turns) and encoded KV segments.
+ *
+ * The ledger is the truth and lives in ledger.db (SQLite, WAL, synchronous=FULL). KV segments are a cache: encoded
+ * blobs in append-only pack files, a RAM tier in front of them, and kv.db (WAL, NORMAL) as their index. Storage handles
+ * keys and bytes; what a tensor or a token is it does not know.
+ *
+ * Threads. Storage owns three kinds:
+ *   - the ledger thread, the only one that owns SQLite write connections. It runs jobs (storage_submit) in order, as
+ * many as are waiting in one transaction, and reports them after the commit (group commit);
+ *   - the KV writer: encodes segments, appends them to packs and syncs, in order of submission;
+ *   - KV readers: read, verify and decode segments.
+ * Functions marked [any thread] only take a lock for moments and never touch the disk. Functions that take a
+ * `struct storage_ledger *` may be called from inside a job only. `done` callbacks run on a storage thread and must be
+ * brief: hand the result to the thread that waits for it.
+ *
+ * Errors: 0 or a negative errno value. -EBADMSG: damaged; -ENOENT: no such row; -ENOSPC, -EIO as the system says.
+ */
+#ifndef CONVOD_STORAGE_H
+#define CONVOD_STORAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct storage;
+struct storage_ledger;
+
+struct storage_opts {
+    const char *dir;                                        /* created with mode 0700 when missing */
+    size_t ram_bytes;                                       /* budget of the RAM tier (encoded bytes); 0 = 256 MiB */
+    uint64_t disk_bytes;                                    /* budget of the packs; 0 = half of what is free at start */
+    int readers;                                            /* KV reader threads; 0 = 2 */
+    void (*log)(void *arg, int priority, const char *text); /* syslog priorities; may be NULL; any storage thread */
+    void *log_arg;
+};
+
+/* Opens a data directory and starts the threads. -EBUSY: another process holds it (err says its pid); -EPROTO: it was
+ * written by a newer version; -EBADMSG: the ledger is damaged. A missing or damaged kv.db is rebuilt from the packs. */
+int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size);
+
+/* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */
+void storage_close(struct storage *st);
+
+/* ---- jobs on the ledger thread --------------------------------------------------------------------------------- */
+
+struct storage_job {
+    int (*run)(struct storage_ledger *l, void *arg); /* negative: this job's writes are rolled back, others' stay */
+    void (*done)(void *arg,
+                 int rc); /* after the commit: 0, run's negative result, or why the commit failed. May be NULL */
+    void *arg;
+};
+
+/* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */
+int storage_submit(struct storage *st, struct storage_job job);
+
+/* ---- ledger rows ------------------------------------------------------------------------------------------------ */
+/* Strings are terminated UTF-8. Rows that are read own their memory: free with the matching _free function. Times are
+ * milliseconds since the epoch. Row ids are positive; 0 = none. `public_id` is what clients see ("conv_…", "resp_…").
+ */
+
+struct storage_owner {
+    int64_t id;
+    uint8_t key[32]; /* random; keys of this owner's segments are made with it */
+};
+/* Finds the owner by name or creates one. */
+int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out);
+
+enum storage_conversation_kind {
+    STORAGE_CONVERSATION_LISTED = 0,   /* made by /v1/conversations */
+    STORAGE_CONVERSATION_CHAIN = 1,    /* grew from responses without a conversation */
+    STORAGE_CONVERSATION_STATELESS = 2 /* grew from chat completions */
+};
+
+struct storage_conversation {
+    int64_t id;
+    int64_t owner;
+    char *public_id;
+    enum storage_conversation_kind kind;
+    char *title;        /* may be NULL */
+    char *metadata;     /* JSON object text, may be NULL */
+    char *instructions; /* may be NULL */
+    int64_t head;       /* turn that the next one follows; 0 = none */
+    int64_t created_ms, updated_ms;
+    int64_t n_turns;  /* out: turns of the conversation, all branches */
+    int64_t n_tokens; /* out: tokens up to and with the head */
+};
+void storage_conversation_free(struct storage_conversation *c);
+
+/* Inserts; c->id is set. -EEXIST: public_id is taken. */
+int storage_conversation_insert(struct storage_ledger *l, struct storage_conversation *c);
+/* By public id. Another owner's conversation is -ENOENT. */
+int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char *public_id,
+                             struct storage_conversation *out);
+/* By row id. */
+int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out);
+/* Writes title, metadata, instructions, head and updated_ms of row c->id. */
+int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
+/* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
+ * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. */
+int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+
+/* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
+ * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
+ * contain it, ignoring case. */
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
+                              struct storage_conversation *rows, size_t max, size_t *n);
+
+enum storage_turn_status { STORAGE_TURN_COMPLETED = 0, STORAGE_TURN_INCOMPLETE = 1, STORAGE_TURN_FAILED = 2 };
+
+struct storage_turn {
+    int64_t id;
+    int64_t owner, conversation;
+    int64_t parent; /* 0: the conversation's first */
+    char *public_id;
+    enum storage_turn_status status;
+    char *reason;       /* why it is incomplete or failed ("max_output_tokens"), may be NULL */
+    char *instructions; /* in force for this turn, may be NULL */
+    char *input;        /* JSON array of input items as the API shows them */
+    char *output;       /* the answer's text */
+    char *detail;       /* JSON object: parameters, usage, receipt */
+    void *tokens;       /* the tokens that this turn added to its parent's context (opaque bytes) */
+    size_t tokens_bytes;
+    size_t prompt_bytes; /* of those, the ones before the answer */
+    bool rebased;        /* tokens hold the whole context, not what was added to the parent's (instructions changed) */
+    int64_t n_tokens;    /* tokens of the whole context at the end of this turn */
+    uint8_t fingerprint[32]; /* model that the tokens belong to */
+    uint8_t chat_hash[32];   /* hash over the messages up to this answer, for matching; all zero = none */
+    int64_t created_ms, completed_ms;
+};
+void storage_turn_free(struct storage_turn *t);
+
+/* Inserts; t->id is set. */
+int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t);
+int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_turn *out);
+/* Replaces the detail of a turn (how its saving ended). -ENOENT. */
+int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail);
+/* The turns from the first to `turn`, in order, by following parents. *rows (malloc'd, each to be freed with
+ * storage_turn_free, then free) of *n. with_tokens false leaves tokens NULL. */
+int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, bool with_tokens,
+                      struct storage_turn **rows, size_t *n);
+/* The latest turn of the owner with this chat_hash and fingerprint. *turn, *conversation get row ids. -ENOENT. */
+int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
+                       const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation);
+/* Deletes one turn that has no children (else -EBUSY); the conversation's head moves to its parent. */
+int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+
+/* ---- segments ---------------------------------------------------------------------------------------------------- */
+
+#define STORAGE_KEY_BYTES 32
+
+struct storage_segment {
+    uint8_t key[STORAGE_KEY_BYTES];
+    uint8_t parent[STORAGE_KEY_BYTES]; /* all zero: the first of its chain */
+    uint8_t fingerprint[32];
+    int64_t owner;
+    uint32_t first, count; /* units (tokens) it covers: [first, first + count) */
+    const void *label;     /* what identifies its content among its siblings (the token ids), label_bytes */
+    uint32_t label_bytes;
+    char producer[24]; /* backend and numerics version that computed it, terminated */
+};
+
+/* One array of a segment's payload: count x channels elements of 16 bits. */
+struct storage_array {
+    uint32_t channels;
+    bool channel_major; /* [channels][count]; else [count][channels] */
+};
+enum storage_element { STORAGE_BF16, STORAGE_F16 };
+struct storage_layout {
+    enum storage_element element;
+    const struct storage_array *arrays; /* payload = these one after the other, without padding */
+    uint32_t n_arrays;
+};
+
+/* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
+ * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
+ * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. `replaces` (may be NULL) is
+ * the key of a shorter segment with the same parent whose content is the head of this one: its holds move over and it
+ * is dropped. [any thread] -ENOMEM: nothing was taken (payload freed). */
+int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
+                        void *payload, const uint8_t *replaces);
+
+/* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
+ * of a chain; its ancestors live as long as it does) for the turn. done gets 0 or why some of it could not be saved;
+ * then those segments stay in RAM only. [any thread] */
+int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
+                      void (*done)(void *arg, int rc), void *arg);
+
+/* A segment found in the index. */
+struct storage_found {
+    uint8_t key[STORAGE_KEY_BYTES];
+    uint32_t first, count;
+    void *label; /* malloc'd, the caller frees */
+    uint32_t label_bytes;
+    uint64_t encoded_bytes;
+    uint32_t pack; /* where it lies; for storage_segment_read */
+    uint64_t offset;
+    char producer[24];
+};
+/* The children of `parent` (all zero: first segments) of this owner and fingerprint, up to max; *n gets their number.
+ */
+int storage_segment_children(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
+                             const uint8_t parent[STORAGE_KEY_BYTES], struct storage_found *rows, size_t max,
+                             size_t *n);
+
+enum storage_tier { STORAGE_TIER_RAM, STORAGE_TIER_DISK };
+struct storage_read_result {
+    int rc;                 /* 0; -ENOENT: gone; -EBADMSG: damaged (header, checksum or content); -EIO */
+    enum storage_tier tier; /* where it came from */
+    uint64_t bytes_read;    /* from disk */
+};
+/* Reads, verifies and decodes a segment into payload (count * sum of channels * 2 bytes; contents undefined after an
+ * error). Verified against the description: key, fingerprint, layout, range. done is called exactly once. The segment
+ * cannot be dropped meanwhile. A damaged one is forgotten (row and RAM), so that a later put can store it anew. [any
+ * thread] -ENOMEM: done is not called. */
+int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, void *payload,
+                         void (*done)(void *arg, struct storage_read_result result), void *arg);
+
+/* Drops RAM copies of segments that are on disk. keys == NULL: all. [any thread] */
+void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
+
+struct storage_stats {
+    size_t ram_used, ram_budget;
+    uint64_t disk_used, disk_budget; /* packs, holes not counted */
+    uint64_t segments;
+    uint64_t pending_puts;             /* taken, not yet durable */
+    uint64_t raw_bytes, encoded_bytes; /* of all segments encoded since start */
+    uint64_t damaged, save_failures;   /* since start */
+};
+/* [any thread] */
+void storage_stats(struct storage *st, struct storage_stats *out);
+
+/* ---- codec (used by the threads above; public for its tests, fuzzers and benchmark) ---------------------------------
+ */
+
+/* Largest encoded size for a payload of `count` units. 0 on overflow. */
+size_t storage_codec_bound(const struct storage_layout *layout, uint32_t count);
+/* Encodes; returns the size (at most the bound) or a negative errno value. Lossless for any bit patterns. [any thread]
+ */
+int64_t storage_codec_encode(const struct storage_layout *layout, uint32_t count, const void *payload, void *out,
+                             size_t out_size);
+/* Decodes exactly n bytes. -EBADMSG when they are not a well-formed encoding of this layout and count; never reads or
+ * writes outside the buffers whatever the bytes are. [any thread] */
+int storage_codec_decode(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n,
+                         void *payload);
+
+#endif
