@@ -141,8 +141,8 @@ struct engine_kv_use {
     size_t used_bytes, budget_bytes; /* pages in use (shared ones counted once), and the pool */
 };
 struct engine_kv_use engine_kv_use(const struct engine *e);
-/* Upper bound of the page bytes that n more tokens on s would take (s may be NULL: a new sequence). */
-size_t engine_kv_need(const struct engine *e, const struct engine_seq *s, int n);
+/* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
+bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
 
 /* ---- step ------------------------------------------------------------------------------------------------------ */
 
