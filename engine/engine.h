@@ -62,6 +62,7 @@ struct engine_info {
     size_t kv_token_bytes; /* raw KV of one token, all layers */
     size_t kv_bytes;       /* budget for pages */
     int step_tokens;
+    uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
      * canonical layout and numerics version. Not the backend, not the page size. */
     uint8_t fingerprint[32];
@@ -134,7 +135,8 @@ const engine_token *engine_seq_tokens(const struct engine_seq *s);
 int engine_seq_truncate(struct engine_seq *s, int n);
 /* A new sequence with the first n tokens of s; full pages are shared, the rest is copied. NULL: no memory or pages. */
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n);
-/* Lets sliding-window layers drop pages that no position >= length will see. Until then they are kept for truncate. */
+/* Lets sliding-window layers drop pages that no position >= length will see, except those of the unfinished run of 256
+ * tokens (it can still be exported). Until then they are kept for truncate. */
 void engine_seq_settle(struct engine_seq *s);
 
 struct engine_kv_use {

@@ -120,8 +120,8 @@ void sampler_scratch_close(struct engine *e);
 int fingerprint_file(const char *path, const char *cache_dir,
                      void (*progress)(void *arg, double fraction, const char *what), void *arg, uint8_t sha256[32],
                      char *err, size_t err_size);
-/* info->fingerprint from that hash and the settings. */
-void fingerprint_engine(struct engine *e, const uint8_t sha256[32]);
+/* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */
+int fingerprint_engine(struct engine *e);
 
 const struct vocab *engine_vocab(const struct engine *e);
 const struct chat *engine_chat(const struct engine *e);

@@ -220,7 +220,10 @@ void engine_seq_settle(struct engine_seq *s)
 {
     struct engine *e = s->engine;
     struct kv_table *t = &s->table[MODEL_WINDOW];
-    int keep = window_start(e, engine_seq_length(s)) / KERNELS_PAGE_TOKENS;
+    int keep = window_start(e, engine_seq_length(s)), block = engine_seq_length(s) / KERNELS_ATTENTION_BLOCK;
+    if (keep > block * KERNELS_ATTENTION_BLOCK)
+        keep = block * KERNELS_ATTENTION_BLOCK;
+    keep /= KERNELS_PAGE_TOKENS;
     for (int i = 0; i < keep && i < t->count; i++) {
         page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
         t->pages[i] = -1;

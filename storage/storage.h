@@ -196,11 +196,12 @@ struct storage_found {
     uint64_t offset;
     char producer[24];
 };
-/* The children of `parent` (all zero: first segments) of this owner and fingerprint, up to max; *n gets their number.
- */
-int storage_segment_children(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
-                             const uint8_t parent[STORAGE_KEY_BYTES], struct storage_found *rows, size_t max,
-                             size_t *n);
+/* Of the children of `parent` (all zero: first segments) of this owner and fingerprint, the two whose labels are next
+ * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them. *n
+ * gets 0..2. */
+int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
+                            const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                            struct storage_found rows[2], size_t *n);
 
 enum storage_tier { STORAGE_TIER_RAM, STORAGE_TIER_DISK };
 struct storage_read_result {
