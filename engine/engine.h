@@ -133,7 +133,8 @@ const engine_token *engine_seq_tokens(const struct engine_seq *s);
 /* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n - 1
  * would need; the sequence is unchanged then. */
 int engine_seq_truncate(struct engine_seq *s, int n);
-/* A new sequence with the first n tokens of s; full pages are shared, the rest is copied. NULL: no memory or pages. */
+/* A new sequence with the first n tokens of s; pages are shared until one of them writes into one. NULL: no
+ * memory, or a sliding-window layer has already dropped what position n would see. */
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n);
 /* Lets sliding-window layers drop pages that no position >= length will see, except those of the unfinished run of 256
  * tokens (it can still be exported). Until then they are kept for truncate. */

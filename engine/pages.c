@@ -195,6 +195,16 @@ static int window_start(const struct engine *e, int length)
     return start > 0 ? start : 0;
 }
 
+/* Whether window layers still hold what a query at position n would see. */
+static bool window_intact(const struct engine_seq *s, int n)
+{
+    const struct kv_table *window = &s->table[MODEL_WINDOW];
+    for (int i = window_start(s->engine, n) / KERNELS_PAGE_TOKENS; i < pages_for(n) && i < window->count; i++)
+        if (window->pages[i] < 0)
+            return false;
+    return true;
+}
+
 int engine_seq_truncate(struct engine_seq *s, int n)
 {
     struct engine *e = s->engine;
@@ -203,10 +213,8 @@ int engine_seq_truncate(struct engine_seq *s, int n)
         return -EINVAL;
     if (n == length)
         return 0;
-    struct kv_table *window = &s->table[MODEL_WINDOW];
-    for (int i = window_start(e, n) / KERNELS_PAGE_TOKENS; i < pages_for(n) && i < window->count; i++)
-        if (window->pages[i] < 0)
-            return -ERANGE;
+    if (!window_intact(s, n))
+        return -ERANGE;
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_table *t = &s->table[g];
         while (t->count > pages_for(n))
@@ -294,7 +302,7 @@ int kv_seq_reserve(struct engine_seq *s, int n)
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
 {
     struct engine *e = s->engine;
-    if (n < 0 || n > engine_seq_length(s))
+    if (n < 0 || n > engine_seq_length(s) || !window_intact(s, n))
         return NULL;
     struct engine_seq *f = engine_seq_new(e);
     if (!f)

@@ -132,6 +132,8 @@ void storage_turn_free(struct storage_turn *t);
 /* Inserts; t->id is set. */
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t);
 int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_turn *out);
+/* The public id of turn `id` (malloc'd). -ENOENT. */
+int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out);
 /* Replaces the detail of a turn (how its saving ended). -ENOENT. */
 int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail);
 /* The turns from the first to `turn`, in order, by following parents. *rows (malloc'd, each to be freed with
