@@ -28,8 +28,8 @@ struct worker_scratch {
 
 struct kernels_linear_scratch {
     uint8_t *tiles; /* quantized activations */
-    struct worker_scratch *workers;
-    int max_rows, max_cols;
+    size_t tiles_bytes;
+    struct worker_scratch *workers; /* [threads] */
 };
 
 struct call {
@@ -205,7 +205,7 @@ void kernels_linear_release(struct kernels *k)
 {
     if (!k->linear)
         return;
-    free(k->linear->tiles);
+    k->ops.release(k, k->linear->tiles, k->linear->tiles_bytes);
     free(k->linear->workers);
     free(k->linear);
     k->linear = NULL;
@@ -216,13 +216,13 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
     kernels_linear_release(k);
     size_t blocks = ((size_t)max_cols + KERNELS_BLOCK - 1) / KERNELS_BLOCK, bytes;
     if (max_rows <= 0 || max_cols <= 0 ||
-        __builtin_mul_overflow(blocks * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes) ||
-        bytes > PTRDIFF_MAX - 64)
+        __builtin_mul_overflow(blocks * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes))
         return -ENOMEM;
     k->linear = calloc(1, sizeof *k->linear);
     if (!k->linear)
         return -ENOMEM;
-    k->linear->tiles = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    k->linear->tiles_bytes = bytes;
+    k->linear->tiles = k->ops.alloc(k, bytes);
     k->linear->workers = aligned_alloc(64, (size_t)k->threads * sizeof *k->linear->workers);
     if (!k->linear->tiles || !k->linear->workers) {
         kernels_linear_release(k);
