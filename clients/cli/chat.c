@@ -1,0 +1,486 @@
+/* chat.c - the conversation at the terminal: lines, commands that begin with a slash, and the turns.
+ *
+ * The conversation is made on the daemon with its first message, whose first line is its title. `at` is where the next
+ * message goes: normally NULL, the conversation's head; after /undo the response before the one that was taken back.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/cli/cli_internal.h"
+
+#define PROMPT      "> "
+#define PROMPT_MORE ". "
+#define SHOW_ITEMS  4 /* of a conversation that goes on */
+
+struct chat {
+    struct cli *cli;
+    struct line_reader *reader;
+    char *id;           /* NULL: not made yet */
+    char *at;           /* NULL: the head; "": the start */
+    char *instructions; /* for the conversation to be made; NULL: none */
+    cJSON *listed;      /* ids as /list numbered them */
+    int code;           /* of the last thing that was done */
+    bool quit;
+};
+
+static void set_string(char **to, const char *value)
+{
+    char *copy = value ? text_copy(value) : NULL;
+    free(*to);
+    *to = copy;
+}
+
+/* ---- turns ---------------------------------------------------------------------------------------------------------
+ */
+
+static void show_receipt(struct chat *chat, const struct turn_result *r)
+{
+    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
+    struct buf text = {0};
+    if (r->end == TURN_INCOMPLETE) {
+        const char *reason =
+            json_string(cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details"), "reason", "");
+        buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit \u00b7 "
+                       : strcmp(reason, "context_length") == 0  ? "the context is full \u00b7 "
+                       : strcmp(reason, "shutdown") == 0        ? "the daemon stops \u00b7 "
+                                                                : "stopped \u00b7 ");
+    }
+    if (chat->cli->receipt && receipt)
+        text_receipt(receipt, &text);
+    else if (text.len >= 4)
+        text.data[text.len -= 4] = '\0'; /* the separator */
+    if (text.len > 0)
+        term_note(&chat->cli->term, "%s", text.data);
+    buf_free(&text);
+}
+
+static void run_turn(struct chat *chat, const char *text, const char *parent)
+{
+    struct cli *c = chat->cli;
+    struct turn turn = {.text = text,
+                        .conversation = chat->id,
+                        .parent = parent,
+                        .model = c->model,
+                        .sampling = &c->sampling,
+                        .store = true,
+                        .print = true};
+    struct turn_result r;
+    interrupts_clear();
+    turn_run(c->net, &c->term, &turn, &r);
+    interrupts_clear();
+    chat->code = cli_turn_outcome(c, &r);
+    if (r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE) {
+        set_string(&chat->at, NULL);
+        show_receipt(chat, &r);
+    }
+    turn_result_free(&r);
+}
+
+static void say(struct chat *chat, const char *text)
+{
+    if (!chat->id) {
+        chat->code = cli_create(chat->cli, text, chat->instructions, &chat->id);
+        if (!chat->id)
+            return;
+    }
+    char *parent = chat->at ? text_copy(chat->at) : NULL;
+    run_turn(chat, text, parent);
+    free(parent);
+}
+
+/* The response that the next message would follow, NULL when there is none. Failures are told. */
+static cJSON *last_response(struct chat *chat)
+{
+    struct cli *c = chat->cli;
+    struct buf path = {0};
+    cJSON *about = NULL, *response = NULL;
+    const char *at = chat->at;
+    if (chat->id && !at) {
+        buf_printf(&path, "/v1/conversations/%s", chat->id);
+        about = cli_call(c, "GET", path.data, NULL, &chat->code);
+        const cJSON *head = json_field(about, "head");
+        at = cJSON_IsString(head) ? head->valuestring : NULL;
+    }
+    if (at && *at) {
+        buf_clear(&path);
+        buf_printf(&path, "/v1/responses/%s", at);
+        response = cli_call(c, "GET", path.data, NULL, &chat->code);
+    } else if (chat->code == CLI_OK) {
+        term_note(&c->term, "nothing was said yet");
+    }
+    cJSON_Delete(about);
+    buf_free(&path);
+    return response;
+}
+
+static void regenerate(struct chat *chat)
+{
+    chat->code = CLI_OK;
+    cJSON *response = last_response(chat);
+    if (!response)
+        return;
+    struct buf path = {0}, text = {0};
+    buf_printf(&path, "/v1/responses/%s/input_items?order=asc&limit=100", json_string(response, "id", ""));
+    cJSON *items = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(items, "data"))
+    {
+        if (strcmp(json_string(item, "role", ""), "user") == 0) {
+            buf_clear(&text);
+            text_of_item(item, &text);
+        }
+    }
+    if (text.len > 0)
+        run_turn(chat, text.data, json_string(response, "previous_response_id", ""));
+    else if (items)
+        term_error(&chat->cli->term, "the message to be answered again was not found");
+    cJSON_Delete(items);
+    cJSON_Delete(response);
+    buf_free(&path);
+    buf_free(&text);
+}
+
+static void undo(struct chat *chat)
+{
+    chat->code = CLI_OK;
+    cJSON *response = last_response(chat);
+    if (!response)
+        return;
+    set_string(&chat->at, json_string(response, "previous_response_id", ""));
+    term_note(&chat->cli->term, "taken back: your next message follows what came before");
+    cJSON_Delete(response);
+}
+
+/* ---- commands ------------------------------------------------------------------------------------------------------
+ */
+
+static void leave(struct chat *chat)
+{
+    set_string(&chat->id, NULL);
+    set_string(&chat->at, NULL);
+}
+
+/* Goes on with a conversation: shows its end, and has it put in place while the person types. */
+static int enter(struct chat *chat, const char *id)
+{
+    int code = cli_show(chat->cli, id, SHOW_ITEMS);
+    if (code != CLI_OK)
+        return code;
+    char *copy = text_copy(id);
+    leave(chat);
+    chat->id = copy;
+    turn_warm_up(chat->cli->net, id);
+    return CLI_OK;
+}
+
+/* What a command's argument means: a number of the last /list, an id, or (empty) the fallback. NULL: told. */
+static const char *which(struct chat *chat, const char *argument, const char *fallback)
+{
+    if (!*argument) {
+        if (!fallback)
+            term_note(&chat->cli->term, "which one? /list shows them");
+        return fallback;
+    }
+    char *end;
+    long number = strtol(argument, &end, 10);
+    if (*end)
+        return argument;
+    const cJSON *id = number >= 1 && number <= 1000000 ? cJSON_GetArrayItem(chat->listed, (int)number - 1) : NULL;
+    if (!cJSON_IsString(id)) {
+        term_note(&chat->cli->term, "/list showed no number %s", argument);
+        return NULL;
+    }
+    return id->valuestring;
+}
+
+static void do_help(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    term_note(
+        &chat->cli->term, "%s",
+        "/new               begin another conversation\n"
+        "/list [WORD]       your conversations, or those with WORD in the title\n"
+        "/resume [N|ID]     go on with one of them (the latest other one)\n"
+        "/rename TITLE      give this conversation a title\n"
+        "/delete [N|ID]     delete a conversation (this one)\n"
+        "/show              this conversation from its start\n"
+        "/regenerate        another answer to your last message\n"
+        "/undo              take your last message and its answer back\n"
+        "/system [TEXT]     what the model is told before the conversation\n"
+        "/evict [ram|disk]  put this conversation away until you go on\n"
+        "/receipt on|off    the line after each answer\n"
+        "/status            the daemon's state\n"
+        "/quit              leave; the conversation stays\n"
+        "A line that ends with \\ goes on, and so does all between two lines of \"\"\". A message that begins with a "
+        "slash begins with two. Ctrl-C stops an answer.");
+}
+
+static void do_new(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    leave(chat);
+    term_note(&chat->cli->term, "a new conversation");
+}
+
+static void do_list(struct chat *chat, const char *argument)
+{
+    cJSON *ids = NULL;
+    chat->code = cli_list(chat->cli, *argument ? argument : NULL, true, &ids);
+    if (ids) {
+        cJSON_Delete(chat->listed);
+        chat->listed = ids;
+    }
+}
+
+static void do_resume(struct chat *chat, const char *argument)
+{
+    char *latest = NULL;
+    chat->code = CLI_OK;
+    if (!*argument)
+        latest = cli_latest(chat->cli, &chat->code);
+    if (chat->code != CLI_OK)
+        return;
+    const char *id = which(chat, argument, latest);
+    if (id)
+        chat->code = enter(chat, id);
+    free(latest);
+}
+
+static void do_rename(struct chat *chat, const char *argument)
+{
+    if (!chat->id || !*argument)
+        term_note(&chat->cli->term, chat->id ? "/rename TITLE" : "nothing was said yet");
+    else
+        chat->code = cli_rename(chat->cli, chat->id, argument);
+}
+
+static void do_delete(struct chat *chat, const char *argument)
+{
+    const char *found = which(chat, argument, chat->id);
+    if (!found)
+        return;
+    char *id = text_copy(found);
+    bool sure = true;
+    if (chat->cli->term.in_tty) {
+        int rc;
+        term_note(&chat->cli->term, "delete %s for good?", id);
+        char *answer = line_reader_read(chat->reader, "y/n> ", &rc);
+        sure = answer && (strcmp(answer, "y") == 0 || strcmp(answer, "yes") == 0);
+        free(answer);
+    }
+    if (sure) {
+        chat->code = cli_delete(chat->cli, id);
+        if (chat->code == CLI_OK) {
+            term_note(&chat->cli->term, "deleted");
+            if (chat->id && strcmp(chat->id, id) == 0)
+                leave(chat);
+        }
+    }
+    free(id);
+}
+
+static void do_show(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    if (chat->id)
+        chat->code = cli_show(chat->cli, chat->id, 0);
+    else
+        term_note(&chat->cli->term, "nothing was said yet");
+}
+
+static void do_evict(struct chat *chat, const char *argument)
+{
+    const char *to = *argument ? argument : "disk";
+    if (!chat->id) {
+        term_note(&chat->cli->term, "nothing was said yet");
+    } else if (strcmp(to, "ram") != 0 && strcmp(to, "disk") != 0) {
+        term_note(&chat->cli->term, "/evict ram or /evict disk");
+    } else {
+        chat->code = cli_evict(chat->cli, chat->id, to);
+        if (chat->code == CLI_OK)
+            term_note(&chat->cli->term, "put away %s; it comes back with your next message",
+                      strcmp(to, "ram") == 0 ? "in RAM" : "on disk");
+    }
+}
+
+static void do_receipt(struct chat *chat, const char *argument)
+{
+    if (strcmp(argument, "on") == 0 || strcmp(argument, "off") == 0)
+        chat->cli->receipt = argument[1] == 'n';
+    else
+        term_note(&chat->cli->term, "receipts are %s", chat->cli->receipt ? "on" : "off");
+}
+
+static void do_system(struct chat *chat, const char *argument)
+{
+    if (*argument) {
+        set_string(&chat->instructions, argument);
+        if (chat->id)
+            chat->code = cli_instruct(chat->cli, chat->id, argument);
+        if (!chat->id || chat->code == CLI_OK)
+            term_note(&chat->cli->term, chat->id ? "the model is told so from now on; the history is read anew once"
+                                                 : "the model will be told so");
+        return;
+    }
+    const char *now = chat->instructions;
+    cJSON *about = NULL;
+    if (chat->id) {
+        struct buf path = {0};
+        buf_printf(&path, "/v1/conversations/%s", chat->id);
+        about = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
+        const cJSON *field = json_field(about, "instructions");
+        now = cJSON_IsString(field) ? field->valuestring : NULL;
+        buf_free(&path);
+    }
+    term_note(&chat->cli->term, "%s", now ? now : "the model is told nothing before the conversation");
+    cJSON_Delete(about);
+}
+
+static void do_regenerate(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    regenerate(chat);
+}
+
+static void do_undo(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    undo(chat);
+}
+
+static void do_status(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    chat->code = cli_status(chat->cli);
+}
+
+static void do_quit(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    chat->quit = true;
+}
+
+static const struct {
+    const char *name;
+    void (*run)(struct chat *chat, const char *argument);
+} slash_commands[] = {
+    {"help", do_help},     {"new", do_new},       {"list", do_list},   {"resume", do_resume},
+    {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},   {"regenerate", do_regenerate},
+    {"undo", do_undo},     {"system", do_system}, {"evict", do_evict}, {"receipt", do_receipt},
+    {"status", do_status}, {"quit", do_quit},     {"exit", do_quit},   {"?", do_help},
+};
+
+static void run_command(struct chat *chat, const char *line)
+{
+    size_t len = strcspn(line, " \t\n");
+    const char *argument = line + len + strspn(line + len, " \t\n");
+    for (size_t i = 0; i < sizeof(slash_commands) / sizeof(*slash_commands); i++) {
+        if (strlen(slash_commands[i].name) == len && memcmp(slash_commands[i].name, line, len) == 0) {
+            interrupts_clear();
+            slash_commands[i].run(chat, argument);
+            interrupts_clear();
+            return;
+        }
+    }
+    term_note(&chat->cli->term, "there is no /%.*s; /help lists what there is", (int)len, line);
+    chat->code = CLI_USAGE;
+}
+
+/* ---- reading messages ----------------------------------------------------------------------------------------------
+ */
+
+/* A message, which may be several lines. NULL: end of input, or interrupted (*rc). */
+static char *read_message(struct chat *chat, int *rc)
+{
+    struct buf message = {0};
+    char *line = line_reader_read(chat->reader, PROMPT, rc);
+    if (!line)
+        return NULL;
+    bool block = strncmp(line, "\"\"\"", 3) == 0;
+    const char *part = block ? line + 3 : line;
+    for (;;) {
+        size_t len = strlen(part);
+        bool more;
+        if (block) {
+            more = !(len >= 3 && strcmp(part + len - 3, "\"\"\"") == 0);
+            len -= more ? 0 : 3;
+        } else {
+            more = len > 0 && part[len - 1] == '\\';
+            len -= more ? 1 : 0;
+        }
+        buf_add(&message, part, len);
+        free(line);
+        if (!more)
+            break;
+        if (message.len > 0)
+            buf_str(&message, "\n");
+        line = line_reader_read(chat->reader, PROMPT_MORE, rc);
+        if (!line) {
+            if (*rc == -EINTR) { /* what was begun is dropped */
+                buf_free(&message);
+                return text_copy("");
+            }
+            break;
+        }
+        part = line;
+    }
+    while (message.len > 0 && message.data[message.len - 1] == '\n')
+        message.data[--message.len] = '\0';
+    return message.data;
+}
+
+static bool is_blank(const char *text)
+{
+    return text[strspn(text, " \t\n")] == '\0';
+}
+
+int chat_run(struct cli *c, const char *id)
+{
+    struct chat chat = {.cli = c, .code = CLI_OK};
+    chat.reader = line_reader_open(&c->term, c->net);
+    if (!chat.reader) {
+        term_error(&c->term, "the terminal could not be set up");
+        return CLI_FAILED;
+    }
+    set_string(&chat.instructions, c->instructions);
+    if (id)
+        chat.code = enter(&chat, id);
+    else if (c->term.in_tty)
+        term_note(&c->term, "Type a message; /help lists the commands, /quit leaves.");
+    bool stopped = false; /* Ctrl-C was the last thing pressed */
+    int failed = chat.code;
+    while (!chat.quit && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
+        int rc;
+        char *message = read_message(&chat, &rc);
+        if (!message && rc == -EINTR && !stopped && c->term.in_tty) {
+            stopped = true;
+            term_note(&c->term, "Ctrl-C again, or /quit, leaves");
+            continue;
+        }
+        if (!message)
+            break;
+        stopped = false;
+        if (!is_blank(message)) {
+            chat.code = CLI_OK;
+            line_reader_remember(chat.reader, message);
+            if (message[0] == '/' && message[1] != '/')
+                run_command(&chat, message + 1);
+            else
+                say(&chat, message[0] == '/' ? message + 1 : message);
+            stopped = chat.code == CLI_CUT_SHORT || chat.code == CLI_INTERRUPTED;
+            if (chat.code != CLI_OK && !c->term.in_tty)
+                failed = chat.code;
+        }
+        free(message);
+    }
+    if (chat.id && c->term.in_tty)
+        term_note(&c->term, "`convo resume` goes on with this conversation (%s)", chat.id);
+    line_reader_close(chat.reader);
+    cJSON_Delete(chat.listed);
+    free(chat.id);
+    free(chat.at);
+    free(chat.instructions);
+    return failed;
+}

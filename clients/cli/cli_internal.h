@@ -1,0 +1,238 @@
+/* cli_internal.h - the parts of convo, the command-line client.
+ *
+ * main.c reads the command line; commands.c holds the commands that ask once and print; chat.c is the conversation at
+ * the terminal; turn.c runs one turn and follows its events; net.c speaks HTTP and WebSocket; term.c is the terminal;
+ * text.c holds what only works on text.
+ *
+ * One thread. Functions return 0 or a negative errno value; `err` then says why, for a person. Memory that runs out
+ * ends the program: a client has nothing to save.
+ */
+#ifndef CONVO_CLI_INTERNAL_H
+#define CONVO_CLI_INTERNAL_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cJSON.h>
+
+#define CLI_DEFAULT_URL "http://127.0.0.1:8642"
+#define CLI_ERR_SIZE    512
+
+/* Exit codes, as the man page tells them. */
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1,    /* the daemon refused or failed */
+    CLI_USAGE = 2,     /* the command line is wrong */
+    CLI_NO_DAEMON = 3, /* nothing answers at the URL */
+    CLI_CUT_SHORT = 4, /* the answer is incomplete */
+    CLI_INTERRUPTED = 130,
+};
+
+/* ---- text.c --------------------------------------------------------------------------------------------------------
+ */
+
+/* Grows as needed; always ends in a NUL that `len` does not count; {0} is empty and `data` may then be NULL. */
+struct buf {
+    char *data;
+    size_t len, cap;
+};
+void buf_add(struct buf *b, const char *data, size_t len);
+void buf_str(struct buf *b, const char *text);
+void buf_printf(struct buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void buf_clear(struct buf *b); /* keeps the memory */
+void buf_free(struct buf *b);
+
+/* strdup() that does not return NULL. */
+char *text_copy(const char *text);
+
+/* Object as one line of JSON; the object is freed. Never NULL. */
+char *text_json(cJSON *object);
+
+/* A title from the first line of a message that has something in it: at most `max` characters, cut at a character. */
+void text_title(const char *message, size_t max_chars, struct buf *out);
+
+/* Appends text without what would steer a terminal: control characters except newline and tab, and invalid UTF-8. */
+void text_printable(const char *text, size_t len, struct buf *out);
+
+/* A string or number field of an object; absent or of another kind: fallback. */
+const char *json_string(const cJSON *object, const char *name, const char *fallback);
+double json_number(const cJSON *object, const char *name, double fallback);
+/* A field of an object or, when that lacks it, of the object's "convod" part. NULL: in neither. */
+const cJSON *json_field(const cJSON *object, const char *name);
+
+/* One line about a turn from its receipt, such as
+ * "812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */
+void text_receipt(const cJSON *receipt, struct buf *out);
+
+/* Where a turn stands, from a progress event: "restoring 256 of 812 tokens". */
+void text_progress(const char *stage, double done, double total, struct buf *out);
+
+/* The text parts of an item (a message) or of a response's output, one after the other. */
+void text_of_item(const cJSON *item, struct buf *out);
+void text_of_output(const cJSON *response, struct buf *out);
+
+/* ---- net.c ---------------------------------------------------------------------------------------------------------
+ */
+
+struct net;
+
+/* url: http://HOST[:PORT][/PREFIX] or https://...; token: NULL or the bearer token. Connects nothing yet. -EINVAL. */
+int net_open(const char *url, const char *token, struct net **out, char *err, size_t err_size);
+void net_close(struct net *n);
+const char *net_url(const struct net *n);
+
+struct net_reply {
+    int status; /* HTTP */
+    struct buf body;
+};
+/* One request and its whole answer; body NULL: none. -ECONNREFUSED: nothing answers there; -EINTR: Ctrl-C;
+ * -EPIPE: the connection broke; -EMSGSIZE. on_data: NULL, or is given the answer's pieces instead of `reply->body`
+ * when the status is 200, and ends the request by returning false. */
+int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
+             bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size);
+
+/* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: refused by the daemon. */
+int net_ws_open(struct net *n, char *err, size_t err_size);
+bool net_ws_is_open(const struct net *n);
+void net_ws_close(struct net *n);
+/* Queues a message. -EPIPE: not open. */
+int net_ws_send(struct net *n, const char *text);
+/* The next message (freed by the caller), or NULL when none came within wait_ms or the socket is closed or Ctrl-C was
+ * pressed. */
+char *net_ws_next(struct net *n, int wait_ms);
+
+/* How many warm-ups were sent on this socket whose end was not read yet: their events come before those of the next
+ * turn. */
+int *net_ws_warm_ups(struct net *n);
+
+/* While a person types: waits until `fd` can be read, serving the socket meanwhile. 0, or -EINTR. */
+int net_wait_fd(struct net *n, int fd);
+
+/* Waits a moment (and serves the socket). */
+void net_pause(struct net *n, int wait_ms);
+
+/* ---- term.c --------------------------------------------------------------------------------------------------------
+ */
+
+/* Ctrl-C is counted from when this is called; a read or wait that it interrupts ends with EINTR. */
+void interrupts_watch(void);
+int interrupts_pending(void);
+void interrupts_clear(void);
+
+struct term {
+    bool in_tty, out_tty, err_tty;
+    bool colour;
+    bool status_shown; /* the transient line stands on the screen */
+    bool mid_line;     /* the answer's last character was no newline */
+};
+void term_open(struct term *t);
+/* A line that the next one replaces; only on a terminal. */
+void term_status(struct term *t, const char *text);
+void term_status_clear(struct term *t);
+/* A piece of an answer; made harmless on a terminal, as it is elsewhere. -EPIPE: nobody reads any more. */
+int term_answer(struct term *t, const char *text, size_t len);
+/* Ends the answer's last line. */
+void term_answer_end(struct term *t);
+/* A remark beside the conversation, dim on a terminal: to stderr. */
+void term_note(struct term *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void term_error(struct term *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Reads lines for the chat: with editing and history on a terminal. */
+struct line_reader;
+struct line_reader *line_reader_open(struct term *t, struct net *n);
+void line_reader_close(struct line_reader *r);
+/* A line without its newline (pasted ones may hold some), freed by the caller. NULL with *rc: 0 = end of input,
+ * -EINTR = Ctrl-C on an empty line; Ctrl-C on a line that is not empty drops it and reads on. */
+char *line_reader_read(struct line_reader *r, const char *prompt, int *rc);
+void line_reader_remember(struct line_reader *r, const char *message);
+
+/* ---- turn.c --------------------------------------------------------------------------------------------------------
+ */
+
+struct sampling {
+    double temperature, top_p; /* negative: the daemon's own */
+    int max_tokens;            /* 0: the daemon's own */
+    bool has_seed;
+    int64_t seed;
+};
+
+struct turn {
+    const char *text;         /* what the user says */
+    const char *conversation; /* NULL: none */
+    const char *parent;       /* NULL: the conversation's head; "": its start; else a response id */
+    const char *instructions; /* NULL: the conversation's own */
+    const char *model;        /* NULL: whatever is loaded */
+    const struct sampling *sampling;
+    bool store;
+    bool print; /* write the answer as it comes */
+};
+
+enum turn_end {
+    TURN_COMPLETED,
+    TURN_INCOMPLETE,
+    TURN_FAILED, /* `error` says why; nothing of it was kept */
+    TURN_LOST,   /* the connection broke and the answer could not be had; `error` */
+};
+
+struct turn_result {
+    enum turn_end end;
+    char *response_id; /* NULL: never known */
+    cJSON *response;   /* the terminal event's response; NULL when there is none */
+    char *code;        /* API error code, or NULL */
+    char *error;       /* for a person, or NULL */
+    int rc;            /* TURN_FAILED, TURN_LOST: negative errno value of the network, or 0 */
+    struct buf answer;
+};
+
+/* Runs one turn. Ctrl-C stops the answer; a second one leaves it behind. */
+void turn_run(struct net *n, struct term *t, const struct turn *turn, struct turn_result *result);
+void turn_result_free(struct turn_result *r);
+
+/* Tells the daemon that a conversation is about to go on, so that it is put in place while the person types. */
+void turn_warm_up(struct net *n, const char *conversation);
+
+/* ---- commands.c ----------------------------------------------------------------------------------------------------
+ */
+
+struct cli {
+    struct net *net;
+    struct term term;
+    struct sampling sampling;
+    const char *model;
+    const char *instructions;
+    bool receipt, json;
+};
+
+/* A request whose answer is JSON (freed by the caller; NULL on failure). Failures are told to the person; *code is the
+ * exit code then. body is freed. */
+cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body, int *code);
+
+/* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
+int cli_wait_ready(struct cli *c);
+
+/* The turn's error, told to the person. Returns the exit code. */
+int cli_turn_outcome(struct cli *c, const struct turn_result *r);
+
+/* A new conversation; *id is freed by the caller. */
+int cli_create(struct cli *c, const char *first_message, const char *instructions, char **id);
+/* The id of the conversation used last; NULL when there is none or on failure (told; *code is CLI_OK when there is
+ * none). */
+char *cli_latest(struct cli *c, int *code);
+/* Prints the conversations, numbered if `numbers`; ids (if not NULL) gets them as an array of strings. */
+int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids);
+int cli_show(struct cli *c, const char *id, int last_items);
+int cli_rename(struct cli *c, const char *id, const char *title);
+int cli_instruct(struct cli *c, const char *id, const char *instructions);
+int cli_delete(struct cli *c, const char *id);
+int cli_evict(struct cli *c, const char *id, const char *to);
+int cli_status(struct cli *c);
+
+/* ---- chat.c --------------------------------------------------------------------------------------------------------
+ */
+
+/* The conversation at the terminal; id NULL: a new one. Returns the exit code. */
+int chat_run(struct cli *c, const char *id);
+
+#endif

@@ -1,0 +1,490 @@
+/* commands.c - what asks the daemon once and prints the answer: list, show, rename, delete, evict, status, and waiting
+ * for a model that loads.
+ *
+ * On a terminal lists are laid out for reading; in a pipe a row is tab-separated, so that a script can cut it. Whatever
+ * came from the daemon and may hold another person's text is made printable first.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "clients/cli/cli_internal.h"
+
+#define READY_POLL_MS 200
+#define PAGE_ROWS     100
+#define LIST_ROWS     50
+#define TITLE_CHARS   60
+
+/* ---- requests ------------------------------------------------------------------------------------------------------
+ */
+
+static void add_escaped(struct buf *out, const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+        if ((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') || strchr("-_.~", *p))
+            buf_add(out, (const char *)p, 1);
+        else
+            buf_printf(out, "%%%02X", *p);
+    }
+}
+
+static char *conversation_path(const char *id, const char *rest)
+{
+    struct buf path = {0};
+    buf_str(&path, "/v1/conversations/");
+    add_escaped(&path, id);
+    buf_str(&path, rest);
+    return path.data;
+}
+
+static int exit_code_of(int rc)
+{
+    return rc == -ECONNREFUSED ? CLI_NO_DAEMON : rc == -EINTR ? CLI_INTERRUPTED : CLI_FAILED;
+}
+
+static void tell_refusal(struct cli *c, int status, const char *body)
+{
+    cJSON *answer = cJSON_Parse(body);
+    const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
+    const char *message = json_string(error, "message", NULL);
+    if (status == 401 || status == 403)
+        term_error(&c->term, "%s (name the file with your token: --token-file FILE)",
+                   message ? message : "the daemon wants a token");
+    else if (message)
+        term_error(&c->term, "%s", message);
+    else
+        term_error(&c->term, "%s answers with HTTP status %d", net_url(c->net), status);
+    cJSON_Delete(answer);
+}
+
+cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body, int *code)
+{
+    char err[CLI_ERR_SIZE];
+    struct net_reply reply;
+    char *text = body ? text_json(body) : NULL;
+    int rc = net_http(c->net, method, path, text, &reply, NULL, NULL, err, sizeof(err));
+    free(text);
+    *code = CLI_OK;
+    if (rc) {
+        if (rc != -EINTR)
+            term_error(&c->term, "%s", err);
+        *code = exit_code_of(rc);
+        return NULL;
+    }
+    cJSON *answer = NULL;
+    if (reply.status >= 200 && reply.status < 300) {
+        answer = cJSON_ParseWithLength(reply.body.data ? reply.body.data : "", reply.body.len);
+        if (!answer) {
+            term_error(&c->term, "%s does not answer as convod does", net_url(c->net));
+            *code = CLI_FAILED;
+        }
+    } else {
+        tell_refusal(c, reply.status, reply.body.data ? reply.body.data : "");
+        *code = CLI_FAILED;
+    }
+    buf_free(&reply.body);
+    return answer;
+}
+
+static int print_json(cJSON *object)
+{
+    char *text = text_json(object);
+    puts(text);
+    free(text);
+    return CLI_OK;
+}
+
+/* ---- waiting for the model -----------------------------------------------------------------------------------------
+ */
+
+static void show_loading(struct cli *c, const char *body, bool first)
+{
+    cJSON *answer = cJSON_Parse(body);
+    double part = json_number(answer, "progress", -1);
+    struct buf text = {0};
+    text_progress("load", part, part >= 0 ? 1 : 0, &text);
+    if (c->term.err_tty)
+        term_status(&c->term, text.data);
+    else if (first)
+        term_note(&c->term, "waiting until the model is loaded");
+    buf_free(&text);
+    cJSON_Delete(answer);
+}
+
+int cli_wait_ready(struct cli *c)
+{
+    for (bool first = true;; first = false) {
+        char err[CLI_ERR_SIZE];
+        struct net_reply reply;
+        int rc = net_http(c->net, "GET", "/ready", NULL, &reply, NULL, NULL, err, sizeof(err));
+        if (rc) {
+            term_status_clear(&c->term);
+            if (rc == -ECONNREFUSED && !first)
+                term_error(&c->term, "convod at %s ended while it loaded the model; its log says why", net_url(c->net));
+            else if (rc != -EINTR)
+                term_error(&c->term, "%s", err);
+            return exit_code_of(rc);
+        }
+        bool loading = reply.status == 503;
+        if (loading)
+            show_loading(c, reply.body.data ? reply.body.data : "", first);
+        buf_free(&reply.body);
+        if (!loading) {
+            term_status_clear(&c->term);
+            return CLI_OK; /* whatever else is wrong, the next request will tell better */
+        }
+        net_pause(c->net, READY_POLL_MS);
+    }
+}
+
+int cli_turn_outcome(struct cli *c, const struct turn_result *r)
+{
+    switch (r->end) {
+    case TURN_COMPLETED:
+        return CLI_OK;
+    case TURN_INCOMPLETE:
+        return CLI_CUT_SHORT;
+    case TURN_FAILED:
+        if (r->rc == -EINTR)
+            return CLI_INTERRUPTED;
+        if (r->code && strcmp(r->code, "conversation_locked") == 0)
+            term_error(&c->term, "an answer is still being written in this conversation; try again when it has ended");
+        else
+            term_error(&c->term, "%s", r->error ? r->error : "the turn failed");
+        return r->rc ? exit_code_of(r->rc) : CLI_FAILED;
+    case TURN_LOST:
+        term_error(&c->term, "%s", r->error ? r->error : "the connection broke");
+        return exit_code_of(r->rc);
+    }
+    return CLI_FAILED;
+}
+
+/* ---- conversations -------------------------------------------------------------------------------------------------
+ */
+
+int cli_create(struct cli *c, const char *first_message, const char *instructions, char **id)
+{
+    struct buf title = {0};
+    text_title(first_message, TITLE_CHARS, &title);
+    cJSON *body = cJSON_CreateObject();
+    cJSON_AddObjectToObject(body, "metadata");
+    if (title.len > 0)
+        cJSON_AddStringToObject(body, "title", title.data);
+    if (instructions)
+        cJSON_AddStringToObject(body, "instructions", instructions);
+    buf_free(&title);
+    int code;
+    cJSON *made = cli_call(c, "POST", "/v1/conversations", body, &code);
+    const char *made_id = json_string(made, "id", NULL);
+    if (made_id) {
+        *id = text_copy(made_id);
+    } else if (made) {
+        term_error(&c->term, "the daemon made no conversation");
+        code = CLI_FAILED;
+    }
+    cJSON_Delete(made);
+    return code;
+}
+
+char *cli_latest(struct cli *c, int *code)
+{
+    cJSON *list = cli_call(c, "GET", "/v1/conversations?limit=1", NULL, code);
+    const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(list, "data"), 0);
+    const char *id = json_string(first, "id", NULL);
+    char *copy = id ? text_copy(id) : NULL;
+    cJSON_Delete(list);
+    return copy;
+}
+
+static double number_of(const cJSON *object, const char *name)
+{
+    const cJSON *field = json_field(object, name);
+    return cJSON_IsNumber(field) ? field->valuedouble : 0;
+}
+
+static const char *string_of(const cJSON *object, const char *name)
+{
+    const cJSON *field = json_field(object, name);
+    return cJSON_IsString(field) ? field->valuestring : "";
+}
+
+static void time_text(double seconds, char *out, size_t out_size)
+{
+    time_t when = (time_t)seconds;
+    struct tm local;
+    out[0] = '\0';
+    if (seconds > 0 && localtime_r(&when, &local))
+        strftime(out, out_size, "%Y-%m-%d %H:%M", &local);
+}
+
+static void print_row(const struct cli *c, const cJSON *row, int number)
+{
+    char when[32];
+    double updated = number_of(row, "updated_at");
+    time_text(updated > 0 ? updated : number_of(row, "created_at"), when, sizeof(when));
+    const char *title = string_of(row, "title"), *tier = string_of(row, "tier");
+    struct buf clean = {0};
+    buf_str(&clean, "");
+    text_title(title, 200, &clean);
+    if (!c->term.out_tty) {
+        printf("%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier, clean.data);
+    } else {
+        if (number > 0)
+            printf("%3d  ", number);
+        printf("%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
+               clean.len ? clean.data : "(no title)");
+    }
+    buf_free(&clean);
+}
+
+int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
+{
+    struct buf path = {0};
+    buf_printf(&path, "/v1/conversations?limit=%d", c->term.out_tty ? LIST_ROWS : PAGE_ROWS);
+    if (query) {
+        buf_str(&path, "&q=");
+        add_escaped(&path, query);
+    }
+    cJSON *found = ids ? cJSON_CreateArray() : NULL, *all = c->json ? cJSON_CreateArray() : NULL;
+    char *after = NULL;
+    int code, number = 0;
+    bool more;
+    do {
+        struct buf page = {0};
+        buf_str(&page, path.data);
+        if (after) {
+            buf_str(&page, "&after=");
+            add_escaped(&page, after);
+        }
+        cJSON *list = cli_call(c, "GET", page.data, NULL, &code);
+        buf_free(&page);
+        const cJSON *row, *last = NULL;
+        cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(list, "data"))
+        {
+            last = row;
+            number++;
+            if (all)
+                cJSON_AddItemToArray(all, cJSON_Duplicate(row, true));
+            else
+                print_row(c, row, numbers ? number : 0);
+            if (found)
+                cJSON_AddItemToArray(found, cJSON_CreateString(json_string(row, "id", "")));
+        }
+        more = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(list, "has_more")) && last;
+        free(after);
+        after = more ? text_copy(json_string(last, "id", "")) : NULL;
+        cJSON_Delete(list);
+        if (more && c->term.out_tty && !c->json) {
+            term_note(&c->term, "and older ones: `convo list WORD` finds those with WORD in the title");
+            more = false;
+        }
+    } while (code == CLI_OK && more);
+    free(after);
+    buf_free(&path);
+    if (code == CLI_OK && all)
+        code = print_json(all);
+    else
+        cJSON_Delete(all);
+    if (code == CLI_OK && number == 0 && c->term.out_tty)
+        term_note(&c->term, query ? "no conversation has that in its title" : "no conversations yet");
+    if (ids && code == CLI_OK)
+        *ids = found;
+    else
+        cJSON_Delete(found);
+    fflush(stdout);
+    return code;
+}
+
+static void print_item(struct cli *c, const cJSON *item)
+{
+    struct buf text = {0}, clean = {0};
+    const char *role = json_string(item, "role", "");
+    text_of_item(item, &text);
+    if (text.len == 0) {
+        buf_free(&text);
+        return;
+    }
+    bool user = strcmp(role, "user") == 0;
+    if (c->term.out_tty) {
+        text_printable(text.data, text.len, &clean);
+        printf(c->term.colour && user ? "\033[1m> %s\033[0m\n"
+               : user                 ? "> %s\n"
+                                      : "%s\n",
+               clean.data ? clean.data : "");
+    } else {
+        printf("%s: %s\n", user ? "user" : role, text.data);
+    }
+    buf_free(&text);
+    buf_free(&clean);
+}
+
+/* The conversation's items, oldest first; last_items > 0: only the last ones. NULL on failure. */
+static cJSON *items_of(struct cli *c, const char *id, int last_items, int *code)
+{
+    cJSON *all = cJSON_CreateArray();
+    char *path = conversation_path(id, "/items");
+    char *after = NULL;
+    bool more = true;
+    while (more) {
+        struct buf page = {0};
+        buf_printf(&page, "%s?order=%s&limit=%d", path, last_items ? "desc" : "asc",
+                   last_items ? last_items : PAGE_ROWS);
+        if (after) {
+            buf_str(&page, "&after=");
+            add_escaped(&page, after);
+        }
+        cJSON *list = cli_call(c, "GET", page.data, NULL, code);
+        buf_free(&page);
+        cJSON *data = cJSON_GetObjectItemCaseSensitive(list, "data"), *item;
+        free(after);
+        after = NULL;
+        while ((item = cJSON_DetachItemFromArray(data, 0))) {
+            free(after);
+            after = text_copy(json_string(item, "id", ""));
+            if (last_items)
+                cJSON_InsertItemInArray(all, 0, item);
+            else
+                cJSON_AddItemToArray(all, item);
+        }
+        more = !last_items && after && cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(list, "has_more"));
+        cJSON_Delete(list);
+        if (*code != CLI_OK) {
+            cJSON_Delete(all);
+            all = NULL;
+            more = false;
+        }
+    }
+    free(after);
+    free(path);
+    return all;
+}
+
+int cli_show(struct cli *c, const char *id, int last_items)
+{
+    int code;
+    char *path = conversation_path(id, "");
+    cJSON *about = cli_call(c, "GET", path, NULL, &code);
+    free(path);
+    if (!about)
+        return code;
+    cJSON *items = items_of(c, id, last_items, &code);
+    if (items && c->json) {
+        cJSON_AddItemToObject(about, "items", items);
+        return print_json(about);
+    }
+    if (items) {
+        const cJSON *item;
+        const char *title = string_of(about, "title"), *instructions = string_of(about, "instructions");
+        if (c->term.out_tty || !last_items)
+            term_note(&c->term, "%s%s%s", id, *title ? ": " : "", title);
+        if (*instructions)
+            term_note(&c->term, "system: %s", instructions);
+        cJSON_ArrayForEach(item, items)
+        {
+            print_item(c, item);
+        }
+        fflush(stdout);
+    }
+    cJSON_Delete(items);
+    cJSON_Delete(about);
+    return code;
+}
+
+static int update(struct cli *c, const char *id, const char *field, const char *value)
+{
+    int code;
+    char *path = conversation_path(id, "");
+    cJSON *body = cJSON_CreateObject();
+    cJSON_AddStringToObject(body, field, value);
+    cJSON_Delete(cli_call(c, "POST", path, body, &code));
+    free(path);
+    return code;
+}
+
+int cli_rename(struct cli *c, const char *id, const char *title)
+{
+    return update(c, id, "title", title);
+}
+
+int cli_instruct(struct cli *c, const char *id, const char *instructions)
+{
+    return update(c, id, "instructions", instructions);
+}
+
+int cli_delete(struct cli *c, const char *id)
+{
+    int code;
+    char *path = conversation_path(id, "");
+    cJSON_Delete(cli_call(c, "DELETE", path, NULL, &code));
+    free(path);
+    return code;
+}
+
+int cli_evict(struct cli *c, const char *id, const char *to)
+{
+    int code;
+    char *path = conversation_path(id, "/evict");
+    cJSON *body = cJSON_CreateObject();
+    cJSON_AddStringToObject(body, "to", to);
+    cJSON_Delete(cli_call(c, "POST", path, body, &code));
+    free(path);
+    return code;
+}
+
+/* ---- status --------------------------------------------------------------------------------------------------------
+ */
+
+static void print_flat(const cJSON *value, struct buf *name)
+{
+    size_t len = name->len;
+    const cJSON *field;
+    if (cJSON_IsObject(value) || cJSON_IsArray(value)) {
+        cJSON_ArrayForEach(field, value)
+        {
+            if (field->string)
+                buf_printf(name, "%s%s", len ? "." : "", field->string);
+            print_flat(field, name);
+            name->len = len;
+            if (name->data)
+                name->data[len] = '\0';
+        }
+        return;
+    }
+    char *plain = cJSON_IsString(value) ? text_copy(value->valuestring) : cJSON_PrintUnformatted(value);
+    struct buf clean = {0};
+    if (plain)
+        text_printable(plain, strlen(plain), &clean);
+    printf("%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
+    free(plain);
+    buf_free(&clean);
+}
+
+int cli_status(struct cli *c)
+{
+    char err[CLI_ERR_SIZE];
+    struct net_reply reply;
+    int rc = net_http(c->net, "GET", "/ready", NULL, &reply, NULL, NULL, err, sizeof(err));
+    if (rc) {
+        term_error(&c->term, "%s", err);
+        return exit_code_of(rc);
+    }
+    bool loading = reply.status == 503;
+    buf_free(&reply.body);
+    if (loading) {
+        puts(c->json ? "{\"status\":\"loading\"}" : "loading the model");
+        return CLI_OK;
+    }
+    int code;
+    cJSON *status = cli_call(c, "GET", "/v1/convod/status", NULL, &code);
+    if (!status)
+        return code;
+    if (c->json)
+        return print_json(status);
+    struct buf name = {0};
+    print_flat(status, &name);
+    buf_free(&name);
+    cJSON_Delete(status);
+    return CLI_OK;
+}

@@ -1,0 +1,430 @@
+/* main.c - convo's command line. */
+#include <errno.h>
+#include <getopt.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clients/cli/cli_internal.h"
+
+#define TOKEN_MAX_SIZE 4096
+#define INPUT_MAX_SIZE (16u << 20)
+
+struct options {
+    const char *url, *token_file, *conversation, *instructions, *model, *to;
+    struct sampling sampling;
+    bool json, receipt, no_receipt, keep, go_on;
+};
+
+static const char help_text[] =
+    "Usage: convo [OPTION...] [COMMAND]\n"
+    "Chat with a language model that convod runs on your own machine.\n"
+    "\n"
+    "Commands:\n"
+    "  chat              begin a conversation (what convo does when no command is given)\n"
+    "  resume [ID]       go on with a conversation, the latest when no ID is given\n"
+    "  ask TEXT...       one question, one answer; a TEXT of - is read from standard input\n"
+    "  list [WORD]       your conversations, or those with WORD in the title\n"
+    "  show ID           a conversation from its start\n"
+    "  rename ID TITLE   give a conversation a title\n"
+    "  delete ID...      delete conversations for good\n"
+    "  evict ID          put a conversation away until you go on with it (--to ram|disk)\n"
+    "  status            the daemon's state\n"
+    "\n"
+    "Options:\n"
+    "  -u, --url URL          where convod listens (CONVOD_URL; " CLI_DEFAULT_URL ")\n"
+    "      --token-file FILE  the file with your token (or CONVOD_TOKEN)\n"
+    "  -s, --system TEXT      what the model is told before the conversation\n"
+    "  -c, --conversation ID  ask: within this conversation\n"
+    "      --continue         ask: within the latest conversation\n"
+    "      --keep             ask: begin a conversation that can be resumed\n"
+    "      --json             print the daemon's JSON\n"
+    "      --to TIER          evict: ram or disk (disk)\n"
+    "      --temperature X, --top-p X, --seed N, --max-tokens N\n"
+    "                         how answers are drawn, and how long they may be\n"
+    "  -m, --model NAME       insist on this model\n"
+    "      --receipt, --no-receipt\n"
+    "                         the line about each turn (on in a chat at a terminal)\n"
+    "  -h, --help             this text\n"
+    "  -V, --version          the version\n"
+    "\n"
+    "Exit status: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon\n"
+    "answers; 4 the answer was cut short; 130 interrupted.\n";
+
+enum {
+    OPT_TOKEN_FILE = 256,
+    OPT_CONTINUE,
+    OPT_KEEP,
+    OPT_JSON,
+    OPT_TO,
+    OPT_TEMPERATURE,
+    OPT_TOP_P,
+    OPT_SEED,
+    OPT_MAX_TOKENS,
+    OPT_RECEIPT,
+    OPT_NO_RECEIPT,
+};
+
+static const struct option long_options[] = {
+    {"url", required_argument, NULL, 'u'},
+    {"token-file", required_argument, NULL, OPT_TOKEN_FILE},
+    {"system", required_argument, NULL, 's'},
+    {"conversation", required_argument, NULL, 'c'},
+    {"continue", no_argument, NULL, OPT_CONTINUE},
+    {"keep", no_argument, NULL, OPT_KEEP},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"to", required_argument, NULL, OPT_TO},
+    {"temperature", required_argument, NULL, OPT_TEMPERATURE},
+    {"top-p", required_argument, NULL, OPT_TOP_P},
+    {"seed", required_argument, NULL, OPT_SEED},
+    {"max-tokens", required_argument, NULL, OPT_MAX_TOKENS},
+    {"model", required_argument, NULL, 'm'},
+    {"receipt", no_argument, NULL, OPT_RECEIPT},
+    {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {NULL, 0, NULL, 0},
+};
+
+static int usage(const char *what, const char *which)
+{
+    fprintf(stderr, "convo: %s%s%s (convo --help tells more)\n", what, which ? " " : "", which ? which : "");
+    return CLI_USAGE;
+}
+
+static bool parse_real(const char *text, double low, double high, double *out)
+{
+    char *end;
+    errno = 0;
+    double value = strtod(text, &end);
+    if (end == text || *end || errno || !isfinite(value) || value < low || value > high)
+        return false;
+    *out = value;
+    return true;
+}
+
+static bool parse_whole(const char *text, int64_t low, int64_t high, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end || errno || value < low || value > high)
+        return false;
+    *out = value;
+    return true;
+}
+
+/* The token from its file, without the newline. NULL: told. */
+static char *read_token(const char *path)
+{
+    char text[TOKEN_MAX_SIZE + 1];
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        fprintf(stderr, "convo: %s: %s\n", path, strerror(errno));
+        return NULL;
+    }
+    size_t len = fread(text, 1, sizeof(text), file);
+    bool failed = ferror(file);
+    fclose(file);
+    while (len > 0 && strchr(" \t\r\n", text[len - 1]))
+        len--;
+    if (failed || len == 0 || len > TOKEN_MAX_SIZE || memchr(text, '\n', len) || memchr(text, '\0', len)) {
+        fprintf(stderr, "convo: %s holds no token (one line is expected)\n", path);
+        return NULL;
+    }
+    text[len] = '\0';
+    return text_copy(text);
+}
+
+static int read_input(struct cli *c, struct buf *out)
+{
+    char piece[65536];
+    size_t got;
+    while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
+        if (out->len + got > INPUT_MAX_SIZE) {
+            term_error(&c->term, "standard input is longer than %u MiB", INPUT_MAX_SIZE >> 20);
+            return CLI_FAILED;
+        }
+        buf_add(out, piece, got);
+    }
+    if (interrupts_pending())
+        return CLI_INTERRUPTED;
+    if (ferror(stdin)) {
+        term_error(&c->term, "standard input: %s", strerror(errno));
+        return CLI_FAILED;
+    }
+    while (out->len > 0 && out->data[out->len - 1] == '\n')
+        out->data[--out->len] = '\0';
+    return CLI_OK;
+}
+
+/* ---- commands ------------------------------------------------------------------------------------------------------
+ */
+
+static int ask(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    struct buf text = {0};
+    char *id = NULL;
+    int code = CLI_OK;
+    for (int i = 0; i < argc && code == CLI_OK; i++) {
+        bool from_input = strcmp(argv[i], "-") == 0;
+        if (text.len > 0)
+            buf_str(&text, from_input ? "\n\n" : " ");
+        if (from_input)
+            code = read_input(c, &text);
+        else
+            buf_str(&text, argv[i]);
+    }
+    if (argc == 0)
+        code = read_input(c, &text);
+    if (code == CLI_OK && text.len == 0)
+        code = usage("ask what? Give the text as an argument or on standard input", NULL);
+    if (code == CLI_OK)
+        code = cli_wait_ready(c);
+    if (code == CLI_OK && o->conversation)
+        id = text_copy(o->conversation);
+    else if (code == CLI_OK && o->go_on)
+        id = cli_latest(c, &code);
+    if (code == CLI_OK && !id && (o->keep || o->go_on))
+        code = cli_create(c, text.data, c->instructions, &id);
+    if (code == CLI_OK) {
+        struct turn turn = {.text = text.data,
+                            .conversation = id,
+                            .instructions = o->keep ? NULL : c->instructions,
+                            .model = c->model,
+                            .sampling = &c->sampling,
+                            .store = id != NULL,
+                            .print = !c->json};
+        struct turn_result r;
+        turn_run(c->net, &c->term, &turn, &r);
+        code = cli_turn_outcome(c, &r);
+        if (c->json && r.response) {
+            char *json = text_json(r.response);
+            r.response = NULL;
+            puts(json);
+            free(json);
+        } else if (c->receipt && r.response) {
+            struct buf receipt = {0};
+            text_receipt(cJSON_GetObjectItemCaseSensitive(r.response, "convod"), &receipt);
+            term_note(&c->term, "%s", receipt.data);
+            buf_free(&receipt);
+        }
+        if (id && o->keep && !c->json)
+            term_note(&c->term, "conversation %s", id);
+        turn_result_free(&r);
+    }
+    free(id);
+    buf_free(&text);
+    return code;
+}
+
+static int chat(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o, (void)argv;
+    if (argc > 0)
+        return usage("chat takes no argument; did you mean: convo ask", argv[0]);
+    int code = cli_wait_ready(c);
+    return code == CLI_OK ? chat_run(c, NULL) : code;
+}
+
+static int resume(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o;
+    int code = cli_wait_ready(c);
+    if (code != CLI_OK)
+        return code;
+    char *latest = argc > 0 ? NULL : cli_latest(c, &code);
+    if (code == CLI_OK && argc == 0 && !latest)
+        term_note(&c->term, "there is no conversation yet; this is the first");
+    if (code == CLI_OK)
+        code = chat_run(c, argc > 0 ? argv[0] : latest);
+    free(latest);
+    return code;
+}
+
+static int list(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o;
+    int code = cli_wait_ready(c);
+    return code == CLI_OK ? cli_list(c, argc > 0 ? argv[0] : NULL, false, NULL) : code;
+}
+
+static int show(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o, (void)argc;
+    int code = cli_wait_ready(c);
+    return code == CLI_OK ? cli_show(c, argv[0], 0) : code;
+}
+
+static int rename_one(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o;
+    struct buf title = {0};
+    for (int i = 1; i < argc; i++)
+        buf_printf(&title, "%s%s", i > 1 ? " " : "", argv[i]);
+    int code = cli_wait_ready(c);
+    if (code == CLI_OK)
+        code = cli_rename(c, argv[0], title.data);
+    buf_free(&title);
+    return code;
+}
+
+static int delete_some(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o;
+    int code = cli_wait_ready(c);
+    for (int i = 0; i < argc && code == CLI_OK; i++)
+        code = cli_delete(c, argv[i]);
+    return code;
+}
+
+static int evict(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)argc;
+    const char *to = o->to ? o->to : "disk";
+    if (strcmp(to, "ram") != 0 && strcmp(to, "disk") != 0)
+        return usage("--to is ram or disk, not", to);
+    int code = cli_wait_ready(c);
+    return code == CLI_OK ? cli_evict(c, argv[0], to) : code;
+}
+
+static int status(struct cli *c, const struct options *o, int argc, char **argv)
+{
+    (void)o, (void)argc, (void)argv;
+    return cli_status(c);
+}
+
+static const struct command {
+    const char *name;
+    int (*run)(struct cli *c, const struct options *o, int argc, char **argv);
+    int least, most;
+} commands[] = {
+    {"chat", chat, 0, 1000},  {"resume", resume, 0, 1},        {"ask", ask, 0, 100000},          {"list", list, 0, 1},
+    {"show", show, 1, 1},     {"rename", rename_one, 2, 1000}, {"delete", delete_some, 1, 1000}, {"evict", evict, 1, 1},
+    {"status", status, 0, 0},
+};
+
+/* ---- main ----------------------------------------------------------------------------------------------------------
+ */
+
+/* -1: go on; else the exit code. */
+static int read_options(int argc, char **argv, struct options *o)
+{
+    *o = (struct options){.sampling = {.temperature = -1, .top_p = -1}};
+    int64_t whole = 0;
+    for (int option; (option = getopt_long(argc, argv, "u:s:c:m:hV", long_options, NULL)) != -1;) {
+        bool good = true;
+        switch (option) {
+        case 'u':
+            o->url = optarg;
+            break;
+        case 's':
+            o->instructions = optarg;
+            break;
+        case 'c':
+            o->conversation = optarg;
+            break;
+        case 'm':
+            o->model = optarg;
+            break;
+        case OPT_TOKEN_FILE:
+            o->token_file = optarg;
+            break;
+        case OPT_CONTINUE:
+            o->go_on = true;
+            break;
+        case OPT_KEEP:
+            o->keep = true;
+            break;
+        case OPT_JSON:
+            o->json = true;
+            break;
+        case OPT_TO:
+            o->to = optarg;
+            break;
+        case OPT_TEMPERATURE:
+            good = parse_real(optarg, 0, 100, &o->sampling.temperature);
+            break;
+        case OPT_TOP_P:
+            good = parse_real(optarg, 0, 1, &o->sampling.top_p);
+            break;
+        case OPT_SEED:
+            /* As a JSON number it must be exact. */
+            good = parse_whole(optarg, 0, (int64_t)1 << 53, &o->sampling.seed);
+            o->sampling.has_seed = true;
+            break;
+        case OPT_MAX_TOKENS:
+            good = parse_whole(optarg, 1, INT32_MAX, &whole);
+            o->sampling.max_tokens = (int)whole;
+            break;
+        case OPT_RECEIPT:
+            o->receipt = true;
+            break;
+        case OPT_NO_RECEIPT:
+            o->no_receipt = true;
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return CLI_OK;
+        case 'V':
+            puts("convo " CONVOD_VERSION);
+            return CLI_OK;
+        default:
+            return CLI_USAGE; /* getopt has told */
+        }
+        if (!good)
+            return usage("this value makes no sense:", optarg);
+    }
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    /* Text is UTF-8 even where no locale was chosen. */
+    if (!setlocale(LC_ALL, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+    setlocale(LC_NUMERIC, "C");
+    int code = read_options(argc, argv, &o);
+    if (code >= 0)
+        return code;
+    argc -= optind;
+    argv += optind;
+    const struct command *command = argc > 0 ? NULL : &commands[0];
+    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands) && !command; i++)
+        if (strcmp(commands[i].name, argv[0]) == 0)
+            command = &commands[i];
+    if (!command)
+        return usage("there is no command", argv[0]);
+    if (argc > 0) {
+        argc--;
+        argv++;
+    }
+    if (argc < command->least || argc > command->most)
+        return usage(argc < command->least ? "an argument is missing after" : "too many arguments for", command->name);
+
+    struct cli c = {.sampling = o.sampling, .model = o.model, .instructions = o.instructions, .json = o.json};
+    term_open(&c.term);
+    bool chatting = command->run == chat || command->run == resume;
+    c.receipt = !o.no_receipt && (o.receipt || (chatting && c.term.in_tty && c.term.err_tty));
+    const char *url = o.url ? o.url : getenv("CONVOD_URL"), *given = getenv("CONVOD_TOKEN");
+    char *token = o.token_file ? read_token(o.token_file) : given && *given ? text_copy(given) : NULL;
+    if (o.token_file && !token)
+        return CLI_USAGE;
+    char err[CLI_ERR_SIZE];
+    if (net_open(url && *url ? url : CLI_DEFAULT_URL, token, &c.net, err, sizeof(err)) != 0) {
+        term_error(&c.term, "%s", err);
+        free(token);
+        return CLI_USAGE;
+    }
+    interrupts_watch();
+    code = command->run(&c, &o, argc, argv);
+    net_close(c.net);
+    free(token);
+    if (fflush(stdout) != 0 && code == CLI_OK)
+        code = CLI_FAILED;
+    return code;
+}

@@ -1,0 +1,408 @@
+/* term.c - the terminal: Ctrl-C, the transient status line, answers as they come, and reading lines.
+ *
+ * What is written where: answers to stdout; everything about them (status, remarks, errors) to stderr, so that a pipe
+ * gets the answer alone. Escape sequences are only written to a terminal. On a terminal libedit reads the line, one
+ * character at a time through read_char(), which serves the socket while it waits. A line break inside pasted text (and
+ * in a recalled message) stands in the edited line as U+21B5, a tab as U+21E5.
+ */
+#include <errno.h>
+#include <locale.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <wchar.h>
+
+#include <histedit.h>
+
+#include "clients/cli/cli_internal.h"
+
+#define LINE_BREAK    "\u21b5"
+#define TAB_SIGN      "\u21e5"
+#define HISTORY_LINES 500
+#define LINE_MAX_SIZE (16u << 20)
+
+/* ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+ */
+
+/* The one thing a signal handler can reach. */
+static volatile sig_atomic_t interrupts;
+
+static void on_interrupt(int number)
+{
+    (void)number;
+    interrupts++;
+}
+
+void interrupts_watch(void)
+{
+    struct sigaction act = {.sa_handler = on_interrupt}; /* no SA_RESTART: waits shall end */
+    sigemptyset(&act.sa_mask);
+    sigaction(SIGINT, &act, NULL);
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigemptyset(&ignore.sa_mask);
+    sigaction(SIGPIPE, &ignore, NULL);
+}
+
+int interrupts_pending(void)
+{
+    return interrupts;
+}
+
+void interrupts_clear(void)
+{
+    interrupts = 0;
+}
+
+/* ---- output --------------------------------------------------------------------------------------------------------
+ */
+
+void term_open(struct term *t)
+{
+    *t = (struct term){
+        .in_tty = isatty(STDIN_FILENO), .out_tty = isatty(STDOUT_FILENO), .err_tty = isatty(STDERR_FILENO)};
+    const char *no_color = getenv("NO_COLOR"), *kind = getenv("TERM");
+    bool plain = !kind || !*kind || strcmp(kind, "dumb") == 0;
+    if (plain)
+        t->err_tty = false; /* it can show no line that goes away again */
+    t->colour = t->err_tty && !(no_color && *no_color);
+}
+
+void term_status(struct term *t, const char *text)
+{
+    if (!t->err_tty)
+        return;
+    fprintf(stderr, t->colour ? "\r\033[K\033[2m%s\033[0m" : "\r\033[K%s", text);
+    fflush(stderr);
+    t->status_shown = true;
+}
+
+void term_status_clear(struct term *t)
+{
+    if (!t->status_shown)
+        return;
+    fputs("\r\033[K", stderr);
+    fflush(stderr);
+    t->status_shown = false;
+}
+
+int term_answer(struct term *t, const char *text, size_t len)
+{
+    if (len == 0)
+        return 0;
+    term_status_clear(t);
+    struct buf clean = {0};
+    if (t->out_tty) {
+        text_printable(text, len, &clean);
+        text = clean.data;
+        len = clean.len;
+    }
+    size_t written = len ? fwrite(text, 1, len, stdout) : 0;
+    if (len)
+        t->mid_line = text[len - 1] != '\n';
+    buf_free(&clean);
+    return written == len && fflush(stdout) == 0 ? 0 : -EPIPE;
+}
+
+void term_answer_end(struct term *t)
+{
+    term_status_clear(t);
+    if (t->mid_line) {
+        putchar('\n');
+        fflush(stdout);
+    }
+    t->mid_line = false;
+}
+
+static void write_note(struct term *t, const char *before, const char *after, const char *prefix, const char *format,
+                       va_list args)
+{
+    char *text = NULL;
+    struct buf clean = {0};
+    term_answer_end(t);
+    if (vasprintf(&text, format, args) >= 0) {
+        text_printable(text, strlen(text), &clean);
+        fprintf(stderr, "%s%s%s%s\n", t->colour ? before : "", prefix, clean.data ? clean.data : "",
+                t->colour ? after : "");
+        free(text);
+    }
+    buf_free(&clean);
+}
+
+void term_note(struct term *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    write_note(t, "\033[2m", "\033[0m", "", format, args);
+    va_end(args);
+}
+
+void term_error(struct term *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    write_note(t, "\033[31m", "\033[0m", "convo: ", format, args);
+    va_end(args);
+}
+
+/* ---- reading lines -------------------------------------------------------------------------------------------------
+ */
+
+struct line_reader {
+    struct term *term;
+    struct net *net;
+    EditLine *edit; /* NULL: no terminal to edit on */
+    History *history;
+    const char *prompt;
+    struct buf input; /* bytes read and not used yet */
+    size_t input_at;
+    bool end;
+    bool pasting;
+    bool interrupted, interrupted_empty;
+};
+
+static char *prompt_of(EditLine *edit)
+{
+    struct line_reader *r = NULL;
+    el_get(edit, EL_CLIENTDATA, &r);
+    return (char *)(uintptr_t)r->prompt;
+}
+
+/* Reads what there is into r->input, waiting for at least a byte. 1, 0 at the end of input, or negative. */
+static int read_more(struct line_reader *r)
+{
+    char piece[4096];
+    int rc = net_wait_fd(r->net, STDIN_FILENO);
+    if (rc)
+        return rc;
+    ssize_t got = read(STDIN_FILENO, piece, sizeof(piece));
+    if (got < 0)
+        return -errno;
+    if (got == 0)
+        return 0;
+    if (r->input_at == r->input.len) {
+        buf_clear(&r->input);
+        r->input_at = 0;
+    }
+    buf_add(&r->input, piece, (size_t)got);
+    return 1;
+}
+
+/* Whether the input goes on with `text` (which is then used up). A terminal sends a sequence in one piece, so what has
+ * not come within a moment is not coming. */
+static bool input_goes_on(struct line_reader *r, const char *text)
+{
+    size_t len = strlen(text);
+    for (;;) {
+        size_t have = r->input.len - r->input_at;
+        size_t compare = have < len ? have : len;
+        if (compare > 0 && memcmp(r->input.data + r->input_at, text, compare) != 0)
+            return false;
+        if (have >= len) {
+            r->input_at += len;
+            return true;
+        }
+        struct pollfd more = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (poll(&more, 1, 30) != 1 || read_more(r) != 1)
+            return false;
+    }
+}
+
+static wchar_t wide_of(const char *sign)
+{
+    wchar_t wide = L' ';
+    mbstate_t state = {0};
+    mbrtowc(&wide, sign, strlen(sign), &state);
+    return wide;
+}
+
+/* libedit's source of characters. 1, 0 at the end of input, -1: interrupted. */
+static int read_char(EditLine *edit, wchar_t *out)
+{
+    struct line_reader *r = NULL;
+    el_get(edit, EL_CLIENTDATA, &r);
+    mbstate_t state = {0};
+    for (;;) {
+        if (r->input_at == r->input.len) {
+            int rc = read_more(r);
+            if (rc == 0)
+                return 0;
+            if (rc < 0) {
+                const LineInfo *line = el_line(edit);
+                r->interrupted = rc == -EINTR;
+                r->interrupted_empty = line->lastchar == line->buffer;
+                errno = -rc;
+                return -1;
+            }
+        }
+        char c = r->input.data[r->input_at++];
+        if (c == '\033' && input_goes_on(r, r->pasting ? "[201~" : "[200~")) {
+            r->pasting = !r->pasting;
+            continue;
+        }
+        if (r->pasting && (unsigned char)c < 0x20) {
+            if (c == '\n' && r->input_at >= 2 && r->input.data[r->input_at - 2] == '\r')
+                continue; /* its CR was the break */
+            if (c != '\r' && c != '\n' && c != '\t')
+                continue;
+            *out = wide_of(c == '\t' ? TAB_SIGN : LINE_BREAK);
+            return 1;
+        }
+        size_t used = mbrtowc(out, &c, 1, &state);
+        if (used == (size_t)-1) {
+            state = (mbstate_t){0};
+            continue; /* no character: dropped */
+        }
+        if (used != (size_t)-2)
+            return 1;
+    }
+}
+
+struct line_reader *line_reader_open(struct term *t, struct net *n)
+{
+    struct line_reader *r = calloc(1, sizeof(*r));
+    if (!r)
+        return NULL;
+    r->term = t;
+    r->net = n;
+    const char *kind = getenv("TERM");
+    if (!t->in_tty || !t->out_tty || !kind || !*kind || strcmp(kind, "dumb") == 0)
+        return r;
+    r->edit = el_init("convo", stdin, stdout, stderr);
+    r->history = history_init();
+    HistEvent event;
+    if (!r->edit || !r->history || history(r->history, &event, H_SETSIZE, HISTORY_LINES) < 0) {
+        line_reader_close(r);
+        return NULL;
+    }
+    history(r->history, &event, H_SETUNIQUE, 1);
+    el_set(r->edit, EL_CLIENTDATA, r);
+    el_set(r->edit, EL_PROMPT, prompt_of);
+    el_set(r->edit, EL_EDITOR, "emacs");
+    el_set(r->edit, EL_SIGNAL, 0);
+    el_set(r->edit, EL_HIST, history, r->history);
+    el_set(r->edit, EL_BIND, "^W", "ed-delete-prev-word", NULL);
+    el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_source(r->edit, NULL);
+    el_set(r->edit, EL_GETCFN, read_char);
+    return r;
+}
+
+void line_reader_close(struct line_reader *r)
+{
+    if (!r)
+        return;
+    if (r->history)
+        history_end(r->history);
+    if (r->edit)
+        el_end(r->edit);
+    buf_free(&r->input);
+    free(r);
+}
+
+static void replace_all(const char *text, const char *from, const char *to, struct buf *out)
+{
+    for (const char *hit; (hit = strstr(text, from)); text = hit + strlen(from)) {
+        buf_add(out, text, (size_t)(hit - text));
+        buf_str(out, to);
+    }
+    buf_str(out, text);
+}
+
+void line_reader_remember(struct line_reader *r, const char *message)
+{
+    if (!r->history)
+        return;
+    struct buf breaks = {0}, line = {0};
+    replace_all(message, "\n", LINE_BREAK, &breaks);
+    replace_all(breaks.data, "\t", TAB_SIGN, &line);
+    HistEvent event;
+    history(r->history, &event, H_ENTER, line.data);
+    buf_free(&breaks);
+    buf_free(&line);
+}
+
+/* A line from a pipe or a terminal that cannot edit. */
+static char *read_plain(struct line_reader *r, int *rc)
+{
+    for (;;) {
+        char *start = r->input.data ? r->input.data + r->input_at : NULL;
+        size_t left = r->input.len - r->input_at;
+        char *newline = left ? memchr(start, '\n', left) : NULL;
+        if (newline || (r->end && left > 0) || left > LINE_MAX_SIZE) {
+            struct buf line = {0};
+            size_t len = newline ? (size_t)(newline - start) : left;
+            r->input_at += len + (newline ? 1 : 0);
+            if (len > 0 && start[len - 1] == '\r')
+                len--;
+            buf_add(&line, start, len);
+            return line.data;
+        }
+        if (r->end) {
+            *rc = 0;
+            return NULL;
+        }
+        int more = read_more(r);
+        if (more < 0) {
+            *rc = more;
+            return NULL;
+        }
+        r->end = more == 0;
+    }
+}
+
+static char *read_edited(struct line_reader *r, int *rc)
+{
+    for (;;) {
+        int count = 0;
+        r->interrupted = r->pasting = false;
+        /* The terminal marks what is pasted, so that a pasted line break does not send. */
+        fputs("\033[?2004h", stdout);
+        const char *line = el_gets(r->edit, &count);
+        fputs("\033[?2004l", stdout);
+        fflush(stdout);
+        if (line && count > 0) {
+            size_t len = (size_t)count;
+            while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
+                len--;
+            struct buf raw = {0}, breaks = {0}, out = {0};
+            buf_add(&raw, line, len);
+            replace_all(raw.data, LINE_BREAK, "\n", &breaks);
+            replace_all(breaks.data, TAB_SIGN, "\t", &out);
+            buf_free(&raw);
+            buf_free(&breaks);
+            return out.data;
+        }
+        if (!r->interrupted) {
+            *rc = 0;
+            return NULL;
+        }
+        interrupts_clear();
+        fputs("^C\n", stdout);
+        fflush(stdout);
+        el_reset(r->edit);
+        if (r->interrupted_empty) {
+            *rc = -EINTR;
+            return NULL;
+        }
+    }
+}
+
+char *line_reader_read(struct line_reader *r, const char *prompt, int *rc)
+{
+    *rc = 0;
+    term_answer_end(r->term);
+    r->prompt = prompt;
+    if (r->edit)
+        return read_edited(r, rc);
+    if (r->term->in_tty && r->term->out_tty) {
+        fputs(prompt, stdout);
+        fflush(stdout);
+    }
+    char *line = read_plain(r, rc);
+    if (!line && *rc == -EINTR)
+        interrupts_clear();
+    return line;
+}

@@ -1,0 +1,373 @@
+/* rows_lanes.h - the inner functions of rows_internal.h, written once over 16-lane vectors. Included by exactly two
+ * files, rows_avx2.c and rows_avx512.c, each after the lanes_*.h that says what a vector is; LANES_SET names the table
+ * that is defined here. Each function takes the same steps as its twin in rows_portable.c, lane by lane, so the bits
+ * are equal.
+ *
+ * The products of attention hold a tile of queries times vectors in registers (LANES_MAX_QUERIES, LANES_VECTORS): a
+ * vector of keys or values is loaded once for all queries of the tile, a query's value once for all its vectors.
+ */
+#include "kernels/rows_internal.h"
+
+#include <math.h>
+
+#define LANES 16
+#ifdef __clang__
+#define LANES_UNROLL _Pragma("unroll")
+#else
+#define LANES_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* ---- functions --------------------------------------------------------------------------------------------------- */
+
+LANES_INLINE v16 exp_lanes(v16 x)
+{
+    v16 t = v16_fma(x, v16_set1(KERNELS_EXP_LOG2E), v16_set1(KERNELS_EXP_SHIFT));
+    v16 n = v16_sub(t, v16_set1(KERNELS_EXP_SHIFT));
+    v16 r = v16_fma(n, v16_set1(-KERNELS_EXP_LN2_HI), x);
+    r = v16_fma(n, v16_set1(-KERNELS_EXP_LN2_LO), r);
+    v16 p = v16_set1(KERNELS_EXP_C6);
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C5));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C4));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C3));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C2));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    v16 y = v16_add_exponent(p, t);
+    y = v16_select(v16_less(x, v16_set1(KERNELS_EXP_MIN)), v16_set1(0.0f), y);
+    y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), y);
+    return v16_select(v16_is_nan(x), x, y);
+}
+
+LANES_INLINE v16 tanh_lanes(v16 x)
+{
+    v16 sign = v16_and(x, v16_set1(-0.0f)), a = v16_xor(x, sign);
+    v16 z = v16_mul(x, x);
+    v16 p = v16_set1(KERNELS_TANH_C4);
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C3));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C2));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C1));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C0));
+    v16 small = v16_fma(v16_mul(x, z), p, x);
+    v16 e = exp_lanes(v16_mul(v16_set1(2.0f), a));
+    v16 big = v16_sub(v16_set1(1.0f), v16_div(v16_set1(2.0f), v16_add(e, v16_set1(1.0f))));
+    return v16_select(v16_less(a, v16_set1(KERNELS_TANH_SMALL)), small, v16_or(big, sign));
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+static void rms_norm(const float *x, int d, const float *weight, float eps, float *y)
+{
+    v16 sum = v16_set1(0.0f);
+    int i = 0, rest = d % LANES;
+    for (; i < d - rest; i += LANES) {
+        v16 a = v16_load(x + i);
+        sum = v16_fma(a, a, sum);
+    }
+    if (rest) {
+        v16 a = v16_load_first(x + i, rest);
+        sum = v16_fma(a, a, sum);
+    }
+    float r = 1.0f / sqrtf(v16_tree_add(sum) / (float)d + eps);
+    for (i = 0; i < d - rest; i += LANES)
+        v16_store(y + i, v16_mul(v16_mul(v16_load(x + i), v16_set1(r)), v16_load(weight + i)));
+    if (rest)
+        v16_store_first(
+            y + i, v16_mul(v16_mul(v16_load_first(x + i, rest), v16_set1(r)), v16_load_first(weight + i, rest)), rest);
+}
+
+static void rope_halves(float *x, int half, const float *table)
+{
+    for (int i = 0; i < half; i += LANES) {
+        int n = half - i < LANES ? half - i : LANES, pairs = 2 * n;
+        v16 c, s, t0, t1, a, b;
+        if (n == LANES) {
+            t0 = v16_load(table + 2 * i), t1 = v16_load(table + 2 * i + LANES);
+            a = v16_load(x + i), b = v16_load(x + half + i);
+        } else {
+            t0 = v16_load_first(table + 2 * i, pairs < LANES ? pairs : LANES);
+            t1 = pairs > LANES ? v16_load_first(table + 2 * i + LANES, pairs - LANES) : v16_set1(0.0f);
+            a = v16_load_first(x + i, n), b = v16_load_first(x + half + i, n);
+        }
+        v16_split_pairs(t0, t1, &c, &s);
+        v16 minus = v16_xor(v16_mul(b, s), v16_set1(-0.0f));
+        v16 first = v16_fma(a, c, minus), second = v16_fma(b, c, v16_mul(a, s));
+        if (n == LANES) {
+            v16_store(x + i, first);
+            v16_store(x + half + i, second);
+        } else {
+            v16_store_first(x + i, first, n);
+            v16_store_first(x + half + i, second, n);
+        }
+    }
+}
+
+static void rope_pairs(float *x, int rot, const float *table)
+{
+    for (int i = 0; i < rot; i += LANES) {
+        int n = rot - i < LANES ? rot - i : LANES;
+        v16 t = n == LANES ? v16_load(table + i) : v16_load_first(table + i, n);
+        v16 a = n == LANES ? v16_load(x + i) : v16_load_first(x + i, n);
+        v16 other = v16_mul(v16_swap_pairs(a), v16_double_odd(t));
+        v16 y = v16_fma_alternate(a, v16_double_even(t), other);
+        if (n == LANES)
+            v16_store(x + i, y);
+        else
+            v16_store_first(x + i, y, n);
+    }
+}
+
+static void rope(float *x, int heads, int head_dim, int rot, enum kernels_rope_kind kind, const float *table)
+{
+    for (int h = 0; h < heads; h++, x += head_dim) {
+        if (kind == KERNELS_ROPE_HALVES)
+            rope_halves(x, rot / 2, table);
+        else
+            rope_pairs(x, rot / 2 * 2, table);
+    }
+}
+
+LANES_INLINE v16 glu_lanes(enum kernels_glu_kind kind, v16 x, v16 up)
+{
+    v16 e;
+    if (kind == KERNELS_SILU) {
+        e = exp_lanes(v16_xor(x, v16_set1(-0.0f)));
+    } else {
+        v16 cube = v16_mul(v16_set1(KERNELS_GELU_CUBE), v16_mul(x, x));
+        e = exp_lanes(v16_mul(v16_set1(-KERNELS_GELU_2U), v16_fma(cube, x, x)));
+    }
+    return v16_mul(v16_div(x, v16_add(v16_set1(1.0f), e)), up);
+}
+
+LANES_INLINE void glu_kind(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(out + i, glu_lanes(kind, v16_load(gate + i), v16_load(up + i)));
+    int rest = (int)(n - i);
+    if (rest)
+        v16_store_first(out + i, glu_lanes(kind, v16_load_first(gate + i, rest), v16_load_first(up + i, rest)), rest);
+}
+
+static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
+{
+    if (kind == KERNELS_SILU)
+        glu_kind(KERNELS_SILU, gate, up, n, out);
+    else
+        glu_kind(KERNELS_GELU_TANH, gate, up, n, out);
+}
+
+static void add(float *x, const float *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(x + i, v16_add(v16_load(x + i), v16_load(y + i)));
+    for (; i < n; i++)
+        x[i] += y[i];
+}
+
+/* ---- KV types ---------------------------------------------------------------------------------------------------- */
+
+static void narrow(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out)
+{
+    size_t i = 0;
+    if (type == KERNELS_KV_BF16)
+        for (; i + LANES <= n; i += LANES)
+            v16_narrow_bf16(out + i, v16_load(x + i));
+    else
+        for (; i + LANES <= n; i += LANES)
+            v16_narrow_f16(out + i, v16_load(x + i));
+    for (; i < n; i++)
+        out[i] = kernels_narrow_one(type, x[i]);
+}
+
+static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float *out)
+{
+    size_t i = 0;
+    if (type == KERNELS_KV_BF16)
+        for (; i + LANES <= n; i += LANES)
+            v16_store(out + i, v16_widen_bf16(x + i));
+    else
+        for (; i + LANES <= n; i += LANES)
+            v16_store(out + i, v16_widen_f16(x + i));
+    for (; i < n; i++)
+        out[i] = kernels_widen_one(type, x[i]);
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* nq queries, nv groups; both constant where this is inlined. */
+LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float *s, const int nq, const int nv)
+{
+    v16 sum[8][4];
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int v = 0; v < nv; v++)
+        sum[i][v] = v16_set1(0.0f);
+    for (int d = 0; d < head_dim; d++) {
+        v16 key[4];
+        LANES_UNROLL
+        for (int v = 0; v < nv; v++)
+            key[v] = v16_load(k + ((size_t)v * (size_t)head_dim + (size_t)d) * LANES);
+        LANES_UNROLL
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
+            LANES_UNROLL
+            for (int v = 0; v < nv; v++)
+                sum[i][v] = v16_fma(key[v], x, sum[i][v]);
+        }
+    }
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int v = 0; v < nv; v++)
+        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + v * LANES, sum[i][v]);
+}
+
+LANES_INLINE void score_groups(const float *q, int head_dim, const float *k, int groups, float *s, const int nq)
+{
+    int g = 0;
+    for (; g + LANES_VECTORS(nq) <= groups; g += LANES_VECTORS(nq))
+        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, LANES_VECTORS(nq));
+    for (; g < groups; g++)
+        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, 1);
+}
+
+/* acc[nq][dims] at a vector of dims: nv vectors beside each other. */
+LANES_INLINE void value_tile(const float *p, const float *v, int tokens, int dims, float *acc, const int nq,
+                             const int nv)
+{
+    v16 sum[8][4];
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int j = 0; j < nv; j++)
+        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + j * LANES);
+    for (int t = 0; t < tokens; t++) {
+        v16 value[4];
+        LANES_UNROLL
+        for (int j = 0; j < nv; j++)
+            value[j] = v16_load(v + (size_t)t * (size_t)dims + j * LANES);
+        LANES_UNROLL
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
+            LANES_UNROLL
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = v16_fma(x, value[j], sum[i][j]);
+        }
+    }
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int j = 0; j < nv; j++)
+        v16_store(acc + (size_t)i * (size_t)dims + j * LANES, sum[i][j]);
+}
+
+LANES_INLINE void value_dims(const float *p, const float *v, int tokens, int dims, float *acc, const int nq)
+{
+    int d = 0;
+    for (; d + LANES_VECTORS(nq) * LANES <= dims; d += LANES_VECTORS(nq) * LANES)
+        value_tile(p, v + d, tokens, dims, acc + d, nq, LANES_VECTORS(nq));
+    for (; d < dims; d += LANES)
+        value_tile(p, v + d, tokens, dims, acc + d, nq, 1);
+}
+
+/* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
+#define LANES_CASE(n, body)                                                                                            \
+    case n:                                                                                                            \
+        body(n);                                                                                                       \
+        break;
+#if LANES_MAX_QUERIES == 8
+#define LANES_LARGE_CASES(body) LANES_CASE(7, body) LANES_CASE(8, body)
+#else
+#define LANES_LARGE_CASES(body)
+#endif
+#define LANES_TILES(nq, body)                                                                                          \
+    for (int i = 0, tiles = ((nq) + LANES_MAX_QUERIES - 1) / LANES_MAX_QUERIES, n; i < (nq); i += n, tiles--) {        \
+        n = ((nq)-i + tiles - 1) / tiles;                                                                              \
+        switch (n) {                                                                                                   \
+            LANES_CASE(1, body)                                                                                        \
+            LANES_CASE(2, body)                                                                                        \
+            LANES_CASE(3, body)                                                                                        \
+            LANES_CASE(4, body)                                                                                        \
+            LANES_CASE(5, body)                                                                                        \
+            LANES_CASE(6, body)                                                                                        \
+            LANES_LARGE_CASES(body)                                                                                    \
+        }                                                                                                              \
+    }
+
+static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+{
+#define LANES_BODY(n)                                                                                                  \
+    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, groups, s + (size_t)i * KERNELS_SCORE_STRIDE, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
+{
+#define LANES_BODY(n)                                                                                                  \
+    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, tokens, dims, acc + (size_t)i * (size_t)dims, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+{
+    int first = lo / LANES * LANES;
+    v16 top = v16_set1(-INFINITY);
+    for (int t = first; t < hi; t += LANES) {
+        v16 x = v16_mul(v16_load(s + t), v16_set1(scale));
+        if (softcap > 0)
+            x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
+        if (t < lo || t + LANES > hi)
+            x = v16_select(m16_range(lo - t, hi - t), x, v16_set1(-INFINITY));
+        v16_store(s + t, x);
+        top = v16_max(x, top);
+    }
+    float m = v16_tree_max(top);
+    v16 sum = v16_set1(0.0f);
+    for (int t = first; t < hi; t += LANES) {
+        v16 p = exp_lanes(v16_sub(v16_load(s + t), v16_set1(m)));
+        if (t < lo || t + LANES > hi)
+            p = v16_select(m16_range(lo - t, hi - t), p, v16_set1(0.0f));
+        v16_store(s + t, p);
+        sum = v16_add(sum, p);
+    }
+    *l = v16_tree_add(sum);
+    return m;
+}
+
+static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
+{
+    float top = mb > *m ? mb : *m, scale[LANES] = {*m - top, mb - top};
+    v16_store(scale, exp_lanes(v16_load(scale)));
+    v16 a = v16_set1(scale[0]), b = v16_set1(scale[1]);
+    *m = top;
+    *l = fmaf(*l, scale[0], lb * scale[1]);
+    for (int d = 0; d < dims; d += LANES)
+        v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
+}
+
+static void finish(const float *acc, float l, int n, float *out)
+{
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(out + i, v16_div(v16_load(acc + i), v16_set1(l)));
+    for (; i < n; i++)
+        out[i] = acc[i] / l;
+}
+
+const struct kernels_rows_set LANES_SET = {
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .glu = glu,
+    .add = add,
+    .narrow = narrow,
+    .widen = widen,
+    .scores = scores,
+    .softmax = softmax,
+    .values = values,
+    .merge = merge,
+    .finish = finish,
+};
