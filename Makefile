@@ -108,7 +108,8 @@ fuzz-programs: $(FUZZERS)
 
 # ---- what a person asks for -----------------------------------------------------------------------------------------
 
-MAKE_QUIET := $(MAKE) --no-print-directory
+# As many jobs as there are processors, unless the person said how many.
+QUIET = --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
 help:
 	@echo 'make chat            install what is missing, build, fetch a model once, start the daemon, and chat'
@@ -133,7 +134,7 @@ model:
 
 chat:
 	@clients/setup/packages chat
-	@$(MAKE_QUIET) all
+	@$(MAKE) $(QUIET) all
 	@BUILD='$(BUILD)' MODEL='$(MODEL)' clients/setup/chat
 
 stop:
@@ -143,21 +144,21 @@ stop:
 check:
 	@clients/setup/packages check
 	@$(if $(TEST_MODELS),clients/setup/fetch-model $(TEST_MODELS) >/dev/null || echo 'Tests that want a model are skipped.')
-	@$(MAKE_QUIET) check-run
+	@$(MAKE) $(QUIET) check-run
 
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS)
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
 TSAN_TESTS := $(foreach d,kernels storage session daemon,$(filter $(BUILD)/tests/$d/%,$(TESTS)))
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes)
 
 .PHONY: check-run
 check-run: all tests $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
-	@$(MAKE_QUIET) $(ASAN) all tests
-	@$(MAKE_QUIET) $(TSAN) tests
-	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE_QUIET) $(FUZZ) fuzz-programs)
+	@$(MAKE) $(QUIET) $(ASAN) all tests
+	@$(MAKE) $(QUIET) $(TSAN) tests
+	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
