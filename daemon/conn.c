@@ -313,9 +313,6 @@ void conn_sse_end(struct conn *c)
 
 void conn_ws_send(struct conn *c, const char *json, const char *stream_id)
 {
-    if (c->close_code) {
-        return;
-    }
     if (!stream_id) {
         queue(c, json, strlen(json), NULL, 0, NULL, 0);
         return;

@@ -47,9 +47,10 @@ int daemon_bytes_parse(const char *text, uint64_t *out);
 
 /* ---- log --------------------------------------------------------------------------------------------------------- */
 
-/* Writes one line to standard error; with `journal` a <N> priority is put before it. Never prompts, never tokens. Any
+/* Writes one line; with `journal` a <N> priority is put before it. Never prompts, never tokens. Any
  * thread. */
 struct daemon_log {
+    int fd;    /* standard error */
     int level; /* most verbose syslog priority that is written */
     bool journal;
 };

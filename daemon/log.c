@@ -34,7 +34,7 @@ void daemon_log(const struct daemon_log *log, int priority, const char *format, 
     }
     line[len++] = '\n';
     /* One write, so that lines of several threads do not mix. A log that cannot be written has nowhere to say so. */
-    if (write(STDERR_FILENO, line, len) < 0) {
+    if (write(log->fd, line, len) < 0) {
         return;
     }
 }

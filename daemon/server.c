@@ -292,7 +292,7 @@ static void show_progress(struct server *s, const struct event *e)
         char line[128];
         int n = snprintf(line, sizeof(line), "\rconvod: loading %3d %% %-40.40s%s", e->number / 10, s->load_what,
                          e->number == 1000 ? "\n" : "");
-        if (n > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) {
+        if (n > 0 && write(s->log->fd, line, (size_t)n) < 0) {
             s->opts.progress_line = false;
         }
     } else if (now - s->last_sparse_ms >= NOTIFY_MS) {
@@ -325,7 +325,7 @@ static void loaded(struct server *s, struct event *e)
     char line[160];
     int n = snprintf(line, sizeof(line), "%sconvod: ready on http://%s%s%s:%d\n", s->log->journal ? "<6>" : "",
                      v6 ? "[" : "", s->address, v6 ? "]" : "", s->port);
-    if (n > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) {
+    if (n > 0 && write(s->log->fd, line, (size_t)n) < 0) {
         daemon_log(s->log, LOG_WARNING, "standard error is closed");
     }
     notify_send(s->opts.notify_socket, "READY=1\nSTATUS=Serving on port %d", s->port);

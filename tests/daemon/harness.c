@@ -57,10 +57,7 @@ struct harness *harness_start_loading(const char *const *flags)
     snprintf(h->log_path, sizeof(h->log_path), "/tmp/convod_log_XXXXXX");
     h->log_fd = mkstemp(h->log_path);
     assert_true(h->log_fd >= 0);
-    fflush(stderr);
-    h->old_stderr = dup(STDERR_FILENO);
-    assert_true(dup2(h->log_fd, STDERR_FILENO) >= 0);
-    h->log = (struct daemon_log){.level = LOG_DEBUG};
+    h->log = (struct daemon_log){.fd = h->log_fd, .level = LOG_DEBUG};
     struct server_opts opts = {.config = &h->config, .log = &h->log, .ready = on_ready, .arg = h};
     rc = server_start(&opts, &h->server, err, sizeof(err));
     if (rc) {
@@ -104,9 +101,6 @@ int harness_stop(struct harness *h)
     int result = h->result;
     server_free(h->server);
     daemon_config_free(&h->config);
-    fflush(stderr);
-    dup2(h->old_stderr, STDERR_FILENO);
-    close(h->old_stderr);
     close(h->log_fd);
     unlink(h->log_path);
     pthread_mutex_destroy(&h->lock);

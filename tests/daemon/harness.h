@@ -24,7 +24,7 @@ struct harness {
     struct server *server;
     pthread_t thread;
     int port, result;
-    int log_fd, old_stderr; /* what the server writes to standard error */
+    int log_fd; /* what the server logs */
     char log_path[64];
     pthread_mutex_t lock;
     pthread_cond_t changed;
