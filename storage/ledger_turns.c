@@ -150,6 +150,21 @@ static int turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, bool 
     return turn_one(l, s, with_tokens, out);
 }
 
+int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_PUBLIC_ID, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = column_text(s, 0, out);
+    stmt_reset(s);
+    return rc;
+}
+
 int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail)
 {
     int rc, changes;

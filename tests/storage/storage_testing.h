@@ -50,7 +50,9 @@ int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent,
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
 /* The child with this id. 0, or -ENOENT. The label is freed. */
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);
-size_t testing_children(struct storage *st, int64_t owner, unsigned parent);
+/* storage_segment_nearest(); the labels are the caller's to free. */
+size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
+                       struct storage_found rows[2]);
 /* Reads and compares with what was put. */
 struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id);
 
