@@ -16,6 +16,15 @@
 
 #include "storage/storage_internal.h"
 
+/* cmocka's asserts work on the test's own thread only; within a job this fails the job. */
+#define JOB_CHECK(x)                                                                                                   \
+    do {                                                                                                               \
+        if (!(x)) {                                                                                                    \
+            (void)fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                              \
+            return -ECANCELED;                                                                                         \
+        }                                                                                                              \
+    } while (0)
+
 /* A number from a seed, which moves on. */
 uint64_t testing_random(uint64_t *seed);
 /* Elements that look like keys and values: exponents close together, noise in the mantissas. */
