@@ -40,11 +40,16 @@
 #define SECTION_HEADER   52u
 #define PARTS            5
 #define LZ4_ACCELERATION 8
+#define STREAM_BYTES     ((size_t)1 << 20) /* payloads from here on are decoded past the caches */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the codec writes words as they lie in memory");
 
 const struct codec_loops *codec_loops_best(void)
 {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        return &codec_loops_avx2;
+#endif
     return &codec_loops_portable;
 }
 
@@ -351,10 +356,11 @@ static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uin
 }
 
 int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
-                       uint32_t count, const uint8_t *in, size_t n, void *out)
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
 {
     struct codec_planes p;
     planes_describe(&p, a, e, count);
+    p.stream = stream;
     if (n >= 1 && in[0] == 0) {
         if (n != p.n * 2 + 1)
             return -EBADMSG;
@@ -374,8 +380,10 @@ int codec_array_decode(const struct codec_loops *loops, const struct storage_arr
 int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
                       const void *encoded, size_t n, void *payload)
 {
-    if (!codec_payload_bytes(layout, count))
+    size_t payload_bytes = codec_payload_bytes(layout, count);
+    if (!payload_bytes)
         return -EINVAL;
+    bool stream = payload_bytes >= STREAM_BYTES;
     const uint8_t *in = encoded;
     size_t table = table_bytes(layout->n_arrays), at = table;
     uint64_t sum;
@@ -391,7 +399,7 @@ int codec_decode_with(const struct codec_loops *loops, const struct storage_layo
         memcpy(&sum, row + 8, 8);
         if (bytes > n - at || sum != XXH3_64bits(in + at, bytes))
             return -EBADMSG;
-        int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, out);
+        int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
         if (rc)
             return rc;
         at += bytes;

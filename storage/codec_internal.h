@@ -29,6 +29,7 @@ struct codec_planes {
     uint32_t channels, count;
     bool channel_major;
     enum storage_element element;
+    bool stream; /* the output is large: write it past the caches */
     size_t n, blocks;
     uint8_t ranks[CODEC_RANKS]; /* d of each rank */
     uint8_t *top;               /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
@@ -64,8 +65,8 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
                           const void *payload, void *out, size_t out_size);
 int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
                       const void *encoded, size_t n, void *payload);
-/* Decodes one array's section of n bytes, without the container and its checksums. */
+/* Decodes one array's section of n bytes, without the container and its checksums; with `stream` past the caches. */
 int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
-                       uint32_t count, const uint8_t *in, size_t n, void *out);
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out);
 
 #endif

@@ -62,9 +62,20 @@ static int turn_read(sqlite3_stmt *s, bool with_tokens, struct storage_turn *out
     return rc;
 }
 
+static int count_turns(struct storage_ledger *l, int64_t conversation, int change)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_COUNT, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, conversation);
+    (void)sqlite3_bind_int(s, 2, change);
+    return stmt_run(l, s, NULL);
+}
+
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
 {
-    int rc, changes;
+    int rc;
     sqlite3_stmt *s;
     if (t->prompt_bytes > t->tokens_bytes)
         return -EINVAL;
@@ -80,14 +91,14 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
         if (rc != 1)
             return rc ? rc : -EINVAL;
     }
-    s = stmt_get(l, S_TURN_COUNT, &rc);
+    s = stmt_get(l, S_CONV_OWNED, &rc);
     if (!s)
         return rc;
     (void)sqlite3_bind_int64(s, 1, t->conversation);
-    (void)sqlite3_bind_int64(s, 2, 1);
-    (void)sqlite3_bind_int64(s, 3, t->owner);
-    rc = stmt_run(l, s, &changes);
-    if (rc || !changes)
+    (void)sqlite3_bind_int64(s, 2, t->owner);
+    rc = stmt_step(l, s);
+    stmt_reset(s);
+    if (rc != 1)
         return rc ? rc : -ENOENT;
     s = stmt_get(l, S_TURN_INSERT, &rc);
     if (!s)
@@ -113,8 +124,11 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
     (void)sqlite3_bind_int64(s, 17, t->completed_ms);
     bind_blob(s, 18, t->tokens, t->tokens_bytes);
     rc = stmt_run(l, s, NULL);
+    int64_t id = sqlite3_last_insert_rowid(l->db);
     if (!rc)
-        t->id = sqlite3_last_insert_rowid(l->db);
+        rc = count_turns(l, t->conversation, 1);
+    if (!rc)
+        t->id = id;
     return rc;
 }
 
@@ -148,6 +162,21 @@ static int turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, bool 
     (void)sqlite3_bind_int64(s, 1, id);
     (void)sqlite3_bind_int64(s, 2, owner);
     return turn_one(l, s, with_tokens, out);
+}
+
+int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_PUBLIC_ID, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = column_text(s, 0, out);
+    stmt_reset(s);
+    return rc;
 }
 
 int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail)
@@ -277,13 +306,7 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
     rc = stmt_run(l, s, NULL);
     if (rc)
         return rc;
-    s = stmt_get(l, S_TURN_COUNT, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, conversation);
-    (void)sqlite3_bind_int64(s, 2, -1);
-    (void)sqlite3_bind_int64(s, 3, owner);
-    rc = stmt_run(l, s, NULL);
+    rc = count_turns(l, conversation, -1);
     if (!rc)
         rc = ledger_dead_turn(l, id);
     if (!rc)

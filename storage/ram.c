@@ -249,33 +249,49 @@ void ram_drop_turn(struct ram *r, int64_t turn)
     pthread_mutex_unlock(&r->lock);
 }
 
-int ram_children(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
-                 struct storage_found *rows, size_t max, size_t *n)
+static int found_copy(const struct ram_entry *e, const struct pack_record *rec, struct storage_found *out)
 {
-    int rc = 0;
+    struct storage_found f = {.first = rec->first,
+                              .count = rec->count,
+                              .label = malloc(rec->label_bytes ? rec->label_bytes : 1),
+                              .label_bytes = rec->label_bytes,
+                              .encoded_bytes = e->blob->bytes,
+                              .pack = STORAGE_PACK_NONE};
+    if (!f.label)
+        return -ENOMEM;
+    memcpy(f.label, e->blob->record + PACK_HEADER_BYTES, rec->label_bytes);
+    memcpy(f.key, rec->key, sizeof f.key);
+    memcpy(f.producer, rec->producer, sizeof f.producer);
+    *out = f;
+    return 0;
+}
+
+int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+                const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above)
+{
+    const struct ram_entry *best[2] = {NULL, NULL};
+    struct pack_record best_rec[2];
     pthread_mutex_lock(&r->lock);
-    for (struct ram_entry *e = r->n_only ? r->newest : NULL; e && *n < max; e = e->older) {
+    for (struct ram_entry *e = r->n_only ? r->newest : NULL; e; e = e->older) {
         struct pack_record rec;
         if (e->state != RAM_ONLY || pack_record_parse(e->blob->record, e->blob->bytes, true, &rec) ||
             rec.owner != owner || memcmp(rec.parent, parent, STORAGE_KEY_BYTES) ||
             memcmp(rec.fingerprint, fingerprint, sizeof rec.fingerprint))
             continue;
-        struct storage_found *f = &rows[*n];
-        *f = (struct storage_found){.first = rec.first,
-                                    .count = rec.count,
-                                    .label_bytes = rec.label_bytes,
-                                    .encoded_bytes = e->blob->bytes,
-                                    .pack = STORAGE_PACK_NONE};
-        f->label = malloc(rec.label_bytes ? rec.label_bytes : 1);
-        if (!f->label) {
-            rc = -ENOMEM;
-            break;
+        const uint8_t *mine = e->blob->record + PACK_HEADER_BYTES;
+        int up = segment_label_compare(mine, rec.label_bytes, label, label_bytes) > 0;
+        if (best[up]) {
+            int c = segment_label_compare(mine, rec.label_bytes, best[up]->blob->record + PACK_HEADER_BYTES,
+                                          best_rec[up].label_bytes);
+            if (up ? c >= 0 : c <= 0)
+                continue;
         }
-        memcpy(f->label, e->blob->record + PACK_HEADER_BYTES, rec.label_bytes);
-        memcpy(f->key, rec.key, sizeof f->key);
-        memcpy(f->producer, rec.producer, sizeof f->producer);
-        ++*n;
+        best[up] = e;
+        best_rec[up] = rec;
     }
+    int rc = best[0] ? found_copy(best[0], &best_rec[0], below) : 0;
+    if (!rc && best[1])
+        rc = found_copy(best[1], &best_rec[1], above);
     pthread_mutex_unlock(&r->lock);
     return rc;
 }

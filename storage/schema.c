@@ -49,7 +49,7 @@ static const char *const kv_steps[] = {
     " fingerprint BLOB NOT NULL, owner INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL,"
     " label BLOB NOT NULL, producer TEXT NOT NULL, pack INTEGER, offset INTEGER, bytes INTEGER NOT NULL,"
     " used INTEGER NOT NULL);"
-    "CREATE INDEX segments_parent ON segments(parent, owner, fingerprint);"
+    "CREATE INDEX segments_parent ON segments(parent, owner, fingerprint, label);"
     "CREATE INDEX segments_used ON segments(used, first DESC);"
     "CREATE INDEX segments_place ON segments(pack, offset);"
     "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"

@@ -284,42 +284,33 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
 int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed)
 {
     *freed = 0;
+    /* One at a time: dropping a leaf may make its parent the next to go. */
     while (*freed < bytes) {
-        /* Some leaves at a time: dropping them makes others leaves. */
-        struct segment_row rows[16];
-        int n = 0, rc;
-        uint64_t sum = *freed;
+        struct segment_row row;
+        int rc;
         sqlite3_stmt *s = stmt_get(l, S_SEG_LEAVES, &rc);
         if (!s)
             return rc;
-        while (n < 16 && sum < bytes && (rc = stmt_step(l, s)) == 1) {
-            struct segment_row *row = &rows[n];
-            rc = column_bytes(s, 0, row->key, STORAGE_KEY_BYTES);
-            if (!rc)
-                rc = column_bytes(s, 1, row->parent, STORAGE_KEY_BYTES);
-            if (rc)
+        while ((rc = stmt_step(l, s)) == 1) {
+            row.pack = (uint32_t)sqlite3_column_int64(s, 2);
+            row.offset = (uint64_t)sqlite3_column_int64(s, 3);
+            row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
+            if (!pin_held(l->st, row.pack, row.offset))
                 break;
-            row->pack = (uint32_t)sqlite3_column_int64(s, 2);
-            row->offset = (uint64_t)sqlite3_column_int64(s, 3);
-            row->bytes = (uint64_t)sqlite3_column_int64(s, 4);
-            if (pin_held(l->st, row->pack, row->offset))
-                continue;
-            sum += row->bytes;
-            n++;
         }
-        stmt_reset(s);
-        if (rc < 0)
+        if (rc != 1)
             return rc;
-        if (!n)
-            return 0;
-        for (int i = 0; i < n; i++) {
-            rc = holds_move(l, rows[i].key, rows[i].parent);
-            if (!rc)
-                rc = row_drop(l, &rows[i]);
-            if (rc)
-                return rc;
-            *freed += rows[i].bytes;
-        }
+        rc = column_bytes(s, 0, row.key, STORAGE_KEY_BYTES);
+        if (!rc)
+            rc = column_bytes(s, 1, row.parent, STORAGE_KEY_BYTES);
+        stmt_reset(s);
+        if (!rc)
+            rc = holds_move(l, row.key, row.parent);
+        if (!rc)
+            rc = row_drop(l, &row);
+        if (rc)
+            return rc;
+        *freed += row.bytes;
     }
     return 0;
 }
@@ -379,50 +370,85 @@ int segment_sweep(struct storage_ledger *l, int rows)
     return rc;
 }
 
-int storage_segment_children(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
-                             const uint8_t parent[STORAGE_KEY_BYTES], struct storage_found *rows, size_t max, size_t *n)
+/* ---- lookup ------------------------------------------------------------------------------------------------------ */
+
+/* The nearest child on one side of the label. 1: found; 0: none. */
+static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, const uint8_t fingerprint[32],
+                     const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                     struct storage_found *out)
 {
-    size_t found = 0;
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_CHILDREN, &rc);
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
     if (!s)
         return rc;
     (void)bind_key(s, 1, parent);
     (void)sqlite3_bind_int64(s, 2, owner);
-    (void)sqlite3_bind_blob(s, 3, fingerprint, 32, SQLITE_STATIC);
-    (void)sqlite3_bind_int64(s, 4, max > INT32_MAX ? INT32_MAX : (sqlite3_int64)max);
-    while (found < max && (rc = stmt_step(l, s)) == 1) {
-        struct storage_found *f = &rows[found];
-        int label_bytes = sqlite3_column_bytes(s, 3);
-        const char *producer = (const char *)sqlite3_column_text(s, 7);
-        *f = (struct storage_found){.first = (uint32_t)sqlite3_column_int64(s, 1),
-                                    .count = (uint32_t)sqlite3_column_int64(s, 2),
-                                    .label_bytes = (uint32_t)label_bytes,
-                                    .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
-                                    .pack = (uint32_t)sqlite3_column_int64(s, 5),
-                                    .offset = (uint64_t)sqlite3_column_int64(s, 6)};
-        rc = column_bytes(s, 0, f->key, STORAGE_KEY_BYTES);
-        f->label = malloc(label_bytes > 0 ? (size_t)label_bytes : 1);
-        if (!rc && (!f->label || !producer))
-            rc = -ENOMEM;
-        if (rc) {
-            free(f->label);
-            break;
-        }
-        if (label_bytes > 0)
-            memcpy(f->label, sqlite3_column_blob(s, 3), (size_t)label_bytes);
-        size_t len = strnlen(producer, sizeof f->producer - 1);
-        memcpy(f->producer, producer, len);
-        found++;
+    bind_blob(s, 3, fingerprint, 32);
+    bind_blob(s, 4, label, label_bytes);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    int n = sqlite3_column_bytes(s, 3);
+    const char *producer = (const char *)sqlite3_column_text(s, 7);
+    struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
+                              .count = (uint32_t)sqlite3_column_int64(s, 2),
+                              .label = malloc(n > 0 ? (size_t)n : 1),
+                              .label_bytes = (uint32_t)n,
+                              .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
+                              .pack = (uint32_t)sqlite3_column_int64(s, 5),
+                              .offset = (uint64_t)sqlite3_column_int64(s, 6)};
+    rc = f.label && producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
+    if (!rc) {
+        if (n > 0)
+            memcpy(f.label, sqlite3_column_blob(s, 3), (size_t)n);
+        memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));
+        *out = f;
+    } else {
+        free(f.label);
     }
     stmt_reset(s);
-    if (rc >= 0)
-        rc = ram_children(&l->st->ram, owner, fingerprint, parent, rows, max, &found);
-    if (rc < 0) {
-        for (size_t i = 0; i < found; i++)
-            free(rows[i].label);
-        return rc;
+    return rc ? rc : 1;
+}
+
+int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)
+{
+    uint32_t n = a_bytes < b_bytes ? a_bytes : b_bytes;
+    int c = n ? memcmp(a, b, n) : 0;
+    return c ? c : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
+                            const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                            struct storage_found rows[2], size_t *n)
+{
+    /* [0]: at or below the label, [1]: above it; those on disk, then those in RAM only. */
+    struct storage_found side[2][2] = {0};
+    bool have[2][2] = {{false}};
+    int rc = 0;
+    for (int i = 0; i < 2 && rc >= 0; i++) {
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0]);
+        have[i][0] = rc == 1;
     }
+    if (rc >= 0)
+        rc = ram_nearest(&l->st->ram, owner, fingerprint, parent, label, label_bytes, &side[0][1], &side[1][1]);
+    size_t found = 0;
+    for (int i = 0; i < 2; i++) {
+        have[i][1] = side[i][1].label != NULL;
+        int use = have[i][0] ? 0 : 1;
+        if (have[i][0] && have[i][1]) {
+            int c = segment_label_compare(side[i][1].label, side[i][1].label_bytes, side[i][0].label,
+                                          side[i][0].label_bytes);
+            use = i ? c < 0 : c > 0;
+        }
+        for (int k = 0; k < 2; k++) {
+            if (have[i][k] && k == use && rc >= 0)
+                rows[found++] = side[i][k];
+            else
+                free(side[i][k].label);
+        }
+    }
+    if (rc < 0)
+        return rc;
     *n = found;
     return 0;
 }

@@ -143,9 +143,10 @@ void ram_remove(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
 void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
 /* Drops RAM_ONLY entries that belong to a turn. */
 void ram_drop_turn(struct ram *r, int64_t turn);
-/* RAM_ONLY children of a parent, as storage_segment_children() gives them. */
-int ram_children(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
-                 struct storage_found *rows, size_t max, size_t *n);
+/* The RAM_ONLY children of a parent whose labels are next to `label`: at or below it, and above. What there is none of
+ * stays as it is. */
+int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+                const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above);
 
 /* ---- databases (schema.c) ----------------------------------------------------------------------------------------
  */
@@ -246,6 +247,8 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
 int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
 /* Takes the row at this place out of the index, if there is one, without an intent. */
 int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes);
+/* Byte order; a head comes before what it is the head of. */
+int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
 /* One piece of the background search. */
 int segment_sweep(struct storage_ledger *l, int rows);
 /* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all

@@ -14,6 +14,9 @@
 
 #include "storage/storage_internal.h"
 
+#define EVICT_MORE  16
+#define EVICT_SHARE 1024
+
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES], replaces[STORAGE_KEY_BYTES];
     bool has_replaces;
@@ -169,8 +172,10 @@ static int make_room(struct storage *st, uint64_t bytes)
         return -ENOSPC;
     if (used + bytes <= st->disk_budget)
         return 0;
-    /* A little more at once, so that not every segment waits for an eviction. */
-    struct evict e = {.bytes = used + bytes - st->disk_budget + st->disk_budget / 64};
+    struct evict e = {.bytes = used + bytes - st->disk_budget};
+    /* Some more at once where it is little, so that not every segment waits for an eviction. */
+    if (st->disk_budget / EVICT_SHARE > bytes)
+        e.bytes += EVICT_MORE * bytes;
     int rc = jobs_call(st, evict_run, &e);
     if (rc)
         return rc;

@@ -174,8 +174,8 @@ static void test_hostile_sections(void **state)
                                                : section < 64            ? section
                                                                          : 64)] ^= (uint8_t)testing_random(&seed);
                 size_t len = testing_random(&seed) % 8 ? section : (size_t)testing_random(&seed) % section;
-                int x = codec_array_decode(&codec_loops_portable, l.arrays, l.element, count, s, len, out);
-                int y = codec_array_decode(codec_loops_best(), l.arrays, l.element, count, s, len, other);
+                int x = codec_array_decode(&codec_loops_portable, l.arrays, l.element, count, s, len, false, out);
+                int y = codec_array_decode(codec_loops_best(), l.arrays, l.element, count, s, len, true, other);
                 assert_int_equal(x, y);
                 assert_true(x == 0 || x == -EBADMSG);
                 if (!x)

@@ -261,56 +261,52 @@ int testing_commit(struct storage *st, int64_t turn, unsigned last)
     return w.rc;
 }
 
-struct children {
+struct lookup {
     int64_t owner;
     uint8_t parent[STORAGE_KEY_BYTES];
-    struct storage_found rows[64];
+    const char *label;
+    struct storage_found rows[2];
     size_t n;
 };
 
-static int children_run(struct storage_ledger *l, void *arg)
+static int lookup_run(struct storage_ledger *l, void *arg)
 {
-    struct children *c = arg;
-    return storage_segment_children(l, c->owner, testing_fingerprint, c->parent, c->rows, 64, &c->n);
+    struct lookup *q = arg;
+    return storage_segment_nearest(l, q->owner, testing_fingerprint, q->parent, q->label, (uint32_t)strlen(q->label),
+                                   q->rows, &q->n);
 }
 
-static void children_get(struct storage *st, int64_t owner, unsigned parent, struct children *c)
+size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
+                       struct storage_found rows[2])
 {
-    *c = (struct children){.owner = owner};
-    testing_key(c->parent, parent);
-    assert_int_equal(jobs_call(st, children_run, c), 0);
+    struct lookup q = {.owner = owner, .label = label};
+    testing_key(q.parent, parent);
+    assert_int_equal(jobs_call(st, lookup_run, &q), 0);
+    memcpy(rows, q.rows, sizeof q.rows);
+    return q.n;
 }
 
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out)
 {
-    struct children c;
+    struct storage_found rows[2];
     uint8_t key[STORAGE_KEY_BYTES];
+    char label[32];
     int rc = -ENOENT;
     testing_key(key, id);
-    children_get(st, owner, parent, &c);
-    for (size_t i = 0; i < c.n; i++) {
-        char label[32];
-        if (!memcmp(c.rows[i].key, key, sizeof key)) {
-            (void)snprintf(label, sizeof label, "label %u", id);
-            assert_int_equal(c.rows[i].label_bytes, strlen(label));
-            assert_memory_equal(c.rows[i].label, label, strlen(label));
-            assert_string_equal(c.rows[i].producer, "test-1");
-            *out = c.rows[i];
+    (void)snprintf(label, sizeof label, "label %u", id);
+    size_t n = testing_nearest(st, owner, parent, label, rows);
+    for (size_t i = 0; i < n; i++) {
+        if (!memcmp(rows[i].key, key, sizeof key)) {
+            assert_int_equal(rows[i].label_bytes, strlen(label));
+            assert_memory_equal(rows[i].label, label, strlen(label));
+            assert_string_equal(rows[i].producer, "test-1");
+            *out = rows[i];
             out->label = NULL;
             rc = 0;
         }
-        free(c.rows[i].label);
+        free(rows[i].label);
     }
     return rc;
-}
-
-size_t testing_children(struct storage *st, int64_t owner, unsigned parent)
-{
-    struct children c;
-    children_get(st, owner, parent, &c);
-    for (size_t i = 0; i < c.n; i++)
-        free(c.rows[i].label);
-    return c.n;
 }
 
 static void read_done(void *arg, struct storage_read_result result)

@@ -16,6 +16,15 @@
 
 #include "storage/storage_internal.h"
 
+/* cmocka's asserts work on the test's own thread only; within a job this fails the job. */
+#define JOB_CHECK(x)                                                                                                   \
+    do {                                                                                                               \
+        if (!(x)) {                                                                                                    \
+            (void)fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                              \
+            return -ECANCELED;                                                                                         \
+        }                                                                                                              \
+    } while (0)
+
 /* A number from a seed, which moves on. */
 uint64_t testing_random(uint64_t *seed);
 /* Elements that look like keys and values: exponents close together, noise in the mantissas. */
@@ -50,7 +59,9 @@ int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent,
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
 /* The child with this id. 0, or -ENOENT. The label is freed. */
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);
-size_t testing_children(struct storage *st, int64_t owner, unsigned parent);
+/* storage_segment_nearest(); the labels are the caller's to free. */
+size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
+                       struct storage_found rows[2]);
 /* Reads and compares with what was put. */
 struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id);
 
