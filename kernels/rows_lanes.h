@@ -195,8 +195,29 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* nq queries, nv groups; both constant where this is inlined. */
-LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float *s, const int nq, const int nv)
+/* 16 keys or values at p + at, of a KV type or f32: constant where this is inlined. */
+enum source { SOURCE_BF16 = KERNELS_KV_BF16, SOURCE_F16 = KERNELS_KV_F16, SOURCE_F32 };
+
+LANES_INLINE v16 load_source(const void *p, size_t at, const enum source source)
+{
+    if (source == SOURCE_F32)
+        return v16_load((const float *)p + at);
+    return source == SOURCE_BF16 ? v16_widen_bf16((const uint16_t *)p + at) : v16_widen_f16((const uint16_t *)p + at);
+}
+
+/* Asks for what nv vectors of 16-bit values take, line by line. */
+LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, const int nv)
+{
+    if (source == SOURCE_F32)
+        return;
+    LANES_UNROLL
+    for (int i = 0; i < nv; i += 2)
+        _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
+}
+
+/* nq queries, nv groups from group g on; nq, nv and source are constant where this is inlined. */
+LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const uint16_t *next, int g, float *s,
+                             const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
     LANES_UNROLL
@@ -206,9 +227,10 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float
         sum[i][v] = v16_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         v16 key[4];
+        prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
         LANES_UNROLL
         for (int v = 0; v < nv; v++)
-            key[v] = v16_load(k + ((size_t)v * (size_t)head_dim + (size_t)d) * LANES);
+            key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
         LANES_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
@@ -221,33 +243,35 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int v = 0; v < nv; v++)
-        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + v * LANES, sum[i][v]);
+        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + (g + v) * LANES, sum[i][v]);
 }
 
-LANES_INLINE void score_groups(const float *q, int head_dim, const float *k, int groups, float *s, const int nq)
+LANES_INLINE void score_groups(const float *q, int head_dim, const void *k, const uint16_t *next, int groups, float *s,
+                               const enum source source, const int nq)
 {
     int g = 0;
     for (; g + LANES_VECTORS(nq) <= groups; g += LANES_VECTORS(nq))
-        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, LANES_VECTORS(nq));
+        score_tile(q, head_dim, k, next, g, s, source, nq, LANES_VECTORS(nq));
     for (; g < groups; g++)
-        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, 1);
+        score_tile(q, head_dim, k, next, g, s, source, nq, 1);
 }
 
-/* acc[nq][dims] at a vector of dims: nv vectors beside each other. */
-LANES_INLINE void value_tile(const float *p, const float *v, int tokens, int dims, float *acc, const int nq,
-                             const int nv)
+/* acc[nq][dims] from dimension d on: nv vectors beside each other. */
+LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next, int tokens, int dims, int d,
+                             float *acc, const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
     LANES_UNROLL
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int j = 0; j < nv; j++)
-        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + j * LANES);
+        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
     for (int t = 0; t < tokens; t++) {
         v16 value[4];
+        prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
         LANES_UNROLL
         for (int j = 0; j < nv; j++)
-            value[j] = v16_load(v + (size_t)t * (size_t)dims + j * LANES);
+            value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
         LANES_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
@@ -260,16 +284,17 @@ LANES_INLINE void value_tile(const float *p, const float *v, int tokens, int dim
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int j = 0; j < nv; j++)
-        v16_store(acc + (size_t)i * (size_t)dims + j * LANES, sum[i][j]);
+        v16_store(acc + (size_t)i * (size_t)dims + d + j * LANES, sum[i][j]);
 }
 
-LANES_INLINE void value_dims(const float *p, const float *v, int tokens, int dims, float *acc, const int nq)
+LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next, int tokens, int dims, float *acc,
+                             const enum source source, const int nq)
 {
     int d = 0;
     for (; d + LANES_VECTORS(nq) * LANES <= dims; d += LANES_VECTORS(nq) * LANES)
-        value_tile(p, v + d, tokens, dims, acc + d, nq, LANES_VECTORS(nq));
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, LANES_VECTORS(nq));
     for (; d < dims; d += LANES)
-        value_tile(p, v + d, tokens, dims, acc + d, nq, 1);
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, 1);
 }
 
 /* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
@@ -296,20 +321,51 @@ LANES_INLINE void value_dims(const float *p, const float *v, int tokens, int dim
         }                                                                                                              \
     }
 
-static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+LANES_INLINE void score_source(const float *q, int nq, int head_dim, const void *k, const uint16_t *next, int groups,
+                               float *s, const enum source source)
 {
 #define LANES_BODY(n)                                                                                                  \
-    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, groups, s + (size_t)i * KERNELS_SCORE_STRIDE, n)
+    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, next, groups, s + (size_t)i * KERNELS_SCORE_STRIDE,    \
+                 source, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+{
+    score_source(q, nq, head_dim, k, NULL, groups, s, SOURCE_F32);
+}
+
+static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s)
+{
+    if (type == KERNELS_KV_BF16)
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_BF16);
+    else
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_F16);
+}
+
+LANES_INLINE void value_source(const float *p, int nq, const void *v, const uint16_t *next, int tokens, int dims,
+                               float *acc, const enum source source)
+{
+#define LANES_BODY(n)                                                                                                  \
+    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, next, tokens, dims, acc + (size_t)i * (size_t)dims, source, n)
     LANES_TILES(nq, LANES_BODY)
 #undef LANES_BODY
 }
 
 static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
 {
-#define LANES_BODY(n)                                                                                                  \
-    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, tokens, dims, acc + (size_t)i * (size_t)dims, n)
-    LANES_TILES(nq, LANES_BODY)
-#undef LANES_BODY
+    value_source(p, nq, v, NULL, tokens, dims, acc, SOURCE_F32);
+}
+
+static void values_kv(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc)
+{
+    if (type == KERNELS_KV_BF16)
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_BF16);
+    else
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
 }
 
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
@@ -366,8 +422,10 @@ const struct kernels_rows_set LANES_SET = {
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
+    .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
+    .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
 };

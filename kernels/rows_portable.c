@@ -171,6 +171,22 @@ static void scores(const float *q, int nq, int head_dim, const float *k, int gro
     }
 }
 
+static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s)
+{
+    (void)next;
+    for (int i = 0; i < nq; i++) {
+        for (int g = 0; g < groups; g++) {
+            float *lane = s + (size_t)i * KERNELS_SCORE_STRIDE + g * LANES;
+            const uint16_t *key = k + (size_t)g * head_dim * LANES;
+            memset(lane, 0, LANES * sizeof(*lane));
+            for (int d = 0; d < head_dim; d++)
+                for (int j = 0; j < LANES; j++)
+                    lane[j] = fmaf(kernels_widen_one(type, key[d * LANES + j]), q[(size_t)i * head_dim + d], lane[j]);
+        }
+    }
+}
+
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
     int first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
@@ -200,6 +216,18 @@ static void values(const float *p, int nq, const float *v, int tokens, int dims,
                     fmaf(p[(size_t)i * KERNELS_SCORE_STRIDE + t], v[(size_t)t * dims + d], acc[(size_t)i * dims + d]);
 }
 
+static void values_kv(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc)
+{
+    (void)next;
+    for (int i = 0; i < nq; i++)
+        for (int t = 0; t < tokens; t++)
+            for (int d = 0; d < dims; d++)
+                acc[(size_t)i * dims + d] =
+                    fmaf(p[(size_t)i * KERNELS_SCORE_STRIDE + t], kernels_widen_one(type, v[(size_t)t * dims + d]),
+                         acc[(size_t)i * dims + d]);
+}
+
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
 {
     float top = mb > *m ? mb : *m;
@@ -224,8 +252,10 @@ const struct kernels_rows_set kernels_rows_portable = {
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
+    .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
+    .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
 };
