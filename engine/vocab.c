@@ -398,21 +398,22 @@ int vocab_work_text(struct vocab_work *w, size_t n)
     return w->text != NULL ? 0 : -ENOMEM;
 }
 
-/* A stretch of text without special tokens; `begins`: nothing or a special token is before it. */
-static int tokenize_plain(const struct vocab *v, struct vocab_work *w, const char *text, size_t len, bool begins,
+/* A stretch of text without special tokens. before: 0, VOCAB_AFTER_SPECIAL or VOCAB_CONTINUES. */
+static int tokenize_plain(const struct vocab *v, struct vocab_work *w, const char *text, size_t len, unsigned before,
                           struct engine_tokens *out)
 {
     if (len == 0)
         return 0;
+    /* After a special token the space that a chat template writes there is the one that would be put in front. */
+    bool begins = before == 0 || (before == VOCAB_AFTER_SPECIAL && text[0] != ' ');
     return v->is_spm ? spm_tokenize(v, w, text, len, v->space_prefix && begins, out)
                      : bpe_tokenize(v, w, text, len, out);
 }
 
 static int tokenize(const struct vocab *v, struct vocab_work *w, const char *text, size_t len,
-                    const struct specials *specials, struct engine_tokens *out)
+                    const struct specials *specials, unsigned before, struct engine_tokens *out)
 {
     size_t start = 0;
-    bool begins = true;
     for (size_t i = 0; i < len;) {
         size_t matched = 0;
         unsigned char byte = (unsigned char)text[i];
@@ -423,16 +424,16 @@ static int tokenize(const struct vocab *v, struct vocab_work *w, const char *tex
             i++;
             continue;
         }
-        int rc = tokenize_plain(v, w, text + start, i - start, begins, out);
+        int rc = tokenize_plain(v, w, text + start, i - start, before, out);
         if (rc == 0)
             rc = engine_tokens_append(out, &id, 1);
         if (rc)
             return rc;
-        begins = true;
+        before = VOCAB_AFTER_SPECIAL;
         i += matched;
         start = i;
     }
-    return tokenize_plain(v, w, text + start, len - start, begins, out);
+    return tokenize_plain(v, w, text + start, len - start, before, out);
 }
 
 int vocab_tokenize(const struct vocab *v, const char *text, size_t len, unsigned flags, struct engine_tokens *out)
@@ -440,18 +441,19 @@ int vocab_tokenize(const struct vocab *v, const char *text, size_t len, unsigned
     if (len > VOCAB_MAX_TEXT_BYTES)
         return -EOVERFLOW;
     struct vocab_work w = {0};
-    size_t before = out->n, matched;
+    size_t n_before = out->n, matched;
+    unsigned before = flags & (VOCAB_AFTER_SPECIAL | VOCAB_CONTINUES);
     const struct specials *specials = flags & VOCAB_PARSE_SPECIAL ? &v->all : &v->in_text;
     int rc = 0;
     if ((flags & VOCAB_ADD_SPECIAL) && v->add_bos &&
         !((flags & VOCAB_PARSE_SPECIAL) && len > 0 && match_special(v, specials, text, len, &matched) == v->bos))
         rc = engine_tokens_append(out, &v->bos, 1);
     if (rc == 0)
-        rc = tokenize(v, &w, text, len, specials, out);
-    if (rc == 0 && (flags & VOCAB_ADD_SPECIAL) && v->add_eos && (out->n == before || out->ids[out->n - 1] != v->eos))
+        rc = tokenize(v, &w, text, len, specials, before, out);
+    if (rc == 0 && (flags & VOCAB_ADD_SPECIAL) && v->add_eos && (out->n == n_before || out->ids[out->n - 1] != v->eos))
         rc = engine_tokens_append(out, &v->eos, 1);
     if (rc)
-        out->n = before;
+        out->n = n_before;
     merge_free(&w.merge);
     free(w.text);
     return rc;
@@ -508,6 +510,11 @@ engine_token vocab_bos(const struct vocab *v)
 engine_token vocab_eos(const struct vocab *v)
 {
     return v->eos;
+}
+
+bool vocab_adds_space(const struct vocab *v)
+{
+    return v->space_prefix;
 }
 
 bool vocab_adds_bos(const struct vocab *v)

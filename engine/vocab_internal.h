@@ -34,6 +34,9 @@ void vocab_close(struct vocab *v);
 enum {
     VOCAB_PARSE_SPECIAL = 1, /* control and all user-defined tokens written in the text become those tokens */
     VOCAB_ADD_SPECIAL = 2,   /* BOS in front and EOS behind, where the file asks for them */
+    /* Where SentencePiece puts a space in front of a text. Default: always, if the file wants it at all. */
+    VOCAB_AFTER_SPECIAL = 4, /* a special token is before the text: unless it begins with a space */
+    VOCAB_CONTINUES = 8,     /* other text is before it: never */
 };
 
 /* Appends the tokens of text[0..len). BOS is not doubled when PARSE_SPECIAL text begins with it. 0, -ENOMEM,
@@ -52,6 +55,8 @@ engine_token vocab_special(const struct vocab *v, const char *text);
 bool vocab_is_control(const struct vocab *v, engine_token id);
 /* As engine_token_ends_answer(). */
 bool vocab_ends_answer(const struct vocab *v, engine_token id);
+/* Whether a space is put in front of texts, which is not part of them when they are decoded. */
+bool vocab_adds_space(const struct vocab *v);
 /* -1: the file names none. */
 engine_token vocab_bos(const struct vocab *v);
 engine_token vocab_eos(const struct vocab *v);

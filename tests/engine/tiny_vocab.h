@@ -24,6 +24,11 @@ enum {
 /* Writes tokenizer.* keys with the named pre-tokenizer and a ChatML template without a default system prompt. */
 void tiny_vocab_bpe(struct gguf_writer *w, const char *pre);
 
+/* The same ordinary tokens with control tokens of one's own, the first from TINY_END_OF_TEXT on, and a template of
+ * one's own (NULL: none). bos and eos are among `control`; "" means none. */
+void tiny_vocab_bpe_with(struct gguf_writer *w, const char *pre, const char *const *control, int n, const char *bos,
+                         const char *eos, const char *chat_template);
+
 /* SentencePiece: 0 <unk>, 1 <s>, 2 </s>, 3..258 the byte tokens, then pieces, then a user-defined "\n". No template. */
 enum {
     TINY_SPM_BYTES = 3,
@@ -41,5 +46,10 @@ enum {
     TINY_SPM_TOKENS
 };
 void tiny_vocab_spm(struct gguf_writer *w);
+/* The same with more control tokens, from TINY_SPM_TOKENS on; <s> and </s> are written as bos and eos. */
+void tiny_vocab_spm_with(struct gguf_writer *w, const char *const *control, int n, const char *bos, const char *eos,
+                         const char *chat_template);
+
+#define TINY_MAX_CONTROL 16
 
 #endif
