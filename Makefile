@@ -150,14 +150,14 @@ ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
 ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
-TSAN_TESTS := $(foreach d,kernels storage session daemon,$(filter $(BUILD)/tests/$d/%,$(TESTS)))
+TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes)
 
 .PHONY: check-run
 check-run: all tests $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
-	@$(MAKE) $(QUIET) $(TSAN) tests
+	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \

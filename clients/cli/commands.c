@@ -188,14 +188,19 @@ int cli_create(struct cli *c, const char *first_message, const char *instruction
     return code;
 }
 
-char *cli_latest(struct cli *c, int *code)
+char *cli_latest(struct cli *c, const char *except, int *code)
 {
-    cJSON *list = cli_call(c, "GET", "/v1/conversations?limit=1", NULL, code);
-    const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(list, "data"), 0);
-    const char *id = json_string(first, "id", NULL);
-    char *copy = id ? text_copy(id) : NULL;
+    cJSON *list = cli_call(c, "GET", "/v1/conversations?limit=2", NULL, code);
+    const cJSON *row;
+    char *found = NULL;
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(list, "data"))
+    {
+        const char *id = json_string(row, "id", NULL);
+        if (id && !found && (!except || strcmp(id, except) != 0))
+            found = text_copy(id);
+    }
     cJSON_Delete(list);
-    return copy;
+    return found;
 }
 
 static double number_of(const cJSON *object, const char *name)
