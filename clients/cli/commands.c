@@ -128,9 +128,14 @@ int cli_wait_ready(struct cli *c)
             return exit_code_of(rc);
         }
         bool loading = reply.status == 503;
-        if (loading)
+        bool stopping = loading && reply.body.data && strstr(reply.body.data, "\"stopping\"");
+        if (loading && !stopping)
             show_loading(c, reply.body.data ? reply.body.data : "", first);
         buf_free(&reply.body);
+        if (stopping) {
+            term_error(&c->term, "convod at %s is stopping", net_url(c->net));
+            return CLI_NO_DAEMON;
+        }
         if (!loading) {
             term_status_clear(&c->term);
             return CLI_OK; /* whatever else is wrong, the next request will tell better */
