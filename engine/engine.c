@@ -194,7 +194,7 @@ void engine_close(struct engine *e)
         model_close(&e->model, e->kernels);
     }
     sampler_scratch_close(e);
-    chat_close(e->chat);
+    chat_free(e->chat);
     vocab_close(e->vocab);
     gguf_close(e->gguf);
     kernels_close(e->kernels);
@@ -238,4 +238,19 @@ const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *
 bool engine_token_ends_answer(const struct engine *e, engine_token id)
 {
     return vocab_ends_answer(e->vocab, id);
+}
+
+int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
+                       struct engine_tokens *out, char *err, size_t err_size)
+{
+    if (!e->chat) {
+        snprintf(err, err_size, "%s has no chat template; name one with --chat-format", e->info.name);
+        return -ENOTSUP;
+    }
+    return chat_render(e->chat, e->vocab, messages, n, flags, out, err, err_size);
+}
+
+int engine_chat_close(const struct engine *e, struct engine_tokens *out)
+{
+    return e->chat ? chat_close(e->chat, e->vocab, out) : -ENOTSUP;
 }
