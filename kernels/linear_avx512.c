@@ -17,11 +17,11 @@
 
 #define PREFETCH_BYTES 4096 /* how far ahead of the packed weights in use */
 
-/* What a step's weights meet. tokens == 0: nothing, they are stored at out. */
+/* What a step's weights go to: memory, or a product with one token. */
 struct sink {
     const uint8_t *tile;
     uint8_t *out;
-    __m512 acc[KERNELS_TILE];
+    __m512 acc;
 };
 
 ALWAYS __m512i set1_int(const uint8_t *p)
@@ -52,7 +52,7 @@ ALWAYS int offset_bits(enum kernels_type type)
 
 /* One block of 32 values of 16 rows with every token of a tile. */
 ALWAYS void multiply(enum kernels_type type, int tokens, const uint8_t *tile, const __m512i w[8], __m512 s,
-                     __m512 second, __m512 acc[KERNELS_TILE])
+                     __m512 second, __m512 *acc)
 {
     const uint8_t *facts = tile + tokens * KERNELS_BLOCK;
 #pragma GCC unroll 8
@@ -82,9 +82,9 @@ ALWAYS void multiply(enum kernels_type type, int tokens, const uint8_t *tile, co
     }
 }
 
-ALWAYS void use(enum kernels_type type, int tokens, struct sink *k, const __m512i w[8], __m512 s, __m512 second)
+ALWAYS void use(enum kernels_type type, bool store, struct sink *k, const __m512i w[8], __m512 s, __m512 second)
 {
-    if (tokens == 0) {
+    if (store) {
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++)
             _mm512_store_si512(k->out + c * 64, w[c]);
@@ -92,8 +92,8 @@ ALWAYS void use(enum kernels_type type, int tokens, struct sink *k, const __m512
         _mm512_store_ps(k->out + 576, second);
         k->out += KERNELS_UNPACKED_BLOCK_BYTES;
     } else {
-        multiply(type, tokens, k->tile, w, s, second, k->acc);
-        k->tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        multiply(type, 1, k->tile, w, s, second, &k->acc);
+        k->tile += KERNELS_TOKEN_BLOCK_BYTES;
     }
 }
 
@@ -131,10 +131,34 @@ ALWAYS __m512i move_bit(__m512i v, int from, int to)
     return from < to ? _mm512_slli_epi16(v, (unsigned)(to - from)) : _mm512_srli_epi16(v, (unsigned)(from - to));
 }
 
-ALWAYS void visit_small(enum kernels_type type, int tokens, struct sink *k, struct kernels_packed_block at)
+/* Bytes of a block of a group. */
+ALWAYS size_t step_bytes(enum kernels_type type)
+{
+    return type == KERNELS_Q8_0   ? 34 * 16
+           : type == KERNELS_Q4_0 ? 18 * 16
+           : type == KERNELS_Q4_1 ? 20 * 16
+           : type == KERNELS_Q5_0 ? 22 * 16
+           : type == KERNELS_Q5_1 ? 24 * 16
+           : type == KERNELS_Q4_K ? 144 * 16
+           : type == KERNELS_Q5_K ? 176 * 16
+                                  : 210 * 16;
+}
+
+/* Asks for part `i` of `parts` of what lies PREFETCH_BYTES past a step. In parts, since a burst of requests for a whole
+ * step would wait for itself. */
+ALWAYS void prefetch(enum kernels_type type, struct kernels_packed_block at, int i, int parts)
+{
+    int lines = ((int)step_bytes(type) / 64 + parts) / parts;
+#pragma GCC unroll 16
+    for (int l = 0; l < lines; l++)
+        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T0);
+}
+
+ALWAYS void visit_small(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
 {
     bool five = type == KERNELS_Q5_0 || type == KERNELS_Q5_1;
     const uint8_t *rest = at.rest;
+    prefetch(type, at, 0, 1);
     __m512 second = _mm512_setzero_ps();
     if (has_minimum(type)) {
         second = halves(at.header + 32);
@@ -160,7 +184,7 @@ ALWAYS void visit_small(enum kernels_type type, int tokens, struct sink *k, stru
                 w[c] = add_bits(w[c], move_bit(high, c, 4), 16);
         }
     }
-    use(type, tokens, k, w, halves(at.header), second);
+    use(type, store, k, w, halves(at.header), second);
 }
 
 /* Bytes [4 blocks][16 rows] to floats times d. */
@@ -172,7 +196,7 @@ ALWAYS void scale_bytes(__m512i bytes, __m512 d, __m512 out[4])
     out[3] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(bytes, 3))));
 }
 
-ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct kernels_packed_block at)
+ALWAYS void visit_k(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
 {
     const uint8_t *p = at.rest;
     __m512i a = line(p + 64), b = line(p + 128), c = line(p + 192);
@@ -184,6 +208,7 @@ ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct k
     scale_bytes(add_bits(high_nibbles(c), _mm512_srli_epi16(b, 2), 0x30), neg, m + 4);
     const uint8_t *high = p + 256, *nibbles = type == KERNELS_Q5_K ? high + 512 : high;
     for (int i = 0; i < 4; i++) {
+        prefetch(type, at, i, 4);
 #pragma GCC unroll 8
         for (int j = 0; j < 2; j++) {
             __m512i w[8], rotate = _mm512_set1_epi32((4 - 2 * i - j) & 31);
@@ -194,7 +219,7 @@ ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct k
                 if (type == KERNELS_Q5_K)
                     w[n] = add_bits(w[n], _mm512_rolv_epi32(line(high + n * 64), rotate), 16);
             }
-            use(type, tokens, k, w, s[2 * i + j], m[2 * i + j]);
+            use(type, store, k, w, s[2 * i + j], m[2 * i + j]);
         }
         nibbles += 512;
     }
@@ -206,38 +231,26 @@ ALWAYS __m512 six_scale(const uint8_t *scales, __m512 d)
     return _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
 }
 
-ALWAYS void visit_six(int tokens, struct sink *k, struct kernels_packed_block at)
+ALWAYS void visit_six(bool store, struct sink *k, struct kernels_packed_block at)
 {
     __m512 d = halves(at.header);
     const uint8_t *scales = at.rest, *high = scales + 256, *nibbles = high + 1024;
     for (int half = 0; half < 2; half++) {
 #pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
+            prefetch(KERNELS_Q6_K, at, half * 4 + j, 8);
             __m512i w[8];
 #pragma GCC unroll 8
             for (int c = 0; c < 8; c++) {
                 __m512i v = line(nibbles + (j % 2 * 8 + c) * 64), bits = move_bit(line(high + c * 64), 2 * j, 4);
                 w[c] = add_bits(j < 2 ? low_nibbles(v) : high_nibbles(v), bits, 0x30);
             }
-            use(KERNELS_Q6_K, tokens, k, w, six_scale(scales, d), six_scale(scales + 16, d));
+            use(KERNELS_Q6_K, store, k, w, six_scale(scales, d), six_scale(scales + 16, d));
             scales += 32;
         }
         high += 512;
         nibbles += 1024;
     }
-}
-
-/* Bytes of a block of a group. */
-ALWAYS size_t step_bytes(enum kernels_type type)
-{
-    return type == KERNELS_Q8_0   ? 34 * 16
-           : type == KERNELS_Q4_0 ? 18 * 16
-           : type == KERNELS_Q4_1 ? 20 * 16
-           : type == KERNELS_Q5_0 ? 22 * 16
-           : type == KERNELS_Q5_1 ? 24 * 16
-           : type == KERNELS_Q4_K ? 144 * 16
-           : type == KERNELS_Q5_K ? 176 * 16
-                                  : 210 * 16;
 }
 
 /* kernels_packed_block() without a call in the loop. */
@@ -252,21 +265,17 @@ ALWAYS struct kernels_packed_block step_at(enum kernels_type type, const uint8_t
 }
 
 /* Blocks [first, end) of the file, of `blocks` in a row. */
-ALWAYS void visit(enum kernels_type type, int tokens, struct sink *k, const uint8_t *group, int blocks, int first,
+ALWAYS void visit(enum kernels_type type, bool store, struct sink *k, const uint8_t *group, int blocks, int first,
                   int end)
 {
     for (int b = first; b < end; b++) {
         struct kernels_packed_block at = step_at(type, group, blocks, b);
-        if (tokens > 0)
-#pragma GCC unroll 8
-            for (size_t i = 0; i < (step_bytes(type) + 63) / 64; i++)
-                _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + i * 64, _MM_HINT_T0);
         if (type == KERNELS_Q6_K)
-            visit_six(tokens, k, at);
+            visit_six(store, k, at);
         else if (type == KERNELS_Q4_K || type == KERNELS_Q5_K)
-            visit_k(type, tokens, k, at);
+            visit_k(type, store, k, at);
         else
-            visit_small(type, tokens, k, at);
+            visit_small(type, store, k, at);
     }
 }
 
@@ -277,85 +286,69 @@ static void unpack(enum kernels_type type, const uint8_t *group, int cols, int f
     struct sink k = {.out = out};
     switch (type) {
     case KERNELS_Q8_0:
-        visit(KERNELS_Q8_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q8_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_0:
-        visit(KERNELS_Q4_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_1:
-        visit(KERNELS_Q4_1, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_1, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_0:
-        visit(KERNELS_Q5_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_1:
-        visit(KERNELS_Q5_1, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_1, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_K:
-        visit(KERNELS_Q4_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_K, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_K:
-        visit(KERNELS_Q5_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_K, true, &k, group, blocks, a, b);
         break;
     default:
-        visit(KERNELS_Q6_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q6_K, true, &k, group, blocks, a, b);
         break;
     }
 }
 
-/* ---- few tokens -------------------------------------------------------------------------------------------------- */
+/* ---- one token --------------------------------------------------------------------------------------------------- */
 
-ALWAYS void few_tokens(enum kernels_type type, int tokens, const uint8_t *group, int cols, const uint8_t *tile,
-                       float *acc)
+ALWAYS void one_of_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
     struct sink k = {.tile = tile};
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; t++)
-        k.acc[t] = _mm512_setzero_ps();
+    k.acc = _mm512_setzero_ps();
     int blocks = cols / kernels_type_info(type)->block_values;
-    visit(type, tokens, &k, group, blocks, 0, blocks);
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; t++)
-        _mm512_store_ps(acc + t * KERNELS_ROW_GROUP, k.acc[t]);
+    visit(type, false, &k, group, blocks, 0, blocks);
+    _mm512_store_ps(acc, k.acc);
 }
 
-ALWAYS void few_of_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens,
-                        float *acc)
-{
-    if (tokens == 1)
-        few_tokens(type, 1, group, cols, tile, acc);
-    else if (tokens == 2)
-        few_tokens(type, 2, group, cols, tile, acc);
-    else
-        few_tokens(type, 4, group, cols, tile, acc);
-}
-
-static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc)
+static void one(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
     switch (type) {
     case KERNELS_Q8_0:
-        few_of_type(KERNELS_Q8_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q8_0, group, cols, tile, acc);
         break;
     case KERNELS_Q4_0:
-        few_of_type(KERNELS_Q4_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_0, group, cols, tile, acc);
         break;
     case KERNELS_Q4_1:
-        few_of_type(KERNELS_Q4_1, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_1, group, cols, tile, acc);
         break;
     case KERNELS_Q5_0:
-        few_of_type(KERNELS_Q5_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_0, group, cols, tile, acc);
         break;
     case KERNELS_Q5_1:
-        few_of_type(KERNELS_Q5_1, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_1, group, cols, tile, acc);
         break;
     case KERNELS_Q4_K:
-        few_of_type(KERNELS_Q4_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_K, group, cols, tile, acc);
         break;
     case KERNELS_Q5_K:
-        few_of_type(KERNELS_Q5_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_K, group, cols, tile, acc);
         break;
     default:
-        few_of_type(KERNELS_Q6_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q6_K, group, cols, tile, acc);
         break;
     }
 }
@@ -510,9 +503,8 @@ static void quantize(const float *x, int cols, int tokens, int token, uint8_t *t
 }
 
 const struct kernels_linear_set kernels_linear_avx512 = {
-    .unpack_from_tokens = 8,
     .quantize = quantize,
-    .few = few,
+    .one = one,
     .unpack = unpack,
     .tile = tile_product,
     .floats = floats,
