@@ -180,7 +180,7 @@ ALWAYS void prefetch(enum kernels_type type, struct kernels_packed_block at, int
     int lines = ((int)step_bytes(type) / 64 + parts) / parts;
 #pragma GCC unroll 16
     for (int l = 0; l < lines; l++)
-        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T1);
 }
 
 ALWAYS void visit_small(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
@@ -505,7 +505,7 @@ ALWAYS void float_tokens(enum kernels_type type, int tokens, const uint8_t *grou
         low[t] = high[t] = _mm256_setzero_ps();
     for (size_t k = 0; k < cols; k++) {
         __m256 a = float_weights(type, group, k, 0), b = float_weights(type, group, k, 1);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T0);
+        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
 #pragma GCC unroll 8
         for (int t = 0; t < tokens; t++) {
             __m256 value = _mm256_set1_ps(x[(size_t)t * cols + k]);

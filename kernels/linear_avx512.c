@@ -50,35 +50,56 @@ ALWAYS int offset_bits(enum kernels_type type)
     return type == KERNELS_Q4_0 ? 3 : type == KERNELS_Q5_0 ? 4 : type == KERNELS_Q6_K ? 5 : 7;
 }
 
-/* One block of 32 values of 16 rows with every token of a tile. */
-ALWAYS void multiply(enum kernels_type type, int tokens, const uint8_t *tile, const __m512i w[8], __m512 s,
-                     __m512 second, __m512 *acc)
+/* sum[t] += chunks [first, end) of every token. Tokens are innermost: neighbouring instructions then do not wait for
+ * each other. */
+ALWAYS void dots(int tokens, const uint8_t *q, const __m512i w[8], int first, int end, __m512i sum[KERNELS_TILE])
 {
-    const uint8_t *facts = tile + tokens * KERNELS_BLOCK;
+#pragma GCC unroll 8
+    for (int c = first; c < end; c++)
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; t++)
+            sum[t] = _mm512_dpbusd_epi32(sum[t], w[c], set1_int(q + t * KERNELS_BLOCK + c * 4));
+}
+
+/* sum[t] = the type's offset times a fact of token t. */
+ALWAYS void start(enum kernels_type type, int tokens, const uint8_t *fact, __m512i sum[KERNELS_TILE])
+{
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; t++)
+        sum[t] = has_minimum(type) ? _mm512_setzero_si512()
+                                   : _mm512_slli_epi32(set1_int(fact + t * 4), (unsigned)offset_bits(type));
+}
+
+/* One block of 32 values of 16 rows with every token of a tile. */
+ALWAYS void multiply(enum kernels_type type, int tokens, const uint8_t *q, const __m512i w[8], __m512 s, __m512 second,
+                     __m512 *acc)
+{
+    const uint8_t *d = q + tokens * KERNELS_BLOCK, *dsum = d + tokens * 4, *neg = dsum + tokens * 4;
+    __m512i sum[KERNELS_TILE];
+    if (type == KERNELS_Q6_K) {
+        __m512 low[KERNELS_TILE];
+        start(type, tokens, neg + tokens * 4, sum);
+        dots(tokens, q, w, 0, 4, sum);
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; t++)
+            low[t] = _mm512_mul_ps(s, _mm512_cvtepi32_ps(sum[t]));
+        start(type, tokens, neg + tokens * 8, sum);
+        dots(tokens, q, w, 4, 8, sum);
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; t++) {
+            __m512 both = _mm512_fmadd_ps(second, _mm512_cvtepi32_ps(sum[t]), low[t]);
+            acc[t] = _mm512_fmadd_ps(set1_float(d + t * 4), both, acc[t]);
+        }
+        return;
+    }
+    start(type, tokens, neg, sum);
+    dots(tokens, q, w, 0, 8, sum);
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; t++) {
-        const uint8_t *q = tile + t * KERNELS_BLOCK, *f = facts + t * 4;
-        if (type == KERNELS_Q6_K) {
-            __m512i low = _mm512_slli_epi32(set1_int(f + tokens * 12), 5);
-            __m512i high = _mm512_slli_epi32(set1_int(f + tokens * 16), 5);
-#pragma GCC unroll 8
-            for (int c = 0; c < 4; c++) {
-                low = _mm512_dpbusd_epi32(low, w[c], set1_int(q + c * 4));
-                high = _mm512_dpbusd_epi32(high, w[c + 4], set1_int(q + c * 4 + 16));
-            }
-            __m512 sum = _mm512_mul_ps(s, _mm512_cvtepi32_ps(low));
-            sum = _mm512_fmadd_ps(second, _mm512_cvtepi32_ps(high), sum);
-            acc[t] = _mm512_fmadd_ps(set1_float(f), sum, acc[t]);
-            continue;
-        }
-        __m512i sum = has_minimum(type) ? _mm512_setzero_si512()
-                                        : _mm512_slli_epi32(set1_int(f + tokens * 8), (unsigned)offset_bits(type));
-#pragma GCC unroll 8
-        for (int c = 0; c < 8; c++)
-            sum = _mm512_dpbusd_epi32(sum, w[c], set1_int(q + c * 4));
-        acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(s, set1_float(f)), _mm512_cvtepi32_ps(sum), acc[t]);
+        __m512 scale = _mm512_mul_ps(s, set1_float(d + t * 4));
+        acc[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum[t]), acc[t]);
         if (has_minimum(type))
-            acc[t] = _mm512_fmadd_ps(second, set1_float(f + tokens * 4), acc[t]);
+            acc[t] = _mm512_fmadd_ps(second, set1_float(dsum + t * 4), acc[t]);
     }
 }
 
@@ -151,7 +172,7 @@ ALWAYS void prefetch(enum kernels_type type, struct kernels_packed_block at, int
     int lines = ((int)step_bytes(type) / 64 + parts) / parts;
 #pragma GCC unroll 16
     for (int l = 0; l < lines; l++)
-        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T1);
 }
 
 ALWAYS void visit_small(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
@@ -432,7 +453,7 @@ ALWAYS void float_tokens(enum kernels_type type, int tokens, const uint8_t *grou
         sum[t] = _mm512_setzero_ps();
     for (size_t k = 0; k < cols; k++) {
         __m512 w = float_weights(type, group, k);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T0);
+        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
 #pragma GCC unroll 8
         for (int t = 0; t < tokens; t++)
             sum[t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[(size_t)t * cols + k]), sum[t]);
