@@ -31,7 +31,6 @@
 #include <string.h>
 
 #include <lz4.h>
-#include <xxhash.h>
 
 #include "storage/codec_internal.h"
 
@@ -47,6 +46,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the codec writes word
 const struct codec_loops *codec_loops_best(void)
 {
 #if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("bmi2"))
+        return &codec_loops_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
         return &codec_loops_avx2;
 #endif
@@ -265,11 +267,11 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
         uint8_t *row = o + 8 + (size_t)i * TABLE_ROW;
         memcpy(row, &(uint32_t){(uint32_t)n}, 4);
         memset(row + 4, 0, 4);
-        memcpy(row + 8, &(uint64_t){XXH3_64bits(o + at, n)}, 8);
+        memcpy(row + 8, &(uint64_t){loops->sum(o + at, n)}, 8);
         at += n;
         in += p.n * 2;
     }
-    memcpy(o + table - 8, &(uint64_t){XXH3_64bits(o, table - 8)}, 8);
+    memcpy(o + table - 8, &(uint64_t){loops->sum(o, table - 8)}, 8);
     free(memory);
     return (int64_t)at;
 }
@@ -390,14 +392,14 @@ int codec_decode_with(const struct codec_loops *loops, const struct storage_layo
     if (n < table || get32(in) != MAGIC || get32(in + 4) != layout->n_arrays)
         return -EBADMSG;
     memcpy(&sum, in + table - 8, 8);
-    if (sum != XXH3_64bits(in, table - 8))
+    if (sum != loops->sum(in, table - 8))
         return -EBADMSG;
     uint8_t *out = payload;
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
         const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
         size_t bytes = get32(row);
         memcpy(&sum, row + 8, 8);
-        if (bytes > n - at || sum != XXH3_64bits(in + at, bytes))
+        if (bytes > n - at || sum != loops->sum(in + at, bytes))
             return -EBADMSG;
         int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
         if (rc)

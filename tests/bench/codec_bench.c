@@ -195,11 +195,14 @@ int main(int argc, char **argv)
         rc = measure(&p, &codec_loops_portable, ENCODE, "encode, portable");
     if (!rc)
         rc = measure(&p, &codec_loops_portable, DECODE, "decode, portable");
-    if (!rc && codec_loops_best() != &codec_loops_portable) {
-        rc = measure(&p, codec_loops_best(), ENCODE, "encode");
-        if (!rc)
-            rc = measure(&p, codec_loops_best(), DECODE, "decode");
-    }
+    if (!rc && codec_loops_best() != &codec_loops_portable)
+        rc = measure(&p, &codec_loops_avx2, ENCODE, "encode, avx2");
+    if (!rc && codec_loops_best() != &codec_loops_portable)
+        rc = measure(&p, &codec_loops_avx2, DECODE, "decode, avx2");
+    if (!rc && codec_loops_best() == &codec_loops_avx512)
+        rc = measure(&p, &codec_loops_avx512, ENCODE, "encode, avx512");
+    if (!rc && codec_loops_best() == &codec_loops_avx512)
+        rc = measure(&p, &codec_loops_avx512, DECODE, "decode, avx512");
     if (!rc)
         rc = ratios(&p);
     if (rc)
