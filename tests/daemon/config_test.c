@@ -175,7 +175,7 @@ static void help(void **state)
 static void example_file(void **state)
 {
     (void)state;
-    FILE *f = fopen("systemd/convod.conf", "r");
+    FILE *f = fopen("systemd/convod.conf.example", "r");
     if (!f) {
         print_message("skip: not run from the source folder\n");
         skip();
@@ -209,7 +209,7 @@ static void example_file(void **state)
             skip_it |= strcmp(key, only_flags[i]) == 0;
         }
         if (!skip_it && !strstr(enabled, key)) {
-            fail_msg("%s is not in systemd/convod.conf", key);
+            fail_msg("%s is not in systemd/convod.conf.example", key);
         }
     }
     free(help_text);
