@@ -61,7 +61,8 @@ static void *take_signals(void *arg)
 
 static int run(const struct daemon_config *config)
 {
-    struct daemon_log log = {.fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
+    struct daemon_log log = {
+        .fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
     struct signals signals;
     sigemptyset(&signals.set);
     sigaddset(&signals.set, SIGTERM);
