@@ -62,6 +62,7 @@ struct engine_info {
     size_t kv_token_bytes; /* raw KV of one token, all layers */
     size_t kv_bytes;       /* budget for pages */
     int step_tokens;
+    uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
      * canonical layout and numerics version. Not the backend, not the page size. */
     uint8_t fingerprint[32];
@@ -132,17 +133,19 @@ const engine_token *engine_seq_tokens(const struct engine_seq *s);
 /* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n - 1
  * would need; the sequence is unchanged then. */
 int engine_seq_truncate(struct engine_seq *s, int n);
-/* A new sequence with the first n tokens of s; full pages are shared, the rest is copied. NULL: no memory or pages. */
+/* A new sequence with the first n tokens of s; pages are shared until one of them writes into one. NULL: no
+ * memory, or a sliding-window layer has already dropped what position n would see. */
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n);
-/* Lets sliding-window layers drop pages that no position >= length will see. Until then they are kept for truncate. */
+/* Lets sliding-window layers drop pages that no position >= length will see, except those of the unfinished run of 256
+ * tokens (it can still be exported). Until then they are kept for truncate. */
 void engine_seq_settle(struct engine_seq *s);
 
 struct engine_kv_use {
     size_t used_bytes, budget_bytes; /* pages in use (shared ones counted once), and the pool */
 };
 struct engine_kv_use engine_kv_use(const struct engine *e);
-/* Upper bound of the page bytes that n more tokens on s would take (s may be NULL: a new sequence). */
-size_t engine_kv_need(const struct engine *e, const struct engine_seq *s, int n);
+/* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
+bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
 
 /* ---- step ------------------------------------------------------------------------------------------------------ */
 

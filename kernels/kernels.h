@@ -169,6 +169,10 @@ struct kernels_ops {
     void *(*alloc)(struct kernels *k, size_t bytes);
     void (*release)(struct kernels *k, void *p, size_t bytes);
 
+    /* memcpy and memset(0) between the backend's own memory. */
+    void (*copy)(struct kernels *k, void *to, const void *from, size_t bytes);
+    void (*zero)(struct kernels *k, void *p, size_t bytes);
+
     /* Makes room for batches of up to max_rows rows, inputs of up to max_cols values and max_heads query heads of up to
      * max_head_dim, so that no operation allocates. 0 or -ENOMEM. Call once before the first operation. */
     int (*reserve)(struct kernels *k, int max_rows, int max_cols, int max_heads, int max_head_dim);
@@ -176,6 +180,9 @@ struct kernels_ops {
     /* out[i][cols] = scale * w[ids[i]][:], dequantized. ids must be in [0, w->rows). */
     void (*embed)(struct kernels *k, const struct kernels_matrix *w, const int32_t *ids, int n, float scale,
                   float *out);
+
+    /* out[i][d] = x[rows[i]][d]. */
+    void (*gather)(struct kernels *k, const float *x, int d, const int32_t *rows, int n, float *out);
 
     /* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y may be the same. weight [d]. */
     void (*rms_norm)(struct kernels *k, const float *x, int rows, int d, const float *weight, float eps, float *y);

@@ -159,7 +159,7 @@ void session_forget(struct session *s, const char *owner, const char *response_i
 struct session_conversation {
     const char *id, *title, *metadata, *instructions; /* may be NULL except id */
     const char *head;                                 /* response id, NULL = none yet */
-    const char *tier;                                 /* "hot", "ram", "disk", "none" */
+    const char *tier;                                 /* "hot" (in pages), "stored", "none" (no turn yet) */
     bool running;                                     /* a turn runs on it */
     const char *running_response;
     int64_t created_ms, updated_ms;

@@ -132,6 +132,8 @@ void storage_turn_free(struct storage_turn *t);
 /* Inserts; t->id is set. */
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t);
 int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_turn *out);
+/* The public id of turn `id` (malloc'd). -ENOENT. */
+int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out);
 /* Replaces the detail of a turn (how its saving ended). -ENOENT. */
 int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail);
 /* The turns from the first to `turn`, in order, by following parents. *rows (malloc'd, each to be freed with
@@ -196,11 +198,12 @@ struct storage_found {
     uint64_t offset;
     char producer[24];
 };
-/* The children of `parent` (all zero: first segments) of this owner and fingerprint, up to max; *n gets their number.
- */
-int storage_segment_children(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
-                             const uint8_t parent[STORAGE_KEY_BYTES], struct storage_found *rows, size_t max,
-                             size_t *n);
+/* Of the children of `parent` (all zero: first segments) of this owner and fingerprint, the two whose labels are next
+ * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them. *n
+ * gets 0..2. */
+int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
+                            const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                            struct storage_found rows[2], size_t *n);
 
 enum storage_tier { STORAGE_TIER_RAM, STORAGE_TIER_DISK };
 struct storage_read_result {

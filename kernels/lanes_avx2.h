@@ -1,0 +1,228 @@
+/* lanes_avx2.h - the 16 virtual lanes of rows_internal.h as two AVX2 registers, for rows_lanes.h. Lane j of `lo` is
+ * virtual lane j, of `hi` virtual lane j + 8. Every function is one instruction per half, or says what it computes. */
+#ifndef CONVOD_KERNELS_LANES_AVX2_H
+#define CONVOD_KERNELS_LANES_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define LANES_INLINE static inline __attribute__((always_inline))
+
+/* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 16 registers hold
+ * 12 sums, two halves of a key vector and one query value. */
+#define LANES_MAX_QUERIES 6
+#define LANES_VECTORS(n)  ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
+
+typedef struct {
+    __m256 lo, hi;
+} v16;
+typedef v16 m16; /* all bits of a lane set, or none */
+
+LANES_INLINE v16 v16_set1(float x)
+{
+    v16 r = {_mm256_set1_ps(x), _mm256_set1_ps(x)};
+    return r;
+}
+
+LANES_INLINE v16 v16_load(const float *p)
+{
+    v16 r = {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+    return r;
+}
+
+LANES_INLINE void v16_store(float *p, v16 a)
+{
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+
+/* Lanes [lo, hi). */
+LANES_INLINE m16 m16_range(int lo, int hi)
+{
+    __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), j = _mm256_add_epi32(i, _mm256_set1_epi32(8));
+    __m256i l = _mm256_set1_epi32(lo - 1), h = _mm256_set1_epi32(hi);
+    m16 r = {_mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(i, l), _mm256_cmpgt_epi32(h, i))),
+             _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(j, l), _mm256_cmpgt_epi32(h, j)))};
+    return r;
+}
+
+/* The first n lanes; the others load as 0 and are not stored. Memory beyond them is not touched. */
+LANES_INLINE v16 v16_load_first(const float *p, int n)
+{
+    m16 m = m16_range(0, n);
+    v16 r = {_mm256_maskload_ps(p, _mm256_castps_si256(m.lo)),
+             n > 8 ? _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.hi)) : _mm256_setzero_ps()};
+    return r;
+}
+
+LANES_INLINE void v16_store_first(float *p, v16 a, int n)
+{
+    m16 m = m16_range(0, n);
+    _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), a.lo);
+    if (n > 8)
+        _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.hi), a.hi);
+}
+
+#define LANES_BINARY(name, op)                                                                                         \
+    LANES_INLINE v16 name(v16 a, v16 b)                                                                                \
+    {                                                                                                                  \
+        v16 r = {op(a.lo, b.lo), op(a.hi, b.hi)};                                                                      \
+        return r;                                                                                                      \
+    }
+LANES_BINARY(v16_add, _mm256_add_ps)
+LANES_BINARY(v16_sub, _mm256_sub_ps)
+LANES_BINARY(v16_mul, _mm256_mul_ps)
+LANES_BINARY(v16_div, _mm256_div_ps)
+LANES_BINARY(v16_max, _mm256_max_ps) /* a > b ? a : b: b where one is NaN */
+LANES_BINARY(v16_xor, _mm256_xor_ps)
+LANES_BINARY(v16_and, _mm256_and_ps)
+LANES_BINARY(v16_or, _mm256_or_ps)
+#undef LANES_BINARY
+
+/* a * b + c, rounded once. */
+LANES_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    v16 r = {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+    return r;
+}
+
+/* a * b - c in even lanes, a * b + c in odd ones, rounded once. */
+LANES_INLINE v16 v16_fma_alternate(v16 a, v16 b, v16 c)
+{
+    v16 r = {_mm256_fmaddsub_ps(a.lo, b.lo, c.lo), _mm256_fmaddsub_ps(a.hi, b.hi, c.hi)};
+    return r;
+}
+
+LANES_INLINE m16 v16_less(v16 a, v16 b)
+{
+    m16 r = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
+    return r;
+}
+
+LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
+{
+    m16 r = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ)};
+    return r;
+}
+
+LANES_INLINE m16 v16_is_nan(v16 a)
+{
+    m16 r = {_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)};
+    return r;
+}
+
+/* m ? a : b */
+LANES_INLINE v16 v16_select(m16 m, v16 a, v16 b)
+{
+    v16 r = {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
+    return r;
+}
+
+/* m ? a : 0 */
+LANES_INLINE v16 v16_zero_unless(m16 m, v16 a)
+{
+    v16 r = {_mm256_and_ps(m.lo, a.lo), _mm256_and_ps(m.hi, a.hi)};
+    return r;
+}
+
+/* bits(p) + (bits(t) << 23): adds the whole number in the low bits of t to p's exponent. */
+LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
+{
+    v16 r = {_mm256_castsi256_ps(
+                 _mm256_add_epi32(_mm256_castps_si256(p.lo), _mm256_slli_epi32(_mm256_castps_si256(t.lo), 23))),
+             _mm256_castsi256_ps(
+                 _mm256_add_epi32(_mm256_castps_si256(p.hi), _mm256_slli_epi32(_mm256_castps_si256(t.hi), 23)))};
+    return r;
+}
+
+LANES_INLINE float v16_first(v16 a)
+{
+    return _mm256_cvtss_f32(a.lo);
+}
+
+/* Lanes j and j + 8, then j + 4, j + 2, j + 1. */
+LANES_INLINE float v16_tree_add(v16 a)
+{
+    __m256 e = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+LANES_INLINE float v16_tree_max(v16 a)
+{
+    __m256 e = _mm256_max_ps(a.lo, a.hi);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+/* Neighbours swapped; even lanes doubled; odd lanes doubled. */
+LANES_INLINE v16 v16_swap_pairs(v16 a)
+{
+    v16 r = {_mm256_permute_ps(a.lo, 0xb1), _mm256_permute_ps(a.hi, 0xb1)};
+    return r;
+}
+
+LANES_INLINE v16 v16_double_even(v16 a)
+{
+    v16 r = {_mm256_moveldup_ps(a.lo), _mm256_moveldup_ps(a.hi)};
+    return r;
+}
+
+LANES_INLINE v16 v16_double_odd(v16 a)
+{
+    v16 r = {_mm256_movehdup_ps(a.lo), _mm256_movehdup_ps(a.hi)};
+    return r;
+}
+
+/* Even and odd elements of 32 consecutive ones, a then b. */
+LANES_INLINE void v16_split_pairs(v16 a, v16 b, v16 *even, v16 *odd)
+{
+#define LANES_SPLIT(x, y, imm)                                                                                         \
+    _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(x, y, imm)), 0xd8))
+    even->lo = LANES_SPLIT(a.lo, a.hi, 0x88);
+    even->hi = LANES_SPLIT(b.lo, b.hi, 0x88);
+    odd->lo = LANES_SPLIT(a.lo, a.hi, 0xdd);
+    odd->hi = LANES_SPLIT(b.lo, b.hi, 0xdd);
+#undef LANES_SPLIT
+}
+
+LANES_INLINE v16 v16_widen_bf16(const uint16_t *p)
+{
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)));
+    v16 r = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    return r;
+}
+
+LANES_INLINE v16 v16_widen_f16(const uint16_t *p)
+{
+    v16 r = {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)),
+             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 8)))};
+    return r;
+}
+
+LANES_INLINE __m256i lanes_round_bf16(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i even = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i nan = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_srli_epi32(_mm256_blendv_epi8(even, nan, _mm256_castps_si256(is_nan)), 16);
+}
+
+LANES_INLINE void v16_narrow_bf16(uint16_t *p, v16 a)
+{
+    __m256i packed = _mm256_packus_epi32(lanes_round_bf16(a.lo), lanes_round_bf16(a.hi));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* lanes_avx512.h - the 16 virtual lanes of rows_internal.h as one AVX-512 register, for rows_lanes.h. Every function is
+ * one instruction, or says what it computes. */
+#ifndef CONVOD_KERNELS_LANES_AVX512_H
+#define CONVOD_KERNELS_LANES_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define LANES_INLINE static inline __attribute__((always_inline))
+
+/* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 32 registers hold
+ * up to 24 sums, the key vectors and one query value. */
+#define LANES_MAX_QUERIES 8
+#define LANES_VECTORS(n)  ((n) <= 6 ? 4 : 2)
+
+typedef __m512 v16;
+typedef __mmask16 m16;
+
+LANES_INLINE v16 v16_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+LANES_INLINE v16 v16_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+LANES_INLINE void v16_store(float *p, v16 a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+/* Lanes [lo, hi). */
+LANES_INLINE m16 m16_range(int lo, int hi)
+{
+    uint32_t below_hi = hi >= 16 ? 0xffff : (1u << (hi > 0 ? hi : 0)) - 1;
+    uint32_t below_lo = lo >= 16 ? 0xffff : (1u << (lo > 0 ? lo : 0)) - 1;
+    return (m16)(below_hi & ~below_lo);
+}
+
+/* The first n lanes; the others load as 0 and are not stored. Memory beyond them is not touched. */
+LANES_INLINE v16 v16_load_first(const float *p, int n)
+{
+    return _mm512_maskz_loadu_ps(m16_range(0, n), p);
+}
+
+LANES_INLINE void v16_store_first(float *p, v16 a, int n)
+{
+    _mm512_mask_storeu_ps(p, m16_range(0, n), a);
+}
+
+#define LANES_BINARY(name, op)                                                                                         \
+    LANES_INLINE v16 name(v16 a, v16 b)                                                                                \
+    {                                                                                                                  \
+        return op(a, b);                                                                                               \
+    }
+LANES_BINARY(v16_add, _mm512_add_ps)
+LANES_BINARY(v16_sub, _mm512_sub_ps)
+LANES_BINARY(v16_mul, _mm512_mul_ps)
+LANES_BINARY(v16_div, _mm512_div_ps)
+LANES_BINARY(v16_max, _mm512_max_ps) /* a > b ? a : b: b where one is NaN */
+LANES_BINARY(v16_xor, _mm512_xor_ps)
+LANES_BINARY(v16_and, _mm512_and_ps)
+LANES_BINARY(v16_or, _mm512_or_ps)
+#undef LANES_BINARY
+
+/* a * b + c, rounded once. */
+LANES_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+/* a * b - c in even lanes, a * b + c in odd ones, rounded once. */
+LANES_INLINE v16 v16_fma_alternate(v16 a, v16 b, v16 c)
+{
+    return _mm512_fmaddsub_ps(a, b, c);
+}
+
+LANES_INLINE m16 v16_less(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+
+LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+}
+
+LANES_INLINE m16 v16_is_nan(v16 a)
+{
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+
+/* m ? a : b */
+LANES_INLINE v16 v16_select(m16 m, v16 a, v16 b)
+{
+    return _mm512_mask_blend_ps(m, b, a);
+}
+
+/* m ? a : 0 */
+LANES_INLINE v16 v16_zero_unless(m16 m, v16 a)
+{
+    return _mm512_maskz_mov_ps(m, a);
+}
+
+/* bits(p) + (bits(t) << 23): adds the whole number in the low bits of t to p's exponent. */
+LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
+{
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+
+LANES_INLINE float v16_first(v16 a)
+{
+    return _mm512_cvtss_f32(a);
+}
+
+/* Lanes j and j + 8, then j + 4, j + 2, j + 1. */
+LANES_INLINE float v16_tree_add(v16 a)
+{
+    __m256 e = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+LANES_INLINE float v16_tree_max(v16 a)
+{
+    __m256 e = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+/* Neighbours swapped; even lanes doubled; odd lanes doubled. */
+LANES_INLINE v16 v16_swap_pairs(v16 a)
+{
+    return _mm512_permute_ps(a, 0xb1);
+}
+
+LANES_INLINE v16 v16_double_even(v16 a)
+{
+    return _mm512_moveldup_ps(a);
+}
+
+LANES_INLINE v16 v16_double_odd(v16 a)
+{
+    return _mm512_movehdup_ps(a);
+}
+
+/* Even and odd elements of 32 consecutive ones, a then b. */
+LANES_INLINE void v16_split_pairs(v16 a, v16 b, v16 *even, v16 *odd)
+{
+    __m512i e = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *even = _mm512_permutex2var_ps(a, e, b);
+    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(e, _mm512_set1_epi32(1)), b);
+}
+
+LANES_INLINE v16 v16_widen_bf16(const uint16_t *p)
+{
+    __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
+}
+
+LANES_INLINE v16 v16_widen_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+LANES_INLINE void v16_narrow_bf16(uint16_t *p, v16 a)
+{
+    __m512i u = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i even = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    even = _mm512_mask_or_epi32(even, v16_is_nan(a), u, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(even, 16)));
+}
+
+LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+#endif

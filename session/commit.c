@@ -1,0 +1,245 @@
+/* commit.c - how a turn ends: the answer is over or stopped, the ledger takes it, its KV is saved behind it.
+ *
+ * The terminal event waits for the ledger's commit and for nothing else. What becomes of the KV is told afterwards, in
+ * the stored receipt (`saved`): a turn whose KV could not be saved is complete all the same.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+/* ---- commit ---- */
+
+/* The token before the first one to sample had been through the model, but its logits are needed. */
+static void account_repeated(struct turn *t)
+{
+    int covered = t->receipt.hot + t->receipt.ram + t->receipt.disk;
+    for (int i = 0; i < t->receipt.n_reprefilled; i++)
+        covered += t->receipt.reprefilled[i].tokens;
+    if (t->generate && t->hot && covered == t->n_prompt - 1 && t->receipt.prefilled == 1 && t->rerun_last)
+        turn_add_reprefilled(t, 1, "logits");
+}
+
+static void remember_ephemeral(struct turn *t)
+{
+    struct ephemeral *e = calloc(1, sizeof *e);
+    if (e) {
+        e->owner = strdup(t->owner);
+        e->response_id = strdup(t->response_id);
+        e->instructions = t->in_force ? strdup(t->in_force) : NULL;
+        e->n_evaluated = t->hot ? engine_seq_length(t->hot->seq) : 0;
+        e->answered = t->generate;
+        if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
+            e->next = t->session->ephemerals;
+            t->session->ephemerals = e;
+            if (t->hot)
+                t->hot->ephemeral = strdup(t->response_id);
+            return;
+        }
+        engine_tokens_free(&e->tokens);
+        free(e->owner);
+        free(e->response_id);
+        free(e->instructions);
+        free(e);
+    }
+    session_log(t->session, LOG_WARNING, "no memory to remember a response that is not stored");
+}
+
+static void done(struct turn *t)
+{
+    struct session *s = t->session;
+    bool incomplete = t->reason != NULL;
+    t->terminal = true;
+    t->state = TURN_OVER;
+    if (incomplete)
+        s->status.turns_incomplete++;
+    else
+        s->status.turns_completed++;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
+                                         .conversation = turn_conversation_id(t),
+                                         .text = t->text ? t->text : "",
+                                         .len = t->text_len,
+                                         .incomplete = incomplete,
+                                         .reason = t->reason,
+                                         .stopped_by_string = t->stopped_by_string,
+                                         .input_tokens = t->n_prompt,
+                                         .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
+                                         .output_tokens = t->n_output,
+                                         .receipt = &t->receipt});
+    turn_let_go(t, true);
+}
+
+void turn_finish(struct turn *t)
+{
+    struct session *s = t->session;
+    const char *text = NULL;
+    size_t len = 0;
+    if (t->cancelled && !t->reason)
+        t->reason = s->closing ? "shutdown" : "cancelled";
+    if (t->stream && !t->stopped_by_string &&
+        (engine_stream_finish(t->stream, &text, &len) || turn_deliver(t, text, len))) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
+    }
+    account_repeated(t);
+    t->completed_ms = session_wall_ms();
+    bool touch = !t->generate && t->n_messages == 0;
+    t->receipt.saved = t->store && !touch ? "pending" : "off";
+    if (!t->store || touch) {
+        receipt_finish(t);
+        if (!touch)
+            remember_ephemeral(t);
+        else if (t->hot && t->found.n_path) {
+            t->hot->turn = t->found.path[t->found.n_path - 1].id;
+            t->hot->conversation = t->found.conversation.id;
+        }
+        done(t);
+        return;
+    }
+    if (turn_append_text(t, "", 0)) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
+    }
+    receipt_finish(t);
+    struct storage_turn *row = &t->row;
+    size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
+    row->owner = t->found.owner.id;
+    row->parent = t->found.n_path ? t->found.path[t->found.n_path - 1].id : 0;
+    row->public_id = t->response_id;
+    row->status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED;
+    row->reason = (char *)t->reason;
+    row->instructions = (char *)t->in_force;
+    row->input = t->input;
+    row->output = t->generate ? t->text : NULL;
+    row->tokens = t->context.ids + from;
+    row->tokens_bytes = (t->context.n - from) * sizeof(engine_token);
+    row->prompt_bytes = ((size_t)t->n_prompt - from) * sizeof(engine_token);
+    row->rebased = t->rebased;
+    row->n_tokens = (int64_t)t->context.n;
+    memcpy(row->fingerprint, s->info->model_sha256, sizeof row->fingerprint);
+    if (t->match && t->generate)
+        context_chat_hash(t, t->n_messages, t->text, t->text_len, row->chat_hash);
+    row->created_ms = t->created_ms;
+    row->completed_ms = t->completed_ms;
+    row->detail = receipt_detail(&t->receipt, t);
+    t->state = TURN_COMMITTING;
+    s->jobs++;
+    if (!row->detail || lookup_commit(t)) {
+        s->jobs--;
+        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+    }
+}
+
+/* ---- after the commit: KV ---- */
+
+/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is pending. */
+static void count_saves(struct session *s, int change)
+{
+    s->saves += change;
+    pthread_mutex_lock(&s->lock);
+    s->published.pending_saves = (uint64_t)s->saves;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void saving_over(struct session *s, void *arg)
+{
+    struct saving *saving = arg;
+    s->jobs--;
+    count_saves(s, -1);
+    for (struct saving **p = &s->savings; *p; p = &(*p)->next)
+        if (*p == saving) {
+            *p = saving->next;
+            break;
+        }
+    free(saving->detail);
+    free(saving);
+}
+
+static int saving_run(struct storage_ledger *l, void *arg)
+{
+    struct saving *saving = arg;
+    return storage_turn_set_detail(l, saving->turn, saving->detail);
+}
+
+static void saving_run_done(void *arg, int rc)
+{
+    struct saving *saving = arg;
+    (void)rc; /* the turn may have been deleted; the receipt then has no reader */
+    while (session_post(saving->session, saving_over, saving))
+        ;
+}
+
+static void kv_saved(struct session *s, void *arg)
+{
+    static const char pending[] = "\"saved\":\"pending\"";
+    struct saving *saving = arg;
+    if (saving->rc) {
+        s->status.save_failures++;
+        session_log(s, LOG_ERR,
+                    "the KV of a turn could not be saved (%s); it will be prefilled again after it leaves memory",
+                    strerror(-saving->rc));
+    }
+    char *at = saving->detail ? strstr(saving->detail, pending) : NULL;
+    if (at) {
+        const char *now = saving->rc ? "\"saved\":\"failed\"" : "\"saved\":\"yes\"";
+        size_t old_len = sizeof pending - 1, new_len = strlen(now);
+        memmove(at + new_len, at + old_len, strlen(at + old_len) + 1);
+        memcpy(at, now, new_len);
+        if (storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
+            return;
+    }
+    saving_over(s, saving);
+}
+
+static void kv_commit_done(void *arg, int rc)
+{
+    struct saving *saving = arg;
+    saving->rc = rc;
+    while (session_post(saving->session, kv_saved, saving))
+        ;
+}
+
+static void save_kv(struct turn *t)
+{
+    struct session *s = t->session;
+    uint8_t last[STORAGE_KEY_BYTES];
+    int put = hot_save(s, t->hot, true, last);
+    struct saving *saving = calloc(1, sizeof *saving);
+    if (!saving)
+        return; /* the receipt stays at "pending": nothing was promised */
+    saving->session = s;
+    saving->turn = t->row.id;
+    saving->conversation = t->found.conversation.id;
+    saving->next = s->savings;
+    s->savings = saving;
+    saving->detail = t->row.detail;
+    t->row.detail = NULL;
+    s->jobs++;
+    count_saves(s, 1);
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    if (put || !memcmp(last, none, sizeof none) ||
+        (put = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving))) {
+        saving->rc = put;
+        kv_saved(s, saving);
+    }
+}
+
+void turn_committed(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    if (t->commit_rc) {
+        session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
+        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        return;
+    }
+    if (t->hot) {
+        t->hot->turn = t->row.id;
+        t->hot->conversation = t->found.conversation.id;
+        save_kv(t);
+        engine_seq_settle(t->hot->seq);
+    }
+    done(t);
+}

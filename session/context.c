@@ -1,0 +1,282 @@
+/* context.c - the tokens that a turn's context consists of.
+ *
+ * The ledger's tokens are the truth: what an earlier turn added stays as it is, and a turn only appends (the closing of
+ * the last answer, the new messages, the opening of the answer). Where the past itself changes (other instructions,
+ * another model), the context is built anew from the stored messages and, for the same model, the stored tokens of the
+ * answers; such a turn is `rebased`.
+ */
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <errno.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+/* Messages of stored input items, with the JSON that their texts point into. */
+struct messages {
+    struct engine_message *m;
+    size_t n, capacity;
+};
+
+static int add_message(struct messages *list, enum engine_role role, const char *text)
+{
+    if (list->n == list->capacity) {
+        size_t capacity = list->capacity ? list->capacity * 2 : 8;
+        struct engine_message *m = realloc(list->m, capacity * sizeof *m);
+        if (!m)
+            return -ENOMEM;
+        list->m = m;
+        list->capacity = capacity;
+    }
+    list->m[list->n++] = (struct engine_message){role, text, strlen(text)};
+    return 0;
+}
+
+static enum engine_role role_of(const cJSON *item)
+{
+    const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "role"));
+    if (role && !strcmp(role, "assistant"))
+        return ENGINE_ASSISTANT;
+    if (role && (!strcmp(role, "system") || !strcmp(role, "developer")))
+        return ENGINE_SYSTEM;
+    return ENGINE_USER;
+}
+
+/* Appends the messages of stored items: content is a text or a list of parts with one. */
+static int add_items(struct messages *list, const cJSON *items)
+{
+    const cJSON *item, *part;
+    int rc = 0;
+    cJSON_ArrayForEach(item, items)
+    {
+        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+        if (cJSON_IsString(content))
+            rc = add_message(list, role_of(item), content->valuestring);
+        else
+            cJSON_ArrayForEach(part, content)
+            {
+                const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(part, "text"));
+                if (text && (rc = add_message(list, role_of(item), text)))
+                    return rc;
+            }
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && !strcmp(a, b));
+}
+
+static int append_bytes(struct engine_tokens *out, const void *bytes, size_t n)
+{
+    return engine_tokens_append(out, bytes, n / sizeof(engine_token));
+}
+
+static int out_of_memory(struct turn *t)
+{
+    turn_fail(t, SESSION_INTERNAL, "out of memory");
+    return -ENOMEM;
+}
+
+static int render(struct turn *t, const struct engine_message *messages, size_t n, bool open)
+{
+    char err[256] = "";
+    unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0);
+    int rc = engine_chat_render(t->session->engine, messages, n, flags, &t->context, err, sizeof err);
+    if (rc)
+        turn_fail(t, rc == -ENOTSUP ? SESSION_INVALID : SESSION_INTERNAL,
+                  err[0] ? err : "the messages could not be rendered");
+    return rc;
+}
+
+/* The new messages of the turn behind what is in the context; the instructions come first when it is empty. */
+static int render_new(struct turn *t)
+{
+    const struct engine_message *messages = t->messages + t->found.matched;
+    size_t n = t->n_messages - t->found.matched;
+    if (t->context.n > 0 || !t->in_force)
+        return n || t->generate || t->context.n == 0 ? render(t, messages, n, t->generate) : 0;
+    struct engine_message *all = malloc((n + 1) * sizeof *all);
+    if (!all)
+        return out_of_memory(t);
+    all[0] = (struct engine_message){ENGINE_SYSTEM, t->in_force, strlen(t->in_force)};
+    if (n)
+        memcpy(all + 1, messages, n * sizeof *all);
+    int rc = render(t, all, n + 1, t->generate);
+    free(all);
+    return rc;
+}
+
+/* Everything before this turn, rendered anew under the instructions in force. */
+static int rebuild(struct turn *t, bool same_model)
+{
+    struct messages list = {0};
+    cJSON **parsed = calloc(t->found.n_path, sizeof *parsed);
+    int rc = parsed ? 0 : -ENOMEM;
+    if (!rc && t->in_force)
+        rc = add_message(&list, ENGINE_SYSTEM, t->in_force);
+    for (size_t i = 0; !rc && i < t->found.n_path; i++) {
+        const struct storage_turn *row = &t->found.path[i];
+        parsed[i] = cJSON_Parse(row->input ? row->input : "[]");
+        rc = add_items(&list, parsed[i]);
+        if (rc || !row->output)
+            continue;
+        if ((rc = render(t, list.m, list.n, true)))
+            goto cleanup;
+        list.n = 0;
+        if (same_model)
+            rc = append_bytes(&t->context, (const char *)row->tokens + row->prompt_bytes,
+                              row->tokens_bytes - row->prompt_bytes);
+        else
+            rc = engine_tokenize(t->session->engine, row->output, strlen(row->output), false, &t->context);
+        if (!rc)
+            rc = engine_chat_close(t->session->engine, &t->context);
+    }
+    t->n_inherited = t->n_expected = (int)t->context.n;
+    for (size_t i = t->found.matched; !rc && i < t->n_messages; i++) {
+        if ((rc = add_message(&list, t->messages[i].role, "")) == 0)
+            list.m[list.n - 1] = t->messages[i];
+    }
+    if (!rc && (rc = render(t, list.m, list.n, t->generate)))
+        goto cleanup;
+    if (rc)
+        out_of_memory(t);
+cleanup:
+    for (size_t i = 0; parsed && i < t->found.n_path; i++)
+        cJSON_Delete(parsed[i]);
+    free(parsed);
+    free(list.m);
+    return rc;
+}
+
+static void hex(const uint8_t *bytes, size_t n, char *out)
+{
+    for (size_t i = 0; i < n; i++)
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+/* Reads what the parent's detail says of its KV: tokens that went through the model, and why they might not be found.
+ */
+static void expect(struct turn *t, const struct storage_turn *parent)
+{
+    char fingerprint[65];
+    hex(t->session->info->fingerprint, 32, fingerprint);
+    cJSON *detail = cJSON_Parse(parent->detail ? parent->detail : "{}");
+    const cJSON *evaluated = cJSON_GetObjectItemCaseSensitive(detail, "evaluated");
+    const char *kv = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(detail, "kv"));
+    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(detail, "receipt");
+    const char *saved = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(receipt, "saved"));
+    t->n_expected = t->n_inherited;
+    if (cJSON_IsNumber(evaluated) && evaluated->valuedouble >= 0 && evaluated->valuedouble < t->n_inherited)
+        t->n_expected = (int)evaluated->valuedouble;
+    if (kv && strcmp(kv, fingerprint))
+        t->lost_reason = "blob_foreign";
+    else
+        t->lost_reason = saved && !strcmp(saved, "yes") ? "blob_missing" : "not_saved";
+    cJSON_Delete(detail);
+}
+
+static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
+{
+    if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
+        return out_of_memory(t);
+    t->n_inherited = (int)t->context.n;
+    t->n_expected = e->n_evaluated;
+    t->lost_reason = "not_saved";
+    t->rebased = true;
+    if (e->answered && engine_chat_close(t->session->engine, &t->context))
+        return out_of_memory(t);
+    return render_new(t);
+}
+
+int context_build(struct turn *t)
+{
+    struct session *s = t->session;
+    struct found *f = &t->found;
+    t->in_force = t->instructions ? t->instructions : f->conversation.instructions;
+
+    struct ephemeral *e = NULL;
+    if (t->previous && f->n_path == 0)
+        for (e = s->ephemerals; e; e = e->next)
+            if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
+                break;
+    int rc;
+    if (e) {
+        if ((rc = build_from_ephemeral(t, e)))
+            return rc;
+    } else if (f->n_path == 0) {
+        if ((rc = render_new(t)))
+            return rc;
+    } else {
+        const struct storage_turn *parent = &f->path[f->n_path - 1];
+        bool same_model = !memcmp(parent->fingerprint, s->info->model_sha256, 32);
+        /* Chat completions carry their instructions in their messages, which matched. */
+        bool same_instructions = t->match || same_text(t->in_force, parent->instructions);
+        if (!same_model || !same_instructions) {
+            t->rebased = true;
+            t->lost_reason = same_model ? "instructions_changed" : "blob_foreign";
+            if ((rc = rebuild(t, same_model)))
+                return rc;
+        } else {
+            size_t first = f->n_path - 1;
+            while (first > 0 && !f->path[first].rebased)
+                first--;
+            for (size_t i = first; i < f->n_path; i++)
+                if (append_bytes(&t->context, f->path[i].tokens, f->path[i].tokens_bytes))
+                    return out_of_memory(t);
+            t->n_inherited = t->rebased_from = (int)t->context.n;
+            expect(t, parent);
+            bool touch = !t->generate && t->n_messages == 0;
+            if (!touch && parent->output && engine_chat_close(s->engine, &t->context))
+                return out_of_memory(t);
+            if ((rc = render_new(t)))
+                return rc;
+        }
+    }
+    for (size_t i = 0; i < t->context.n; i++)
+        if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {
+            turn_fail(t, SESSION_LEDGER, "the stored tokens of this conversation do not belong to this model");
+            return -EBADMSG;
+        }
+    t->n_prompt = (int)t->context.n;
+    return 0;
+}
+
+static size_t trimmed(const char **text, size_t len)
+{
+    while (len && isspace((unsigned char)**text))
+        (*text)++, len--;
+    while (len && isspace((unsigned char)(*text)[len - 1]))
+        len--;
+    return len;
+}
+
+static void hash_message(EVP_MD_CTX *md, uint8_t hash[32], enum engine_role role, const char *text, size_t len)
+{
+    uint8_t r = (uint8_t)role;
+    len = trimmed(&text, len); /* frontends trim what they send back */
+    EVP_DigestInit_ex(md, EVP_sha256(), NULL);
+    EVP_DigestUpdate(md, hash, 32);
+    EVP_DigestUpdate(md, &r, 1);
+    EVP_DigestUpdate(md, text, len);
+    EVP_DigestFinal_ex(md, hash, NULL);
+}
+
+void context_chat_hash(const struct turn *t, size_t n_messages, const char *answer, size_t answer_len, uint8_t out[32])
+{
+    memset(out, 0, 32);
+    EVP_MD_CTX *md = EVP_MD_CTX_new();
+    if (!md)
+        return; /* all zero: never matched */
+    for (size_t i = 0; i < n_messages; i++)
+        hash_message(md, out, t->messages[i].role, t->messages[i].text, t->messages[i].len);
+    if (answer)
+        hash_message(md, out, ENGINE_ASSISTANT, answer, answer_len);
+    EVP_MD_CTX_free(md);
+}

@@ -1,0 +1,298 @@
+/* hot.c - contexts whose KV is in pages: which one a turn may continue, what of it is stored, and which goes first.
+ *
+ * Eviction never costs work: whatever was computed for a stored turn is put into segments behind the running step
+ * (hot_save()), so dropping a context only gives its pages back. A context that a turn uses is pinned by `user`.
+ */
+#include <errno.h>
+#include <openssl/hmac.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+/* A shorter common head than this is prefilled faster than it is looked after. */
+#define SHARE_MIN_TOKENS 16
+
+int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+                const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES])
+{
+    uint8_t message[64 + SESSION_SEGMENT_TOKENS * sizeof *ids];
+    unsigned out_len = 0;
+    if (n < 0 || n > SESSION_SEGMENT_TOKENS)
+        return -EINVAL;
+    memcpy(message, fingerprint, 32);
+    memcpy(message + 32, parent, 32);
+    memcpy(message + 64, ids, (size_t)n * sizeof *ids);
+    if (!HMAC(EVP_sha256(), owner_key, 32, message, 64 + (size_t)n * sizeof *ids, out, &out_len) || out_len != 32)
+        return -ENOMEM;
+    return 0;
+}
+
+struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32])
+{
+    struct hot *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->seq = engine_seq_new(s->engine);
+    if (!h->seq) {
+        free(h);
+        return NULL;
+    }
+    h->owner = owner;
+    memcpy(h->owner_key, owner_key, sizeof h->owner_key);
+    h->next = s->hots;
+    s->hots = h;
+    return h;
+}
+
+void hot_free(struct session *s, struct hot *h)
+{
+    if (!h)
+        return;
+    for (struct hot **p = &s->hots; *p; p = &(*p)->next)
+        if (*p == h) {
+            *p = h->next;
+            break;
+        }
+    engine_seq_free(h->seq);
+    free(h->full);
+    free(h->ephemeral);
+    free(h);
+}
+
+static int common_head(const struct hot *h, const engine_token *ids, int most)
+{
+    const engine_token *have = engine_seq_tokens(h->seq);
+    int n = engine_seq_length(h->seq), i = 0;
+    if (n > most)
+        n = most;
+    while (i < n && have[i] == ids[i])
+        i++;
+    return i;
+}
+
+static void forget_beyond(struct hot *h, int n)
+{
+    if (h->n_full * SESSION_SEGMENT_TOKENS + h->tail_count > n)
+        h->tail_count = 0;
+    if (h->n_full > n / SESSION_SEGMENT_TOKENS) {
+        h->n_full = n / SESSION_SEGMENT_TOKENS;
+        h->tail_count = 0;
+    }
+}
+
+int hot_truncate(struct hot *h, int n)
+{
+    int rc = engine_seq_truncate(h->seq, n);
+    if (rc == 0)
+        forget_beyond(h, n);
+    return rc;
+}
+
+static struct segment_ref *full_at(struct hot *h, int k)
+{
+    if (k >= h->full_capacity) {
+        int capacity = h->full_capacity ? h->full_capacity * 2 : 16;
+        while (capacity <= k)
+            capacity *= 2;
+        struct segment_ref *full = realloc(h->full, (size_t)capacity * sizeof *full);
+        if (!full)
+            return NULL;
+        h->full = full;
+        h->full_capacity = capacity;
+    }
+    return &h->full[k];
+}
+
+static struct hot *fork_hot(struct session *s, struct hot *from, int n)
+{
+    struct hot *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->seq = engine_seq_fork(from->seq, n);
+    h->owner = from->owner;
+    memcpy(h->owner_key, from->owner_key, sizeof h->owner_key);
+    if (!h->seq || (from->n_full && !full_at(h, from->n_full - 1))) {
+        engine_seq_free(h->seq);
+        free(h);
+        return NULL;
+    }
+    if (from->n_full)
+        memcpy(h->full, from->full, (size_t)from->n_full * sizeof *h->full);
+    h->n_full = from->n_full;
+    memcpy(h->tail_key, from->tail_key, sizeof h->tail_key);
+    h->tail_count = from->tail_count;
+    forget_beyond(h, n);
+    h->next = s->hots;
+    s->hots = h;
+    return h;
+}
+
+struct hot *hot_acquire(struct session *s, struct turn *t, int most)
+{
+    int64_t parent = t->found.n_path ? t->found.path[t->found.n_path - 1].id : 0;
+    struct hot *own = NULL, *best = NULL;
+    int best_common = 0;
+    for (struct hot *h = s->hots; h; h = h->next) {
+        if (h->owner != t->found.owner.id)
+            continue;
+        bool continues = !h->user && ((parent && h->turn == parent) ||
+                                      (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous)));
+        if (continues)
+            own = h;
+        if (t->generate && common_head(h, t->context.ids, t->n_prompt) == t->n_prompt)
+            t->rerun_last = true;
+        int common = common_head(h, t->context.ids, most);
+        if (common > best_common) {
+            best_common = common;
+            best = h;
+        }
+    }
+    /* The conversation's own context is taken over, unless another branch shares more. */
+    struct hot *h = NULL;
+    if (own) {
+        int common = common_head(own, t->context.ids, most);
+        if (common >= best_common && hot_truncate(own, common) == 0)
+            h = own;
+    }
+    if (!h && best && best_common >= SHARE_MIN_TOKENS)
+        h = fork_hot(s, best, best_common);
+    if (!h)
+        h = hot_new(s, t->found.owner.id, t->found.owner.key);
+    if (h) {
+        h->user = t;
+        h->in_ledger = t->store;
+        free(h->ephemeral);
+        h->ephemeral = NULL;
+    }
+    return h;
+}
+
+bool hot_evict_one(struct session *s)
+{
+    struct hot *oldest = NULL;
+    for (struct hot *h = s->hots; h; h = h->next)
+        if (!h->user && (!oldest || h->last_used_ms < oldest->last_used_ms))
+            oldest = h;
+    hot_free(s, oldest);
+    return oldest != NULL;
+}
+
+void hot_evict_idle(struct session *s, int64_t before_ms)
+{
+    for (struct hot *h = s->hots, *next; h; h = next) {
+        next = h->next;
+        if (!h->user && h->last_used_ms < before_ms)
+            hot_free(s, h);
+    }
+}
+
+int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    int k = first / SESSION_SEGMENT_TOKENS;
+    if (first % SESSION_SEGMENT_TOKENS || k != h->n_full)
+        return 0; /* behind a gap that will be filled and put anew */
+    if (count < SESSION_SEGMENT_TOKENS) {
+        memcpy(h->tail_key, key, sizeof h->tail_key);
+        h->tail_count = count;
+        return 0;
+    }
+    struct segment_ref *ref = full_at(h, k);
+    if (!ref)
+        return -ENOMEM;
+    memcpy(ref->key, key, sizeof ref->key);
+    ref->stored = true;
+    h->n_full = k + 1;
+    h->tail_count = 0;
+    return 0;
+}
+
+/* True when every value is finite: rows with a NaN or infinity are not worth keeping. */
+static bool all_finite(const uint16_t *v, size_t n, uint16_t exponent_mask)
+{
+    unsigned bad = 0;
+    for (size_t i = 0; i < n; i++)
+        bad |= (v[i] & exponent_mask) == exponent_mask;
+    return !bad;
+}
+
+static int put(struct session *s, struct hot *h, int first, int count, const uint8_t *parent,
+               const uint8_t key[STORAGE_KEY_BYTES], const uint8_t *replaces)
+{
+    const engine_token *ids = engine_seq_tokens(h->seq) + first;
+    size_t bytes = (size_t)count * s->info->kv_token_bytes;
+    uint16_t *payload = malloc(bytes);
+    if (!payload)
+        return -ENOMEM;
+    int rc = engine_kv_export(h->seq, first, count, payload);
+    if (rc == 0 && !all_finite(payload, bytes / 2, s->layout.element == STORAGE_F16 ? 0x7c00 : 0x7f80))
+        rc = -EDOM;
+    if (rc) {
+        free(payload);
+        return rc;
+    }
+    struct storage_segment segment = {.owner = h->owner,
+                                      .first = (uint32_t)first,
+                                      .count = (uint32_t)count,
+                                      .label = ids,
+                                      .label_bytes = (uint32_t)count * sizeof *ids};
+    memcpy(segment.key, key, sizeof segment.key);
+    memcpy(segment.parent, parent, sizeof segment.parent);
+    memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
+    strncpy(segment.producer, s->info->backend, sizeof segment.producer - 1);
+    return storage_segment_put(s->storage, &segment, &s->layout, payload, replaces);
+}
+
+int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES])
+{
+    static const uint8_t root[STORAGE_KEY_BYTES];
+    const engine_token *ids = engine_seq_tokens(h->seq);
+    int length = engine_seq_length(h->seq), rc = 0;
+    memset(last, 0, STORAGE_KEY_BYTES);
+    if (!h->in_ledger)
+        return 0;
+
+    const uint8_t *parent = root;
+    for (int k = 0; k < length / SESSION_SEGMENT_TOKENS; k++) {
+        if (k < h->n_full && h->full[k].stored) {
+            parent = h->full[k].key;
+            continue;
+        }
+        struct segment_ref *ref = full_at(h, k);
+        if (!ref)
+            return -ENOMEM;
+        parent = k ? h->full[k - 1].key : root; /* full_at() may have moved the array */
+        if (k >= h->n_full) {
+            if ((rc = segment_key(h->owner_key, s->info->fingerprint, parent, ids + k * SESSION_SEGMENT_TOKENS,
+                                  SESSION_SEGMENT_TOKENS, ref->key)))
+                return rc;
+            ref->stored = false;
+        }
+        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key,
+                 k == h->n_full && h->tail_count ? h->tail_key : NULL);
+        if (rc)
+            return rc;
+        ref->stored = true;
+        if (k >= h->n_full) {
+            h->n_full = k + 1;
+            h->tail_count = 0;
+        }
+        parent = ref->key;
+    }
+    int count = length % SESSION_SEGMENT_TOKENS;
+    if (tail && count > 0) {
+        if (h->tail_count != count) {
+            uint8_t key[STORAGE_KEY_BYTES];
+            if ((rc = segment_key(h->owner_key, s->info->fingerprint, parent, ids + length - count, count, key)) ||
+                (rc = put(s, h, length - count, count, parent, key, h->tail_count ? h->tail_key : NULL)))
+                return rc;
+            memcpy(h->tail_key, key, sizeof key);
+            h->tail_count = count;
+        }
+        memcpy(last, h->tail_key, STORAGE_KEY_BYTES);
+    } else {
+        memcpy(last, parent, STORAGE_KEY_BYTES);
+    }
+    return 0;
+}

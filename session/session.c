@@ -1,0 +1,528 @@
+/* session.c - the engine thread: commands in, one forward step after the other, nothing held while idle.
+ *
+ * The loop: take the commands that arrived, admit waiting turns, move restores on, and run one step over everything
+ * that has tokens to run: a token of each turn that decodes, and a bounded piece of the prompts that prefill, so that
+ * nobody's next token waits long for somebody's long prompt. Since rows do not depend on what shares a step, the batch
+ * is made for speed alone.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+#include <time.h>
+
+#include "session/session_internal.h"
+
+#define MAX_WAITING_DEFAULT 256
+#define MAX_RUNNING_DEFAULT 8
+#define MAX_RUNNING         256
+#define IDLE_MS_DEFAULT     (10 * 60 * 1000)
+#define STEP_TARGET_MS      250 /* a prefill step lasts about this long: a stop or another's token waits no longer */
+#define STEP_MIN_TOKENS     32
+#define IDLE_CHECK_MS       1000
+#define STUCK_MS            30000
+
+int64_t session_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+int64_t session_wall_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+void session_log(struct session *s, int priority, const char *format, ...)
+{
+    char text[512];
+    va_list ap;
+    if (!s->log)
+        return;
+    va_start(ap, format);
+    vsnprintf(text, sizeof text, format, ap);
+    va_end(ap);
+    s->log(s->log_arg, priority, text);
+}
+
+/* ---- commands ---- */
+
+int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg)
+{
+    struct command *c = malloc(sizeof *c);
+    if (!c)
+        return -ENOMEM;
+    *c = (struct command){NULL, run, arg};
+    pthread_mutex_lock(&s->lock);
+    *s->commands_end = c;
+    s->commands_end = &c->next;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait). */
+static struct command *take_commands(struct session *s, int wait_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += wait_ms / 1000;
+    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&s->lock);
+    while (wait_ms > 0 && !s->commands && !(s->stop && !s->closing))
+        if (pthread_cond_timedwait(&s->wake, &s->lock, &until))
+            break;
+    struct command *list = s->commands;
+    s->commands = NULL;
+    s->commands_end = &s->commands;
+    pthread_mutex_unlock(&s->lock);
+    return list;
+}
+
+static void run_commands(struct session *s, struct command *list)
+{
+    while (list) {
+        struct command *c = list;
+        list = c->next;
+        c->run(s, c->arg);
+        free(c);
+    }
+}
+
+/* ---- one step ---- */
+
+static int prefill_limit(const struct session *s)
+{
+    if (s->step_token_ms <= 0)
+        return STEP_MIN_TOKENS * 2 < s->info->step_tokens ? STEP_MIN_TOKENS * 2 : s->info->step_tokens;
+    double fit = STEP_TARGET_MS / s->step_token_ms;
+    if (fit > s->info->step_tokens)
+        return s->info->step_tokens;
+    return fit < STEP_MIN_TOKENS ? STEP_MIN_TOKENS : (int)fit;
+}
+
+/* Gives an item's pages room by dropping idle contexts. */
+static bool make_room(struct session *s, const struct engine_step_item *item)
+{
+    while (!engine_kv_fits(s->engine, item->seq, item->n))
+        if (!hot_evict_one(s))
+            return false;
+    return true;
+}
+
+static bool run_step(struct session *s)
+{
+    struct engine_step_item items[MAX_RUNNING];
+    struct turn *turns[MAX_RUNNING];
+    int want[MAX_RUNNING];
+    int n_items = 0, n_tokens = 0, limit = prefill_limit(s), n_stuck = 0;
+    struct turn *stuck = NULL;
+
+    /* Decoding turns first (one token each), then prompts, oldest first. */
+    for (int prefill = 0; prefill < 2; prefill++)
+        for (struct turn *t = s->turns; t && n_items < s->max_running; t = t->next) {
+            int first, n = turn_wants(t, &first);
+            bool is_prefill = n > 0 && first + n <= t->n_prompt;
+            if (n <= 0 || is_prefill != (prefill == 1))
+                continue;
+            int most = prefill ? limit - n_tokens : s->info->step_tokens - n_tokens;
+            if (n > most)
+                n = most;
+            if (n <= 0)
+                continue;
+            struct engine_step_item *item = &items[n_items];
+            *item = (struct engine_step_item){.seq = t->hot->seq, .tokens = t->context.ids + first, .n = n};
+            if (!make_room(s, item)) {
+                stuck = t;
+                n_stuck++;
+                continue;
+            }
+            want[n_items] = n - 1;
+            item->want = &want[n_items];
+            item->n_want = t->generate && first + n == (int)t->context.n;
+            turns[n_items++] = t;
+            n_tokens += n;
+        }
+    if (n_items == 0) {
+        /* Pages for nobody, though every idle context was dropped: the youngest gives way, so that the others can go
+         * on. */
+        if (n_stuck > 0)
+            turn_step_failed(stuck, -ENOSPC);
+        return n_stuck > 0;
+    }
+
+    const float *logits = NULL;
+    int64_t start = session_now_ns();
+    int rc = engine_step(s->engine, items, n_items, &logits);
+    int64_t now = session_now_ns();
+    s->status.engine_steps++;
+    s->last_progress_ms = now / 1000000;
+    if (rc == 0 && n_tokens >= STEP_MIN_TOKENS / 2) {
+        double each = (double)(now - start) / 1e6 / n_tokens;
+        s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
+    }
+    for (int i = 0; i < n_items; i++) {
+        int result = rc ? rc : items[i].result;
+        if (result == -ENOSPC)
+            continue; /* its neighbours took the pages: next time */
+        if (result) {
+            turn_step_failed(turns[i], result);
+            continue;
+        }
+        const float *mine = items[i].n_want ? logits : NULL;
+        if (turns[i]->prefill_ns == 0)
+            turns[i]->prefill_ns = start;
+        turn_after_step(turns[i], items[i].n, mine, now);
+        if (mine)
+            logits += s->info->n_vocab;
+    }
+    return true;
+}
+
+/* ---- the loop ---- */
+
+static void reap(struct session *s)
+{
+    for (struct turn **p = &s->turns; *p;) {
+        struct turn *t = *p;
+        if (t->state == TURN_OVER && t->n_reading == 0) {
+            *p = t->next;
+            turn_free(t);
+        } else {
+            p = &t->next;
+        }
+    }
+}
+
+static void cancel_stopped(struct session *s)
+{
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (s->closing)
+            t->cancelled = true;
+        if (t->cancelled && t->state == TURN_RUNNING)
+            turn_finish(t);
+    }
+}
+
+static void publish(struct session *s)
+{
+    int running = 0, waiting = 0;
+    bool work = false;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING || t->state == TURN_COMMITTING;
+        waiting += t->state == TURN_FINDING || t->state == TURN_WAITING;
+        work |= t->state == TURN_RUNNING;
+    }
+    if (!work)
+        s->last_progress_ms = session_now_ns() / 1000000;
+    struct engine_kv_use use = engine_kv_use(s->engine);
+    pthread_mutex_lock(&s->lock);
+    s->status.running = running;
+    s->status.waiting = waiting;
+    s->status.hot_used = use.used_bytes;
+    s->status.hot_budget = use.budget_bytes;
+    s->status.pending_saves = (uint64_t)s->saves;
+    s->published = s->status;
+    s->published_progress_ms = s->last_progress_ms;
+    live_publish(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *engine_thread(void *arg)
+{
+    struct session *s = arg;
+    bool busy = false;
+    int64_t idle_checked_ms = 0, deadline_ms = 0;
+    for (;;) {
+        run_commands(s, take_commands(s, busy ? 0 : IDLE_CHECK_MS));
+        int64_t now_ms = session_now_ns() / 1000000;
+        pthread_mutex_lock(&s->lock);
+        if (s->stop && !s->closing) {
+            s->closing = true;
+            deadline_ms = now_ms + s->drain_ms;
+        }
+        pthread_mutex_unlock(&s->lock);
+        cancel_stopped(s);
+        turn_admit(s);
+        bool moved = false;
+        for (struct turn *t = s->turns; t; t = t->next)
+            moved |= turn_restore(t);
+        moved |= run_step(s);
+        reap(s);
+        query_retry(s);
+        if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
+            hot_evict_idle(s, now_ms - s->idle_ms);
+            idle_checked_ms = now_ms;
+        }
+        publish(s);
+        busy = moved;
+        if (s->closing && !s->turns && (s->jobs == 0 || now_ms > deadline_ms))
+            break;
+    }
+    return NULL;
+}
+
+/* ---- open and close ---- */
+
+static int open_thread(struct session *s)
+{
+    pthread_condattr_t attr;
+    if (pthread_condattr_init(&attr))
+        return -ENOMEM;
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    int rc = pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    if (rc)
+        return -rc;
+    s->thread_started = (rc = pthread_create(&s->thread, NULL, engine_thread, s)) == 0;
+    return -rc;
+}
+
+int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
+{
+    struct session *s = calloc(1, sizeof *s);
+    int rc = -ENOMEM, n_arrays;
+    if (!s || pthread_mutex_init(&s->lock, NULL)) {
+        free(s);
+        snprintf(err, err_size, "out of memory");
+        return rc;
+    }
+    s->commands_end = &s->commands;
+    s->max_waiting = opts->max_waiting ? opts->max_waiting : MAX_WAITING_DEFAULT;
+    s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
+    s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
+    s->log = opts->log;
+    s->log_arg = opts->log_arg;
+    if (s->max_running < 1 || s->max_running > MAX_RUNNING || s->max_waiting < 1 || s->idle_ms < 0) {
+        snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
+                 MAX_RUNNING);
+        rc = -EINVAL;
+        goto fail;
+    }
+    const struct storage_opts storage = {.dir = opts->data_dir,
+                                         .ram_bytes = opts->ram_bytes,
+                                         .disk_bytes = opts->disk_bytes,
+                                         .log = opts->log,
+                                         .log_arg = opts->log_arg};
+    if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
+        (rc = engine_open(&opts->engine, &s->engine, err, err_size)))
+        goto fail;
+    s->info = engine_info(s->engine);
+    const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
+    s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
+    if (!s->arrays) {
+        snprintf(err, err_size, "out of memory");
+        rc = -ENOMEM;
+        goto fail;
+    }
+    for (int i = 0; i < n_arrays; i++)
+        s->arrays[i] = (struct storage_array){(uint32_t)arrays[i].channels, arrays[i].channel_major};
+    s->layout = (struct storage_layout){strcmp(s->info->kv_type, "f16") ? STORAGE_BF16 : STORAGE_F16, s->arrays,
+                                        (uint32_t)n_arrays};
+    if ((rc = open_thread(s))) {
+        snprintf(err, err_size, "the engine thread could not be started: %s", strerror(-rc));
+        goto fail;
+    }
+    *out = s;
+    return 0;
+fail:
+    session_close(s, 0);
+    return rc;
+}
+
+static void ephemeral_free(struct ephemeral *e)
+{
+    engine_tokens_free(&e->tokens);
+    free(e->owner);
+    free(e->response_id);
+    free(e->instructions);
+    free(e);
+}
+
+void session_close(struct session *s, int drain_ms)
+{
+    if (!s)
+        return;
+    if (s->thread_started) {
+        pthread_mutex_lock(&s->lock);
+        s->stop = true;
+        s->drain_ms = drain_ms;
+        pthread_cond_signal(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->thread, NULL);
+        pthread_cond_destroy(&s->wake);
+    }
+    /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place. */
+    s->closing = true;
+    struct storage *storage = s->storage;
+    storage_close(storage);
+    for (struct command *list; (list = take_commands(s, 0));)
+        run_commands(s, list);
+    reap(s);
+    query_abort(s);
+    while (s->hots)
+        hot_free(s, s->hots);
+    while (s->ephemerals) {
+        struct ephemeral *e = s->ephemerals;
+        s->ephemerals = e->next;
+        ephemeral_free(e);
+    }
+    engine_close(s->engine);
+    free(s->arrays);
+    free(s->live);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+const struct engine_info *session_model(const struct session *s)
+{
+    return s->info;
+}
+
+int session_tokenize(const struct session *s, const char *text, size_t len, bool add_special, struct engine_tokens *out)
+{
+    return engine_tokenize(s->engine, text, len, add_special, out);
+}
+
+void session_status(struct session *s, struct session_status *out)
+{
+    struct storage_stats stats;
+    storage_stats(s->storage, &stats);
+    pthread_mutex_lock(&s->lock);
+    *out = s->published;
+    int64_t progress_ms = s->published_progress_ms;
+    pthread_mutex_unlock(&s->lock);
+    out->ram_used = stats.ram_used;
+    out->ram_budget = stats.ram_budget;
+    out->disk_used = stats.disk_used;
+    out->disk_budget = stats.disk_budget;
+    out->segments = stats.segments;
+    out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
+}
+
+/* ---- turns from outside ---- */
+
+static char *copy(const char *text, bool *failed)
+{
+    char *c = text ? strdup(text) : NULL;
+    *failed |= text && !c;
+    return c;
+}
+
+int session_turn_start(struct session *s, const struct session_turn *r)
+{
+    struct turn *t = calloc(1, sizeof *t);
+    bool failed = false;
+    if (!t)
+        return -ENOMEM;
+    t->session = s;
+    t->owner = copy(r->owner, &failed);
+    t->response_id = copy(r->response_id, &failed);
+    t->conversation = copy(r->conversation, &failed);
+    t->previous = copy(r->previous, &failed);
+    t->parent = copy(r->parent, &failed);
+    t->input = copy(r->input ? r->input : "[]", &failed);
+    t->instructions = copy(r->instructions, &failed);
+    t->params = copy(r->params, &failed);
+    t->messages = calloc(r->n_messages + 1, sizeof *t->messages);
+    t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
+    failed |= !t->messages || !t->stops;
+    for (size_t i = 0; !failed && i < r->n_messages; i++) {
+        char *text = malloc(r->messages[i].len + 1);
+        failed |= !text;
+        if (text) {
+            memcpy(text, r->messages[i].text, r->messages[i].len);
+            text[r->messages[i].len] = 0;
+            t->messages[t->n_messages++] = (struct engine_message){r->messages[i].role, text, r->messages[i].len};
+        }
+    }
+    for (size_t i = 0; !failed && i < r->n_stops; i++) {
+        t->stops[t->n_stops] = copy(r->stops[i], &failed);
+        t->n_stops += !failed;
+    }
+    t->sampling = r->sampling;
+    t->max_output_tokens = r->max_output_tokens;
+    t->match = r->match;
+    t->store = r->store;
+    t->generate = r->generate;
+    t->event = r->event;
+    t->arg = r->arg;
+    t->received_ns = session_now_ns();
+    t->created_ms = session_wall_ms();
+    if (failed || session_post(s, turn_begin, t)) {
+        turn_free(t);
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+struct target {
+    char *owner, *response_id;
+};
+
+static void target_free(struct target *target)
+{
+    free(target->owner);
+    free(target->response_id);
+    free(target);
+}
+
+static void cancel(struct session *s, void *arg)
+{
+    struct target *target = arg;
+    for (struct turn *t = s->turns; t; t = t->next)
+        if (!strcmp(t->response_id, target->response_id) && !strcmp(t->owner, target->owner))
+            t->cancelled = true;
+    target_free(target);
+}
+
+static void forget(struct session *s, void *arg)
+{
+    struct target *target = arg;
+    for (struct ephemeral **p = &s->ephemerals; *p;) {
+        struct ephemeral *e = *p;
+        if (!strcmp(e->response_id, target->response_id) && !strcmp(e->owner, target->owner)) {
+            *p = e->next;
+            ephemeral_free(e);
+        } else {
+            p = &e->next;
+        }
+    }
+    for (struct hot *h = s->hots, *next; h; h = next) {
+        next = h->next;
+        if (!h->user && h->ephemeral && !strcmp(h->ephemeral, target->response_id))
+            hot_free(s, h);
+    }
+    target_free(target);
+}
+
+static void post_target(struct session *s, const char *owner, const char *response_id,
+                        void (*run)(struct session *s, void *arg))
+{
+    struct target *target = calloc(1, sizeof *target);
+    if (!target)
+        return;
+    target->owner = strdup(owner);
+    target->response_id = strdup(response_id);
+    if (!target->owner || !target->response_id || session_post(s, run, target))
+        target_free(target);
+}
+
+void session_cancel(struct session *s, const char *owner, const char *response_id)
+{
+    post_target(s, owner, response_id, cancel);
+}
+
+void session_forget(struct session *s, const char *owner, const char *response_id)
+{
+    post_target(s, owner, response_id, forget);
+}

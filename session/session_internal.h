@@ -1,0 +1,281 @@
+/* session_internal.h - what the files of session/ share.
+ *
+ * session.c      the engine thread: command queue, scheduler, one step after the other
+ * turn.c         a turn's life: find, admit, restore, prefill, decode, commit
+ * commit.c       its end: the ledger, then its KV
+ * context.c      the tokens that a turn's context consists of
+ * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
+ * lookup.c       the ledger jobs of a turn: what it follows, which segments there are, its commit
+ * conversations.c  everything that is not a turn: list, get, delete, evict, ...
+ * receipt.c      the receipt as JSON
+ *
+ * Everything belongs to the engine thread except: `struct job`-like parts that a ledger job owns while it is under way
+ * (named where they are declared), and what `lock` guards. The only lock here is session.lock; it is never held while
+ * calling out.
+ */
+#ifndef CONVOD_SESSION_INTERNAL_H
+#define CONVOD_SESSION_INTERNAL_H
+
+#include "session/session.h"
+#include "storage/storage.h"
+
+#include <pthread.h>
+
+#define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
+#define SESSION_READ_AHEAD     4   /* segments being read and decoded for one turn */
+
+/* ---- hot contexts (hot.c) ------------------------------------------------------------------------------------------
+ */
+
+struct segment_ref {
+    uint8_t key[STORAGE_KEY_BYTES];
+    bool stored; /* put or found: need not be put again */
+};
+
+/* A sequence in pages, what of it is stored, and who may use it. */
+struct hot {
+    struct hot *next;
+    struct engine_seq *seq;
+    int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
+    uint8_t owner_key[32];
+    struct turn *user; /* NULL: idle, evictable */
+    int64_t last_used_ms;
+    struct segment_ref *full; /* full segments from the start */
+    int n_full, full_capacity;
+    uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
+    int tail_count;                      /* 0 = none */
+    bool in_ledger;                      /* its turns are stored: segments may be put */
+    char *ephemeral;                     /* store:false: the response it belongs to */
+};
+
+struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32]);
+void hot_free(struct session *s, struct hot *h);
+/* The best start for a context: a taken-over, forked or new hot whose sequence holds a head of context[0..most]. NULL:
+ * no memory. */
+struct hot *hot_acquire(struct session *s, struct turn *t, int most);
+/* Drops the pages of the idle context that was used longest ago. False: there is none. */
+bool hot_evict_one(struct session *s);
+/* Drops all that are idle since before `before_ms`. */
+void hot_evict_idle(struct session *s, int64_t before_ms);
+/* Cuts to n tokens; 0, or -ERANGE when the pages for that are gone. */
+int hot_truncate(struct hot *h, int n);
+/* Notes that segment [first, first + count) is stored under key. */
+int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
+ * end (zero: nothing). 0, or why something could not be put; service goes on. */
+int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES]);
+/* Key of a segment: HMAC-SHA256(owner key, fingerprint | parent key | token ids). */
+int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+                const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES]);
+
+/* ---- turns ----------------------------------------------------------------------------------------------------------
+ */
+
+enum turn_state {
+    TURN_FINDING,    /* ledger job: what it follows */
+    TURN_WAITING,    /* for a place among the running ones */
+    TURN_PLANNING,   /* ledger job: which segments are stored */
+    TURN_RUNNING,    /* restoring, prefilling, decoding */
+    TURN_COMMITTING, /* ledger job */
+    TURN_OVER,
+};
+
+/* A stored segment that a turn wants. */
+struct planned {
+    struct storage_found found;
+    int first, used; /* tokens of it that the context shares */
+    enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
+    void *payload;
+    struct storage_read_result result;
+    struct turn *turn;
+};
+
+/* What a turn follows, filled by the ledger job. */
+struct found {
+    enum session_failure failure;
+    const char *message;
+    struct storage_owner owner;
+    struct storage_conversation conversation; /* id 0: none yet */
+    struct storage_turn *path;
+    size_t n_path;
+    size_t matched; /* match: messages that the path covers */
+};
+
+struct turn {
+    struct turn *next;
+    struct session *session;
+    enum turn_state state;
+
+    /* The request, copied. */
+    char *owner, *response_id, *conversation, *previous, *parent, *input, *instructions, *params;
+    struct engine_message *messages;
+    size_t n_messages;
+    struct engine_sampling sampling;
+    char **stops;
+    size_t n_stops;
+    int max_output_tokens;
+    bool match, store, generate;
+    void (*event)(void *arg, const struct session_event *ev);
+    void *arg;
+
+    struct found found;
+    const char *in_force;         /* instructions of this turn; points into the request or found */
+    struct engine_tokens context; /* prompt, then the answer */
+    int n_prompt;
+    int n_inherited;         /* tokens of the context that were there before this turn */
+    int n_expected;          /* of those, tokens that had been through the model */
+    const char *lost_reason; /* why expected tokens that are not found are missing */
+    bool rebased;
+    int rebased_from; /* index in context where this turn's own tokens start */
+
+    struct hot *hot;
+    struct planned *plan;
+    int n_plan, next_plan, n_reading;
+    bool planned_once, out_of_pages, rerun_last;
+    int plan_most; /* tokens that may come from storage */
+
+    struct engine_stream *stream;
+    char *text; /* the answer so far */
+    size_t text_len, text_capacity;
+    bool cancelled;
+    const char *reason; /* incomplete because */
+    bool stopped_by_string;
+    int n_output;
+
+    struct session_receipt receipt;
+    int64_t received_ns, admitted_ns, restored_ns, prefill_ns, first_ns, last_ns, created_ms, completed_ms;
+    float *gaps_ms;
+    int n_gaps, gaps_capacity;
+
+    struct storage_turn row; /* commit job's, while COMMITTING */
+    int commit_rc;
+    bool terminal; /* the terminal event was sent */
+};
+
+/* ---- session --------------------------------------------------------------------------------------------------------
+ */
+
+struct command {
+    struct command *next;
+    void (*run)(struct session *s, void *arg); /* on the engine thread */
+    void *arg;
+};
+
+struct ephemeral { /* a store:false response that can be followed */
+    struct ephemeral *next;
+    char *owner, *response_id, *instructions;
+    struct engine_tokens tokens;
+    int n_evaluated;
+    bool answered;
+};
+
+struct live {
+    int64_t conversation;
+    bool hot;
+    char running[80]; /* response id, "" = none runs */
+};
+
+/* The saving of a committed turn's KV. */
+struct saving {
+    struct saving *next;
+    struct session *session;
+    int64_t turn, conversation;
+    char *detail; /* of the turn, with saved = "pending" */
+    int rc;
+};
+
+struct session {
+    struct engine *engine;
+    struct storage *storage;
+    const struct engine_info *info;
+    struct storage_layout layout;
+    struct storage_array *arrays;
+    int max_waiting, max_running, idle_ms;
+    void (*log)(void *arg, int priority, const char *text);
+    void *log_arg;
+
+    pthread_t thread;
+    bool thread_started;
+    pthread_mutex_t lock; /* guards commands, stop and status */
+    pthread_cond_t wake;
+    struct command *commands, **commands_end;
+    bool stop;
+    int drain_ms;
+    struct session_status published; /* as the last loop left it */
+    int64_t published_progress_ms;
+    struct live *live; /* conversations that are hot or running, as the last loop left them */
+    int n_live, live_capacity;
+
+    /* engine thread */
+    struct session_status status;
+    int64_t last_progress_ms;
+    struct query *queries;  /* that wait until a conversation's saving has ended */
+    struct saving *savings; /* under way */
+    struct turn *turns;     /* oldest first */
+    struct hot *hots;
+    struct ephemeral *ephemerals;
+    bool closing;
+    double step_token_ms; /* measured: what one more prefilled token adds to a step */
+    int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int saves;            /* turns whose saving has not ended */
+};
+
+int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
+void session_log(struct session *s, int priority, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int64_t session_now_ns(void);
+int64_t session_wall_ms(void);
+
+/* turn.c */
+void turn_free(struct turn *t);
+/* Commands: a new turn; and what a turn's ledger jobs come back with. */
+void turn_begin(struct session *s, void *turn);
+void turn_found(struct session *s, void *turn);
+void turn_planned(struct session *s, void *turn);
+void turn_committed(struct session *s, void *turn); /* commit.c */
+void turn_fail(struct turn *t, enum session_failure failure, const char *message);
+void turn_admit(struct session *s); /* lets waiting turns run */
+bool turn_restore(struct turn *t);  /* pumps reads and imports; true: something moved */
+/* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
+int turn_wants(struct turn *t, int *first);
+void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns);
+void turn_finish(struct turn *t); /* the answer is over: commit */
+void turn_step_failed(struct turn *t, int rc);
+
+/* Parts that turn.c and commit.c share. */
+void turn_emit(struct turn *t, const struct session_event *ev);
+const char *turn_conversation_id(const struct turn *t);
+/* Unpins the turn's context; without keep_pages it is dropped. */
+void turn_let_go(struct turn *t, bool keep_pages);
+/* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
+int turn_deliver(struct turn *t, const char *text, size_t len);
+int turn_append_text(struct turn *t, const char *text, size_t len);
+void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
+
+/* context.c */
+int context_build(struct turn *t); /* 0 or negative after turn_fail() */
+void context_chat_hash(const struct turn *t, size_t n_messages, const char *answer, size_t answer_len, uint8_t out[32]);
+
+/* lookup.c */
+/* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets
+ * each with the tokens of it that match and owns its label. Stops at the first that is not matched to its end, or at
+ * take()'s nonzero result. In a job. */
+int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner,
+                const uint8_t parent[STORAGE_KEY_BYTES], const engine_token *ids, int pos, int most,
+                int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
+int lookup_find(struct turn *t);
+int lookup_plan(struct turn *t);
+int lookup_commit(struct turn *t);
+
+/* conversations.c */
+/* Rewrites s->live; s->lock is held. */
+void live_publish(struct session *s);
+/* Goes on with queries that waited for savings. */
+void query_retry(struct session *s);
+/* Answers those that are left with -ESHUTDOWN. */
+void query_abort(struct session *s);
+
+/* receipt.c */
+void receipt_finish(struct turn *t);
+char *receipt_detail(const struct session_receipt *r, const struct turn *t);
+
+#endif

@@ -1,0 +1,550 @@
+/* turn.c - a turn's life on the engine thread.
+ *
+ * FINDING (what does it follow?) -> WAITING (for a place) -> PLANNING (what is stored?) -> RUNNING (restore, prefill,
+ * decode) -> COMMITTING -> OVER. A turn is refused or fails at any point by turn_fail(), which keeps nothing of it; it
+ * is stopped by turn_finish(), which commits what there is. In RUNNING the sequence's length says how far it is:
+ * segments are imported, and everything up to n_prompt that no segment brings is prefilled, in the order of positions,
+ * so that a damaged segment in the middle costs only itself.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+#define TEXT_MIN_BYTES 1024
+
+void turn_emit(struct turn *t, const struct session_event *ev)
+{
+    if (t->event)
+        t->event(t->arg, ev);
+}
+
+const char *turn_conversation_id(const struct turn *t)
+{
+    return t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
+}
+
+void turn_free(struct turn *t)
+{
+    if (!t)
+        return;
+    char **texts[] = {&t->owner,  &t->response_id, &t->conversation, &t->previous,
+                      &t->parent, &t->input,       &t->instructions, &t->params};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        free(*texts[i]);
+    for (size_t i = 0; i < t->n_messages; i++)
+        free((char *)t->messages[i].text);
+    free(t->messages);
+    for (size_t i = 0; i < t->n_stops; i++)
+        free(t->stops[i]);
+    free(t->stops);
+    if (t->found.conversation.public_id)
+        storage_conversation_free(&t->found.conversation);
+    for (size_t i = 0; i < t->found.n_path; i++)
+        storage_turn_free(&t->found.path[i]);
+    free(t->found.path);
+    engine_tokens_free(&t->context);
+    for (int i = 0; i < t->n_plan; i++) {
+        free(t->plan[i].found.label);
+        free(t->plan[i].payload);
+    }
+    free(t->plan);
+    engine_stream_free(t->stream);
+    free(t->text);
+    free(t->gaps_ms);
+    free(t->row.detail);
+    free(t);
+}
+
+void turn_let_go(struct turn *t, bool keep_pages)
+{
+    if (!t->hot)
+        return;
+    t->hot->user = NULL;
+    t->hot->last_used_ms = session_now_ns() / 1000000;
+    if (!keep_pages)
+        hot_free(t->session, t->hot);
+    t->hot = NULL;
+}
+
+void turn_fail(struct turn *t, enum session_failure failure, const char *message)
+{
+    if (t->terminal)
+        return;
+    t->terminal = true;
+    t->state = TURN_OVER;
+    /* Its tokens may be of no use to anyone, and after numbers that are not finite its pages must not be reused. */
+    turn_let_go(t, false);
+    t->session->status.turns_failed++;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = failure, .message = message});
+}
+
+/* ---- finding ---- */
+
+static bool running_on(const struct turn *t, const struct turn *other)
+{
+    if (other == t || other->state == TURN_OVER)
+        return false;
+    if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
+        !strcmp(t->conversation, other->conversation))
+        return true;
+    return t->found.conversation.id && t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
+           other->found.conversation.id == t->found.conversation.id && other->state != TURN_FINDING;
+}
+
+static bool locked(struct turn *t)
+{
+    for (struct turn *other = t->session->turns; other; other = other->next)
+        if (running_on(t, other))
+            return true;
+    return false;
+}
+
+void turn_begin(struct session *s, void *arg)
+{
+    struct turn *t = arg;
+    int waiting = 0;
+    for (struct turn *other = s->turns; other; other = other->next)
+        waiting += other->state == TURN_WAITING || other->state == TURN_FINDING;
+    struct turn **end = &s->turns;
+    while (*end)
+        end = &(*end)->next;
+    *end = t;
+    if (s->closing) {
+        turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
+        return;
+    }
+    if (waiting >= s->max_waiting) {
+        turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
+        return;
+    }
+    if (locked(t)) {
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+        return;
+    }
+    s->jobs++;
+    if (lookup_find(t)) {
+        s->jobs--;
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+    }
+}
+
+static bool follows_ephemeral(const struct turn *t)
+{
+    for (const struct ephemeral *e = t->session->ephemerals; t->previous && e; e = e->next)
+        if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
+            return true;
+    return false;
+}
+
+void turn_found(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && follows_ephemeral(t))
+        t->found.failure = SESSION_OK;
+    if (t->found.failure != SESSION_OK) {
+        turn_fail(t, t->found.failure, t->found.message);
+        return;
+    }
+    if (locked(t)) {
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
+        return;
+    }
+    if (context_build(t))
+        return;
+    int room = s->info->ctx_tokens - t->n_prompt;
+    if (room < (t->generate ? 1 : 0)) {
+        turn_fail(t, SESSION_CONTEXT_LENGTH,
+                  "the conversation with this message is longer than the model's context; shorten it or start a new "
+                  "conversation");
+        return;
+    }
+    if (t->n_prompt == 0) {
+        turn_fail(t, SESSION_INVALID, "there is nothing to run: the input is empty");
+        return;
+    }
+    if (t->generate && t->n_messages == t->found.matched) {
+        turn_fail(t, SESSION_INVALID, "there is no new message to answer");
+        return;
+    }
+    t->state = TURN_WAITING;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
+    int ahead = 0, running = 0;
+    for (struct turn *other = s->turns; other != t; other = other->next)
+        ahead += other->state == TURN_WAITING;
+    for (struct turn *other = s->turns; other; other = other->next)
+        running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
+    if (running >= s->max_running)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
+}
+
+/* ---- admission and plan ---- */
+
+void turn_admit(struct session *s)
+{
+    int running = 0;
+    for (struct turn *t = s->turns; t; t = t->next)
+        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (t->state != TURN_WAITING)
+            continue;
+        if (t->cancelled) {
+            turn_finish(t);
+            continue;
+        }
+        if (running >= s->max_running)
+            continue;
+        running++;
+        t->admitted_ns = t->restored_ns = session_now_ns();
+        int most = t->generate ? t->n_prompt - 1 : t->n_prompt;
+        t->hot = hot_acquire(s, t, most);
+        t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
+        if (!t->hot || !t->stream) {
+            turn_fail(t, SESSION_INTERNAL, "out of memory");
+            continue;
+        }
+        t->receipt.hot = engine_seq_length(t->hot->seq);
+        t->plan_most = most;
+        t->state = TURN_RUNNING;
+        /* Continuing what is hot needs no index; anything else may share something that is stored. */
+        bool complete = t->n_expected > 0 && t->receipt.hot >= t->n_expected;
+        if (complete || t->receipt.hot >= most)
+            continue;
+        s->jobs++;
+        if (lookup_plan(t) == 0)
+            t->state = TURN_PLANNING;
+        else
+            s->jobs--;
+    }
+}
+
+static int plan_end(const struct turn *t)
+{
+    return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
+}
+
+void turn_add_reprefilled(struct turn *t, int tokens, const char *reason)
+{
+    struct session_receipt *r = &t->receipt;
+    int most = (int)(sizeof r->reprefilled / sizeof *r->reprefilled);
+    if (tokens <= 0)
+        return;
+    for (int i = 0; i < r->n_reprefilled; i++)
+        if (!strcmp(r->reprefilled[i].reason, reason)) {
+            r->reprefilled[i].tokens += tokens;
+            return;
+        }
+    if (r->n_reprefilled < most) {
+        r->reprefilled[r->n_reprefilled].tokens = tokens;
+        r->reprefilled[r->n_reprefilled++].reason = reason;
+    }
+}
+
+/* What was there once and is found nowhere will be prefilled again: the receipt says why. */
+static void account_lost(struct turn *t)
+{
+    int covered = engine_seq_length(t->hot->seq);
+    if (plan_end(t) > covered)
+        covered = plan_end(t);
+    int expected = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
+    if (expected > covered)
+        turn_add_reprefilled(t, expected - covered, t->lost_reason ? t->lost_reason : "blob_missing");
+    t->session->status.tokens_reprefilled += expected > covered ? (uint64_t)(expected - covered) : 0;
+}
+
+void turn_planned(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    t->state = TURN_RUNNING;
+}
+
+/* ---- restore ---- */
+
+static void read_back(struct session *s, void *arg)
+{
+    struct planned *p = arg;
+    s->jobs--;
+    p->turn->n_reading--;
+    p->state = p->result.rc ? PLAN_FAILED : PLAN_READY;
+}
+
+static void read_done(void *arg, struct storage_read_result result)
+{
+    struct planned *p = arg;
+    struct session *s = p->turn->session;
+    p->result = result;
+    while (session_post(s, read_back, p))
+        ;
+}
+
+static void start_reads(struct turn *t)
+{
+    struct session *s = t->session;
+    for (int i = t->next_plan;
+         i < t->n_plan && t->n_reading < SESSION_READ_AHEAD && i < t->next_plan + SESSION_READ_AHEAD; i++) {
+        struct planned *p = &t->plan[i];
+        if (p->state != PLAN_IDLE)
+            continue;
+        p->result.rc = -ENOMEM;
+        p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
+        if (!p->payload ||
+            storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p)) {
+            p->state = PLAN_FAILED;
+            continue;
+        }
+        p->state = PLAN_READING;
+        t->n_reading++;
+        s->jobs++;
+    }
+}
+
+static const char *damage(int rc)
+{
+    return rc == -EBADMSG ? "blob_damaged" : rc == -ENOENT ? "blob_missing" : "blob_unreadable";
+}
+
+/* Puts a segment's rows into pages. 0, -ENOSPC (later), or another error: it is lost for this turn. */
+static int import(struct turn *t, struct planned *p)
+{
+    struct hot *h = t->hot;
+    int length = engine_seq_length(h->seq);
+    if (length > p->first) {
+        /* The head of this segment is in pages already: the segment brings it again, whole. */
+        int rc = hot_truncate(h, p->first);
+        if (rc)
+            return rc;
+        t->receipt.hot -= length - p->first;
+    }
+    int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
+    if (rc)
+        return rc;
+    if (p->used < (int)p->found.count) {
+        if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
+            return rc;
+    } else {
+        rc = hot_note_stored(h, p->first, p->used, p->found.key);
+    }
+    engine_seq_settle(h->seq);
+    return rc;
+}
+
+bool turn_restore(struct turn *t)
+{
+    if (t->state != TURN_RUNNING || t->cancelled)
+        return false;
+    if (!t->planned_once) {
+        t->planned_once = true;
+        account_lost(t);
+    }
+    bool moved = false;
+    while (t->next_plan < t->n_plan) {
+        start_reads(t);
+        struct planned *p = &t->plan[t->next_plan];
+        if (p->state == PLAN_READING || engine_seq_length(t->hot->seq) < p->first)
+            break;
+        int rc = p->state == PLAN_FAILED ? p->result.rc : import(t, p);
+        if (rc == -ENOSPC && hot_evict_one(t->session))
+            continue;
+        if (rc == -ENOSPC) {
+            t->out_of_pages = true;
+            break;
+        }
+        if (rc) {
+            int lost = p->first + p->used - engine_seq_length(t->hot->seq);
+            turn_add_reprefilled(t, lost, damage(rc));
+            t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
+            session_log(t->session, LOG_WARNING,
+                        "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
+                        damage(rc));
+        } else {
+            if (p->result.tier == STORAGE_TIER_RAM)
+                t->receipt.ram += p->used;
+            else
+                t->receipt.disk += p->used;
+            t->receipt.bytes_read += p->result.bytes_read;
+            t->session->status.tokens_restored += (uint64_t)p->used;
+            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
+                                                 .stage = "restore",
+                                                 .done = p->first + p->used,
+                                                 .total = plan_end(t)});
+        }
+        p->state = PLAN_DONE;
+        free(p->payload);
+        p->payload = NULL;
+        t->next_plan++;
+        t->restored_ns = session_now_ns();
+        moved = true;
+    }
+    return moved;
+}
+
+/* ---- steps ---- */
+
+int turn_wants(struct turn *t, int *first)
+{
+    if (t->state != TURN_RUNNING || t->cancelled)
+        return 0;
+    int length = engine_seq_length(t->hot->seq);
+    *first = length;
+    if (t->next_plan < t->n_plan) {
+        int gap = t->plan[t->next_plan].first - length;
+        return gap > 0 ? gap : 0;
+    }
+    return (int)t->context.n - length;
+}
+
+int turn_append_text(struct turn *t, const char *text, size_t len)
+{
+    if (t->text_len + len + 1 > t->text_capacity) {
+        size_t capacity = t->text_capacity ? t->text_capacity : TEXT_MIN_BYTES;
+        while (capacity < t->text_len + len + 1)
+            capacity *= 2;
+        char *grown = realloc(t->text, capacity);
+        if (!grown)
+            return -ENOMEM;
+        t->text = grown;
+        t->text_capacity = capacity;
+    }
+    if (len)
+        memcpy(t->text + t->text_len, text, len);
+    t->text_len += len;
+    t->text[t->text_len] = 0;
+    return 0;
+}
+
+/* Takes text out of the stream and sends it. */
+int turn_deliver(struct turn *t, const char *text, size_t len)
+{
+    if (len == 0)
+        return 0;
+    int rc = turn_append_text(t, text, len);
+    if (rc == 0)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+    return rc;
+}
+
+static void note_time(struct turn *t, int64_t now_ns)
+{
+    if (!t->first_ns)
+        t->first_ns = now_ns;
+    else {
+        if (t->n_gaps == t->gaps_capacity) {
+            int capacity = t->gaps_capacity ? t->gaps_capacity * 2 : 256;
+            float *grown = realloc(t->gaps_ms, (size_t)capacity * sizeof *grown);
+            if (!grown)
+                return; /* a statistic less */
+            t->gaps_ms = grown;
+            t->gaps_capacity = capacity;
+        }
+        t->gaps_ms[t->n_gaps++] = (float)((double)(now_ns - t->last_ns) / 1e6);
+    }
+    t->last_ns = now_ns;
+}
+
+/* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
+ * across the cut is replaced by the tokens of its first part. */
+static int cut_answer(struct turn *t)
+{
+    size_t bytes = 0, len;
+    size_t keep = (size_t)t->n_prompt;
+    while (keep < t->context.n) {
+        engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
+        if (bytes + len > t->text_len)
+            break;
+        bytes += len;
+        keep++;
+    }
+    t->context.n = keep;
+    int rc = bytes < t->text_len
+                 ? engine_tokenize(t->session->engine, t->text + bytes, t->text_len - bytes, false, &t->context)
+                 : 0;
+    if (!rc && engine_seq_length(t->hot->seq) > (int)keep)
+        rc = hot_truncate(t->hot, (int)keep);
+    t->n_output = (int)t->context.n - t->n_prompt;
+    return rc;
+}
+
+static void sample(struct turn *t, const float *logits, int64_t now_ns)
+{
+    struct session *s = t->session;
+    engine_token id;
+    int rc = engine_sample(s->engine, &t->sampling, logits, t->context.ids, (int)t->context.n, &id);
+    if (rc) {
+        turn_fail(t, rc == -EDOM ? SESSION_MODEL : SESSION_INTERNAL,
+                  rc == -EDOM ? "the model's output is not a number; nothing of this turn was kept" : "out of memory");
+        return;
+    }
+    note_time(t, now_ns);
+    if (engine_token_ends_answer(s->engine, id)) {
+        turn_finish(t);
+        return;
+    }
+    const char *text = NULL;
+    size_t len = 0;
+    rc = engine_tokens_append(&t->context, &id, 1);
+    if (rc == 0) {
+        t->n_output++;
+        s->status.tokens_generated++;
+        rc = engine_stream_push(t->stream, id, &text, &len);
+    }
+    if (rc >= 0) {
+        int sent = turn_deliver(t, text, len);
+        if (sent)
+            rc = sent;
+    }
+    if (rc == 1) {
+        t->stopped_by_string = true;
+        rc = cut_answer(t);
+        if (rc == 0) {
+            turn_finish(t);
+            return;
+        }
+    }
+    if (rc < 0) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
+    }
+    if (t->max_output_tokens && t->n_output >= t->max_output_tokens)
+        t->reason = "max_output_tokens";
+    else if ((int)t->context.n >= s->info->ctx_tokens)
+        t->reason = "context_length";
+    if (t->reason)
+        turn_finish(t);
+}
+
+void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns)
+{
+    struct session *s = t->session;
+    int length = engine_seq_length(t->hot->seq);
+    if (length - n < t->n_prompt) {
+        int end = length < t->n_prompt ? length : t->n_prompt;
+        t->receipt.prefilled += end - (length - n);
+        s->status.tokens_prefilled += (uint64_t)(end - (length - n));
+        turn_emit(t, &(struct session_event){
+                         .kind = SESSION_EVENT_PROGRESS, .stage = "prefill", .done = end, .total = t->n_prompt});
+    }
+    if (length / SESSION_SEGMENT_TOKENS != (length - n) / SESSION_SEGMENT_TOKENS) {
+        uint8_t last[STORAGE_KEY_BYTES];
+        int rc = hot_save(s, t->hot, false, last);
+        if (rc)
+            session_log(s, LOG_WARNING, "KV could not be saved: %s", strerror(-rc));
+    }
+    if (logits)
+        sample(t, logits, now_ns);
+    else if (!t->generate && length == t->n_prompt)
+        turn_finish(t);
+}
+
+void turn_step_failed(struct turn *t, int rc)
+{
+    if (rc == -ENOSPC)
+        turn_fail(
+            t, SESSION_NO_MEMORY,
+            "the KV budget is too small for this turn beside the running ones; raise kv-bytes or try again later");
+    else
+        turn_fail(t, SESSION_INTERNAL, strerror(-rc));
+}

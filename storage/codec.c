@@ -1,0 +1,421 @@
+/* codec.c - the container of encoded payloads: lossless, smaller by what the exponents of keys and values repeat.
+ *
+ * Mantissas and signs of KV are noise; the exponents of one channel are close to each other. So every array's exponents
+ * are taken relative to the largest of their channel, ranked by frequency and written in as few bits as most of them
+ * need (codec_internal.h has the planes); the rest is stored as it is. A group of planes that LZ4 makes smaller by an
+ * eighth or more is stored that way (arrays that repeat, such as zeros). An array that would not get smaller is stored
+ * as it is.
+ *
+ *   bytes         of an encoded payload
+ *   4             "KVC1"
+ *   4             number of arrays
+ *   16 x arrays   size of its section (4), zero (4), XXH3-64 of its section (8)
+ *   8             XXH3-64 of all the above
+ *   ...           the sections
+ *
+ *   bytes         of a section
+ *   1             0: stored, n x 2 bytes follow; 1: planes
+ *   1             bit k: part k is LZ4 (parts 0..3 are the levels, 4 the escapes)
+ *   2             zero
+ *   12            d of each rank
+ *   16            elements at levels 1, 2, 3, and escapes (4 each)
+ *   20            stored sizes of the five parts (4 each)
+ *   channels      largest exponents
+ *   ...           the five parts
+ *   n             the rest; f16: then blocks x 24
+ *
+ * Numbers are little-endian, which the processor must be.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <lz4.h>
+#include <xxhash.h>
+
+#include "storage/codec_internal.h"
+
+#define MAGIC            0x3143564bu /* "KVC1" */
+#define TABLE_ROW        16u
+#define SECTION_HEADER   52u
+#define PARTS            5
+#define LZ4_ACCELERATION 8
+#define STREAM_BYTES     ((size_t)1 << 20) /* payloads from here on are decoded past the caches */
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the codec writes words as they lie in memory");
+
+const struct codec_loops *codec_loops_best(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        return &codec_loops_avx2;
+#endif
+    return &codec_loops_portable;
+}
+
+static size_t elements(const struct storage_array *a, uint32_t count)
+{
+    if (!a->channels || a->channels > STORAGE_CHANNELS_MAX || !count || count > STORAGE_COUNT_MAX)
+        return 0;
+    size_t n = (size_t)a->channels * count;
+    return n <= STORAGE_PAYLOAD_MAX / 2 ? n : 0;
+}
+
+size_t codec_payload_bytes(const struct storage_layout *layout, uint32_t count)
+{
+    size_t sum = 0;
+    if (!layout->n_arrays || layout->n_arrays > STORAGE_ARRAYS_MAX ||
+        (layout->element != STORAGE_BF16 && layout->element != STORAGE_F16))
+        return 0;
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        size_t n = elements(&layout->arrays[i], count);
+        sum += n * 2;
+        if (!n || sum > STORAGE_PAYLOAD_MAX)
+            return 0;
+    }
+    return sum;
+}
+
+static size_t table_bytes(uint32_t n_arrays)
+{
+    return 8 + (size_t)n_arrays * TABLE_ROW + 8;
+}
+
+size_t storage_codec_bound(const struct storage_layout *layout, uint32_t count)
+{
+    size_t payload = codec_payload_bytes(layout, count);
+    return payload ? table_bytes(layout->n_arrays) + payload + layout->n_arrays : 0;
+}
+
+/* ---- planes and their memory ------------------------------------------------------------------------------------- */
+
+static void planes_describe(struct codec_planes *p, const struct storage_array *a, enum storage_element e,
+                            uint32_t count)
+{
+    *p = (struct codec_planes){.channels = a->channels,
+                               .count = count,
+                               .channel_major = a->channel_major,
+                               .element = e,
+                               .n = (size_t)a->channels * count};
+    p->blocks = (p->n + CODEC_BLOCK - 1) / CODEC_BLOCK;
+}
+
+static size_t bits_bytes(size_t bits)
+{
+    return (bits + 7) / 8;
+}
+
+static size_t more_bytes(const struct codec_planes *p)
+{
+    return p->element == STORAGE_F16 ? p->blocks * 3 * sizeof(uint64_t) : 0;
+}
+
+/* Token-major arrays read 64 tops from any channel on. */
+static void tops_wrap(struct codec_planes *p)
+{
+    for (size_t i = 0; i < CODEC_BLOCK; i++)
+        p->top[p->channels + i] = p->channel_major ? 0 : p->top[i % p->channels];
+}
+
+/* Memory for encoding the largest array of a layout. */
+static size_t scratch_bytes(const struct storage_layout *layout, uint32_t count)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        struct codec_planes p;
+        planes_describe(&p, &layout->arrays[i], layout->element, count);
+        size_t n = p.channels + CODEC_BLOCK;
+        n = (n + 7) & ~(size_t)7;
+        n += p.blocks * 16 + p.blocks * 24;
+        n += (CODEC_LEVELS - 1) * 2 * (bits_bytes(p.n) + CODEC_SLACK);
+        n += p.n + p.blocks * CODEC_BLOCK;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static void planes_place(struct codec_planes *p, uint8_t *m)
+{
+    p->top = m;
+    m += (p->channels + CODEC_BLOCK + 7) & ~(size_t)7;
+    p->level0 = m;
+    m += p->blocks * 16;
+    p->more = m;
+    m += p->blocks * 24;
+    uint8_t *bits = m;
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        for (int h = 0; h < 2; h++) {
+            p->level[k][h] = m;
+            m += bits_bytes(p->n) + CODEC_SLACK;
+        }
+    memset(bits, 0, (size_t)(m - bits));
+    p->escapes = m;
+    m += p->n;
+    p->rest = m;
+}
+
+/* ---- encoding ---------------------------------------------------------------------------------------------------- */
+
+static void ranks_choose(const uint32_t counts[CODEC_RANKED], uint8_t ranks[CODEC_RANKS])
+{
+    bool taken[CODEC_RANKED] = {false};
+    for (int r = 0; r < CODEC_RANKS; r++) {
+        int best = -1;
+        for (int d = 0; d < CODEC_RANKED; d++)
+            if (!taken[d] && (best < 0 || counts[d] > counts[best]))
+                best = d;
+        taken[best] = true;
+        ranks[r] = (uint8_t)best;
+    }
+}
+
+/* Appends a part, as LZ4 where that saves an eighth. Returns its size; 0 when there is no room. */
+static size_t part_write(uint8_t *out, size_t room, const uint8_t *part, size_t n, bool *lz4)
+{
+    *lz4 = false;
+    if (n >= 64 && n <= LZ4_MAX_INPUT_SIZE) {
+        size_t most = n - n / 8;
+        int c = LZ4_compress_fast((const char *)part, (char *)out, (int)n, (int)(most < room ? most : room),
+                                  LZ4_ACCELERATION);
+        if (c > 0) {
+            *lz4 = true;
+            return (size_t)c;
+        }
+    }
+    if (n > room)
+        return 0;
+    memcpy(out, part, n);
+    return n;
+}
+
+/* Encodes one array as planes. 0: they take as much as the array itself, or more. */
+static size_t planes_encode(const struct codec_loops *loops, struct codec_planes *p, const uint16_t *in, uint8_t *out,
+                            size_t room)
+{
+    uint32_t counts[CODEC_RANKED];
+    loops->tops(p, in);
+    tops_wrap(p);
+    loops->histogram(p, in, counts);
+    ranks_choose(counts, p->ranks);
+    loops->encode(p, in);
+
+    size_t fixed = SECTION_HEADER + p->channels, rest = p->n + more_bytes(p);
+    if (room < fixed + rest)
+        return 0;
+    /* The two bit strings of a level lie one behind the other. */
+    const uint8_t *parts[PARTS] = {p->level0};
+    size_t sizes[PARTS] = {p->blocks * 16};
+    for (int k = 1; k < CODEC_LEVELS; k++) {
+        size_t half = bits_bytes(p->n_level[k]);
+        memmove(p->level[k][0] + half, p->level[k][1], half);
+        parts[k] = p->level[k][0];
+        sizes[k] = 2 * half;
+    }
+    parts[PARTS - 1] = p->escapes;
+    sizes[PARTS - 1] = p->n_escapes;
+
+    memset(out, 0, SECTION_HEADER);
+    out[0] = 1;
+    memcpy(out + 4, p->ranks, CODEC_RANKS);
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        memcpy(out + 16 + 4 * (k - 1), &(uint32_t){(uint32_t)p->n_level[k]}, 4);
+    memcpy(out + 28, &(uint32_t){(uint32_t)p->n_escapes}, 4);
+    memcpy(out + SECTION_HEADER, p->top, p->channels);
+    size_t at = fixed;
+    for (int k = 0; k < PARTS; k++) {
+        bool lz4;
+        size_t n = part_write(out + at, room - rest - at, parts[k], sizes[k], &lz4);
+        if (!n && sizes[k])
+            return 0;
+        out[1] |= (uint8_t)(lz4 << k);
+        memcpy(out + 32 + 4 * k, &(uint32_t){(uint32_t)n}, 4);
+        at += n;
+    }
+    memcpy(out + at, p->rest, p->n);
+    memcpy(out + at + p->n, p->more, more_bytes(p));
+    return at + rest;
+}
+
+int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                          const void *payload, void *out, size_t out_size)
+{
+    size_t bound = storage_codec_bound(layout, count);
+    if (!bound)
+        return -EINVAL;
+    if (out_size < bound)
+        return -ENOBUFS;
+    uint8_t *memory = malloc(scratch_bytes(layout, count));
+    if (!memory)
+        return -ENOMEM;
+    uint8_t *o = out;
+    size_t table = table_bytes(layout->n_arrays), at = table;
+    const uint8_t *in = payload;
+    memcpy(o, &(uint32_t){MAGIC}, 4);
+    memcpy(o + 4, &layout->n_arrays, 4);
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        struct codec_planes p;
+        planes_describe(&p, &layout->arrays[i], layout->element, count);
+        planes_place(&p, memory);
+        size_t n = planes_encode(loops, &p, (const uint16_t *)(const void *)in, o + at, p.n * 2);
+        if (!n) {
+            o[at] = 0;
+            memcpy(o + at + 1, in, p.n * 2);
+            n = p.n * 2 + 1;
+        }
+        uint8_t *row = o + 8 + (size_t)i * TABLE_ROW;
+        memcpy(row, &(uint32_t){(uint32_t)n}, 4);
+        memset(row + 4, 0, 4);
+        memcpy(row + 8, &(uint64_t){XXH3_64bits(o + at, n)}, 8);
+        at += n;
+        in += p.n * 2;
+    }
+    memcpy(o + table - 8, &(uint64_t){XXH3_64bits(o, table - 8)}, 8);
+    free(memory);
+    return (int64_t)at;
+}
+
+/* ---- decoding ---------------------------------------------------------------------------------------------------- */
+
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+/* Reads the header of a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
+static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)
+{
+    size_t rest = p->n + more_bytes(p);
+    if (n < SECTION_HEADER + p->channels + rest || in[1] >> PARTS || in[2] || in[3])
+        return -EBADMSG;
+    memcpy(p->ranks, in + 4, CODEC_RANKS);
+    p->n_level[0] = p->n;
+    for (int k = 1; k < CODEC_LEVELS; k++) {
+        p->n_level[k] = get32(in + 16 + 4 * (k - 1));
+        if (p->n_level[k] > p->n_level[k - 1])
+            return -EBADMSG;
+    }
+    p->n_escapes = get32(in + 28);
+    if (p->n_escapes > p->n_level[CODEC_LEVELS - 1])
+        return -EBADMSG;
+
+    size_t sizes[PARTS] = {p->blocks * 16}, stored[PARTS], sum = 0, total = 0;
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        sizes[k] = 2 * bits_bytes(p->n_level[k]);
+    sizes[PARTS - 1] = p->n_escapes;
+    for (int k = 0; k < PARTS; k++) {
+        stored[k] = get32(in + 32 + 4 * k);
+        bool lz4 = in[1] >> k & 1;
+        if (lz4 ? stored[k] > sizes[k] || !stored[k] : stored[k] != sizes[k])
+            return -EBADMSG;
+        sum += stored[k];
+        total += sizes[k] + 2 * CODEC_SLACK;
+    }
+    if (sum != n - SECTION_HEADER - p->channels - rest)
+        return -EBADMSG;
+
+    size_t tops = (p->channels + CODEC_BLOCK + 7) & ~(size_t)7;
+    uint8_t *m = *memory = malloc(tops + total);
+    if (!m)
+        return -ENOMEM;
+    const uint8_t *at = in + SECTION_HEADER;
+    p->top = m;
+    memcpy(p->top, at, p->channels);
+    tops_wrap(p);
+    m += tops;
+    at += p->channels;
+    for (int k = 0; k < PARTS; k++) {
+        const uint8_t *part = at;
+        if (in[1] >> k & 1) {
+            int got = LZ4_decompress_safe((const char *)at, (char *)m, (int)stored[k], (int)sizes[k]);
+            if (got < 0 || (size_t)got != sizes[k])
+                return -EBADMSG;
+            memset(m + sizes[k], 0, CODEC_SLACK);
+            part = m;
+            m += sizes[k] + CODEC_SLACK;
+        } else if ((size_t)(in + n - at) < sizes[k] + CODEC_SLACK) {
+            memcpy(m, at, sizes[k]);
+            memset(m + sizes[k], 0, CODEC_SLACK);
+            part = m;
+            m += sizes[k] + CODEC_SLACK;
+        }
+        if (k == 0) {
+            p->level0 = (uint8_t *)(uintptr_t)part;
+        } else if (k < CODEC_LEVELS) {
+            p->level[k][0] = (uint8_t *)(uintptr_t)part;
+            p->level[k][1] = p->level[k][0] + bits_bytes(p->n_level[k]);
+        } else {
+            p->escapes = (uint8_t *)(uintptr_t)part;
+        }
+        at += stored[k];
+    }
+    p->rest = (uint8_t *)(uintptr_t)at;
+    p->more = p->rest + p->n;
+    return 0;
+}
+
+int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
+{
+    struct codec_planes p;
+    planes_describe(&p, a, e, count);
+    p.stream = stream;
+    if (n >= 1 && in[0] == 0) {
+        if (n != p.n * 2 + 1)
+            return -EBADMSG;
+        memcpy(out, in + 1, p.n * 2);
+        return 0;
+    }
+    if (n < 1 || in[0] != 1)
+        return -EBADMSG;
+    uint8_t *memory = NULL;
+    int rc = planes_parse(&p, in, n, &memory);
+    if (!rc)
+        rc = loops->decode(&p, out);
+    free(memory);
+    return rc;
+}
+
+int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                      const void *encoded, size_t n, void *payload)
+{
+    size_t payload_bytes = codec_payload_bytes(layout, count);
+    if (!payload_bytes)
+        return -EINVAL;
+    bool stream = payload_bytes >= STREAM_BYTES;
+    const uint8_t *in = encoded;
+    size_t table = table_bytes(layout->n_arrays), at = table;
+    uint64_t sum;
+    if (n < table || get32(in) != MAGIC || get32(in + 4) != layout->n_arrays)
+        return -EBADMSG;
+    memcpy(&sum, in + table - 8, 8);
+    if (sum != XXH3_64bits(in, table - 8))
+        return -EBADMSG;
+    uint8_t *out = payload;
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
+        size_t bytes = get32(row);
+        memcpy(&sum, row + 8, 8);
+        if (bytes > n - at || sum != XXH3_64bits(in + at, bytes))
+            return -EBADMSG;
+        int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
+        if (rc)
+            return rc;
+        at += bytes;
+        out += elements(&layout->arrays[i], count) * 2;
+    }
+    return at == n ? 0 : -EBADMSG;
+}
+
+int64_t storage_codec_encode(const struct storage_layout *layout, uint32_t count, const void *payload, void *out,
+                             size_t out_size)
+{
+    return codec_encode_with(codec_loops_best(), layout, count, payload, out, out_size);
+}
+
+int storage_codec_decode(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n,
+                         void *payload)
+{
+    return codec_decode_with(codec_loops_best(), layout, count, encoded, n, payload);
+}

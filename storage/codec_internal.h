@@ -1,0 +1,72 @@
+/* codec_internal.h - one array's planes, between the container (codec.c) and the loops over elements (codec_planes.c,
+ * codec_avx2.c), which give equal bytes.
+ *
+ * Elements are taken in memory order in blocks of 64; the last block is padded with rank 0 and zero bits. An element is
+ * split into its exponent e and the rest. With o the largest exponent of its channel, d = o - e; the array's twelve
+ * most frequent d (of those below 15) have ranks 0..11, all others rank 12 and their exponent in `escapes`.
+ *
+ * A rank r is cut into four codes of two bits, code[k] = min(3, max(0, r - 3k)), so that r is their sum. Level 0 holds
+ * the codes of all elements, level k those of the elements whose code at level k - 1 is 3, close together. Each level
+ * has two planes (low and high bits). Level 0's are words of 64 bits, low and high in turn; the others' are bit
+ * strings, first bit lowest.
+ *
+ * The rest: bf16, one byte, sign above the seven bits of mantissa. f16, one byte, the mantissa's low eight bits, and
+ * three more planes of words: mantissa bit 8, bit 9, sign.
+ */
+#ifndef CONVOD_CODEC_INTERNAL_H
+#define CONVOD_CODEC_INTERNAL_H
+
+#include "storage/storage_internal.h"
+
+#define CODEC_RANKS  12
+#define CODEC_RANKED 15 /* d from here on have no rank */
+#define CODEC_LEVELS 4
+#define CODEC_SLACK  16 /* bytes behind every bit string that may be read or written */
+#define CODEC_SAMPLE 4  /* one block of so many is counted for the ranks */
+#define CODEC_BLOCK  64
+
+struct codec_planes {
+    uint32_t channels, count;
+    bool channel_major;
+    enum storage_element element;
+    bool stream; /* the output is large: write it past the caches */
+    size_t n, blocks;
+    uint8_t ranks[CODEC_RANKS]; /* d of each rank */
+    uint8_t *top;               /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
+    uint8_t *level0;            /* [blocks][2] words */
+    uint8_t *level[CODEC_LEVELS][2]; /* [1..3]: low and high bit strings */
+    size_t n_level[CODEC_LEVELS];    /* elements at each level; [0] = n */
+    uint8_t *escapes;
+    size_t n_escapes;
+    uint8_t *rest; /* [n] */
+    uint8_t *more; /* f16: [blocks][3] words */
+};
+
+struct codec_loops {
+    /* Fills top (channels entries). */
+    void (*tops)(const struct codec_planes *p, const uint16_t *in);
+    /* Counts d < 15 of the sampled blocks. */
+    void (*histogram)(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED]);
+    /* Fills the planes, n_level and n_escapes. Bit strings are zeroed before. */
+    void (*encode)(struct codec_planes *p, const uint16_t *in);
+    /* 0 or -EBADMSG: the codes need more or less bits than there are. */
+    int (*decode)(const struct codec_planes *p, uint16_t *out);
+};
+extern const struct codec_loops codec_loops_portable, codec_loops_avx2;
+/* The ones for this processor. */
+const struct codec_loops *codec_loops_best(void);
+
+/* The offsets o of the block's 64 elements. `at` is the index of its first; buf is used when they must be put together.
+ */
+const uint8_t *codec_block_tops(const struct codec_planes *p, size_t at, uint8_t buf[CODEC_BLOCK]);
+
+/* Encoding and decoding with given loops, for tests that compare them. */
+int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                          const void *payload, void *out, size_t out_size);
+int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                      const void *encoded, size_t n, void *payload);
+/* Decodes one array's section of n bytes, without the container and its checksums; with `stream` past the caches. */
+int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out);
+
+#endif

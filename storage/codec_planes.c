@@ -1,0 +1,155 @@
+/* codec_planes.c - the codec's loops over elements in portable C: what codec_avx2.c must equal byte for byte. */
+#include <errno.h>
+#include <string.h>
+
+#include "storage/codec_internal.h"
+
+static uint8_t exponent(enum storage_element e, uint16_t x)
+{
+    return (uint8_t)(e == STORAGE_BF16 ? x >> 7 : x >> 10 & 31);
+}
+
+const uint8_t *codec_block_tops(const struct codec_planes *p, size_t at, uint8_t buf[CODEC_BLOCK])
+{
+    if (!p->channel_major)
+        return p->top + at % p->channels;
+    size_t channel = at / p->count, left = p->count - at % p->count;
+    for (size_t i = 0; i < CODEC_BLOCK;) {
+        size_t run = CODEC_BLOCK - i < left ? CODEC_BLOCK - i : left;
+        memset(buf + i, channel < p->channels ? p->top[channel] : 0, run);
+        i += run;
+        channel++;
+        left = p->count;
+    }
+    return buf;
+}
+
+static void tops(const struct codec_planes *p, const uint16_t *in)
+{
+    memset(p->top, 0, p->channels);
+    for (size_t i = 0; i < p->n; i++) {
+        uint8_t e = exponent(p->element, in[i]);
+        uint8_t *top = &p->top[p->channel_major ? i / p->count : i % p->channels];
+        if (e > *top)
+            *top = e;
+    }
+}
+
+static void histogram(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED])
+{
+    uint8_t buf[CODEC_BLOCK];
+    memset(counts, 0, CODEC_RANKED * sizeof *counts);
+    for (size_t b = 0; b < p->blocks; b += CODEC_SAMPLE) {
+        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+        const uint8_t *o = codec_block_tops(p, at, buf);
+        for (size_t i = 0; i < n; i++) {
+            uint8_t d = (uint8_t)(o[i] - exponent(p->element, in[at + i]));
+            if (d < CODEC_RANKED)
+                counts[d]++;
+        }
+    }
+}
+
+static void bit_set(uint8_t *bits, size_t at, unsigned bit)
+{
+    bits[at >> 3] |= (uint8_t)(bit << (at & 7));
+}
+
+static unsigned bit_get(const uint8_t *bits, size_t at)
+{
+    return bits[at >> 3] >> (at & 7) & 1;
+}
+
+static void encode(struct codec_planes *p, const uint16_t *in)
+{
+    uint8_t rank[256], buf[CODEC_BLOCK];
+    memset(rank, CODEC_RANKS, sizeof rank);
+    for (uint8_t r = 0; r < CODEC_RANKS; r++)
+        rank[p->ranks[r]] = r;
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        p->n_level[k] = 0;
+    p->n_level[0] = p->n;
+    p->n_escapes = 0;
+    for (size_t b = 0; b < p->blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+        const uint8_t *o = codec_block_tops(p, at, buf);
+        uint64_t low = 0, high = 0, more[3] = {0};
+        for (size_t i = 0; i < n; i++) {
+            uint16_t x = in[at + i];
+            uint8_t e = exponent(p->element, x);
+            unsigned r = rank[(uint8_t)(o[i] - e)];
+            unsigned code = r < 3 ? r : 3;
+            low |= (uint64_t)(code & 1) << i;
+            high |= (uint64_t)(code >> 1) << i;
+            for (int k = 1; k < CODEC_LEVELS && code == 3; k++) {
+                r -= 3;
+                code = r < 3 ? r : 3;
+                bit_set(p->level[k][0], p->n_level[k], code & 1);
+                bit_set(p->level[k][1], p->n_level[k], code >> 1);
+                p->n_level[k]++;
+                if (k == CODEC_LEVELS - 1 && code == 3)
+                    p->escapes[p->n_escapes++] = e;
+            }
+            if (p->element == STORAGE_BF16) {
+                p->rest[at + i] = (uint8_t)((x >> 8 & 0x80) | (x & 0x7f));
+            } else {
+                p->rest[at + i] = (uint8_t)x;
+                more[0] |= (uint64_t)(x >> 8 & 1) << i;
+                more[1] |= (uint64_t)(x >> 9 & 1) << i;
+                more[2] |= (uint64_t)(x >> 15 & 1) << i;
+            }
+        }
+        memcpy(p->level0 + 16 * b, &low, sizeof low);
+        memcpy(p->level0 + 16 * b + 8, &high, sizeof high);
+        if (p->element == STORAGE_F16)
+            memcpy(p->more + 24 * b, more, sizeof more);
+    }
+}
+
+static int decode(const struct codec_planes *p, uint16_t *out)
+{
+    uint8_t buf[CODEC_BLOCK];
+    size_t used[CODEC_LEVELS] = {0}, escapes = 0;
+    for (size_t b = 0; b < p->blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+        const uint8_t *o = codec_block_tops(p, at, buf);
+        uint64_t low, high, more[3] = {0};
+        memcpy(&low, p->level0 + 16 * b, sizeof low);
+        memcpy(&high, p->level0 + 16 * b + 8, sizeof high);
+        if (p->element == STORAGE_F16)
+            memcpy(more, p->more + 24 * b, sizeof more);
+        if (n < CODEC_BLOCK && (low | high) >> n)
+            return -EBADMSG;
+        for (size_t i = 0; i < n; i++) {
+            unsigned code = (unsigned)(low >> i & 1) | (unsigned)(high >> i & 1) << 1, r = code;
+            for (int k = 1; k < CODEC_LEVELS && code == 3; k++) {
+                if (used[k] == p->n_level[k])
+                    return -EBADMSG;
+                code = bit_get(p->level[k][0], used[k]) | bit_get(p->level[k][1], used[k]) << 1;
+                r += code;
+                used[k]++;
+            }
+            uint8_t e;
+            if (r < CODEC_RANKS) {
+                e = (uint8_t)(o[i] - p->ranks[r]);
+            } else {
+                if (escapes == p->n_escapes)
+                    return -EBADMSG;
+                e = p->escapes[escapes++];
+            }
+            uint16_t rest = p->rest[at + i];
+            if (p->element == STORAGE_BF16)
+                out[at + i] = (uint16_t)((rest & 0x80) << 8 | e << 7 | (rest & 0x7f));
+            else
+                out[at + i] = (uint16_t)(rest | (more[0] >> i & 1) << 8 | (more[1] >> i & 1) << 9 | (e & 31) << 10 |
+                                         (more[2] >> i & 1) << 15);
+        }
+    }
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        if (used[k] != p->n_level[k])
+            return -EBADMSG;
+    return escapes == p->n_escapes ? 0 : -EBADMSG;
+}
+
+const struct codec_loops codec_loops_portable = {
+    .tops = tops, .histogram = histogram, .encode = encode, .decode = decode};

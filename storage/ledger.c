@@ -1,0 +1,281 @@
+/* ledger.c - rows of owners and conversations. Ledger thread only, inside a job.
+ *
+ * A row is visible to its owner only: every query names the owner, and another owner's row is the same as none.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/rand.h>
+
+#include "storage/storage_internal.h"
+
+int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out)
+{
+    struct storage_owner o = {0};
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, name);
+    rc = stmt_step(l, s);
+    if (rc < 0)
+        return rc;
+    if (rc == 1) {
+        o.id = sqlite3_column_int64(s, 0);
+        rc = column_bytes(s, 1, o.key, sizeof o.key);
+        stmt_reset(s);
+    } else {
+        if (RAND_bytes(o.key, sizeof o.key) != 1)
+            return -EIO;
+        s = stmt_get(l, S_OWNER_INSERT, &rc);
+        if (!s)
+            return rc;
+        bind_text(s, 1, name);
+        bind_blob(s, 2, o.key, sizeof o.key);
+        rc = stmt_run(l, s, NULL);
+        o.id = sqlite3_last_insert_rowid(l->db);
+    }
+    if (!rc)
+        *out = o;
+    return rc;
+}
+
+void storage_conversation_free(struct storage_conversation *c)
+{
+    if (!c)
+        return;
+    free(c->public_id);
+    free(c->title);
+    free(c->metadata);
+    free(c->instructions);
+    *c = (struct storage_conversation){0};
+}
+
+static int conversation_read(sqlite3_stmt *s, struct storage_conversation *out)
+{
+    struct storage_conversation c = {.id = sqlite3_column_int64(s, 0),
+                                     .owner = sqlite3_column_int64(s, 1),
+                                     .kind = (enum storage_conversation_kind)sqlite3_column_int(s, 3),
+                                     .head = sqlite3_column_int64(s, 7),
+                                     .created_ms = sqlite3_column_int64(s, 8),
+                                     .updated_ms = sqlite3_column_int64(s, 9),
+                                     .n_turns = sqlite3_column_int64(s, 10),
+                                     .n_tokens = sqlite3_column_int64(s, 11)};
+    int rc = column_text(s, 2, &c.public_id);
+    if (!rc)
+        rc = column_text(s, 4, &c.title);
+    if (!rc)
+        rc = column_text(s, 5, &c.metadata);
+    if (!rc)
+        rc = column_text(s, 6, &c.instructions);
+    if (rc)
+        storage_conversation_free(&c);
+    else
+        *out = c;
+    return rc;
+}
+
+/* Steps a query for one conversation. */
+static int conversation_one(struct storage_ledger *l, sqlite3_stmt *s, struct storage_conversation *out)
+{
+    int rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = conversation_read(s, out);
+    stmt_reset(s);
+    return rc;
+}
+
+int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char *public_id,
+                             struct storage_conversation *out)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_GET, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, public_id);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    return conversation_one(l, s, out);
+}
+
+int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_BY_ID, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    return conversation_one(l, s, out);
+}
+
+int storage_conversation_insert(struct storage_ledger *l, struct storage_conversation *c)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_INSERT, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, c->owner);
+    bind_text(s, 2, c->public_id);
+    (void)sqlite3_bind_int(s, 3, (int)c->kind);
+    bind_text(s, 4, c->title);
+    bind_text(s, 5, c->metadata);
+    bind_text(s, 6, c->instructions);
+    (void)sqlite3_bind_int64(s, 7, c->head);
+    (void)sqlite3_bind_int64(s, 8, c->created_ms);
+    (void)sqlite3_bind_int64(s, 9, c->updated_ms);
+    rc = stmt_run(l, s, NULL);
+    if (!rc)
+        c->id = sqlite3_last_insert_rowid(l->db);
+    return rc;
+}
+
+int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c)
+{
+    int rc, changes;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_UPDATE, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, c->id);
+    bind_text(s, 2, c->title);
+    bind_text(s, 3, c->metadata);
+    bind_text(s, 4, c->instructions);
+    (void)sqlite3_bind_int64(s, 5, c->head);
+    (void)sqlite3_bind_int64(s, 6, c->updated_ms);
+    rc = stmt_run(l, s, &changes);
+    return rc ? rc : changes ? 0 : -ENOENT;
+}
+
+int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
+{
+    if (l->n_dead_turns == l->cap_dead_turns) {
+        size_t cap = l->cap_dead_turns ? l->cap_dead_turns * 2 : 64;
+        int64_t *grown = realloc(l->dead_turns, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        l->dead_turns = grown;
+        l->cap_dead_turns = cap;
+    }
+    l->dead_turns[l->n_dead_turns++] = turn;
+    return 0;
+}
+
+/* Collects the keys that the conversation's turns hold. */
+static int holds_of(struct storage_ledger *l, int64_t conversation, uint8_t (**keys)[STORAGE_KEY_BYTES], size_t *n)
+{
+    uint8_t(*k)[STORAGE_KEY_BYTES] = NULL;
+    size_t cap = 0;
+    int rc;
+    *n = 0;
+    sqlite3_stmt *s = stmt_get(l, S_HOLDS_OF, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, conversation);
+    while ((rc = stmt_step(l, s)) == 1) {
+        if (*n == cap) {
+            size_t more = cap ? cap * 2 : 64;
+            uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(k, more * sizeof *grown);
+            if (!grown) {
+                rc = -ENOMEM;
+                break;
+            }
+            k = grown;
+            cap = more;
+        }
+        rc = column_bytes(s, 0, k[*n], STORAGE_KEY_BYTES);
+        if (rc)
+            break;
+        ++*n;
+    }
+    stmt_reset(s);
+    if (rc)
+        free(k);
+    else
+        *keys = k;
+    return rc;
+}
+
+int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const char *public_id)
+{
+    struct storage_conversation c;
+    int rc = storage_conversation_get(l, owner, public_id, &c);
+    if (rc)
+        return rc;
+    int64_t id = c.id;
+    storage_conversation_free(&c);
+
+    uint8_t(*keys)[STORAGE_KEY_BYTES] = NULL;
+    size_t n = 0;
+    rc = holds_of(l, id, &keys, &n);
+    if (rc)
+        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURNS_OF, &rc);
+    if (s) {
+        (void)sqlite3_bind_int64(s, 1, id);
+        while ((rc = stmt_step(l, s)) == 1) {
+            rc = ledger_dead_turn(l, sqlite3_column_int64(s, 0));
+            if (rc)
+                break;
+        }
+        stmt_reset(s);
+    }
+    if (!rc) {
+        s = stmt_get(l, S_CONV_DELETE, &rc);
+        if (s) {
+            (void)sqlite3_bind_int64(s, 1, id);
+            rc = stmt_run(l, s, NULL);
+        }
+    }
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = segment_release(l, keys[i]);
+    free(keys);
+    if (!rc)
+        l->deleted = true;
+    return rc;
+}
+
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
+                              struct storage_conversation *rows, size_t max, size_t *n)
+{
+    int64_t updated = INT64_MAX, id = INT64_MAX;
+    int rc;
+    sqlite3_stmt *s;
+    if (after) {
+        s = stmt_get(l, S_CONV_CURSOR, &rc);
+        if (!s)
+            return rc;
+        bind_text(s, 1, after);
+        (void)sqlite3_bind_int64(s, 2, owner);
+        rc = stmt_step(l, s);
+        if (rc != 1)
+            return rc ? rc : -ENOENT;
+        updated = sqlite3_column_int64(s, 0);
+        id = sqlite3_column_int64(s, 1);
+        stmt_reset(s);
+    }
+    s = stmt_get(l, query ? S_CONV_SEARCH : S_CONV_LIST, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, owner);
+    (void)sqlite3_bind_int64(s, 2, updated);
+    (void)sqlite3_bind_int64(s, 3, id);
+    (void)sqlite3_bind_int64(s, 4, max > INT32_MAX ? INT32_MAX : (sqlite3_int64)max);
+    if (query)
+        bind_text(s, 5, query);
+    size_t found = 0;
+    while (found < max && (rc = stmt_step(l, s)) == 1) {
+        rc = conversation_read(s, &rows[found]);
+        if (rc)
+            break;
+        found++;
+    }
+    stmt_reset(s);
+    if (rc < 0) {
+        for (size_t i = 0; i < found; i++)
+            storage_conversation_free(&rows[i]);
+        return rc;
+    }
+    *n = found;
+    return 0;
+}

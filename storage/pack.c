@@ -1,0 +1,451 @@
+/* pack.c - records in pack files.
+ *
+ * A pack begins with one block of 4096 bytes (magic, version, number) and then holds records, each aligned to 4096:
+ *
+ *   offset  bytes  of a record
+ *        0      8  magic "convodS1"
+ *        8      4  version
+ *       12      4  label_bytes
+ *       16      8  owner
+ *       24     32  key
+ *       56     32  parent
+ *       88     32  fingerprint
+ *      120      8  first, count
+ *      128      8  payload_bytes
+ *      136      8  layout sum     (XXH3-64)
+ *      144      8  label sum      (XXH3-64)
+ *      152     24  producer
+ *      176     72  zero
+ *      248      8  header sum     (XXH3-64 of the bytes before)
+ *      256         label, zeros up to a multiple of 64, payload (which carries its own checksums), zeros up to 4096
+ *
+ * All numbers are little-endian. A record says everything about itself, so that the index can be made anew from the
+ * packs. Records are never overwritten: space comes back by cutting holes, and a place is used only once in a pack's
+ * life, pack numbers only once in a directory's. The active pack belongs to the writer thread; reading and cutting open
+ * the file by themselves and may run on any thread.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "storage/storage_internal.h"
+
+#define PACK_NAME_BYTES   24
+#define PREALLOCATE_BYTES ((uint64_t)64 << 20)
+
+static const char record_magic[8] = "convodS1";
+static const char pack_magic[8] = "convodP1";
+
+/* ---- system calls ------------------------------------------------------------------------------------------------ */
+
+static int sys_open(void *ctx, int dirfd, const char *name, int flags, mode_t mode)
+{
+    (void)ctx;
+    return openat(dirfd, name, flags, mode);
+}
+static ssize_t sys_pread(void *ctx, int fd, void *buf, size_t n, off_t at)
+{
+    (void)ctx;
+    return pread(fd, buf, n, at);
+}
+static ssize_t sys_pwrite(void *ctx, int fd, const void *buf, size_t n, off_t at)
+{
+    (void)ctx;
+    return pwrite(fd, buf, n, at);
+}
+static int sys_fdatasync(void *ctx, int fd)
+{
+    (void)ctx;
+    return fdatasync(fd);
+}
+static int sys_fsync_dir(void *ctx, int dirfd)
+{
+    (void)ctx;
+    return fsync(dirfd);
+}
+static int sys_fallocate(void *ctx, int fd, int mode, off_t at, off_t n)
+{
+    (void)ctx;
+    return fallocate(fd, mode, at, n);
+}
+const struct storage_io storage_io_system = {.open = sys_open,
+                                             .pread = sys_pread,
+                                             .pwrite = sys_pwrite,
+                                             .fdatasync = sys_fdatasync,
+                                             .fsync_dir = sys_fsync_dir,
+                                             .fallocate = sys_fallocate};
+
+/* ---- records ----------------------------------------------------------------------------------------------------- */
+
+static uint32_t get32(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+static uint64_t get64(const uint8_t *p)
+{
+    return get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+static void put32(uint8_t *p, uint32_t v)
+{
+    for (int i = 0; i < 4; i++)
+        p[i] = (uint8_t)(v >> (8 * i));
+}
+static void put64(uint8_t *p, uint64_t v)
+{
+    put32(p, (uint32_t)v);
+    put32(p + 4, (uint32_t)(v >> 32));
+}
+
+bool pack_is_zero(const void *p, size_t n)
+{
+    const uint8_t *b = p;
+    return n == 0 || (b[0] == 0 && !memcmp(b, b + 1, n - 1));
+}
+
+uint64_t pack_layout_sum(const struct storage_layout *layout, uint32_t count)
+{
+    XXH64_hash_t h = XXH3_64bits_withSeed(&count, sizeof count, (XXH64_hash_t)layout->element);
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        uint8_t b[5];
+        put32(b, layout->arrays[i].channels);
+        b[4] = layout->arrays[i].channel_major;
+        h = XXH3_64bits_withSeed(b, sizeof b, h);
+    }
+    return h;
+}
+
+uint64_t pack_label_sum(const void *label, size_t n)
+{
+    return XXH3_64bits(label, n);
+}
+
+size_t pack_payload_offset(uint32_t label_bytes)
+{
+    return (PACK_HEADER_BYTES + (size_t)label_bytes + 63) & ~(size_t)63;
+}
+
+uint64_t pack_record_bytes(uint32_t label_bytes, uint64_t payload_bytes)
+{
+    if (label_bytes > STORAGE_LABEL_MAX || payload_bytes > PACK_RECORD_MAX)
+        return 0;
+    uint64_t n = pack_payload_offset(label_bytes) + payload_bytes;
+    return (n + PACK_ALIGN - 1) & ~(uint64_t)(PACK_ALIGN - 1);
+}
+
+void pack_record_seal(uint8_t *record, const struct pack_record *r, const void *label)
+{
+    size_t at = pack_payload_offset(r->label_bytes);
+    uint64_t all = pack_record_bytes(r->label_bytes, r->payload_bytes);
+    memset(record, 0, PACK_HEADER_BYTES);
+    memcpy(record, record_magic, 8);
+    put32(record + 8, PACK_VERSION);
+    put32(record + 12, r->label_bytes);
+    put64(record + 16, (uint64_t)r->owner);
+    memcpy(record + 24, r->key, 32);
+    memcpy(record + 56, r->parent, 32);
+    memcpy(record + 88, r->fingerprint, 32);
+    put32(record + 120, r->first);
+    put32(record + 124, r->count);
+    put64(record + 128, r->payload_bytes);
+    put64(record + 136, r->layout_sum);
+    put64(record + 144, pack_label_sum(label, r->label_bytes));
+    memcpy(record + 152, r->producer, sizeof r->producer);
+    put64(record + 248, XXH3_64bits(record, 248));
+    if (r->label_bytes)
+        memcpy(record + PACK_HEADER_BYTES, label, r->label_bytes);
+    memset(record + PACK_HEADER_BYTES + r->label_bytes, 0, at - PACK_HEADER_BYTES - r->label_bytes);
+    memset(record + at + r->payload_bytes, 0, (size_t)(all - at - r->payload_bytes));
+}
+
+int pack_record_parse(const uint8_t *record, size_t n, bool label_known, struct pack_record *out)
+{
+    if (n < PACK_HEADER_BYTES || memcmp(record, record_magic, 8) || get32(record + 8) != PACK_VERSION ||
+        get64(record + 248) != XXH3_64bits(record, 248))
+        return -EBADMSG;
+    struct pack_record r = {.owner = (int64_t)get64(record + 16),
+                            .first = get32(record + 120),
+                            .count = get32(record + 124),
+                            .label_bytes = get32(record + 12),
+                            .layout_sum = get64(record + 136),
+                            .payload_bytes = get64(record + 128)};
+    memcpy(r.key, record + 24, 32);
+    memcpy(r.parent, record + 56, 32);
+    memcpy(r.fingerprint, record + 88, 32);
+    memcpy(r.producer, record + 152, sizeof r.producer);
+    if (r.producer[sizeof r.producer - 1] || !r.count || r.count > STORAGE_COUNT_MAX ||
+        r.first > UINT32_MAX - r.count || !pack_record_bytes(r.label_bytes, r.payload_bytes))
+        return -EBADMSG;
+    if (label_known && (pack_record_bytes(r.label_bytes, r.payload_bytes) > n ||
+                        get64(record + 144) != pack_label_sum(record + PACK_HEADER_BYTES, r.label_bytes)))
+        return -EBADMSG;
+    *out = r;
+    return 0;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+static void pack_name(char name[PACK_NAME_BYTES], uint32_t n)
+{
+    (void)snprintf(name, PACK_NAME_BYTES, "pack-%08u", n);
+}
+
+static int open_pack(const struct packs *p, uint32_t n, int flags)
+{
+    char name[PACK_NAME_BYTES];
+    pack_name(name, n);
+    int fd = p->io->open(p->io->ctx, p->dirfd, name, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return fd < 0 ? -errno : fd;
+}
+
+static int write_all(const struct packs *p, int fd, const void *buf, size_t n, uint64_t at)
+{
+    const uint8_t *b = buf;
+    while (n) {
+        ssize_t w = p->io->pwrite(p->io->ctx, fd, b, n, (off_t)at);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return w < 0 ? -errno : -EIO;
+        b += w;
+        n -= (size_t)w;
+        at += (uint64_t)w;
+    }
+    return 0;
+}
+
+static int read_all(const struct packs *p, int fd, void *buf, size_t n, uint64_t at)
+{
+    uint8_t *b = buf;
+    while (n) {
+        ssize_t r = p->io->pread(p->io->ctx, fd, b, n, (off_t)at);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return -errno;
+        if (r == 0)
+            return -EBADMSG;
+        b += r;
+        n -= (size_t)r;
+        at += (uint64_t)r;
+    }
+    return 0;
+}
+
+int packs_activate(struct packs *p, uint32_t n, uint64_t end)
+{
+    int fd = open_pack(p, n, end ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
+    if (fd < 0)
+        return fd;
+    int rc = 0;
+    if (!end) {
+        uint8_t block[PACK_ALIGN] = {0};
+        memcpy(block, pack_magic, 8);
+        put32(block + 8, PACK_VERSION);
+        put32(block + 12, n);
+        rc = write_all(p, fd, block, sizeof block, 0);
+        /* The new name must be durable before a row may point at it. */
+        if (!rc && p->io->fsync_dir(p->io->ctx, p->dirfd))
+            rc = -errno;
+        if (rc)
+            (void)packs_unlink(p, n);
+        end = PACK_ALIGN;
+    }
+    if (rc) {
+        (void)close(fd);
+        return rc;
+    }
+    packs_release(p);
+    p->fd = fd;
+    p->n = n;
+    p->end = p->allocated = end;
+    return 0;
+}
+
+bool packs_full(const struct packs *p, uint64_t bytes)
+{
+    return p->fd < 0 || (p->end > PACK_ALIGN && p->end + bytes > p->pack_bytes);
+}
+
+int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset)
+{
+    if (packs_full(p, bytes)) {
+        int rc = packs_activate(p, p->n + 1, 0);
+        if (rc)
+            return rc;
+    }
+    if (p->end + bytes > p->allocated) {
+        uint64_t want = bytes > PREALLOCATE_BYTES ? bytes : PREALLOCATE_BYTES;
+        if (p->end + want > p->pack_bytes)
+            want = p->pack_bytes > p->end + bytes ? p->pack_bytes - p->end : bytes;
+        int rc = p->io->fallocate(p->io->ctx, p->fd, 0, (off_t)p->end, (off_t)want);
+        if (rc && errno == ENOSPC && want > bytes) {
+            want = bytes;
+            rc = p->io->fallocate(p->io->ctx, p->fd, 0, (off_t)p->end, (off_t)want);
+        }
+        if (rc && errno != EOPNOTSUPP && errno != EINTR)
+            return -errno;
+        if (!rc)
+            p->allocated = p->end + want;
+    }
+    int rc = write_all(p, p->fd, record, bytes, p->end);
+    if (rc)
+        return rc;
+    *pack = p->n;
+    *offset = p->end;
+    p->end += bytes;
+    if (p->allocated < p->end)
+        p->allocated = p->end;
+    return 0;
+}
+
+int packs_sync(struct packs *p)
+{
+    if (p->fd < 0)
+        return 0;
+    return p->io->fdatasync(p->io->ctx, p->fd) ? -errno : 0;
+}
+
+void packs_release(struct packs *p)
+{
+    if (p->fd < 0)
+        return;
+    /* What was allocated ahead goes back; if that fails it is only space. */
+    if (p->allocated > p->end && ftruncate(p->fd, (off_t)p->end))
+        p->allocated = p->end;
+    (void)close(p->fd);
+    p->fd = -1;
+}
+
+int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t bytes)
+{
+    int fd = open_pack(p, pack, O_RDWR);
+    if (fd < 0)
+        return fd == -ENOENT ? 0 : fd;
+    int rc = 0;
+    if (p->io->fallocate(p->io->ctx, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes)) {
+        /* No holes here: overwrite. */
+        rc = errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
+        static const uint8_t zeros[65536];
+        struct stat sb;
+        if (!rc && fstat(fd, &sb))
+            rc = -errno;
+        for (uint64_t at = offset, end = offset + bytes; !rc && at < end && at < (uint64_t)sb.st_size;) {
+            size_t n = end - at < sizeof zeros ? (size_t)(end - at) : sizeof zeros;
+            rc = write_all(p, fd, zeros, n, at);
+            at += n;
+        }
+    }
+    if (!rc && p->io->fdatasync(p->io->ctx, fd))
+        rc = -errno;
+    (void)close(fd);
+    return rc;
+}
+
+int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n)
+{
+    int fd = open_pack(p, pack, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    int rc = read_all(p, fd, buf, n, offset);
+    (void)close(fd);
+    return rc;
+}
+
+int packs_unlink(const struct packs *p, uint32_t pack)
+{
+    char name[PACK_NAME_BYTES];
+    pack_name(name, pack);
+    return unlinkat(p->dirfd, name, 0) && errno != ENOENT ? -errno : 0;
+}
+
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+               int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
+                         const uint8_t *label),
+               void *arg, uint64_t *end)
+{
+    uint8_t head[PACK_HEADER_BYTES];
+    uint8_t *label = NULL;
+    *end = from ? from : PACK_ALIGN;
+    int fd = open_pack(p, pack, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    struct stat sb;
+    int rc = fstat(fd, &sb) ? -errno : 0;
+    if (!rc && (!S_ISREG(sb.st_mode) || read_all(p, fd, head, 16, 0) || memcmp(head, pack_magic, 8) ||
+                get32(head + 8) != PACK_VERSION || get32(head + 12) != pack))
+        rc = -EBADMSG;
+    uint64_t at = *end, size = rc ? 0 : (uint64_t)sb.st_size;
+    while (!rc && at < size && size - at >= PACK_HEADER_BYTES) {
+        struct pack_record r;
+        uint64_t bytes = 0;
+        rc = read_all(p, fd, head, sizeof head, at);
+        if (rc)
+            break;
+        if (!pack_record_parse(head, sizeof head, false, &r)) {
+            bytes = pack_record_bytes(r.label_bytes, r.payload_bytes);
+            uint8_t *grown = bytes > size - at ? NULL : realloc(label, PACK_HEADER_BYTES + (size_t)r.label_bytes);
+            if (!grown && bytes <= size - at) {
+                rc = -ENOMEM;
+                break;
+            }
+            if (grown) {
+                label = grown;
+                rc = read_all(p, fd, label, PACK_HEADER_BYTES + (size_t)r.label_bytes, at);
+                if (rc)
+                    break;
+            }
+            if (!grown || get64(head + 144) != pack_label_sum(label + PACK_HEADER_BYTES, r.label_bytes))
+                bytes = 0;
+        }
+        if (bytes) {
+            rc = fn(arg, pack, at, bytes, &r, label + PACK_HEADER_BYTES);
+            at += bytes;
+            *end = at;
+            continue;
+        }
+        if (stop)
+            break;
+        at += PACK_ALIGN;
+        off_t data = lseek(fd, (off_t)at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            break;
+        if (data > 0)
+            at = (uint64_t)data & ~(uint64_t)(PACK_ALIGN - 1);
+    }
+    free(label);
+    (void)close(fd);
+    return rc;
+}
+
+int packs_list(const struct packs *p, int (*fn)(void *arg, uint32_t pack), void *arg)
+{
+    int fd = openat(p->dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    DIR *d = fdopendir(fd);
+    if (!d) {
+        int rc = -errno;
+        (void)close(fd);
+        return rc;
+    }
+    int rc = 0;
+    struct dirent *e;
+    while (!rc && (e = readdir(d))) {
+        char name[PACK_NAME_BYTES];
+        unsigned n;
+        if (sscanf(e->d_name, "pack-%8u", &n) != 1)
+            continue;
+        pack_name(name, n);
+        if (!strcmp(name, e->d_name))
+            rc = fn(arg, n);
+    }
+    (void)closedir(d);
+    return rc;
+}

@@ -1,0 +1,309 @@
+/* reader.c - the KV reader threads: find a segment in RAM or read it from its pack, verify it, decode it.
+ *
+ * A record is believed only when its header, its label and its description are what was asked for; the payload carries
+ * checksums of its own that the decoder looks at. A read pins its record from the call until its end: eviction passes
+ * over it, and the holes of a deleted one are cut only afterwards. What is found damaged or missing is forgotten by a
+ * job that is queued before the caller is told, so that a put that follows stores it anew.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+struct read_op {
+    struct read_op *next;
+    uint8_t key[STORAGE_KEY_BYTES], fingerprint[32];
+    uint32_t first, count, label_bytes;
+    uint64_t label_sum;
+    uint64_t bytes;
+    uint32_t pack;
+    uint64_t offset;
+    int pin_rc;
+    struct storage_array *arrays;
+    struct storage_layout layout;
+    void *payload;
+    void (*done)(void *arg, struct storage_read_result result);
+    void *arg;
+};
+
+/* ---- pins -------------------------------------------------------------------------------------------------------- */
+
+static struct pin *pin_find(struct storage *st, uint32_t pack, uint64_t offset)
+{
+    for (size_t i = 0; i < st->n_pins; i++)
+        if (st->pins[i].pack == pack && st->pins[i].offset == offset)
+            return &st->pins[i];
+    return NULL;
+}
+
+int pin_take(struct storage *st, uint32_t pack, uint64_t offset)
+{
+    int rc = 0;
+    pthread_mutex_lock(&st->pin_lock);
+    struct pin *p = pin_find(st, pack, offset);
+    if (!p && st->n_pins == st->cap_pins) {
+        size_t cap = st->cap_pins ? st->cap_pins * 2 : 64;
+        struct pin *grown = realloc(st->pins, cap * sizeof *grown);
+        if (grown) {
+            st->pins = grown;
+            st->cap_pins = cap;
+        } else {
+            rc = -ENOMEM;
+        }
+    }
+    if (!rc && !p) {
+        p = &st->pins[st->n_pins++];
+        *p = (struct pin){.pack = pack, .offset = offset};
+    }
+    if (p && p->doomed)
+        rc = -ENOENT;
+    else if (p)
+        p->count++;
+    pthread_mutex_unlock(&st->pin_lock);
+    return rc;
+}
+
+void pin_release(struct storage *st, uint32_t pack, uint64_t offset)
+{
+    bool doomed = false;
+    pthread_mutex_lock(&st->pin_lock);
+    struct pin *p = pin_find(st, pack, offset);
+    if (p && --p->count == 0) {
+        doomed = p->doomed;
+        if (!doomed)
+            *p = st->pins[--st->n_pins];
+    }
+    pthread_mutex_unlock(&st->pin_lock);
+    if (doomed) {
+        pthread_mutex_lock(&st->jobs_lock);
+        st->unpinned = true;
+        pthread_cond_broadcast(&st->jobs_cond);
+        pthread_mutex_unlock(&st->jobs_lock);
+    }
+}
+
+bool pin_held(struct storage *st, uint32_t pack, uint64_t offset)
+{
+    pthread_mutex_lock(&st->pin_lock);
+    bool held = pin_find(st, pack, offset) != NULL;
+    pthread_mutex_unlock(&st->pin_lock);
+    return held;
+}
+
+bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset)
+{
+    bool idle = true;
+    pthread_mutex_lock(&st->pin_lock);
+    struct pin *p = pin_find(st, pack, offset);
+    if (p && p->count) {
+        p->doomed = true;
+        idle = false;
+    } else if (p) {
+        *p = st->pins[--st->n_pins];
+    }
+    pthread_mutex_unlock(&st->pin_lock);
+    return idle;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* Checks a record against what was asked for and decodes it. */
+static int record_decode(const struct read_op *op, const uint8_t *record, size_t n)
+{
+    struct pack_record r;
+    int rc = pack_record_parse(record, n, true, &r);
+    if (rc)
+        return rc;
+    if (memcmp(r.key, op->key, sizeof r.key) || memcmp(r.fingerprint, op->fingerprint, sizeof r.fingerprint) ||
+        r.first != op->first || r.count != op->count || r.label_bytes != op->label_bytes ||
+        r.layout_sum != pack_layout_sum(&op->layout, op->count) ||
+        op->label_sum != pack_label_sum(record + PACK_HEADER_BYTES, r.label_bytes))
+        return -EBADMSG;
+    return storage_codec_decode(&op->layout, op->count, record + pack_payload_offset(r.label_bytes),
+                                (size_t)r.payload_bytes, op->payload);
+}
+
+static int noop_run(struct storage_ledger *l, void *arg)
+{
+    (void)l;
+    (void)arg;
+    return 0;
+}
+
+static void touch(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    bool flush = false;
+    pthread_mutex_lock(&st->pin_lock);
+    if (st->n_touched < TOUCHED_MAX) {
+        memcpy(st->touched[st->n_touched++], key, STORAGE_KEY_BYTES);
+        flush = st->n_touched == TOUCHED_MAX / 2;
+    }
+    pthread_mutex_unlock(&st->pin_lock);
+    /* Any batch writes them; without one in sight an empty job does. */
+    if (flush && storage_submit(st, (struct storage_job){.run = noop_run}))
+        storage_log(st, LOG_WARNING, "no memory to note which segments were used");
+}
+
+struct forget {
+    uint8_t key[STORAGE_KEY_BYTES];
+    uint32_t pack;
+    uint64_t offset;
+};
+
+static int forget_run(struct storage_ledger *l, void *arg)
+{
+    struct forget *f = arg;
+    return segment_forget(l, f->key, f->pack, f->offset);
+}
+
+static void forget_done(void *arg, int rc)
+{
+    (void)rc;
+    free(arg);
+}
+
+static void forget(struct storage *st, const struct read_op *op)
+{
+    struct forget *f = malloc(sizeof *f);
+    if (f) {
+        *f = (struct forget){.pack = op->pack, .offset = op->offset};
+        memcpy(f->key, op->key, sizeof f->key);
+    }
+    if (!f || storage_submit(st, (struct storage_job){.run = forget_run, .done = forget_done, .arg = f})) {
+        storage_log(st, LOG_ERR, "no memory to forget a damaged segment");
+        free(f);
+    }
+}
+
+static struct storage_read_result read_disk(struct storage *st, struct read_op *op)
+{
+    struct storage_read_result res = {.tier = STORAGE_TIER_DISK};
+    if (op->pack == STORAGE_PACK_NONE || op->pin_rc) {
+        res.rc = op->pin_rc ? op->pin_rc : -ENOENT;
+        return res;
+    }
+    if (op->bytes < PACK_ALIGN || op->bytes > PACK_RECORD_MAX || op->bytes % PACK_ALIGN) {
+        res.rc = -EBADMSG;
+        return res;
+    }
+    uint8_t *record = malloc(op->bytes);
+    if (!record) {
+        res.rc = -ENOMEM;
+        return res;
+    }
+    res.rc = packs_read(&st->packs, op->pack, op->offset, record, op->bytes);
+    if (!res.rc) {
+        res.bytes_read = op->bytes;
+        res.rc = record_decode(op, record, op->bytes);
+        if (res.rc == -EBADMSG && pack_is_zero(record, PACK_HEADER_BYTES))
+            res.rc = -ENOENT; /* cut out */
+    }
+    if (res.rc) {
+        free(record);
+        return res;
+    }
+    struct blob *b = blob_new(record, op->bytes);
+    if (b && ram_put(&st->ram, op->key, b, RAM_DURABLE))
+        storage_log(st, LOG_WARNING, "no memory to keep a segment in RAM");
+    blob_unref(b);
+    return res;
+}
+
+static void read_run(struct storage *st, struct read_op *op)
+{
+    struct storage_read_result res = {.rc = -ENOENT, .tier = STORAGE_TIER_RAM};
+    struct blob *b = ram_get(&st->ram, op->key);
+    if (b) {
+        res.rc = record_decode(op, b->record, b->bytes);
+        if (res.rc == -EBADMSG) {
+            atomic_fetch_add(&st->damaged, 1);
+            ram_remove(&st->ram, op->key);
+        }
+        blob_unref(b);
+    }
+    if (res.rc == -ENOENT || res.rc == -EBADMSG) {
+        int before = res.rc;
+        res = read_disk(st, op);
+        if (res.rc == -EBADMSG)
+            atomic_fetch_add(&st->damaged, 1);
+        if (op->pack != STORAGE_PACK_NONE && !op->pin_rc && (res.rc == -EBADMSG || res.rc == -ENOENT)) {
+            storage_log(st, LOG_WARNING, "pack %u: the segment at %llu is %s", op->pack, (unsigned long long)op->offset,
+                        res.rc == -EBADMSG ? "damaged" : "missing");
+            forget(st, op);
+        }
+        if (res.rc == -ENOENT && before == -EBADMSG)
+            res.rc = -EBADMSG;
+    }
+    if (!res.rc)
+        touch(st, op->key);
+    if (op->pack != STORAGE_PACK_NONE && !op->pin_rc)
+        pin_release(st, op->pack, op->offset);
+    op->done(op->arg, res);
+    free(op->arrays);
+    free(op);
+}
+
+int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, void *payload,
+                         void (*done)(void *arg, struct storage_read_result result), void *arg)
+{
+    if (!codec_payload_bytes(layout, s->count))
+        return -EINVAL;
+    struct read_op *op = calloc(1, sizeof *op);
+    struct storage_array *arrays = malloc(layout->n_arrays * sizeof *arrays);
+    if (!op || !arrays) {
+        free(op);
+        free(arrays);
+        return -ENOMEM;
+    }
+    *op = (struct read_op){.first = s->first,
+                           .count = s->count,
+                           .label_bytes = s->label_bytes,
+                           .label_sum = pack_label_sum(s->label, s->label_bytes),
+                           .bytes = s->encoded_bytes,
+                           .pack = s->pack,
+                           .offset = s->offset,
+                           .arrays = arrays,
+                           .payload = payload,
+                           .done = done,
+                           .arg = arg};
+    memcpy(arrays, layout->arrays, layout->n_arrays * sizeof *arrays);
+    op->layout = (struct storage_layout){.element = layout->element, .arrays = arrays, .n_arrays = layout->n_arrays};
+    memcpy(op->key, s->key, STORAGE_KEY_BYTES);
+    memcpy(op->fingerprint, fingerprint, sizeof op->fingerprint);
+    if (s->pack != STORAGE_PACK_NONE) {
+        op->pin_rc = pin_take(st, s->pack, s->offset);
+        if (op->pin_rc == -ENOMEM) {
+            free(arrays);
+            free(op);
+            return -ENOMEM;
+        }
+    }
+    pthread_mutex_lock(&st->reader_lock);
+    *st->reads_tail = op;
+    st->reads_tail = &op->next;
+    pthread_cond_signal(&st->reader_cond);
+    pthread_mutex_unlock(&st->reader_lock);
+    return 0;
+}
+
+void *reader_thread(void *arg)
+{
+    struct storage *st = arg;
+    for (;;) {
+        pthread_mutex_lock(&st->reader_lock);
+        while (!st->reads && !st->reader_stop)
+            pthread_cond_wait(&st->reader_cond, &st->reader_lock);
+        struct read_op *op = st->reads;
+        if (op) {
+            st->reads = op->next;
+            if (!st->reads)
+                st->reads_tail = &st->reads;
+        }
+        pthread_mutex_unlock(&st->reader_lock);
+        if (!op)
+            return NULL;
+        read_run(st, op);
+    }
+}

@@ -1,0 +1,198 @@
+/* recover.c - bringing index, packs and intents together at open. Runs before the threads start.
+ *
+ *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
+ *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
+ * the index knows for its pack: it is taken in again. That reads one place per pack.
+ *   - Without an index every record of every pack is read and the rows are made anew.
+ *
+ * Whatever nothing holds is found later, in the background.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+struct recovery {
+    struct storage_ledger *l;
+    bool rebuild;
+    uint32_t last; /* highest pack number seen */
+    uint64_t last_end;
+    struct drop *intents;
+    size_t n, cap;
+};
+
+static int intents_read(struct recovery *r)
+{
+    struct storage_ledger *l = r->l;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_INTENTS, &rc);
+    if (!s)
+        return rc;
+    while ((rc = stmt_step(l, s)) == 1) {
+        if (r->n == r->cap) {
+            size_t cap = r->cap ? r->cap * 2 : 64;
+            struct drop *grown = realloc(r->intents, cap * sizeof *grown);
+            if (!grown) {
+                rc = -ENOMEM;
+                break;
+            }
+            r->intents = grown;
+            r->cap = cap;
+        }
+        struct drop *d = &r->intents[r->n];
+        *d = (struct drop){.intent = sqlite3_column_int64(s, 0),
+                           .pack = (uint32_t)sqlite3_column_int64(s, 2),
+                           .offset = (uint64_t)sqlite3_column_int64(s, 3),
+                           .bytes = (uint64_t)sqlite3_column_int64(s, 4)};
+        r->n++;
+    }
+    stmt_reset(s);
+    return rc;
+}
+
+static int control(struct storage_ledger *l, enum stmt_id id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
+    return s ? stmt_run(l, s, NULL) : rc;
+}
+
+static int intents_carry_out(struct recovery *r)
+{
+    struct storage_ledger *l = r->l;
+    int rc = intents_read(r);
+    if (rc || !r->n)
+        return rc;
+    rc = control(l, S_KV_BEGIN);
+    for (size_t i = 0; i < r->n && !rc; i++)
+        rc = segment_cut(l, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
+    if (!rc)
+        rc = control(l, S_KV_COMMIT);
+    if (!rc)
+        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->kv, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+    if (!rc)
+        rc = control(l, S_BEGIN);
+    for (size_t i = 0; i < r->n && !rc; i++) {
+        const struct drop *d = &r->intents[i];
+        int cut = packs_punch(&l->st->packs, d->pack, d->offset, d->bytes);
+        if (cut) {
+            storage_log(l->st, LOG_ERR, "pack %u: cannot give space back: %s", d->pack, strerror(-cut));
+            continue;
+        }
+        sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
+        if (s) {
+            (void)sqlite3_bind_int64(s, 1, d->intent);
+            rc = stmt_run(l, s, NULL);
+        }
+    }
+    if (!rc)
+        rc = control(l, S_COMMIT);
+    if (!rc)
+        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+    return rc;
+}
+
+static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *rec,
+                   const uint8_t *label)
+{
+    struct recovery *r = arg;
+    int rc = segment_insert(r->l, rec, label, pack, offset, bytes);
+    if (rc != 1)
+        return rc;
+    /* Stored twice: the later copy goes. */
+    rc = packs_punch(&r->l->st->packs, pack, offset, bytes);
+    if (rc)
+        storage_log(r->l->st, LOG_ERR, "pack %u: cannot give space back: %s", pack, strerror(-rc));
+    return 0;
+}
+
+static int pack_look(void *arg, uint32_t pack)
+{
+    struct recovery *r = arg;
+    struct storage_ledger *l = r->l;
+    uint64_t known = 0, end = 0;
+    int rc;
+    if (!r->rebuild) {
+        sqlite3_stmt *s = stmt_get(l, S_PACK_END, &rc);
+        if (!s)
+            return rc;
+        (void)sqlite3_bind_int64(s, 1, pack);
+        rc = stmt_step(l, s);
+        if (rc == 1)
+            known = (uint64_t)sqlite3_column_int64(s, 0);
+        stmt_reset(s);
+        if (rc < 0)
+            return rc;
+    }
+    rc = packs_scan(&l->st->packs, pack, known, !r->rebuild && known, take_in, r, &end);
+    if (rc == -EBADMSG || rc == -ELOOP || rc == -EACCES) {
+        storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used", pack);
+        rc = 0;
+        end = 0;
+    }
+    if (pack >= r->last) {
+        r->last = pack;
+        r->last_end = end;
+    }
+    return rc;
+}
+
+static int totals(struct recovery *r)
+{
+    struct storage_ledger *l = r->l;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACK_TOTALS, &rc);
+    if (!s)
+        return rc;
+    rc = stmt_step(l, s);
+    if (rc == 1) {
+        atomic_store(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
+        atomic_store(&l->st->segments, (uint64_t)sqlite3_column_int64(s, 1));
+        if ((uint64_t)sqlite3_column_int64(s, 2) > r->last) {
+            r->last = (uint32_t)sqlite3_column_int64(s, 2);
+            r->last_end = 0;
+        }
+        rc = 0;
+    }
+    stmt_reset(s);
+    if (rc)
+        return rc;
+    s = stmt_get(l, S_SEG_MAX_USED, &rc);
+    if (!s)
+        return rc;
+    rc = stmt_step(l, s);
+    if (rc == 1) {
+        l->used = (uint64_t)sqlite3_column_int64(s, 0);
+        rc = 0;
+    }
+    stmt_reset(s);
+    return rc;
+}
+
+int segments_recover(struct storage_ledger *l, bool rebuild)
+{
+    struct recovery r = {.l = l, .rebuild = rebuild};
+    struct storage *st = l->st;
+    int rc = intents_carry_out(&r);
+    free(r.intents);
+    if (!rc)
+        rc = control(l, S_KV_BEGIN);
+    if (!rc)
+        rc = packs_list(&st->packs, pack_look, &r);
+    if (!rc)
+        rc = totals(&r);
+    if (!rc)
+        rc = control(l, S_KV_COMMIT);
+    if (rc)
+        return rc;
+    st->packs.n = r.last;
+    atomic_store(&st->oldest_open_pack, r.last);
+    /* After a rebuild places behind the last record may have been in use: begin a new pack. */
+    if (!rebuild && r.last_end && r.last_end < st->packs.pack_bytes) {
+        rc = packs_activate(&st->packs, r.last, r.last_end);
+        if (rc)
+            storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r.last, strerror(-rc));
+    }
+    return 0;
+}

@@ -1,0 +1,454 @@
+/* segments.c - the index of segments: who is whose child, what holds it, where it lies. Ledger thread only.
+ *
+ * A segment lives while a child's row names it as parent or a turn's hold names it; nothing is counted. Holds are rows
+ * of ledger.db, so that they outlive an index that is made anew. What leaves the index becomes an intent in ledger.db
+ * in the same batch; the ledger commits first, then kv.db, then the holes are cut, then the intents go. A crash in
+ * between leaves an intent that segments_recover() carries out, or a record without a row that it takes in again.
+ *
+ * A segment that was found damaged but has children keeps its row without a place (pack IS NULL), so that the chain
+ * stays whole until the segment is stored anew.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    return sqlite3_bind_blob(s, at, key, STORAGE_KEY_BYTES, SQLITE_STATIC);
+}
+
+/* Whether a one-key query gives a row: 1, 0 or negative. */
+static int any(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
+}
+
+static int key_run(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    return stmt_run(l, s, NULL);
+}
+
+/* 1: found; 0: no row; negative. A forgotten one has pack STORAGE_PACK_NONE. */
+static int row_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_GET, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    memcpy(row->key, key, STORAGE_KEY_BYTES);
+    rc = column_bytes(s, 0, row->parent, STORAGE_KEY_BYTES);
+    row->pack = sqlite3_column_type(s, 1) == SQLITE_NULL ? STORAGE_PACK_NONE : (uint32_t)sqlite3_column_int64(s, 1);
+    row->offset = (uint64_t)sqlite3_column_int64(s, 2);
+    row->bytes = (uint64_t)sqlite3_column_int64(s, 3);
+    stmt_reset(s);
+    return rc ? rc : 1;
+}
+
+int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACK_ADD, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, pack);
+    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)end);
+    (void)sqlite3_bind_int64(s, 3, bytes);
+    (void)sqlite3_bind_int64(s, 4, count);
+    return stmt_run(l, s, NULL);
+}
+
+int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct segment_row row;
+    int rc = row_get(l, key, &row);
+    return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
+}
+
+int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                   uint64_t offset, uint64_t bytes)
+{
+    struct segment_row row;
+    int rc = row_get(l, r->key, &row);
+    if (rc < 0)
+        return rc;
+    l->wrote_kv = true;
+    if (rc == 1) {
+        if (row.pack != STORAGE_PACK_NONE)
+            return 1;
+        sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
+        if (!s)
+            return rc;
+        (void)bind_key(s, 1, r->key);
+        (void)sqlite3_bind_int64(s, 2, pack);
+        (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
+        (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
+        (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
+        (void)sqlite3_bind_text(s, 6, r->producer, -1, SQLITE_STATIC);
+        rc = stmt_run(l, s, NULL);
+    } else {
+        sqlite3_stmt *s = stmt_get(l, S_SEG_INSERT, &rc);
+        if (!s)
+            return rc;
+        (void)bind_key(s, 1, r->key);
+        (void)bind_key(s, 2, r->parent);
+        (void)sqlite3_bind_blob(s, 3, r->fingerprint, sizeof r->fingerprint, SQLITE_STATIC);
+        (void)sqlite3_bind_int64(s, 4, r->owner);
+        (void)sqlite3_bind_int64(s, 5, r->first);
+        (void)sqlite3_bind_int64(s, 6, r->count);
+        (void)sqlite3_bind_blob(s, 7, r->label_bytes ? (const void *)label : "", (int)r->label_bytes, SQLITE_STATIC);
+        (void)sqlite3_bind_text(s, 8, r->producer, -1, SQLITE_STATIC);
+        (void)sqlite3_bind_int64(s, 9, pack);
+        (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)offset);
+        (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)bytes);
+        (void)sqlite3_bind_int64(s, 12, (sqlite3_int64)++l->used);
+        rc = stmt_run(l, s, NULL);
+    }
+    return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
+}
+
+int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
+                        uint64_t bytes)
+{
+    if (l->n_drops == l->cap_drops) {
+        size_t cap = l->cap_drops ? l->cap_drops * 2 : 64;
+        struct drop *grown = realloc(l->drops, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        l->drops = grown;
+        l->cap_drops = cap;
+    }
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_INTENT_INSERT, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    (void)sqlite3_bind_int64(s, 2, pack);
+    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
+    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
+    rc = stmt_run(l, s, NULL);
+    if (rc)
+        return rc;
+    struct drop *d = &l->drops[l->n_drops++];
+    *d = (struct drop){.intent = sqlite3_last_insert_rowid(l->db), .pack = pack, .offset = offset, .bytes = bytes};
+    memcpy(d->key, key, STORAGE_KEY_BYTES);
+    return 0;
+}
+
+/* Takes a row out of the index. */
+static int row_drop(struct storage_ledger *l, const struct segment_row *row)
+{
+    l->wrote_kv = true;
+    int rc = 0;
+    if (row->pack != STORAGE_PACK_NONE) {
+        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+        if (!rc)
+            rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+    }
+    return rc ? rc : key_run(l, S_SEG_DELETE, row->key);
+}
+
+int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    uint8_t at[STORAGE_KEY_BYTES];
+    memcpy(at, key, sizeof at);
+    while (!pack_is_zero(at, sizeof at)) {
+        struct segment_row row;
+        int rc = row_get(l, at, &row);
+        if (rc <= 0)
+            return rc;
+        rc = any(l, S_HELD, at);
+        if (!rc)
+            rc = any(l, S_SEG_HAS_CHILD, at);
+        if (rc)
+            return rc < 0 ? rc : 0;
+        rc = row_drop(l, &row);
+        if (rc)
+            return rc;
+        memcpy(at, row.parent, sizeof at);
+    }
+    return 0;
+}
+
+/* Holds on a segment that goes become holds on its parent, so that the rest of the chain stays. */
+static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_BYTES],
+                      const uint8_t to[STORAGE_KEY_BYTES])
+{
+    if (pack_is_zero(to, STORAGE_KEY_BYTES))
+        return key_run(l, S_HOLD_DELETE, from);
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_MOVE, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, from);
+    (void)bind_key(s, 2, to);
+    return stmt_run(l, s, NULL);
+}
+
+int segment_replace(struct storage_ledger *l, const uint8_t old_key[STORAGE_KEY_BYTES],
+                    const uint8_t new_key[STORAGE_KEY_BYTES])
+{
+    struct segment_row old_row, new_row;
+    if (!memcmp(old_key, new_key, STORAGE_KEY_BYTES))
+        return 0;
+    int rc = row_get(l, old_key, &old_row);
+    if (rc == 1)
+        rc = row_get(l, new_key, &new_row);
+    if (rc != 1)
+        return rc;
+    if (memcmp(old_row.parent, new_row.parent, STORAGE_KEY_BYTES))
+        return 0;
+    rc = holds_move(l, old_key, new_key);
+    if (!rc)
+        rc = any(l, S_SEG_HAS_CHILD, old_key);
+    if (rc)
+        return rc < 0 ? rc : 0;
+    return row_drop(l, &old_row);
+}
+
+int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_EXISTS, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    stmt_reset(s);
+    uint8_t old[STORAGE_KEY_BYTES];
+    bool had = false;
+    s = stmt_get(l, S_HOLD_GET, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    rc = stmt_step(l, s);
+    if (rc < 0)
+        return rc;
+    if (rc == 1) {
+        had = !column_bytes(s, 0, old, STORAGE_KEY_BYTES) && memcmp(old, key, sizeof old);
+        stmt_reset(s);
+    }
+    s = stmt_get(l, S_HOLD_SET, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    (void)bind_key(s, 2, key);
+    rc = stmt_run(l, s, NULL);
+    if (!rc && had)
+        rc = segment_release(l, old);
+    return rc;
+}
+
+int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
+{
+    struct segment_row row;
+    int rc = row_get(l, key, &row);
+    if (rc <= 0)
+        return rc;
+    if (row.pack != pack || row.offset != offset)
+        return 0;
+    rc = any(l, S_SEG_HAS_CHILD, key);
+    if (rc < 0)
+        return rc;
+    if (rc == 1) {
+        l->wrote_kv = true;
+        rc = segment_drop_record(l, key, row.pack, row.offset, row.bytes);
+        if (!rc)
+            rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
+        return rc ? rc : key_run(l, S_SEG_FORGET, key);
+    }
+    rc = holds_move(l, key, row.parent);
+    return rc ? rc : row_drop(l, &row);
+}
+
+int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed)
+{
+    *freed = 0;
+    /* One at a time: dropping a leaf may make its parent the next to go. */
+    while (*freed < bytes) {
+        struct segment_row row;
+        int rc;
+        sqlite3_stmt *s = stmt_get(l, S_SEG_LEAVES, &rc);
+        if (!s)
+            return rc;
+        while ((rc = stmt_step(l, s)) == 1) {
+            row.pack = (uint32_t)sqlite3_column_int64(s, 2);
+            row.offset = (uint64_t)sqlite3_column_int64(s, 3);
+            row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
+            if (!pin_held(l->st, row.pack, row.offset))
+                break;
+        }
+        if (rc != 1)
+            return rc;
+        rc = column_bytes(s, 0, row.key, STORAGE_KEY_BYTES);
+        if (!rc)
+            rc = column_bytes(s, 1, row.parent, STORAGE_KEY_BYTES);
+        stmt_reset(s);
+        if (!rc)
+            rc = holds_move(l, row.key, row.parent);
+        if (!rc)
+            rc = row_drop(l, &row);
+        if (rc)
+            return rc;
+        *freed += row.bytes;
+    }
+    return 0;
+}
+
+int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_TOUCH, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)l->used);
+    return stmt_run(l, s, NULL);
+}
+
+int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_AT, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, pack);
+    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)offset);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
+    stmt_reset(s);
+    if (!rc)
+        rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
+    return rc ? rc : key_run(l, S_SEG_DELETE, key);
+}
+
+int segment_sweep(struct storage_ledger *l, int rows)
+{
+    uint8_t keys[64][STORAGE_KEY_BYTES];
+    int n = 0, rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_SWEEP, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, l->sweep_at);
+    (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
+    while (n < 64 && (rc = stmt_step(l, s)) == 1) {
+        l->sweep_at = sqlite3_column_int64(s, 0);
+        if (!column_bytes(s, 1, keys[n], STORAGE_KEY_BYTES))
+            n++;
+    }
+    stmt_reset(s);
+    if (rc < 0)
+        return rc;
+    if (!n)
+        l->sweep_at = INT64_MAX;
+    rc = 0;
+    for (int i = 0; i < n && !rc; i++)
+        rc = segment_release(l, keys[i]);
+    return rc;
+}
+
+/* ---- lookup ------------------------------------------------------------------------------------------------------ */
+
+/* The nearest child on one side of the label. 1: found; 0: none. */
+static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, const uint8_t fingerprint[32],
+                     const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                     struct storage_found *out)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, parent);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    bind_blob(s, 3, fingerprint, 32);
+    bind_blob(s, 4, label, label_bytes);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    int n = sqlite3_column_bytes(s, 3);
+    const char *producer = (const char *)sqlite3_column_text(s, 7);
+    struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
+                              .count = (uint32_t)sqlite3_column_int64(s, 2),
+                              .label = malloc(n > 0 ? (size_t)n : 1),
+                              .label_bytes = (uint32_t)n,
+                              .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
+                              .pack = (uint32_t)sqlite3_column_int64(s, 5),
+                              .offset = (uint64_t)sqlite3_column_int64(s, 6)};
+    rc = f.label && producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
+    if (!rc) {
+        if (n > 0)
+            memcpy(f.label, sqlite3_column_blob(s, 3), (size_t)n);
+        memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));
+        *out = f;
+    } else {
+        free(f.label);
+    }
+    stmt_reset(s);
+    return rc ? rc : 1;
+}
+
+int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)
+{
+    uint32_t n = a_bytes < b_bytes ? a_bytes : b_bytes;
+    int c = n ? memcmp(a, b, n) : 0;
+    return c ? c : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
+                            const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+                            struct storage_found rows[2], size_t *n)
+{
+    /* [0]: at or below the label, [1]: above it; those on disk, then those in RAM only. */
+    struct storage_found side[2][2] = {0};
+    bool have[2][2] = {{false}};
+    int rc = 0;
+    for (int i = 0; i < 2 && rc >= 0; i++) {
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0]);
+        have[i][0] = rc == 1;
+    }
+    if (rc >= 0)
+        rc = ram_nearest(&l->st->ram, owner, fingerprint, parent, label, label_bytes, &side[0][1], &side[1][1]);
+    size_t found = 0;
+    for (int i = 0; i < 2; i++) {
+        have[i][1] = side[i][1].label != NULL;
+        int use = have[i][0] ? 0 : 1;
+        if (have[i][0] && have[i][1]) {
+            int c = segment_label_compare(side[i][1].label, side[i][1].label_bytes, side[i][0].label,
+                                          side[i][0].label_bytes);
+            use = i ? c < 0 : c > 0;
+        }
+        for (int k = 0; k < 2; k++) {
+            if (have[i][k] && k == use && rc >= 0)
+                rows[found++] = side[i][k];
+            else
+                free(side[i][k].label);
+        }
+    }
+    if (rc < 0)
+        return rc;
+    *n = found;
+    return 0;
+}

@@ -1,0 +1,316 @@
+/* storage.c - opening and closing a data directory, and its statistics.
+ *
+ * One process holds a directory: DIR/lock is locked with flock() for the process's life and holds its pid. The order
+ * of closing is the order in which work flows: the writer ends first (it needs the ledger thread), then the readers,
+ * then the ledger thread, which commits what all of them left.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "storage/storage_internal.h"
+
+#define RAM_BYTES_DEFAULT ((size_t)256 << 20)
+#define PACK_BYTES_MAX    ((uint64_t)1 << 30)
+#define PACK_BYTES_MIN    ((uint64_t)1 << 20)
+#define READERS_DEFAULT   2
+#define READERS_MAX       64
+#define KV_DAMAGED        "kv.damaged" /* its presence: kv.db is to be made anew */
+
+void storage_log(struct storage *st, int priority, const char *fmt, ...)
+{
+    if (!st->log)
+        return;
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    st->log(st->log_arg, priority, text);
+}
+
+void storage_mark_kv_damaged(struct storage *st)
+{
+    int fd = openat(st->dirfd, KV_DAMAGED, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    storage_log(st, LOG_ERR, "kv.db is damaged; it is made anew at the next start");
+    if (fd < 0 || fsync(fd) || fsync(st->dirfd))
+        storage_log(st, LOG_ERR, "cannot note that kv.db is damaged: %s", strerror(errno));
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static int fail(char *err, size_t err_size, int rc, const char *dir, const char *what)
+{
+    if (err_size)
+        (void)snprintf(err, err_size, "%s: %s: %s", dir, what, strerror(-rc));
+    return rc;
+}
+
+static int lock_take(struct storage *st, char *err, size_t err_size)
+{
+    st->lockfd = openat(st->dirfd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (st->lockfd < 0)
+        return fail(err, err_size, -errno, st->dir, "lock");
+    char text[32];
+    if (flock(st->lockfd, LOCK_EX | LOCK_NB)) {
+        int rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
+        ssize_t n = pread(st->lockfd, text, sizeof text - 1, 0);
+        text[n > 0 ? n : 0] = '\0';
+        text[strcspn(text, "\n")] = '\0';
+        if (err_size && rc == -EBUSY)
+            (void)snprintf(err, err_size, "%s is in use by process %s", st->dir, *text ? text : "unknown");
+        else
+            (void)fail(err, err_size, rc, st->dir, "lock");
+        return rc;
+    }
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (ftruncate(st->lockfd, 0) || pwrite(st->lockfd, text, (size_t)n, 0) != n)
+        return fail(err, err_size, -errno, st->dir, "lock");
+    return 0;
+}
+
+static int directory_open(struct storage *st, const char *dir, char *err, size_t err_size)
+{
+    if (mkdir(dir, 0700) && errno != EEXIST)
+        return fail(err, err_size, -errno, dir, "cannot be created");
+    st->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (st->dirfd < 0)
+        return fail(err, err_size, -errno, dir, "cannot be opened");
+    /* SQLite refuses paths with links in them. */
+    st->dir = realpath(dir, NULL);
+    return st->dir ? 0 : fail(err, err_size, -errno, dir, "cannot be resolved");
+}
+
+static int kv_remove(struct storage *st)
+{
+    static const char *const files[] = {"kv.db", "kv.db-wal", "kv.db-shm", KV_DAMAGED};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (unlinkat(st->dirfd, files[i], 0) && errno != ENOENT)
+            return -errno;
+    return 0;
+}
+
+static int databases_open(struct storage *st, char *err, size_t err_size)
+{
+    struct storage_ledger *l = &st->ledger;
+    int rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
+    if (rc)
+        return rc;
+    bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+    if (faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        rc = -EBADMSG;
+    if (!rc)
+        rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
+    if (!rc) {
+        rc = segments_recover(l, rebuild);
+        if (rc && rc != -EBADMSG)
+            return fail(err, err_size, rc, st->dir, "recovery of the segments");
+    }
+    if (rc != -EBADMSG)
+        return rc;
+    storage_log(st, LOG_WARNING, "kv.db is damaged and is made anew from the packs");
+    stmt_finalize_all(l);
+    (void)sqlite3_close(l->kv);
+    l->kv = NULL;
+    packs_release(&st->packs);
+    atomic_store(&st->kv_damaged, false);
+    rc = kv_remove(st);
+    if (rc)
+        return fail(err, err_size, rc, st->dir, "kv.db");
+    rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
+    if (rc)
+        return rc;
+    rc = segments_recover(l, true);
+    return rc ? fail(err, err_size, rc, st->dir, "recovery of the segments") : 0;
+}
+
+static int budgets_set(struct storage *st, const struct storage_opts *opts, char *err, size_t err_size)
+{
+    st->disk_budget = opts->disk_bytes;
+    if (!st->disk_budget) {
+        struct statvfs v;
+        if (fstatvfs(st->dirfd, &v))
+            return fail(err, err_size, -errno, st->dir, "free space");
+        st->disk_budget = (uint64_t)v.f_bavail * v.f_frsize / 2;
+    }
+    st->packs.pack_bytes = st->disk_budget / 8;
+    if (st->packs.pack_bytes > PACK_BYTES_MAX)
+        st->packs.pack_bytes = PACK_BYTES_MAX;
+    if (st->packs.pack_bytes < PACK_BYTES_MIN)
+        st->packs.pack_bytes = PACK_BYTES_MIN;
+    return 0;
+}
+
+static int threads_start(struct storage *st, int readers)
+{
+    int rc = pthread_create(&st->ledger_thread, NULL, jobs_thread, st);
+    if (rc)
+        return -rc;
+    st->ledger_started = true;
+    rc = pthread_create(&st->writer_thread, NULL, writer_thread, st);
+    if (rc)
+        return -rc;
+    st->writer_started = true;
+    st->reader_threads = calloc((size_t)readers, sizeof *st->reader_threads);
+    if (!st->reader_threads)
+        return -ENOMEM;
+    while (st->n_readers < readers) {
+        rc = pthread_create(&st->reader_threads[st->n_readers], NULL, reader_thread, st);
+        if (rc)
+            return -rc;
+        st->n_readers++;
+    }
+    return 0;
+}
+
+static int locks_init(struct storage *st)
+{
+    pthread_condattr_t monotonic;
+    int rc = pthread_condattr_init(&monotonic);
+    if (rc)
+        return -rc;
+    if (pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) || pthread_mutex_init(&st->jobs_lock, NULL) ||
+        pthread_cond_init(&st->jobs_cond, &monotonic) || pthread_mutex_init(&st->writer_lock, NULL) ||
+        pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
+        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
+        rc = ENOMEM;
+    (void)pthread_condattr_destroy(&monotonic);
+    return -rc;
+}
+
+int storage_open_with(const struct storage_opts *opts, const struct storage_io *io, struct storage **out, char *err,
+                      size_t err_size)
+{
+    if (err_size)
+        *err = '\0';
+    int readers = opts->readers ? opts->readers : READERS_DEFAULT;
+    if (!opts->dir || !*opts->dir || readers < 0 || readers > READERS_MAX) {
+        if (err_size)
+            (void)snprintf(err, err_size, "storage: the directory or the number of readers is not valid");
+        return -EINVAL;
+    }
+    struct storage *st = calloc(1, sizeof *st);
+    if (!st)
+        return fail(err, err_size, -ENOMEM, opts->dir, "storage");
+    st->io = *io;
+    st->dirfd = st->lockfd = st->packs.fd = -1;
+    st->log = opts->log;
+    st->log_arg = opts->log_arg;
+    st->jobs_tail = &st->jobs;
+    st->writes_tail = &st->writes;
+    st->reads_tail = &st->reads;
+    st->ledger.st = st;
+    int rc = locks_init(st);
+    if (rc) {
+        free(st);
+        return fail(err, err_size, rc, opts->dir, "storage");
+    }
+    rc = ram_init(&st->ram, opts->ram_bytes ? opts->ram_bytes : RAM_BYTES_DEFAULT);
+    st->touched = rc ? NULL : malloc(TOUCHED_MAX * sizeof *st->touched);
+    if (!st->touched)
+        rc = fail(err, err_size, -ENOMEM, opts->dir, "storage");
+    if (!rc)
+        rc = directory_open(st, opts->dir, err, err_size);
+    if (!rc)
+        rc = lock_take(st, err, err_size);
+    if (!rc)
+        rc = budgets_set(st, opts, err, err_size);
+    st->packs.io = &st->io;
+    st->packs.dirfd = st->dirfd;
+    if (!rc)
+        rc = databases_open(st, err, err_size);
+    if (!rc && !opts->disk_bytes)
+        st->disk_budget += atomic_load(&st->disk_used);
+    if (!rc) {
+        rc = threads_start(st, readers);
+        if (rc)
+            (void)fail(err, err_size, rc, st->dir, "threads");
+    }
+    if (rc)
+        storage_close(st);
+    else
+        *out = st;
+    return rc;
+}
+
+int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size)
+{
+    return storage_open_with(opts, &storage_io_system, out, err, err_size);
+}
+
+static void stop(pthread_mutex_t *lock, pthread_cond_t *cond, bool *flag)
+{
+    pthread_mutex_lock(lock);
+    *flag = true;
+    pthread_cond_broadcast(cond);
+    pthread_mutex_unlock(lock);
+}
+
+void storage_close(struct storage *st)
+{
+    if (!st)
+        return;
+    stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
+    if (st->writer_started)
+        (void)pthread_join(st->writer_thread, NULL);
+    stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
+    for (int i = 0; i < st->n_readers; i++)
+        (void)pthread_join(st->reader_threads[i], NULL);
+    stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
+    if (st->ledger_started)
+        (void)pthread_join(st->ledger_thread, NULL);
+    struct storage_ledger *l = &st->ledger;
+    stmt_finalize_all(l);
+    (void)sqlite3_close(l->db);
+    (void)sqlite3_close(l->kv);
+    packs_release(&st->packs);
+    ram_free(&st->ram);
+    free(l->drops);
+    free(l->waiting);
+    free(l->dead_turns);
+    free(l->cleared);
+    free(st->pins);
+    free(st->touched);
+    free(st->reader_threads);
+    free(st->dir);
+    /* Closing the file gives the lock up. */
+    if (st->lockfd >= 0)
+        (void)close(st->lockfd);
+    if (st->dirfd >= 0)
+        (void)close(st->dirfd);
+    (void)pthread_cond_destroy(&st->jobs_cond);
+    (void)pthread_cond_destroy(&st->writer_cond);
+    (void)pthread_cond_destroy(&st->reader_cond);
+    (void)pthread_mutex_destroy(&st->jobs_lock);
+    (void)pthread_mutex_destroy(&st->writer_lock);
+    (void)pthread_mutex_destroy(&st->reader_lock);
+    (void)pthread_mutex_destroy(&st->pin_lock);
+    free(st);
+}
+
+void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n)
+{
+    ram_drop_durable(&st->ram, keys, n);
+}
+
+void storage_stats(struct storage *st, struct storage_stats *out)
+{
+    pthread_mutex_lock(&st->ram.lock);
+    *out = (struct storage_stats){.ram_used = st->ram.used, .ram_budget = st->ram.budget};
+    pthread_mutex_unlock(&st->ram.lock);
+    out->disk_used = atomic_load(&st->disk_used);
+    out->disk_budget = st->disk_budget;
+    out->segments = atomic_load(&st->segments);
+    out->pending_puts = atomic_load(&st->pending_puts);
+    out->raw_bytes = atomic_load(&st->raw_bytes);
+    out->encoded_bytes = atomic_load(&st->encoded_bytes);
+    out->damaged = atomic_load(&st->damaged);
+    out->save_failures = atomic_load(&st->save_failures);
+}

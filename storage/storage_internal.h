@@ -1,0 +1,352 @@
+/* storage_internal.h - what the files of storage/ share.
+ *
+ * Layers, each above the next:
+ *   storage.c   open and close, the lock file, statistics
+ *   writer.c, reader.c   the threads that encode and append, and read and decode
+ *   jobs.c      the ledger thread: group commit, and what follows a commit (holes, deletes)
+ *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
+ *   schema.c    opening the databases, versions, prepared statements
+ *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
+ *
+ * Locks. `jobs_lock`, `writer_lock`, `reader_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock` pins and the
+ * list of touched keys. None is held while another is taken, and none while the disk is used.
+ */
+#ifndef CONVOD_STORAGE_INTERNAL_H
+#define CONVOD_STORAGE_INTERNAL_H
+
+#include <pthread.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+#include <syslog.h>
+
+#include "storage/storage.h"
+
+/* Limits on what a caller or a file may ask for. */
+#define STORAGE_COUNT_MAX    (1u << 16) /* units of one segment */
+#define STORAGE_CHANNELS_MAX (1u << 20) /* channels of one array */
+#define STORAGE_ARRAYS_MAX   4096u
+#define STORAGE_LABEL_MAX    (1u << 20)
+#define STORAGE_PAYLOAD_MAX  ((size_t)1 << 30)
+#define STORAGE_PACK_NONE    UINT32_MAX /* a segment that is in RAM only */
+
+/* ---- file operations ----------------------------------------------------------------------------------------------
+ * The calls that change or read packs. Tests put failing ones in their place. All return -1 and set errno, as the
+ * system's do. */
+struct storage_io {
+    int (*open)(void *ctx, int dirfd, const char *name, int flags, mode_t mode);
+    ssize_t (*pread)(void *ctx, int fd, void *buf, size_t n, off_t at);
+    ssize_t (*pwrite)(void *ctx, int fd, const void *buf, size_t n, off_t at);
+    int (*fdatasync)(void *ctx, int fd);
+    int (*fsync_dir)(void *ctx, int dirfd);
+    int (*fallocate)(void *ctx, int fd, int mode, off_t at, off_t n);
+    void *ctx;
+};
+extern const struct storage_io storage_io_system;
+
+/* ---- pack records (pack.c) ---------------------------------------------------------------------------------------
+ */
+#define PACK_ALIGN        4096u
+#define PACK_HEADER_BYTES 256u /* of a record; its label follows, then (64-byte aligned) the payload */
+#define PACK_VERSION      1u
+#define PACK_RECORD_MAX   ((uint64_t)2 << 30)
+
+/* One record's header in memory. */
+struct pack_record {
+    uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES], fingerprint[32];
+    int64_t owner;
+    uint32_t first, count;
+    uint32_t label_bytes;
+    uint64_t layout_sum;
+    uint64_t payload_bytes;
+    char producer[24];
+};
+
+/* XXH3-64 over a layout and count; two layouts with one sum are taken as equal. */
+uint64_t pack_layout_sum(const struct storage_layout *layout, uint32_t count);
+uint64_t pack_label_sum(const void *label, size_t n);
+/* Where the payload lies in a record, and the record's whole (aligned) size. 0 on overflow. */
+size_t pack_payload_offset(uint32_t label_bytes);
+uint64_t pack_record_bytes(uint32_t label_bytes, uint64_t payload_bytes);
+/* Fills header, label and padding of a record whose payload is in place already. */
+void pack_record_seal(uint8_t *record, const struct pack_record *r, const void *label);
+/* Parses and checks the header and label of a record of n bytes. -EBADMSG. With label_known false only the header is
+ * there (n may end with it) and the label is not checked. */
+int pack_record_parse(const uint8_t *record, size_t n, bool label_known, struct pack_record *out);
+bool pack_is_zero(const void *p, size_t n);
+
+struct packs {
+    const struct storage_io *io;
+    int dirfd;
+    uint64_t pack_bytes; /* size at which a new pack is begun */
+    /* The active pack; the writer thread's. */
+    int fd; /* -1: none */
+    uint32_t n;
+    uint64_t end, allocated;
+};
+/* Continues pack n at `end`, or with end == 0 begins it (fails if it is there). */
+int packs_activate(struct packs *p, uint32_t n, uint64_t end);
+/* Appends a record; *pack and *offset get its place. Not durable before packs_sync(). */
+int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset);
+/* Whether a record of this size goes to a new pack. */
+bool packs_full(const struct packs *p, uint64_t bytes);
+int packs_sync(struct packs *p);
+/* Closes the active pack, giving back what was allocated beyond its end. */
+void packs_release(struct packs *p);
+int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t bytes);
+/* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
+int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
+int packs_unlink(const struct packs *p, uint32_t pack);
+/* Calls fn for every record from offset `from` on (0: the pack's first). With `stop` it ends at the first place that
+ * holds none; else it looks on behind holes and damage. *end gets the end of the last record. */
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+               int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
+                         const uint8_t *label),
+               void *arg, uint64_t *end);
+/* Calls fn for every pack file in the directory, in no order. */
+int packs_list(const struct packs *p, int (*fn)(void *arg, uint32_t pack), void *arg);
+
+/* ---- RAM tier (ram.c) --------------------------------------------------------------------------------------------
+ */
+struct blob { /* one encoded record */
+    atomic_uint refs;
+    uint8_t *record;
+    uint64_t bytes;
+};
+struct blob *blob_new(uint8_t *record, uint64_t bytes); /* takes record over; NULL: out of memory, record freed */
+void blob_unref(struct blob *b);
+
+enum ram_state {
+    RAM_PENDING, /* taken, not yet durable: stays whatever the budget */
+    RAM_DURABLE, /* a copy of what is on disk */
+    RAM_ONLY     /* could not be saved: found by children lookups until it is evicted */
+};
+struct ram_entry;
+struct ram {
+    pthread_mutex_t lock; /* guards all below */
+    struct ram_entry **buckets;
+    size_t n_buckets, n_entries;
+    struct ram_entry *newest, *oldest;
+    size_t used, budget;
+    size_t n_only; /* entries in state RAM_ONLY */
+};
+int ram_init(struct ram *r, size_t budget);
+void ram_free(struct ram *r);
+/* Adds or replaces; the tier takes its own reference. -ENOMEM: not kept. */
+int ram_put(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], struct blob *b, enum ram_state state);
+/* A reference, or NULL. Marks it as used. */
+struct blob *ram_get(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
+void ram_set_state(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], enum ram_state state, int64_t turn);
+/* State of an entry, or -ENOENT. */
+int ram_state(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
+void ram_remove(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
+void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
+/* Drops RAM_ONLY entries that belong to a turn. */
+void ram_drop_turn(struct ram *r, int64_t turn);
+/* The RAM_ONLY children of a parent whose labels are next to `label`: at or below it, and above. What there is none of
+ * stays as it is. */
+int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+                const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above);
+
+/* ---- databases (schema.c) ----------------------------------------------------------------------------------------
+ */
+struct schema {
+    const char *file;         /* "ledger.db" */
+    const char *const *steps; /* SQL that leads from version i to i + 1 */
+    int n_steps;
+    bool full_sync;
+};
+extern const struct schema schema_ledger, schema_kv;
+/* Opens or creates; brings an older version up to date after a snapshot FILE.vN beside it. `dir` is the path of dirfd.
+ */
+int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+int schema_errno(int sqlite_rc);
+
+enum stmt_db { STMT_LEDGER, STMT_KV };
+enum stmt_id {
+#define STMT(id, db, sql) id,
+#include "storage/statements.def"
+#undef STMT
+    STMT_COUNT
+};
+
+struct drop { /* a record that is gone from the index and is to be cut out of its pack */
+    int64_t intent;
+    uint32_t pack;
+    uint64_t offset, bytes;
+    uint8_t key[STORAGE_KEY_BYTES];
+};
+
+struct storage_ledger {
+    struct storage *st;
+    sqlite3 *db, *kv;
+    sqlite3_stmt *stmts[STMT_COUNT];
+    struct drop *drops; /* of the batch; a job that fails takes its own back */
+    size_t n_drops, cap_drops;
+    struct drop *waiting; /* left the index, but somebody reads them */
+    size_t n_waiting, cap_waiting;
+    int64_t *dead_turns; /* of the batch: turns whose RAM_ONLY segments go */
+    size_t n_dead_turns, cap_dead_turns;
+    int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
+    size_t n_cleared, cap_cleared;
+    bool deferred;    /* the running job is reported after the holes are cut */
+    bool deleted;     /* it deleted something for its owner: the logs are emptied too */
+    bool wrote_kv;    /* the running job's result depends on kv.db */
+    bool kv_marked;   /* that kv.db is damaged is noted on disk */
+    int64_t sweep_at; /* background search for orphans: last row looked at; INT64_MAX: finished */
+    uint64_t used;    /* clock of uses */
+};
+
+/* The statement, reset. NULL: *rc gets why. */
+sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id, int *rc);
+/* 1: a row; 0: done (the statement is reset); negative errno (reset). */
+int stmt_step(struct storage_ledger *l, sqlite3_stmt *s);
+/* Ends a query whose rows are not all wanted. */
+void stmt_reset(sqlite3_stmt *s);
+/* Steps a statement that gives no rows. *changes (may be NULL) gets the number of changed rows. */
+int stmt_run(struct storage_ledger *l, sqlite3_stmt *s, int *changes);
+void stmt_finalize_all(struct storage_ledger *l);
+
+/* Binding and reading columns. Strings and blobs are not copied when bound; they are when read. */
+void bind_text(sqlite3_stmt *s, int at, const char *text); /* NULL is NULL */
+void bind_blob(sqlite3_stmt *s, int at, const void *p, size_t n);
+int column_text(sqlite3_stmt *s, int at, char **out);              /* NULL is NULL; -ENOMEM */
+int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n); /* exactly n, or NULL as zeros; -EBADMSG */
+
+/* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
+int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
+
+/* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
+ */
+struct segment_row {
+    uint32_t pack;
+    uint64_t offset, bytes;
+    uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
+};
+/* 1 found, 0 not, negative. A forgotten one counts as not found. */
+int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
+int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                   uint64_t offset, uint64_t bytes);
+/* The longer segment takes over the holds of the shorter, which is dropped if it has no children. */
+int segment_replace(struct storage_ledger *l, const uint8_t old_key[STORAGE_KEY_BYTES],
+                    const uint8_t new_key[STORAGE_KEY_BYTES]);
+/* Holds key for the turn. 0; -ENOENT: no such turn. */
+int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Drops the segment and then its ancestors as far as nothing holds them. */
+int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Forgets a damaged or missing one, if it is still at that place. */
+int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
+/* Drops least recently used leaves until `bytes` are free. *freed gets how many were. */
+int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed);
+int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Notes a record that is to be cut out, as an intent in the ledger. */
+int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
+                        uint64_t bytes);
+/* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
+int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
+/* Takes the row at this place out of the index, if there is one, without an intent. */
+int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes);
+/* Byte order; a head comes before what it is the head of. */
+int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
+/* One piece of the background search. */
+int segment_sweep(struct storage_ledger *l, int rows);
+/* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all
+ * records. Sets the statistics and the active pack. */
+int segments_recover(struct storage_ledger *l, bool rebuild);
+
+/* ---- queues -------------------------------------------------------------------------------------------------------
+ */
+struct job {
+    struct job *next;
+    struct storage_job job;
+    size_t first_drop; /* while it runs */
+    int rc;
+    bool deferred, deleted, kv;
+};
+
+struct pin {
+    uint32_t pack;
+    uint64_t offset;
+    unsigned count; /* reads that wait or run */
+    bool doomed;    /* gone from the index: no new reads, cut out when count is 0 */
+};
+
+struct write_op;
+struct read_op;
+
+struct storage {
+    struct storage_io io;
+    int dirfd, lockfd;
+    char *dir;
+    void (*log)(void *arg, int priority, const char *text);
+    void *log_arg;
+    uint64_t disk_budget;
+
+    struct storage_ledger ledger; /* the ledger thread's */
+    struct packs packs;           /* the active pack is the writer's; io and dirfd are constant */
+    struct ram ram;
+
+    pthread_t ledger_thread, writer_thread, *reader_threads;
+    int n_readers;
+    bool ledger_started, writer_started;
+
+    pthread_mutex_t jobs_lock; /* guards the six below */
+    pthread_cond_t jobs_cond;
+    struct job *jobs, **jobs_tail;
+    bool jobs_stop;
+    bool unpinned; /* a doomed record lost its last pin */
+    bool sweep_done;
+
+    pthread_mutex_t writer_lock; /* guards the queue */
+    pthread_cond_t writer_cond;
+    struct write_op *writes, **writes_tail;
+    bool writer_stop;
+
+    pthread_mutex_t reader_lock; /* guards the queue */
+    pthread_cond_t reader_cond;
+    struct read_op *reads, **reads_tail;
+    bool reader_stop;
+
+    pthread_mutex_t pin_lock; /* guards pins and touched keys */
+    struct pin *pins;
+    size_t n_pins, cap_pins;
+    uint8_t (*touched)[STORAGE_KEY_BYTES];
+    size_t n_touched;
+
+    atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
+    atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
+    atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
+};
+
+#define TOUCHED_MAX 256u
+
+__attribute__((format(printf, 3, 4))) void storage_log(struct storage *st, int priority, const char *fmt, ...);
+/* Leaves a note that kv.db is to be made anew. */
+void storage_mark_kv_damaged(struct storage *st);
+/* storage_open() with other file operations for packs. */
+int storage_open_with(const struct storage_opts *opts, const struct storage_io *io, struct storage **out, char *err,
+                      size_t err_size);
+
+/* jobs.c */
+void *jobs_thread(void *st);
+/* Runs fn on the ledger thread and waits for its commit. Not from the ledger thread. */
+int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg);
+/* Returns when the background search has finished. */
+void jobs_sweep_wait(struct storage *st);
+
+/* writer.c, reader.c */
+void *writer_thread(void *st);
+void *reader_thread(void *st);
+/* Pins a record for a read. -ENOENT: it is being cut out. */
+int pin_take(struct storage *st, uint32_t pack, uint64_t offset);
+void pin_release(struct storage *st, uint32_t pack, uint64_t offset);
+bool pin_held(struct storage *st, uint32_t pack, uint64_t offset);
+/* Marks a record that left the index. True: nobody reads it, it can be cut out now. */
+bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset);
+
+/* codec.c */
+/* Bytes of a payload; 0: the layout or count is out of range. */
+size_t codec_payload_bytes(const struct storage_layout *layout, uint32_t count);
+
+#endif

@@ -1,0 +1,473 @@
+/* writer.c - the KV writer thread: encodes segments, appends them to packs, syncs, and sends the rows to the ledger
+ * thread. In order of submission.
+ *
+ * Segments put since the last commit form a group. A commit syncs the pack once (a pack that fills up is synced before
+ * the next one begins), then the group's rows and the turn's hold go to the ledger thread as one job. A record that
+ * could not be written or synced is dropped and never retried: its pack is not used any further, its segment stays in
+ * RAM, and the turn holds the nearest ancestor that is on disk.
+ *
+ * The disk budget is kept before writing: room is made first, and where there is none the segment stays in RAM.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+#define EVICT_MORE  16
+#define EVICT_SHARE 1024
+
+struct item { /* one segment of a group */
+    uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES], replaces[STORAGE_KEY_BYTES];
+    bool has_replaces;
+    struct blob *blob; /* NULL: it is stored already, only `replaces` matters */
+    uint32_t pack;
+    uint64_t offset;
+    int rc; /* why it is not on disk */
+};
+
+struct group {
+    struct storage *st;
+    struct item *items;
+    size_t n, cap;
+    int rc; /* a segment was lost before it became an item */
+    /* The commit. */
+    int64_t turn;
+    uint8_t last[STORAGE_KEY_BYTES];
+    uint32_t active_pack;
+    void (*done)(void *arg, int rc);
+    void *arg;
+};
+
+struct write_op {
+    struct write_op *next;
+    bool commit;
+    struct pack_record rec;
+    void *label;
+    struct storage_array *arrays;
+    struct storage_layout layout;
+    void *payload;
+    size_t payload_bytes;
+    uint8_t replaces[STORAGE_KEY_BYTES];
+    bool has_replaces;
+    int64_t turn;
+    uint8_t last[STORAGE_KEY_BYTES];
+    void (*done)(void *arg, int rc);
+    void *arg;
+};
+
+static void op_free(struct write_op *op)
+{
+    if (!op)
+        return;
+    free(op->label);
+    free(op->arrays);
+    free(op->payload);
+    free(op);
+}
+
+static void op_queue(struct storage *st, struct write_op *op)
+{
+    pthread_mutex_lock(&st->writer_lock);
+    *st->writes_tail = op;
+    st->writes_tail = &op->next;
+    pthread_cond_signal(&st->writer_cond);
+    pthread_mutex_unlock(&st->writer_lock);
+}
+
+int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
+                        void *payload, const uint8_t *replaces)
+{
+    size_t bytes = codec_payload_bytes(layout, s->count);
+    struct write_op *op = calloc(1, sizeof *op);
+    int rc = op ? 0 : -ENOMEM;
+    if (!rc && (!bytes || s->label_bytes > STORAGE_LABEL_MAX || s->first > UINT32_MAX - s->count))
+        rc = -EINVAL;
+    if (!rc) {
+        op->label = malloc(s->label_bytes ? s->label_bytes : 1);
+        op->arrays = malloc(layout->n_arrays * sizeof *op->arrays);
+        if (!op->label || !op->arrays)
+            rc = -ENOMEM;
+    }
+    if (rc) {
+        op_free(op);
+        free(payload);
+        return rc;
+    }
+    if (s->label_bytes)
+        memcpy(op->label, s->label, s->label_bytes);
+    memcpy(op->arrays, layout->arrays, layout->n_arrays * sizeof *op->arrays);
+    op->layout =
+        (struct storage_layout){.element = layout->element, .arrays = op->arrays, .n_arrays = layout->n_arrays};
+    op->payload = payload;
+    op->payload_bytes = bytes;
+    op->rec = (struct pack_record){.owner = s->owner,
+                                   .first = s->first,
+                                   .count = s->count,
+                                   .label_bytes = s->label_bytes,
+                                   .layout_sum = pack_layout_sum(layout, s->count)};
+    memcpy(op->rec.key, s->key, STORAGE_KEY_BYTES);
+    memcpy(op->rec.parent, s->parent, STORAGE_KEY_BYTES);
+    memcpy(op->rec.fingerprint, s->fingerprint, sizeof op->rec.fingerprint);
+    memcpy(op->rec.producer, s->producer, sizeof op->rec.producer - 1);
+    if (replaces) {
+        op->has_replaces = true;
+        memcpy(op->replaces, replaces, STORAGE_KEY_BYTES);
+    }
+    atomic_fetch_add(&st->pending_puts, 1);
+    op_queue(st, op);
+    return 0;
+}
+
+int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
+                      void (*done)(void *arg, int rc), void *arg)
+{
+    struct write_op *op = calloc(1, sizeof *op);
+    if (!op)
+        return -ENOMEM;
+    op->commit = true;
+    op->turn = turn;
+    memcpy(op->last, last, STORAGE_KEY_BYTES);
+    op->done = done;
+    op->arg = arg;
+    op_queue(st, op);
+    return 0;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+static int exists_run(struct storage_ledger *l, void *arg)
+{
+    int *found = arg; /* behind the key */
+    *found = segment_exists(l, (const uint8_t *)(found + 1));
+    return 0;
+}
+
+static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct {
+        int found;
+        uint8_t key[STORAGE_KEY_BYTES];
+    } q = {0};
+    memcpy(q.key, key, sizeof q.key);
+    /* When the index cannot say, the record is written; a superfluous one is dropped with its row. */
+    return jobs_call(st, exists_run, &q) == 0 && q.found == 1;
+}
+
+struct evict {
+    uint64_t bytes, freed;
+};
+
+static int evict_run(struct storage_ledger *l, void *arg)
+{
+    struct evict *e = arg;
+    l->deferred = true; /* wait for the holes */
+    return segment_evict(l, e->bytes, &e->freed);
+}
+
+static int make_room(struct storage *st, uint64_t bytes)
+{
+    uint64_t used = atomic_load(&st->disk_used);
+    if (bytes > st->disk_budget)
+        return -ENOSPC;
+    if (used + bytes <= st->disk_budget)
+        return 0;
+    struct evict e = {.bytes = used + bytes - st->disk_budget};
+    /* Some more at once where it is little, so that not every segment waits for an eviction. */
+    if (st->disk_budget / EVICT_SHARE > bytes)
+        e.bytes += EVICT_MORE * bytes;
+    int rc = jobs_call(st, evict_run, &e);
+    if (rc)
+        return rc;
+    return atomic_load(&st->disk_used) + bytes <= st->disk_budget ? 0 : -ENOSPC;
+}
+
+/* Takes a record that has no row back out of its pack. */
+static void discard(struct storage *st, const struct item *it)
+{
+    int rc = packs_punch(&st->packs, it->pack, it->offset, it->blob->bytes);
+    if (rc)
+        storage_log(st, LOG_ERR, "pack %u: cannot give space back: %s", it->pack, strerror(-rc));
+    atomic_fetch_sub(&st->disk_used, it->blob->bytes);
+    atomic_fetch_sub(&st->segments, 1);
+}
+
+static void item_fail(struct storage *st, struct item *it, int rc)
+{
+    it->rc = rc;
+    atomic_fetch_add(&st->save_failures, 1);
+    storage_log(st, LOG_ERR, "a segment could not be saved and stays in RAM: %s", strerror(-rc));
+}
+
+/* Makes what the group wrote into the active pack durable. After a failure none of it counts, and the pack is left. */
+static void group_sync(struct group *g)
+{
+    struct storage *st = g->st;
+    bool dirty = false;
+    for (size_t i = 0; i < g->n; i++)
+        dirty |= g->items[i].blob && !g->items[i].rc && g->items[i].pack == st->packs.n;
+    if (!dirty || st->packs.fd < 0)
+        return;
+    int rc = packs_sync(&st->packs);
+    if (!rc)
+        return;
+    for (size_t i = 0; i < g->n; i++) {
+        struct item *it = &g->items[i];
+        if (it->blob && !it->rc && it->pack == st->packs.n) {
+            discard(st, it);
+            item_fail(st, it, rc);
+        }
+    }
+    packs_release(&st->packs);
+}
+
+static int append(struct group *g, struct item *it)
+{
+    struct storage *st = g->st;
+    uint64_t bytes = it->blob->bytes;
+    int rc = make_room(st, bytes);
+    if (rc)
+        return rc;
+    if (packs_full(&st->packs, bytes)) {
+        group_sync(g);
+        packs_release(&st->packs);
+    }
+    rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+    if (rc == -ENOSPC || rc == -EDQUOT) {
+        /* The disk is full before the budget is: once more after giving some of ours back. */
+        struct evict e = {.bytes = bytes + ((uint64_t)4 << 20)};
+        if (!jobs_call(st, evict_run, &e) && e.freed)
+            rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+    }
+    if (!rc) {
+        atomic_fetch_add(&st->disk_used, bytes);
+        atomic_fetch_add(&st->segments, 1);
+    }
+    return rc;
+}
+
+/* Encodes a segment into a record. */
+static struct blob *encode(struct storage *st, struct write_op *op, int *rc)
+{
+    size_t at = pack_payload_offset(op->rec.label_bytes);
+    size_t bound = storage_codec_bound(&op->layout, op->rec.count);
+    uint64_t most = bound ? pack_record_bytes(op->rec.label_bytes, bound) : 0;
+    uint8_t *record = most ? malloc(most) : NULL;
+    *rc = most ? -ENOMEM : -EOVERFLOW;
+    if (!record)
+        return NULL;
+    int64_t n = storage_codec_encode(&op->layout, op->rec.count, op->payload, record + at, bound);
+    if (n < 0) {
+        free(record);
+        *rc = (int)n;
+        return NULL;
+    }
+    op->rec.payload_bytes = (uint64_t)n;
+    uint64_t bytes = pack_record_bytes(op->rec.label_bytes, (uint64_t)n);
+    pack_record_seal(record, &op->rec, op->label);
+    uint8_t *fitted = realloc(record, bytes);
+    struct blob *b = blob_new(fitted ? fitted : record, bytes);
+    if (b) {
+        atomic_fetch_add(&st->raw_bytes, op->payload_bytes);
+        atomic_fetch_add(&st->encoded_bytes, (uint64_t)n);
+    }
+    return b;
+}
+
+static struct item *item_new(struct group *g)
+{
+    if (g->n == g->cap) {
+        size_t cap = g->cap ? g->cap * 2 : 32;
+        struct item *grown = realloc(g->items, cap * sizeof *grown);
+        if (!grown)
+            return NULL;
+        g->items = grown;
+        g->cap = cap;
+    }
+    g->items[g->n] = (struct item){0};
+    return &g->items[g->n++];
+}
+
+static void put(struct group *g, struct write_op *op)
+{
+    struct storage *st = g->st;
+    int state = ram_state(&st->ram, op->rec.key);
+    bool stored = state == RAM_PENDING || exists(st, op->rec.key);
+    if (stored && !op->has_replaces) {
+        atomic_fetch_sub(&st->pending_puts, 1);
+        return;
+    }
+    struct item *it = item_new(g);
+    if (!it) {
+        g->rc = -ENOMEM;
+        atomic_fetch_add(&st->save_failures, 1);
+        atomic_fetch_sub(&st->pending_puts, 1);
+        return;
+    }
+    memcpy(it->key, op->rec.key, STORAGE_KEY_BYTES);
+    memcpy(it->parent, op->rec.parent, STORAGE_KEY_BYTES);
+    memcpy(it->replaces, op->replaces, STORAGE_KEY_BYTES);
+    it->has_replaces = op->has_replaces;
+    if (stored)
+        return;
+    int rc = 0;
+    it->blob = state == RAM_ONLY ? ram_get(&st->ram, op->rec.key) : NULL;
+    if (!it->blob)
+        it->blob = encode(st, op, &rc);
+    if (!it->blob) {
+        item_fail(st, it, rc);
+        return;
+    }
+    free(op->payload);
+    op->payload = NULL;
+    if (ram_put(&st->ram, it->key, it->blob, RAM_PENDING))
+        storage_log(st, LOG_WARNING, "no memory to keep a segment in RAM");
+    rc = append(g, it);
+    if (rc)
+        item_fail(st, it, rc);
+}
+
+/* ---- committing -------------------------------------------------------------------------------------------------- */
+
+static const struct item *failed_item(const struct group *g, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    for (size_t i = 0; i < g->n; i++)
+        if (g->items[i].rc && !memcmp(g->items[i].key, key, STORAGE_KEY_BYTES))
+            return &g->items[i];
+    return NULL;
+}
+
+static int commit_run(struct storage_ledger *l, void *arg)
+{
+    struct group *g = arg;
+    int rc = 0;
+    for (size_t i = 0; i < g->n && !rc; i++) {
+        struct item *it = &g->items[i];
+        if (it->blob && !it->rc) {
+            struct pack_record r;
+            rc = pack_record_parse(it->blob->record, it->blob->bytes, true, &r);
+            if (!rc)
+                rc = segment_insert(l, &r, it->blob->record + PACK_HEADER_BYTES, it->pack, it->offset, it->blob->bytes);
+            if (rc == 1)
+                rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+        }
+        if (!rc && it->has_replaces && !it->rc)
+            rc = segment_replace(l, it->replaces, it->key);
+    }
+    if (rc)
+        return rc;
+    /* The end of the chain, or what is left of it. */
+    uint8_t last[STORAGE_KEY_BYTES];
+    memcpy(last, g->last, sizeof last);
+    for (size_t tries = 0; tries < g->n; tries++) {
+        const struct item *lost = failed_item(g, last);
+        if (!lost)
+            break;
+        memcpy(last, lost->parent, sizeof last);
+    }
+    if (!g->turn || pack_is_zero(last, sizeof last))
+        return 0;
+    l->wrote_kv = true;
+    rc = segment_hold(l, g->turn, last);
+    if (rc == -ENOENT) /* the turn was deleted meanwhile */
+        rc = segment_release(l, last);
+    return rc;
+}
+
+static void group_free(struct group *g)
+{
+    for (size_t i = 0; i < g->n; i++)
+        blob_unref(g->items[i].blob);
+    free(g->items);
+    free(g);
+}
+
+static void commit_done(void *arg, int rc)
+{
+    struct group *g = arg;
+    struct storage *st = g->st;
+    int result = rc ? rc : g->rc;
+    for (size_t i = 0; i < g->n; i++) {
+        struct item *it = &g->items[i];
+        if (it->blob && !it->rc && rc) {
+            discard(st, it);
+            item_fail(st, it, rc);
+        }
+        if (it->blob)
+            ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
+        if (it->rc && !result)
+            result = it->rc;
+        atomic_fetch_sub(&st->pending_puts, 1);
+    }
+    atomic_store(&st->oldest_open_pack, g->active_pack);
+    if (g->done)
+        g->done(g->arg, result);
+    group_free(g);
+}
+
+static void commit(struct group *g, const struct write_op *op)
+{
+    struct storage *st = g->st;
+    group_sync(g);
+    g->active_pack = st->packs.n;
+    g->turn = op->turn;
+    memcpy(g->last, op->last, sizeof g->last);
+    g->done = op->done;
+    g->arg = op->arg;
+    int rc = storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g});
+    if (rc)
+        commit_done(g, rc);
+}
+
+static struct group *group_new(struct storage *st)
+{
+    struct group *g = calloc(1, sizeof *g);
+    if (g)
+        g->st = st;
+    return g;
+}
+
+void *writer_thread(void *arg)
+{
+    struct storage *st = arg;
+    struct group *g = NULL;
+    for (;;) {
+        pthread_mutex_lock(&st->writer_lock);
+        while (!st->writes && !st->writer_stop)
+            pthread_cond_wait(&st->writer_cond, &st->writer_lock);
+        struct write_op *op = st->writes;
+        if (op) {
+            st->writes = op->next;
+            if (!st->writes)
+                st->writes_tail = &st->writes;
+        }
+        pthread_mutex_unlock(&st->writer_lock);
+        if (!op)
+            break;
+        if (!g)
+            g = group_new(st);
+        if (!g) {
+            atomic_fetch_add(&st->save_failures, 1);
+            if (!op->commit)
+                atomic_fetch_sub(&st->pending_puts, 1);
+            else if (op->done)
+                op->done(op->arg, -ENOMEM);
+        } else if (op->commit) {
+            commit(g, op);
+            g = NULL;
+        } else {
+            put(g, op);
+        }
+        op_free(op);
+    }
+    if (g) {
+        /* Put, but never committed: nothing can find them. */
+        for (size_t i = 0; i < g->n; i++)
+            if (g->items[i].blob && !g->items[i].rc)
+                discard(st, &g->items[i]);
+        atomic_fetch_sub(&st->pending_puts, g->n);
+        group_free(g);
+    }
+    packs_release(&st->packs);
+    return NULL;
+}

@@ -1,0 +1,88 @@
+/* rope_test.c - rotary positions of both kinds against float64, and bit for bit between sets and workers. */
+#include "tests/kernels/rows_support.h"
+
+/* Relative to 1 + |y|. Measured: 1.4e-7. */
+#define TOLERANCE 5e-7
+
+enum { MAX_VALUES = 64 * 1024 };
+
+static const struct {
+    int n, heads, head_dim, rot;
+} shapes[] = {{1, 1, 2, 2},     {3, 2, 64, 64},   {2, 3, 80, 80}, {2, 2, 96, 48},
+              {1, 2, 128, 128}, {5, 1, 256, 256}, {2, 3, 90, 74}, {130, 4, 64, 20}};
+
+static void reference(const float *x, int heads, int head_dim, int rot, enum kernels_rope_kind kind, const float *table,
+                      double *y)
+{
+    for (int h = 0; h < heads; h++) {
+        for (int i = 0; i < head_dim; i++)
+            y[h * head_dim + i] = (double)x[h * head_dim + i];
+        for (int i = 0; i < rot / 2; i++) {
+            int a = h * head_dim + (kind == KERNELS_ROPE_HALVES ? i : 2 * i);
+            int b = kind == KERNELS_ROPE_HALVES ? a + rot / 2 : a + 1;
+            double c = (double)table[2 * i], s = (double)table[2 * i + 1];
+            y[a] = (double)x[a] * c - (double)x[b] * s;
+            y[b] = (double)x[a] * s + (double)x[b] * c;
+        }
+    }
+}
+
+static void check_shape(size_t shape, enum kernels_rope_kind kind, uint64_t *seed, double *worst)
+{
+    int n = shapes[shape].n, heads = shapes[shape].heads, dim = shapes[shape].head_dim, rot = shapes[shape].rot;
+    size_t row = (size_t)(heads * dim), total = row * (size_t)n, table_row = (size_t)(rot / 2) * 2;
+    float *x = rows_calloc(total, sizeof(float)), *y = rows_calloc(total, sizeof(float));
+    float *first = rows_calloc(total, sizeof(float)), *table = rows_calloc(table_row * (size_t)n, sizeof(float));
+    double *want = rows_calloc(total, sizeof(double));
+    rows_fill(seed, x, total, 3.0f);
+    for (size_t i = 0; i < table_row * (size_t)n / 2; i++) {
+        float angle = 100.0f * rows_uniform(seed);
+        table[2 * i] = cosf(angle);
+        table[2 * i + 1] = sinf(angle);
+    }
+    for (int r = 0; r < n; r++)
+        reference(x + (size_t)r * row, heads, dim, rot, kind, table + (size_t)r * table_row, want + (size_t)r * row);
+    static const char *const backends[] = {"cpu-portable", "cpu-avx2", "cpu-avx512"};
+    for (int b = 0; b < 3; b++) {
+        for (int threads = 1; threads <= 2; threads++) {
+            struct kernels *k = rows_open(backends[b], threads);
+            if (!k)
+                continue;
+            memcpy(y, x, total * sizeof(float));
+            kernels_ops(k)->rope(k, y, n, heads, dim, rot, kind, table);
+            kernels_close(k);
+            double error = rows_error(y, want, total);
+            rows_assert_error(backends[b], error, TOLERANCE);
+            *worst = error > *worst ? error : *worst;
+            if (b == 0 && threads == 1)
+                memcpy(first, y, total * sizeof(float));
+            rows_assert_bits(backends[b], y, first, total);
+            for (size_t i = 0; i < total; i++)
+                if ((int)(i % (size_t)dim) >= rot)
+                    assert_true(y[i] == x[i]);
+        }
+    }
+    free(x);
+    free(y);
+    free(first);
+    free(table);
+    free(want);
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    uint64_t seed = 3;
+    double worst = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        check_shape(i, KERNELS_ROPE_HALVES, &seed, &worst);
+        check_shape(i, KERNELS_ROPE_PAIRS, &seed, &worst);
+    }
+    print_message("rope: greatest error %.2g\n", worst);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shapes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+/* jobs_test.c - group commit: order, a failing job among good ones, a commit that fails, many threads. */
+#include "tests/storage/storage_testing.h"
+
+struct gate {             /* holds the ledger thread, so that jobs collect into one batch */
+    pthread_mutex_t lock; /* guards open and entered */
+    pthread_cond_t cond;
+    bool open, entered;
+};
+
+static int gate_run(struct storage_ledger *l, void *arg)
+{
+    (void)l;
+    struct gate *g = arg;
+    pthread_mutex_lock(&g->lock);
+    g->entered = true;
+    pthread_cond_broadcast(&g->cond);
+    while (!g->open)
+        pthread_cond_wait(&g->cond, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+    return 0;
+}
+
+static void gate_close(struct storage *st, struct gate *g)
+{
+    *g = (struct gate){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+    assert_int_equal(storage_submit(st, (struct storage_job){.run = gate_run, .arg = g}), 0);
+    pthread_mutex_lock(&g->lock);
+    while (!g->entered)
+        pthread_cond_wait(&g->cond, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_open(struct gate *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->open = true;
+    pthread_cond_broadcast(&g->cond);
+    pthread_mutex_unlock(&g->lock);
+}
+
+struct insert {
+    int64_t owner;
+    char id[16];
+    int result; /* what run returns after inserting */
+    int order, ran, rc;
+    bool done;
+    int *clock;
+};
+
+static int insert_run(struct storage_ledger *l, void *arg)
+{
+    struct insert *i = arg;
+    struct storage_conversation c = {.owner = i->owner, .public_id = i->id};
+    i->ran = ++*i->clock;
+    int rc = storage_conversation_insert(l, &c);
+    return rc ? rc : i->result;
+}
+
+static void insert_done(void *arg, int rc)
+{
+    struct insert *i = arg;
+    i->rc = rc;
+    i->done = true;
+}
+
+static int noop(struct storage_ledger *l, void *arg)
+{
+    (void)l;
+    (void)arg;
+    return 0;
+}
+
+static int exists_run(struct storage_ledger *l, void *arg)
+{
+    struct insert *i = arg;
+    struct storage_conversation c;
+    int rc = storage_conversation_get(l, i->owner, i->id, &c);
+    if (!rc)
+        storage_conversation_free(&c);
+    return rc;
+}
+
+static void test_failing_job_among_good_ones(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a");
+    struct insert jobs[8];
+    struct gate g;
+    int clock = 0;
+    gate_close(st, &g);
+    for (int i = 0; i < 8; i++) {
+        jobs[i] = (struct insert){.owner = owner, .clock = &clock, .result = i % 3 == 1 ? -ECANCELED : 0};
+        (void)snprintf(jobs[i].id, sizeof jobs[i].id, "c%d", i == 5 ? 3 : i);
+        assert_int_equal(
+            storage_submit(st, (struct storage_job){.run = insert_run, .done = insert_done, .arg = &jobs[i]}), 0);
+    }
+    gate_open(&g);
+    assert_int_equal(jobs_call(st, noop, NULL), 0);
+    for (int i = 0; i < 8; i++) {
+        assert_true(jobs[i].done);
+        assert_int_equal(jobs[i].ran, i + 1);
+        assert_int_equal(jobs[i].rc, i == 5 ? -EEXIST : jobs[i].result);
+    }
+    storage_close(st);
+    st = testing_open(dir);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(jobs_call(st, exists_run, &jobs[i]), i % 3 == 1 ? -ENOENT : 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+/* The database may not grow: the batch is refused as a whole, the next one works. */
+static int limit_run(struct storage_ledger *l, void *arg)
+{
+    char sql[64];
+    (void)snprintf(sql, sizeof sql, "PRAGMA max_page_count = %d", *(int *)arg);
+    return schema_errno(sqlite3_exec(l->db, sql, NULL, NULL, NULL));
+}
+
+static int big_run(struct storage_ledger *l, void *arg)
+{
+    struct insert *i = arg;
+    char *title = malloc(200001);
+    if (!title)
+        return -ENOMEM;
+    memset(title, 'x', 200000);
+    title[200000] = '\0';
+    struct storage_conversation c = {.owner = i->owner, .public_id = i->id, .title = title};
+    int rc = storage_conversation_insert(l, &c);
+    free(title);
+    return rc;
+}
+
+static void test_full_database(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a");
+    int clock = 0, small = 1, large = 1000000;
+    struct insert good = {.owner = owner, .clock = &clock, .id = "good"}, big = {.owner = owner, .id = "big"};
+    assert_int_equal(jobs_call(st, limit_run, &small), 0); /* as small as it is now */
+    assert_int_equal(jobs_call(st, big_run, &big), -ENOSPC);
+    assert_int_equal(jobs_call(st, exists_run, &big), -ENOENT);
+    assert_int_equal(jobs_call(st, limit_run, &large), 0);
+    assert_int_equal(jobs_call(st, insert_run, &good), 0);
+    assert_int_equal(jobs_call(st, big_run, &big), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+struct worker {
+    struct storage *st;
+    int64_t owner;
+    int n, failed;
+};
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    int clock = 0;
+    for (int i = 0; i < 50; i++) {
+        struct insert in = {.owner = w->owner, .clock = &clock};
+        (void)snprintf(in.id, sizeof in.id, "w%d-%d", w->n, i);
+        w->failed += jobs_call(w->st, insert_run, &in) != 0;
+    }
+    return NULL;
+}
+
+static void test_many_threads(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a");
+    struct worker w[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) {
+        w[i] = (struct worker){.st = st, .owner = owner, .n = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &w[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(w[i].failed, 0);
+    }
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failing_job_among_good_ones),
+        cmocka_unit_test(test_full_database),
+        cmocka_unit_test(test_many_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,232 @@
+/* ledger_test.c - owners and conversations: who sees what, paging, search, deletion. */
+#include "tests/storage/storage_testing.h"
+
+static char *dir;
+static struct storage *st;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir();
+    st = testing_open(dir);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static void reopen(void)
+{
+    storage_close(st);
+    st = testing_open(dir);
+}
+
+static int owners_run(struct storage_ledger *l, void *arg)
+{
+    struct storage_owner *o = arg;
+    int rc = storage_owner_get(l, "alice", &o[0]);
+    if (!rc)
+        rc = storage_owner_get(l, "bob", &o[1]);
+    return rc ? rc : storage_owner_get(l, "alice", &o[2]);
+}
+
+static void test_owners(void **state)
+{
+    (void)state;
+    struct storage_owner o[3], again[3];
+    assert_int_equal(jobs_call(st, owners_run, o), 0);
+    assert_true(o[0].id > 0 && o[0].id != o[1].id);
+    assert_int_equal(o[0].id, o[2].id);
+    assert_memory_equal(o[0].key, o[2].key, 32);
+    assert_memory_not_equal(o[0].key, o[1].key, 32);
+    reopen();
+    assert_int_equal(jobs_call(st, owners_run, again), 0);
+    assert_memory_equal(o[0].key, again[0].key, 32);
+    assert_int_equal(o[1].id, again[1].id);
+}
+
+struct fields {
+    int64_t owner, id;
+};
+
+static int fields_run(struct storage_ledger *l, void *arg)
+{
+    struct fields *f = arg;
+    char id[] = "conv_x", title[] = "A title", metadata[] = "{\"a\":1}", text[] = "Be brief.";
+    struct storage_conversation c = {.owner = f->owner,
+                                     .public_id = id,
+                                     .kind = STORAGE_CONVERSATION_CHAIN,
+                                     .title = title,
+                                     .metadata = metadata,
+                                     .created_ms = 5,
+                                     .updated_ms = 6},
+                                got;
+    JOB_CHECK((storage_conversation_insert(l, &c)) == (0));
+    JOB_CHECK(c.id > 0);
+    JOB_CHECK((storage_conversation_insert(l, &c)) == (-EEXIST));
+    JOB_CHECK((storage_conversation_get(l, f->owner + 1, id, &got)) == (-ENOENT));
+    JOB_CHECK((storage_conversation_by_id(l, f->owner + 1, c.id, &got)) == (-ENOENT));
+    JOB_CHECK((storage_conversation_get(l, f->owner, id, &got)) == (0));
+    JOB_CHECK((got.id) == (c.id));
+    JOB_CHECK((got.kind) == (STORAGE_CONVERSATION_CHAIN));
+    JOB_CHECK(!strcmp(got.title, title));
+    JOB_CHECK(!strcmp(got.metadata, metadata));
+    JOB_CHECK(!got.instructions);
+    JOB_CHECK((got.created_ms) == (5));
+    JOB_CHECK((got.n_turns) == (0));
+    JOB_CHECK((got.n_tokens) == (0));
+    free(got.title);
+    got.title = NULL;
+    got.instructions = strdup(text);
+    got.updated_ms = 7;
+    JOB_CHECK((storage_conversation_update(l, &got)) == (0));
+    got.id += 100;
+    JOB_CHECK((storage_conversation_update(l, &got)) == (-ENOENT));
+    storage_conversation_free(&got);
+    JOB_CHECK((storage_conversation_by_id(l, f->owner, c.id, &got)) == (0));
+    JOB_CHECK(!got.title);
+    JOB_CHECK(!strcmp(got.instructions, text));
+    JOB_CHECK((got.updated_ms) == (7));
+    JOB_CHECK((got.created_ms) == (5));
+    storage_conversation_free(&got);
+    storage_conversation_free(NULL);
+    return 0;
+}
+
+static void test_fields(void **state)
+{
+    (void)state;
+    struct fields f = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, fields_run, &f), 0);
+}
+
+struct page {
+    int64_t owner;
+    const char *after, *query;
+    size_t max;
+    char ids[32][16];
+    size_t n;
+};
+
+static int page_run(struct storage_ledger *l, void *arg)
+{
+    struct page *p = arg;
+    struct storage_conversation rows[32];
+    int rc = storage_conversation_list(l, p->owner, p->after, p->query, rows, p->max, &p->n);
+    for (size_t i = 0; !rc && i < p->n; i++) {
+        (void)snprintf(p->ids[i], sizeof p->ids[i], "%s", rows[i].public_id);
+        storage_conversation_free(&rows[i]);
+    }
+    return rc;
+}
+
+static int many_run(struct storage_ledger *l, void *arg)
+{
+    struct fields *f = arg;
+    for (int i = 0; i < 25; i++) {
+        char id[16], title[32];
+        (void)snprintf(id, sizeof id, "conv_%02d", i);
+        (void)snprintf(title, sizeof title, i % 5 ? "Talk %d" : "Fünf Äpfel %d%%", i);
+        /* Pairs of the same time: the order must still be one. */
+        struct storage_conversation c = {
+            .owner = f->owner, .public_id = id, .title = i == 24 ? NULL : title, .updated_ms = i / 2};
+        c.kind = i == 7 ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_LISTED;
+        int rc = storage_conversation_insert(l, &c);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static void test_list(void **state)
+{
+    (void)state;
+    struct fields f = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, many_run, &f), 0);
+    struct page p = {.owner = f.owner, .max = 10};
+    size_t seen = 0;
+    char last[16] = "conv_25";
+    do {
+        assert_int_equal(jobs_call(st, page_run, &p), 0);
+        for (size_t i = 0; i < p.n; i++, seen++) {
+            assert_true(strcmp(p.ids[i], last) < 0);
+            assert_string_not_equal(p.ids[i], "conv_07");
+            memcpy(last, p.ids[i], sizeof last);
+        }
+        p.after = last;
+    } while (p.n);
+    assert_int_equal(seen, 24);
+
+    struct page q = {.owner = f.owner, .max = 32, .query = "TALK 1"};
+    assert_int_equal(jobs_call(st, page_run, &q), 0);
+    assert_int_equal(q.n, 9); /* 1, 11..14, 16..19 */
+    assert_string_equal(q.ids[0], "conv_19");
+    q.query = "%";
+    assert_int_equal(jobs_call(st, page_run, &q), 0);
+    assert_int_equal(q.n, 5);
+    q.query = "nothing";
+    assert_int_equal(jobs_call(st, page_run, &q), 0);
+    assert_int_equal(q.n, 0);
+
+    p = (struct page){.owner = f.owner, .max = 10, .after = "conv_99"};
+    assert_int_equal(jobs_call(st, page_run, &p), -ENOENT);
+    p = (struct page){.owner = f.owner + 1, .max = 10};
+    assert_int_equal(jobs_call(st, page_run, &p), 0);
+    assert_int_equal(p.n, 0);
+    p.after = "conv_03"; /* another owner's */
+    assert_int_equal(jobs_call(st, page_run, &p), -ENOENT);
+}
+
+/* What was deleted is not in any file any more. */
+static bool file_contains(const char *file, const char *text)
+{
+    char *path = testing_path(dir, file);
+    FILE *f = fopen(path, "rb");
+    free(path);
+    assert_non_null(f);
+    size_t n = (size_t)testing_size(dir, file);
+    char *all = malloc(n + 1);
+    assert_non_null(all);
+    assert_int_equal(fread(all, 1, n, f), n);
+    (void)fclose(f);
+    bool found = n && memmem(all, n, text, strlen(text)) != NULL;
+    free(all);
+    return found;
+}
+
+static int secret_run(struct storage_ledger *l, void *arg)
+{
+    struct fields *f = arg;
+    char id[] = "conv_secret", title[] = "xyzzy plugh";
+    struct storage_conversation c = {.owner = f->owner, .public_id = id, .title = title};
+    return storage_conversation_insert(l, &c);
+}
+
+static void test_deleted_is_gone(void **state)
+{
+    (void)state;
+    struct fields f = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, secret_run, &f), 0);
+    assert_true(file_contains("ledger.db-wal", "xyzzy plugh"));
+    reopen();
+    assert_true(file_contains("ledger.db", "xyzzy plugh"));
+    assert_int_equal(testing_conversation_delete(st, f.owner, "conv_secret"), 0);
+    assert_false(file_contains("ledger.db", "xyzzy plugh"));
+    assert_false(file_contains("ledger.db-wal", "xyzzy plugh"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_owners, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_list, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_deleted_is_gone, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,305 @@
+/* segments_test.c - put, commit, find, read; holds, replacing, deleting, eviction, orphans. */
+#include "tests/storage/storage_testing.h"
+
+static uint64_t pack_live(const char *dir)
+{
+    /* The first pack without its first block. */
+    return testing_blocks(dir, "pack-00000001") - PACK_ALIGN;
+}
+
+static bool row_exists(struct storage *st, int64_t owner, unsigned parent, unsigned id)
+{
+    struct storage_found f;
+    return testing_find(st, owner, parent, id, &f) == 0;
+}
+
+static void test_put_find_read(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_found f, rows[2];
+
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(f.count, TESTING_COUNT);
+    struct storage_read_result r = testing_read(st, &f, 1);
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.tier, STORAGE_TIER_RAM);
+    assert_int_equal(r.bytes_read, 0);
+
+    storage_ram_drop(st, NULL, 0);
+    r = testing_read(st, &f, 1);
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.tier, STORAGE_TIER_DISK);
+    assert_int_equal(r.bytes_read, f.encoded_bytes);
+    assert_int_equal(testing_read(st, &f, 1).tier, STORAGE_TIER_RAM);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    storage_ram_drop(st, (const uint8_t(*)[STORAGE_KEY_BYTES])f.key, 1);
+    assert_int_equal(testing_read(st, &f, 2).tier, STORAGE_TIER_DISK);
+
+    /* Another owner and another model see nothing. */
+    int64_t other = testing_owner(st, "b");
+    assert_int_equal(testing_nearest(st, other, 0, "label 1", rows), 0);
+
+    /* Stored already: nothing is written. */
+    struct storage_stats before, after;
+    storage_stats(st, &before);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    storage_stats(st, &after);
+    assert_int_equal(before.segments, 2);
+    assert_int_equal(after.segments, 2);
+    assert_int_equal(before.disk_used, after.disk_used);
+    assert_int_equal(after.pending_puts, 0);
+    assert_true(after.raw_bytes > after.encoded_bytes && after.encoded_bytes > 0);
+
+    /* Asked for with another description: refused. */
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    f.first = 1;
+    assert_int_equal(testing_read(st, &f, 1).rc, -EBADMSG);
+    storage_close(st);
+
+    st = testing_open(dir);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    r = testing_read(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.tier, STORAGE_TIER_DISK);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_nearest(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_found rows[2];
+    assert_int_equal(testing_nearest(st, owner, 0, "label 5", rows), 0);
+    for (unsigned id = 3; id <= 9; id += 3)
+        assert_int_equal(testing_put(st, owner, id, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    static const struct {
+        const char *label;
+        size_t n;
+        const char *first, *second;
+    } cases[] = {
+        {"a", 1, "label 3", NULL},     {"label 3", 2, "label 3", "label 6"}, {"label 3x", 2, "label 3", "label 6"},
+        {"label", 1, "label 3", NULL}, {"label 8", 2, "label 6", "label 9"}, {"z", 1, "label 9", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(testing_nearest(st, owner, 0, cases[i].label, rows), cases[i].n);
+        assert_memory_equal(rows[0].label, cases[i].first, 7);
+        if (cases[i].second)
+            assert_memory_equal(rows[1].label, cases[i].second, 7);
+        for (size_t k = 0; k < cases[i].n; k++)
+            free(rows[k].label);
+    }
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_replace(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1"), t2 = testing_turn(st, owner, conv, t1, "resp_2");
+    struct storage_found f;
+    struct storage_stats stats;
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 2), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    uint64_t before = pack_live(dir);
+    assert_int_equal(testing_put(st, owner, 3, 1, 2), 0);
+    assert_int_equal(testing_commit(st, t2, 3), 0);
+    assert_false(row_exists(st, owner, 1, 2));
+    assert_true(row_exists(st, owner, 1, 3));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 2);
+    /* The shorter one was held by the first turn: deleting the second leaves the longer one to it. */
+    assert_int_equal(testing_turn_delete(st, owner, "resp_2"), 0);
+    assert_true(row_exists(st, owner, 1, 3));
+    assert_int_equal(testing_read(st, &f, 2).rc, -ENOENT);
+    assert_true(pack_live(dir) <= before);
+
+    /* One with children keeps its place. */
+    int64_t t3 = testing_turn(st, owner, conv, t1, "resp_3");
+    assert_int_equal(testing_put(st, owner, 4, 3, 0), 0);
+    assert_int_equal(testing_put(st, owner, 5, 1, 3), 0);
+    assert_int_equal(testing_commit(st, t3, 4), 0);
+    assert_true(row_exists(st, owner, 1, 3));
+    assert_true(row_exists(st, owner, 1, 5));
+
+    /* With another parent it is no replacement. */
+    assert_int_equal(testing_put(st, owner, 6, 0, 5), 0);
+    assert_int_equal(testing_commit(st, t3, 6), 0);
+    assert_true(row_exists(st, owner, 1, 5));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_delete(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a");
+    int64_t c1 = testing_conversation(st, owner, "conv_1"), c2 = testing_conversation(st, owner, "conv_2");
+    int64_t t1 = testing_turn(st, owner, c1, 0, "resp_1"), t2 = testing_turn(st, owner, c2, 0, "resp_2");
+    struct storage_found f;
+    struct storage_stats stats;
+    /* 1 is shared; 2, 3 belong to the first conversation, 4 to the second. */
+    for (unsigned id = 1; id <= 3; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 3), 0);
+    assert_int_equal(testing_put(st, owner, 4, 1, 0), 0);
+    assert_int_equal(testing_commit(st, t2, 4), 0);
+    uint64_t full = pack_live(dir);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+
+    assert_int_equal(testing_conversation_delete(st, owner + 1, "conv_1"), -ENOENT);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    /* Holes are cut and the logs are empty when the deletion is reported. */
+    assert_true(pack_live(dir) <= full - 2 * f.encoded_bytes);
+    assert_int_equal(testing_size(dir, "ledger.db-wal"), 0);
+    assert_int_equal(testing_size(dir, "kv.db-wal"), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -ENOENT);
+    assert_true(row_exists(st, owner, 0, 1));
+    assert_false(row_exists(st, owner, 1, 2));
+    assert_true(row_exists(st, owner, 1, 4));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 2);
+    assert_int_equal(testing_read(st, &f, 2).rc, -ENOENT);
+
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), 0);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 0);
+    assert_int_equal(stats.disk_used, 0);
+    assert_int_equal(stats.ram_used, 0);
+
+    /* A commit for a turn that is gone leaves nothing. */
+    assert_int_equal(testing_put(st, owner, 5, 0, 0), 0);
+    assert_int_equal(testing_commit(st, t2, 5), 0);
+    assert_false(row_exists(st, owner, 0, 5));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_evict(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1"), t2 = testing_turn(st, owner, conv, 0, "resp_2");
+    int64_t t3 = testing_turn(st, owner, conv, t1, "resp_3");
+    struct storage_found f;
+    struct storage_stats stats;
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    storage_close(st);
+
+    /* Room for ten segments. */
+    uint64_t budget = f.encoded_bytes * 10 + 1;
+    st = testing_open_with(dir, &storage_io_system, budget);
+    for (unsigned id = 2; id <= 10; id++) {
+        assert_int_equal(testing_put(st, owner, id, id <= 5 ? id - 1 : id == 6 ? 0 : id - 1, 0), 0);
+        assert_int_equal(testing_commit(st, id <= 5 ? t1 : t2, id), 0);
+    }
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 10);
+    /* The chain 1..5 is the older one; reading it makes 6..10 the one to go, from its end. */
+    for (unsigned id = 1; id <= 5; id++) {
+        assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
+        assert_int_equal(testing_read(st, &f, id).rc, 0);
+    }
+    for (unsigned id = 11; id <= 13; id++) {
+        assert_int_equal(testing_put(st, owner, id, id == 11 ? 5 : id - 1, 0), 0);
+        assert_int_equal(testing_commit(st, t3, id), 0);
+        storage_stats(st, &stats);
+        assert_true(stats.disk_used <= budget);
+    }
+    for (unsigned id = 1; id <= 5; id++)
+        assert_true(row_exists(st, owner, id - 1, id));
+    assert_true(row_exists(st, owner, 0, 6));
+    assert_false(row_exists(st, owner, 8, 9));
+    assert_false(row_exists(st, owner, 9, 10));
+    assert_true(row_exists(st, owner, 12, 13));
+    assert_int_equal(stats.save_failures, 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_budget_too_small(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open_with(dir, &storage_io_system, 8192);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_found f;
+    struct storage_stats stats;
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 1), -ENOSPC);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.save_failures, 1);
+    assert_int_equal(stats.pending_puts, 0);
+    assert_int_equal(stats.disk_used, 0);
+    /* It is served from RAM, to its owner. */
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_read(st, &f, 1).tier, STORAGE_TIER_RAM);
+    assert_int_equal(testing_find(st, owner + 1, 0, 1, &f), -ENOENT);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    /* Until its turn is deleted. */
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), -ENOENT);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static void test_orphans(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_stats stats;
+    jobs_sweep_wait(st);
+    /* 1-2 is held, 3-4 is not. */
+    for (unsigned id = 1; id <= 4; id++)
+        assert_int_equal(testing_put(st, owner, id, id == 3 ? 0 : id - 1, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 2), 0);
+    assert_true(row_exists(st, owner, 3, 4));
+    storage_close(st);
+    st = testing_open(dir);
+    jobs_sweep_wait(st);
+    assert_true(row_exists(st, owner, 1, 2));
+    assert_false(row_exists(st, owner, 0, 3));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 2);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_put_find_read), cmocka_unit_test(test_nearest), cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_delete),        cmocka_unit_test(test_evict),   cmocka_unit_test(test_budget_too_small),
+        cmocka_unit_test(test_orphans),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,345 @@
+/* storage_testing.c - see storage_testing.h. */
+#include "tests/storage/storage_testing.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+uint64_t testing_random(uint64_t *seed)
+{
+    uint64_t z = *seed += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+void testing_fill_kv(uint16_t *out, size_t n, enum storage_element e, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        double u = (double)(testing_random(&seed) >> 11) * 0x1p-53 + 0x1p-60;
+        double v = (double)(testing_random(&seed) >> 11) * 0x1p-53;
+        float x = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        int exponent = (int)(bits >> 23 & 255) - 127 + 15;
+        out[i] = e == STORAGE_BF16 ? (uint16_t)(bits >> 16)
+                                   : (uint16_t)((bits >> 16 & 0x8000) | (uint32_t)(exponent < 0 ? 0 : exponent) << 10 |
+                                                (bits >> 13 & 0x3ff));
+    }
+}
+
+char *testing_dir(void)
+{
+    char *dir = strdup("/tmp/convod-storage-XXXXXX");
+    assert_non_null(dir);
+    assert_non_null(mkdtemp(dir));
+    return dir;
+}
+
+char *testing_dir_in_memory(void)
+{
+    char *dir = strdup(access("/dev/shm", W_OK) ? "/tmp/convod-storage-XXXXXX" : "/dev/shm/convod-storage-XXXXXX");
+    assert_non_null(dir);
+    assert_non_null(mkdtemp(dir));
+    return dir;
+}
+
+void testing_dir_remove(char *dir)
+{
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    struct dirent *e;
+    while ((e = readdir(d)))
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            assert_int_equal(unlinkat(dirfd(d), e->d_name, 0), 0);
+    closedir(d);
+    assert_int_equal(rmdir(dir), 0);
+    free(dir);
+}
+
+char *testing_path(const char *dir, const char *file)
+{
+    char *path = NULL;
+    assert_true(asprintf(&path, "%s/%s", dir, file) > 0);
+    return path;
+}
+
+static struct stat status(const char *dir, const char *file)
+{
+    char *path = testing_path(dir, file);
+    struct stat sb;
+    assert_int_equal(stat(path, &sb), 0);
+    free(path);
+    return sb;
+}
+
+off_t testing_size(const char *dir, const char *file)
+{
+    return status(dir, file).st_size;
+}
+
+uint64_t testing_blocks(const char *dir, const char *file)
+{
+    return (uint64_t)status(dir, file).st_blocks * 512;
+}
+
+struct storage *testing_open_with(const char *dir, const struct storage_io *io, uint64_t disk_bytes)
+{
+    struct storage *st = NULL;
+    char err[256];
+    struct storage_opts opts = {.dir = dir, .disk_bytes = disk_bytes};
+    int rc = storage_open_with(&opts, io, &st, err, sizeof err);
+    if (rc)
+        fail_msg("storage_open: %d %s", rc, err);
+    return st;
+}
+
+struct storage *testing_open(const char *dir)
+{
+    return testing_open_with(dir, &storage_io_system, (uint64_t)1 << 30);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+struct query {
+    int64_t owner, conversation, parent, id;
+    const char *name;
+};
+
+static int owner_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    struct storage_owner o;
+    int rc = storage_owner_get(l, q->name, &o);
+    q->id = o.id;
+    return rc;
+}
+
+int64_t testing_owner(struct storage *st, const char *name)
+{
+    struct query q = {.name = name};
+    assert_int_equal(jobs_call(st, owner_run, &q), 0);
+    return q.id;
+}
+
+static int conversation_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s", q->name);
+    struct storage_conversation c = {.owner = q->owner, .public_id = name, .created_ms = 1, .updated_ms = 1};
+    int rc = storage_conversation_insert(l, &c);
+    q->id = c.id;
+    return rc;
+}
+
+int64_t testing_conversation(struct storage *st, int64_t owner, const char *public_id)
+{
+    struct query q = {.owner = owner, .name = public_id};
+    assert_int_equal(jobs_call(st, conversation_run, &q), 0);
+    return q.id;
+}
+
+static int turn_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    char name[64], tokens[8] = "tokens";
+    (void)snprintf(name, sizeof name, "%s", q->name);
+    struct storage_turn t = {.owner = q->owner,
+                             .conversation = q->conversation,
+                             .parent = q->parent,
+                             .public_id = name,
+                             .tokens = tokens,
+                             .tokens_bytes = sizeof tokens,
+                             .prompt_bytes = 4,
+                             .n_tokens = 2};
+    int rc = storage_turn_insert(l, &t);
+    q->id = t.id;
+    return rc;
+}
+
+int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id)
+{
+    struct query q = {.owner = owner, .conversation = conversation, .parent = parent, .name = public_id};
+    assert_int_equal(jobs_call(st, turn_run, &q), 0);
+    return q.id;
+}
+
+static int conversation_delete_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    return storage_conversation_delete(l, q->owner, q->name);
+}
+
+int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id)
+{
+    return jobs_call(st, conversation_delete_run, &(struct query){.owner = owner, .name = public_id});
+}
+
+static int turn_delete_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    return storage_turn_delete(l, q->owner, q->name);
+}
+
+int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id)
+{
+    return jobs_call(st, turn_delete_run, &(struct query){.owner = owner, .name = public_id});
+}
+
+/* ---- segments ---------------------------------------------------------------------------------------------------- */
+
+static const struct storage_array arrays[] = {{64, true}, {64, false}, {64, true}, {64, false}};
+const struct storage_layout testing_layout = {.element = STORAGE_BF16, .arrays = arrays, .n_arrays = 4};
+const uint8_t testing_fingerprint[32] = {1, 2, 3};
+const uint8_t testing_root[STORAGE_KEY_BYTES] = {0};
+#define PAYLOAD_ELEMENTS ((size_t)4 * 64 * TESTING_COUNT)
+
+void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id)
+{
+    memset(key, 0, STORAGE_KEY_BYTES);
+    if (!id)
+        return;
+    uint64_t seed = id;
+    for (size_t i = 0; i < STORAGE_KEY_BYTES; i += 8)
+        memcpy(key + i, &(uint64_t){testing_random(&seed)}, 8);
+}
+
+int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent, unsigned replaces)
+{
+    char label[32];
+    uint8_t old[STORAGE_KEY_BYTES];
+    struct storage_segment s = {.owner = owner, .first = 0, .count = TESTING_COUNT, .producer = "test-1"};
+    testing_key(s.key, id);
+    testing_key(s.parent, parent);
+    testing_key(old, replaces);
+    memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
+    s.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u", id);
+    s.label = label;
+    uint16_t *payload = malloc(PAYLOAD_ELEMENTS * 2);
+    assert_non_null(payload);
+    testing_fill_kv(payload, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
+    return storage_segment_put(st, &s, &testing_layout, payload, replaces ? old : NULL);
+}
+
+struct waiter {
+    pthread_mutex_t lock; /* guards finished and results */
+    pthread_cond_t cond;
+    bool finished;
+    int rc;
+    struct storage_read_result read;
+};
+
+static struct waiter waiter_new(void)
+{
+    return (struct waiter){.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+}
+
+static void waiter_wake(struct waiter *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->finished = true;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void waiter_wait(struct waiter *w)
+{
+    pthread_mutex_lock(&w->lock);
+    while (!w->finished)
+        pthread_cond_wait(&w->cond, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void commit_done(void *arg, int rc)
+{
+    struct waiter *w = arg;
+    w->rc = rc;
+    waiter_wake(w);
+}
+
+int testing_commit(struct storage *st, int64_t turn, unsigned last)
+{
+    struct waiter w = waiter_new();
+    uint8_t key[STORAGE_KEY_BYTES];
+    testing_key(key, last);
+    assert_int_equal(storage_kv_commit(st, turn, key, commit_done, &w), 0);
+    waiter_wait(&w);
+    return w.rc;
+}
+
+struct lookup {
+    int64_t owner;
+    uint8_t parent[STORAGE_KEY_BYTES];
+    const char *label;
+    struct storage_found rows[2];
+    size_t n;
+};
+
+static int lookup_run(struct storage_ledger *l, void *arg)
+{
+    struct lookup *q = arg;
+    return storage_segment_nearest(l, q->owner, testing_fingerprint, q->parent, q->label, (uint32_t)strlen(q->label),
+                                   q->rows, &q->n);
+}
+
+size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
+                       struct storage_found rows[2])
+{
+    struct lookup q = {.owner = owner, .label = label};
+    testing_key(q.parent, parent);
+    assert_int_equal(jobs_call(st, lookup_run, &q), 0);
+    memcpy(rows, q.rows, sizeof q.rows);
+    return q.n;
+}
+
+int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out)
+{
+    struct storage_found rows[2];
+    uint8_t key[STORAGE_KEY_BYTES];
+    char label[32];
+    int rc = -ENOENT;
+    testing_key(key, id);
+    (void)snprintf(label, sizeof label, "label %u", id);
+    size_t n = testing_nearest(st, owner, parent, label, rows);
+    for (size_t i = 0; i < n; i++) {
+        if (!memcmp(rows[i].key, key, sizeof key)) {
+            assert_int_equal(rows[i].label_bytes, strlen(label));
+            assert_memory_equal(rows[i].label, label, strlen(label));
+            assert_string_equal(rows[i].producer, "test-1");
+            *out = rows[i];
+            out->label = NULL;
+            rc = 0;
+        }
+        free(rows[i].label);
+    }
+    return rc;
+}
+
+static void read_done(void *arg, struct storage_read_result result)
+{
+    struct waiter *w = arg;
+    w->read = result;
+    waiter_wake(w);
+}
+
+struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id)
+{
+    struct waiter w = waiter_new();
+    struct storage_found found = *f;
+    char label[32];
+    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u", id);
+    found.label = label;
+    uint16_t *want = malloc(PAYLOAD_ELEMENTS * 2), *got = malloc(PAYLOAD_ELEMENTS * 2);
+    assert_true(want && got);
+    memset(got, 0xa5, PAYLOAD_ELEMENTS * 2);
+    assert_int_equal(storage_segment_read(st, &found, testing_fingerprint, &testing_layout, got, read_done, &w), 0);
+    waiter_wait(&w);
+    testing_fill_kv(want, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
+    if (!w.read.rc)
+        assert_memory_equal(want, got, PAYLOAD_ELEMENTS * 2);
+    free(want);
+    free(got);
+    return w.read;
+}

@@ -1,0 +1,70 @@
+/* storage_testing.h - what the tests of storage/ share: a directory that goes away, jobs that wait, segments to put. */
+#ifndef CONVOD_STORAGE_TESTING_H
+#define CONVOD_STORAGE_TESTING_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+/* cmocka's asserts work on the test's own thread only; within a job this fails the job. */
+#define JOB_CHECK(x)                                                                                                   \
+    do {                                                                                                               \
+        if (!(x)) {                                                                                                    \
+            (void)fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                              \
+            return -ECANCELED;                                                                                         \
+        }                                                                                                              \
+    } while (0)
+
+/* A number from a seed, which moves on. */
+uint64_t testing_random(uint64_t *seed);
+/* Elements that look like keys and values: exponents close together, noise in the mantissas. */
+void testing_fill_kv(uint16_t *out, size_t n, enum storage_element e, uint64_t seed);
+
+/* A new directory below build's temporary directory; freed and removed by testing_dir_remove(). */
+char *testing_dir(void);
+/* Likewise, in memory where there is such a file system: for tests that open and sync often. */
+char *testing_dir_in_memory(void);
+void testing_dir_remove(char *dir);
+char *testing_path(const char *dir, const char *file);
+off_t testing_size(const char *dir, const char *file);
+/* Bytes the file takes on disk. */
+uint64_t testing_blocks(const char *dir, const char *file);
+
+struct storage *testing_open(const char *dir);
+struct storage *testing_open_with(const char *dir, const struct storage_io *io, uint64_t disk_bytes);
+
+/* A conversation and turns in it. */
+int64_t testing_owner(struct storage *st, const char *name);
+int64_t testing_conversation(struct storage *st, int64_t owner, const char *public_id);
+int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id);
+int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id);
+int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id);
+
+/* Segments: key and payload are made from `id`, label is the bytes of the name. */
+#define TESTING_COUNT 64u
+extern const struct storage_layout testing_layout;
+extern const uint8_t testing_fingerprint[32];
+extern const uint8_t testing_root[STORAGE_KEY_BYTES];
+void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id);
+/* id 0 as parent: the first of its chain. replaces 0: none. */
+int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent, unsigned replaces);
+int testing_commit(struct storage *st, int64_t turn, unsigned last);
+/* The child with this id. 0, or -ENOENT. The label is freed. */
+int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);
+/* storage_segment_nearest(); the labels are the caller's to free. */
+size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
+                       struct storage_found rows[2]);
+/* Reads and compares with what was put. */
+struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id);
+
+#endif
