@@ -199,7 +199,8 @@ static bool well_formed(const struct engine *e, const struct engine_step_item *i
     int64_t total = 0;
     for (int i = 0; i < n_items; i++) {
         const struct engine_step_item *it = &items[i];
-        if (!it->seq || it->seq->engine != e || it->n <= 0 || it->n_want < 0 || it->n_want > it->n)
+        if (!it->seq || it->seq->engine != e || it->n <= 0 || !it->tokens || it->n_want < 0 || it->n_want > it->n ||
+            (it->n_want && !it->want))
             return false;
         for (int t = 0; t < it->n; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= e->info.n_vocab)
