@@ -122,6 +122,9 @@ static void wake_readers(struct run *run)
 {
     for (struct subscriber *sub = run->subscribers; sub; sub = sub->next_in_run) {
         uint64_t seen = sub->delivered_bytes > sub->joined_bytes ? sub->delivered_bytes : sub->joined_bytes;
+        if (sub->conn->dropped) {
+            continue;
+        }
         if (sub->kind != SUBSCRIBE_BODY && run->log_bytes - seen > LAG_BYTES_MAX) {
             daemon_log(run->server->log, LOG_INFO, "connection %llu dropped: it does not read its events",
                        (unsigned long long)sub->conn->id);

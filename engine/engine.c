@@ -225,33 +225,3 @@ const struct chat *engine_chat(const struct engine *e)
 {
     return e->chat;
 }
-
-int engine_tokenize(const struct engine *e, const char *text, size_t len, bool add_special, struct engine_tokens *out)
-{
-    return vocab_tokenize(e->vocab, text, len, add_special ? VOCAB_ADD_SPECIAL : 0, out);
-}
-
-const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *len)
-{
-    return vocab_token_bytes(e->vocab, id, len);
-}
-
-bool engine_token_ends_answer(const struct engine *e, engine_token id)
-{
-    return vocab_ends_answer(e->vocab, id);
-}
-
-int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
-                       struct engine_tokens *out, char *err, size_t err_size)
-{
-    if (!e->chat) {
-        snprintf(err, err_size, "%s has no chat template; name one with --chat-format", e->info.name);
-        return -ENOTSUP;
-    }
-    return chat_render(e->chat, e->vocab, messages, n, flags, out, err, err_size);
-}
-
-int engine_chat_close(const struct engine *e, struct engine_tokens *out)
-{
-    return e->chat ? chat_close(e->chat, e->vocab, out) : -ENOTSUP;
-}

@@ -19,7 +19,8 @@
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
-LANES_INLINE v16 exp_lanes(v16 x)
+/* exp(x) = 2^n * p, n in the low bits of t; right where x is a number from KERNELS_EXP_MIN to KERNELS_EXP_MAX. */
+LANES_INLINE v16 exp_parts(v16 x, v16 *t_out)
 {
     v16 t = v16_fma(x, v16_set1(KERNELS_EXP_LOG2E), v16_set1(KERNELS_EXP_SHIFT));
     v16 n = v16_sub(t, v16_set1(KERNELS_EXP_SHIFT));
@@ -31,10 +32,15 @@ LANES_INLINE v16 exp_lanes(v16 x)
     p = v16_fma(p, r, v16_set1(KERNELS_EXP_C3));
     p = v16_fma(p, r, v16_set1(KERNELS_EXP_C2));
     p = v16_fma(p, r, v16_set1(1.0f));
-    p = v16_fma(p, r, v16_set1(1.0f));
-    v16 y = v16_add_exponent(p, t);
+    *t_out = t;
+    return v16_fma(p, r, v16_set1(1.0f));
+}
+
+LANES_INLINE v16 exp_lanes(v16 x)
+{
+    v16 t, p = exp_parts(x, &t);
+    v16 y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), v16_add_exponent(p, t));
     y = v16_select(v16_less(x, v16_set1(KERNELS_EXP_MIN)), v16_set1(0.0f), y);
-    y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), y);
     return v16_select(v16_is_nan(x), x, y);
 }
 
@@ -368,39 +374,71 @@ static void values_kv(enum kernels_kv_type type, const float *p, int nq, const u
         value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
 }
 
+/* One group of 16 columns in softmax's first pass: x = s * scale, or with a softcap x itself is stored. Lanes outside
+ * `seen` (used with `partial` only) count for nothing. */
+LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool partial, m16 seen, v16 *top, v16 *bad)
+{
+    v16 x = v16_mul(v16_load(s), v16_set1(scale)), checked = x;
+    if (softcap > 0) {
+        x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
+        v16_store(s, x);
+    }
+    if (partial) {
+        x = v16_select(seen, x, v16_set1(-INFINITY));
+        checked = v16_select(seen, checked, v16_set1(0.0f));
+    }
+    *top = v16_max(x, *top);
+    *bad = v16_fma(checked, v16_set1(0.0f), *bad);
+}
+
+/* And in the second: s = exp(s * scale - m), which is added to *sum. */
+LANES_INLINE void softmax_exp(float *s, float scale, float m, const bool partial, m16 seen, v16 *sum)
+{
+    v16 t, x = v16_fma(v16_load(s), v16_set1(scale), v16_set1(-m)), p = exp_parts(x, &t);
+    p = v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), v16_add_exponent(p, t));
+    if (partial)
+        p = v16_zero_unless(seen, p);
+    v16_store(s, p);
+    *sum = v16_add(*sum, p);
+}
+
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
-    int first = lo / LANES * LANES;
-    v16 top = v16_set1(-INFINITY);
-    for (int t = first; t < hi; t += LANES) {
-        v16 x = v16_mul(v16_load(s + t), v16_set1(scale));
-        if (softcap > 0)
-            x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
-        if (t < lo || t + LANES > hi)
-            x = v16_select(m16_range(lo - t, hi - t), x, v16_set1(-INFINITY));
-        v16_store(s + t, x);
-        top = v16_max(x, top);
+    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, whole_end = hi / LANES * LANES;
+    m16 head = m16_range(lo - first, hi - first), tail = m16_range(0, hi - whole_end), none = m16_range(0, 0);
+    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
+    if (first < whole)
+        softmax_top(s + first, scale, softcap, true, head, &top[0], &bad[0]);
+    int t = whole;
+    for (; t + 2 * LANES <= whole_end; t += 2 * LANES) {
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+        softmax_top(s + t + LANES, scale, softcap, false, none, &top[1], &bad[1]);
     }
-    float m = v16_tree_max(top);
+    for (; t < whole_end; t += LANES)
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+    if (t < hi)
+        softmax_top(s + t, scale, softcap, true, tail, &top[0], &bad[0]);
+    float m = v16_tree_max(v16_max(top[0], top[1])), poison = v16_tree_add(v16_add(bad[0], bad[1]));
+    if (softcap > 0)
+        scale = 1.0f;
     v16 sum = v16_set1(0.0f);
-    for (int t = first; t < hi; t += LANES) {
-        v16 p = exp_lanes(v16_sub(v16_load(s + t), v16_set1(m)));
-        if (t < lo || t + LANES > hi)
-            p = v16_select(m16_range(lo - t, hi - t), p, v16_set1(0.0f));
-        v16_store(s + t, p);
-        sum = v16_add(sum, p);
-    }
-    *l = v16_tree_add(sum);
+    if (first < whole)
+        softmax_exp(s + first, scale, m, true, head, &sum);
+    for (t = whole; t < whole_end; t += LANES)
+        softmax_exp(s + t, scale, m, false, none, &sum);
+    if (t < hi)
+        softmax_exp(s + t, scale, m, true, tail, &sum);
+    *l = v16_tree_add(sum) + poison;
     return m;
 }
 
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
 {
-    float top = mb > *m ? mb : *m, scale[LANES] = {*m - top, mb - top};
-    v16_store(scale, exp_lanes(v16_load(scale)));
-    v16 a = v16_set1(scale[0]), b = v16_set1(scale[1]);
-    *m = top;
-    *l = fmaf(*l, scale[0], lb * scale[1]);
+    bool rises = mb > *m; /* of the two factors one is exp(0) = 1 */
+    v16 e = exp_lanes(v16_set1(rises ? *m - mb : mb - *m)), one = v16_set1(1.0f);
+    v16 a = rises ? e : one, b = rises ? one : e;
+    *m = rises ? mb : *m;
+    *l = fmaf(*l, v16_first(a), lb * v16_first(b));
     for (int d = 0; d < dims; d += LANES)
         v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
 }

@@ -190,20 +190,22 @@ static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int hea
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
     int first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
-    float m = -INFINITY;
+    float m = -INFINITY, poison = 0;
     for (int t = lo; t < hi; t++) {
         float x = s[t] * scale;
+        poison = fmaf(x, 0.0f, poison);
         if (softcap > 0)
-            x = softcap * tanh_one(x / softcap);
-        s[t] = x;
+            s[t] = x = softcap * tanh_one(x / softcap);
         m = x > m ? x : m;
     }
+    if (softcap > 0)
+        scale = 1.0f;
     float lane[LANES] = {0};
     for (int t = first; t < end; t++) {
-        s[t] = t >= lo && t < hi ? exp_one(s[t] - m) : 0.0f;
+        s[t] = t >= lo && t < hi ? exp_one(fmaf(s[t], scale, -m)) : 0.0f;
         lane[t % LANES] += s[t];
     }
-    *l = lane_tree(lane);
+    *l = lane_tree(lane) + poison;
     return m;
 }
 

@@ -178,6 +178,18 @@ char *read_all(int fd)
     return text;
 }
 
+void shutdown_send(int fd)
+{
+    shutdown(fd, SHUT_WR);
+}
+
+int read_byte(int fd)
+{
+    char c;
+    assert_int_equal(read_n(fd, &c, 1), 1);
+    return (unsigned char)c;
+}
+
 bool quiet(int fd, int ms)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};

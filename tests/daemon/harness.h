@@ -47,6 +47,9 @@ void send_text(int fd, const char *text);
 void send_bytes(int fd, const void *data, size_t len);
 /* Everything until the peer closes; malloc'd and terminated. */
 char *read_all(int fd);
+/* No more will be sent. */
+void shutdown_send(int fd);
+int read_byte(int fd); /* fails the test at the end */
 /* Nothing and no end arrives for this long. */
 bool quiet(int fd, int ms);
 /* The peer closes (or resets) without sending anything more. */

@@ -171,29 +171,11 @@ static void test_too_long(void **state)
     text_fixture_close(&f);
 }
 
-static void test_appends(void **state)
-{
-    (void)state;
-    struct text_fixture f = tiny("qwen2");
-    struct engine_tokens out = {0};
-    for (int i = 0; i < 100; i++)
-        assert_int_equal(vocab_tokenize(f.v, "hello", 5, 0, &out), 0);
-    assert_int_equal(out.n, 100);
-    for (int i = 0; i < 100; i++)
-        assert_int_equal(out.ids[i], TINY_HELLO);
-    assert_int_equal(engine_tokens_append(&out, out.ids, SIZE_MAX / 2), -ENOMEM);
-    assert_int_equal(out.n, 100);
-    engine_tokens_free(&out);
-    assert_null(out.ids);
-    text_fixture_close(&f);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),   cmocka_unit_test(test_merges),   cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_bos_once), cmocka_unit_test(test_not_utf8), cmocka_unit_test(test_long_runs),
-        cmocka_unit_test(test_too_long), cmocka_unit_test(test_appends),
-    };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),         cmocka_unit_test(test_merges),
+                                       cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_bos_once),
+                                       cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_long_runs),
+                                       cmocka_unit_test(test_too_long)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

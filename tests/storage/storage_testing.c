@@ -37,6 +37,14 @@ char *testing_dir(void)
     return dir;
 }
 
+char *testing_dir_in_memory(void)
+{
+    char *dir = strdup(access("/dev/shm", W_OK) ? "/tmp/convod-storage-XXXXXX" : "/dev/shm/convod-storage-XXXXXX");
+    assert_non_null(dir);
+    assert_non_null(mkdtemp(dir));
+    return dir;
+}
+
 void testing_dir_remove(char *dir)
 {
     DIR *d = opendir(dir);

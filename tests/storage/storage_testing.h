@@ -32,6 +32,8 @@ void testing_fill_kv(uint16_t *out, size_t n, enum storage_element e, uint64_t s
 
 /* A new directory below build's temporary directory; freed and removed by testing_dir_remove(). */
 char *testing_dir(void);
+/* Likewise, in memory where there is such a file system: for tests that open and sync often. */
+char *testing_dir_in_memory(void);
 void testing_dir_remove(char *dir);
 char *testing_path(const char *dir, const char *file);
 off_t testing_size(const char *dir, const char *file);

@@ -1,0 +1,29 @@
+/* storage_faults.h - file operations that fail when they are told to, and a process that dies at its n-th write. */
+#ifndef CONVOD_STORAGE_FAULTS_H
+#define CONVOD_STORAGE_FAULTS_H
+
+#include "tests/storage/storage_testing.h"
+
+#define FAULTS_UNSYNCED_MAX 256
+
+struct faults {
+    pthread_mutex_t lock;  /* guards all below */
+    int write_errno;       /* every pwrite and fallocate fails with it */
+    int writes_left;       /* after so many pwrites write_errno counts; -1: no such limit */
+    int sync_errno;        /* every fdatasync fails */
+    int punch_errno;       /* every hole */
+    bool short_writes;     /* at most 1000 bytes at a time */
+    bool fail_once;        /* an error is given once */
+    int n_writes, n_syncs; /* calls that were made */
+};
+
+void faults_init(struct faults *f, struct storage_io *io);
+void faults_set(struct faults *f, int write_errno, int sync_errno, bool once);
+
+/* In a child process: from now on every write, sync, allocation or deletion of SQLite and of packs counts, and the
+ * process ends at number `n`. What was written to a pack and not synced is lost then. */
+void faults_die_at(int n, struct storage_io *io);
+/* Number of write points passed. */
+int faults_passed(void);
+
+#endif
