@@ -162,21 +162,23 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
     if ((rc = get_uniform(ld, arch, "attention.head_count_kv", m->n_layers, MAX_HEADS, &m->n_kv_heads)))
         return rc;
     if (m->n_heads % m->n_kv_heads)
-        return fail(ld, -EBADMSG, "%d attention heads cannot share %d key/value heads", m->n_heads, m->n_kv_heads);
+        return fail(ld, -EBADMSG, "%s.attention.head_count_kv: %d heads cannot share %d key/value heads", arch,
+                    m->n_heads, m->n_kv_heads);
 
     m->head_dim = m->n_embd / m->n_heads;
     if (m->head_dim == 0)
-        return fail(ld, -EBADMSG, "%d values cannot be split over %d heads", m->n_embd, m->n_heads);
+        return fail(ld, -EBADMSG, "%s.attention.head_count: %d values cannot be split over %d heads", arch, m->n_embd,
+                    m->n_heads);
     if ((rc = get_dim(ld, arch, "attention.key_length", false, MAX_HEAD_DIM, &m->head_dim)))
         return rc;
     int value_dim = m->head_dim;
     if ((rc = get_dim(ld, arch, "attention.value_length", false, MAX_HEAD_DIM, &value_dim)))
         return rc;
     if (value_dim != m->head_dim || m->head_dim % 8 || m->head_dim > MAX_HEAD_DIM)
-        return fail(
-            ld, -ENOTSUP,
-            "heads of %d (keys) and %d (values) are not supported: they must be equal, a multiple of 8 and at most %d",
-            m->head_dim, value_dim, MAX_HEAD_DIM);
+        return fail(ld, -ENOTSUP,
+                    "%s.attention.key_length and value_length: heads of %d and %d are not supported; they must be "
+                    "equal, a multiple of 8 and at most %d",
+                    arch, m->head_dim, value_dim, MAX_HEAD_DIM);
 
     char key[160];
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
