@@ -72,6 +72,7 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
         uint64_t half = available_bytes() / 2;
         bytes = half / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)half;
     }
+    kv_pools_size(e);
     int capacity = kv_capacity_tokens(e, bytes);
     if (o->ctx_tokens > capacity) {
         snprintf(

@@ -130,8 +130,8 @@ void engine_seq_free(struct engine_seq *s);
 int engine_seq_length(const struct engine_seq *s);
 /* The tokens themselves, [engine_seq_length()], valid until the sequence changes. */
 const engine_token *engine_seq_tokens(const struct engine_seq *s);
-/* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n - 1
- * would need; the sequence is unchanged then. */
+/* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n
+ * would see; the sequence is unchanged then. */
 int engine_seq_truncate(struct engine_seq *s, int n);
 /* A new sequence with the first n tokens of s; pages are shared until one of them writes into one. NULL: no
  * memory, or a sliding-window layer has already dropped what position n would see. */
