@@ -85,7 +85,7 @@ void turn_finish(struct turn *t)
     }
     account_repeated(t);
     t->completed_ms = session_wall_ms();
-    bool touch = !t->generate && t->n_messages == 0;
+    bool touch = turn_touches(t);
     t->receipt.saved = t->store && !touch ? "pending" : "off";
     if (!t->store || touch) {
         receipt_finish(t);
@@ -134,7 +134,8 @@ void turn_finish(struct turn *t)
 
 /* ---- after the commit: KV ---- */
 
-/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is pending. */
+/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is
+ * pending. */
 static void count_saves(struct session *s, int change)
 {
     s->saves += change;
@@ -235,6 +236,7 @@ void turn_committed(struct session *s, void *turn)
         turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
         return;
     }
+    t->found.conversation.id = t->row.conversation;
     if (t->hot) {
         t->hot->turn = t->row.id;
         t->hot->conversation = t->found.conversation.id;

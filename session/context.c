@@ -232,8 +232,7 @@ int context_build(struct turn *t)
                     return out_of_memory(t);
             t->n_inherited = t->rebased_from = (int)t->context.n;
             expect(t, parent);
-            bool touch = !t->generate && t->n_messages == 0;
-            if (!touch && parent->output && engine_chat_close(s->engine, &t->context))
+            if (!turn_touches(t) && parent->output && engine_chat_close(s->engine, &t->context))
                 return out_of_memory(t);
             if ((rc = render_new(t)))
                 return rc;

@@ -65,8 +65,8 @@ void live_publish(struct session *s)
         struct turn *t = s->turns;
         struct hot *h = s->hots;
         while (pass ? t != NULL : h != NULL) {
-            int64_t conversation = pass ? t->found.conversation.id : h->conversation;
             bool relevant = pass ? t->state != TURN_FINDING && t->state != TURN_OVER : true;
+            int64_t conversation = !relevant ? 0 : pass ? t->found.conversation.id : h->conversation;
             int i = 0;
             while (i < s->n_live && s->live[i].conversation != conversation)
                 i++;
@@ -387,7 +387,8 @@ static void delete_answer(struct session *s, void *arg)
 {
     struct query *q = arg;
     s->jobs--;
-    q->n_turns = 0; /* nothing of it is shown: it is gone */
+    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
+        storage_turn_free(&q->turns[q->n_turns - 1]);
     answer(q, q->rc);
 }
 
@@ -399,12 +400,23 @@ static void delete_done(void *arg, int rc)
         ;
 }
 
+/* While a turn is FINDING its `found` is the ledger job's: only the name says where it belongs. */
+static bool runs_on(const struct turn *t, const struct query *q)
+{
+    const struct storage_conversation *c = &q->conversations[0];
+    if (t->state == TURN_OVER)
+        return false;
+    if (t->state == TURN_FINDING)
+        return t->conversation && !strcmp(t->owner, q->owner) && !strcmp(t->conversation, c->public_id);
+    return t->found.conversation.id == c->id;
+}
+
 /* True when the query is answered or on its way; false: it must wait for a saving. */
 static bool settle(struct session *s, struct query *q)
 {
     int64_t conversation = q->conversations[0].id;
     for (struct turn *t = s->turns; t; t = t->next)
-        if (t->state != TURN_OVER && t->found.conversation.id == conversation) {
+        if (runs_on(t, q)) {
             answer(q, -EBUSY);
             return true;
         }

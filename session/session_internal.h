@@ -147,7 +147,7 @@ struct turn {
     float *gaps_ms;
     int n_gaps, gaps_capacity;
 
-    struct storage_turn row; /* commit job's, while COMMITTING */
+    struct storage_turn row; /* commit job's, while COMMITTING; row.conversation is where the turn went */
     int commit_rc;
     bool terminal; /* the terminal event was sent */
 };
@@ -244,6 +244,7 @@ void turn_step_failed(struct turn *t, int rc);
 /* Parts that turn.c and commit.c share. */
 void turn_emit(struct turn *t, const struct session_event *ev);
 const char *turn_conversation_id(const struct turn *t);
+bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
 /* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
@@ -264,6 +265,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);
 int lookup_plan(struct turn *t);
+int lookup_name(struct turn *t); /* gives a new chain its public id */
 int lookup_commit(struct turn *t);
 
 /* conversations.c */

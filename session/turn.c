@@ -26,6 +26,11 @@ const char *turn_conversation_id(const struct turn *t)
     return t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
 }
 
+bool turn_touches(const struct turn *t)
+{
+    return !t->generate && t->n_messages == 0;
+}
+
 void turn_free(struct turn *t)
 {
     if (!t)
@@ -83,6 +88,7 @@ void turn_fail(struct turn *t, enum session_failure failure, const char *message
 
 /* ---- finding ---- */
 
+/* Whether `other` is in the way of t. While it is FINDING its `found` is the ledger job's and must not be looked at. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -90,8 +96,9 @@ static bool running_on(const struct turn *t, const struct turn *other)
     if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
         !strcmp(t->conversation, other->conversation))
         return true;
-    return t->found.conversation.id && t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
-           other->found.conversation.id == t->found.conversation.id && other->state != TURN_FINDING;
+    return other->state != TURN_FINDING && t->found.conversation.id &&
+           t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
+           other->found.conversation.id == t->found.conversation.id;
 }
 
 static bool locked(struct turn *t)
@@ -168,6 +175,10 @@ void turn_found(struct session *s, void *turn)
     }
     if (t->generate && t->n_messages == t->found.matched) {
         turn_fail(t, SESSION_INVALID, "there is no new message to answer");
+        return;
+    }
+    if (t->store && !turn_touches(t) && !t->found.conversation.public_id && lookup_name(t)) {
+        turn_fail(t, SESSION_INTERNAL, "no name for a new conversation could be made");
         return;
     }
     t->state = TURN_WAITING;
@@ -341,6 +352,7 @@ bool turn_restore(struct turn *t)
         account_lost(t);
     }
     bool moved = false;
+    t->out_of_pages = false;
     while (t->next_plan < t->n_plan) {
         start_reads(t);
         struct planned *p = &t->plan[t->next_plan];
@@ -377,6 +389,10 @@ bool turn_restore(struct turn *t)
         p->payload = NULL;
         t->next_plan++;
         t->restored_ns = session_now_ns();
+        moved = true;
+    }
+    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {
+        turn_finish(t); /* a warm-up that finds everything there has no step to run */
         moved = true;
     }
     return moved;
