@@ -361,10 +361,8 @@ static int query_run(struct storage_ledger *l, void *arg)
             rc = storage_turn_path(l, q->owner_row.id, q->conversations[0].head, false, &q->turns, &q->n_turns);
         break;
     case DELETE:
-        return get_conversation(l, q);
     case EVICT:
-        rc = get_conversation(l, q);
-        return rc || !q->to_disk ? rc : segment_keys(l, q);
+        return get_conversation(l, q);
     case RESPONSE_GET:
     case RESPONSE_DELETE:
         rc = get_response(l, q);
@@ -375,28 +373,38 @@ static int query_run(struct storage_ledger *l, void *arg)
 
 /* ---- delete and evict: the engine thread's part ---- */
 
-static int delete_run(struct storage_ledger *l, void *arg)
+static int settled_run(struct storage_ledger *l, void *arg)
 {
     struct query *q = arg;
+    if (q->kind == EVICT)
+        return segment_keys(l, q); /* now that all of them are in the index */
     if (q->kind == RESPONSE_DELETE)
         return storage_turn_delete(l, q->owner_row.id, q->id);
     return storage_conversation_delete(l, q->owner_row.id, q->id);
 }
 
-static void delete_answer(struct session *s, void *arg)
+static void settled_answer(struct session *s, void *arg)
 {
     struct query *q = arg;
     s->jobs--;
+    if (q->kind == EVICT) {
+        if (s->storage && q->n_keys)
+            storage_ram_drop(s->storage, (const uint8_t(*)[STORAGE_KEY_BYTES])q->keys, q->n_keys);
+        answer(q, q->rc);
+        return;
+    }
+    if (q->rc == 0)
+        hot_distrust(s, q->owner_row.id);
     for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
         storage_turn_free(&q->turns[q->n_turns - 1]);
     answer(q, q->rc);
 }
 
-static void delete_done(void *arg, int rc)
+static void settled_done(void *arg, int rc)
 {
     struct query *q = arg;
     q->rc = rc;
-    while (session_post(q->session, delete_answer, q))
+    while (session_post(q->session, settled_answer, q))
         ;
 }
 
@@ -428,17 +436,15 @@ static bool settle(struct session *s, struct query *q)
         if (!h->user && h->conversation == conversation)
             hot_free(s, h);
     }
-    if (q->kind == EVICT) {
-        if (q->to_disk && q->n_keys)
-            storage_ram_drop(s->storage, (const uint8_t(*)[STORAGE_KEY_BYTES])q->keys, q->n_keys);
-        pthread_mutex_lock(&s->lock);
-        live_publish(s);
-        pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&s->lock);
+    live_publish(s);
+    pthread_mutex_unlock(&s->lock);
+    if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);
         return true;
     }
     s->jobs++;
-    if (storage_submit(s->storage, (struct storage_job){delete_run, delete_done, q})) {
+    if (storage_submit(s->storage, (struct storage_job){settled_run, settled_done, q})) {
         s->jobs--;
         answer(q, -ENOMEM);
     }
@@ -449,8 +455,8 @@ static void settle_or_wait(struct session *s, void *arg)
 {
     struct query *q = arg;
     s->jobs--;
-    if (q->rc) {
-        answer(q, q->rc);
+    if (q->rc || !s->storage) {
+        answer(q, q->rc ? q->rc : -ESHUTDOWN);
         return;
     }
     if (settle(s, q))
@@ -501,6 +507,10 @@ static void found_done(void *arg, int rc)
 static void start_on_engine(struct session *s, void *arg)
 {
     struct query *q = arg;
+    if (!s->storage) {
+        answer(q, -ESHUTDOWN);
+        return;
+    }
     s->jobs++;
     if (storage_submit(s->storage, (struct storage_job){query_run, found_done, q})) {
         s->jobs--;

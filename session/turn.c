@@ -69,8 +69,10 @@ void turn_let_go(struct turn *t, bool keep_pages)
         return;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
-    if (!keep_pages)
+    if (!keep_pages) {
+        hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);
+    }
     t->hot = NULL;
 }
 
@@ -194,11 +196,25 @@ void turn_found(struct session *s, void *turn)
 
 /* ---- admission and plan ---- */
 
+/* Tokens that those who run have yet to bring into pages. */
+static int64_t tokens_to_come(const struct session *s)
+{
+    int64_t n = 0;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_PLANNING || t->state == TURN_RUNNING) {
+            int length = engine_seq_length(t->hot->seq);
+            n += t->n_prompt > length ? t->n_prompt - length : 0;
+        }
+    return n;
+}
+
 void turn_admit(struct session *s)
 {
-    int running = 0;
-    for (struct turn *t = s->turns; t; t = t->next)
+    int running = 0, ending = 0;
+    for (struct turn *t = s->turns; t; t = t->next) {
         running += t->state == TURN_PLANNING || t->state == TURN_RUNNING;
+        ending += t->state == TURN_COMMITTING;
+    }
     for (struct turn *t = s->turns; t; t = t->next) {
         if (t->state != TURN_WAITING)
             continue;
@@ -206,8 +222,11 @@ void turn_admit(struct session *s)
             turn_finish(t);
             continue;
         }
-        if (running >= s->max_running)
+        /* Who is alone is let in whatever it takes; nobody overtakes one that waits for pages. */
+        if (running >= s->max_running || (running + ending > 0 && !hot_make_room(s, t, tokens_to_come(s)))) {
+            running = s->max_running;
             continue;
+        }
         running++;
         t->admitted_ns = t->restored_ns = session_now_ns();
         int most = t->generate ? t->n_prompt - 1 : t->n_prompt;
@@ -215,6 +234,7 @@ void turn_admit(struct session *s)
         t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
         if (!t->hot || !t->stream) {
             turn_fail(t, SESSION_INTERNAL, "out of memory");
+            running--;
             continue;
         }
         t->receipt.hot = engine_seq_length(t->hot->seq);
@@ -462,14 +482,15 @@ static void note_time(struct turn *t, int64_t now_ns)
 }
 
 /* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
- * across the cut is replaced by the tokens of its first part. */
+ * across the cut is replaced by the tokens of its first part. Where the text is not what its tokens' bytes are (U+FFFD
+ * in place of broken ones), the rest of it is tokenized anew. */
 static int cut_answer(struct turn *t)
 {
     size_t bytes = 0, len;
     size_t keep = (size_t)t->n_prompt;
-    while (keep < t->context.n) {
-        engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
-        if (bytes + len > t->text_len)
+    while (keep < t->context.n && bytes < t->text_len) {
+        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
+        if (len > t->text_len - bytes || (len && memcmp(token, t->text + bytes, len) != 0))
             break;
         bytes += len;
         keep++;
