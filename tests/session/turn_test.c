@@ -101,13 +101,6 @@ static void same_as_truth(struct rig *rig, struct answer *a, const char *what)
     assert_int_equal(a->receipt.history, the_truth.n_history);
 }
 
-/* Only what is new went through the model. */
-static void only_new(const struct answer *a)
-{
-    assert_int_equal(a->receipt.prefilled, a->receipt.fresh);
-    assert_int_equal(a->receipt.n_reprefilled, 0);
-}
-
 static void test_from_ram(void **state)
 {
     (void)state;
@@ -117,7 +110,7 @@ static void test_from_ram(void **state)
     struct answer *a = tell(rig, &story, 2, (struct ask){0});
     rig_end(a);
     same_as_truth(rig, a, "from RAM");
-    only_new(a);
+    rig_only_new(a);
     assert_int_equal(a->receipt.ram, a->receipt.history);
     assert_int_equal(a->receipt.bytes_read, 0);
     story_free(&story);
@@ -133,7 +126,7 @@ static void test_from_disk(void **state)
     struct answer *a = tell(rig, &story, 2, (struct ask){0});
     rig_end(a);
     same_as_truth(rig, a, "from disk");
-    only_new(a);
+    rig_only_new(a);
     assert_int_equal(a->receipt.disk, a->receipt.history);
     assert_true(a->receipt.bytes_read > 0);
     story_free(&story);
@@ -152,7 +145,7 @@ static void test_after_restart(void **state)
         struct answer *a = tell(rig, &story, 2, (struct ask){0});
         rig_end(a);
         same_as_truth(rig, a, "after a restart");
-        only_new(a);
+        rig_only_new(a);
         assert_int_equal(a->receipt.disk, a->receipt.history);
         story_free(&story);
         rig_close(rig);
@@ -204,7 +197,7 @@ static void test_beside_others(void **state)
     gate_open(&gate);
     rig_end(a);
     same_as_truth(rig, a, "beside three others");
-    only_new(a);
+    rig_only_new(a);
     for (int i = 0; i < 3; i++) {
         rig_end(others[i]);
         assert_false(others[i]->failed);
@@ -224,7 +217,7 @@ static void test_other_settings(void **state)
         struct answer *a = tell(rig, &story, 2, (struct ask){0});
         rig_end(a);
         same_as_truth(rig, a, "with other steps and threads");
-        only_new(a);
+        rig_only_new(a);
         story_free(&story);
         rig_close(rig);
     }
