@@ -13,9 +13,10 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
-# Models that `make check` fetches for the tests, and how long each fuzz target runs.
+# Models that `make check` and `make bench` fetch, and how long each fuzz target runs in a check.
 TEST_MODELS ?= qwen-0.5b gemma-270m
 FUZZ_SECONDS ?= 20
+BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
@@ -44,7 +45,7 @@ TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*/*_test.c))
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_bench.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
-PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)))
+PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)))
 
 .PHONY: all chat stop check test lint bench install uninstall clean help deps model \
@@ -64,40 +65,51 @@ $(BUILD)/flags: FORCE
 	@$(PKG_CONFIG) --exists $(PACKAGES) $(CLI_PACKAGES) || { echo "Libraries are missing: run 'make deps' first." >&2; exit 1; }
 	@printf '%s\n' '$(subst ','\'',$(FLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(FLAGS))' >$@
 
+# `make V=1` shows whole commands.
+Q := $(if $(V),,@)
+say = $(if $(V),@:,@echo '  $1 $2')
+
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
+	$(call say,CC  ,$<)
+	$(Q)$(CC) $(CFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
 
 $(BUILD)/libconvod.a: $(LIB_OBJ)
-	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)rm -f $@
+	$(Q)$(AR) rcs $@ $^
 
 $(BUILD)/libconvo.a: $(filter-out %/main.o,$(CLI_OBJ))
-	@rm -f $@
-	$(AR) rcs $@ $^
+	$(Q)rm -f $@
+	$(Q)$(AR) rcs $@ $^
 
 $(BUILD)/convod: $(BUILD)/obj/daemon/main.o $(BUILD)/libconvod.a
-	$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lm -o $@
 
 $(BUILD)/convo: $(CLI_OBJ)
-	$(CC) $(LDFLAGS) $^ $(CLI_LIBS) -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(CLI_LIBS) -lm -o $@
 
 $(BUILD)/tests/clients/%: $(BUILD)/obj/tests/clients/%.o $$(call shared,clients/$$*) $(BUILD)/libconvo.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ $(CLI_LIBS) -lcmocka -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(CLI_LIBS) -lcmocka -lm -o $@
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $$(call shared,$$*) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -o $@
 
 $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lm -o $@
 
 # Built by clang with SAN=fuzzer-no-link,...: the fuzzer's own main comes in when the program is linked.
 $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ $(DEP_LIBS) -lm -o $@
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer $^ $(DEP_LIBS) -lm -o $@
 
 tests: $(TESTS)
 objects: $(LIB_OBJ) $(CLI_OBJ) $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard daemon/main.c tests/*/*.c))
@@ -108,7 +120,8 @@ fuzz-programs: $(FUZZERS)
 
 # ---- what a person asks for -----------------------------------------------------------------------------------------
 
-MAKE_QUIET := $(MAKE) --no-print-directory
+# As many jobs as there are processors, unless the person said how many.
+QUIET = --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc))
 
 help:
 	@echo 'make chat            install what is missing, build, fetch a model once, start the daemon, and chat'
@@ -133,7 +146,7 @@ model:
 
 chat:
 	@clients/setup/packages chat
-	@$(MAKE_QUIET) all
+	@$(MAKE) $(QUIET) all
 	@BUILD='$(BUILD)' MODEL='$(MODEL)' clients/setup/chat
 
 stop:
@@ -143,21 +156,21 @@ stop:
 check:
 	@clients/setup/packages check
 	@$(if $(TEST_MODELS),clients/setup/fetch-model $(TEST_MODELS) >/dev/null || echo 'Tests that want a model are skipped.')
-	@$(MAKE_QUIET) check-run
+	@$(MAKE) $(QUIET) check-run
 
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
-FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS)
-TSAN_TESTS := $(foreach d,kernels storage session daemon,$(filter $(BUILD)/tests/$d/%,$(TESTS)))
-HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' \
-	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes)
+FUZZ := BUILD=$(BUILD)/fuzzing CC=clang OPT='-O1 -g' SAN=fuzzer-no-link,address,undefined
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
+TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
+HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
+	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
 
 .PHONY: check-run
 check-run: all tests $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
-	@$(MAKE_QUIET) $(ASAN) all tests
-	@$(MAKE_QUIET) $(TSAN) tests
-	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE_QUIET) $(FUZZ) fuzz-programs)
+	@$(MAKE) $(QUIET) $(ASAN) all tests
+	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
+	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
@@ -179,7 +192,13 @@ $(BUILD)/peer/.complete:
 	$(@D)/bin/pip install -q --disable-pip-version-check xllamacpp numpy
 	@touch $@
 
-bench: all bench-programs $(BUILD)/peer/.complete
+bench:
+	@clients/setup/packages check
+	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
+	@$(MAKE) $(QUIET) bench-run
+
+.PHONY: bench-run
+bench-run: all bench-programs $(BUILD)/peer/.complete
 	@set -e; for b in $(BENCHES); do echo "== $$b"; $$b; done
 	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py)
 

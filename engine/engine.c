@@ -72,6 +72,7 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
         uint64_t half = available_bytes() / 2;
         bytes = half / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)half;
     }
+    kv_pools_size(e);
     int capacity = kv_capacity_tokens(e, bytes);
     if (o->ctx_tokens > capacity) {
         snprintf(
@@ -194,7 +195,7 @@ void engine_close(struct engine *e)
         model_close(&e->model, e->kernels);
     }
     sampler_scratch_close(e);
-    chat_close(e->chat);
+    chat_free(e->chat);
     vocab_close(e->vocab);
     gguf_close(e->gguf);
     kernels_close(e->kernels);
@@ -223,19 +224,4 @@ const struct vocab *engine_vocab(const struct engine *e)
 const struct chat *engine_chat(const struct engine *e)
 {
     return e->chat;
-}
-
-int engine_tokenize(const struct engine *e, const char *text, size_t len, bool add_special, struct engine_tokens *out)
-{
-    return vocab_tokenize(e->vocab, text, len, add_special ? VOCAB_ADD_SPECIAL : 0, out);
-}
-
-const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *len)
-{
-    return vocab_token_bytes(e->vocab, id, len);
-}
-
-bool engine_token_ends_answer(const struct engine *e, engine_token id)
-{
-    return vocab_ends_answer(e->vocab, id);
 }

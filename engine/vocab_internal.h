@@ -5,8 +5,9 @@
  * the chat format gives a meaning (<tool_call>, <think>, whatever tag the file's own template writes). Other
  * user-defined tokens are matched as the vocabulary says, before anything else.
  *
- * Bytes that are not UTF-8 are tokenized as those bytes, each on its own (byte-level BPE: as if each were a symbol
- * character; SentencePiece: its <0xNN> token, or the unknown token); decoding the tokens gives the bytes back.
+ * Bytes that are not UTF-8 are tokenized as those bytes (byte-level BPE: a run of them counts as symbols;
+ * SentencePiece: the <0xNN> token of each). A byte that the vocabulary cannot express becomes its unknown token, or
+ * nothing where it has none.
  *
  * Threads: constant after open; every function may be called from any thread. The gguf must outlive the vocab.
  */
@@ -18,7 +19,9 @@
 
 #define VOCAB_MAX_TOKENS      (1 << 21)
 #define VOCAB_MAX_TOKEN_BYTES 65535     /* text of one token in the file */
-#define VOCAB_MAX_TEXT_BYTES  (1 << 30) /* text of one call; -EOVERFLOW past it */
+#define VOCAB_MAX_BYTES       (1 << 28) /* texts of all tokens together */
+#define VOCAB_MAX_MERGES      (1 << 22)
+#define VOCAB_MAX_TEXT_BYTES  (1 << 26) /* text of one call (32 bytes of scratch a byte); -EOVERFLOW past it */
 
 struct vocab;
 
@@ -31,7 +34,9 @@ void vocab_close(struct vocab *v);
 enum {
     VOCAB_PARSE_SPECIAL = 1, /* control and all user-defined tokens written in the text become those tokens */
     VOCAB_ADD_SPECIAL = 2,   /* BOS in front and EOS behind, where the file asks for them */
-    VOCAB_CONTINUES = 4,     /* the text does not begin the context: SentencePiece adds no leading space */
+    /* Where SentencePiece puts a space in front of a text. Default: always, if the file wants it at all. */
+    VOCAB_AFTER_SPECIAL = 4, /* a special token is before the text: unless it begins with a space */
+    VOCAB_CONTINUES = 8,     /* other text is before it: never */
 };
 
 /* Appends the tokens of text[0..len). BOS is not doubled when PARSE_SPECIAL text begins with it. 0, -ENOMEM,
@@ -50,6 +55,8 @@ engine_token vocab_special(const struct vocab *v, const char *text);
 bool vocab_is_control(const struct vocab *v, engine_token id);
 /* As engine_token_ends_answer(). */
 bool vocab_ends_answer(const struct vocab *v, engine_token id);
+/* Whether a space is put in front of texts, which is not part of them when they are decoded. */
+bool vocab_adds_space(const struct vocab *v);
 /* -1: the file names none. */
 engine_token vocab_bos(const struct vocab *v);
 engine_token vocab_eos(const struct vocab *v);

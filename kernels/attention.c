@@ -25,6 +25,7 @@
 #define BLOCK_PAGES (BLOCK / PAGE)
 
 #define MAX_QUERIES 128  /* per item */
+#define FEW_QUERIES 8    /* up to so many, keys and values are widened as they are used */
 #define MIN_QUERIES 16   /* items are not made smaller than this to have more of them */
 #define MAX_PARTIAL 4096 /* (query, block) results of a split wave */
 #define SLOT_HEAD   16   /* floats before a partial result's acc: m, l, and whether it holds something */
@@ -209,6 +210,20 @@ static const uint16_t *page_rows(const struct call *c, const struct item *it, in
     return (const uint16_t *)(const void *)p + (size_t)it->kv_head * PAGE * (size_t)kv->head_dim;
 }
 
+/* What is read after page p of the block's keys or values: the next page's, or the first of the values, or of the next
+ * block's keys. Only a hint. */
+static const uint16_t *rows_after(const struct call *c, const struct item *it, int block, int p, int hi, bool is_value)
+{
+    const struct kernels_pages *pages = &it->run->pages;
+    bool more = (p + 1) * PAGE < hi;
+    int page = block * BLOCK_PAGES + p + 1;
+    if (!more && !is_value)
+        page = block * BLOCK_PAGES;
+    if (page >= pages->count || pages->pages[page] < 0)
+        page = block * BLOCK_PAGES + p;
+    return page_rows(c, it, page, more == is_value ? c->a->kv.v_offset : c->a->kv.k_offset);
+}
+
 /* Scores of all queries against the groups that hold columns [lo, hi). */
 static void block_scores(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
                          int hi)
@@ -218,8 +233,13 @@ static void block_scores(const struct call *c, const struct item *it, struct wor
         int from = p * PAGE > lo ? p * PAGE : lo / GROUP * GROUP;
         int to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : round_up(hi, GROUP);
         const uint16_t *keys = page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.k_offset);
-        c->set->widen(c->a->kv.type, keys + (size_t)(from - p * PAGE) * (size_t)dim, (size_t)(to - from) * (size_t)dim,
-                      w->page);
+        keys += (size_t)(from - p * PAGE) * (size_t)dim;
+        if (it->n <= FEW_QUERIES) {
+            c->set->scores_kv(c->a->kv.type, w->q, it->n, dim, keys, rows_after(c, it, block, p, hi, false),
+                              (to - from) / GROUP, w->s + from);
+            continue;
+        }
+        c->set->widen(c->a->kv.type, keys, (size_t)(to - from) * (size_t)dim, w->page);
         c->set->scores(w->q, it->n, dim, w->page, (to - from) / GROUP, w->s + from);
     }
 }
@@ -242,11 +262,13 @@ static void widen_values(const struct call *c, const uint16_t *values, int lo, i
 static void block_values(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
                          int hi)
 {
+    bool as_used = it->n <= FEW_QUERIES && c->dims == c->a->kv.head_dim;
     memset(w->block.acc, 0, (size_t)it->n * (size_t)c->dims * sizeof(float));
     for (int p = lo / PAGE; p * PAGE < hi; p++) {
         int from = p * PAGE > lo ? p * PAGE : lo, to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : hi;
         const uint16_t *values = page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset);
-        widen_values(c, values, from - p * PAGE, to - p * PAGE, w->page);
+        if (!as_used)
+            widen_values(c, values, from - p * PAGE, to - p * PAGE, w->page);
         for (int i = 0, n; i < it->n; i += n) {
             int t0 = w->lo[i] > from ? w->lo[i] : from, t1 = w->hi[i] < to ? w->hi[i] : to;
             for (n = 1; i + n < it->n; n++) {
@@ -254,10 +276,13 @@ static void block_values(const struct call *c, const struct item *it, struct wor
                 if (next0 != t0 || next1 != t1)
                     break;
             }
-            if (t0 < t1)
-                c->set->values(w->s + (size_t)i * KERNELS_SCORE_STRIDE + t0, n,
-                               w->page + (size_t)(t0 - from) * (size_t)c->dims, t1 - t0, c->dims,
-                               w->block.acc + (size_t)i * (size_t)c->dims);
+            const float *weights = w->s + (size_t)i * KERNELS_SCORE_STRIDE + t0;
+            float *acc = w->block.acc + (size_t)i * (size_t)c->dims;
+            if (t0 < t1 && as_used)
+                c->set->values_kv(c->a->kv.type, weights, n, values + (size_t)(t0 - p * PAGE) * (size_t)c->dims,
+                                  rows_after(c, it, block, p, hi, true), t1 - t0, c->dims, acc);
+            else if (t0 < t1)
+                c->set->values(weights, n, w->page + (size_t)(t0 - from) * (size_t)c->dims, t1 - t0, c->dims, acc);
         }
     }
 }

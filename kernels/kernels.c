@@ -129,6 +129,25 @@ static void cpu_release(struct kernels *k, void *p, size_t bytes)
         munmap(p, mapped_bytes(bytes, &align));
 }
 
+static void cpu_copy(struct kernels *k, void *to, const void *from, size_t bytes)
+{
+    (void)k;
+    memcpy(to, from, bytes);
+}
+
+static void cpu_zero(struct kernels *k, void *p, size_t bytes)
+{
+    (void)k;
+    memset(p, 0, bytes);
+}
+
+static void cpu_gather(struct kernels *k, const float *x, int d, const int32_t *rows, int n, float *out)
+{
+    (void)k;
+    for (int i = 0; i < n; i++)
+        memcpy(out + (size_t)i * (size_t)d, x + (size_t)rows[i] * (size_t)d, (size_t)d * sizeof *x);
+}
+
 static int cpu_reserve(struct kernels *k, int max_rows, int max_cols, int max_heads, int max_head_dim)
 {
     int rc = kernels_linear_reserve(k, max_rows, max_cols);
@@ -169,7 +188,10 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .name = set->name,
         .alloc = cpu_alloc,
         .release = cpu_release,
+        .copy = cpu_copy,
+        .zero = cpu_zero,
         .reserve = cpu_reserve,
+        .gather = cpu_gather,
         .embed = kernels_op_embed,
         .rms_norm = kernels_op_rms_norm,
         .linear = kernels_op_linear,

@@ -79,16 +79,10 @@ LANES_BINARY(v16_and, _mm256_and_ps)
 LANES_BINARY(v16_or, _mm256_or_ps)
 #undef LANES_BINARY
 
-/* a * b + c, rounded once; fnma: -(a * b) + c */
+/* a * b + c, rounded once. */
 LANES_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     v16 r = {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-    return r;
-}
-
-LANES_INLINE v16 v16_fnma(v16 a, v16 b, v16 c)
-{
-    v16 r = {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
     return r;
 }
 
@@ -105,6 +99,12 @@ LANES_INLINE m16 v16_less(v16 a, v16 b)
     return r;
 }
 
+LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
+{
+    m16 r = {_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ)};
+    return r;
+}
+
 LANES_INLINE m16 v16_is_nan(v16 a)
 {
     m16 r = {_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)};
@@ -118,6 +118,13 @@ LANES_INLINE v16 v16_select(m16 m, v16 a, v16 b)
     return r;
 }
 
+/* m ? a : 0 */
+LANES_INLINE v16 v16_zero_unless(m16 m, v16 a)
+{
+    v16 r = {_mm256_and_ps(m.lo, a.lo), _mm256_and_ps(m.hi, a.hi)};
+    return r;
+}
+
 /* bits(p) + (bits(t) << 23): adds the whole number in the low bits of t to p's exponent. */
 LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
 {
@@ -126,6 +133,11 @@ LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
              _mm256_castsi256_ps(
                  _mm256_add_epi32(_mm256_castps_si256(p.hi), _mm256_slli_epi32(_mm256_castps_si256(t.hi), 23)))};
     return r;
+}
+
+LANES_INLINE float v16_first(v16 a)
+{
+    return _mm256_cvtss_f32(a.lo);
 }
 
 /* Lanes j and j + 8, then j + 4, j + 2, j + 1. */

@@ -65,15 +65,10 @@ LANES_BINARY(v16_and, _mm512_and_ps)
 LANES_BINARY(v16_or, _mm512_or_ps)
 #undef LANES_BINARY
 
-/* a * b + c, rounded once; fnma: -(a * b) + c */
+/* a * b + c, rounded once. */
 LANES_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
     return _mm512_fmadd_ps(a, b, c);
-}
-
-LANES_INLINE v16 v16_fnma(v16 a, v16 b, v16 c)
-{
-    return _mm512_fnmadd_ps(a, b, c);
 }
 
 /* a * b - c in even lanes, a * b + c in odd ones, rounded once. */
@@ -87,6 +82,11 @@ LANES_INLINE m16 v16_less(v16 a, v16 b)
     return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
 }
 
+LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ);
+}
+
 LANES_INLINE m16 v16_is_nan(v16 a)
 {
     return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
@@ -98,10 +98,21 @@ LANES_INLINE v16 v16_select(m16 m, v16 a, v16 b)
     return _mm512_mask_blend_ps(m, b, a);
 }
 
+/* m ? a : 0 */
+LANES_INLINE v16 v16_zero_unless(m16 m, v16 a)
+{
+    return _mm512_maskz_mov_ps(m, a);
+}
+
 /* bits(p) + (bits(t) << 23): adds the whole number in the low bits of t to p's exponent. */
 LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
 {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+
+LANES_INLINE float v16_first(v16 a)
+{
+    return _mm512_cvtss_f32(a);
 }
 
 /* Lanes j and j + 8, then j + 4, j + 2, j + 1. */

@@ -4,7 +4,7 @@
  * goes over all groups of 16 weight rows of all matrices. A group is one worker's from the first block to the last, so
  * an output never depends on how groups were shared out, and no sum is split.
  *
- * Few tokens: the time is that of reading the weights, so groups are used straight from their packed form. Many tokens:
+ * One token: the time is that of reading the weights, so groups are used straight from their packed form. More tokens:
  * a chunk of a group is unpacked into a scratch that stays in the first-level cache and meets tile after tile of
  * activations. Tokens are taken in batches whose activations fit into the second-level cache. Both add in one order.
  *
@@ -28,8 +28,8 @@ struct worker_scratch {
 
 struct kernels_linear_scratch {
     uint8_t *tiles; /* quantized activations */
-    struct worker_scratch *workers;
-    int max_rows, max_cols;
+    size_t tiles_bytes;
+    struct worker_scratch *workers; /* [threads] */
 };
 
 struct call {
@@ -80,12 +80,10 @@ static void quantize_rows(void *arg, int worker, int first, int end)
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* y of one group and tokens [token, token + tokens) from their sums. */
-static void store(const struct call *c, const struct kernels_linear *job, int group, int token, int tokens,
-                  const float *acc)
+static void store(const struct kernels_linear *job, int group, int token, int tokens, const float *acc)
 {
     int rows = job->w->rows, first = group * KERNELS_ROW_GROUP;
     int n = rows - first < KERNELS_ROW_GROUP ? rows - first : KERNELS_ROW_GROUP;
-    (void)c;
     for (int t = 0; t < tokens; t++, acc += KERNELS_ROW_GROUP) {
         float *y = job->y + (size_t)(token + t) * (size_t)rows + first;
         for (int r = 0; r < n; r++) {
@@ -109,17 +107,14 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
         for (; token < end; token += tokens) {
             tokens = tile_tokens(token, c->n);
             c->set->floats(w->type, packed, c->x + (size_t)token * (size_t)c->cols, c->cols, tokens, s->acc);
-            store(c, job, group, token, tokens, s->acc);
+            store(job, group, token, tokens, s->acc);
         }
         return;
     }
     const uint8_t *tiles = c->k->linear->tiles;
-    if (c->n < c->set->unpack_from_tokens) {
-        for (; token < end; token += tokens) {
-            tokens = tile_tokens(token, c->n);
-            c->set->few(w->type, packed, c->cols, tiles + (size_t)token * token_bytes(c->cols), tokens, s->acc);
-            store(c, job, group, token, tokens, s->acc);
-        }
+    if (c->n == 1 && c->set->one) {
+        c->set->one(w->type, packed, c->cols, tiles, s->acc);
+        store(job, group, 0, 1, s->acc);
         return;
     }
     int blocks = c->cols / KERNELS_BLOCK;
@@ -134,7 +129,7 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
             c->set->tile(w->type, s->unpacked, count, tile, tokens, s->acc + (token - first) * KERNELS_ROW_GROUP);
         }
     }
-    store(c, job, group, first, end - first, s->acc);
+    store(job, group, first, end - first, s->acc);
 }
 
 /* Items are (batch of tokens, group), groups innermost, so that a worker stays with a batch. */
@@ -205,7 +200,7 @@ void kernels_linear_release(struct kernels *k)
 {
     if (!k->linear)
         return;
-    free(k->linear->tiles);
+    k->ops.release(k, k->linear->tiles, k->linear->tiles_bytes);
     free(k->linear->workers);
     free(k->linear);
     k->linear = NULL;
@@ -216,13 +211,13 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
     kernels_linear_release(k);
     size_t blocks = ((size_t)max_cols + KERNELS_BLOCK - 1) / KERNELS_BLOCK, bytes;
     if (max_rows <= 0 || max_cols <= 0 ||
-        __builtin_mul_overflow(blocks * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes) ||
-        bytes > PTRDIFF_MAX - 64)
+        __builtin_mul_overflow(blocks * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes))
         return -ENOMEM;
     k->linear = calloc(1, sizeof *k->linear);
     if (!k->linear)
         return -ENOMEM;
-    k->linear->tiles = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
+    k->linear->tiles_bytes = bytes;
+    k->linear->tiles = k->ops.alloc(k, bytes);
     k->linear->workers = aligned_alloc(64, (size_t)k->threads * sizeof *k->linear->workers);
     if (!k->linear->tiles || !k->linear->workers) {
         kernels_linear_release(k);

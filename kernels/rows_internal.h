@@ -45,15 +45,23 @@ struct kernels_rows_set {
      * s[i * KERNELS_SCORE_STRIDE + 16 g + j] = sum over d ascending of k[g][d][j] * q[i][d], by fma from zero. */
     void (*scores)(const float *q, int nq, int head_dim, const float *k, int groups, float *s);
 
-    /* Softmax numerators of one query in one block, in place. Columns [lo, hi) are visible, lo < hi; x = s * scale,
-     * with softcap c > 0 then x = c * tanh(x / c); m = the greatest visible x (NaN does not count); s = exp(x - m).
-     * Other columns of the 16-groups that hold [lo, hi) become 0; groups outside are not touched. *l = the sum on
-     * virtual lanes. Returns m. */
+    /* The same from keys of a KV type, for so few queries that widening them first would cost more. `next` is what will
+     * be read after this, of the same size: it is asked for meanwhile. Not NULL, but never read. */
+    void (*scores_kv)(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s);
+
+    /* Softmax numerators of one query in one block, in place. Columns [lo, hi) are visible, lo < hi. m = the greatest
+     * visible s * scale, s = exp(fma(s, scale, -m)); with a softcap c > 0, x = c * tanh(s * scale / c), m = the
+     * greatest visible x, s = exp(x - m). Other columns of the 16-groups that hold [lo, hi) become 0; groups outside
+     * are not touched. *l = the sum on virtual lanes; it is NaN when a visible s * scale is not finite, and then s may
+     * hold anything. Returns m. */
     float (*softmax)(float *s, int lo, int hi, float scale, float softcap, float *l);
 
     /* acc[nq][dims] = fma(p[i * KERNELS_SCORE_STRIDE + t], v[t][dim], acc) for t in [0, tokens) ascending. dims is a
      * multiple of 16. */
     void (*values)(const float *p, int nq, const float *v, int tokens, int dims, float *acc);
+    void (*values_kv)(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc);
 
     /* Joins a later block's (mb, lb, accb) to a state, in place: with m' = max(m, mb), a = exp(m - m') and
      * b = exp(mb - m'): l = fma(l, a, lb * b), acc[d] = fma(acc[d], a, accb[d] * b), m = m'. dims as for values. */

@@ -19,7 +19,8 @@
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
-LANES_INLINE v16 exp_lanes(v16 x)
+/* exp(x) = 2^n * p, n in the low bits of t; right where x is a number from KERNELS_EXP_MIN to KERNELS_EXP_MAX. */
+LANES_INLINE v16 exp_parts(v16 x, v16 *t_out)
 {
     v16 t = v16_fma(x, v16_set1(KERNELS_EXP_LOG2E), v16_set1(KERNELS_EXP_SHIFT));
     v16 n = v16_sub(t, v16_set1(KERNELS_EXP_SHIFT));
@@ -31,10 +32,15 @@ LANES_INLINE v16 exp_lanes(v16 x)
     p = v16_fma(p, r, v16_set1(KERNELS_EXP_C3));
     p = v16_fma(p, r, v16_set1(KERNELS_EXP_C2));
     p = v16_fma(p, r, v16_set1(1.0f));
-    p = v16_fma(p, r, v16_set1(1.0f));
-    v16 y = v16_add_exponent(p, t);
+    *t_out = t;
+    return v16_fma(p, r, v16_set1(1.0f));
+}
+
+LANES_INLINE v16 exp_lanes(v16 x)
+{
+    v16 t, p = exp_parts(x, &t);
+    v16 y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), v16_add_exponent(p, t));
     y = v16_select(v16_less(x, v16_set1(KERNELS_EXP_MIN)), v16_set1(0.0f), y);
-    y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), y);
     return v16_select(v16_is_nan(x), x, y);
 }
 
@@ -195,8 +201,29 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* nq queries, nv groups; both constant where this is inlined. */
-LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float *s, const int nq, const int nv)
+/* 16 keys or values at p + at, of a KV type or f32: constant where this is inlined. */
+enum source { SOURCE_BF16 = KERNELS_KV_BF16, SOURCE_F16 = KERNELS_KV_F16, SOURCE_F32 };
+
+LANES_INLINE v16 load_source(const void *p, size_t at, const enum source source)
+{
+    if (source == SOURCE_F32)
+        return v16_load((const float *)p + at);
+    return source == SOURCE_BF16 ? v16_widen_bf16((const uint16_t *)p + at) : v16_widen_f16((const uint16_t *)p + at);
+}
+
+/* Asks for what nv vectors of 16-bit values take, line by line. */
+LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, const int nv)
+{
+    if (source == SOURCE_F32)
+        return;
+    LANES_UNROLL
+    for (int i = 0; i < nv; i += 2)
+        _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
+}
+
+/* nq queries, nv groups from group g on; nq, nv and source are constant where this is inlined. */
+LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const uint16_t *next, int g, float *s,
+                             const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
     LANES_UNROLL
@@ -206,9 +233,10 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float
         sum[i][v] = v16_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         v16 key[4];
+        prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
         LANES_UNROLL
         for (int v = 0; v < nv; v++)
-            key[v] = v16_load(k + ((size_t)v * (size_t)head_dim + (size_t)d) * LANES);
+            key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
         LANES_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
@@ -221,33 +249,35 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const float *k, float
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int v = 0; v < nv; v++)
-        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + v * LANES, sum[i][v]);
+        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + (g + v) * LANES, sum[i][v]);
 }
 
-LANES_INLINE void score_groups(const float *q, int head_dim, const float *k, int groups, float *s, const int nq)
+LANES_INLINE void score_groups(const float *q, int head_dim, const void *k, const uint16_t *next, int groups, float *s,
+                               const enum source source, const int nq)
 {
     int g = 0;
     for (; g + LANES_VECTORS(nq) <= groups; g += LANES_VECTORS(nq))
-        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, LANES_VECTORS(nq));
+        score_tile(q, head_dim, k, next, g, s, source, nq, LANES_VECTORS(nq));
     for (; g < groups; g++)
-        score_tile(q, head_dim, k + (size_t)g * (size_t)head_dim * LANES, s + g * LANES, nq, 1);
+        score_tile(q, head_dim, k, next, g, s, source, nq, 1);
 }
 
-/* acc[nq][dims] at a vector of dims: nv vectors beside each other. */
-LANES_INLINE void value_tile(const float *p, const float *v, int tokens, int dims, float *acc, const int nq,
-                             const int nv)
+/* acc[nq][dims] from dimension d on: nv vectors beside each other. */
+LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next, int tokens, int dims, int d,
+                             float *acc, const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
     LANES_UNROLL
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int j = 0; j < nv; j++)
-        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + j * LANES);
+        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
     for (int t = 0; t < tokens; t++) {
         v16 value[4];
+        prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
         LANES_UNROLL
         for (int j = 0; j < nv; j++)
-            value[j] = v16_load(v + (size_t)t * (size_t)dims + j * LANES);
+            value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
         LANES_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
@@ -260,16 +290,17 @@ LANES_INLINE void value_tile(const float *p, const float *v, int tokens, int dim
     for (int i = 0; i < nq; i++)
         LANES_UNROLL
     for (int j = 0; j < nv; j++)
-        v16_store(acc + (size_t)i * (size_t)dims + j * LANES, sum[i][j]);
+        v16_store(acc + (size_t)i * (size_t)dims + d + j * LANES, sum[i][j]);
 }
 
-LANES_INLINE void value_dims(const float *p, const float *v, int tokens, int dims, float *acc, const int nq)
+LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next, int tokens, int dims, float *acc,
+                             const enum source source, const int nq)
 {
     int d = 0;
     for (; d + LANES_VECTORS(nq) * LANES <= dims; d += LANES_VECTORS(nq) * LANES)
-        value_tile(p, v + d, tokens, dims, acc + d, nq, LANES_VECTORS(nq));
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, LANES_VECTORS(nq));
     for (; d < dims; d += LANES)
-        value_tile(p, v + d, tokens, dims, acc + d, nq, 1);
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, 1);
 }
 
 /* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
@@ -296,55 +327,118 @@ LANES_INLINE void value_dims(const float *p, const float *v, int tokens, int dim
         }                                                                                                              \
     }
 
-static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+LANES_INLINE void score_source(const float *q, int nq, int head_dim, const void *k, const uint16_t *next, int groups,
+                               float *s, const enum source source)
 {
 #define LANES_BODY(n)                                                                                                  \
-    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, groups, s + (size_t)i * KERNELS_SCORE_STRIDE, n)
+    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, next, groups, s + (size_t)i * KERNELS_SCORE_STRIDE,    \
+                 source, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+{
+    score_source(q, nq, head_dim, k, NULL, groups, s, SOURCE_F32);
+}
+
+static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s)
+{
+    if (type == KERNELS_KV_BF16)
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_BF16);
+    else
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_F16);
+}
+
+LANES_INLINE void value_source(const float *p, int nq, const void *v, const uint16_t *next, int tokens, int dims,
+                               float *acc, const enum source source)
+{
+#define LANES_BODY(n)                                                                                                  \
+    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, next, tokens, dims, acc + (size_t)i * (size_t)dims, source, n)
     LANES_TILES(nq, LANES_BODY)
 #undef LANES_BODY
 }
 
 static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
 {
-#define LANES_BODY(n)                                                                                                  \
-    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, tokens, dims, acc + (size_t)i * (size_t)dims, n)
-    LANES_TILES(nq, LANES_BODY)
-#undef LANES_BODY
+    value_source(p, nq, v, NULL, tokens, dims, acc, SOURCE_F32);
+}
+
+static void values_kv(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc)
+{
+    if (type == KERNELS_KV_BF16)
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_BF16);
+    else
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
+}
+
+/* One group of 16 columns in softmax's first pass: x = s * scale, or with a softcap x itself is stored. Lanes outside
+ * `seen` (used with `partial` only) count for nothing. */
+LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool partial, m16 seen, v16 *top, v16 *bad)
+{
+    v16 x = v16_mul(v16_load(s), v16_set1(scale)), checked = x;
+    if (softcap > 0) {
+        x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
+        v16_store(s, x);
+    }
+    if (partial) {
+        x = v16_select(seen, x, v16_set1(-INFINITY));
+        checked = v16_select(seen, checked, v16_set1(0.0f));
+    }
+    *top = v16_max(x, *top);
+    *bad = v16_fma(checked, v16_set1(0.0f), *bad);
+}
+
+/* And in the second: s = exp(s * scale - m), which is added to *sum. */
+LANES_INLINE void softmax_exp(float *s, float scale, float m, const bool partial, m16 seen, v16 *sum)
+{
+    v16 t, x = v16_fma(v16_load(s), v16_set1(scale), v16_set1(-m)), p = exp_parts(x, &t);
+    p = v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), v16_add_exponent(p, t));
+    if (partial)
+        p = v16_zero_unless(seen, p);
+    v16_store(s, p);
+    *sum = v16_add(*sum, p);
 }
 
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
-    int first = lo / LANES * LANES;
-    v16 top = v16_set1(-INFINITY);
-    for (int t = first; t < hi; t += LANES) {
-        v16 x = v16_mul(v16_load(s + t), v16_set1(scale));
-        if (softcap > 0)
-            x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
-        if (t < lo || t + LANES > hi)
-            x = v16_select(m16_range(lo - t, hi - t), x, v16_set1(-INFINITY));
-        v16_store(s + t, x);
-        top = v16_max(x, top);
+    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, whole_end = hi / LANES * LANES;
+    m16 head = m16_range(lo - first, hi - first), tail = m16_range(0, hi - whole_end), none = m16_range(0, 0);
+    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
+    if (first < whole)
+        softmax_top(s + first, scale, softcap, true, head, &top[0], &bad[0]);
+    int t = whole;
+    for (; t + 2 * LANES <= whole_end; t += 2 * LANES) {
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+        softmax_top(s + t + LANES, scale, softcap, false, none, &top[1], &bad[1]);
     }
-    float m = v16_tree_max(top);
+    for (; t < whole_end; t += LANES)
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+    if (t < hi)
+        softmax_top(s + t, scale, softcap, true, tail, &top[0], &bad[0]);
+    float m = v16_tree_max(v16_max(top[0], top[1])), poison = v16_tree_add(v16_add(bad[0], bad[1]));
+    if (softcap > 0)
+        scale = 1.0f;
     v16 sum = v16_set1(0.0f);
-    for (int t = first; t < hi; t += LANES) {
-        v16 p = exp_lanes(v16_sub(v16_load(s + t), v16_set1(m)));
-        if (t < lo || t + LANES > hi)
-            p = v16_select(m16_range(lo - t, hi - t), p, v16_set1(0.0f));
-        v16_store(s + t, p);
-        sum = v16_add(sum, p);
-    }
-    *l = v16_tree_add(sum);
+    if (first < whole)
+        softmax_exp(s + first, scale, m, true, head, &sum);
+    for (t = whole; t < whole_end; t += LANES)
+        softmax_exp(s + t, scale, m, false, none, &sum);
+    if (t < hi)
+        softmax_exp(s + t, scale, m, true, tail, &sum);
+    *l = v16_tree_add(sum) + poison;
     return m;
 }
 
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
 {
-    float top = mb > *m ? mb : *m, scale[LANES] = {*m - top, mb - top};
-    v16_store(scale, exp_lanes(v16_load(scale)));
-    v16 a = v16_set1(scale[0]), b = v16_set1(scale[1]);
-    *m = top;
-    *l = fmaf(*l, scale[0], lb * scale[1]);
+    bool rises = mb > *m; /* of the two factors one is exp(0) = 1 */
+    v16 e = exp_lanes(v16_set1(rises ? *m - mb : mb - *m)), one = v16_set1(1.0f);
+    v16 a = rises ? e : one, b = rises ? one : e;
+    *m = rises ? mb : *m;
+    *l = fmaf(*l, v16_first(a), lb * v16_first(b));
     for (int d = 0; d < dims; d += LANES)
         v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
 }
@@ -366,8 +460,10 @@ const struct kernels_rows_set LANES_SET = {
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
+    .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
+    .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
 };

@@ -171,23 +171,41 @@ static void scores(const float *q, int nq, int head_dim, const float *k, int gro
     }
 }
 
+static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s)
+{
+    (void)next;
+    for (int i = 0; i < nq; i++) {
+        for (int g = 0; g < groups; g++) {
+            float *lane = s + (size_t)i * KERNELS_SCORE_STRIDE + g * LANES;
+            const uint16_t *key = k + (size_t)g * head_dim * LANES;
+            memset(lane, 0, LANES * sizeof(*lane));
+            for (int d = 0; d < head_dim; d++)
+                for (int j = 0; j < LANES; j++)
+                    lane[j] = fmaf(kernels_widen_one(type, key[d * LANES + j]), q[(size_t)i * head_dim + d], lane[j]);
+        }
+    }
+}
+
 static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
     int first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
-    float m = -INFINITY;
+    float m = -INFINITY, poison = 0;
     for (int t = lo; t < hi; t++) {
         float x = s[t] * scale;
+        poison = fmaf(x, 0.0f, poison);
         if (softcap > 0)
-            x = softcap * tanh_one(x / softcap);
-        s[t] = x;
+            s[t] = x = softcap * tanh_one(x / softcap);
         m = x > m ? x : m;
     }
+    if (softcap > 0)
+        scale = 1.0f;
     float lane[LANES] = {0};
     for (int t = first; t < end; t++) {
-        s[t] = t >= lo && t < hi ? exp_one(s[t] - m) : 0.0f;
+        s[t] = t >= lo && t < hi ? exp_one(fmaf(s[t], scale, -m)) : 0.0f;
         lane[t % LANES] += s[t];
     }
-    *l = lane_tree(lane);
+    *l = lane_tree(lane) + poison;
     return m;
 }
 
@@ -198,6 +216,18 @@ static void values(const float *p, int nq, const float *v, int tokens, int dims,
             for (int d = 0; d < dims; d++)
                 acc[(size_t)i * dims + d] =
                     fmaf(p[(size_t)i * KERNELS_SCORE_STRIDE + t], v[(size_t)t * dims + d], acc[(size_t)i * dims + d]);
+}
+
+static void values_kv(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc)
+{
+    (void)next;
+    for (int i = 0; i < nq; i++)
+        for (int t = 0; t < tokens; t++)
+            for (int d = 0; d < dims; d++)
+                acc[(size_t)i * dims + d] =
+                    fmaf(p[(size_t)i * KERNELS_SCORE_STRIDE + t], kernels_widen_one(type, v[(size_t)t * dims + d]),
+                         acc[(size_t)i * dims + d]);
 }
 
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
@@ -224,8 +254,10 @@ const struct kernels_rows_set kernels_rows_portable = {
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
+    .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
+    .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
 };

@@ -134,11 +134,20 @@ void turn_finish(struct turn *t)
 
 /* ---- after the commit: KV ---- */
 
+/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is pending. */
+static void count_saves(struct session *s, int change)
+{
+    s->saves += change;
+    pthread_mutex_lock(&s->lock);
+    s->published.pending_saves = (uint64_t)s->saves;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void saving_over(struct session *s, void *arg)
 {
     struct saving *saving = arg;
     s->jobs--;
-    s->saves--;
+    count_saves(s, -1);
     for (struct saving **p = &s->savings; *p; p = &(*p)->next)
         if (*p == saving) {
             *p = saving->next;
@@ -208,7 +217,7 @@ static void save_kv(struct turn *t)
     saving->detail = t->row.detail;
     t->row.detail = NULL;
     s->jobs++;
-    s->saves++;
+    count_saves(s, 1);
     static const uint8_t none[STORAGE_KEY_BYTES];
     if (put || !memcmp(last, none, sizeof none) ||
         (put = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving))) {

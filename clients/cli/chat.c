@@ -239,7 +239,7 @@ static void do_resume(struct chat *chat, const char *argument)
     char *latest = NULL;
     chat->code = CLI_OK;
     if (!*argument)
-        latest = cli_latest(chat->cli, &chat->code);
+        latest = cli_latest(chat->cli, chat->id, &chat->code);
     if (chat->code != CLI_OK)
         return;
     const char *id = which(chat, argument, latest);

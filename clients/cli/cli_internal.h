@@ -217,9 +217,9 @@ int cli_turn_outcome(struct cli *c, const struct turn_result *r);
 
 /* A new conversation; *id is freed by the caller. */
 int cli_create(struct cli *c, const char *first_message, const char *instructions, char **id);
-/* The id of the conversation used last; NULL when there is none or on failure (told; *code is CLI_OK when there is
- * none). */
-char *cli_latest(struct cli *c, int *code);
+/* The id of the conversation used last, leaving out `except` (may be NULL). NULL: there is none (*code is CLI_OK), or a
+ * failure, which was told. */
+char *cli_latest(struct cli *c, const char *except, int *code);
 /* Prints the conversations, numbered if `numbers`; ids (if not NULL) gets them as an array of strings. */
 int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids);
 int cli_show(struct cli *c, const char *id, int last_items);

@@ -128,9 +128,14 @@ int cli_wait_ready(struct cli *c)
             return exit_code_of(rc);
         }
         bool loading = reply.status == 503;
-        if (loading)
+        bool stopping = loading && reply.body.data && strstr(reply.body.data, "\"stopping\"");
+        if (loading && !stopping)
             show_loading(c, reply.body.data ? reply.body.data : "", first);
         buf_free(&reply.body);
+        if (stopping) {
+            term_error(&c->term, "convod at %s is stopping", net_url(c->net));
+            return CLI_NO_DAEMON;
+        }
         if (!loading) {
             term_status_clear(&c->term);
             return CLI_OK; /* whatever else is wrong, the next request will tell better */
@@ -188,14 +193,19 @@ int cli_create(struct cli *c, const char *first_message, const char *instruction
     return code;
 }
 
-char *cli_latest(struct cli *c, int *code)
+char *cli_latest(struct cli *c, const char *except, int *code)
 {
-    cJSON *list = cli_call(c, "GET", "/v1/conversations?limit=1", NULL, code);
-    const cJSON *first = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(list, "data"), 0);
-    const char *id = json_string(first, "id", NULL);
-    char *copy = id ? text_copy(id) : NULL;
+    cJSON *list = cli_call(c, "GET", "/v1/conversations?limit=2", NULL, code);
+    const cJSON *row;
+    char *found = NULL;
+    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(list, "data"))
+    {
+        const char *id = json_string(row, "id", NULL);
+        if (id && !found && (!except || strcmp(id, except) != 0))
+            found = text_copy(id);
+    }
     cJSON_Delete(list);
-    return copy;
+    return found;
 }
 
 static double number_of(const cJSON *object, const char *name)

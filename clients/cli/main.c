@@ -187,7 +187,7 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
     if (code == CLI_OK && o->conversation)
         id = text_copy(o->conversation);
     else if (code == CLI_OK && o->go_on)
-        id = cli_latest(c, &code);
+        id = cli_latest(c, NULL, &code);
     if (code == CLI_OK && !id && (o->keep || o->go_on))
         code = cli_create(c, text.data, c->instructions, &id);
     if (code == CLI_OK) {
@@ -236,7 +236,7 @@ static int resume(struct cli *c, const struct options *o, int argc, char **argv)
     int code = cli_wait_ready(c);
     if (code != CLI_OK)
         return code;
-    char *latest = argc > 0 ? NULL : cli_latest(c, &code);
+    char *latest = argc > 0 ? NULL : cli_latest(c, NULL, &code);
     if (code == CLI_OK && argc == 0 && !latest)
         term_note(&c->term, "there is no conversation yet; this is the first");
     if (code == CLI_OK)

@@ -7,9 +7,11 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <libwebsockets.h>
 
@@ -550,19 +552,30 @@ int *net_ws_warm_ups(struct net *n)
 
 int net_wait_fd(struct net *n, int fd)
 {
+    sigset_t interrupt, before;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
     for (;;) {
-        struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-        if (n->ws.state == SLOT_OPEN)
-            fds[1].fd = lws_get_socket_fd(n->ws.wsi);
+        bool open = n->ws.state == SLOT_OPEN;
+        struct pollfd fds[2] = {{.fd = fd, .events = POLLIN},
+                                {.fd = open ? lws_get_socket_fd(n->ws.wsi) : -1, .events = POLLIN}};
         /* Once a second the library sees to its pings. */
-        int ready = poll(fds, 2, n->ws.state == SLOT_OPEN ? 1000 : -1);
+        const struct timespec second = {.tv_sec = 1};
+        int ready = 0, error = 0;
+        /* Ctrl-C is let through in ppoll() alone, or one that comes just before it would not end the wait. */
+        pthread_sigmask(SIG_BLOCK, &interrupt, &before);
+        if (!interrupts_pending()) {
+            ready = ppoll(fds, 2, open ? &second : NULL, &before);
+            error = errno;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
         if (interrupts_pending())
             return -EINTR;
-        if (ready < 0 && errno != EINTR)
-            return -errno;
+        if (ready < 0 && error != EINTR)
+            return -error;
         if (ready > 0 && fds[0].revents)
             return 0;
-        if (n->ws.state == SLOT_OPEN && (ready == 0 || fds[1].revents))
+        if (open && (ready == 0 || fds[1].revents))
             net_pause(n, 1);
     }
 }

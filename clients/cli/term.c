@@ -360,6 +360,7 @@ static char *read_edited(struct line_reader *r, int *rc)
         r->interrupted = r->pasting = false;
         /* The terminal marks what is pasted, so that a pasted line break does not send. */
         fputs("\033[?2004h", stdout);
+        el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
         const char *line = el_gets(r->edit, &count);
         fputs("\033[?2004l", stdout);
         fflush(stdout);
@@ -376,6 +377,8 @@ static char *read_edited(struct line_reader *r, int *rc)
             return out.data;
         }
         if (!r->interrupted) {
+            putchar('\n'); /* after the ^D */
+            fflush(stdout);
             *rc = 0;
             return NULL;
         }

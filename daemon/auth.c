@@ -1,0 +1,266 @@
+/* auth.c - who may speak to us, and as whom.
+ *
+ * Tokens are kept as SHA-256 digests and compared in constant time, all of them every time. A page in a browser can
+ * reach a loopback listener under any name it makes resolve there, so Host and Origin are checked as well: Host must
+ * name this machine when we listen on loopback without tokens, Origin must be the same host or configured.
+ */
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/daemon_internal.h"
+
+#define TOKENS_MAX           10000
+#define TOKEN_FILE_LINE_MAX  1024
+#define TOKEN_BYTES_MIN      16
+#define AUTHORIZATION_PREFIX "Bearer "
+
+struct token {
+    unsigned char digest[SHA256_DIGEST_LENGTH];
+    char owner[OWNER_SIZE];
+};
+
+struct auth {
+    bool required;
+    struct token *tokens;
+    size_t n;
+};
+
+static int parse_line(struct auth *a, char *line, int number, const char *path, char *err, size_t err_size)
+{
+    char *save = NULL;
+    char *name = strtok_r(line, " \t\r\n", &save);
+    if (!name || *name == '#') {
+        return 0;
+    }
+    char *token = strtok_r(NULL, " \t\r\n", &save);
+    if (!token || strtok_r(NULL, " \t\r\n", &save)) {
+        snprintf(err, err_size, "%s:%d: expected `name token`", path, number);
+        return -EINVAL;
+    }
+    if (strlen(name) >= OWNER_SIZE) {
+        snprintf(err, err_size, "%s:%d: the name is longer than %d bytes", path, number, OWNER_SIZE - 1);
+        return -EINVAL;
+    }
+    if (strlen(token) < TOKEN_BYTES_MIN) {
+        snprintf(err, err_size, "%s:%d: the token is shorter than %d bytes", path, number, TOKEN_BYTES_MIN);
+        return -EINVAL;
+    }
+    if (a->n == TOKENS_MAX) {
+        snprintf(err, err_size, "%s: more than %d tokens", path, TOKENS_MAX);
+        return -EINVAL;
+    }
+    struct token *grown = realloc(a->tokens, (a->n + 1) * sizeof(*grown));
+    if (!grown) {
+        return -ENOMEM;
+    }
+    a->tokens = grown;
+    struct token *t = &a->tokens[a->n++];
+    SHA256((const unsigned char *)token, strlen(token), t->digest);
+    snprintf(t->owner, sizeof(t->owner), "%s", name);
+    OPENSSL_cleanse(token, strlen(token));
+    return 0;
+}
+
+int auth_open(const char *path, struct auth **out, char *err, size_t err_size)
+{
+    struct auth *a = calloc(1, sizeof(*a));
+    if (!a) {
+        return -ENOMEM;
+    }
+    if (!path) {
+        *out = a;
+        return 0;
+    }
+    a->required = true;
+    int rc = 0;
+    FILE *f = fopen(path, "re");
+    if (!f) {
+        rc = -errno;
+        snprintf(err, err_size, "token file %s: %s", path, strerror(-rc));
+        goto fail;
+    }
+    char line[TOKEN_FILE_LINE_MAX];
+    for (int number = 1; fgets(line, sizeof(line), f); number++) {
+        if (!strchr(line, '\n') && !feof(f)) {
+            snprintf(err, err_size, "%s:%d: the line is longer than %d bytes", path, number, TOKEN_FILE_LINE_MAX - 2);
+            rc = -EINVAL;
+            break;
+        }
+        rc = parse_line(a, line, number, path, err, err_size);
+        if (rc) {
+            break;
+        }
+    }
+    OPENSSL_cleanse(line, sizeof(line));
+    if (!rc && ferror(f)) {
+        snprintf(err, err_size, "token file %s: read error", path);
+        rc = -EIO;
+    }
+    fclose(f);
+    if (!rc && a->n == 0) {
+        snprintf(err, err_size, "token file %s has no tokens", path);
+        rc = -EINVAL;
+    }
+    if (!rc) {
+        *out = a;
+        return 0;
+    }
+fail:
+    auth_free(a);
+    return rc;
+}
+
+void auth_free(struct auth *a)
+{
+    if (!a) {
+        return;
+    }
+    free(a->tokens);
+    free(a);
+}
+
+bool auth_required(const struct auth *a)
+{
+    return a->required;
+}
+
+bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE])
+{
+    if (!a->required) {
+        snprintf(owner, OWNER_SIZE, "local");
+        return true;
+    }
+    size_t prefix_len = strlen(AUTHORIZATION_PREFIX);
+    if (!authorization || strncasecmp(authorization, AUTHORIZATION_PREFIX, prefix_len) != 0) {
+        return false;
+    }
+    const char *token = authorization + prefix_len;
+    unsigned char digest[SHA256_DIGEST_LENGTH];
+    SHA256((const unsigned char *)token, strlen(token), digest);
+    const struct token *found = NULL;
+    for (size_t i = 0; i < a->n; i++) {
+        if (CRYPTO_memcmp(digest, a->tokens[i].digest, sizeof(digest)) == 0) {
+            found = &a->tokens[i];
+        }
+    }
+    if (!found) {
+        return false;
+    }
+    snprintf(owner, OWNER_SIZE, "%s", found->owner);
+    return true;
+}
+
+/* The host of "host:port", "[v6]:port", "host"; lower case. False: malformed. */
+static bool host_name(const char *value, char *out, size_t size)
+{
+    size_t n;
+    if (*value == '[') {
+        const char *end = strchr(value, ']');
+        if (!end || (end[1] && end[1] != ':')) {
+            return false;
+        }
+        value++;
+        n = (size_t)(end - value);
+    } else {
+        n = strcspn(value, ":");
+    }
+    if (n == 0 || n >= size) {
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (char)tolower((unsigned char)value[i]);
+    }
+    out[n] = '\0';
+    return true;
+}
+
+bool auth_address_loopback(const char *address)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, address, &v4) == 1) {
+        return (ntohl(v4.s_addr) >> 24) == 127;
+    }
+    if (inet_pton(AF_INET6, address, &v6) == 1) {
+        return IN6_IS_ADDR_LOOPBACK(&v6);
+    }
+    return false;
+}
+
+int auth_listen_parse(const char *listen, char *address, size_t address_size, int *port)
+{
+    const char *colon = strrchr(listen, ':');
+    if (!colon || colon == listen) {
+        return -EINVAL;
+    }
+    const char *from = listen;
+    size_t n = (size_t)(colon - listen);
+    if (*from == '[') {
+        if (from[n - 1] != ']' || n < 3) {
+            return -EINVAL;
+        }
+        from++;
+        n -= 2;
+    }
+    if (n >= address_size) {
+        return -EINVAL;
+    }
+    int64_t value = route_content_length(colon + 1, strlen(colon + 1));
+    if (value < 0 || value > 65535) {
+        return -EINVAL;
+    }
+    char text[64];
+    if (n >= sizeof(text)) {
+        return -EINVAL;
+    }
+    memcpy(text, from, n);
+    text[n] = '\0';
+    if (strcmp(text, "localhost") == 0) {
+        snprintf(text, sizeof(text), "127.0.0.1");
+    }
+    unsigned char binary[16];
+    if (inet_pton(AF_INET, text, binary) != 1 && inet_pton(AF_INET6, text, binary) != 1) {
+        return -EINVAL;
+    }
+    if (strlen(text) >= address_size) {
+        return -EINVAL;
+    }
+    memcpy(address, text, strlen(text) + 1);
+    *port = (int)value;
+    return 0;
+}
+
+bool auth_host_allowed(const struct daemon_config *c, const char *host)
+{
+    char name[256];
+    if (!host_name(host, name, sizeof(name))) {
+        return false;
+    }
+    if (strcmp(name, "localhost") == 0 || auth_address_loopback(name)) {
+        return true;
+    }
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        if (strcasecmp(name, c->hosts[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool auth_origin_allowed(const struct daemon_config *c, const char *origin, const char *host)
+{
+    for (size_t i = 0; i < c->n_origins; i++) {
+        if (strcasecmp(origin, c->origins[i]) == 0) {
+            return true;
+        }
+    }
+    const char *authority = strstr(origin, "://");
+    return authority && host && *host && strcasecmp(authority + 3, host) == 0;
+}

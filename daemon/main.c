@@ -1,0 +1,147 @@
+/* main.c - the convod program: settings, signals, one server.
+ *
+ * Signals are blocked everywhere and taken by one thread, which tells the server through its event queue.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+
+#define EXIT_USAGE 2
+
+static int log_level(const char *name)
+{
+    return strcmp(name, "error") == 0     ? LOG_ERR
+           : strcmp(name, "warning") == 0 ? LOG_WARNING
+           : strcmp(name, "debug") == 0   ? LOG_DEBUG
+                                          : LOG_INFO;
+}
+
+/* JOURNAL_STREAM holds "device:inode" of the journal's socket; it is ours when standard error is that socket. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    unsigned long long device, inode;
+    struct stat st;
+    return stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
+           st.st_dev == device && st.st_ino == inode;
+}
+
+struct signals {
+    struct server *server;
+    sigset_t set;
+};
+
+static void *take_signals(void *arg)
+{
+    struct signals *s = arg;
+    for (;;) {
+        int signal_number;
+        if (sigwait(&s->set, &signal_number) != 0) {
+            continue;
+        }
+        if (signal_number == SIGUSR1) {
+            return NULL;
+        }
+        if (signal_number == SIGHUP) {
+            server_reload(s->server);
+        } else {
+            server_stop(s->server);
+        }
+    }
+}
+
+static int run(const struct daemon_config *config)
+{
+    struct daemon_log log = {
+        .fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
+    struct signals signals;
+    sigemptyset(&signals.set);
+    sigaddset(&signals.set, SIGTERM);
+    sigaddset(&signals.set, SIGINT);
+    sigaddset(&signals.set, SIGHUP);
+    sigaddset(&signals.set, SIGUSR1);
+    if (pthread_sigmask(SIG_BLOCK, &signals.set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
+        daemon_log(&log, LOG_ERR, "signals cannot be set up");
+        return EXIT_FAILURE;
+    }
+    /* A core file would hold conversations. */
+    struct rlimit none = {0, 0};
+    if (setrlimit(RLIMIT_CORE, &none) != 0) {
+        daemon_log(&log, LOG_WARNING, "core files stay enabled: %s", strerror(errno));
+    }
+    struct rlimit files;
+    rlim_t wanted = (rlim_t)config->max_connections + 256;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < wanted) {
+        files.rlim_cur = files.rlim_max < wanted ? files.rlim_max : wanted;
+        if (setrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur < wanted) {
+            daemon_log(&log, LOG_WARNING, "only %llu open files are allowed; max-connections is %d",
+                       (unsigned long long)files.rlim_cur, config->max_connections);
+        }
+    }
+    const char *watchdog = getenv("WATCHDOG_USEC");
+    struct server_opts opts = {
+        .config = config,
+        .log = &log,
+        .notify_socket = getenv("NOTIFY_SOCKET"),
+        .watchdog_us = watchdog ? strtoull(watchdog, NULL, 10) : 0,
+        .progress_line = isatty(STDERR_FILENO) == 1,
+    };
+    char err[512] = "";
+    int rc = server_start(&opts, &signals.server, err, sizeof(err));
+    if (rc) {
+        daemon_log(&log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
+        return EXIT_FAILURE;
+    }
+    pthread_t thread;
+    rc = pthread_create(&thread, NULL, take_signals, &signals);
+    if (rc) {
+        daemon_log(&log, LOG_ERR, "cannot start a thread: %s", strerror(rc));
+        return EXIT_FAILURE;
+    }
+    rc = server_run(signals.server);
+    if (server_loading(signals.server)) {
+        /* The loading thread cannot be stopped, and nothing of it needs to be kept. */
+        _exit(rc ? EXIT_FAILURE : EXIT_SUCCESS);
+    }
+    if (pthread_kill(thread, SIGUSR1) == 0) {
+        pthread_join(thread, NULL);
+    }
+    server_free(signals.server);
+    daemon_log(&log, LOG_INFO, "stopped");
+    return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+    struct daemon_config config;
+    enum daemon_config_action action;
+    char err[512] = "";
+    int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
+                                getenv("XDG_CACHE_HOME"), &action, err, sizeof(err));
+    int status = EXIT_SUCCESS;
+    if (rc) {
+        fprintf(stderr, "convod: %s\n", err);
+        status = EXIT_USAGE;
+    } else if (action == DAEMON_HELP) {
+        char *help = daemon_config_help();
+        status = help && fputs(help, stdout) != EOF && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        free(help);
+    } else if (action == DAEMON_VERSION) {
+        status = printf("convod %s\n", CONVOD_VERSION) > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    } else if (action == DAEMON_CHECK) {
+        status = printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    } else {
+        status = run(&config);
+    }
+    daemon_config_free(&config);
+    return status;
+}

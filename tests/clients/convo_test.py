@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+"""convo as a person and a script meet it: in pipes and on a terminal (a pty), against a stand-in for the daemon."""
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from double import Double  # noqa: E402
+from terminal import CONVO, LIMIT, Terminal, environment, run  # noqa: E402
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.double = self.start()
+
+    def start(self, **options):
+        double = Double(**options)
+        self.addCleanup(double.close)
+        return double
+
+    def convo(self, *arguments, **more):
+        return run("--url", self.double.url, *arguments, **more)
+
+    def terminal(self, *arguments, **more):
+        terminal = Terminal("--url", self.double.url, *arguments, **more)
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def sent(self, kind="response.create"):
+        return [b for b in (json.loads(e[3:]) for e in self.double.events if e.startswith("ws ")) if b["type"] == kind]
+
+
+class Pipes(Case):
+    def test_ask_prints_the_answer_alone(self):
+        r = self.convo("ask", "say", "hello", "world")
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, "hello world\n", ""))
+        self.assertIs(self.sent()[0]["store"], False)
+
+    def test_ask_reads_standard_input(self):
+        r = self.convo("ask", stdin="say grüße ☃\n")
+        self.assertEqual((r.returncode, r.stdout), (0, "grüße ☃\n"))
+        self.convo("ask", "look at this:", "-", stdin="one\ntwo\n")
+        self.assertEqual(self.sent()[-1]["input"][0]["content"], "look at this:\n\none\ntwo")
+
+    def test_ask_json_is_the_whole_response(self):
+        r = self.convo("ask", "--json", "say hi")
+        response = json.loads(r.stdout)
+        self.assertEqual(response["output"][0]["content"][0]["text"], "hi")
+        self.assertEqual(response["convod"]["tokens"]["history"], 812)
+
+    def test_output_in_a_pipe_is_as_it_is(self):
+        self.assertEqual(self.convo("ask", "evil").stdout, "red \033[31malert\007 and \u202ereversed\u0085 end\n")
+
+    def test_sampling_is_passed_on(self):
+        self.convo("ask", "--temperature", "0.5", "--seed", "7", "--max-tokens", "9", "--top-p", "0.9", "-s", "Be kind.", "hi")
+        body = self.sent()[0]
+        self.assertEqual((body["temperature"], body["convod"]["seed"], body["max_output_tokens"], body["top_p"],
+                          body["instructions"]), (0.5, 7, 9, 0.9, "Be kind."))
+
+    def test_keep_and_continue(self):
+        r = self.convo("ask", "--keep", "--system", "Be kind.", "say one\nsecond line")
+        self.assertIn("conversation conv_", r.stderr)
+        (made,) = self.double.conversations.values()
+        self.assertEqual((made["title"], made["instructions"]), ("say one", "Be kind."))
+        self.convo("ask", "--continue", "say two")
+        self.assertEqual(self.sent()[-1]["conversation"], made["id"])
+        self.convo("ask", "-c", made["id"], "say three")
+        self.assertEqual(self.sent()[-1]["conversation"], made["id"])
+        self.assertNotIn("store", self.sent()[-1])
+
+    def test_titles_are_cut_at_a_character(self):
+        self.convo("ask", "--keep", "ä" * 100)
+        (made,) = self.double.conversations.values()
+        self.assertEqual(made["title"], "ä" * 59 + "…")
+
+    def test_exit_codes(self):
+        self.assertEqual(self.convo("ask", "fail").returncode, 1)
+        self.assertEqual(self.convo("ask", "refuse").returncode, 1)
+        self.assertEqual(self.convo("ask", "long").returncode, 4)
+        self.assertEqual(self.convo("ask").returncode, 2)
+        self.assertEqual(self.convo("nonsense").returncode, 2)
+        self.assertEqual(self.convo("show").returncode, 2)
+        self.assertEqual(self.convo("ask", "--seed", "x", "hi").returncode, 2)
+        self.assertEqual(self.convo("evict", "conv_1", "--to", "moon").returncode, 2)
+        self.assertEqual(self.convo("show", "conv_none").returncode, 1)
+        self.assertEqual(run("--url", "127.0.0.1", "list").returncode, 2)
+
+    def test_failures_say_why(self):
+        self.assertEqual(self.convo("ask", "fail").stderr, "convo: the model fell over\n")
+        self.assertEqual(self.convo("ask", "refuse").stderr, "convo: that cannot be\n")
+
+    def test_no_daemon(self):
+        gone = Double()
+        gone.close()
+        r = run("ask", "hi", CONVOD_URL=gone.url)
+        self.assertEqual(r.returncode, 3)
+        self.assertRegex(r.stderr, "no convod at " + gone.url + ": start one with `make chat` or `convod --model FILE`")
+        self.assertEqual(run("--url", gone.url, "status").returncode, 3)
+
+    def test_waits_until_the_model_is_loaded(self):
+        self.double.loading = 3
+        r = self.convo("ask", "say hi")
+        self.assertEqual((r.stdout, r.stderr), ("hi\n", "waiting until the model is loaded\n"))
+        self.double.loading = 1
+        self.assertEqual(self.convo("status").stdout, "loading the model\n")
+
+    def test_token(self):
+        self.double = self.start(token="s3cret")
+        r = self.convo("list")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("--token-file", r.stderr)
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write("s3cret\n")
+            f.flush()
+            self.assertEqual(self.convo("--token-file", f.name, "ask", "say hi").stdout, "hi\n")
+        self.assertEqual(self.convo("ask", "say hi", CONVOD_TOKEN="s3cret").stdout, "hi\n")
+        self.assertEqual(self.convo("--token-file", "/nonexistent", "list").returncode, 2)
+
+    def test_list_is_for_scripts(self):
+        for i in range(130):
+            self.double.create({"title": f"number {i}"})
+        rows = [line.split("\t") for line in self.convo("list").stdout.splitlines()]
+        self.assertEqual([len(r) for r in rows], [5] * 130)
+        self.assertEqual(rows[0][4], "number 129")
+        self.assertEqual(len(self.convo("list", "number 12").stdout.splitlines()), 11)
+        self.assertEqual(len(json.loads(self.convo("list", "--json").stdout)), 130)
+
+    def test_rename_show_evict_delete(self):
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        self.assertEqual(self.convo("rename", id, "A", "title").returncode, 0)
+        self.assertEqual(self.double.conversations[id]["title"], "A title")
+        self.assertEqual(self.convo("show", id).stdout, "user: say one\nassistant: one\n")
+        self.assertEqual(len(json.loads(self.convo("show", id, "--json").stdout)["items"]), 2)
+        self.assertEqual(self.convo("evict", id, "--to", "ram").returncode, 0)
+        self.assertEqual(self.double.conversations[id]["tier"], "ram")
+        self.assertEqual(self.convo("delete", id).returncode, 0)
+        self.assertEqual(self.double.conversations, {})
+        self.assertEqual(self.convo("delete", id).returncode, 1)
+
+    def test_status(self):
+        self.assertRegex(self.convo("status").stdout, r"model +double\ntiers.hot.used +1\ntiers.hot.budget +2\n")
+        self.assertEqual(json.loads(self.convo("status", "--json").stdout)["model"], "double")
+
+    def test_chat_from_a_pipe(self):
+        r = self.convo(stdin='say one\n\n/nonsense\nsay two\\\nlines\n"""say\nblock"""\n//tmp is a folder\nsay last')
+        self.assertEqual(r.stdout, "one\ntwo\nlines\nyou said: say\nblock\nyou said: /tmp is a folder\nlast\n")
+        self.assertEqual(r.returncode, 2)
+        self.assertEqual(len({b["conversation"] for b in self.sent()}), 1)
+        self.assertEqual(self.double.events.count("socket"), 1)
+
+    def test_a_broken_connection_is_mended(self):
+        for said in ("drop", "drop ended"):
+            r = self.convo("ask", "--keep", said)
+            self.assertEqual((r.returncode, r.stdout), (0, "the first half and the second\n"), said)
+
+    def test_a_lost_answer_is_told(self):
+        r = self.convo("ask", "--keep", "vanish")
+        self.assertEqual((r.returncode, r.stdout), (1, "the first half\n"))
+        self.assertIn("the conversation stands as it was before", r.stderr)
+        r = self.convo("ask", "--keep", "early")
+        self.assertIn("before the daemon confirmed the turn", r.stderr)
+        self.assertEqual(len(self.sent()), 2, "nothing is sent twice")
+
+    def test_interrupt_ends_a_script(self):
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
+        self.assertEqual(p.stdout.read(4), b"more")
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 4)
+        self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_a_reader_that_goes_away_stops_the_answer(self):
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
+        p.stdout.read(4)
+        p.stdout.close()
+        self.assertNotEqual(p.wait(timeout=LIMIT), 0)
+        self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_help_and_version(self):
+        self.assertIn("Exit status:", run("--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^convo \d+\.\d+\.\d+\n$")
+
+    def test_no_escape_sequences(self):
+        for arguments in (["list"], ["status"], ["ask", "progress"], ["ask", "--receipt", "fail"]):
+            r = self.convo(*arguments)
+            self.assertNotIn("\033", r.stdout + r.stderr)
+
+
+class OnATerminal(Case):
+    def test_a_turn_and_its_receipt(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("say hällo wörld\r")
+        t.expect("hällo wörld\r\n")
+        t.expect(re.escape("812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s"))
+        t.prompt()
+        t.type("\x04")
+        t.expect("`convo resume` goes on")
+        self.assertEqual(t.leave(), 0)
+
+    def test_no_receipt(self):
+        t = self.terminal("--no-receipt")
+        t.prompt()
+        t.type("say a\r")
+        t.prompt()
+        t.type("/receipt on\r")
+        t.prompt()
+        t.type("say b\r")
+        t.expect("to first token")
+        self.assertEqual(t.text.count("to first token"), 1)
+
+    def test_progress_is_shown_and_goes_away(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("progress\r")
+        t.expect("waiting for 2 other turns")
+        t.expect("restoring 256 of 812 tokens")
+        t.expect("reading 10 of 23 tokens")
+        t.expect(r"\r\x1b\[Kyou")
+
+    def test_loading_is_shown(self):
+        self.double.loading = 3
+        t = self.terminal()
+        t.expect("loading the model: 50 %")
+        t.prompt()
+
+    def test_interrupt_stops_the_answer_and_keeps_the_conversation(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("slow\r")
+        t.expect("more more more")
+        t.type("\x03")
+        t.expect("stopped · 812 tokens")
+        t.prompt()
+        t.type("say on\r")
+        t.prompt()
+        self.assertEqual(len({b["conversation"] for b in self.sent()}), 1)
+        self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_second_interrupt_leaves(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("slow\r")
+        t.expect("more more")
+        t.type("\x03")
+        t.prompt()
+        t.type("\x03")
+        t.leave()
+        t = self.terminal()
+        t.prompt()
+        t.type("\x03")
+        t.expect("Ctrl-C again")
+        t.prompt()
+        t.type("\x03")
+        t.leave()
+
+    def test_interrupt_drops_a_line(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("never sent")
+        t.expect("never sent")
+        t.type("\x03")
+        t.prompt()
+        t.type("say x\r")
+        t.expect("x\r\n")
+        t.expect("to first token")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say x"])
+
+    def test_several_lines_and_pasted_ones(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("one\\\r")
+        t.expect(r"\. ")
+        t.type("two\r")
+        t.expect("you said: one\r\ntwo")
+        t.prompt()
+        t.type("\033[200~pasted\nlines\tß\033[201~ typed\r")
+        t.expect("to first token")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["one\ntwo", "pasted\nlines\tß typed"])
+
+    def test_editing_and_history(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("sax\x7fy hix\x7f\r")
+        t.expect("to first token")
+        t.prompt()
+        t.type("\033[A\r")
+        t.expect("to first token")
+        t.prompt()
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say hi", "say hi"])
+
+    def test_an_answer_cannot_steer_the_terminal(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("evil\r")
+        t.expect(re.escape("red [31malert and reversed end\r\n"))
+        self.assertNotIn("\033[31malert", t.text)
+        self.assertNotIn("\007", t.text)
+
+    def test_no_colour(self):
+        t = self.terminal(NO_COLOR="1")
+        t.prompt()
+        t.type("say a\r")
+        t.expect("to first token · 25 tok/s\r\n")
+        t.prompt()
+        self.assertNotIn("\033[2m", t.text)
+
+    def test_resume_shows_the_end_and_warms_up(self):
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        t = self.terminal("resume")
+        t.expect(re.escape("> say one"))
+        t.expect("one\r\n")
+        t.prompt()
+        t.type("say two\r")
+        t.expect("two\r\n")
+        t.prompt()
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+        warm_up, turn = self.sent()[1:]
+        self.assertEqual((warm_up["generate"], warm_up["conversation"], turn["conversation"]), (False, id, id))
+
+    def test_commands(self):
+        self.double.create({"title": "an old one"})
+        t = self.terminal()
+        t.prompt()
+        t.type("/help\r")
+        t.expect("/regenerate")
+        t.prompt()
+        t.type("/system Be kind.\r")
+        t.prompt()
+        t.type("again\r")
+        t.expect("time 1\r\n")
+        t.prompt()
+        t.type("/regenerate\r")
+        t.expect("time 2\r\n")
+        t.prompt()
+        self.assertEqual(self.sent()[-1]["convod"]["parent"], "")
+        t.type("say next\r")
+        t.prompt()
+        t.type("/undo\r")
+        t.expect("taken back")
+        t.prompt()
+        t.type("say other\r")
+        t.prompt()
+        next_turn, other = self.sent()[-2:]
+        self.assertNotIn("parent", next_turn["convod"])
+        self.assertRegex(other["convod"]["parent"], "^resp_")
+        t.type("/rename A better title\r")
+        t.prompt()
+        t.type("/list\r")
+        t.expect("  1  conv_.*A better title")
+        t.expect("  2  conv_.*an old one")
+        t.prompt()
+        new = list(self.double.conversations)[-1]
+        self.assertEqual(self.double.conversations[new]["instructions"], "Be kind.")
+        t.type("/evict ram\r")
+        t.expect("put away in RAM")
+        t.prompt()
+        t.type("/resume 2\r")
+        t.expect("an old one")
+        t.prompt()
+        t.type("/delete 1\r")
+        t.expect("y/n> ")
+        t.type("y\r")
+        t.expect("deleted")
+        t.prompt()
+        self.assertEqual(len(self.double.conversations), 1)
+        t.type("/new\r")
+        t.prompt()
+        t.type("say fresh\r")
+        t.prompt()
+        self.assertEqual(len(self.double.conversations), 2)
+        t.type("/status\r")
+        t.expect("tiers.hot.used")
+        t.prompt()
+
+    def test_a_failed_turn_leaves_the_chat_open(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("fail\r")
+        t.expect("the model fell over")
+        t.prompt()
+        t.type("locked\r")
+        t.expect("an answer is still being written")
+        t.prompt()
+        t.type("say well\r")
+        t.expect("well\r\n")
+
+    def test_the_socket_may_drop_between_turns(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("drop\r")
+        t.expect("and the second\r\n")
+        t.prompt()
+        t.type("say again\r")
+        t.expect("to first token")
+        self.assertEqual(self.double.events.count("socket"), 2)
+
+    def test_dumb_terminal(self):
+        t = self.terminal(TERM="dumb")
+        t.prompt()
+        t.type("say plain\n")
+        t.expect("plain\r\n")
+        t.prompt()
+        self.assertNotIn("\033", t.text)
+
+    def test_the_terminal_is_left_as_it_was(self):
+        pid, fd = pty.fork()
+        if pid == 0:
+            os.execve("/bin/sh", ["sh", "-c", f'"{CONVO}" --url {self.double.url}; echo "left: $?"; cat'], environment())
+        before = None
+        screen = b""
+        while b"> " not in screen:
+            screen += os.read(fd, 4096)
+            before = before or termios.tcgetattr(fd)
+        os.write(fd, b"/quit\r")
+        while b"left: 0" not in screen:
+            screen += os.read(fd, 4096)
+        after = termios.tcgetattr(fd)
+        os.kill(pid, signal.SIGKILL)
+        os.close(fd)
+        os.waitpid(pid, 0)
+        self.assertEqual([after[i] & (termios.ICANON | termios.ECHO | termios.ISIG) for i in (3,)],
+                         [termios.ICANON | termios.ECHO | termios.ISIG])
+        self.assertTrue(screen.rindex(b"\033[?2004l") > screen.rindex(b"\033[?2004h"))
+
+
+if __name__ == "__main__":
+    unittest.main()

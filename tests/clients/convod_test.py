@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""convo with the real daemon and a real model: what a person does in an evening, told by the receipts.
+
+Skipped as a whole while the daemon is not built or the default model is not here.
+"""
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from terminal import CONVO, LIMIT, Terminal, environment, run  # noqa: E402
+
+CONVOD = str(Path(CONVO).parent / "convod")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+MODEL = CACHE / "convod/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+START_LIMIT = 120
+
+
+class Daemon:
+    def __init__(self, data):
+        self.data = data
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [CONVOD, "--model", str(MODEL), "--data", self.data, "--listen", "127.0.0.1:0", "--ctx", "4096"],
+            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment())
+        self.log, self.url, end = b"", None, time.monotonic() + START_LIMIT
+        while self.url is None:
+            if not select.select([self.process.stderr], [], [], max(0, end - time.monotonic()))[0]:
+                self.stop(signal.SIGKILL)
+                raise AssertionError(f"convod is not ready after {START_LIMIT} s: {self.log!r}")
+            piece = os.read(self.process.stderr.fileno(), 4096)
+            self.log += piece
+            ready = re.search(rb"ready on (http://\S+)\n", self.log)
+            if ready:
+                self.url = ready.group(1).decode()
+            elif not piece:
+                raise AssertionError(f"convod ended: {self.log!r}")
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+
+    def stop(self, number):
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=60)
+        self.process.stderr.close()
+        return status
+
+
+class Proxy:
+    """Passes bytes on to the daemon; cut() ends the connections that there are."""
+
+    def __init__(self, url):
+        self.to = ("127.0.0.1", int(url.rpartition(":")[2]))
+        self.sockets, self.lock = [], threading.Lock()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client = self.listener.accept()[0]
+                daemon = socket.create_connection(self.to)
+            except OSError:
+                return
+            with self.lock:
+                self.sockets += [client, daemon]
+            threading.Thread(target=self.copy, args=(client, daemon), daemon=True).start()
+            threading.Thread(target=self.copy, args=(daemon, client), daemon=True).start()
+
+    @staticmethod
+    def copy(source, to):
+        try:
+            while piece := source.recv(512):
+                to.sendall(piece)
+        except OSError:
+            pass
+        for s in (source, to):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def cut(self):
+        with self.lock:
+            for s in self.sockets:
+                try:
+                    s.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+            self.sockets.clear()
+
+    def close(self):
+        self.listener.close()
+
+
+@unittest.skipUnless(os.access(CONVOD, os.X_OK), "the daemon is not built")
+@unittest.skipUnless(MODEL.exists(), "the default model is not here")
+class AnEvening(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.daemon = Daemon(cls.folder.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        status = cls.daemon.stop(signal.SIGTERM)
+        cls.folder.cleanup()
+        assert status == 0, f"convod ended with {status}"
+
+    def convo(self, *arguments, url=None, **more):
+        return run("--url", url or self.daemon.url, *arguments, limit=120, **more)
+
+    def ask(self, *arguments, url=None):
+        r = self.convo("ask", "--json", "--temperature", "0", "--max-tokens", "24", *arguments, url=url)
+        self.assertIn(r.returncode, (0, 4), r.stderr)
+        response = json.loads(r.stdout)
+        tokens = response["convod"]["tokens"]
+        again = sum(x["tokens"] for x in response["convod"]["reprefilled"])
+        self.assertEqual(tokens["history"], tokens["hot"] + tokens["ram"] + tokens["disk"] + again)
+        self.assertEqual(tokens["prefilled"], tokens["new"] + again)
+        return response
+
+    def test_one_question(self):
+        response = self.ask("Name a colour.")
+        self.assertGreater(len(response["output"][0]["content"][0]["text"]), 0)
+        self.assertEqual(response["convod"]["tokens"]["history"], 0)
+        self.assertEqual(self.convo("list").stdout.count("Name a colour."), 0)
+
+    def test_history_is_not_read_again(self):
+        first = self.ask("--keep", "Count from one to ten.")
+        id = first["convod"]["conversation"]
+        had = first["convod"]["tokens"]["prefilled"] + first["convod"]["tokens"]["output"]
+        for place in ("hot", "ram", "disk"):
+            if place != "hot":
+                self.assertEqual(self.convo("evict", id, "--to", place).returncode, 0)
+            tokens = self.ask("-c", id, "And on.")["convod"]["tokens"]
+            self.assertEqual(tokens["prefilled"], tokens["new"], place)
+            self.assertGreaterEqual(tokens["history"], had - 1)
+            self.assertEqual(tokens["history"], tokens[place], place)
+            had = tokens["history"] + tokens["prefilled"] + tokens["output"]
+        self.assertEqual(self.convo("show", id).stdout.count("user: "), 4)
+        self.assertIn("Count from one to ten.", self.convo("list").stdout)
+
+    def test_after_a_restart_and_a_crash(self):
+        id = self.ask("--keep", "Say the alphabet.")["convod"]["conversation"]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if number == signal.SIGKILL:  # what a crash leaves must have been saved by then
+                end = time.monotonic() + LIMIT
+                while json.loads(self.convo("status", "--json").stdout)["pending_saves"] and time.monotonic() < end:
+                    pass
+            self.daemon.stop(number)
+            self.daemon.start()
+            tokens = self.ask("-c", id, "And on.")["convod"]["tokens"]
+            self.assertEqual((tokens["prefilled"], tokens["disk"]), (tokens["new"], tokens["history"]), number)
+
+    def test_a_cut_connection_loses_nothing(self):
+        proxy = Proxy(self.daemon.url)
+        self.addCleanup(proxy.close)
+        whole = self.convo("ask", "--keep", "--temperature", "0", "--max-tokens", "48", "Tell a short story.").stdout
+        self.assertGreater(len(whole), 40)
+        p = subprocess.Popen([CONVO, "--url", proxy.url, "ask", "--keep", "--temperature", "0", "--max-tokens", "48",
+                              "Tell a short story."], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment())
+        begun = p.stdout.read(1)
+        proxy.cut()
+        out, err = p.communicate(timeout=120)
+        self.assertEqual((p.returncode, (begun + out).decode()), (4, whole), err)
+
+    def test_the_terminal(self):
+        t = Terminal("--url", self.daemon.url, "--temperature", "0")
+        self.addCleanup(t.close)
+        t.prompt()
+        t.type("Write a very long story about the sea.\r")
+        t.expect(r"sea\.\r\n")
+        t.expect(r"\w+ \w+ \w+", limit=60)
+        t.type("\x03")
+        t.expect("stopped · .* prefilled", limit=60)
+        t.prompt()
+        t.type("Thank you.\r")
+        t.expect(r"tokens of history kept \(hot\)", limit=120)
+        t.prompt()
+        t.type("/regenerate\r")
+        t.expect(r"tokens of history kept \(hot\)", limit=120)
+        t.prompt()
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,34 @@
+/* fake_session.h - a double of the session for the daemon's tests; see fake_session.c.
+ *
+ * What an answer does is said in the last message's text:
+ *   "echo WORDS"   the answer is WORDS, one delta per word
+ *   "hold WORDS"   like echo, but waits after the first word until fake_release() (or a cancel)
+ *   "wait"         waits before the first delta until fake_release() (or a cancel)
+ *   "many N"       N deltas of "word "
+ *   "fail"         STARTED, then FAILED (internal)
+ *   "refuse N"     FAILED with enum session_failure N, without STARTED
+ *   "start N"      session_turn_start() returns N
+ *   "long"         ends incomplete with reason max_output_tokens
+ * Anything else is echoed.
+ */
+#ifndef CONVOD_TESTS_FAKE_SESSION_H
+#define CONVOD_TESTS_FAKE_SESSION_H
+
+#include <stdbool.h>
+
+#include "session/session.h"
+
+/* One release for everything that waits now or later; counted. */
+void fake_release(int n);
+/* Blocks until this many turns have been started since fake_reset(). */
+void fake_wait_started(int n);
+void fake_wait_cancelled(int n);
+int fake_turns_started(void);
+int fake_forgotten(void);
+/* The model loads only when released. */
+void fake_hold_loading(bool hold);
+void fake_release_loading(void);
+void fake_fail_loading(bool fail);
+void fake_reset(void);
+
+#endif

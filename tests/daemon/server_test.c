@@ -1,0 +1,182 @@
+/* server_test.c - start, readiness, the simple routes, a streamed turn, and the way down. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/daemon/harness.h"
+
+static void simple_routes(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "GET", "/health", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    r = call(h, "GET", "/ready", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    r = call(h, "GET", "/v1/models", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "data.0.id"), "fake-model");
+    assert_int_equal(num(r.json, "data.0.context_length"), 2048);
+    assert_int_equal(num(r.json, "data.0.max_model_len"), 2048);
+    assert_int_equal(num(r.json, "data.0.meta.n_ctx"), 2048);
+    reply_free(&r);
+    r = call(h, "GET", "/v1/convod/status", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(num(r.json, "pending_saves"), 0);
+    assert_int_equal(num(r.json, "tiers.hot.budget_bytes"), 1000);
+    reply_free(&r);
+    r = call(h, "POST", "/tokenize", NULL, "{\"content\":\"ab\",\"add_special\":true}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "{\"tokens\":[1,97,98]}");
+    reply_free(&r);
+    r = call(h, "GET", "/metrics", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "convod_time_to_first_token_seconds_bucket"));
+    reply_free(&r);
+    r = call(h, "GET", "/nothing", NULL, NULL);
+    assert_int_equal(r.status, 404);
+    reply_free(&r);
+    r = call(h, "POST", "/health", NULL, "{}");
+    assert_int_equal(r.status, 405);
+    reply_free(&r);
+    assert_int_equal(harness_stop(h), 0);
+}
+
+static void streams_over_websocket(void **state)
+{
+    (void)state;
+    static const char *const order[] = {"response.created",           "response.in_progress",
+                                        "response.output_item.added", "response.content_part.added",
+                                        "response.output_text.delta", "response.output_text.delta",
+                                        "response.output_text.done",  "response.content_part.done",
+                                        "response.output_item.done",  "response.completed"};
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h);
+    ws_create(fd, "echo hello world", NULL);
+    char id[64] = "";
+    for (size_t i = 0; i < sizeof(order) / sizeof(*order); i++) {
+        cJSON *e = ws_read_json(fd);
+        assert_string_equal(str(e, "type"), order[i]);
+        assert_int_equal(num(e, "sequence_number"), i);
+        if (i == 0) {
+            snprintf(id, sizeof(id), "%s", str(e, "response.id"));
+            assert_string_equal(str(e, "response.status"), "in_progress");
+        }
+        if (i == 4) {
+            assert_string_equal(str(e, "delta"), "hello ");
+        }
+        if (i == 6) {
+            assert_string_equal(str(e, "text"), "hello world");
+        }
+        if (i == 9) {
+            assert_string_equal(str(e, "response.id"), id);
+            assert_string_equal(str(e, "response.output.0.content.0.text"), "hello world");
+            assert_int_equal(num(e, "response.usage.input_tokens"), 7);
+            assert_int_equal(num(e, "response.usage.input_tokens_details.cached_tokens"), 3);
+            assert_int_equal(num(e, "response.usage.total_tokens"), 12);
+            assert_int_equal(num(e, "response.convod.tokens.prefilled"), 4);
+        }
+        cJSON_Delete(e);
+    }
+    close(fd);
+    assert_int_equal(harness_stop(h), 0);
+}
+
+static void serves_while_loading(void **state)
+{
+    (void)state;
+    fake_reset();
+    fake_hold_loading(true);
+    struct harness *h = harness_start_loading(NULL);
+    struct reply r = call(h, "GET", "/health", NULL, NULL);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    r = call(h, "GET", "/ready", NULL, NULL);
+    assert_int_equal(r.status, 503);
+    assert_string_equal(str(r.json, "status"), "loading");
+    assert_true(num(r.json, "progress") >= 0);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"hi\"}");
+    assert_int_equal(r.status, 503);
+    assert_string_equal(str(r.json, "error.code"), "model_loading");
+    assert_non_null(strstr(r.head, "Retry-After:"));
+    reply_free(&r);
+    int fd = ws_dial(h);
+    ws_create(fd, "hi", NULL);
+    cJSON *e = ws_read_json(fd);
+    assert_string_equal(str(e, "error.code"), "model_loading");
+    assert_int_equal(num(e, "status"), 503);
+    cJSON_Delete(e);
+    fake_release_loading();
+    harness_wait_ready(h);
+    ws_create(fd, "hi", NULL);
+    e = ws_until(fd, "response.completed");
+    cJSON_Delete(e);
+    close(fd);
+    char *log = harness_log(h);
+    char line[64];
+    snprintf(line, sizeof(line), "convod: ready on http://127.0.0.1:%d\n", h->port);
+    assert_non_null(strstr(log, line));
+    free(log);
+    assert_int_equal(harness_stop(h), 0);
+}
+
+static void loading_fails(void **state)
+{
+    (void)state;
+    fake_reset();
+    fake_fail_loading(true);
+    struct harness *h = harness_start_loading(NULL);
+    harness_wait_ready(h);
+    char *log = harness_log(h);
+    assert_non_null(strstr(log, "the double was told to fail"));
+    assert_null(strstr(log, "ready on"));
+    free(log);
+    assert_true(harness_stop(h) < 0);
+}
+
+static void stop_ends_turns_and_says_goodbye(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h), sse = dial(h), idle = ws_dial(h);
+    ws_create(fd, "hold one two", NULL);
+    send_request(sse, "POST", "/v1/responses", NULL, "{\"input\":\"hold one two\",\"stream\":true}");
+    fake_wait_started(2);
+    cJSON *e = ws_until(fd, "response.output_text.delta");
+    cJSON_Delete(e);
+    server_stop(h->server);
+    e = ws_until(fd, "response.incomplete");
+    assert_string_equal(str(e, "response.status"), "incomplete");
+    assert_string_equal(str(e, "response.convod.incomplete_reason"), "shutdown");
+    assert_string_equal(str(e, "response.output.0.content.0.text"), "one ");
+    cJSON_Delete(e);
+    int code;
+    assert_null(ws_read(fd, &code));
+    assert_int_equal(code, 1001);
+    assert_null(ws_read(idle, &code));
+    assert_int_equal(code, 1001);
+    struct reply r = read_reply(sse);
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "event: response.incomplete"));
+    reply_free(&r);
+    close(fd);
+    close(sse);
+    close(idle);
+    assert_int_equal(harness_stop(h), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(simple_routes),
+        cmocka_unit_test(streams_over_websocket),
+        cmocka_unit_test(serves_while_loading),
+        cmocka_unit_test(loading_fails),
+        cmocka_unit_test(stop_ends_turns_and_says_goodbye),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,428 @@
+/* chat_test.c - chat formats: renderings made by the template language itself, what can be split, what cannot be
+ * forged.
+ *
+ * tests/data/chat-rendered.jsonl holds, for members of every family, a short template with the marks of the published
+ * one, messages, and the rendering that both give. The tokens must be those of the rendered text as a whole.
+ */
+#include "engine/chat_internal.h"
+#include "tests/engine/golden.h"
+#include "tests/engine/models.h"
+#include "tests/engine/text_fixture.h"
+#include "tests/engine/tiny_vocab.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cJSON.h>
+#include <cmocka.h>
+
+#define MAX_MESSAGES 8
+
+static char err[512];
+
+struct conversation {
+    struct engine_message messages[MAX_MESSAGES];
+    size_t n;
+};
+
+static struct conversation read_messages(const cJSON *array)
+{
+    struct conversation c = {.n = 0};
+    const cJSON *m;
+    cJSON_ArrayForEach(m, array)
+    {
+        const char *role = cJSON_GetObjectItem(m, "role")->valuestring;
+        const char *text = cJSON_GetObjectItem(m, "content")->valuestring;
+        assert_in_range(c.n, 0, MAX_MESSAGES - 1);
+        c.messages[c.n++] = (struct engine_message){strcmp(role, "system") == 0 ? ENGINE_SYSTEM
+                                                    : strcmp(role, "user") == 0 ? ENGINE_USER
+                                                                                : ENGINE_ASSISTANT,
+                                                    text, strlen(text)};
+    }
+    return c;
+}
+
+static struct conversation one(enum engine_role role, const char *text)
+{
+    return (struct conversation){.messages = {{role, text, strlen(text)}}, .n = 1};
+}
+
+static void render(const struct chat *c, const struct vocab *v, const struct engine_message *messages, size_t n,
+                   unsigned flags, struct engine_tokens *out)
+{
+    if (chat_render(c, v, messages, n, flags, out, err, sizeof err) != 0)
+        fail_msg("%s", err);
+}
+
+/* A conversation in two calls, cut anywhere but behind a leading system message, gives the same tokens. */
+static void check_splits(const struct chat *c, const struct vocab *v, const struct conversation *k,
+                         const struct engine_tokens *whole)
+{
+    for (size_t cut = k->messages[0].role == ENGINE_SYSTEM ? 2 : 1; cut < k->n; cut++) {
+        struct engine_tokens parts = {0};
+        render(c, v, k->messages, cut, ENGINE_CHAT_FIRST, &parts);
+        render(c, v, k->messages + cut, k->n - cut, ENGINE_CHAT_OPEN, &parts);
+        golden_compare(v, "(in two calls)", 14, parts.ids, parts.n, whole->ids, whole->n);
+        engine_tokens_free(&parts);
+    }
+}
+
+/* An answer that was generated and closed lies in the context as if it had been rendered. */
+static void check_close(const struct chat *c, const struct vocab *v, const struct conversation *k)
+{
+    for (size_t i = 1; i < k->n; i++) {
+        if (k->messages[i].role != ENGINE_ASSISTANT)
+            continue;
+        struct engine_tokens asked = {0}, answered = {0}, closing = {0};
+        render(c, v, k->messages, i, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &asked);
+        render(c, v, k->messages, i + 1, ENGINE_CHAT_FIRST, &answered);
+        assert_int_equal(chat_close(c, v, &closing), 0);
+        assert_in_range(closing.n, 1, 3);
+        assert_true(asked.n + closing.n <= answered.n);
+        golden_compare(v, "(opening)", 9, answered.ids, asked.n, asked.ids, asked.n);
+        golden_compare(v, "(closing)", 9, answered.ids + answered.n - closing.n, closing.n, closing.ids, closing.n);
+        engine_tokens_free(&asked);
+        engine_tokens_free(&answered);
+        engine_tokens_free(&closing);
+    }
+}
+
+static struct text_fixture open_rendered(const cJSON *line)
+{
+    const cJSON *tokens = cJSON_GetObjectItem(line, "tokens"), *t;
+    const char *control[TINY_MAX_CONTROL], *bos = cJSON_GetObjectItem(line, "bos")->valuestring;
+    const char *eos = cJSON_GetObjectItem(line, "eos")->valuestring;
+    const char *chat_template = cJSON_GetObjectItem(line, "template")->valuestring;
+    bool spm = strcmp(cJSON_GetObjectItem(line, "model")->valuestring, "llama") == 0, has_bos = false, has_eos = false;
+    int n = 0;
+    cJSON_ArrayForEach(t, tokens)
+    {
+        has_bos |= strcmp(t->valuestring, bos) == 0;
+        has_eos |= strcmp(t->valuestring, eos) == 0;
+        if (!spm || (strcmp(t->valuestring, bos) != 0 && strcmp(t->valuestring, eos) != 0))
+            control[n++] = t->valuestring;
+    }
+    if (!spm && !has_bos && bos[0] != '\0')
+        control[n++] = bos;
+    if (!spm && !has_eos)
+        control[n++] = eos;
+    struct gguf_writer *w = gguf_writer_new();
+    if (spm)
+        tiny_vocab_spm_with(w, control, n, bos, eos, chat_template);
+    else
+        tiny_vocab_bpe_with(w, strcmp(eos, "</s>") == 0 ? "tekken" : "llama-bpe", control, n, bos, eos, chat_template);
+    if (strncmp(cJSON_GetObjectItem(line, "format")->valuestring, "gemma", 5) == 0)
+        gguf_writer_bool(w, "tokenizer.ggml.add_space_prefix", false);
+    if (spm && strstr(chat_template, "bos_token") == NULL)
+        gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", false);
+    return text_fixture_written(w);
+}
+
+static void check_line(const char *text)
+{
+    cJSON *line = cJSON_Parse(text);
+    assert_non_null(line);
+    struct text_fixture f = open_rendered(line);
+    struct chat *c = NULL;
+    if (chat_open(f.g, f.v, NULL, &c, err, sizeof err) != 0)
+        fail_msg("%s", err);
+    assert_string_equal(chat_format(c), cJSON_GetObjectItem(line, "format")->valuestring);
+    const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;
+    struct conversation k = read_messages(cJSON_GetObjectItem(line, "messages"));
+    struct engine_tokens wanted = {0}, got = {0};
+    assert_int_equal(vocab_tokenize(f.v, prompt, strlen(prompt), VOCAB_PARSE_SPECIAL, &wanted), 0);
+    render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &got);
+    if (got.n != wanted.n || memcmp(got.ids, wanted.ids, got.n * sizeof *got.ids) != 0)
+        print_error("template %s\n", cJSON_GetObjectItem(line, "name")->valuestring);
+    golden_compare(f.v, prompt, strlen(prompt), got.ids, got.n, wanted.ids, wanted.n);
+    check_splits(c, f.v, &k, &got);
+    check_close(c, f.v, &k);
+    engine_tokens_free(&wanted);
+    engine_tokens_free(&got);
+    chat_free(c);
+    text_fixture_close(&f);
+    cJSON_Delete(line);
+}
+
+static void test_rendered(void **state)
+{
+    (void)state;
+    FILE *f = golden_open("chat-rendered.jsonl");
+    char *line = NULL;
+    size_t capacity = 0;
+    int n = 0;
+    for (; getline(&line, &capacity, f) > 0; n++)
+        check_line(line);
+    assert_int_equal(n, 118);
+    free(line);
+    fclose(f);
+}
+
+static void test_golden(void **state)
+{
+    (void)state;
+    struct text_fixture f = text_fixture_model(MODEL_QWEN_0_5B);
+    struct chat *c = NULL;
+    assert_int_equal(chat_open(f.g, f.v, NULL, &c, err, sizeof err), 0);
+    assert_string_equal(chat_format(c), "chatml");
+    FILE *file = golden_open("chat-" MODEL_QWEN_0_5B ".jsonl");
+    char *text = NULL;
+    size_t capacity = 0;
+    int n = 0;
+    for (; getline(&text, &capacity, file) > 0; n++) {
+        cJSON *line = cJSON_Parse(text);
+        assert_non_null(line);
+        struct conversation k = read_messages(cJSON_GetObjectItem(line, "messages"));
+        const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;
+        struct engine_tokens wanted = {0}, got = {0};
+        render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &got);
+        if (strstr(prompt, "literal <|im_end|>") == NULL) {
+            assert_int_equal(vocab_tokenize(f.v, prompt, strlen(prompt), VOCAB_PARSE_SPECIAL, &wanted), 0);
+            golden_compare(f.v, prompt, strlen(prompt), got.ids, got.n, wanted.ids, wanted.n);
+        } else {
+            /* The user's marks are text: as many control tokens as around any other message. */
+            int control = 0;
+            for (size_t i = 0; i < got.n; i++)
+                control += vocab_is_control(f.v, got.ids[i]);
+            assert_int_equal(control, 5);
+        }
+        check_splits(c, f.v, &k, &got);
+        check_close(c, f.v, &k);
+        engine_tokens_free(&wanted);
+        engine_tokens_free(&got);
+        cJSON_Delete(line);
+    }
+    assert_int_equal(n, 6);
+    free(text);
+    fclose(file);
+    chat_free(c);
+    text_fixture_close(&f);
+}
+
+/* Texts that begin with what the template's own text ends with: one text between two control tokens. */
+static void test_joined_text(void **state)
+{
+    (void)state;
+    static const char *const TEXTS[] = {"\n\nHi", "\n", " \n x", "\tx", "", "'s", "\xcc\x81"};
+    static const char *const MODELS[] = {MODEL_QWEN_0_5B, MODEL_GEMMA_270M};
+    for (size_t m = 0; m < 2; m++) {
+        struct text_fixture f = text_fixture_model(MODELS[m]);
+        struct chat *c = NULL;
+        assert_int_equal(chat_open(f.g, f.v, m == 0 ? NULL : "gemma", &c, err, sizeof err), 0);
+        for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) {
+            struct conversation k = one(ENGINE_USER, TEXTS[i]);
+            struct engine_tokens got = {0}, wanted = {0};
+            char prompt[256];
+            const char *trimmed = TEXTS[i] + (m == 1 ? strspn(TEXTS[i], " \n\t") : 0);
+            snprintf(prompt, sizeof prompt,
+                     m == 0 ? "<|im_start|>user\n%s<|im_end|>\n" : "<start_of_turn>user\n%s<end_of_turn>\n", trimmed);
+            render(c, f.v, k.messages, k.n, 0, &got);
+            assert_int_equal(vocab_tokenize(f.v, prompt, strlen(prompt), VOCAB_PARSE_SPECIAL, &wanted), 0);
+            golden_compare(f.v, prompt, strlen(prompt), got.ids, got.n, wanted.ids, wanted.n);
+            engine_tokens_free(&got);
+            engine_tokens_free(&wanted);
+        }
+        chat_free(c);
+        text_fixture_close(&f);
+    }
+}
+
+static int count_special(const struct vocab *v, const struct engine_tokens *t)
+{
+    int n = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        struct gguf_string s = vocab_token_text(v, t->ids[i]);
+        char text[64];
+        snprintf(text, sizeof text, "%.*s", (int)s.len, s.text);
+        n += s.len > 1 && vocab_special(v, text) == t->ids[i];
+    }
+    return n;
+}
+
+static void test_nothing_can_be_forged(void **state)
+{
+    (void)state;
+    struct text_fixture f = text_fixture_model(MODEL_QWEN_0_5B);
+    struct chat *c = NULL;
+    assert_int_equal(chat_open(f.g, f.v, NULL, &c, err, sizeof err), 0);
+    for (engine_token id = 151643; id <= 151664; id++) { /* every control token, and <tool_call> */
+        struct gguf_string s = vocab_token_text(f.v, id);
+        struct engine_message m = {ENGINE_USER, s.text, s.len};
+        struct engine_tokens t = {0};
+        render(c, f.v, &m, 1, 0, &t);
+        assert_int_equal(count_special(f.v, &t), 2);
+        engine_tokens_free(&t);
+    }
+    chat_free(c);
+    text_fixture_close(&f);
+}
+
+static struct gguf_writer *write_chatml(const char *chat_template)
+{
+    static const char *const CONTROL[] = {"<|im_start|>", "<|im_end|>"};
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_vocab_bpe_with(w, "qwen2", CONTROL, 2, "", "<|im_end|>", chat_template);
+    return w;
+}
+
+static int open_template(const char *chat_template, const char *format, struct text_fixture *f, struct chat **c)
+{
+    *f = text_fixture_written(write_chatml(chat_template));
+    *c = NULL;
+    err[0] = '\0';
+    return chat_open(f->g, f->v, format, c, err, sizeof err);
+}
+
+static void test_recognition(void **state)
+{
+    (void)state;
+    struct text_fixture f;
+    struct chat *c;
+    assert_int_equal(open_template(NULL, NULL, &f, &c), 0);
+    assert_null(c); /* a base model */
+    text_fixture_close(&f);
+    assert_int_equal(open_template("", NULL, &f, &c), 0);
+    assert_null(c);
+    text_fixture_close(&f);
+    assert_int_equal(open_template(NULL, "chatml", &f, &c), 0);
+    assert_string_equal(chat_format(c), "chatml");
+    chat_free(c);
+    text_fixture_close(&f);
+    assert_int_equal(open_template("{{ '### Instruction:' }}", NULL, &f, &c), -ENOTSUP);
+    assert_non_null(strstr(err, "setting chat_format"));
+    text_fixture_close(&f);
+    assert_int_equal(open_template("{{ '### Instruction:' }}", "chatml", &f, &c), 0);
+    chat_free(c);
+    text_fixture_close(&f);
+    assert_int_equal(open_template("<|im_start|>user<|im_sep|>", NULL, &f, &c), -ENOTSUP);
+    text_fixture_close(&f);
+    assert_int_equal(open_template("<|im_start|>", "alpaca", &f, &c), -EINVAL);
+    assert_non_null(strstr(err, "alpaca"));
+    text_fixture_close(&f);
+    assert_int_equal(open_template("<start_of_turn>", NULL, &f, &c), -ENOTSUP);
+    assert_non_null(strstr(err, "<start_of_turn>"));
+    text_fixture_close(&f);
+    assert_int_equal(open_template(NULL, "llama3", &f, &c), -ENOTSUP);
+    text_fixture_close(&f);
+    chat_free(NULL);
+}
+
+/* Templates that end in the middle of what is read out of them. */
+static void test_odd_templates(void **state)
+{
+    (void)state;
+    static const char *const ODD[] = {
+        "<|im_start|>system",
+        "'<|im_start|>system\\n",
+        "'<|im_start|>system\\",
+        "'<|im_start|>system\nabc",
+        "'<|im_start|>system\\nabc\\",
+        "'<|im_start|>system\\nabc' <|im_end|>",
+        "'<|im_start|>system\\n<|im_end|>'",
+    };
+    struct text_fixture f;
+    struct chat *c;
+    for (size_t i = 0; i < sizeof ODD / sizeof *ODD; i++) {
+        assert_int_equal(open_template(ODD[i], NULL, &f, &c), 0);
+        struct conversation k = one(ENGINE_USER, "hello");
+        struct engine_tokens t = {0};
+        render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST, &t);
+        assert_int_equal(count_special(f.v, &t), 2); /* no default system prompt */
+        engine_tokens_free(&t);
+        chat_free(c);
+        text_fixture_close(&f);
+    }
+    /* A default system prompt that is longer than the limit is none; one that is as long is one. */
+    char *long_template = malloc(CHAT_MAX_LITERAL_BYTES + 64);
+    assert_non_null(long_template);
+    for (size_t extra = 0; extra < 2; extra++) {
+        size_t n = (size_t)sprintf(long_template, "'<|im_start|>system\n");
+        memset(long_template + n, 'x', CHAT_MAX_LITERAL_BYTES - 1 + extra);
+        strcpy(long_template + n + CHAT_MAX_LITERAL_BYTES - 1 + extra, "<|im_end|>'");
+        assert_int_equal(open_template(long_template, NULL, &f, &c), 0);
+        struct engine_tokens t = {0};
+        render(c, f.v, NULL, 0, ENGINE_CHAT_FIRST, &t);
+        assert_int_equal(count_special(f.v, &t), extra == 0 ? 2 : 0);
+        engine_tokens_free(&t);
+        chat_free(c);
+        text_fixture_close(&f);
+    }
+    free(long_template);
+    char *huge = malloc(CHAT_MAX_TEMPLATE_BYTES + 2);
+    assert_non_null(huge);
+    memset(huge, ' ', CHAT_MAX_TEMPLATE_BYTES + 1);
+    huge[CHAT_MAX_TEMPLATE_BYTES + 1] = '\0';
+    assert_int_equal(open_template(huge, "chatml", &f, &c), -EBADMSG);
+    text_fixture_close(&f);
+    free(huge);
+}
+
+static void test_orders(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *roles;
+        unsigned flags;
+        bool gemma;
+    } CASES[] = {
+        {"u", ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, true},
+        {"su", ENGINE_CHAT_FIRST, true},
+        {"ua", ENGINE_CHAT_FIRST, true},
+        {"suau", ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, true},
+        {"a", 0, true},
+        {"", ENGINE_CHAT_FIRST, true},
+        {"s", ENGINE_CHAT_FIRST, false},
+        {"sa", ENGINE_CHAT_FIRST, false},
+        {"a", ENGINE_CHAT_FIRST, false},
+        {"uu", ENGINE_CHAT_FIRST, false},
+        {"uaa", ENGINE_CHAT_FIRST, false},
+        {"uas", 0, false},
+        {"ua", ENGINE_CHAT_OPEN, false},
+        {"ss", 0, false},
+    };
+    struct text_fixture f = text_fixture_model(MODEL_GEMMA_270M), q = text_fixture_written(write_chatml(NULL));
+    struct chat *gemma = NULL, *chatml = NULL;
+    assert_int_equal(chat_open(f.g, f.v, NULL, &gemma, err, sizeof err), 0);
+    assert_null(gemma); /* the file is a base model */
+    assert_int_equal(chat_open(f.g, f.v, "gemma", &gemma, err, sizeof err), 0);
+    assert_int_equal(chat_open(q.g, q.v, "chatml", &chatml, err, sizeof err), 0);
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        struct conversation k = {.n = strlen(CASES[i].roles)};
+        for (size_t m = 0; m < k.n; m++) {
+            char r = CASES[i].roles[m];
+            k.messages[m] = (struct engine_message){r == 's'   ? ENGINE_SYSTEM
+                                                    : r == 'u' ? ENGINE_USER
+                                                               : ENGINE_ASSISTANT,
+                                                    "x", 1};
+        }
+        engine_token kept = 7;
+        struct engine_tokens t = {0};
+        assert_int_equal(engine_tokens_append(&t, &kept, 1), 0);
+        int rc = chat_render(gemma, f.v, k.messages, k.n, CASES[i].flags, &t, err, sizeof err);
+        if (rc != (CASES[i].gemma ? 0 : -ENOTSUP))
+            fail_msg("\"%s\": %d", CASES[i].roles, rc);
+        if (rc != 0)
+            assert_int_equal(t.n, 1);
+        assert_int_equal(t.ids[0], 7);
+        assert_int_equal(chat_render(chatml, q.v, k.messages, k.n, CASES[i].flags, &t, err, sizeof err), 0);
+        engine_tokens_free(&t);
+    }
+    chat_free(gemma);
+    chat_free(chatml);
+    text_fixture_close(&f);
+    text_fixture_close(&q);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rendered),    cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_joined_text), cmocka_unit_test(test_nothing_can_be_forged),
+        cmocka_unit_test(test_recognition), cmocka_unit_test(test_odd_templates),
+        cmocka_unit_test(test_orders),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,354 @@
+/* reference.c - see reference.h. */
+#include "tests/engine/reference.h"
+
+#include "engine/gguf_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct matrix {
+    double *w; /* [rows][cols] */
+    int rows, cols;
+    bool quantized;
+};
+
+struct layer {
+    struct matrix q, k, v, o, gate, up, down;
+    struct matrix attn_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm;
+};
+
+struct reference {
+    struct tiny_model m;
+    enum kernels_kv_type kv_type;
+    bool round_activations;
+    struct gguf *g;
+    struct kernels *k;
+    struct layer *layers;
+    struct matrix embed, output, output_norm;
+};
+
+static void *need(void *p)
+{
+    if (p == NULL)
+        abort();
+    return p;
+}
+
+static double *doubles(size_t n)
+{
+    return need(calloc(n ? n : 1, sizeof(double)));
+}
+
+/* ---- weights ---- */
+
+/* A tensor that is not there has no values. */
+static struct matrix read_matrix(struct reference *r, const char *name)
+{
+    struct matrix out = {0};
+    const struct gguf_tensor *t = gguf_tensor_find(r->g, name);
+    if (t == NULL)
+        return out;
+    out.cols = (int)t->dims[0];
+    out.rows = (int)t->dims[1];
+    out.quantized = kernels_type_info(t->type)->block_values > 1;
+    out.w = doubles((size_t)out.rows * (size_t)out.cols);
+    void *packed = need(aligned_alloc(64, (kernels_packed_bytes(t->type, out.rows, out.cols) + 63) & ~(size_t)63));
+    for (int i = 0; i < (out.rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; i++)
+        kernels_pack_group(t->type, out.rows, out.cols, i, t->data, packed);
+    const struct kernels_matrix w = {t->type, out.rows, out.cols, packed};
+    float *row = need(malloc((size_t)out.cols * sizeof *row));
+    for (int32_t i = 0; i < out.rows; i++) {
+        kernels_ops(r->k)->embed(r->k, &w, &i, 1, 1.0f, row);
+        for (int j = 0; j < out.cols; j++)
+            out.w[(size_t)i * (size_t)out.cols + (size_t)j] = row[j];
+    }
+    free(row);
+    free(packed);
+    return out;
+}
+
+static struct matrix read_layer_matrix(struct reference *r, int layer, const char *name)
+{
+    char full[64];
+    snprintf(full, sizeof full, "blk.%d.%s", layer, name);
+    return read_matrix(r, full);
+}
+
+struct reference *reference_open(const struct tiny_model *m, const char *path, enum kernels_kv_type kv_type)
+{
+    struct reference *r = need(calloc(1, sizeof *r));
+    char err[512];
+    r->m = *m;
+    r->kv_type = kv_type;
+    if (gguf_open(path, &r->g, err, sizeof err) ||
+        kernels_open(&(struct kernels_opts){.backend = "cpu-portable", .threads = 1}, &r->k, err, sizeof err)) {
+        fprintf(stderr, "%s\n", err);
+        abort();
+    }
+    r->layers = need(calloc((size_t)m->n_layers, sizeof *r->layers));
+    r->embed = read_matrix(r, "token_embd.weight");
+    r->output = read_matrix(r, "output.weight");
+    r->output_norm = read_matrix(r, "output_norm.weight");
+    for (int l = 0; l < m->n_layers; l++) {
+        struct layer *y = &r->layers[l];
+        const struct {
+            struct matrix *to;
+            const char *name;
+        } all[] = {
+            {&y->q, "attn_q.weight"},
+            {&y->k, "attn_k.weight"},
+            {&y->v, "attn_v.weight"},
+            {&y->o, "attn_output.weight"},
+            {&y->gate, "ffn_gate.weight"},
+            {&y->up, "ffn_up.weight"},
+            {&y->down, "ffn_down.weight"},
+            {&y->attn_norm, "attn_norm.weight"},
+            {&y->ffn_norm, "ffn_norm.weight"},
+            {&y->q_bias, "attn_q.bias"},
+            {&y->k_bias, "attn_k.bias"},
+            {&y->v_bias, "attn_v.bias"},
+            {&y->q_norm, "attn_q_norm.weight"},
+            {&y->k_norm, "attn_k_norm.weight"},
+            {&y->post_attn_norm, "post_attention_norm.weight"},
+            {&y->post_ffn_norm, "post_ffw_norm.weight"},
+        };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            *all[i].to = read_layer_matrix(r, l, all[i].name);
+    }
+    return r;
+}
+
+void reference_close(struct reference *r)
+{
+    for (int l = 0; l < r->m.n_layers; l++) {
+        struct layer *y = &r->layers[l];
+        struct matrix *all[] = {&y->q,
+                                &y->k,
+                                &y->v,
+                                &y->o,
+                                &y->gate,
+                                &y->up,
+                                &y->down,
+                                &y->attn_norm,
+                                &y->ffn_norm,
+                                &y->q_bias,
+                                &y->k_bias,
+                                &y->v_bias,
+                                &y->q_norm,
+                                &y->k_norm,
+                                &y->post_attn_norm,
+                                &y->post_ffn_norm};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]->w);
+    }
+    free(r->layers);
+    free(r->embed.w);
+    free(r->output.w);
+    free(r->output_norm.w);
+    kernels_close(r->k);
+    gguf_close(r->g);
+    free(r);
+}
+
+void reference_round_activations(struct reference *r)
+{
+    r->round_activations = true;
+}
+
+/* ---- arithmetic ---- */
+
+/* Nearest even in the KV type. */
+static double round_kv(const struct reference *r, double v)
+{
+    float f = (float)v;
+    if (r->kv_type == KERNELS_KV_F16)
+        return tiny_model_round_half(v);
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static void multiply(const struct reference *r, const struct matrix *w, const struct matrix *bias, const double *in,
+                     double *out)
+{
+    double *x = doubles((size_t)w->cols);
+    memcpy(x, in, (size_t)w->cols * sizeof *x);
+    for (int b = 0; w->quantized && r->round_activations && b < w->cols; b += 32) {
+        double most = 0;
+        for (int i = b; i < b + 32; i++)
+            most = fmax(most, fabs(x[i]));
+        for (int i = b; i < b + 32 && most > 0; i++)
+            x[i] = nearbyint(x[i] / most * 127) * most / 127;
+    }
+    for (int i = 0; i < w->rows; i++) {
+        const double *row = w->w + (size_t)i * (size_t)w->cols;
+        double sum = bias && bias->w ? bias->w[i] : 0;
+        for (int j = 0; j < w->cols; j++)
+            sum += row[j] * x[j];
+        out[i] = sum;
+    }
+    free(x);
+}
+
+static void normalize(const double *x, int n, const double *weight, double *out)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    double scale = 1 / sqrt(sum / n + 1e-6);
+    for (int i = 0; i < n; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+/* The dimension that turns `turns` times over the original context, as the code published with the YaRN paper has it.
+ */
+static double yarn_correction(const struct tiny_model *m, double turns)
+{
+    return m->rot * log(TINY_YARN_ORIGINAL / (turns * 2 * M_PI)) / (2 * log(m->rope_base));
+}
+
+double reference_frequencies(const struct tiny_model *m, bool window_layer, double *out)
+{
+    double base = window_layer ? 10000.0 : m->rope_base;
+    for (int i = 0; i < m->rot / 2; i++)
+        out[i] = pow(base, -(2.0 * i) / m->rot);
+    if (window_layer || m->rope == TINY_ROPE_PLAIN)
+        return 1;
+    if (m->rope == TINY_ROPE_LINEAR)
+        for (int i = 0; i < m->rot / 2; i++)
+            out[i] /= TINY_ROPE_FACTOR;
+    if (m->rope == TINY_ROPE_DIVISORS)
+        for (int i = 0; i < m->rot / 2; i++)
+            out[i] /= tiny_model_divisor(i);
+    if (m->rope != TINY_ROPE_YARN)
+        return 1;
+    double low = fmax(floor(yarn_correction(m, 32)), 0), high = fmin(ceil(yarn_correction(m, 1)), m->rot - 1);
+    for (int i = 0; i < m->rot / 2; i++) {
+        double keep = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1); /* of the unscaled frequency */
+        out[i] = out[i] / TINY_ROPE_FACTOR * (1 - keep) + out[i] * keep;
+    }
+    return 0.1 * log(TINY_ROPE_FACTOR) + 1;
+}
+
+static void rotate(const struct reference *r, double *heads, int n_heads, int pos, bool window_layer)
+{
+    double freq[128], magnitude = reference_frequencies(&r->m, window_layer, freq);
+    int half = r->m.rot / 2;
+    for (int h = 0; h < n_heads; h++)
+        for (int i = 0; i < half; i++) {
+            double *head = heads + (size_t)h * (size_t)r->m.head_dim;
+            double *a = r->m.arch == TINY_LLAMA ? &head[2 * i] : &head[i];
+            double *b = r->m.arch == TINY_LLAMA ? &head[2 * i + 1] : &head[half + i];
+            double c = cos(pos * freq[i]) * magnitude, s = sin(pos * freq[i]) * magnitude, x = *a, y = *b;
+            *a = x * c - y * s;
+            *b = x * s + y * c;
+        }
+}
+
+/* One head's answer at position pos. k, v: [pos + 1][n_kv_heads * head_dim]. */
+static void attend(const struct reference *r, const double *q, const double *k, const double *v, int kv_head, int pos,
+                   bool window_layer, double *out)
+{
+    const struct tiny_model *m = &r->m;
+    size_t d = (size_t)m->head_dim, row = (size_t)m->n_kv_heads * d, at = (size_t)kv_head * d;
+    int first = window_layer && pos - m->window + 1 > 0 ? pos - m->window + 1 : 0;
+    double *p = doubles((size_t)pos + 1), most = -INFINITY, total = 0;
+    for (int t = first; t <= pos; t++) {
+        for (size_t i = 0; i < d; i++)
+            p[t] += q[i] * k[(size_t)t * row + at + i];
+        p[t] /= sqrt((double)m->head_dim);
+        most = fmax(most, p[t]);
+    }
+    for (int t = first; t <= pos; t++)
+        total += p[t] = exp(p[t] - most);
+    for (size_t i = 0; i < d; i++) {
+        out[i] = 0;
+        for (int t = first; t <= pos; t++)
+            out[i] += p[t] / total * v[(size_t)t * row + at + i];
+    }
+    free(p);
+}
+
+static double activation(const struct reference *r, double x)
+{
+    if (r->m.arch == TINY_GEMMA3)
+        return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    return x / (1 + exp(-x));
+}
+
+/* ---- the pass ---- */
+
+static void add_block(const struct reference *r, const struct matrix *post_norm, double *block, double *x)
+{
+    if (post_norm->w)
+        normalize(block, r->m.n_embd, post_norm->w, block);
+    for (int i = 0; i < r->m.n_embd; i++)
+        x[i] += block[i];
+}
+
+static void run_layer(const struct reference *r, int index, int pos, double *x, double *k, double *v)
+{
+    const struct tiny_model *m = &r->m;
+    const struct layer *y = &r->layers[index];
+    bool window_layer = m->arch == TINY_GEMMA3 && index % 6 != 5; /* five local layers, then a global one */
+    size_t d = (size_t)m->head_dim, kv_row = (size_t)m->n_kv_heads * d;
+    double *h = doubles((size_t)m->n_embd), *q = doubles((size_t)m->n_heads * d), *a = doubles((size_t)m->n_heads * d);
+    double *gate = doubles((size_t)m->n_ff), *up = doubles((size_t)m->n_ff);
+    double *new_k = k + (size_t)pos * kv_row, *new_v = v + (size_t)pos * kv_row;
+
+    normalize(x, m->n_embd, y->attn_norm.w, h);
+    multiply(r, &y->q, &y->q_bias, h, q);
+    multiply(r, &y->k, &y->k_bias, h, new_k);
+    multiply(r, &y->v, &y->v_bias, h, new_v);
+    for (int i = 0; y->q_norm.w && i < m->n_heads; i++)
+        normalize(q + (size_t)i * d, m->head_dim, y->q_norm.w, q + (size_t)i * d);
+    for (int i = 0; y->k_norm.w && i < m->n_kv_heads; i++)
+        normalize(new_k + (size_t)i * d, m->head_dim, y->k_norm.w, new_k + (size_t)i * d);
+    rotate(r, q, m->n_heads, pos, window_layer);
+    rotate(r, new_k, m->n_kv_heads, pos, window_layer);
+    for (size_t i = 0; i < kv_row; i++) {
+        new_k[i] = round_kv(r, new_k[i]);
+        new_v[i] = round_kv(r, new_v[i]);
+    }
+    for (int i = 0; i < m->n_heads; i++)
+        attend(r, q + (size_t)i * d, k, v, i / (m->n_heads / m->n_kv_heads), pos, window_layer, a + (size_t)i * d);
+    multiply(r, &y->o, NULL, a, h);
+    add_block(r, &y->post_attn_norm, h, x);
+
+    normalize(x, m->n_embd, y->ffn_norm.w, h);
+    multiply(r, &y->gate, NULL, h, gate);
+    multiply(r, &y->up, NULL, h, up);
+    for (int i = 0; i < m->n_ff; i++)
+        gate[i] = activation(r, gate[i]) * up[i];
+    multiply(r, &y->down, NULL, gate, h);
+    add_block(r, &y->post_ffn_norm, h, x);
+
+    free(h);
+    free(q);
+    free(a);
+    free(gate);
+    free(up);
+}
+
+void reference_run(struct reference *r, const int32_t *tokens, int n, double *out)
+{
+    const struct tiny_model *m = &r->m;
+    size_t layer_values = (size_t)n * (size_t)m->n_kv_heads * (size_t)m->head_dim, embd = (size_t)m->n_embd;
+    double *k = doubles((size_t)m->n_layers * layer_values), *v = doubles((size_t)m->n_layers * layer_values);
+    double *x = doubles(embd);
+    for (int pos = 0; pos < n; pos++) {
+        for (size_t i = 0; i < embd; i++)
+            x[i] = r->embed.w[(size_t)tokens[pos] * embd + i] * (m->arch == TINY_GEMMA3 ? sqrt((double)embd) : 1);
+        for (int l = 0; l < m->n_layers; l++)
+            run_layer(r, l, pos, x, k + (size_t)l * layer_values, v + (size_t)l * layer_values);
+        normalize(x, m->n_embd, r->output_norm.w, x);
+        multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, out + (size_t)pos * (size_t)m->n_vocab);
+    }
+    free(k);
+    free(v);
+    free(x);
+}

@@ -1,0 +1,365 @@
+/* tiny_model.c - see tiny_model.h. */
+#include "tests/engine/tiny_model.h"
+
+#include "tests/engine/tiny_vocab.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t mix(uint64_t z)
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t name_seed(const struct tiny_model *m, const char *name)
+{
+    uint64_t h = mix(m->seed);
+    for (; *name; name++)
+        h = mix(h ^ (unsigned char)*name);
+    return h;
+}
+
+/* In [-1, 1). */
+static float uniform(uint64_t seed, size_t i)
+{
+    return (float)((double)(mix(seed + i * 0x632be59bd9b4e019u) >> 40) / (double)(1 << 23) - 1.0);
+}
+
+struct tiny_model tiny_model_of(enum tiny_arch arch)
+{
+    struct tiny_model m = {.arch = arch,
+                           .type = KERNELS_F32,
+                           .n_layers = 3,
+                           .n_embd = 96,
+                           .n_ff = 136,
+                           .n_heads = 6,
+                           .n_kv_heads = 2,
+                           .head_dim = 16,
+                           .n_vocab = TINY_TOKENS + 5,
+                           .ctx = 1024,
+                           .rope_base = 10000.0f,
+                           .seed = 7};
+    if (arch == TINY_QWEN2)
+        m.rope_base = 1e6f;
+    if (arch == TINY_LLAMA) {
+        m.n_layers = 2;
+        m.n_heads = m.n_kv_heads = 4;
+        m.head_dim = 24;
+    }
+    if (arch == TINY_GEMMA3) {
+        m.n_layers = 7;
+        m.n_heads = 4;
+        m.n_kv_heads = 1;
+        m.head_dim = 40;
+        m.window = 45;
+        m.rope_base = 1e6f;
+        m.tied = true;
+    }
+    m.rot = m.head_dim;
+    return m;
+}
+
+struct tiny_model tiny_model_typed(enum tiny_arch arch, enum kernels_type type)
+{
+    struct tiny_model m = tiny_model_of(arch);
+    m.type = type;
+    int block = kernels_type_info(type)->block_values;
+    if (block > 32) { /* rows of attn_output and ffn_down too */
+        m.n_embd = 256;
+        m.n_ff = 512;
+        m.head_dim = m.rot = 64;
+        m.n_heads = 4;
+        m.n_kv_heads = m.n_kv_heads < 2 ? 1 : 2;
+    } else if (block > 1) {
+        m.n_ff = 160;
+    }
+    return m;
+}
+
+const char *tiny_model_arch(const struct tiny_model *m)
+{
+    static const char *const NAMES[TINY_ARCHS] = {"qwen2", "llama", "gemma3"};
+    return NAMES[m->arch];
+}
+
+static bool omitted(const struct tiny_model *m, const char *name)
+{
+    return (m->omit && !strcmp(m->omit, name)) || (m->also && !strcmp(m->also, name));
+}
+
+static const char *full_key(const struct tiny_model *m, const char *key, char out[128])
+{
+    snprintf(out, 128, "%s.%s", tiny_model_arch(m), key);
+    return out;
+}
+
+void tiny_model_u32(const struct tiny_model *m, struct gguf_writer *w, const char *key, uint32_t value)
+{
+    char full[128];
+    gguf_writer_u32(w, full_key(m, key, full), value);
+}
+
+void tiny_model_f32(const struct tiny_model *m, struct gguf_writer *w, const char *key, float value)
+{
+    char full[128];
+    gguf_writer_f32(w, full_key(m, key, full), value);
+}
+
+static void maybe_u32(const struct tiny_model *m, struct gguf_writer *w, const char *key, uint32_t value)
+{
+    if (!omitted(m, key))
+        tiny_model_u32(m, w, key, value);
+}
+
+static void maybe_f32(const struct tiny_model *m, struct gguf_writer *w, const char *key, float value)
+{
+    if (!omitted(m, key))
+        tiny_model_f32(m, w, key, value);
+}
+
+/* ---- weights ---- */
+
+double tiny_model_round_half(double v)
+{
+    int e;
+    frexp(v, &e);
+    double step = ldexp(1, e - 11 > -24 ? e - 11 : -24);
+    return nearbyint(v / step) * step;
+}
+
+uint16_t tiny_model_half(double v)
+{
+    int e;
+    double a = fabs(tiny_model_round_half(v));
+    frexp(a, &e);
+    unsigned bits =
+        a < 0x1p-14 ? (unsigned)ldexp(a, 24) : ((unsigned)(e + 14) << 10) + (unsigned)ldexp(a, 11 - e) - 1024;
+    return (uint16_t)(bits | (v < 0 ? 0x8000u : 0));
+}
+
+static void put_half(uint8_t *at, float v)
+{
+    uint16_t h = tiny_model_half(v);
+    memcpy(at, &h, 2);
+}
+
+/* One block of a quantized type with random bits, and scales that make its values spread about `spread` around 0. */
+static void fill_block(enum kernels_type type, uint64_t seed, float spread, uint8_t *out)
+{
+    int bytes = kernels_type_info(type)->block_bytes;
+    for (int i = 0; i < bytes; i++)
+        out[i] = (uint8_t)(mix(seed + (uint64_t)i) >> 20);
+    float scale = spread * (1.0f + 0.5f * uniform(seed, 999));
+    switch (type) {
+    case KERNELS_Q8_0:
+        put_half(out, scale / 74);
+        break;
+    case KERNELS_Q4_0:
+        put_half(out, scale / 4.6f);
+        break;
+    case KERNELS_Q4_1:
+        put_half(out, scale / 4.6f);
+        put_half(out + 2, -7.5f * scale / 4.6f);
+        break;
+    case KERNELS_Q5_0:
+        put_half(out, scale / 9.2f);
+        break;
+    case KERNELS_Q5_1:
+        put_half(out, scale / 9.2f);
+        put_half(out + 2, -15.5f * scale / 9.2f);
+        break;
+    case KERNELS_Q4_K:
+        put_half(out, scale / (31.5f * 4.6f));
+        put_half(out + 2, 7.5f * scale / (31.5f * 4.6f));
+        break;
+    case KERNELS_Q5_K:
+        put_half(out, scale / (31.5f * 9.2f));
+        put_half(out + 2, 15.5f * scale / (31.5f * 9.2f));
+        break;
+    case KERNELS_Q6_K:
+        put_half(out + 208, scale / (74.0f * 18.4f));
+        break;
+    default:
+        abort();
+    }
+}
+
+static size_t file_bytes(enum kernels_type type, size_t values)
+{
+    const struct kernels_type_info *info = kernels_type_info(type);
+    return values / (size_t)info->block_values * (size_t)info->block_bytes;
+}
+
+static void fill(enum kernels_type type, uint64_t seed, size_t values, float center, float spread, uint8_t *out)
+{
+    const struct kernels_type_info *info = kernels_type_info(type);
+    if (info->block_values > 1) {
+        for (size_t b = 0; b < values / (size_t)info->block_values; b++)
+            fill_block(type, mix(seed + b), spread, out + b * (size_t)info->block_bytes);
+        return;
+    }
+    for (size_t i = 0; i < values; i++) {
+        float v = center + spread * 1.73f * uniform(seed, i);
+        uint32_t bits;
+        memcpy(&bits, &v, 4);
+        if (type == KERNELS_F32) {
+            memcpy(out + 4 * i, &v, 4);
+        } else if (type == KERNELS_F16) {
+            put_half(out + 2 * i, v);
+        } else {
+            uint16_t high = (uint16_t)(bits >> 16);
+            memcpy(out + 2 * i, &high, 2);
+        }
+    }
+}
+
+void tiny_model_tensor(const struct tiny_model *m, struct gguf_writer *w, const char *name, enum kernels_type type,
+                       int rows, int cols, float center)
+{
+    size_t values = (size_t)cols * (size_t)(rows ? rows : 1), bytes = file_bytes(type, values);
+    uint8_t *data = malloc(bytes);
+    if (data == NULL)
+        abort();
+    fill(type, name_seed(m, name), values, center, rows ? 1.5f / sqrtf((float)cols) : 0.2f, data);
+    const uint64_t dims[2] = {(uint64_t)cols, (uint64_t)rows};
+    gguf_writer_tensor(w, name, type, rows ? 2 : 1, dims, data, bytes);
+    free(data);
+}
+
+static void maybe_tensor(const struct tiny_model *m, struct gguf_writer *w, const char *name, int rows, int cols,
+                         float center)
+{
+    if (!omitted(m, name))
+        tiny_model_tensor(m, w, name, rows ? m->type : KERNELS_F32, rows, cols, center);
+}
+
+float tiny_model_divisor(int i)
+{
+    return i < 2 ? 1.0f : 1.0f + 1.75f * (float)i;
+}
+
+static void write_layer(const struct tiny_model *m, struct gguf_writer *w, int layer)
+{
+    int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
+    bool gemma3 = m->arch == TINY_GEMMA3, qwen2 = m->arch == TINY_QWEN2;
+    const struct {
+        const char *name;
+        bool written;
+        int rows, cols;
+        float center;
+    } tensors[] = {
+        {"attn_norm.weight", true, 0, m->n_embd, 1},
+        {"attn_q.weight", true, q, m->n_embd, 0},
+        {"attn_k.weight", true, kv, m->n_embd, 0},
+        {"attn_v.weight", true, kv, m->n_embd, 0},
+        {"attn_q.bias", qwen2, 0, q, 0},
+        {"attn_k.bias", qwen2, 0, kv, 0.1f},
+        {"attn_v.bias", qwen2, 0, kv, -0.1f},
+        {"attn_q_norm.weight", gemma3, 0, m->head_dim, 1},
+        {"attn_k_norm.weight", gemma3, 0, m->head_dim, 1},
+        {"attn_output.weight", true, m->n_embd, q, 0},
+        {"post_attention_norm.weight", gemma3, 0, m->n_embd, 1},
+        {"ffn_norm.weight", true, 0, m->n_embd, 1},
+        {"ffn_gate.weight", true, m->n_ff, m->n_embd, 0},
+        {"ffn_up.weight", true, m->n_ff, m->n_embd, 0},
+        {"ffn_down.weight", true, m->n_embd, m->n_ff, 0},
+        {"post_ffw_norm.weight", gemma3, 0, m->n_embd, 1},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
+        if (tensors[i].written)
+            maybe_tensor(m, w, name, tensors[i].rows, tensors[i].cols, tensors[i].center);
+    }
+}
+
+static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
+{
+    char key[128];
+    maybe_u32(m, w, "rope.dimension_count", (uint32_t)m->rot);
+    maybe_f32(m, w, "rope.freq_base", m->rope_base);
+    if (m->rope == TINY_ROPE_LINEAR || m->rope == TINY_ROPE_YARN) {
+        gguf_writer_string(w, full_key(m, "rope.scaling.type", key), m->rope == TINY_ROPE_YARN ? "yarn" : "linear");
+        maybe_f32(m, w, "rope.scaling.factor", TINY_ROPE_FACTOR);
+    }
+    if (m->rope == TINY_ROPE_YARN)
+        maybe_u32(m, w, "rope.scaling.original_context_length", TINY_YARN_ORIGINAL);
+    if (m->rope == TINY_ROPE_DIVISORS) {
+        float divisors[128];
+        for (int i = 0; i < m->rot / 2; i++)
+            divisors[i] = tiny_model_divisor(i);
+        const uint64_t dims[] = {(uint64_t)m->rot / 2};
+        gguf_writer_tensor(w, "rope_freqs.weight", KERNELS_F32, 1, dims, divisors, dims[0] * 4);
+    }
+}
+
+void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
+{
+    if (!omitted(m, "general.architecture"))
+        gguf_writer_string(w, "general.architecture", tiny_model_arch(m));
+    maybe_u32(m, w, "block_count", (uint32_t)m->n_layers);
+    maybe_u32(m, w, "context_length", (uint32_t)m->ctx);
+    maybe_u32(m, w, "embedding_length", (uint32_t)m->n_embd);
+    maybe_u32(m, w, "feed_forward_length", (uint32_t)m->n_ff);
+    maybe_u32(m, w, "attention.head_count", (uint32_t)m->n_heads);
+    maybe_u32(m, w, "attention.head_count_kv", (uint32_t)m->n_kv_heads);
+    maybe_f32(m, w, "attention.layer_norm_rms_epsilon", 1e-6f);
+    if (m->head_dim * m->n_heads != m->n_embd) {
+        maybe_u32(m, w, "attention.key_length", (uint32_t)m->head_dim);
+        maybe_u32(m, w, "attention.value_length", (uint32_t)m->head_dim);
+    }
+    if (m->arch == TINY_GEMMA3)
+        maybe_u32(m, w, "attention.sliding_window", (uint32_t)m->window);
+    tiny_vocab_bpe(w, "qwen2");
+    write_rope(m, w);
+    maybe_tensor(m, w, "token_embd.weight", m->n_vocab, m->n_embd, 0);
+    for (int l = 0; l < m->n_layers; l++)
+        write_layer(m, w, l);
+    maybe_tensor(m, w, "output_norm.weight", 0, m->n_embd, 1);
+    if (!m->tied)
+        maybe_tensor(m, w, "output.weight", m->n_vocab, m->n_embd, 0);
+}
+
+/* ---- files ---- */
+
+char *tiny_model_save_writer(struct gguf_writer *w)
+{
+    const char *folder = getenv("TMPDIR");
+    char *path = NULL;
+    if (asprintf(&path, "%s/convod-tiny-XXXXXX", folder && *folder ? folder : "/tmp") < 0)
+        abort();
+    int fd = mkstemp(path);
+    if (fd < 0 || close(fd) != 0 || gguf_writer_save(w, path) != 0) {
+        perror(path);
+        abort();
+    }
+    return path;
+}
+
+char *tiny_model_save(const struct tiny_model *m)
+{
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(m, w);
+    char *path = tiny_model_save_writer(w);
+    gguf_writer_free(w);
+    return path;
+}
+
+void tiny_model_remove(char *path)
+{
+    if (path != NULL)
+        unlink(path);
+    free(path);
+}
+
+void tiny_model_tokens(const struct tiny_model *m, uint64_t seed, int n, int32_t *out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = (int32_t)(mix(mix(seed) + (uint64_t)i) % (uint64_t)m->n_vocab);
+}
