@@ -384,6 +384,21 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
     return -EINVAL;
 }
 
+int daemon_config_verify(const struct daemon_config *c, char *err, size_t err_size)
+{
+    if (access(c->model, R_OK) != 0) {
+        int rc = -errno;
+        snprintf(err, err_size, "model %.200s: %s", c->model, strerror(-rc));
+        return rc;
+    }
+    struct auth *auth;
+    int rc = auth_open(c->token_file, &auth, err, err_size);
+    if (rc == 0) {
+        auth_free(auth);
+    }
+    return rc;
+}
+
 void daemon_config_free(struct daemon_config *c)
 {
     for (size_t i = 0; i < N_SETTINGS; i++) {
