@@ -31,7 +31,7 @@ struct engine_opts {
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
     const char *kv_type;     /* "bf16" (NULL) or "f16" */
-    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral"; NULL = recognise the file's template */
+    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral", "llama2"; NULL = recognise the template */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
@@ -130,8 +130,8 @@ void engine_seq_free(struct engine_seq *s);
 int engine_seq_length(const struct engine_seq *s);
 /* The tokens themselves, [engine_seq_length()], valid until the sequence changes. */
 const engine_token *engine_seq_tokens(const struct engine_seq *s);
-/* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n - 1
- * would need; the sequence is unchanged then. */
+/* Drops all tokens from n on, n <= length. -ERANGE: a sliding-window layer has already dropped what position n
+ * would see; the sequence is unchanged then. */
 int engine_seq_truncate(struct engine_seq *s, int n);
 /* A new sequence with the first n tokens of s; pages are shared until one of them writes into one. NULL: no
  * memory, or a sliding-window layer has already dropped what position n would see. */

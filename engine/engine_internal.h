@@ -85,11 +85,14 @@ struct engine_seq {
     struct kv_table table[MODEL_GROUPS];
 };
 
-/* Sizes and allocates the pools within `bytes` and points the layers' kv at them. */
+/* Lays out the layers within the pages of their group, which gives the pages' sizes. Comes first. */
+void kv_pools_size(struct engine *e);
+/* Allocates the pools within `bytes` and points the layers' kv at them. */
 int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size);
 void kv_pools_close(struct engine *e);
-/* Makes pages for n more tokens writable (copying a shared last page). -ENOSPC: nothing changed. */
-int kv_seq_reserve(struct engine_seq *s, int n);
+/* Appends n tokens whose keys and values will be written next: their pages are there, and no other sequence's.
+ * -EOVERFLOW (ctx_tokens), -ENOSPC, -ENOMEM: the sequence is unchanged. */
+int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n);
 /* Tokens that a sequence of this model can hold at most with pools of `bytes`. */
 int kv_capacity_tokens(const struct engine *e, size_t bytes);
 

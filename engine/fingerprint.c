@@ -21,13 +21,31 @@
 
 #define READ_BYTES ((size_t)4 << 20)
 
+/* A remembered hash: the SHA-256, and 8 bytes of the SHA-256 of that, so that a damaged file is not taken for one. */
+#define CHECK_BYTES 8
+#define CACHE_BYTES (32 + CHECK_BYTES)
+
+static bool add_check(const uint8_t sha256[32], uint8_t out[CACHE_BYTES])
+{
+    uint8_t again[32];
+    if (!EVP_Digest(sha256, 32, again, NULL, EVP_sha256(), NULL))
+        return false;
+    memcpy(out, sha256, 32);
+    memcpy(out + 32, again, CHECK_BYTES);
+    return true;
+}
+
 static bool cache_read(const char *path, uint8_t sha256[32])
 {
+    uint8_t bytes[CACHE_BYTES + 1], right[CACHE_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return false;
-    bool ok = read(fd, sha256, 32) == 32;
+    bool ok = read(fd, bytes, sizeof bytes) == CACHE_BYTES && add_check(bytes, right) &&
+              memcmp(bytes, right, CACHE_BYTES) == 0;
     close(fd);
+    if (ok)
+        memcpy(sha256, bytes, 32);
     return ok;
 }
 
@@ -35,14 +53,27 @@ static bool cache_read(const char *path, uint8_t sha256[32])
 static void cache_write(const char *path, const uint8_t sha256[32])
 {
     char tmp[4096];
-    if (snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid()) >= (int)sizeof tmp)
+    uint8_t bytes[CACHE_BYTES];
+    if (snprintf(tmp, sizeof tmp, "%s.%ld", path, (long)getpid()) >= (int)sizeof tmp || !add_check(sha256, bytes))
         return;
     int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 && errno == EEXIST) { /* left by a process of this number that died */
+        unlink(tmp);
+        fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    }
     if (fd < 0)
         return;
-    bool ok = write(fd, sha256, 32) == 32;
+    bool ok = write(fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes;
     if (close(fd) || !ok || rename(tmp, path))
         unlink(tmp);
+}
+
+/* Whether a file is as it was: a hash of one that was being written is remembered for nobody. */
+static bool unchanged(int fd, const struct stat *before)
+{
+    struct stat now;
+    return fstat(fd, &now) == 0 && now.st_size == before->st_size && now.st_mtim.tv_sec == before->st_mtim.tv_sec &&
+           now.st_mtim.tv_nsec == before->st_mtim.tv_nsec;
 }
 
 int fingerprint_file(const char *path, const char *cache_dir,
@@ -87,13 +118,21 @@ int fingerprint_file(const char *path, const char *cache_dir,
         }
         if (n == 0)
             break;
-        EVP_DigestUpdate(md, buf, (size_t)n);
+        if (!EVP_DigestUpdate(md, buf, (size_t)n)) {
+            rc = -ENOMEM;
+            snprintf(err, err_size, "%s: its hash cannot be computed", path);
+            goto cleanup;
+        }
         at += n;
         if (progress && st.st_size > 0)
             progress(arg, (double)at / (double)st.st_size, "hashing the model file");
     }
-    EVP_DigestFinal_ex(md, sha256, NULL);
-    if (cached[0])
+    if (!EVP_DigestFinal_ex(md, sha256, NULL)) {
+        rc = -ENOMEM;
+        snprintf(err, err_size, "%s: its hash cannot be computed", path);
+        goto cleanup;
+    }
+    if (cached[0] && unchanged(fd, &st))
         cache_write(cached, sha256);
 
 cleanup:
@@ -104,25 +143,34 @@ cleanup:
     return rc;
 }
 
+struct hash {
+    EVP_MD_CTX *md;
+    bool failed;
+};
+
 static void update(void *h, const void *p, size_t n)
 {
-    EVP_DigestUpdate(h, p, n);
+    struct hash *hash = h;
+    if (!EVP_DigestUpdate(hash->md, p, n))
+        hash->failed = true;
 }
 
 int fingerprint_engine(struct engine *e)
 {
-    EVP_MD_CTX *md = EVP_MD_CTX_new();
-    if (!md)
+    struct hash h = {.md = EVP_MD_CTX_new()};
+    if (!h.md)
         return -ENOMEM;
     const int32_t settings[] = {NUMERICS_VERSION, LAYOUT_VERSION, e->model.n_layers, e->model.n_kv_heads,
                                 e->model.head_dim};
-    EVP_DigestInit_ex(md, EVP_sha256(), NULL);
-    EVP_DigestUpdate(md, "convod kv", 9);
-    EVP_DigestUpdate(md, settings, sizeof settings);
-    EVP_DigestUpdate(md, e->info.model_sha256, 32);
-    EVP_DigestUpdate(md, e->info.kv_type, strlen(e->info.kv_type) + 1);
-    model_rope_hash(&e->model, update, md);
-    EVP_DigestFinal_ex(md, e->info.fingerprint, NULL);
-    EVP_MD_CTX_free(md);
-    return 0;
+    if (!EVP_DigestInit_ex(h.md, EVP_sha256(), NULL))
+        h.failed = true;
+    update(&h, "convod kv", 9);
+    update(&h, settings, sizeof settings);
+    update(&h, e->info.model_sha256, 32);
+    update(&h, e->info.kv_type, strlen(e->info.kv_type) + 1);
+    model_rope_hash(&e->model, update, &h);
+    if (!h.failed && !EVP_DigestFinal_ex(h.md, e->info.fingerprint, NULL))
+        h.failed = true;
+    EVP_MD_CTX_free(h.md);
+    return h.failed ? -ENOMEM : 0;
 }

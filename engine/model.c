@@ -41,6 +41,7 @@ struct loader {
     void *progress_arg;
     uint64_t done_bytes, total_bytes;
     uint64_t type_bytes[KERNELS_TYPE_COUNT];
+    bool *read; /* [tensors in the file] */
     char *err;
     size_t err_size;
 };
@@ -74,7 +75,8 @@ static int get_dim(struct loader *ld, const char *arch, const char *name, bool r
     return 0;
 }
 
-/* A value that a file may give per layer, but that convod takes the same for all. */
+/* A value that a file may give per layer, but that convod takes the same for all. Required unless *out has a default.
+ */
 static int get_uniform(struct loader *ld, const char *arch, const char *name, int n_layers, int most, int *out)
 {
     char key[160];
@@ -82,7 +84,8 @@ static int get_uniform(struct loader *ld, const char *arch, const char *name, in
     for (int i = 0; i < n_layers; i++)
         each[i] = (uint32_t)*out;
     snprintf(key, sizeof key, "%s.%s", arch, name);
-    int rc = gguf_get_u32_each(ld->g, key, GGUF_OPTIONAL, each, (size_t)n_layers, ld->err, ld->err_size);
+    int rc = gguf_get_u32_each(ld->g, key, *out ? GGUF_OPTIONAL : GGUF_REQUIRED, each, (size_t)n_layers, ld->err,
+                               ld->err_size);
     if (rc)
         return rc;
     for (int i = 0; i < n_layers; i++)
@@ -94,6 +97,47 @@ static int get_uniform(struct loader *ld, const char *arch, const char *name, in
     return 0;
 }
 
+/* A number that changes the graph in a way that convod lacks, unless it is 0. */
+static int refuse(struct loader *ld, const char *arch, const char *name, const char *what)
+{
+    char key[160];
+    uint32_t count = 0;
+    float value = 0;
+    snprintf(key, sizeof key, "%s.%s", arch, name);
+    if (gguf_get_u32(ld->g, key, GGUF_OPTIONAL, &count, NULL, 0) != 0) {
+        int rc = gguf_get_f32(ld->g, key, GGUF_OPTIONAL, &value, ld->err, ld->err_size);
+        if (rc)
+            return rc;
+    }
+    if (count == 0 && value == 0.0f)
+        return 0;
+    return fail(ld, -ENOTSUP, "%s is set, but convod cannot run %s", key, what);
+}
+
+/* Which layers see a window only: every sixth layer sees everything, unless the file says otherwise (another period, or
+ * a value per layer). */
+static int read_windows(struct loader *ld, const char *arch)
+{
+    struct model *m = ld->m;
+    uint32_t period = GEMMA3_WINDOW_PERIOD;
+    struct gguf_array each = {0};
+    char key[160];
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", arch);
+    bool per_layer = gguf_get_array(ld->g, key, GGUF_REQUIRED, GGUF_BOOL, &each, NULL, 0) == 0;
+    if (!per_layer) {
+        int rc = gguf_get_u32(ld->g, key, GGUF_OPTIONAL, &period, ld->err, ld->err_size);
+        if (rc)
+            return rc;
+    } else if (each.n != (uint64_t)m->n_layers) {
+        return fail(ld, -EBADMSG, "%s has %llu values for %d layers", key, (unsigned long long)each.n, m->n_layers);
+    }
+    for (int l = 0; l < m->n_layers; l++) {
+        bool window = per_layer ? gguf_array_int(&each, (uint64_t)l) != 0 : period == 0 || ((uint32_t)l + 1) % period;
+        m->layers[l].group = window ? MODEL_WINDOW : MODEL_FULL;
+    }
+    return 0;
+}
+
 static int read_shape(struct loader *ld, char *arch, size_t arch_size)
 {
     struct model *m = ld->m;
@@ -101,7 +145,7 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
     int rc = gguf_get_string(ld->g, "general.architecture", GGUF_REQUIRED, &s, ld->err, ld->err_size);
     if (rc)
         return rc;
-    snprintf(arch, arch_size, "%.*s", (int)(s.len < 40 ? s.len : 40), s.text);
+    snprintf(arch, arch_size, "%s", gguf_show(s.text, s.len).text);
     bool gemma3 = !strcmp(arch, "gemma3");
     if (strcmp(arch, "qwen2") && strcmp(arch, "llama") && !gemma3)
         return fail(ld, -ENOTSUP, "architecture '%s' is not supported; convod runs qwen2, llama and gemma3 models",
@@ -118,21 +162,23 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
     if ((rc = get_uniform(ld, arch, "attention.head_count_kv", m->n_layers, MAX_HEADS, &m->n_kv_heads)))
         return rc;
     if (m->n_heads % m->n_kv_heads)
-        return fail(ld, -EBADMSG, "%d attention heads cannot share %d key/value heads", m->n_heads, m->n_kv_heads);
+        return fail(ld, -EBADMSG, "%s.attention.head_count_kv: %d heads cannot share %d key/value heads", arch,
+                    m->n_heads, m->n_kv_heads);
 
     m->head_dim = m->n_embd / m->n_heads;
     if (m->head_dim == 0)
-        return fail(ld, -EBADMSG, "%d values cannot be split over %d heads", m->n_embd, m->n_heads);
+        return fail(ld, -EBADMSG, "%s.attention.head_count: %d values cannot be split over %d heads", arch, m->n_embd,
+                    m->n_heads);
     if ((rc = get_dim(ld, arch, "attention.key_length", false, MAX_HEAD_DIM, &m->head_dim)))
         return rc;
     int value_dim = m->head_dim;
     if ((rc = get_dim(ld, arch, "attention.value_length", false, MAX_HEAD_DIM, &value_dim)))
         return rc;
     if (value_dim != m->head_dim || m->head_dim % 8 || m->head_dim > MAX_HEAD_DIM)
-        return fail(
-            ld, -ENOTSUP,
-            "heads of %d (keys) and %d (values) are not supported: they must be equal, a multiple of 8 and at most %d",
-            m->head_dim, value_dim, MAX_HEAD_DIM);
+        return fail(ld, -ENOTSUP,
+                    "%s.attention.key_length and value_length: heads of %d and %d are not supported; they must be "
+                    "equal, a multiple of 8 and at most %d",
+                    arch, m->head_dim, value_dim, MAX_HEAD_DIM);
 
     char key[160];
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
@@ -140,12 +186,10 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
         return rc;
     if (!(m->rms_eps >= 0.0f && m->rms_eps < 1.0f))
         return fail(ld, -EBADMSG, "%s is not between 0 and 1", key);
-    snprintf(key, sizeof key, "%s.expert_count", arch);
-    uint32_t experts = 0;
-    if ((rc = gguf_get_u32(ld->g, key, GGUF_OPTIONAL, &experts, ld->err, ld->err_size)))
+    if ((rc = refuse(ld, arch, "expert_count", "mixtures of experts")) ||
+        (rc = refuse(ld, arch, "attn_logit_softcapping", "capped attention scores")) ||
+        (rc = refuse(ld, arch, "final_logit_softcapping", "capped logits")))
         return rc;
-    if (experts)
-        return fail(ld, -ENOTSUP, "a mixture of %u experts is not supported", experts);
 
     m->rope_kind = !strcmp(arch, "llama") ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES;
     m->glu = gemma3 ? KERNELS_GELU_TANH : KERNELS_SILU;
@@ -158,8 +202,8 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
     m->layers = calloc((size_t)m->n_layers, sizeof *m->layers);
     if (!m->layers)
         return fail(ld, -ENOMEM, "no memory for %d layers", m->n_layers);
-    for (int l = 0; l < m->n_layers; l++)
-        m->layers[l].group = gemma3 && (l + 1) % GEMMA3_WINDOW_PERIOD ? MODEL_WINDOW : MODEL_FULL;
+    if (gemma3 && (rc = read_windows(ld, arch))) /* else all are MODEL_FULL */
+        return rc;
     return model_rope_open(ld->g, arch, m, ld->err, ld->err_size);
 }
 
@@ -199,6 +243,7 @@ static void tensor_done(struct loader *ld, const struct gguf_tensor *t)
     ld->done_bytes += t->bytes;
     ld->type_bytes[t->type] += t->bytes;
     ld->m->parameters += t->values;
+    ld->read[t - gguf_tensor_at(ld->g, 0)] = true;
     gguf_tensor_forget(ld->g, t);
     if (ld->progress && ld->total_bytes)
         ld->progress(ld->progress_arg, (double)ld->done_bytes / (double)ld->total_bytes, "loading the model");
@@ -225,7 +270,6 @@ static int load_matrix(struct loader *ld, const char *name, int rows, int cols, 
     return 0;
 }
 
-/* A vector is used as float32 whatever 16- or 32-bit type it has in the file. */
 static int load_vector(struct loader *ld, const char *name, bool required, int n, const float **out)
 {
     const struct gguf_tensor *t;
@@ -286,6 +330,20 @@ static int load_layer(struct loader *ld, int l, bool qwen2, bool gemma3, enum ke
     return 0;
 }
 
+/* A tensor that is not part of the graph as convod knows it would be a model that quietly answers wrong. */
+static int check_all_read(struct loader *ld)
+{
+    for (size_t i = 0; i < gguf_tensor_count(ld->g); i++) {
+        const char *name = gguf_tensor_at(ld->g, i)->name;
+        /* Frequencies: read with the rotary settings, or, in old files, what those settings say anyway. */
+        bool frequencies = !strcmp(name, "rope_freqs.weight") || strstr(name, ".attn_rot_embd");
+        if (!ld->read[i] && !frequencies)
+            return fail(ld, -ENOTSUP, "tensor %s has no place in the models of this architecture that convod knows",
+                        gguf_show(name, strlen(name)).text);
+    }
+    return 0;
+}
+
 static int load_weights(struct loader *ld, const char *arch, enum kernels_kv_type kv_type)
 {
     struct model *m = ld->m;
@@ -310,13 +368,15 @@ static int load_weights(struct loader *ld, const char *arch, enum kernels_kv_typ
         rc = load_matrix(ld, "output.weight", m->n_vocab, m->n_embd, &m->output);
     else
         m->output = m->embed;
+    if (rc || (rc = check_all_read(ld)))
+        return rc;
 
     int most = 0;
     for (int t = 1; t < KERNELS_TYPE_COUNT; t++)
         if (ld->type_bytes[t] > ld->type_bytes[most])
             most = t;
     m->quantization = kernels_type_info((enum kernels_type)most)->name;
-    return rc;
+    return 0;
 }
 
 int model_open(const struct gguf *g, struct kernels *k, enum kernels_kv_type kv_type,
@@ -332,10 +392,13 @@ int model_open(const struct gguf *g, struct kernels *k, enum kernels_kv_type kv_
                         .progress_arg = arg,
                         .err = err,
                         .err_size = err_size};
-    char arch[64];
+    char arch[sizeof(struct gguf_shown)];
     int rc = read_shape(&ld, arch, sizeof arch);
-    if (!rc)
-        rc = load_weights(&ld, arch, kv_type);
+    if (!rc) {
+        ld.read = calloc(gguf_tensor_count(g) + 1, sizeof *ld.read);
+        rc = ld.read ? load_weights(&ld, arch, kv_type) : fail(&ld, -ENOMEM, "no memory for its tensors' names");
+        free(ld.read);
+    }
     if (rc) {
         model_close(&m, k);
         return rc;

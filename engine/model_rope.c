@@ -86,9 +86,9 @@ static int read_scaling(const struct gguf *g, const char *arch, const struct mod
     } else if (kind.len == 0) {
         s->kind = has_factor ? SCALE_LINEAR : SCALE_NONE;
     } else if (!(kind.len == 4 && !memcmp(kind.text, "none", 4))) {
-        snprintf(err, err_size, "%s: RoPE scaling '%.*s' is not supported; convod knows none, linear and yarn",
-                 gguf_path(g), (int)(kind.len < 40 ? kind.len : 40), kind.text);
-        return -ENOTSUP;
+        return gguf_fail(g, err, err_size, -ENOTSUP,
+                         "RoPE scaling '%s' is not supported; convod knows none, linear and yarn",
+                         gguf_show(kind.text, kind.len).text);
     }
     if (!(s->factor >= 0.0f && s->factor <= 1e6f && s->attn_factor > 0.0f && s->attn_factor <= 100.0f &&
           s->beta_slow > 0.0f && s->beta_fast >= s->beta_slow && s->beta_fast <= 1e6f && s->original_ctx > 0)) {
@@ -139,7 +139,7 @@ int model_rope_open(const struct gguf *g, const char *arch, struct model *m, cha
         }
         divisors = malloc(rot / 2 * sizeof *divisors);
         if (!divisors)
-            return -ENOMEM;
+            return gguf_fail(g, err, err_size, -ENOMEM, "no memory for rope_freqs.weight");
         memcpy(divisors, t->data, rot / 2 * sizeof *divisors);
         for (uint32_t i = 0; i < rot / 2; i++)
             if (!(divisors[i] > 0.0f && divisors[i] < 1e9f)) {
@@ -153,7 +153,7 @@ int model_rope_open(const struct gguf *g, const char *arch, struct model *m, cha
     if (!rc)
         rc = set_rope(&m->rope[MODEL_WINDOW], (int)rot, local_base, &none, NULL);
     free(divisors);
-    return rc;
+    return rc ? gguf_fail(g, err, err_size, rc, "no memory for RoPE frequencies") : 0;
 }
 
 void model_rope_table(const struct model_rope *r, const int *positions, int n, float *out)

@@ -17,7 +17,7 @@
 
 static int pages_for(int tokens)
 {
-    return (tokens + KERNELS_PAGE_TOKENS - 1) / KERNELS_PAGE_TOKENS;
+    return tokens / KERNELS_PAGE_TOKENS + (tokens % KERNELS_PAGE_TOKENS != 0);
 }
 
 /* ---- pools ---- */
@@ -59,7 +59,7 @@ static void pool_sizes(const struct engine *e, size_t bytes, int64_t *n_full, in
         *n_window = INT32_MAX;
 }
 
-static void group_bytes(struct engine *e)
+void kv_pools_size(struct engine *e)
 {
     for (int g = 0; g < MODEL_GROUPS; g++)
         e->pools[g].page_bytes = 0;
@@ -79,9 +79,7 @@ static void group_bytes(struct engine *e)
 int kv_capacity_tokens(const struct engine *e, size_t bytes)
 {
     int64_t n_full, n_window;
-    struct engine probe = *e;
-    group_bytes(&probe);
-    pool_sizes(&probe, bytes, &n_full, &n_window);
+    pool_sizes(e, bytes, &n_full, &n_window);
     int64_t tokens = (n_full ? n_full : n_window) * KERNELS_PAGE_TOKENS;
     return tokens > INT_MAX ? INT_MAX : (int)tokens;
 }
@@ -89,7 +87,6 @@ int kv_capacity_tokens(const struct engine *e, size_t bytes)
 int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size)
 {
     int64_t n[MODEL_GROUPS];
-    group_bytes(e);
     pool_sizes(e, bytes, &n[MODEL_FULL], &n[MODEL_WINDOW]);
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_pool *pool = &e->pools[g];
@@ -260,6 +257,8 @@ static int pages_needed(const struct engine *e, const struct engine_seq *s, int 
     if (e->pools[g].page_bytes == 0 || n == 0)
         return 0;
     int length = s ? engine_seq_length(s) : 0;
+    if (n > INT_MAX - length)
+        return INT_MAX;
     int need = pages_for(length + n) - pages_for(length);
     if (length % KERNELS_PAGE_TOKENS != 0) {
         int32_t last = s->table[g].pages[s->table[g].count - 1];
@@ -271,7 +270,8 @@ static int pages_needed(const struct engine *e, const struct engine_seq *s, int 
     return need;
 }
 
-int kv_seq_reserve(struct engine_seq *s, int n)
+/* Makes pages for n more tokens writable (copying a shared last page). Nothing has changed when it fails. */
+static int reserve(struct engine_seq *s, int n)
 {
     struct engine *e = s->engine;
     bool copy_last[MODEL_GROUPS];
@@ -297,6 +297,22 @@ int kv_seq_reserve(struct engine_seq *s, int n)
             t->pages[t->count++] = page_take(e, pool);
     }
     return 0;
+}
+
+int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
+{
+    size_t length = s->tokens.n;
+    if (n > s->engine->info.ctx_tokens - (int)length)
+        return -EOVERFLOW;
+    /* The tokens first: they can be taken back without a trace. */
+    int rc = engine_tokens_append(&s->tokens, tokens, (size_t)n);
+    if (rc)
+        return rc;
+    s->tokens.n = length;
+    rc = reserve(s, n);
+    if (rc == 0)
+        s->tokens.n = length + (size_t)n;
+    return rc;
 }
 
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
@@ -378,18 +394,9 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
     int first = engine_seq_length(s);
     if (n <= 0)
         return -EINVAL;
-    if (n > e->info.ctx_tokens - first)
-        return -EOVERFLOW;
-    int rc = kv_seq_reserve(s, n);
+    int rc = kv_seq_extend(s, tokens, n);
     if (rc)
         return rc;
-    rc = engine_tokens_append(&s->tokens, tokens, (size_t)n);
-    if (rc) {
-        for (int g = 0; g < MODEL_GROUPS; g++)
-            while (s->table[g].count > pages_for(first))
-                page_drop(&e->pools[g], s->table[g].pages[--s->table[g].count]);
-        return rc;
-    }
     const uint16_t *in = buf;
     for (int l = 0; l < e->model.n_layers; l++) {
         const struct model_layer *layer = &e->model.layers[l];

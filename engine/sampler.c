@@ -217,7 +217,10 @@ int engine_sample(struct engine *e, const struct engine_sampling *s, const float
     engine_token chosen = ordered ? heap[n_vocab - 1].id : heap[0].id;
     for (size_t i = 0; i < n_kept; i++) {
         struct candidate c = ordered ? heap[n_vocab - 1 - i] : heap[i];
-        sum += exp(c.weight);
+        double p = exp(c.weight);
+        if (p == 0) /* never, also where r was rounded up to the whole sum */
+            continue;
+        sum += p;
         chosen = c.id;
         if (r < sum)
             break;

@@ -199,7 +199,8 @@ static bool well_formed(const struct engine *e, const struct engine_step_item *i
     int64_t total = 0;
     for (int i = 0; i < n_items; i++) {
         const struct engine_step_item *it = &items[i];
-        if (!it->seq || it->seq->engine != e || it->n <= 0 || it->n_want < 0 || it->n_want > it->n)
+        if (!it->seq || it->seq->engine != e || it->n <= 0 || !it->tokens || it->n_want < 0 || it->n_want > it->n ||
+            (it->n_want && !it->want))
             return false;
         for (int t = 0; t < it->n; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= e->info.n_vocab)
@@ -230,9 +231,7 @@ int engine_step(struct engine *e, struct engine_step_item *items, int n_items, c
     for (int i = 0; i < n_items; i++) {
         struct engine_step_item *it = &items[i];
         int pos = engine_seq_length(it->seq);
-        it->result = it->n > e->info.ctx_tokens - pos ? -EOVERFLOW : kv_seq_reserve(it->seq, it->n);
-        if (it->result == 0)
-            it->result = engine_tokens_append(&it->seq->tokens, it->tokens, (size_t)it->n);
+        it->result = kv_seq_extend(it->seq, it->tokens, it->n);
         if (it->result)
             continue;
         for (int g = 0; g < MODEL_GROUPS; g++)

@@ -31,6 +31,22 @@ struct engine *fixture_engine(const char *path, struct fixture_opts o);
 struct engine_seq *fixture_seq(struct engine *e);
 /* Runs n tokens in chunks of `chunk`; logits of all of them go to out[n][n_vocab] (NULL: none wanted). */
 void fixture_run(struct engine *e, struct engine_seq *s, const engine_token *tokens, int n, int chunk, float *out);
+/* Fails the calling test unless both hold the same bytes; `what` is for the message. */
+void fixture_same(const void *got, const void *wanted, size_t bytes, const char *what);
+/* What a fresh sequence computes for these tokens in steps of 256: logits [n][n_vocab], and its KV. */
+struct fixture_truth {
+    float *logits;
+    uint8_t *kv;
+    size_t kv_bytes;
+    int n, n_vocab;
+};
+struct fixture_truth fixture_truth_of(struct engine *e, const engine_token *tokens, int n);
+void fixture_truth_free(struct fixture_truth *t);
+/* Fails the calling test unless logits [n] of positions from `first` on are the truth's, bit for bit. */
+void fixture_same_logits(const struct fixture_truth *t, const float *logits, int first, int n, const char *what);
+/* Fails the calling test unless the KV of positions [first, first + n) of s is the truth's, bit for bit. */
+void fixture_same_kv(const struct fixture_truth *t, struct engine_seq *s, int first, int n, const char *what);
+
 /* All keys and values of a sequence, to free(). */
 void *fixture_export(struct engine_seq *s, int first, int n, size_t *bytes);
 

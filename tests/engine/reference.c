@@ -124,9 +124,22 @@ void reference_close(struct reference *r)
 {
     for (int l = 0; l < r->m.n_layers; l++) {
         struct layer *y = &r->layers[l];
-        struct matrix *all[] = {&y->q,      &y->k,        &y->v,      &y->o,      &y->gate,           &y->up,
-                                &y->down,   &y->attn_norm, &y->ffn_norm, &y->q_bias, &y->k_bias,         &y->v_bias,
-                                &y->q_norm, &y->k_norm,   &y->post_attn_norm,     &y->post_ffn_norm};
+        struct matrix *all[] = {&y->q,
+                                &y->k,
+                                &y->v,
+                                &y->o,
+                                &y->gate,
+                                &y->up,
+                                &y->down,
+                                &y->attn_norm,
+                                &y->ffn_norm,
+                                &y->q_bias,
+                                &y->k_bias,
+                                &y->v_bias,
+                                &y->q_norm,
+                                &y->k_norm,
+                                &y->post_attn_norm,
+                                &y->post_ffn_norm};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]->w);
     }
@@ -191,7 +204,8 @@ static void normalize(const double *x, int n, const double *weight, double *out)
         out[i] = x[i] * scale * weight[i];
 }
 
-/* The dimension that turns `turns` times over the original context, as the code published with the YaRN paper has it. */
+/* The dimension that turns `turns` times over the original context, as the code published with the YaRN paper has it.
+ */
 static double yarn_correction(const struct tiny_model *m, double turns)
 {
     return m->rot * log(TINY_YARN_ORIGINAL / (turns * 2 * M_PI)) / (2 * log(m->rope_base));

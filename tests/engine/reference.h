@@ -1,8 +1,8 @@
 /* reference.h - a plain forward pass in double precision, to compare engine_step() with.
  *
  * Written from the architectures' papers and the conventions of GGUF files (which heads are permuted, which norms have
- * the 1 added), one token after the other, without pages, blocks or batches. What is taken from the library: reading the
- * file, and the values of quantized weights; both have tests of their own.
+ * the 1 added), one token after the other, without pages, blocks or batches. What is taken from the library: reading
+ * the file, and the values of quantized weights; both have tests of their own.
  */
 #ifndef CONVOD_TESTS_REFERENCE_H
 #define CONVOD_TESTS_REFERENCE_H

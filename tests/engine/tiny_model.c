@@ -138,7 +138,8 @@ uint16_t tiny_model_half(double v)
     int e;
     double a = fabs(tiny_model_round_half(v));
     frexp(a, &e);
-    unsigned bits = a < 0x1p-14 ? (unsigned)ldexp(a, 24) : ((unsigned)(e + 14) << 10) + (unsigned)ldexp(a, 11 - e) - 1024;
+    unsigned bits =
+        a < 0x1p-14 ? (unsigned)ldexp(a, 24) : ((unsigned)(e + 14) << 10) + (unsigned)ldexp(a, 11 - e) - 1024;
     return (uint16_t)(bits | (v < 0 ? 0x8000u : 0));
 }
 

@@ -1,0 +1,442 @@
+/* model_test.c - what model_open() takes out of a file, and the hostile and foreign files that it refuses by name. */
+#include "engine/engine_internal.h"
+#include "engine/gguf_internal.h"
+#include "tests/engine/tiny_model.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+struct model_file {
+    void *bytes;
+    struct gguf *g;
+    struct kernels *k;
+    struct model m;
+    int rc;
+    char err[512];
+};
+
+/* Opens what the writer holds, and frees the writer. */
+static struct model_file open_written(struct gguf_writer *w)
+{
+    struct model_file f = {0};
+    size_t size;
+    f.bytes = gguf_writer_finish(w, &size);
+    gguf_writer_free(w);
+    if (gguf_open_memory(f.bytes, size, "test.gguf", &f.g, f.err, sizeof f.err) != 0 ||
+        kernels_open(&(struct kernels_opts){.threads = 1}, &f.k, f.err, sizeof f.err) != 0)
+        fail_msg("%s", f.err);
+    f.rc = model_open(f.g, f.k, KERNELS_KV_BF16, NULL, NULL, &f.m, f.err, sizeof f.err);
+    return f;
+}
+
+static void close_file(struct model_file *f)
+{
+    if (f->rc == 0)
+        model_close(&f->m, f->k);
+    kernels_close(f->k);
+    gguf_close(f->g);
+    free(f->bytes);
+}
+
+static struct gguf_writer *written(const struct tiny_model *t)
+{
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(t, w);
+    return w;
+}
+
+static void expect_refusal(struct gguf_writer *w, int code, const char *part)
+{
+    struct model_file f = open_written(w);
+    if (f.rc != code || strstr(f.err, part) == NULL || strncmp(f.err, "test.gguf: ", 11) != 0)
+        fail_msg("got %d \"%s\"; wanted %d \"%s\"", f.rc, f.err, code, part);
+    assert_null(f.m.layers);
+    close_file(&f);
+}
+
+static void expect_opens(struct gguf_writer *w)
+{
+    struct model_file f = open_written(w);
+    if (f.rc != 0)
+        fail_msg("%s", f.err);
+    close_file(&f);
+}
+
+static void test_shape(void **state)
+{
+    (void)state;
+    for (enum tiny_arch a = 0; a < TINY_ARCHS; a++) {
+        const struct tiny_model t = tiny_model_typed(a, KERNELS_Q8_0);
+        struct model_file f = open_written(written(&t));
+        const struct model *m = &f.m;
+        if (f.rc != 0)
+            fail_msg("%s", f.err);
+        assert_int_equal(m->n_layers, t.n_layers);
+        assert_int_equal(m->n_embd, t.n_embd);
+        assert_int_equal(m->n_ff, t.n_ff);
+        assert_int_equal(m->n_vocab, t.n_vocab);
+        assert_int_equal(m->n_heads, t.n_heads);
+        assert_int_equal(m->n_kv_heads, t.n_kv_heads);
+        assert_int_equal(m->head_dim, t.head_dim);
+        assert_int_equal(m->ctx_model, t.ctx);
+        assert_int_equal(m->window, a == TINY_GEMMA3 ? t.window : 0);
+        assert_int_equal(m->rope_kind, a == TINY_LLAMA ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES);
+        assert_int_equal(m->glu, a == TINY_GEMMA3 ? KERNELS_GELU_TANH : KERNELS_SILU);
+        assert_true(m->embed_scale == (a == TINY_GEMMA3 ? sqrtf((float)t.n_embd) : 1.0f));
+        assert_true(fabs(m->attn_scale * sqrt((double)t.head_dim) - 1) <= 1e-7);
+        assert_string_equal(m->quantization, "Q8_0");
+        assert_ptr_equal(m->output.data == m->embed.data, t.tied);
+        uint64_t values = 0;
+        for (size_t i = 0; i < gguf_tensor_count(f.g); i++)
+            values += gguf_tensor_at(f.g, i)->values;
+        assert_int_equal(m->parameters, values);
+        for (int l = 0; l < m->n_layers; l++) {
+            bool window = a == TINY_GEMMA3 && l != 5;
+            assert_int_equal(m->layers[l].group, window ? MODEL_WINDOW : MODEL_FULL);
+            assert_int_equal(m->layers[l].q_bias != NULL, a == TINY_QWEN2);
+            assert_int_equal(m->layers[l].q_norm != NULL, a == TINY_GEMMA3);
+            assert_int_equal(m->layers[l].post_ffn_norm != NULL, a == TINY_GEMMA3);
+        }
+        close_file(&f);
+    }
+}
+
+static void test_the_27b_model_scales_attention_by_its_width(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    t.n_layers = 62;
+    struct model_file f = open_written(written(&t));
+    assert_int_equal(f.rc, 0);
+    assert_true(fabs(f.m.attn_scale * sqrt((double)t.n_embd / t.n_heads) - 1) <= 1e-7);
+    close_file(&f);
+}
+
+static void test_window_patterns(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    static const bool EACH[] = {true, false, false, true, true, true, false};
+    static const struct {
+        int period;
+        const char *windows; /* 'w' or 'f' per layer */
+    } PERIODS[] = {{0, "wwwwwww"}, {1, "fffffff"}, {2, "wfwfwfw"}, {3, "wwfwwfw"}, {-1, "wffwwwf"}};
+    for (size_t i = 0; i < sizeof PERIODS / sizeof *PERIODS; i++) {
+        struct gguf_writer *w = written(&t);
+        if (PERIODS[i].period < 0)
+            gguf_writer_bools(w, "gemma3.attention.sliding_window_pattern", EACH, 7);
+        else
+            gguf_writer_u32(w, "gemma3.attention.sliding_window_pattern", (uint32_t)PERIODS[i].period);
+        struct model_file f = open_written(w);
+        if (f.rc != 0)
+            fail_msg("%s", f.err);
+        for (int l = 0; l < 7; l++)
+            assert_int_equal(f.m.layers[l].group == MODEL_WINDOW ? 'w' : 'f', PERIODS[i].windows[l]);
+        close_file(&f);
+    }
+    struct gguf_writer *w = written(&t);
+    gguf_writer_bools(w, "gemma3.attention.sliding_window_pattern", EACH, 6);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window_pattern has 6 values for 7 layers");
+    w = written(&t);
+    gguf_writer_string(w, "gemma3.attention.sliding_window_pattern", "every sixth");
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window_pattern");
+}
+
+/* ---- keys ---- */
+
+static void test_missing_keys(void **state)
+{
+    (void)state;
+    static const char *const KEYS[] = {"general.architecture",
+                                       "block_count",
+                                       "context_length",
+                                       "embedding_length",
+                                       "feed_forward_length",
+                                       "attention.head_count",
+                                       "attention.layer_norm_rms_epsilon",
+                                       "attention.sliding_window"};
+    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++) {
+        struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+        t.omit = KEYS[i];
+        expect_refusal(written(&t), -EBADMSG, KEYS[i]);
+    }
+}
+
+static void test_hostile_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        double value;
+        int code;
+    } NUMBERS[] = {
+        {"block_count", 0, -EBADMSG},
+        {"block_count", 1025, -EBADMSG},
+        {"block_count", 4294967295.0, -EBADMSG},
+        {"context_length", 0, -EBADMSG},
+        {"context_length", (1 << 24) + 1, -EBADMSG},
+        {"embedding_length", 0, -EBADMSG},
+        {"embedding_length", (1 << 17) + 1, -EBADMSG},
+        {"feed_forward_length", 0, -EBADMSG},
+        {"feed_forward_length", (1 << 20) + 1, -EBADMSG},
+        {"attention.head_count", 0, -EBADMSG},
+        {"attention.head_count", 1025, -EBADMSG},
+        {"attention.head_count", 5, -EBADMSG},    /* not shared by 2 */
+        {"attention.head_count_kv", 0, -EBADMSG}, /* division by zero */
+        {"attention.head_count_kv", 4, -EBADMSG},
+        {"attention.head_count_kv", 12, -EBADMSG},
+        {"attention.key_length", 0, -EBADMSG},
+        {"attention.key_length", 12, -ENOTSUP},
+        {"attention.key_length", 257, -EBADMSG},
+        {"attention.key_length", 264, -EBADMSG},
+        {"attention.value_length", 24, -ENOTSUP},
+        {"attention.value_length", 0, -EBADMSG},
+        {"expert_count", 8, -ENOTSUP},
+        {"final_logit_softcapping", 30, -ENOTSUP},
+        {"attn_logit_softcapping", 50, -ENOTSUP},
+    };
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++) {
+        struct tiny_model t = tiny_model_of(TINY_QWEN2);
+        t.omit = NUMBERS[i].key;
+        struct gguf_writer *w = written(&t);
+        char part[128];
+        tiny_model_u32(&t, w, NUMBERS[i].key, (uint32_t)NUMBERS[i].value);
+        bool pair = strstr(NUMBERS[i].key, "value_length") && NUMBERS[i].code == -ENOTSUP;
+        bool shared = !strcmp(NUMBERS[i].key, "attention.head_count") && NUMBERS[i].value == 5;
+        snprintf(part, sizeof part, "qwen2.%s", pair ? "attention.key_length and value_length" : NUMBERS[i].key);
+        expect_refusal(w, NUMBERS[i].code, shared ? "qwen2.attention.head_count_kv" : part);
+    }
+    /* More heads than values. */
+    struct tiny_model t = tiny_model_of(TINY_QWEN2);
+    t.omit = "attention.head_count";
+    t.also = "attention.head_count_kv";
+    struct gguf_writer *w = written(&t);
+    tiny_model_u32(&t, w, "attention.head_count", 97);
+    expect_refusal(w, -EBADMSG, "qwen2.attention.head_count: 96 values");
+    /* The largest number of layers: the first tensor that is not there is named. */
+    t = tiny_model_of(TINY_QWEN2);
+    t.omit = "block_count";
+    w = written(&t);
+    tiny_model_u32(&t, w, "block_count", 1024);
+    expect_refusal(w, -EBADMSG, "tensor blk.3.attn_norm.weight is missing");
+}
+
+static void test_hostile_floats(void **state)
+{
+    (void)state;
+    static const float BAD[] = {-1e-6f, 1.0f, NAN, INFINITY};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        struct tiny_model t = tiny_model_of(TINY_LLAMA);
+        t.omit = "attention.layer_norm_rms_epsilon";
+        struct gguf_writer *w = written(&t);
+        tiny_model_f32(&t, w, t.omit, BAD[i]);
+        expect_refusal(w, -EBADMSG, "llama.attention.layer_norm_rms_epsilon");
+    }
+    struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    struct gguf_writer *w = written(&t);
+    tiny_model_f32(&t, w, "final_logit_softcapping", 30.0f);
+    expect_refusal(w, -ENOTSUP, "gemma3.final_logit_softcapping");
+    w = written(&t);
+    tiny_model_f32(&t, w, "final_logit_softcapping", 0.0f);
+    expect_opens(w);
+}
+
+static void test_values_per_layer(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        uint32_t values[4];
+        size_t n;
+        int code; /* 0: opens */
+    } EACH[] = {
+        {"feed_forward_length", {136, 136, 136}, 3, 0},      {"feed_forward_length", {136, 128, 136}, 3, -ENOTSUP},
+        {"feed_forward_length", {136, 136}, 2, -EBADMSG},    {"feed_forward_length", {136, 136, 136, 136}, 4, -EBADMSG},
+        {"attention.head_count", {6, 6, 6}, 3, 0},           {"attention.head_count", {6, 0, 6}, 3, -ENOTSUP},
+        {"attention.head_count_kv", {2, 2, 2}, 3, 0},        {"attention.head_count_kv", {2, 1, 2}, 3, -ENOTSUP},
+        {"attention.head_count_kv", {0, 0, 0}, 3, -EBADMSG},
+    };
+    for (size_t i = 0; i < sizeof EACH / sizeof *EACH; i++) {
+        struct tiny_model t = tiny_model_of(TINY_QWEN2);
+        t.omit = EACH[i].key;
+        struct gguf_writer *w = written(&t);
+        char key[128];
+        snprintf(key, sizeof key, "qwen2.%s", EACH[i].key);
+        gguf_writer_u32s(w, key, EACH[i].values, EACH[i].n);
+        if (EACH[i].code == 0)
+            expect_opens(w);
+        else
+            expect_refusal(w, EACH[i].code, key);
+    }
+}
+
+static void test_architectures(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t len;
+        const char *shown;
+    } NAMES[] = {
+        {"mamba", 5, "'mamba'"},  {"", 0, "''"}, {"qwen2moe", 8, "'qwen2moe'"}, {"llama\0more", 10, "'llama?more'"},
+        {"\x1b[2J", 4, "'?[2J'"},
+    };
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        struct tiny_model t = tiny_model_of(TINY_QWEN2);
+        t.omit = "general.architecture";
+        struct gguf_writer *w = written(&t);
+        gguf_writer_string_n(w, t.omit, NAMES[i].name, NAMES[i].len);
+        expect_refusal(w, -ENOTSUP, NAMES[i].shown);
+    }
+    struct tiny_model t = tiny_model_of(TINY_QWEN2);
+    t.omit = "general.architecture";
+    struct gguf_writer *w = written(&t);
+    gguf_writer_u32(w, t.omit, 1);
+    expect_refusal(w, -EBADMSG, "general.architecture");
+}
+
+/* ---- tensors ---- */
+
+static const char *const LAYER_TENSORS[TINY_ARCHS][17] = {
+    [TINY_QWEN2] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias",
+                    "attn_v.bias", "attn_output.weight", "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight",
+                    "ffn_down.weight"},
+    [TINY_LLAMA] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight",
+                    "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"},
+    [TINY_GEMMA3] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight",
+                     "attn_k_norm.weight", "attn_output.weight", "post_attention_norm.weight", "ffn_norm.weight",
+                     "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "post_ffw_norm.weight"},
+};
+
+/* Every tensor, left out, with a wrong shape, and with a type that it cannot have. */
+static void test_missing_and_misshapen_tensors(void **state)
+{
+    (void)state;
+    for (enum tiny_arch a = 0; a < TINY_ARCHS; a++)
+        for (int i = 0; i == 0 || LAYER_TENSORS[a][i - 1] != NULL; i++) {
+            struct tiny_model t = tiny_model_of(a);
+            char name[64] = "output_norm.weight";
+            if (LAYER_TENSORS[a][i])
+                snprintf(name, sizeof name, "blk.%d.%s", t.n_layers - 1, LAYER_TENSORS[a][i]);
+            const struct gguf_tensor *right;
+            struct model_file whole = open_written(written(&t));
+            assert_non_null(right = gguf_tensor_find(whole.g, name));
+            int cols = (int)right->dims[0], rows = right->n_dims == 1 ? 0 : (int)right->dims[1];
+            close_file(&whole);
+
+            t.omit = name;
+            expect_refusal(written(&t), -EBADMSG, name);
+            const int shapes[][2] = {{rows, cols + 1},
+                                     {rows, cols - 1},
+                                     {rows + 1, cols},
+                                     {cols, rows ? rows : 1},
+                                     {rows ? rows - 1 : 2, cols},
+                                     {rows ? 0 : 1, rows ? cols * rows : cols * 2}};
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+                struct gguf_writer *w = written(&t);
+                tiny_model_tensor(&t, w, name, KERNELS_F32, shapes[s][0], shapes[s][1], 0);
+                if (shapes[s][1] == cols && (shapes[s][0] == rows || (rows == 0 && shapes[s][0] == 1)))
+                    expect_opens(w); /* a square one, turned; a vector as a matrix of one row */
+                else
+                    expect_refusal(w, -EBADMSG, name);
+            }
+            struct gguf_writer *w = written(&t);
+            const uint64_t dims[] = {256, 1};
+            gguf_writer_tensor_raw(w, name, 19 /* IQ1_S */, 2, dims, NULL, 50, 0);
+            expect_refusal(w, -ENOTSUP, name);
+            if (rows == 0) { /* vectors are floats */
+                w = written(&t);
+                tiny_model_tensor(&t, w, name, KERNELS_F16, 0, cols, 0);
+                expect_refusal(w, -ENOTSUP, name);
+                w = written(&t);
+                tiny_model_tensor(&t, w, name, KERNELS_BF16, 0, cols, 1);
+                expect_opens(w);
+            }
+        }
+}
+
+static void test_embedding_and_output(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_QWEN2);
+    t.omit = "token_embd.weight";
+    expect_refusal(written(&t), -EBADMSG, t.omit);
+    struct gguf_writer *w = written(&t);
+    tiny_model_tensor(&t, w, t.omit, KERNELS_F32, t.n_vocab, t.n_embd + 1, 0);
+    expect_refusal(w, -EBADMSG, t.omit);
+    w = written(&t);
+    tiny_model_tensor(&t, w, t.omit, KERNELS_F32, t.n_vocab + 1, t.n_embd, 0);
+    expect_refusal(w, -EBADMSG, "output.weight");
+    w = written(&t);
+    const uint64_t dims[] = {(uint64_t)t.n_embd, 3, 2};
+    gguf_writer_tensor(w, t.omit, KERNELS_F32, 3, dims, NULL, (size_t)t.n_embd * 24);
+    expect_refusal(w, -EBADMSG, t.omit);
+    t.omit = "output.weight"; /* then it is the embedding */
+    expect_opens(written(&t));
+}
+
+static void test_tensors_without_a_place(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_LLAMA);
+    static const char *const NAMES[] = {"blk.0.attn_output.bias", "blk.2.attn_norm.weight", "blk.1.ffn_up_exps.weight",
+                                        "output.bias"};
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        struct gguf_writer *w = written(&t);
+        tiny_model_tensor(&t, w, NAMES[i], KERNELS_F32, 0, t.n_embd, 0);
+        expect_refusal(w, -ENOTSUP, NAMES[i]);
+    }
+    struct gguf_writer *w = written(&t); /* old files have it, and need no reader */
+    tiny_model_tensor(&t, w, "blk.0.attn_rot_embd", KERNELS_F32, 0, t.head_dim / 2, 1);
+    expect_opens(w);
+    w = written(&t); /* biases that qwen2 must have, llama may have */
+    tiny_model_tensor(&t, w, "blk.0.attn_q.bias", KERNELS_F32, 0, t.n_heads * t.head_dim, 0);
+    expect_opens(w);
+}
+
+static void note_progress(void *arg, double fraction, const char *what)
+{
+    double *last = arg;
+    assert_true(fraction >= *last && fraction <= 1.0);
+    assert_non_null(what);
+    *last = fraction;
+}
+
+static void test_progress(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    struct model_file f = open_written(written(&t));
+    struct model m;
+    double last = 0;
+    assert_int_equal(model_open(f.g, f.k, KERNELS_KV_BF16, note_progress, &last, &m, f.err, sizeof f.err), 0);
+    assert_true(last == 1.0);
+    model_close(&m, f.k);
+    close_file(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shape),
+        cmocka_unit_test(test_the_27b_model_scales_attention_by_its_width),
+        cmocka_unit_test(test_window_patterns),
+        cmocka_unit_test(test_missing_keys),
+        cmocka_unit_test(test_hostile_numbers),
+        cmocka_unit_test(test_hostile_floats),
+        cmocka_unit_test(test_values_per_layer),
+        cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_missing_and_misshapen_tensors),
+        cmocka_unit_test(test_embedding_and_output),
+        cmocka_unit_test(test_tensors_without_a_place),
+        cmocka_unit_test(test_progress),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
