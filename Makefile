@@ -48,7 +48,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuz
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)))
 
-.PHONY: all chat stop check test lint bench install uninstall clean help deps model \
+.PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -131,6 +131,7 @@ help:
 	@echo 'make check           install what the tests want, build, and run every test'
 	@echo 'make test            build and run the unit tests alone'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
+	@echo 'make format          put the sources into that form (clang-format 14)'
 	@echo 'make bench           measure, side by side with a peer'
 	@echo 'make install         install under PREFIX (now $(PREFIX)), below DESTDIR if set; make uninstall undoes it'
 	@echo 'make deps            install the Debian packages that building wants'
@@ -179,7 +180,10 @@ test: $(TESTS)
 	@BUILD='$(BUILD)' tests/run unit: $(TESTS)
 
 lint:
-	@tests/ci/lint
+	@BUILD='$(BUILD)' tests/ci/lint
+
+format:
+	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch]))
 
 # The clients of other makers that tests and measurements use, each in a throw-away environment.
 $(BUILD)/venv/.complete: tests/requirements.txt
