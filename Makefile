@@ -13,9 +13,10 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
-# Models that `make check` fetches for the tests, and how long each fuzz target runs.
+# Models that `make check` and `make bench` fetch, and how long each fuzz target runs in a check.
 TEST_MODELS ?= qwen-0.5b gemma-270m
 FUZZ_SECONDS ?= 20
+BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
@@ -159,11 +160,11 @@ check:
 
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
-FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
+FUZZ := BUILD=$(BUILD)/fuzzing CC=clang OPT='-O1 -g' SAN=fuzzer-no-link,address,undefined
 ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
-HAVE_FUZZER := $(shell echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' \
-	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes)
+HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
+	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
 
 .PHONY: check-run
 check-run: all tests $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
@@ -191,8 +192,14 @@ $(BUILD)/peer/.complete:
 	$(@D)/bin/pip install -q --disable-pip-version-check xllamacpp numpy
 	@touch $@
 
-bench: all bench-programs $(BUILD)/peer/.complete
-	@set -e; for b in $(BENCHES); do echo "== $$b"; $$b; done
+bench:
+	@clients/setup/packages check
+	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
+	@$(MAKE) $(QUIET) bench-run
+
+.PHONY: bench-run
+bench-run: all bench-programs $(BUILD)/peer/.complete
+	@set -e; for b in $(filter-out %/engine_bench,$(BENCHES)); do echo "== $$b"; $$b; done
 	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py)
 
 # systemd looks for units in /usr/lib and /etc and /usr/local/lib; paths in the unit are those of this installation.

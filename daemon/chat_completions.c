@@ -155,6 +155,10 @@ void chat_create(struct conn *c)
         conn_answer_error(c, &e);
         return;
     }
+    if (retry_attach(c, RUN_CHAT, q->stream)) {
+        turn_request_free(q);
+        return;
+    }
     run_start(c, q, q->stream ? SUBSCRIBE_SSE : SUBSCRIBE_BODY);
 }
 

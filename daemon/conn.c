@@ -54,7 +54,7 @@ void conn_request_clear(struct conn *c)
 {
     free(c->request.path);
     free(c->request.origin);
-    free(c->request.retry_key);
+    free(c->request.idempotency_key);
     free(c->request.body);
     memset(&c->request, 0, sizeof(c->request));
     c->streaming = c->answer_complete = c->discard = false;

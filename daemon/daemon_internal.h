@@ -43,6 +43,7 @@
 #define WRITE_BYTES          (16 * 1024) /* one lws_write */
 #define ID_SIZE              48          /* "resp_" + 32 hex digits, and room */
 #define OWNER_SIZE           64
+#define RETRY_DIGEST_BYTES   32
 
 struct server;
 struct conn;
@@ -168,8 +169,9 @@ struct http_request {
     const struct route *route;
     char param[ROUTE_PARAM_MAX]; /* the id in the path */
     struct route_query query;
-    char *origin; /* to be echoed for CORS; NULL */
-    char *retry_key;
+    char *origin;          /* to be echoed for CORS; NULL */
+    char *idempotency_key; /* NULL = none */
+    int retry_count;       /* x-stainless-retry-count */
     char *body;
     size_t body_len, body_size;
     int64_t length; /* of the body; -1 = not given */
@@ -259,7 +261,7 @@ struct server {
     struct session *closing_session;
     pthread_t loader, closer;
     bool loader_started, closer_started;
-    bool stopping, closed, loaded;
+    bool stopping, closed, loaded, line_open;
     int load_promille;
     char load_what[64];
     int result;
@@ -343,7 +345,9 @@ struct run {
     struct turn_request *request;
     char id[ID_SIZE], message_id[ID_SIZE];
     char owner[OWNER_SIZE];
-    char *retry_key;
+    char *idempotency_key;
+    bool has_digest; /* came as a POST */
+    unsigned char digest[RETRY_DIGEST_BYTES];
     char conversation[ID_SIZE];
     uint64_t ephemeral_conn; /* store:false over a WebSocket: which connection may follow it; 0 = none */
     int64_t created_ms, completed_ms, ended_clock_ms, last_delta_us;
@@ -381,6 +385,12 @@ void run_free(struct run *run);
 void run_remember(struct run *run); /* an ended run that is in no list yet */
 bool run_append(struct run *run, const char *text, size_t len);
 void run_session_error(enum session_failure failure, const char *message, struct api_error *e);
+
+/* ---- retry.c ---- */
+
+void retry_digest(const struct conn *c, unsigned char digest[RETRY_DIGEST_BYTES]);
+/* True: this POST is a repetition; it reads the first one's run, or was refused. */
+bool retry_attach(struct conn *c, enum run_api api, bool stream);
 
 /* ---- responses.c, response_object.c
  * ----------------------------------------------------------------------------------- */

@@ -233,25 +233,22 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
     return 0;
 }
 
-/* The key under which a repeated POST finds the first one's run; NULL: not a retry and has no key. */
-static void read_retry_key(struct conn *c)
+/* A header that the library does not know by name. False: absent, empty or too long. */
+static bool custom_header(struct lws *wsi, const char *name, char *out, size_t size)
 {
-    static const char idempotency[] = "idempotency-key:", retries[] = "x-stainless-retry-count:";
+    int len = (int)strlen(name), n = lws_hdr_custom_length(wsi, name, len);
+    return n > 0 && (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0;
+}
+
+/* What tells a repeated POST from a new one. */
+static void read_retry(struct conn *c)
+{
     char value[200];
-    int n = lws_hdr_custom_length(c->wsi, idempotency, sizeof(idempotency) - 1);
-    if (n > 0 && (size_t)n < sizeof(value) &&
-        lws_hdr_custom_copy(c->wsi, value, sizeof(value), idempotency, sizeof(idempotency) - 1) > 0) {
-        if (asprintf(&c->request.retry_key, "key %s", value) < 0) {
-            c->request.retry_key = NULL;
-        }
-        return;
+    if (custom_header(c->wsi, "idempotency-key:", value, sizeof(value))) {
+        c->request.idempotency_key = strdup(value);
     }
-    n = lws_hdr_custom_length(c->wsi, retries, sizeof(retries) - 1);
-    if (n > 0 && (size_t)n < sizeof(value) &&
-        lws_hdr_custom_copy(c->wsi, value, sizeof(value), retries, sizeof(retries) - 1) > 0) {
-        if (asprintf(&c->request.retry_key, "retry %d", atoi(value)) < 0) {
-            c->request.retry_key = NULL;
-        }
+    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value))) {
+        c->request.retry_count = (int)route_content_length(value, strnlen(value, 6));
     }
 }
 
@@ -280,7 +277,7 @@ int http_begin(struct conn *c)
         c->close_after = true;
     }
     if (!rc) {
-        read_retry_key(c);
+        read_retry(c);
     }
     if (framing_ok && r->length > 0) {
         int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;

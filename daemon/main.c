@@ -61,7 +61,8 @@ static void *take_signals(void *arg)
 
 static int run(const struct daemon_config *config)
 {
-    struct daemon_log log = {.fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
+    struct daemon_log log = {
+        .fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
     struct signals signals;
     sigemptyset(&signals.set);
     sigaddset(&signals.set, SIGTERM);
@@ -137,7 +138,14 @@ int main(int argc, char **argv)
     } else if (action == DAEMON_VERSION) {
         status = printf("convod %s\n", CONVOD_VERSION) > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     } else if (action == DAEMON_CHECK) {
-        status = printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        rc = daemon_config_verify(&config, err, sizeof(err));
+        if (rc) {
+            fprintf(stderr, "convod: %s\n", err);
+            status = EXIT_USAGE;
+        } else {
+            status =
+                printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        }
     } else {
         status = run(&config);
     }

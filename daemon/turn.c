@@ -50,7 +50,7 @@ void run_free(struct run *run)
     free(run->reason);
     free(run->answer);
     free(run->receipt);
-    free(run->retry_key);
+    free(run->idempotency_key);
     turn_request_free(run->request);
     free(run);
 }
@@ -365,8 +365,11 @@ void run_start(struct conn *c, struct turn_request *q, int kind)
         .arg = run,
     };
     run->request = q;
-    if (c->request.retry_key && strncmp(c->request.retry_key, "key ", 4) == 0) {
-        run->retry_key = strdup(c->request.retry_key);
+    if (kind != SUBSCRIBE_WS) {
+        retry_digest(c, run->digest);
+        run->has_digest = true;
+        run->idempotency_key = c->request.idempotency_key;
+        c->request.idempotency_key = NULL;
     }
     /* Linked before the session knows of it: its events are taken later, on this thread. */
     list_add(&s->runs, run);

@@ -31,7 +31,7 @@ struct engine_opts {
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
     const char *kv_type;     /* "bf16" (NULL) or "f16" */
-    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral"; NULL = recognise the file's template */
+    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral", "llama2"; NULL = recognise the template */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */

@@ -380,6 +380,17 @@ static int parse_start(struct reader *r, uint64_t *n_tensors, uint64_t *n_keys)
     return 0;
 }
 
+/* A model in several files has its tensors in the others too. */
+static int check_split(struct reader *r)
+{
+    uint32_t parts = 1;
+    int rc = gguf_get_u32(r->g, "split.count", GGUF_OPTIONAL, &parts, r->err, r->err_size);
+    if (rc == 0 && parts > 1)
+        rc = FAIL(r, -ENOTSUP, "one of %u parts of a model; join them into one file first (llama-gguf-split --merge)",
+                  parts);
+    return rc;
+}
+
 static int parse(struct reader *r)
 {
     struct gguf *g = r->g;
@@ -403,7 +414,7 @@ static int parse(struct reader *r)
     for (; g->n_tensors < n_tensors; g->n_tensors++)
         if ((rc = take_tensor(r, &g->tensors[g->n_tensors], &offsets[g->n_tensors])))
             goto cleanup;
-    if ((rc = sort_names(r)) == 0)
+    if ((rc = sort_names(r)) == 0 && (rc = check_split(r)) == 0)
         rc = place_tensors(r, offsets, order);
 cleanup:
     free(offsets);

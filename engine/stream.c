@@ -93,13 +93,21 @@ void engine_stream_free(struct engine_stream *s)
     free(s);
 }
 
-/* The length of the longest stop string that text[0..n) ends with, or 0. */
+/* A byte of a character that is not its first. */
+static bool is_inner_byte(char byte)
+{
+    return ((unsigned char)byte & 0xc0) == 0x80;
+}
+
+/* The length of the longest stop string that text[0..n) ends with, or 0. One that begins within a character, as a
+ * string that is not UTF-8 may, is none. */
 static size_t ends_with_stop(const struct engine_stream *s, size_t n)
 {
     size_t longest = 0;
     for (size_t i = 0; i < s->n_stops; i++) {
         size_t len = s->stop_len[i];
-        if (len > longest && len <= n && memcmp(s->text.data + n - len, s->stops[i], len) == 0)
+        if (len > longest && len <= n && memcmp(s->text.data + n - len, s->stops[i], len) == 0 &&
+            !is_inner_byte(s->text.data[n - len]))
             longest = len;
     }
     return longest;
@@ -199,7 +207,7 @@ int engine_stream_push(struct engine_stream *s, engine_token id, const char **te
     s->stopped = take_characters(s);
     size_t ready = s->stopped ? s->text.n : s->text.n - may_become_stop(s);
     /* A stop string that is not UTF-8 itself must not cut a character in two. */
-    while (ready < s->text.n && ready > 0 && ((unsigned char)s->text.data[ready] & 0xc0) == 0x80)
+    while (ready < s->text.n && ready > 0 && is_inner_byte(s->text.data[ready]))
         ready--;
     send(s, ready, text, len);
     return s->stopped;

@@ -429,7 +429,7 @@ static int tokenize(const struct vocab *v, struct vocab_work *w, const char *tex
             rc = engine_tokens_append(out, &id, 1);
         if (rc)
             return rc;
-        before = VOCAB_AFTER_SPECIAL;
+        before = v->type[id] == TYPE_CONTROL ? VOCAB_AFTER_SPECIAL : VOCAB_CONTINUES;
         i += matched;
         start = i;
     }

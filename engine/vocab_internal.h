@@ -21,7 +21,7 @@
 #define VOCAB_MAX_TOKEN_BYTES 65535     /* text of one token in the file */
 #define VOCAB_MAX_BYTES       (1 << 28) /* texts of all tokens together */
 #define VOCAB_MAX_MERGES      (1 << 22)
-#define VOCAB_MAX_TEXT_BYTES  (1 << 28) /* text of one call; -EOVERFLOW past it */
+#define VOCAB_MAX_TEXT_BYTES  (1 << 26) /* text of one call (32 bytes of scratch a byte); -EOVERFLOW past it */
 
 struct vocab;
 

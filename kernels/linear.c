@@ -4,7 +4,7 @@
  * goes over all groups of 16 weight rows of all matrices. A group is one worker's from the first block to the last, so
  * an output never depends on how groups were shared out, and no sum is split.
  *
- * Few tokens: the time is that of reading the weights, so groups are used straight from their packed form. Many tokens:
+ * One token: the time is that of reading the weights, so groups are used straight from their packed form. More tokens:
  * a chunk of a group is unpacked into a scratch that stays in the first-level cache and meets tile after tile of
  * activations. Tokens are taken in batches whose activations fit into the second-level cache. Both add in one order.
  *
@@ -80,12 +80,10 @@ static void quantize_rows(void *arg, int worker, int first, int end)
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* y of one group and tokens [token, token + tokens) from their sums. */
-static void store(const struct call *c, const struct kernels_linear *job, int group, int token, int tokens,
-                  const float *acc)
+static void store(const struct kernels_linear *job, int group, int token, int tokens, const float *acc)
 {
     int rows = job->w->rows, first = group * KERNELS_ROW_GROUP;
     int n = rows - first < KERNELS_ROW_GROUP ? rows - first : KERNELS_ROW_GROUP;
-    (void)c;
     for (int t = 0; t < tokens; t++, acc += KERNELS_ROW_GROUP) {
         float *y = job->y + (size_t)(token + t) * (size_t)rows + first;
         for (int r = 0; r < n; r++) {
@@ -109,17 +107,14 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
         for (; token < end; token += tokens) {
             tokens = tile_tokens(token, c->n);
             c->set->floats(w->type, packed, c->x + (size_t)token * (size_t)c->cols, c->cols, tokens, s->acc);
-            store(c, job, group, token, tokens, s->acc);
+            store(job, group, token, tokens, s->acc);
         }
         return;
     }
     const uint8_t *tiles = c->k->linear->tiles;
-    if (c->n < c->set->unpack_from_tokens) {
-        for (; token < end; token += tokens) {
-            tokens = tile_tokens(token, c->n);
-            c->set->few(w->type, packed, c->cols, tiles + (size_t)token * token_bytes(c->cols), tokens, s->acc);
-            store(c, job, group, token, tokens, s->acc);
-        }
+    if (c->n == 1 && c->set->one) {
+        c->set->one(w->type, packed, c->cols, tiles, s->acc);
+        store(job, group, 0, 1, s->acc);
         return;
     }
     int blocks = c->cols / KERNELS_BLOCK;
@@ -134,7 +129,7 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
             c->set->tile(w->type, s->unpacked, count, tile, tokens, s->acc + (token - first) * KERNELS_ROW_GROUP);
         }
     }
-    store(c, job, group, first, end - first, s->acc);
+    store(job, group, first, end - first, s->acc);
 }
 
 /* Items are (batch of tokens, group), groups innermost, so that a worker stays with a batch. */
@@ -163,7 +158,7 @@ void kernels_op_linear(struct kernels *k, const float *x, int n, int cols, const
     }
     if (n <= 0 || c.groups == 0)
         return;
-    size_t row_bytes = (size_t)cols * sizeof(float) / 2; /* a quantized row takes 1.6 bytes a value */
+    size_t row_bytes = (size_t)cols * 2; /* a value takes 1.6 bytes quantized, 4 as it is */
     size_t batch = ACTIVATION_BYTES / row_bytes / KERNELS_TILE * KERNELS_TILE;
     c.batch = batch < 4 * KERNELS_TILE ? 4 * KERNELS_TILE : batch > MAX_BATCH ? MAX_BATCH : (int)batch;
     if (quantized)

@@ -1,6 +1,6 @@
 /* linear_avx2.c - products with AVX2, FMA and F16C: one register is 8 rows x 4 values, so a group is two halves.
  *
- * Built like linear_avx512.c: visit() unpacks a block's weights in registers, use() multiplies them with a tile of
+ * Built like linear_avx512.c: visit() unpacks a block's weights in registers, use() multiplies them with one token's
  * activations or stores them. The order of additions and every rounding are those of linear_portable.c.
  *
  * VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
@@ -18,11 +18,11 @@
 
 #define PREFETCH_BYTES 4096 /* how far ahead of the packed weights in use */
 
-/* What a step's weights meet. tokens == 0: nothing, they are stored at out. */
+/* What a step's weights go to: memory, or a product with one token. */
 struct sink {
     const uint8_t *tile;
     uint8_t *out;
-    __m256 acc[KERNELS_TILE][2];
+    __m256 acc[2];
 };
 
 ALWAYS __m256i set1_int(const uint8_t *p)
@@ -101,10 +101,10 @@ ALWAYS __m256 multiply(enum kernels_type type, int tokens, const uint8_t *q, con
     return acc;
 }
 
-ALWAYS void use(enum kernels_type type, int tokens, struct sink *k, int half, const __m256i w[8], __m256 s,
+ALWAYS void use(enum kernels_type type, bool store, struct sink *k, int half, const __m256i w[8], __m256 s,
                 __m256 second)
 {
-    if (tokens == 0) {
+    if (store) {
         uint8_t *out = k->out + half * 32;
 #pragma GCC unroll 8
         for (int c = 0; c < 8; c++)
@@ -113,19 +113,16 @@ ALWAYS void use(enum kernels_type type, int tokens, struct sink *k, int half, co
         _mm256_store_ps((float *)(out + 576), second);
         return;
     }
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; t++)
-        k->acc[t][half] = multiply(type, tokens, k->tile + t * KERNELS_BLOCK, k->tile + tokens * KERNELS_BLOCK + t * 4,
-                                   w, s, second, k->acc[t][half]);
+    k->acc[half] = multiply(type, 1, k->tile, k->tile + KERNELS_BLOCK, w, s, second, k->acc[half]);
 }
 
 /* To the next block of 32 values. */
-ALWAYS void advance(int tokens, struct sink *k)
+ALWAYS void advance(bool store, struct sink *k)
 {
-    if (tokens == 0)
+    if (store)
         k->out += KERNELS_UNPACKED_BLOCK_BYTES;
     else
-        k->tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        k->tile += KERNELS_TOKEN_BLOCK_BYTES;
 }
 
 /* ---- unpacking in registers -------------------------------------------------------------------------------------- */
@@ -163,10 +160,34 @@ ALWAYS __m256i move_bit(__m256i v, int from, int to)
     return from < to ? _mm256_slli_epi16(v, to - from) : _mm256_srli_epi16(v, from - to);
 }
 
-ALWAYS void visit_small(enum kernels_type type, int tokens, struct sink *k, struct kernels_packed_block at)
+/* Bytes of a block of a group. */
+ALWAYS size_t step_bytes(enum kernels_type type)
+{
+    return type == KERNELS_Q8_0   ? 34 * 16
+           : type == KERNELS_Q4_0 ? 18 * 16
+           : type == KERNELS_Q4_1 ? 20 * 16
+           : type == KERNELS_Q5_0 ? 22 * 16
+           : type == KERNELS_Q5_1 ? 24 * 16
+           : type == KERNELS_Q4_K ? 144 * 16
+           : type == KERNELS_Q5_K ? 176 * 16
+                                  : 210 * 16;
+}
+
+/* Asks for part `i` of `parts` of what lies PREFETCH_BYTES past a step. In parts, since a burst of requests for a whole
+ * step would wait for itself. */
+ALWAYS void prefetch(enum kernels_type type, struct kernels_packed_block at, int i, int parts)
+{
+    int lines = ((int)step_bytes(type) / 64 + parts) / parts;
+#pragma GCC unroll 16
+    for (int l = 0; l < lines; l++)
+        _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + (i * lines + l) * 64, _MM_HINT_T1);
+}
+
+ALWAYS void visit_small(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
 {
     bool five = has_five_bits(type);
     const uint8_t *rest = has_minimum(type) ? at.rest + 64 : at.rest;
+    prefetch(type, at, 0, 1);
 #pragma GCC unroll 8
     for (int half = 0; half < 2; half++) {
         __m256i w[8];
@@ -190,9 +211,9 @@ ALWAYS void visit_small(enum kernels_type type, int tokens, struct sink *k, stru
             }
         }
         __m256 second = has_minimum(type) ? halves(at.header + 32, half) : _mm256_setzero_ps();
-        use(type, tokens, k, half, w, halves(at.header, half), second);
+        use(type, store, k, half, w, halves(at.header, half), second);
     }
-    advance(tokens, k);
+    advance(store, k);
 }
 
 /* 16 bytes to floats times d. */
@@ -207,7 +228,7 @@ ALWAYS __m128i and_byte(__m128i v, int mask)
     return _mm_and_si128(v, _mm_set1_epi8((char)mask));
 }
 
-ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct kernels_packed_block at)
+ALWAYS void visit_k(enum kernels_type type, bool store, struct sink *k, struct kernels_packed_block at)
 {
     const uint8_t *p = at.rest;
     const __m256 minus = _mm256_set1_ps(-0.0f);
@@ -224,6 +245,7 @@ ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct k
     }
     const uint8_t *high = p + 256, *nibbles = type == KERNELS_Q5_K ? high + 512 : high;
     for (int i = 0; i < 4; i++) {
+        prefetch(type, at, i, 4);
 #pragma GCC unroll 8
         for (int j = 0; j < 2; j++) {
             __m256i bit = _mm256_set1_epi8((char)(1 << (2 * i + j)));
@@ -239,9 +261,9 @@ ALWAYS void visit_k(enum kernels_type type, int tokens, struct sink *k, struct k
                         w[n] = add_bits(w[n], _mm256_cmpeq_epi8(set, bit), 16);
                     }
                 }
-                use(type, tokens, k, half, w, s[2 * i + j][half], m[2 * i + j][half]);
+                use(type, store, k, half, w, s[2 * i + j][half], m[2 * i + j][half]);
             }
-            advance(tokens, k);
+            advance(store, k);
         }
         nibbles += 512;
     }
@@ -252,12 +274,13 @@ ALWAYS __m256 six_scale(const uint8_t *scales, __m256 d)
     return _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)scales))));
 }
 
-ALWAYS void visit_six(int tokens, struct sink *k, struct kernels_packed_block at)
+ALWAYS void visit_six(bool store, struct sink *k, struct kernels_packed_block at)
 {
     const uint8_t *scales = at.rest, *high = scales + 256, *nibbles = high + 1024;
     for (int i = 0; i < 2; i++) {
 #pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
+            prefetch(KERNELS_Q6_K, at, i * 4 + j, 8);
 #pragma GCC unroll 8
             for (int half = 0; half < 2; half++) {
                 __m256i w[8];
@@ -268,28 +291,15 @@ ALWAYS void visit_six(int tokens, struct sink *k, struct kernels_packed_block at
                     w[c] = add_bits(j < 2 ? low_nibbles(v) : high_nibbles(v), bits, 0x30);
                 }
                 __m256 d = halves(at.header, half);
-                use(KERNELS_Q6_K, tokens, k, half, w, six_scale(scales + half * 8, d),
+                use(KERNELS_Q6_K, store, k, half, w, six_scale(scales + half * 8, d),
                     six_scale(scales + 16 + half * 8, d));
             }
-            advance(tokens, k);
+            advance(store, k);
             scales += 32;
         }
         high += 512;
         nibbles += 1024;
     }
-}
-
-/* Bytes of a block of a group. */
-ALWAYS size_t step_bytes(enum kernels_type type)
-{
-    return type == KERNELS_Q8_0   ? 34 * 16
-           : type == KERNELS_Q4_0 ? 18 * 16
-           : type == KERNELS_Q4_1 ? 20 * 16
-           : type == KERNELS_Q5_0 ? 22 * 16
-           : type == KERNELS_Q5_1 ? 24 * 16
-           : type == KERNELS_Q4_K ? 144 * 16
-           : type == KERNELS_Q5_K ? 176 * 16
-                                  : 210 * 16;
 }
 
 /* kernels_packed_block() without a call in the loop. */
@@ -304,21 +314,17 @@ ALWAYS struct kernels_packed_block step_at(enum kernels_type type, const uint8_t
 }
 
 /* Blocks [first, end) of the file, of `blocks` in a row. */
-ALWAYS void visit(enum kernels_type type, int tokens, struct sink *k, const uint8_t *group, int blocks, int first,
+ALWAYS void visit(enum kernels_type type, bool store, struct sink *k, const uint8_t *group, int blocks, int first,
                   int end)
 {
     for (int b = first; b < end; b++) {
         struct kernels_packed_block at = step_at(type, group, blocks, b);
-        if (tokens > 0)
-#pragma GCC unroll 8
-            for (size_t i = 0; i < (step_bytes(type) + 63) / 64; i++)
-                _mm_prefetch((const char *)at.rest + PREFETCH_BYTES + i * 64, _MM_HINT_T0);
         if (type == KERNELS_Q6_K)
-            visit_six(tokens, k, at);
+            visit_six(store, k, at);
         else if (type == KERNELS_Q4_K || type == KERNELS_Q5_K)
-            visit_k(type, tokens, k, at);
+            visit_k(type, store, k, at);
         else
-            visit_small(type, tokens, k, at);
+            visit_small(type, store, k, at);
     }
 }
 
@@ -329,85 +335,70 @@ static void unpack(enum kernels_type type, const uint8_t *group, int cols, int f
     struct sink k = {.out = out};
     switch (type) {
     case KERNELS_Q8_0:
-        visit(KERNELS_Q8_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q8_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_0:
-        visit(KERNELS_Q4_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_1:
-        visit(KERNELS_Q4_1, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_1, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_0:
-        visit(KERNELS_Q5_0, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_0, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_1:
-        visit(KERNELS_Q5_1, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_1, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q4_K:
-        visit(KERNELS_Q4_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q4_K, true, &k, group, blocks, a, b);
         break;
     case KERNELS_Q5_K:
-        visit(KERNELS_Q5_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q5_K, true, &k, group, blocks, a, b);
         break;
     default:
-        visit(KERNELS_Q6_K, 0, &k, group, blocks, a, b);
+        visit(KERNELS_Q6_K, true, &k, group, blocks, a, b);
         break;
     }
 }
 
-/* ---- few tokens -------------------------------------------------------------------------------------------------- */
+/* ---- one token --------------------------------------------------------------------------------------------------- */
 
-ALWAYS void few_tokens(enum kernels_type type, int tokens, const uint8_t *group, int cols, const uint8_t *tile,
-                       float *acc)
+ALWAYS void one_of_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
     struct sink k = {.tile = tile};
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; t++)
-        k.acc[t][0] = k.acc[t][1] = _mm256_setzero_ps();
+    k.acc[0] = k.acc[1] = _mm256_setzero_ps();
     int blocks = cols / kernels_type_info(type)->block_values;
-    visit(type, tokens, &k, group, blocks, 0, blocks);
-#pragma GCC unroll 8
-    for (int t = 0; t < 2 * tokens; t++)
-        _mm256_store_ps(acc + t * 8, k.acc[t / 2][t % 2]);
+    visit(type, false, &k, group, blocks, 0, blocks);
+    _mm256_store_ps(acc, k.acc[0]);
+    _mm256_store_ps(acc + 8, k.acc[1]);
 }
 
-ALWAYS void few_of_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens,
-                        float *acc)
-{
-    if (tokens == 1)
-        few_tokens(type, 1, group, cols, tile, acc);
-    else if (tokens == 2)
-        few_tokens(type, 2, group, cols, tile, acc);
-    else
-        few_tokens(type, 4, group, cols, tile, acc);
-}
-
-static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc)
+static void one(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
     switch (type) {
     case KERNELS_Q8_0:
-        few_of_type(KERNELS_Q8_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q8_0, group, cols, tile, acc);
         break;
     case KERNELS_Q4_0:
-        few_of_type(KERNELS_Q4_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_0, group, cols, tile, acc);
         break;
     case KERNELS_Q4_1:
-        few_of_type(KERNELS_Q4_1, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_1, group, cols, tile, acc);
         break;
     case KERNELS_Q5_0:
-        few_of_type(KERNELS_Q5_0, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_0, group, cols, tile, acc);
         break;
     case KERNELS_Q5_1:
-        few_of_type(KERNELS_Q5_1, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_1, group, cols, tile, acc);
         break;
     case KERNELS_Q4_K:
-        few_of_type(KERNELS_Q4_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q4_K, group, cols, tile, acc);
         break;
     case KERNELS_Q5_K:
-        few_of_type(KERNELS_Q5_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q5_K, group, cols, tile, acc);
         break;
     default:
-        few_of_type(KERNELS_Q6_K, group, cols, tile, tokens, acc);
+        one_of_type(KERNELS_Q6_K, group, cols, tile, acc);
         break;
     }
 }
@@ -514,7 +505,7 @@ ALWAYS void float_tokens(enum kernels_type type, int tokens, const uint8_t *grou
         low[t] = high[t] = _mm256_setzero_ps();
     for (size_t k = 0; k < cols; k++) {
         __m256 a = float_weights(type, group, k, 0), b = float_weights(type, group, k, 1);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T0);
+        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
 #pragma GCC unroll 8
         for (int t = 0; t < tokens; t++) {
             __m256 value = _mm256_set1_ps(x[(size_t)t * cols + k]);
@@ -607,9 +598,8 @@ static void quantize(const float *x, int cols, int tokens, int token, uint8_t *t
 }
 
 const struct kernels_linear_set kernels_linear_avx2 = {
-    .unpack_from_tokens = 8,
     .quantize = quantize,
-    .few = few,
+    .one = one,
     .unpack = unpack,
     .tile = tile_product,
     .floats = floats,

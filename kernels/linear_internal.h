@@ -46,14 +46,11 @@
 #define KERNELS_TINY 0x1p-100f
 
 struct kernels_linear_set {
-    /* The fewest tokens for which a group is unpacked first instead of being read from its packed form. */
-    int unpack_from_tokens;
-
     /* Quantizes row x[cols] as token `token` of a tile of `tokens`. */
     void (*quantize)(const float *x, int cols, int tokens, int token, uint8_t *tile);
 
-    /* acc[tokens][16] = products of one tile with one packed group. Only called below unpack_from_tokens. */
-    void (*few)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc);
+    /* acc[16] = products of one token (a tile of its own) with a packed group. NULL: unpack and tile do it. */
+    void (*one)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc);
 
     /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
     void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);

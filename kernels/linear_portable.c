@@ -261,9 +261,8 @@ static void floats(enum kernels_type type, const uint8_t *group, const float *x,
         }
 }
 
-/* Bytes are unpacked before they are multiplied in any case: there is no `few`. */
+/* Bytes are unpacked before they are multiplied in any case: there is no `one`. */
 const struct kernels_linear_set kernels_linear_portable = {
-    .unpack_from_tokens = 1,
     .quantize = quantize,
     .unpack = unpack,
     .tile = tile_product,

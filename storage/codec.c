@@ -31,7 +31,6 @@
 #include <string.h>
 
 #include <lz4.h>
-#include <xxhash.h>
 
 #include "storage/codec_internal.h"
 
@@ -47,10 +46,30 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the codec writes word
 const struct codec_loops *codec_loops_best(void)
 {
 #if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("bmi2"))
+        return &codec_loops_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
         return &codec_loops_avx2;
 #endif
     return &codec_loops_portable;
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    memcpy(p, &v, 4);
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    memcpy(p, &v, 8);
 }
 
 static size_t elements(const struct storage_array *a, uint32_t count)
@@ -218,8 +237,8 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
     out[0] = 1;
     memcpy(out + 4, p->ranks, CODEC_RANKS);
     for (int k = 1; k < CODEC_LEVELS; k++)
-        memcpy(out + 16 + 4 * (k - 1), &(uint32_t){(uint32_t)p->n_level[k]}, 4);
-    memcpy(out + 28, &(uint32_t){(uint32_t)p->n_escapes}, 4);
+        put32(out + 16 + 4 * (k - 1), (uint32_t)p->n_level[k]);
+    put32(out + 28, (uint32_t)p->n_escapes);
     memcpy(out + SECTION_HEADER, p->top, p->channels);
     size_t at = fixed;
     for (int k = 0; k < PARTS; k++) {
@@ -228,7 +247,7 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
         if (!n && sizes[k])
             return 0;
         out[1] |= (uint8_t)(lz4 << k);
-        memcpy(out + 32 + 4 * k, &(uint32_t){(uint32_t)n}, 4);
+        put32(out + 32 + 4 * k, (uint32_t)n);
         at += n;
     }
     memcpy(out + at, p->rest, p->n);
@@ -250,7 +269,7 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
     uint8_t *o = out;
     size_t table = table_bytes(layout->n_arrays), at = table;
     const uint8_t *in = payload;
-    memcpy(o, &(uint32_t){MAGIC}, 4);
+    put32(o, MAGIC);
     memcpy(o + 4, &layout->n_arrays, 4);
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
         struct codec_planes p;
@@ -263,25 +282,18 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
             n = p.n * 2 + 1;
         }
         uint8_t *row = o + 8 + (size_t)i * TABLE_ROW;
-        memcpy(row, &(uint32_t){(uint32_t)n}, 4);
+        put32(row, (uint32_t)n);
         memset(row + 4, 0, 4);
-        memcpy(row + 8, &(uint64_t){XXH3_64bits(o + at, n)}, 8);
+        put64(row + 8, loops->sum(o + at, n));
         at += n;
         in += p.n * 2;
     }
-    memcpy(o + table - 8, &(uint64_t){XXH3_64bits(o, table - 8)}, 8);
+    put64(o + table - 8, loops->sum(o, table - 8));
     free(memory);
     return (int64_t)at;
 }
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
-
-static uint32_t get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
 
 /* Reads the header of a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
 static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)
@@ -390,14 +402,14 @@ int codec_decode_with(const struct codec_loops *loops, const struct storage_layo
     if (n < table || get32(in) != MAGIC || get32(in + 4) != layout->n_arrays)
         return -EBADMSG;
     memcpy(&sum, in + table - 8, 8);
-    if (sum != XXH3_64bits(in, table - 8))
+    if (sum != loops->sum(in, table - 8))
         return -EBADMSG;
     uint8_t *out = payload;
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
         const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
         size_t bytes = get32(row);
         memcpy(&sum, row + 8, 8);
-        if (bytes > n - at || sum != XXH3_64bits(in + at, bytes))
+        if (bytes > n - at || sum != loops->sum(in + at, bytes))
             return -EBADMSG;
         int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
         if (rc)

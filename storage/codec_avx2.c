@@ -10,6 +10,9 @@
 #include <errno.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL /* so that it uses this file's instruction set */
+#include <xxhash.h>
+
 #include "storage/codec_internal.h"
 
 #if defined(__x86_64__)
@@ -17,18 +20,6 @@
 
 #define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt")))
 #define INLINE __attribute__((target("avx2,bmi,bmi2,popcnt"), always_inline)) static inline
-
-INLINE uint64_t load64(const uint8_t *p)
-{
-    uint64_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-INLINE void store64(uint8_t *p, uint64_t v)
-{
-    memcpy(p, &v, sizeof v);
-}
 
 /* The bytes that lie in the given bits of 32 elements: 16-bit lanes of two registers become bytes in order. */
 INLINE __m256i pack16(__m256i a, __m256i b)
@@ -51,10 +42,15 @@ TARGET static void tops_channel_major(const struct codec_planes *p, const uint16
     int shift = bf16 ? 7 : 10;
     for (uint32_t c = 0; c < p->channels; c++) {
         const uint16_t *row = in + (size_t)c * p->count;
-        __m256i m = _mm256_setzero_si256();
+        __m256i m = _mm256_setzero_si256(), m4[4] = {m, m, m, m};
         uint32_t i = 0;
+        for (; i + 64 <= p->count; i += 64)
+            for (int k = 0; k < 4; k++)
+                m4[k] = _mm256_max_epu16(m4[k],
+                                         _mm256_and_si256(_mm256_loadu_si256((const void *)(row + i + 16 * k)), mask));
         for (; i + 16 <= p->count; i += 16)
             m = _mm256_max_epu16(m, _mm256_and_si256(_mm256_loadu_si256((const void *)(row + i)), mask));
+        m = _mm256_max_epu16(_mm256_max_epu16(m, m4[0]), _mm256_max_epu16(_mm256_max_epu16(m4[1], m4[2]), m4[3]));
         uint16_t lanes[16];
         _mm256_storeu_si256((void *)lanes, m);
         unsigned top = 0;
@@ -71,10 +67,23 @@ TARGET static void tops_channel_major(const struct codec_planes *p, const uint16
 TARGET static void tops_token_major(const struct codec_planes *p, const uint16_t *in)
 {
     bool bf16 = p->element == STORAGE_BF16;
+    const __m256i mask = _mm256_set1_epi16(bf16 ? 0x7f80 : 0x7c00);
     uint32_t c = 0;
+    for (; c + 128 <= p->channels; c += 128) {
+        __m256i m[8];
+        for (int k = 0; k < 8; k++)
+            m[k] = _mm256_setzero_si256();
+        for (uint32_t t = 0; t < p->count; t++) {
+            const uint16_t *row = in + (size_t)t * p->channels + c;
+            for (int k = 0; k < 8; k++)
+                m[k] = _mm256_max_epu16(m[k], _mm256_and_si256(_mm256_loadu_si256((const void *)(row + 16 * k)), mask));
+        }
+        for (int k = 0; k < 8; k += 2)
+            _mm256_storeu_si256((void *)(p->top + c + 16 * k),
+                                pack16(exponents16(m[k], bf16), exponents16(m[k + 1], bf16)));
+    }
     for (; c + 32 <= p->channels; c += 32) {
         __m256i a = _mm256_setzero_si256(), b = a;
-        const __m256i mask = _mm256_set1_epi16(bf16 ? 0x7f80 : 0x7c00);
         for (uint32_t t = 0; t < p->count; t++) {
             const uint16_t *row = in + (size_t)t * p->channels + c;
             a = _mm256_max_epu16(a, _mm256_and_si256(_mm256_loadu_si256((const void *)row), mask));
@@ -92,7 +101,7 @@ TARGET static void tops_token_major(const struct codec_planes *p, const uint16_t
     }
 }
 
-static void tops(const struct codec_planes *p, const uint16_t *in)
+void codec_tops_avx2(const struct codec_planes *p, const uint16_t *in)
 {
     if (p->channel_major)
         tops_channel_major(p, in);
@@ -127,14 +136,18 @@ INLINE void block_load(struct block *b, const uint16_t *in, const uint8_t *o, bo
     }
 }
 
-TARGET static void histogram(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED])
+TARGET void codec_histogram_avx2(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED])
 {
-    uint8_t buf[CODEC_BLOCK], d[CODEC_BLOCK];
+    uint8_t d[CODEC_BLOCK];
+    struct codec_tops tops_at = codec_tops_begin(p);
     uint32_t c[2][256];
     bool bf16 = p->element == STORAGE_BF16;
     memset(c, 0, sizeof c);
-    for (size_t b = 0; b < p->blocks; b += CODEC_SAMPLE) {
+    for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+        const uint8_t *o = codec_tops_next(p, &tops_at);
+        if (b % CODEC_SAMPLE)
+            continue;
         uint16_t last[CODEC_BLOCK] = {0};
         const uint16_t *from = in + at;
         if (n < CODEC_BLOCK) {
@@ -142,7 +155,7 @@ TARGET static void histogram(const struct codec_planes *p, const uint16_t *in, u
             from = last;
         }
         struct block x;
-        block_load(&x, from, codec_block_tops(p, at, buf), bf16);
+        block_load(&x, from, o, bf16);
         _mm256_storeu_si256((void *)d, x.d[0]);
         _mm256_storeu_si256((void *)(d + 32), x.d[1]);
         for (size_t i = 0; i + 1 < n; i += 2) {
@@ -169,33 +182,13 @@ INLINE void shift_left(__m256i v[2])
     v[1] = _mm256_add_epi8(v[1], v[1]);
 }
 
-/* Appends n bits (the others of `bits` are zero) to a zeroed bit string. */
-INLINE void bits_append(uint8_t *s, size_t at, uint64_t bits, unsigned n)
-{
-    uint8_t *p = s + (at >> 3);
-    unsigned shift = at & 7;
-    store64(p, load64(p) | bits << shift);
-    if (shift + n > 64)
-        p[8] |= (uint8_t)(bits >> (64 - shift));
-}
-
 INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
 {
-    /* For each d below 15 the codes of its rank: level 0's high bit on top, its low bit, then level 1's, ... */
     uint8_t codes[16];
-    memset(codes, 0xff, sizeof codes);
-    for (int r = 0; r < CODEC_RANKS; r++) {
-        unsigned c = 0;
-        for (int k = 0; k < CODEC_LEVELS; k++) {
-            int left = r - 3 * k;
-            unsigned code = left < 0 ? 0 : left < 3 ? (unsigned)left : 3;
-            c |= code << (6 - 2 * k);
-        }
-        codes[p->ranks[r]] = (uint8_t)c;
-    }
+    codec_rank_codes(p, codes);
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)codes));
     size_t at_level[CODEC_LEVELS] = {0}, escapes = 0;
-    uint8_t buf[CODEC_BLOCK];
+    struct codec_tops tops_at = codec_tops_begin(p);
     for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
         uint64_t valid = n < CODEC_BLOCK ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
@@ -206,24 +199,24 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
             from = last;
         }
         struct block x;
-        block_load(&x, from, codec_block_tops(p, at, buf), bf16);
+        block_load(&x, from, codec_tops_next(p, &tops_at), bf16);
         __m256i v[2];
         for (int h = 0; h < 2; h++)
             v[h] = _mm256_shuffle_epi8(table, _mm256_min_epu8(x.d[h], _mm256_set1_epi8(15)));
         uint64_t high = mask64(v) & valid;
         shift_left(v);
         uint64_t low = mask64(v) & valid;
-        store64(p->level0 + 16 * b, low);
-        store64(p->level0 + 16 * b + 8, high);
+        codec_store64(p->level0 + 16 * b, low);
+        codec_store64(p->level0 + 16 * b + 8, high);
         uint64_t more = low & high;
-        for (int k = 1; k < CODEC_LEVELS && more; k++) {
+        for (int k = 1; k < CODEC_LEVELS; k++) {
             unsigned ones = (unsigned)_mm_popcnt_u64(more);
             shift_left(v);
             high = mask64(v);
             shift_left(v);
             low = mask64(v);
-            bits_append(p->level[k][0], at_level[k], _pext_u64(low, more), ones);
-            bits_append(p->level[k][1], at_level[k], _pext_u64(high, more), ones);
+            codec_bits_append(p->level[k][0], at_level[k], _pext_u64(low, more), ones);
+            codec_bits_append(p->level[k][1], at_level[k], _pext_u64(high, more), ones);
             at_level[k] += ones;
             more &= low & high;
         }
@@ -238,12 +231,12 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
         _mm256_storeu_si256((void *)(p->rest + at + 32), x.rest[1]);
         if (!bf16) {
             /* The high byte is s eeeee mm. */
-            store64(p->more + 24 * b + 16, mask64(x.high));
+            codec_store64(p->more + 24 * b + 16, mask64(x.high));
             for (int h = 0; h < 2; h++)
                 x.high[h] = _mm256_slli_epi16(x.high[h], 6);
-            store64(p->more + 24 * b + 8, mask64(x.high));
+            codec_store64(p->more + 24 * b + 8, mask64(x.high));
             shift_left(x.high);
-            store64(p->more + 24 * b, mask64(x.high));
+            codec_store64(p->more + 24 * b, mask64(x.high));
         }
     }
     p->n_level[0] = p->n;
@@ -261,14 +254,6 @@ TARGET static void encode(struct codec_planes *p, const uint16_t *in)
 }
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
-
-/* 64 bits of a bit string from any bit on; those past its end are whatever lies there. */
-INLINE uint64_t bits_at(const uint8_t *s, size_t at)
-{
-    const uint8_t *p = s + (at >> 3);
-    unsigned shift = at & 7;
-    return load64(p) >> shift | (uint64_t)p[8] << 1 << (63 - shift);
-}
 
 /* Bytes of all ones where the bit is set. */
 INLINE __m256i spread(uint32_t bits)
@@ -299,9 +284,9 @@ INLINE void block_store(uint16_t *out, const __m256i e[2], const uint8_t *rest, 
         } else {
             low = r;
             high = _mm256_slli_epi16(_mm256_and_si256(e[h], _mm256_set1_epi8(31)), 2);
-            high = _mm256_or_si256(high, spread_as(load64(more), h, 1));
-            high = _mm256_or_si256(high, spread_as(load64(more + 8), h, 2));
-            high = _mm256_or_si256(high, spread_as(load64(more + 16), h, 0x80));
+            high = _mm256_or_si256(high, spread_as(codec_load64(more), h, 1));
+            high = _mm256_or_si256(high, spread_as(codec_load64(more + 8), h, 2));
+            high = _mm256_or_si256(high, spread_as(codec_load64(more + 16), h, 0x80));
         }
         __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
         __m256i first = _mm256_permute2x128_si256(a, b, 0x20), second = _mm256_permute2x128_si256(a, b, 0x31);
@@ -321,21 +306,21 @@ INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, b
     memcpy(ds, p->ranks, CODEC_RANKS);
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)ds));
     size_t used[CODEC_LEVELS] = {0}, escapes = 0;
-    uint8_t buf[CODEC_BLOCK];
+    struct codec_tops tops_at = codec_tops_begin(p);
     for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_block_tops(p, at, buf);
+        const uint8_t *o = codec_tops_next(p, &tops_at);
         /* r = r3 r2 r1 r0, the sum of the codes. */
-        uint64_t r0 = load64(p->level0 + 16 * b), r1 = load64(p->level0 + 16 * b + 8), r2 = 0, r3 = 0;
+        uint64_t r0 = codec_load64(p->level0 + 16 * b), r1 = codec_load64(p->level0 + 16 * b + 8), r2 = 0, r3 = 0;
         if (n < CODEC_BLOCK && (r0 | r1) >> n)
             return -EBADMSG;
         uint64_t more = r0 & r1;
-        for (int k = 1; k < CODEC_LEVELS && more; k++) {
+        for (int k = 1; k < CODEC_LEVELS; k++) {
             unsigned ones = (unsigned)_mm_popcnt_u64(more);
             if (ones > p->n_level[k] - used[k])
                 return -EBADMSG;
-            uint64_t c0 = _pdep_u64(bits_at(p->level[k][0], used[k]), more);
-            uint64_t c1 = _pdep_u64(bits_at(p->level[k][1], used[k]), more);
+            uint64_t c0 = _pdep_u64(codec_bits_at(p->level[k][0], used[k]), more);
+            uint64_t c1 = _pdep_u64(codec_bits_at(p->level[k][1], used[k]), more);
             used[k] += ones;
             more = c0 & c1;
             uint64_t carry = r0 & c0;
@@ -398,5 +383,11 @@ static int decode(const struct codec_planes *p, uint16_t *out)
     return rc;
 }
 
-const struct codec_loops codec_loops_avx2 = {.tops = tops, .histogram = histogram, .encode = encode, .decode = decode};
+static uint64_t sum(const void *p, size_t n)
+{
+    return XXH3_64bits(p, n);
+}
+
+const struct codec_loops codec_loops_avx2 = {
+    .tops = codec_tops_avx2, .histogram = codec_histogram_avx2, .encode = encode, .decode = decode, .sum = sum};
 #endif

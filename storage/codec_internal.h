@@ -16,13 +16,15 @@
 #ifndef CONVOD_CODEC_INTERNAL_H
 #define CONVOD_CODEC_INTERNAL_H
 
+#include <string.h>
+
 #include "storage/storage_internal.h"
 
 #define CODEC_RANKS  12
 #define CODEC_RANKED 15 /* d from here on have no rank */
 #define CODEC_LEVELS 4
 #define CODEC_SLACK  16 /* bytes behind every bit string that may be read or written */
-#define CODEC_SAMPLE 4  /* one block of so many is counted for the ranks */
+#define CODEC_SAMPLE 8  /* one block of so many is counted for the ranks */
 #define CODEC_BLOCK  64
 
 struct codec_planes {
@@ -51,14 +53,84 @@ struct codec_loops {
     void (*encode)(struct codec_planes *p, const uint16_t *in);
     /* 0 or -EBADMSG: the codes need more or less bits than there are. */
     int (*decode)(const struct codec_planes *p, uint16_t *out);
+    /* XXH3-64. */
+    uint64_t (*sum)(const void *p, size_t n);
 };
-extern const struct codec_loops codec_loops_portable, codec_loops_avx2;
+extern const struct codec_loops codec_loops_portable, codec_loops_avx2, codec_loops_avx512;
+/* Shared by the two fast ones. */
+void codec_tops_avx2(const struct codec_planes *p, const uint16_t *in);
+void codec_histogram_avx2(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED]);
 /* The ones for this processor. */
 const struct codec_loops *codec_loops_best(void);
 
-/* The offsets o of the block's 64 elements. `at` is the index of its first; buf is used when they must be put together.
- */
-const uint8_t *codec_block_tops(const struct codec_planes *p, size_t at, uint8_t buf[CODEC_BLOCK]);
+/* Walks the offsets o of the blocks, from the first on. */
+struct codec_tops {
+    size_t channel,
+        left; /* where the next block begins: token-major, its channel; channel-major, elements left of it */
+    uint8_t buf[CODEC_BLOCK];
+};
+/* The offsets of a block that channels share, put together in buf. */
+const uint8_t *codec_tops_mixed(const struct codec_planes *p, struct codec_tops *t);
+
+static inline struct codec_tops codec_tops_begin(const struct codec_planes *p)
+{
+    return (struct codec_tops){.left = p->count};
+}
+
+/* The offsets of the next block's 64 elements, and on to the block after it. */
+static inline const uint8_t *codec_tops_next(const struct codec_planes *p, struct codec_tops *t)
+{
+    if (!p->channel_major) {
+        const uint8_t *o = p->top + t->channel;
+        t->channel += CODEC_BLOCK;
+        if (t->channel >= p->channels)
+            t->channel %= p->channels;
+        return o;
+    }
+    if (t->left < CODEC_BLOCK)
+        return codec_tops_mixed(p, t);
+    memset(t->buf, p->top[t->channel], CODEC_BLOCK);
+    t->left -= CODEC_BLOCK;
+    if (!t->left) {
+        t->channel++;
+        t->left = p->count;
+    }
+    return t->buf;
+}
+
+/* Words in memory that need not be aligned. */
+static inline uint64_t codec_load64(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline void codec_store64(uint8_t *p, uint64_t v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+/* Appends n bits (the others of `bits` are zero) to a zeroed bit string. */
+static inline void codec_bits_append(uint8_t *s, size_t at, uint64_t bits, unsigned n)
+{
+    uint8_t *p = s + (at >> 3);
+    unsigned shift = at & 7;
+    codec_store64(p, codec_load64(p) | bits << shift);
+    if (shift + n > 64)
+        p[8] |= (uint8_t)(bits >> (64 - shift));
+}
+
+/* 64 bits of a bit string from any bit on; those past its end are whatever lies there. */
+static inline uint64_t codec_bits_at(const uint8_t *s, size_t at)
+{
+    const uint8_t *p = s + (at >> 3);
+    unsigned shift = at & 7;
+    return codec_load64(p) >> shift | (uint64_t)p[8] << 1 << (63 - shift);
+}
+
+/* For each d below 15 the codes of its rank: level 0's high bit on top, its low bit, then level 1's, ... */
+void codec_rank_codes(const struct codec_planes *p, uint8_t codes[16]);
 
 /* Encoding and decoding with given loops, for tests that compare them. */
 int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,

@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "storage/codec_internal.h"
 
 static uint8_t exponent(enum storage_element e, uint16_t x)
@@ -9,19 +11,33 @@ static uint8_t exponent(enum storage_element e, uint16_t x)
     return (uint8_t)(e == STORAGE_BF16 ? x >> 7 : x >> 10 & 31);
 }
 
-const uint8_t *codec_block_tops(const struct codec_planes *p, size_t at, uint8_t buf[CODEC_BLOCK])
+const uint8_t *codec_tops_mixed(const struct codec_planes *p, struct codec_tops *t)
 {
-    if (!p->channel_major)
-        return p->top + at % p->channels;
-    size_t channel = at / p->count, left = p->count - at % p->count;
     for (size_t i = 0; i < CODEC_BLOCK;) {
-        size_t run = CODEC_BLOCK - i < left ? CODEC_BLOCK - i : left;
-        memset(buf + i, channel < p->channels ? p->top[channel] : 0, run);
+        size_t run = CODEC_BLOCK - i < t->left ? CODEC_BLOCK - i : t->left;
+        memset(t->buf + i, t->channel < p->channels ? p->top[t->channel] : 0, run);
         i += run;
-        channel++;
-        left = p->count;
+        t->left -= run;
+        if (!t->left) {
+            t->channel++;
+            t->left = p->count;
+        }
     }
-    return buf;
+    return t->buf;
+}
+
+void codec_rank_codes(const struct codec_planes *p, uint8_t codes[16])
+{
+    memset(codes, 0xff, 16);
+    for (int r = 0; r < CODEC_RANKS; r++) {
+        unsigned c = 0;
+        for (int k = 0; k < CODEC_LEVELS; k++) {
+            int left = r - 3 * k;
+            unsigned code = left < 0 ? 0 : left < 3 ? (unsigned)left : 3;
+            c |= code << (6 - 2 * k);
+        }
+        codes[p->ranks[r]] = (uint8_t)c;
+    }
 }
 
 static void tops(const struct codec_planes *p, const uint16_t *in)
@@ -37,11 +53,13 @@ static void tops(const struct codec_planes *p, const uint16_t *in)
 
 static void histogram(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED])
 {
-    uint8_t buf[CODEC_BLOCK];
+    struct codec_tops tops_at = codec_tops_begin(p);
     memset(counts, 0, CODEC_RANKED * sizeof *counts);
-    for (size_t b = 0; b < p->blocks; b += CODEC_SAMPLE) {
+    for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_block_tops(p, at, buf);
+        const uint8_t *o = codec_tops_next(p, &tops_at);
+        if (b % CODEC_SAMPLE)
+            continue;
         for (size_t i = 0; i < n; i++) {
             uint8_t d = (uint8_t)(o[i] - exponent(p->element, in[at + i]));
             if (d < CODEC_RANKED)
@@ -62,7 +80,8 @@ static unsigned bit_get(const uint8_t *bits, size_t at)
 
 static void encode(struct codec_planes *p, const uint16_t *in)
 {
-    uint8_t rank[256], buf[CODEC_BLOCK];
+    uint8_t rank[256];
+    struct codec_tops tops_at = codec_tops_begin(p);
     memset(rank, CODEC_RANKS, sizeof rank);
     for (uint8_t r = 0; r < CODEC_RANKS; r++)
         rank[p->ranks[r]] = r;
@@ -72,7 +91,7 @@ static void encode(struct codec_planes *p, const uint16_t *in)
     p->n_escapes = 0;
     for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_block_tops(p, at, buf);
+        const uint8_t *o = codec_tops_next(p, &tops_at);
         uint64_t low = 0, high = 0, more[3] = {0};
         for (size_t i = 0; i < n; i++) {
             uint16_t x = in[at + i];
@@ -108,11 +127,11 @@ static void encode(struct codec_planes *p, const uint16_t *in)
 
 static int decode(const struct codec_planes *p, uint16_t *out)
 {
-    uint8_t buf[CODEC_BLOCK];
+    struct codec_tops tops_at = codec_tops_begin(p);
     size_t used[CODEC_LEVELS] = {0}, escapes = 0;
     for (size_t b = 0; b < p->blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_block_tops(p, at, buf);
+        const uint8_t *o = codec_tops_next(p, &tops_at);
         uint64_t low, high, more[3] = {0};
         memcpy(&low, p->level0 + 16 * b, sizeof low);
         memcpy(&high, p->level0 + 16 * b + 8, sizeof high);
@@ -151,5 +170,10 @@ static int decode(const struct codec_planes *p, uint16_t *out)
     return escapes == p->n_escapes ? 0 : -EBADMSG;
 }
 
+static uint64_t sum(const void *p, size_t n)
+{
+    return XXH3_64bits(p, n);
+}
+
 const struct codec_loops codec_loops_portable = {
-    .tops = tops, .histogram = histogram, .encode = encode, .decode = decode};
+    .tops = tops, .histogram = histogram, .encode = encode, .decode = decode, .sum = sum};

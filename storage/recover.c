@@ -188,6 +188,12 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         return rc;
     st->packs.n = r.last;
     atomic_store(&st->oldest_open_pack, r.last);
+    if (rebuild) {
+        /* A damaged record may have cut a chain in two. Until the next start it can be stored anew; then what is held
+         * by nothing goes. */
+        l->sweep_at = INT64_MAX;
+        st->sweep_done = true;
+    }
     /* After a rebuild places behind the last record may have been in use: begin a new pack. */
     if (!rebuild && r.last_end && r.last_end < st->packs.pack_bytes) {
         rc = packs_activate(&st->packs, r.last, r.last_end);

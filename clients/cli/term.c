@@ -377,6 +377,8 @@ static char *read_edited(struct line_reader *r, int *rc)
             return out.data;
         }
         if (!r->interrupted) {
+            putchar('\n'); /* after the ^D */
+            fflush(stdout);
             *rc = 0;
             return NULL;
         }

@@ -49,7 +49,7 @@ static void synthesize(struct payloads *p)
     for (size_t i = 0; i < p->n; i++)
         for (uint32_t a = 0; a < p->layout.n_arrays; a++) {
             uint32_t channels = p->arrays[a].channels;
-            double mean[4096], scale[4096];
+            double mean[4096] = {0}, scale[4096] = {0};
             for (uint32_t c = 0; c < channels; c++) {
                 scale[c] = exp2(4 * uniform(&seed) - 2);
                 mean[c] = p->arrays[a].channel_major && uniform(&seed) < 0.2 ? 8 * scale[c] : 0;
@@ -117,7 +117,7 @@ enum what { COPY, ENCODE, DECODE };
 
 static int measure(struct payloads *p, const struct codec_loops *loops, enum what what, const char *name)
 {
-    double rates[ROUNDS];
+    double rates[ROUNDS] = {0};
     for (int r = -1; r < ROUNDS; r++) {
         double start = now_s();
         for (size_t i = 0; i < p->n; i++) {
@@ -195,11 +195,14 @@ int main(int argc, char **argv)
         rc = measure(&p, &codec_loops_portable, ENCODE, "encode, portable");
     if (!rc)
         rc = measure(&p, &codec_loops_portable, DECODE, "decode, portable");
-    if (!rc && codec_loops_best() != &codec_loops_portable) {
-        rc = measure(&p, codec_loops_best(), ENCODE, "encode");
-        if (!rc)
-            rc = measure(&p, codec_loops_best(), DECODE, "decode");
-    }
+    if (!rc && codec_loops_best() != &codec_loops_portable)
+        rc = measure(&p, &codec_loops_avx2, ENCODE, "encode, avx2");
+    if (!rc && codec_loops_best() != &codec_loops_portable)
+        rc = measure(&p, &codec_loops_avx2, DECODE, "decode, avx2");
+    if (!rc && codec_loops_best() == &codec_loops_avx512)
+        rc = measure(&p, &codec_loops_avx512, ENCODE, "encode, avx512");
+    if (!rc && codec_loops_best() == &codec_loops_avx512)
+        rc = measure(&p, &codec_loops_avx512, DECODE, "decode, avx512");
     if (!rc)
         rc = ratios(&p);
     if (rc)

@@ -442,11 +442,16 @@ static void pings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fragments_are_joined),   cmocka_unit_test(bad_messages_close),
-        cmocka_unit_test(hostile_json_keeps_the_socket), cmocka_unit_test(lanes),
-        cmocka_unit_test(lane_limits),            cmocka_unit_test(cancel_ends_as_incomplete),
-        cmocka_unit_test(disconnect_policy),      cmocka_unit_test(ephemeral_responses),
-        cmocka_unit_test(upgrade_is_checked),     cmocka_unit_test(slow_reader_is_dropped),
+        cmocka_unit_test(fragments_are_joined),
+        cmocka_unit_test(bad_messages_close),
+        cmocka_unit_test(hostile_json_keeps_the_socket),
+        cmocka_unit_test(lanes),
+        cmocka_unit_test(lane_limits),
+        cmocka_unit_test(cancel_ends_as_incomplete),
+        cmocka_unit_test(disconnect_policy),
+        cmocka_unit_test(ephemeral_responses),
+        cmocka_unit_test(upgrade_is_checked),
+        cmocka_unit_test(slow_reader_is_dropped),
         cmocka_unit_test(pings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

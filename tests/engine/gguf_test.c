@@ -395,6 +395,21 @@ static void test_duplicates(void **state)
     expect_refused(w, -EBADMSG, "key esc?[2J is there twice"); /* nothing that a terminal would obey */
 }
 
+static void test_parts(void **state)
+{
+    (void)state;
+    struct gguf_writer *w = gguf_writer_new();
+    gguf_writer_u16(w, "split.count", 3);
+    expect_refused(w, -ENOTSUP, "one of 3 parts");
+    w = gguf_writer_new();
+    gguf_writer_u16(w, "split.count", 1);
+    void *file;
+    struct gguf *g;
+    assert_int_equal(open_written(w, &file, &g), 0);
+    gguf_close(g);
+    free(file);
+}
+
 static void test_alignment(void **state)
 {
     (void)state;
@@ -545,6 +560,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_arrays),
         cmocka_unit_test(test_duplicates),
+        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_unreadable_type_is_named),

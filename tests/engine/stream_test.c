@@ -151,6 +151,8 @@ static void test_stop_strings(void **state)
     EXPECT(f.v, "pr\xc3\xa9t", "\xc3\xa9t", "pr", true);
     EXPECT(f.v, "pr\xc3\xa9x", "\xc3\xa9t", "pr\xc3\xa9x", false);
     EXPECT(f.v, "pr\xc3\xa9x", "\xa9t", "pr\xc3\xa9x", false); /* not UTF-8: cuts no character */
+    EXPECT(f.v, "pr\xc3\xa9t", "\xa9t", "pr\xc3\xa9t", false);
+    EXPECT(f.v, "pr\xc3\xa9t", "\xc3", "pr", true);
     EXPECT(f.v, "abc", "", "abc", false);
 
     static const char *const SEVERAL[] = {"cd", "bcde", "abcd", "zz"};

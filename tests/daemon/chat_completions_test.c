@@ -1,0 +1,126 @@
+/* chat_completions_test.c - chunks, whole answers and refusals of Chat Completions. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/daemon/harness.h"
+
+#define MESSAGES(text)                                                                                                 \
+    "\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"" text "\"}]"
+
+static void whole_answer(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL,
+                          "{\"model\":\"fake-model\"," MESSAGES(
+                              "echo hi there") ",\"user\":\"u\",\"unknown\":{\"a\":[]},"
+                                               "\"stop\":[\"x\"],\"seed\":3,\"top_k\":5,\"max_completion_tokens\":7}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "object"), "chat.completion");
+    assert_string_equal(str(r.json, "choices.0.message.content"), "hi there");
+    assert_string_equal(str(r.json, "choices.0.message.role"), "assistant");
+    assert_string_equal(str(r.json, "choices.0.finish_reason"), "stop");
+    assert_int_equal(num(r.json, "usage.prompt_tokens"), 7);
+    assert_int_equal(num(r.json, "usage.prompt_tokens_details.cached_tokens"), 3);
+    assert_true(strncmp(str(r.json, "id"), "chatcmpl-", 9) == 0);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":null},"
+             "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"echo "
+             "\"},{\"type\":\"text\",\"text\":\"p\"}]}]}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "choices.0.message.content"), "p");
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("long") "}");
+    assert_string_equal(str(r.json, "choices.0.finish_reason"), "length");
+    reply_free(&r);
+    harness_stop(h);
+}
+
+static void chunks(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL,
+                          "{" MESSAGES("echo a b") ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    assert_int_equal(r.status, 200);
+    assert_null(strstr(r.body, "event:"));
+    const char *expected[] = {"\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
+                              "\"delta\":{\"content\":\"a \"}",
+                              "\"delta\":{\"content\":\"b\"}",
+                              "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"",
+                              "\"choices\":[],\"usage\":{",
+                              "data: [DONE]\n\n"};
+    const char *at_text = r.body;
+    for (size_t i = 0; i < sizeof(expected) / sizeof(*expected); i++) {
+        at_text = strstr(at_text, expected[i]);
+        if (!at_text) {
+            fail_msg("no %s in order in %s", expected[i], r.body);
+        }
+    }
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("echo a") ",\"stream\":true}");
+    assert_null(strstr(r.body, "\"usage\""));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("fail") ",\"stream\":true}");
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "data: {\"error\":{"));
+    assert_null(strstr(r.body, "[DONE]"));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("refuse 4") ",\"stream\":true}");
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.code"), "context_length_exceeded");
+    reply_free(&r);
+    harness_stop(h);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *param;
+    } cases[] = {
+        {"{}", "messages"},
+        {"{\"messages\":[]}", "messages"},
+        {"{\"messages\":\"hi\"}", "messages"},
+        {"{\"messages\":[5]}", "messages[0]"},
+        {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}", "messages[0].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]"},
+        {"{" MESSAGES("x") ",\"n\":2}", "n"},
+        {"{" MESSAGES("x") ",\"n\":0}", "n"},
+        {"{" MESSAGES("x") ",\"max_tokens\":0}", "max_tokens"},
+        {"{" MESSAGES("x") ",\"max_tokens\":-1}", "max_tokens"},
+        {"{" MESSAGES("x") ",\"max_completion_tokens\":0}", "max_completion_tokens"},
+        {"{" MESSAGES("x") ",\"temperature\":[]}", "temperature"},
+        {"{" MESSAGES("x") ",\"logprobs\":true}", "logprobs"},
+        {"{" MESSAGES("x") ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {"{" MESSAGES("x") ",\"stop\":5}", "stop"},
+        {"{" MESSAGES("x") ",\"stream_options\":5}", "stream_options"},
+        {"{" MESSAGES("x") ",\"stream_options\":{\"include_usage\":5}}", "stream_options.include_usage"},
+    };
+    struct harness *h = harness_start(NULL);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct reply r = call(h, "POST", "/v1/chat/completions", NULL, cases[i].body);
+        if (r.status != 400 || strcmp(str(r.json, "error.param"), cases[i].param) != 0) {
+            fail_msg("%s: %d %s", cases[i].body, r.status, r.body);
+        }
+        reply_free(&r);
+    }
+    assert_int_equal(fake_turns_started(), 0);
+    harness_stop(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whole_answer),
+        cmocka_unit_test(chunks),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,196 @@
+/* conversations_test.c - the routes under /v1/conversations, and that owners do not see each other. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/daemon/harness.h"
+
+static char *path_of(const char *id, const char *tail)
+{
+    char *path = NULL;
+    assert_true(asprintf(&path, "/v1/conversations/%s%s", id, tail) > 0);
+    return path;
+}
+
+static int status_of(struct harness *h, const char *method, const char *path, const char *headers, const char *body)
+{
+    struct reply r = call(h, method, path, headers, body);
+    int status = r.status;
+    reply_free(&r);
+    return status;
+}
+
+static void life_of_a_conversation(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/conversations", NULL,
+                          "{\"metadata\":{\"k\":\"v\"},\"title\":\"first\",\"convod\":{\"instructions\":\"be kind\"}}");
+    assert_int_equal(r.status, 200);
+    char id[64], body[256];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    assert_true(strncmp(id, "conv_", 5) == 0);
+    assert_string_equal(str(r.json, "object"), "conversation");
+    assert_string_equal(str(r.json, "metadata.k"), "v");
+    assert_string_equal(str(r.json, "convod.title"), "first");
+    assert_string_equal(str(r.json, "convod.instructions"), "be kind");
+    reply_free(&r);
+    char *path = path_of(id, ""), *items = path_of(id, "/items?order=asc&limit=3"), *evict = path_of(id, "/evict");
+    for (int i = 0; i < 2; i++) {
+        snprintf(body, sizeof(body), "{\"input\":\"echo turn %d\",\"conversation\":\"%s\"}", i, id);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(str(r.json, "conversation.id"), id);
+        reply_free(&r);
+    }
+    r = call(h, "GET", items, NULL, NULL);
+    assert_string_equal(str(r.json, "data.0.content.0.text"), "echo turn 0");
+    assert_string_equal(str(r.json, "data.1.content.0.text"), "turn 0");
+    assert_string_equal(str(r.json, "data.1.role"), "assistant");
+    assert_string_equal(str(r.json, "data.2.content.0.text"), "echo turn 1");
+    assert_true(cJSON_IsTrue(at(r.json, "has_more")));
+    char *rest = path_of(id, "/items?order=asc&after=");
+    char *rest_path = NULL;
+    assert_true(asprintf(&rest_path, "%s%s", rest, str(r.json, "last_id")) > 0);
+    reply_free(&r);
+    r = call(h, "GET", rest_path, NULL, NULL);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 1);
+    assert_string_equal(str(r.json, "data.0.content.0.text"), "turn 1");
+    assert_true(cJSON_IsFalse(at(r.json, "has_more")));
+    reply_free(&r);
+    free(rest);
+    free(rest_path);
+    r = call(h, "POST", path, NULL, "{\"title\":\"second\"}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "convod.title"), "second");
+    assert_string_equal(str(r.json, "metadata.k"), "v");
+    reply_free(&r);
+    r = call(h, "POST", evict, NULL, "{\"to\":\"ram\"}");
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    r = call(h, "GET", path, NULL, NULL);
+    assert_string_equal(str(r.json, "convod.tier"), "ram");
+    reply_free(&r);
+    assert_int_equal(status_of(h, "POST", evict, NULL, "{\"to\":\"moon\"}"), 400);
+    assert_int_equal(status_of(h, "POST", evict, NULL, "{\"to\":5}"), 400);
+    assert_int_equal(status_of(h, "POST", path, NULL, "{\"title\":5}"), 400);
+    assert_int_equal(status_of(h, "POST", "/v1/conversations", NULL, "{\"items\":[{\"role\":\"user\"}]}"), 400);
+    assert_int_equal(status_of(h, "DELETE", path, NULL, NULL), 200);
+    assert_int_equal(status_of(h, "GET", path, NULL, NULL), 404);
+    assert_int_equal(status_of(h, "DELETE", path, NULL, NULL), 404);
+    assert_int_equal(status_of(h, "POST", evict, NULL, "{}"), 404);
+    assert_int_equal(status_of(h, "GET", items, NULL, NULL), 404);
+    free(path);
+    free(items);
+    free(evict);
+    harness_stop(h);
+}
+
+static void listing(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    for (int i = 0; i < 5; i++) {
+        char body[64];
+        snprintf(body, sizeof(body), "{\"title\":\"chat %d of %s\"}", i, i % 2 ? "cats" : "dogs");
+        assert_int_equal(status_of(h, "POST", "/v1/conversations", NULL, body), 200);
+    }
+    struct reply r = call(h, "GET", "/v1/conversations?limit=2", NULL, NULL);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 2);
+    assert_string_equal(str(r.json, "data.0.title"), "chat 4 of dogs");
+    assert_true(cJSON_IsTrue(at(r.json, "has_more")));
+    char next[160];
+    snprintf(next, sizeof(next), "/v1/conversations?limit=2&after=%s", str(r.json, "last_id"));
+    reply_free(&r);
+    r = call(h, "GET", next, NULL, NULL);
+    assert_string_equal(str(r.json, "data.0.title"), "chat 2 of dogs");
+    reply_free(&r);
+    r = call(h, "GET", "/v1/conversations?q=of%20cats", NULL, NULL);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 2);
+    reply_free(&r);
+    assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=100", NULL, NULL), 200);
+    assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=101", NULL, NULL), 400);
+    assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=0", NULL, NULL), 400);
+    assert_int_equal(status_of(h, "GET", "/v1/conversations?after=x", NULL, NULL), 400);
+    assert_int_equal(status_of(h, "GET", "/v1/conversations?q=%ff", NULL, NULL), 400);
+    harness_stop(h);
+}
+
+static void owners_are_apart(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/convod_tokens_XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    static const char tokens[] = "# who\nalice token-of-alice-0001\nbob   token-of-bob-000002\n";
+    assert_int_equal(write(fd, tokens, sizeof(tokens) - 1), sizeof(tokens) - 1);
+    const char *flags[] = {"--token-file", path, NULL};
+    struct harness *h = harness_start(flags);
+    static const char alice[] = "Authorization: Bearer token-of-alice-0001\r\n";
+    static const char bob[] = "Authorization: bearer token-of-bob-000002\r\n";
+    assert_int_equal(status_of(h, "GET", "/health", NULL, NULL), 200);
+    assert_int_equal(status_of(h, "GET", "/v1/models", NULL, NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/metrics", NULL, NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Bearer wrong-token-000001\r\n", NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Basic token-of-alice-0001\r\n", NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/v1/models", alice, NULL), 200);
+    cJSON *error;
+    assert_int_equal(ws_refused(h, "/v1/responses", NULL, &error), 401);
+    assert_string_equal(str(error, "error.code"), "invalid_api_key");
+    cJSON_Delete(error);
+    assert_int_equal(ws_refused(h, "/v1/responses", alice, NULL), 101);
+    struct reply r = call(h, "POST", "/v1/conversations", alice, "{}");
+    assert_int_equal(r.status, 200);
+    char *conversation = path_of(str(r.json, "id"), "");
+    reply_free(&r);
+    assert_int_equal(status_of(h, "GET", conversation, alice, NULL), 200);
+    assert_int_equal(status_of(h, "GET", conversation, bob, NULL), 404);
+    assert_int_equal(status_of(h, "DELETE", conversation, bob, NULL), 404);
+    r = call(h, "GET", "/v1/conversations", bob, NULL);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 0);
+    reply_free(&r);
+    /* A running response of another owner is not there either. */
+    int stream = dial(h);
+    send_request(stream, "POST", "/v1/responses", alice,
+                 "{\"input\":\"hold a b\",\"stream\":true,\"convod\":{\"on_disconnect\":\"finish\"}}");
+    char some[4096] = "", response[64] = "", get[128];
+    for (size_t len = 0; !strstr(some, "output_text.delta") && len < sizeof(some) - 1; len++) {
+        some[len] = (char)read_byte(stream);
+    }
+    sscanf(strstr(some, "\"id\":\"resp_"), "\"id\":\"%37[^\"]", response);
+    snprintf(get, sizeof(get), "/v1/responses/%s", response);
+    assert_int_equal(status_of(h, "GET", get, alice, NULL), 200);
+    assert_int_equal(status_of(h, "GET", get, bob, NULL), 404);
+    strcat(get, "/cancel");
+    assert_int_equal(status_of(h, "POST", get, bob, ""), 404);
+    fake_release(1);
+    close(stream);
+    /* Tokens are read again on request; a bad file leaves the old ones. */
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(pwrite(fd, "carol token-of-carol-0001\n", 26, 0), 26);
+    server_reload(h->server);
+    while (status_of(h, "GET", "/v1/models", "Authorization: Bearer token-of-carol-0001\r\n", NULL) != 200) {
+    }
+    assert_int_equal(status_of(h, "GET", "/v1/models", alice, NULL), 401);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    server_reload(h->server);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Bearer token-of-carol-0001\r\n", NULL), 200);
+    char *log = harness_log(h);
+    assert_null(strstr(log, "token-of"));
+    free(log);
+    free(conversation);
+    close(fd);
+    unlink(path);
+    harness_stop(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(life_of_a_conversation),
+        cmocka_unit_test(listing),
+        cmocka_unit_test(owners_are_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

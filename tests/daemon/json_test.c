@@ -1,0 +1,147 @@
+/* json_test.c - what is refused before it is parsed, and typed access. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/daemon/harness.h"
+
+#include "daemon/json.h"
+
+static bool parses(const char *text, size_t len)
+{
+    struct api_error e = {0};
+    cJSON *o = json_parse_request(text, len, &e);
+    assert_int_equal(o == NULL, e.status != 0);
+    bool ok = o != NULL;
+    cJSON_Delete(o);
+    return ok;
+}
+
+static void shapes(void **state)
+{
+    (void)state;
+    static const char *const good[] = {
+        "{}",
+        " {\"a\":1} \r\n\t",
+        "{\"a\":\"\\\\u0000\"}",
+        "{\"a\":\"\\ud83d\\ude00\"}",
+        "{\"a\":\"\xf0\x9f\x98\x80\"}",
+        "{\"a\":[[[[]]]],\"b\":\"[[[[\"}",
+        "{\"a\":1e308}",
+    };
+    static const char *const bad[] = {
+        "",
+        "1",
+        "[]",
+        "\"x\"",
+        "{",
+        "{} {}",
+        "{\"a\":\"\\u0000\"}",
+        "{\"a\":\"\\\\\\u0000\"}",
+        "{\"a\":\"\\ud800\"}",
+        "{\"a\":\"\\udc00\"}",
+        "{\"a\":\"\\ud800\\u0041\"}",
+        "{\"a\":1e309}",
+        "{\"a\":[1,{\"b\":-1e999}]}",
+        "{\"a\":NaN}",
+        "{\"a\":\"\xc0\xaf\"}",
+        "{\"a\":\"\xed\xa0\x80\"}",
+        "{\"a\":\"\xf4\x90\x80\x80\"}",
+        "{\"a\":\"\xe2\x82\"}",
+        "{\"a\":\"\x80\"}",
+    };
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        if (!parses(good[i], strlen(good[i]))) {
+            fail_msg("refused: %s", good[i]);
+        }
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        if (parses(bad[i], strlen(bad[i]))) {
+            fail_msg("accepted: %s", bad[i]);
+        }
+    }
+    assert_false(parses("{\"a\":\"x\0y\"}", 11));
+    assert_false(parses("{}\0", 3));
+}
+
+static void depth_and_count(void **state)
+{
+    (void)state;
+    char *text = malloc(4 * JSON_VALUES_MAX);
+    assert_non_null(text);
+    for (int depth = JSON_DEPTH_MAX; depth <= JSON_DEPTH_MAX + 1; depth++) {
+        size_t n = (size_t)sprintf(text, "{\"a\":");
+        for (int i = 1; i < depth; i++) {
+            text[n++] = '[';
+        }
+        for (int i = 1; i < depth; i++) {
+            text[n++] = ']';
+        }
+        text[n++] = '}';
+        assert_int_equal(parses(text, n), depth == JSON_DEPTH_MAX);
+    }
+    /* Two containers and the commas. */
+    for (int extra = 0; extra <= 1; extra++) {
+        size_t n = (size_t)sprintf(text, "{\"a\":[1");
+        for (int i = 0; i < JSON_VALUES_MAX - 2 + extra; i++) {
+            text[n++] = ',';
+            text[n++] = '1';
+        }
+        n += (size_t)sprintf(text + n, "]}");
+        assert_int_equal(parses(text, n), extra == 0);
+    }
+    free(text);
+}
+
+static void typed_access(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"s\":\"abc\",\"i\":5,\"f\":1.5,\"b\":true,\"n\":null,\"o\":{},\"big\":1e18}";
+    struct api_error e = {0};
+    cJSON *o = json_parse_request(text, strlen(text), &e);
+    assert_non_null(o);
+    const char *s = "kept";
+    int64_t i = 7;
+    double f = 7;
+    bool b = false;
+    const cJSON *child = NULL;
+    assert_int_equal(json_string(o, "", "n", 10, &s, &e), 0);
+    assert_int_equal(json_string(o, "", "missing", 10, &s, &e), 0);
+    assert_string_equal(s, "kept");
+    assert_int_equal(json_string(o, "", "s", 3, &s, &e), 0);
+    assert_string_equal(s, "abc");
+    assert_int_equal(json_string(o, "", "s", 2, &s, &e), -1);
+    assert_string_equal(e.code, "invalid_value");
+    assert_int_equal(json_string(o, "p.", "i", 2, &s, &e), -1);
+    assert_string_equal(e.param, "p.i");
+    assert_string_equal(e.code, "invalid_type");
+    assert_int_equal(json_int(o, "", "i", 0, 5, &i, &e), 0);
+    assert_int_equal(i, 5);
+    assert_int_equal(json_int(o, "", "i", 0, 4, &i, &e), -1);
+    assert_int_equal(json_int(o, "", "f", 0, 4, &i, &e), -1);
+    assert_int_equal(json_int(o, "", "big", 0, 1 << 30, &i, &e), -1);
+    assert_int_equal(json_int(o, "", "b", 0, 4, &i, &e), -1);
+    assert_int_equal(json_number(o, "", "f", 0, 1.5, &f, &e), 0);
+    assert_int_equal(json_number(o, "", "f", 0, 1.4, &f, &e), -1);
+    assert_int_equal(json_bool(o, "", "b", &b, &e), 0);
+    assert_true(b);
+    assert_int_equal(json_bool(o, "", "i", &b, &e), -1);
+    assert_int_equal(json_object(o, "", "o", &child, &e), 0);
+    assert_non_null(child);
+    assert_int_equal(json_object(o, "", "s", &child, &e), -1);
+    cJSON_Delete(o);
+    /* What a message quotes from a peer is printable. */
+    api_error_set(&e, 400, "c", "p\xff\n", "%s", "a\xff\x01z");
+    assert_string_equal(e.message, "a??z");
+    assert_string_equal(e.param, "p??");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(depth_and_count),
+        cmocka_unit_test(typed_access),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,337 @@
+/* responses_test.c - what a create body may say, and the routes under /v1/responses. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/daemon/harness.h"
+
+struct refusal {
+    const char *body, *code, *param;
+    int status;
+};
+
+static void bodies_are_checked(void **state)
+{
+    (void)state;
+    static const struct refusal cases[] = {
+        {"", "invalid_json", "", 400},
+        {"{\"input\":\"\"}", "invalid_value", "input", 400},
+        {"{}", "missing_required_parameter", "input", 400},
+        {"{\"input\":[]}", "invalid_value", "input", 400},
+        {"{\"input\":5}", "invalid_type", "input", 400},
+        {"{\"input\":{\"a\":1}}", "invalid_type", "input", 400},
+        {"{\"input\":[-1]}", "invalid_type", "input[0]", 400},
+        {"{\"input\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"king\",\"content\":\"x\"}]}", "invalid_value",
+         "input[1].role", 400},
+        {"{\"input\":[{\"content\":\"x\"}]}", "missing_required_parameter", "input[0].role", 400},
+        {"{\"input\":[{\"role\":\"user\"}]}", "invalid_type", "input[0].content", 400},
+        {"{\"input\":[{\"role\":5,\"content\":\"x\"}]}", "invalid_type", "input[0].role", 400},
+        {"{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\",\"image_url\":\"x\"}]}]}",
+         "invalid_value", "input[0].content[0]", 400},
+        {"{\"input\":[{\"role\":\"user\",\"content\":[5]}]}", "invalid_value", "input[0].content[0]", 400},
+        {"{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", "invalid_value", "input[0].type", 400},
+        {"{\"input\":\"x\",\"max_output_tokens\":0}", "invalid_value", "max_output_tokens", 400},
+        {"{\"input\":\"x\",\"max_output_tokens\":-5}", "invalid_value", "max_output_tokens", 400},
+        {"{\"input\":\"x\",\"max_output_tokens\":1.5}", "invalid_type", "max_output_tokens", 400},
+        {"{\"input\":\"x\",\"max_output_tokens\":1e300}", "invalid_value", "max_output_tokens", 400},
+        {"{\"input\":\"x\",\"max_output_tokens\":\"5\"}", "invalid_type", "max_output_tokens", 400},
+        {"{\"input\":\"x\",\"temperature\":\"hot\"}", "invalid_type", "temperature", 400},
+        {"{\"input\":\"x\",\"temperature\":2.01}", "invalid_value", "temperature", 400},
+        {"{\"input\":\"x\",\"temperature\":-0.1}", "invalid_value", "temperature", 400},
+        {"{\"input\":\"x\",\"top_p\":1.1}", "invalid_value", "top_p", 400},
+        {"{\"input\":\"x\",\"store\":1}", "invalid_type", "store", 400},
+        {"{\"input\":\"x\",\"stream\":\"yes\"}", "invalid_type", "stream", 400},
+        {"{\"input\":\"x\",\"generate\":0}", "invalid_type", "generate", 400},
+        {"{\"input\":\"x\",\"instructions\":[]}", "invalid_type", "instructions", 400},
+        {"{\"input\":\"x\",\"background\":true}", "unsupported_parameter", "background", 400},
+        {"{\"input\":\"x\",\"top_logprobs\":3}", "unsupported_parameter", "top_logprobs", 400},
+        {"{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_object\"}}}", "unsupported_parameter", "text.format",
+         400},
+        {"{\"input\":\"x\",\"metadata\":[]}", "invalid_type", "metadata", 400},
+        {"{\"input\":\"x\",\"metadata\":{\"a\":1}}", "invalid_type", "metadata.a", 400},
+        {"{\"input\":\"x\",\"model\":7}", "invalid_type", "model", 400},
+        {"{\"input\":\"x\",\"model\":\"other\"}", "model_not_found", "model", 404},
+        {"{\"input\":\"x\",\"previous_response_id\":\"resp_none\"}", "previous_response_not_found",
+         "previous_response_id", 400},
+        {"{\"input\":\"x\",\"previous_response_id\":\"nonsense\"}", "previous_response_not_found",
+         "previous_response_id", 400},
+        {"{\"input\":\"x\",\"conversation\":\"conv_none\"}", "conversation_not_found", "conversation", 404},
+        {"{\"input\":\"x\",\"conversation\":\"../../etc\"}", "conversation_not_found", "conversation", 404},
+        {"{\"input\":\"x\",\"conversation\":{}}", "missing_required_parameter", "conversation.id", 400},
+        {"{\"input\":\"x\",\"conversation\":{\"id\":5}}", "invalid_type", "conversation.id", 400},
+        {"{\"input\":\"x\",\"conversation\":5}", "invalid_type", "conversation", 400},
+        {"{\"input\":\"x\",\"conversation\":\"conv_a\",\"previous_response_id\":\"resp_a\"}",
+         "mutually_exclusive_parameters", "previous_response_id", 400},
+        {"{\"input\":\"x\",\"convod\":5}", "invalid_type", "convod", 400},
+        {"{\"input\":\"x\",\"convod\":{\"top_k\":-1}}", "invalid_value", "convod.top_k", 400},
+        {"{\"input\":\"x\",\"convod\":{\"min_p\":2}}", "invalid_value", "convod.min_p", 400},
+        {"{\"input\":\"x\",\"convod\":{\"repetition_penalty\":0}}", "invalid_value", "convod.repetition_penalty", 400},
+        {"{\"input\":\"x\",\"convod\":{\"seed\":-1}}", "invalid_value", "convod.seed", 400},
+        {"{\"input\":\"x\",\"convod\":{\"seed\":1e17}}", "invalid_value", "convod.seed", 400},
+        {"{\"input\":\"x\",\"convod\":{\"stop\":[1]}}", "invalid_type", "convod.stop", 400},
+        {"{\"input\":\"x\",\"convod\":{\"stop\":\"\"}}", "invalid_value", "convod.stop", 400},
+        {"{\"input\":\"x\",\"convod\":{\"parent\":\"resp_a\"}}", "invalid_value", "convod.parent", 400},
+        {"{\"input\":\"x\",\"conversation\":\"conv_a\",\"convod\":{\"parent\":\"x\"}}", "invalid_value",
+         "convod.parent", 400},
+        {"{\"input\":\"x\",\"convod\":{\"on_disconnect\":\"explode\"}}", "invalid_value", "convod.on_disconnect", 400},
+        {"{\"input\":\"x\",\"convod\":{\"progress\":\"yes\"}}", "invalid_type", "convod.progress", 400},
+        {"{\"input\":\"a\xff\"}", "invalid_json", "", 400},
+        {"{\"input\":\"refuse 4\"}", "context_length_exceeded", "input", 400},
+        {"{\"input\":\"refuse 5\"}", "invalid_request_error", "input", 400},
+        {"{\"input\":\"refuse 6\"}", "server_overloaded", "", 503},
+        {"{\"input\":\"refuse 7\"}", "insufficient_memory", "", 503},
+        {"{\"input\":\"refuse 8\"}", "server_error", "", 500},
+        {"{\"input\":\"refuse 11\"}", "server_error", "", 500},
+        {"{\"input\":\"start -12\"}", "server_error", "", 500},
+        {"{\"input\":\"fail\"}", "server_error", "", 500},
+    };
+    struct harness *h = harness_start(NULL);
+    int fd = dial(h);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        const struct refusal *c = &cases[i];
+        send_request(fd, "POST", "/v1/responses", NULL, c->body);
+        struct reply r = read_reply(fd);
+        if (r.status != c->status || strcmp(str(r.json, "error.code"), c->code) != 0 ||
+            strcmp(str(r.json, "error.param"), c->param) != 0 || !*str(r.json, "error.message")) {
+            fail_msg("%s: %d %s", c->body, r.status, r.body);
+        }
+        /* The same over SSE, as long as nothing was sent. */
+        reply_free(&r);
+    }
+    close(fd);
+    harness_stop(h);
+}
+
+static void limits_one_past(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    char *body = NULL;
+    struct reply r;
+    /* 16 stop strings of 256 bytes, and one more of each. */
+    for (int n = 16; n <= 17; n++) {
+        char list[256] = "";
+        for (int i = 0; i < n; i++) {
+            strcat(list, i ? ",\"s\"" : "\"s\"");
+        }
+        assert_true(asprintf(&body, "{\"input\":\"echo x\",\"convod\":{\"stop\":[%s]}}", list) > 0);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, n == 16 ? 200 : 400);
+        reply_free(&r);
+        free(body);
+    }
+    for (int n = 256; n <= 257; n++) {
+        assert_true(asprintf(&body, "{\"input\":\"echo x\",\"convod\":{\"stop\":\"%0*d\"}}", n, 0) > 0);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, n == 256 ? 200 : 400);
+        reply_free(&r);
+        free(body);
+    }
+    for (int n = 512; n <= 513; n++) {
+        assert_true(asprintf(&body, "{\"input\":\"echo x\",\"metadata\":{\"k\":\"%0*d\"}}", n, 0) > 0);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, n == 512 ? 200 : 400);
+        reply_free(&r);
+        free(body);
+    }
+    for (int n = 64; n <= 65; n++) {
+        assert_true(asprintf(&body, "{\"input\":\"echo x\",\"metadata\":{\"%0*d\":\"v\"}}", n, 0) > 0);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, n == 64 ? 200 : 400);
+        reply_free(&r);
+        free(body);
+    }
+    for (int n = 16; n <= 17; n++) {
+        char pairs[512] = "";
+        for (int i = 0; i < n; i++) {
+            snprintf(pairs + strlen(pairs), 32, "%s\"k%d\":\"v\"", i ? "," : "", i);
+        }
+        assert_true(asprintf(&body, "{\"input\":\"echo x\",\"metadata\":{%s}}", pairs) > 0);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, n == 16 ? 200 : 400);
+        reply_free(&r);
+        free(body);
+    }
+    harness_stop(h);
+}
+
+static void parameters_are_echoed(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(
+        h, "POST", "/v1/responses", NULL,
+        "{\"input\":[{\"type\":\"reasoning\",\"summary\":[]},{\"role\":\"developer\",\"content\":\"be brief\"},"
+        "{\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"echo \"},"
+        "{\"type\":\"input_text\",\"text\":\"two parts\"}]}],\"model\":\"fake-model\",\"instructions\":\"be kind\","
+        "\"temperature\":0,\"top_p\":0.5,\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"},\"unknown\":1,"
+        "\"tools\":[{\"type\":\"web_search\"}],\"convod\":{\"seed\":42}}");
+    assert_int_equal(r.status, 200);
+    char id[64], path[128];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    assert_string_equal(str(r.json, "output.0.content.0.text"), "two parts");
+    snprintf(path, sizeof(path), "/v1/responses/%s", id);
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(str(r.json, "object"), "response");
+        assert_string_equal(str(r.json, "status"), "completed");
+        assert_string_equal(str(r.json, "instructions"), "be kind");
+        assert_true(num(r.json, "temperature") == 0);
+        assert_true(num(r.json, "top_p") == 0.5);
+        assert_int_equal(num(r.json, "max_output_tokens"), 9);
+        assert_string_equal(str(r.json, "metadata.k"), "v");
+        assert_int_equal(num(r.json, "convod.seed"), 42);
+        assert_true(cJSON_IsTrue(at(r.json, "store")));
+        assert_string_equal(str(r.json, "convod.saved"), i ? "yes" : "pending");
+        assert_int_equal(num(r.json, "usage.output_tokens_details.reasoning_tokens"), 0);
+        assert_int_equal(num(r.json, "usage.input_tokens_details.cache_write_tokens"), 0);
+        reply_free(&r);
+        r = call(h, "GET", path, NULL, NULL);
+        assert_int_equal(r.status, 200);
+    }
+    reply_free(&r);
+    strcat(path, "/input_items?order=asc&limit=1");
+    r = call(h, "GET", path, NULL, NULL);
+    assert_string_equal(str(r.json, "data.0.role"), "system");
+    assert_true(cJSON_IsTrue(at(r.json, "has_more")));
+    reply_free(&r);
+    harness_stop(h);
+}
+
+static void life_of_a_response(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
+    char path[128], stream[160];
+    snprintf(path, sizeof(path), "/v1/responses/%s", str(r.json, "id"));
+    reply_free(&r);
+    /* Streamed again from the memory of the run: the original events. */
+    snprintf(stream, sizeof(stream), "%s?stream=true", path);
+    r = call(h, "GET", stream, NULL, NULL);
+    assert_non_null(strstr(r.body, "event: response.created"));
+    assert_non_null(strstr(r.body, "\"delta\":\"one \""));
+    reply_free(&r);
+    snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=100", path);
+    r = call(h, "GET", stream, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_null(strstr(r.body, "event:"));
+    reply_free(&r);
+    r = call(h, "GET", "/v1/responses/resp_x?stream=maybe", NULL, NULL);
+    assert_int_equal(r.status, 400);
+    reply_free(&r);
+    r = call(h, "DELETE", path, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_true(cJSON_IsTrue(at(r.json, "deleted")));
+    reply_free(&r);
+    r = call(h, "GET", path, NULL, NULL);
+    assert_int_equal(r.status, 404);
+    assert_string_equal(str(r.json, "error.code"), "response_not_found");
+    reply_free(&r);
+    r = call(h, "GET", "/v1/responses/nonsense", NULL, NULL);
+    assert_int_equal(r.status, 404);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses/resp_none/cancel", NULL, "");
+    assert_int_equal(r.status, 404);
+    reply_free(&r);
+    harness_stop(h);
+}
+
+static void cancel_over_http(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h);
+    ws_create(fd, "hold one two", ",\"convod\":{\"progress\":true}");
+    cJSON *e = ws_read_json(fd);
+    char path[128];
+    snprintf(path, sizeof(path), "/v1/responses/%s/cancel", str(e, "response.id"));
+    cJSON_Delete(e);
+    e = ws_until(fd, "response.convod.progress");
+    assert_string_equal(str(e, "stage"), "prefill");
+    assert_int_equal(num(e, "total"), 4);
+    cJSON_Delete(e);
+    e = ws_until(fd, "response.output_text.delta");
+    cJSON_Delete(e);
+    /* Without a body and without a length, as some clients send it. */
+    struct reply r = call(h, "POST", path, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "status"), "incomplete");
+    assert_string_equal(str(r.json, "convod.incomplete_reason"), "cancelled");
+    reply_free(&r);
+    r = call(h, "POST", path, NULL, "");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "status"), "incomplete");
+    reply_free(&r);
+    close(fd);
+    harness_stop(h);
+}
+
+static void stream_errors(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"refuse 1\",\"stream\":true}");
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.code"), "previous_response_not_found");
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"fail\",\"stream\":true}");
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "event: response.failed"));
+    assert_non_null(strstr(r.body, "\"code\":\"server_error\""));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"long\",\"stream\":true}");
+    assert_non_null(strstr(r.body, "event: response.incomplete"));
+    assert_non_null(strstr(r.body, "\"incomplete_details\":{\"reason\":\"max_output_tokens\"}"));
+    assert_null(strstr(r.body, "[DONE]"));
+    reply_free(&r);
+    /* HTTP/1.0 gets neither chunks nor a second request. */
+    int fd = dial(h);
+    send_text(fd, "POST /v1/responses HTTP/1.0\r\nHost: localhost\r\nContent-Length: 34\r\n\r\n"
+                  "{\"input\":\"echo one\",\"stream\":true} ");
+    char *all = read_all(fd);
+    assert_null(strstr(all, "chunked"));
+    assert_non_null(strstr(all, "event: response.completed"));
+    free(all);
+    close(fd);
+    harness_stop(h);
+}
+
+static void logs_tell_no_secrets(void **state)
+{
+    (void)state;
+    static const char *const headers = "Authorization: Bearer secret-token-value-123\r\n";
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", headers, "{\"input\":\"echo private-prompt-456\"}");
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", headers, "{\"input\":\"fail private-prompt-456\"");
+    reply_free(&r);
+    ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: secret-token-value-123\r\n", NULL);
+    ws_refused(h, "/private-prompt-456", headers, NULL);
+    int fd = ws_dial(h);
+    ws_create(fd, "echo private-prompt-456", NULL);
+    cJSON *e = ws_until(fd, "response.completed");
+    cJSON_Delete(e);
+    ws_send(fd, "{\"type\":\"private-prompt-456\"}");
+    e = ws_read_json(fd);
+    cJSON_Delete(e);
+    close(fd);
+    char *log = harness_log(h);
+    assert_non_null(strstr(log, "ready on"));
+    assert_null(strstr(log, "secret-token"));
+    assert_null(strstr(log, "private-prompt"));
+    free(log);
+    harness_stop(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bodies_are_checked),    cmocka_unit_test(limits_one_past),
+        cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
+        cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
+        cmocka_unit_test(logs_tell_no_secrets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,84 @@
+/* retry_test.c - a repeated POST finds the turn of the first attempt. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/daemon/harness.h"
+
+static void repeated_posts(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char body[] = "{\"input\":\"hold a b\",\"convod\":{\"on_disconnect\":\"finish\"}}";
+    static const char first[] = "x-stainless-retry-count: 0\r\n", again[] = "x-stainless-retry-count: 1\r\n";
+    int fd = dial(h);
+    send_request(fd, "POST", "/v1/responses", first, body);
+    fake_wait_started(1);
+    close(fd);
+    /* While it runs. */
+    fd = dial(h);
+    send_request(fd, "POST", "/v1/responses", again, body);
+    fake_release(1);
+    struct reply r = read_reply(fd);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "output.0.content.0.text"), "a b");
+    char id[64];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    reply_free(&r);
+    close(fd);
+    /* After it has ended. */
+    r = call(h, "POST", "/v1/responses", again, body);
+    assert_string_equal(str(r.json, "id"), id);
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 1);
+    /* Another body, or no retry, is a new turn; so is the retry of what failed. */
+    r = call(h, "POST", "/v1/responses", again, "{\"input\":\"echo a\"}");
+    assert_string_not_equal(str(r.json, "id"), id);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo a\"}");
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 3);
+    r = call(h, "POST", "/v1/responses", first, "{\"input\":\"refuse 6\"}");
+    assert_int_equal(r.status, 503);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses", again, "{\"input\":\"refuse 6\"}");
+    assert_int_equal(r.status, 503);
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 5);
+    harness_stop(h);
+}
+
+static void idempotency_keys(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char key[] = "Idempotency-Key: k1\r\n";
+    static const char body[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"echo a\"}]}";
+    struct reply r = call(h, "POST", "/v1/chat/completions", key, body);
+    char id[64];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", key, body);
+    assert_string_equal(str(r.json, "id"), id);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", key, "{\"messages\":[{\"role\":\"user\",\"content\":\"echo b\"}]}");
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.code"), "idempotency_key_reused");
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 1);
+    r = call(h, "POST", "/v1/chat/completions", "Idempotency-Key: k2\r\n", body);
+    assert_string_not_equal(str(r.json, "id"), id);
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 2);
+    harness_stop(h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(repeated_posts),
+        cmocka_unit_test(idempotency_keys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

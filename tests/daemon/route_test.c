@@ -1,0 +1,91 @@
+/* route_test.c - paths, queries and lengths. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/daemon/harness.h"
+
+#include "daemon/daemon_internal.h"
+
+static void paths(void **state)
+{
+    (void)state;
+    const struct route *r = NULL;
+    char param[ROUTE_PARAM_MAX];
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/health", &r, param), 0);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_HEAD, "/health", &r, param), 0);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_POST, "/health", &r, param), 405);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/health/", &r, param), 404);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/healt", &r, param), 404);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "", &r, param), 404);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/resp_1", &r, param), 0);
+    assert_string_equal(param, "resp_1");
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/", &r, param), 404);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/a/b", &r, param), 404);
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_POST, "/v1/responses/resp_2/cancel", &r, param),
+                     0);
+    assert_string_equal(param, "resp_2");
+    char path[ROUTE_PARAM_MAX + 64] = "/v1/responses/";
+    size_t base = strlen(path);
+    memset(path + base, 'a', ROUTE_PARAM_MAX);
+    path[base + ROUTE_PARAM_MAX - 1] = '\0';
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, path, &r, param), 0);
+    path[base + ROUTE_PARAM_MAX - 1] = 'a';
+    path[base + ROUTE_PARAM_MAX] = '\0';
+    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, path, &r, param), 404);
+}
+
+static bool add(struct route_query *q, const char *pair)
+{
+    return route_query_add(q, pair, strlen(pair));
+}
+
+static void queries(void **state)
+{
+    (void)state;
+    struct route_query q;
+    route_query_init(&q);
+    assert_true(add(&q, "limit=100"));
+    assert_int_equal(q.limit, 100);
+    assert_false(add(&q, "limit=101"));
+    assert_false(add(&q, "limit=0"));
+    assert_false(add(&q, "limit=-1"));
+    assert_false(add(&q, "limit="));
+    assert_false(add(&q, "limit"));
+    assert_true(add(&q, "starting_after=0"));
+    assert_false(add(&q, "starting_after=9999999999999999999"));
+    assert_true(add(&q, "stream=true"));
+    assert_false(add(&q, "stream=1"));
+    assert_true(add(&q, "order=asc"));
+    assert_false(add(&q, "order=up"));
+    assert_true(add(&q, "q=a=b"));
+    assert_string_equal(q.q, "a=b");
+    assert_true(add(&q, "unknown=1"));
+    assert_true(add(&q, ""));
+    char pair[400];
+    memset(pair, 'q', sizeof(pair));
+    pair[1] = '=';
+    assert_true(route_query_add(&q, pair, 2 + sizeof(q.q) - 1));
+    assert_false(route_query_add(&q, pair, 2 + sizeof(q.q)));
+}
+
+static void lengths(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"", " ", "-1", "+1", "1 ", " 1", "1,1", "0x1", "1e1", "1234567890123456789"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        assert_int_equal(route_content_length(bad[i], strlen(bad[i])), -1);
+    }
+    assert_int_equal(route_content_length("0", 1), 0);
+    assert_int_equal(route_content_length("007", 3), 7);
+    assert_true(route_content_length("999999999999999999", 18) == 999999999999999999LL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(paths),
+        cmocka_unit_test(queries),
+        cmocka_unit_test(lengths),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,119 @@
+/* gguf_fuzz.c - a hostile model file: the parser, every getter on every key, then its vocabulary and chat format. */
+#include "engine/chat_internal.h"
+#include "engine/gguf_internal.h"
+#include "engine/vocab_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static volatile uint64_t sink; /* what is read must not be optimised away */
+
+static void touch(const void *data, size_t n)
+{
+    const uint8_t *p = data;
+    for (size_t i = 0; i < n; i++)
+        sink += p[i];
+}
+
+static void read_key(const struct gguf *g, struct gguf_string name)
+{
+    char err[256], *key = malloc(name.len + 1);
+    uint32_t u32 = 0, each[4];
+    int32_t i32 = 0;
+    uint64_t u64 = 0;
+    float f32 = 0;
+    bool b = false;
+    struct gguf_string s = {"", 0};
+    struct gguf_array a;
+    if (key == NULL)
+        return;
+    memcpy(key, name.text, name.len);
+    key[name.len] = '\0';
+    if (!gguf_has(g, key))
+        abort();
+    (void)gguf_get_u32(g, key, GGUF_OPTIONAL, &u32, err, sizeof err);
+    (void)gguf_get_i32(g, key, GGUF_OPTIONAL, &i32, err, sizeof err);
+    (void)gguf_get_u64(g, key, GGUF_REQUIRED, &u64, err, sizeof err);
+    (void)gguf_get_f32(g, key, GGUF_OPTIONAL, &f32, err, sizeof err);
+    (void)gguf_get_bool(g, key, GGUF_OPTIONAL, &b, err, sizeof err);
+    (void)gguf_get_u32_each(g, key, GGUF_OPTIONAL, each, 4, err, sizeof err);
+    if (gguf_get_string(g, key, GGUF_OPTIONAL, &s, err, sizeof err) == 0)
+        touch(s.text, s.len);
+    if (gguf_get_array(g, key, GGUF_OPTIONAL, GGUF_STRING, &a, err, sizeof err) == 0) {
+        size_t cursor = 0;
+        for (uint64_t i = 0; i < a.n; i++) {
+            s = gguf_array_next(&a, &cursor);
+            touch(s.text, s.len);
+        }
+        if (cursor != a.bytes)
+            abort();
+    }
+    if (gguf_get_array(g, key, GGUF_OPTIONAL, GGUF_I32, &a, err, sizeof err) == 0 ||
+        gguf_get_array(g, key, GGUF_OPTIONAL, GGUF_BOOL, &a, err, sizeof err) == 0)
+        for (uint64_t i = 0; i < a.n; i++)
+            sink += (uint64_t)gguf_array_int(&a, i);
+    if (gguf_get_array(g, key, GGUF_OPTIONAL, GGUF_F32, &a, err, sizeof err) == 0)
+        for (uint64_t i = 0; i < a.n; i++)
+            sink += gguf_array_f32(&a, i) > 0;
+    free(key);
+}
+
+static void use_vocab(const struct gguf *g)
+{
+    static const char TEXT[] = " Hello, h\xc3\xa9llo\n\n  12345 <|im_end|></s>\xff\xe2\x82 <tool_call>aaaaaaaa";
+    char err[256];
+    struct vocab *v;
+    struct chat *c = NULL;
+    if (vocab_open(g, &v, err, sizeof err) != 0)
+        return;
+    struct engine_tokens out = {0};
+    for (unsigned flags = 0; flags < 16; flags++)
+        (void)vocab_tokenize(v, TEXT, sizeof TEXT - 1, flags, &out);
+    for (size_t i = 0; i < out.n; i++)
+        if (out.ids[i] < 0 || out.ids[i] >= vocab_size(v))
+            abort();
+    for (engine_token id = -1; id <= vocab_size(v); id++) {
+        size_t n;
+        const char *bytes = vocab_token_bytes(v, id, &n);
+        touch(bytes, n);
+        struct gguf_string s = vocab_token_text(v, id);
+        touch(s.text, s.len);
+    }
+    static const char *const FORMATS[] = {NULL, "chatml", "llama3", "gemma", "mistral", "llama2"};
+    struct engine_message m[] = {{ENGINE_SYSTEM, TEXT, 8}, {ENGINE_USER, TEXT, sizeof TEXT - 1}};
+    for (size_t i = 0; i < 6; i++) {
+        if (chat_open(g, v, FORMATS[i], &c, err, sizeof err) != 0 || c == NULL)
+            continue;
+        (void)chat_render(c, v, m, 2, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &out, err, sizeof err);
+        (void)chat_render(c, v, m + 1, 1, ENGINE_CHAT_FIRST, &out, err, sizeof err);
+        (void)chat_close(c, v, &out);
+        chat_free(c);
+    }
+    engine_tokens_free(&out);
+    vocab_close(v);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char err[256];
+    struct gguf *g;
+    if (gguf_open_memory(data, size, "fuzz", &g, err, sizeof err) != 0)
+        return 0;
+    for (size_t i = 0; i < gguf_key_count(g); i++) {
+        enum gguf_value_type type;
+        read_key(g, gguf_key_at(g, i, &type));
+    }
+    for (size_t i = 0; i < gguf_tensor_count(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i), *found;
+        if (gguf_tensor_find(g, t->name) != t)
+            abort();
+        (void)gguf_tensor_get(g, t->name, GGUF_REQUIRED, &found, err, sizeof err);
+        touch(t->data, t->bytes);
+        gguf_tensor_forget(g, t);
+    }
+    use_vocab(g);
+    gguf_close(g);
+    return 0;
+}

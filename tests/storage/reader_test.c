@@ -1,0 +1,238 @@
+/* reader_test.c - reading what is damaged, missing, foreign or being deleted. */
+#include "tests/storage/storage_faults.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+static char *dir;
+static struct storage *st;
+static int64_t owner, conv, turn;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir();
+    st = testing_open(dir);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turn = testing_turn(st, owner, conv, 0, "resp_1");
+    for (unsigned id = 1; id <= 3; id++)
+        if (testing_put(st, owner, id, id - 1, 0))
+            return -1;
+    return testing_commit(st, turn, 3);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static struct storage_found find(unsigned id)
+{
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
+    return f;
+}
+
+static int pack_fd(int flags)
+{
+    char *path = testing_path(dir, "pack-00000001");
+    int fd = open(path, flags);
+    free(path);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+/* Damages the middle segment with `change`, and sees it forgotten and stored anew. */
+static void heals(const struct storage_found *f, int rc)
+{
+    struct storage_stats stats;
+    struct storage_found g;
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read(st, f, 2).rc, rc);
+    assert_int_equal(testing_find(st, owner, 1, 2, &g), -ENOENT);
+    /* The child waits for it. */
+    assert_int_equal(testing_find(st, owner, 2, 3, &g), 0);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 2);
+    assert_int_equal(stats.damaged, rc == -EBADMSG);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &g), 0);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read(st, &g, 2).rc, 0);
+    assert_true(g.offset != f->offset || g.pack != f->pack);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, 3);
+}
+
+static void flip(uint64_t at)
+{
+    uint8_t b;
+    int fd = pack_fd(O_RDWR);
+    assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
+    b ^= 0x10;
+    assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+    assert_int_equal(close(fd), 0);
+}
+
+static void test_header_flip(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    flip(f.offset + 40);
+    heals(&f, -EBADMSG);
+}
+
+static void test_label_flip(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    flip(f.offset + PACK_HEADER_BYTES + 2);
+    heals(&f, -EBADMSG);
+}
+
+static void test_payload_flip(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    flip(f.offset + f.encoded_bytes / 2);
+    heals(&f, -EBADMSG);
+}
+
+/* Another segment's record, whole and sound, in this one's place. */
+static void test_foreign(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2), other = find(1);
+    assert_int_equal(f.encoded_bytes, other.encoded_bytes);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    int fd = pack_fd(O_RDWR);
+    assert_int_equal(pread(fd, record, f.encoded_bytes, (off_t)other.offset), f.encoded_bytes);
+    assert_int_equal(pwrite(fd, record, f.encoded_bytes, (off_t)f.offset), f.encoded_bytes);
+    assert_int_equal(close(fd), 0);
+    free(record);
+    heals(&f, -EBADMSG);
+}
+
+static void test_hole(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    int fd = pack_fd(O_RDWR);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)f.offset, (off_t)f.encoded_bytes),
+                     0);
+    assert_int_equal(close(fd), 0);
+    heals(&f, -ENOENT);
+}
+
+/* The pack ends within the last segment: forgotten, and with it nothing else. */
+static void test_truncated(void **state)
+{
+    (void)state;
+    struct storage_found f = find(3), g;
+    int fd = pack_fd(O_RDWR);
+    assert_int_equal(ftruncate(fd, (off_t)(f.offset + f.encoded_bytes - 1)), 0);
+    assert_int_equal(close(fd), 0);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read(st, &f, 3).rc, -EBADMSG);
+    assert_int_equal(testing_find(st, owner, 2, 3, &g), -ENOENT);
+    f = find(2);
+    assert_int_equal(testing_read(st, &f, 2).rc, 0);
+    /* Its hold went to its parent, so that the rest of the chain is not an orphan. */
+    storage_close(st);
+    st = testing_open(dir);
+    jobs_sweep_wait(st);
+    f = find(2);
+    assert_int_equal(testing_read(st, &f, 2).rc, 0);
+}
+
+static void test_missing_pack(void **state)
+{
+    (void)state;
+    struct storage_found f = find(1), g;
+    storage_close(st);
+    char *path = testing_path(dir, "pack-00000001");
+    assert_int_equal(unlink(path), 0);
+    free(path);
+    st = testing_open(dir);
+    assert_int_equal(testing_read(st, &f, 1).rc, -ENOENT);
+    assert_int_equal(testing_find(st, owner, 0, 1, &g), -ENOENT);
+    for (unsigned id = 1; id <= 3; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    storage_ram_drop(st, NULL, 0);
+    g = find(1);
+    assert_int_equal(testing_read(st, &g, 1).rc, 0);
+}
+
+static void test_wrong_question(void **state)
+{
+    (void)state;
+    struct storage_found f = find(1);
+    f.encoded_bytes = PACK_RECORD_MAX + PACK_ALIGN;
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read(st, &f, 1).rc, -EBADMSG);
+    f.count = 0;
+    assert_int_equal(storage_segment_read(st, &f, testing_fingerprint, &testing_layout, NULL, NULL, NULL), -EINVAL);
+}
+
+struct reader {
+    pthread_t thread;
+    struct storage_found found[3];
+    int bad;
+};
+
+static void *read_all(void *arg)
+{
+    struct reader *r = arg;
+    for (int i = 0; i < 60; i++) {
+        unsigned id = (unsigned)i % 3 + 1;
+        if (i % 5 == 0)
+            storage_ram_drop(st, NULL, 0);
+        int rc = testing_read(st, &r->found[id - 1], id).rc;
+        r->bad += rc != 0 && rc != -ENOENT;
+    }
+    return NULL;
+}
+
+/* Reads while the conversation is deleted: whole or gone, never damaged. */
+static void test_reads_while_deleting(void **state)
+{
+    (void)state;
+    struct reader r[3];
+    struct storage_stats stats;
+    for (int i = 0; i < 3; i++) {
+        r[i].bad = 0;
+        for (unsigned id = 1; id <= 3; id++)
+            r[i].found[id - 1] = find(id);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&r[i].thread, NULL, read_all, &r[i]), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(pthread_join(r[i].thread, NULL), 0);
+        assert_int_equal(r[i].bad, 0);
+    }
+    storage_stats(st, &stats);
+    assert_int_equal(stats.damaged, 0);
+    assert_int_equal(stats.segments, 0);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read(st, &r[0].found[0], 1).rc, -ENOENT);
+}
+
+#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_header_flip),  T(test_label_flip),     T(test_payload_flip),
+        T(test_foreign),      T(test_hole),           T(test_truncated),
+        T(test_missing_pack), T(test_wrong_question), T(test_reads_while_deleting),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,227 @@
+/* recover_test.c - opening after the index was lost, damaged or fell behind, and with intents left over. */
+#include "tests/storage/storage_testing.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+static char *dir;
+static struct storage *st;
+static int64_t owner, conv, turn;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir();
+    st = testing_open(dir);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turn = testing_turn(st, owner, conv, 0, "resp_1");
+    for (unsigned id = 1; id <= 3; id++)
+        if (testing_put(st, owner, id, id - 1, 0))
+            return -1;
+    return testing_commit(st, turn, 3);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static void reopen(void)
+{
+    st = testing_open(dir);
+    jobs_sweep_wait(st);
+}
+
+static void all_there(unsigned last)
+{
+    struct storage_found f;
+    struct storage_stats stats;
+    for (unsigned id = 1; id <= last; id++) {
+        assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
+        struct storage_read_result r = testing_read(st, &f, id);
+        assert_int_equal(r.rc, 0);
+        assert_int_equal(r.tier, STORAGE_TIER_DISK);
+    }
+    assert_int_equal(testing_find(st, owner, last, last + 1, &f), -ENOENT);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, last);
+    assert_int_equal(stats.disk_used, last * f.encoded_bytes);
+}
+
+static void remove_file(const char *file)
+{
+    char *path = testing_path(dir, file);
+    assert_true(unlink(path) == 0 || errno == ENOENT);
+    free(path);
+}
+
+static void overwrite(const char *file, off_t at, const char *text)
+{
+    char *path = testing_path(dir, file);
+    int fd = open(path, O_RDWR);
+    free(path);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, text, strlen(text), at), strlen(text));
+    assert_int_equal(close(fd), 0);
+}
+
+static void test_index_missing(void **state)
+{
+    (void)state;
+    storage_close(st);
+    remove_file("kv.db");
+    remove_file("kv.db-wal");
+    reopen();
+    all_there(3);
+    /* Where it goes on, nothing is overwritten. */
+    assert_int_equal(testing_put(st, owner, 4, 3, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 4), 0);
+    storage_close(st);
+    reopen();
+    all_there(4);
+}
+
+static void test_index_damaged(void **state)
+{
+    (void)state;
+    storage_close(st);
+    overwrite("kv.db", 0, "this is not a database at all, it only says so");
+    reopen();
+    all_there(3);
+}
+
+static void test_index_damaged_inside(void **state)
+{
+    (void)state;
+    storage_close(st);
+    /* Every page but the first. */
+    off_t size = testing_size(dir, "kv.db");
+    char junk[4097];
+    memset(junk, 'j', 4096);
+    junk[4096] = '\0';
+    for (off_t at = 4096; at < size; at += 4096)
+        overwrite("kv.db", at, junk);
+    reopen();
+    all_there(3);
+}
+
+/* Found while running: noted, and made anew at the next open. */
+static void test_index_damage_noted(void **state)
+{
+    (void)state;
+    atomic_store(&st->kv_damaged, true);
+    assert_int_equal(testing_put(st, owner, 4, 3, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 4), 0);
+    storage_close(st);
+    assert_int_equal(testing_size(dir, "kv.damaged"), 0);
+    reopen();
+    char *path = testing_path(dir, "kv.damaged");
+    assert_int_equal(access(path, F_OK), -1);
+    free(path);
+    all_there(4);
+}
+
+static void copy(const char *from, const char *to)
+{
+    char *source = testing_path(dir, from), *target = testing_path(dir, to);
+    FILE *in = fopen(source, "rb"), *out = fopen(target, "wb");
+    assert_true(in && out);
+    char buf[4096];
+    size_t n;
+    while ((n = fread(buf, 1, sizeof buf, in)))
+        assert_int_equal(fwrite(buf, 1, n, out), n);
+    assert_int_equal(fclose(out), 0);
+    (void)fclose(in);
+    free(source);
+    free(target);
+}
+
+/* The index does not sync its commits: an older one finds what lies behind the ends it knows. */
+static void test_index_behind(void **state)
+{
+    (void)state;
+    storage_close(st);
+    copy("kv.db", "kv.old");
+    st = testing_open(dir);
+    for (unsigned id = 4; id <= 6; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 6), 0);
+    storage_close(st);
+    copy("kv.old", "kv.db");
+    remove_file("kv.db-wal");
+    remove_file("kv.old");
+    reopen();
+    all_there(6);
+}
+
+static int intent_run(struct storage_ledger *l, void *arg)
+{
+    const struct storage_found *f = arg;
+    int rc = segment_drop_record(l, f->key, f->pack, f->offset, f->encoded_bytes);
+    l->n_drops = 0; /* the crash comes here */
+    return rc;
+}
+
+static void test_intents_left(void **state)
+{
+    (void)state;
+    struct storage_found f, g;
+    struct storage_stats stats;
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    g = f;
+    assert_int_equal(jobs_call(st, intent_run, &f), 0);
+    storage_close(st);
+    st = testing_open(dir);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), -ENOENT);
+    uint8_t *record = malloc(g.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, g.pack, g.offset, record, g.encoded_bytes), 0);
+    assert_true(pack_is_zero(record, g.encoded_bytes));
+    free(record);
+    storage_stats(st, &stats);
+    assert_true(stats.segments <= 2); /* nothing holds the others now */
+    /* With the index lost as well it does not come back. */
+    storage_close(st);
+    remove_file("kv.db");
+    reopen();
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), -ENOENT);
+}
+
+/* Files that only look like packs, and a damaged record among good ones. */
+static void test_foreign_packs(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    storage_close(st);
+    copy("ledger.db", "pack-00000007");
+    copy("ledger.db", "pack-7");
+    copy("ledger.db", "pack-00000003x");
+    overwrite("pack-00000001", (off_t)f.offset + 8, "junk");
+    remove_file("kv.db");
+    reopen();
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), -ENOENT);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    assert_true(testing_size(dir, "pack-00000008") > 0);
+    storage_close(st);
+    reopen();
+    all_there(3);
+}
+
+#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_index_missing), T(test_index_damaged), T(test_index_damaged_inside), T(test_index_damage_noted),
+        T(test_index_behind),  T(test_intents_left),  T(test_foreign_packs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

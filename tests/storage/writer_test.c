@@ -1,0 +1,257 @@
+/* writer_test.c - saving when the disk does not play along: full, failing syncs, short writes, hole cutting. */
+#include "tests/storage/storage_faults.h"
+
+static char *dir;
+static struct storage *st;
+static struct storage_io io;
+static struct faults faults;
+static int64_t owner, conv, turn;
+
+static void start(uint64_t disk_bytes)
+{
+    dir = testing_dir();
+    faults_init(&faults, &io);
+    st = testing_open_with(dir, &io, disk_bytes);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turn = testing_turn(st, owner, conv, 0, "resp_1");
+}
+
+static void finish(void)
+{
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static struct storage_stats stats(void)
+{
+    struct storage_stats s;
+    storage_stats(st, &s);
+    return s;
+}
+
+static void expect(unsigned parent, unsigned id, int rc, enum storage_tier tier)
+{
+    struct storage_found f;
+    int found = testing_find(st, owner, parent, id, &f);
+    if (rc == -ENOENT) {
+        assert_int_equal(found, -ENOENT);
+        return;
+    }
+    assert_int_equal(found, 0);
+    struct storage_read_result r = testing_read(st, &f, id);
+    assert_int_equal(r.rc, rc);
+    assert_int_equal(r.tier, tier);
+}
+
+static void test_failed_sync(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+
+    faults_set(&faults, 0, EIO, true);
+    int syncs = faults.n_syncs;
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 3, 2, 0), 0);
+    assert_int_equal(testing_commit(st, second, 3), -EIO);
+    assert_int_equal(stats().save_failures, 2);
+    assert_int_equal(stats().segments, 1);
+    assert_int_equal(stats().pending_puts, 0);
+    /* Not retried: one failing sync, then one for each hole. */
+    assert_int_equal(faults.n_syncs, syncs + 3);
+    /* RAM serves on, the older one is untouched. */
+    expect(1, 2, 0, STORAGE_TIER_RAM);
+    expect(2, 3, 0, STORAGE_TIER_RAM);
+    storage_ram_drop(st, NULL, 0);
+    expect(1, 2, 0, STORAGE_TIER_RAM);
+    expect(0, 1, 0, STORAGE_TIER_DISK);
+
+    /* Put once more they are saved, from another pack. */
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 3, 2, 0), 0);
+    assert_int_equal(testing_commit(st, second, 3), 0);
+    storage_ram_drop(st, NULL, 0);
+    expect(2, 3, 0, STORAGE_TIER_DISK);
+    assert_true(testing_size(dir, "pack-00000002") > 0);
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 28);
+    jobs_sweep_wait(st);
+    expect(0, 1, 0, STORAGE_TIER_DISK);
+    expect(1, 2, 0, STORAGE_TIER_DISK);
+    expect(2, 3, 0, STORAGE_TIER_DISK);
+    finish();
+}
+
+/* What was not saved is not held, but its ancestors are. */
+static void test_hold_of_what_is_left(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    faults_set(&faults, 0, EIO, true);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, second, 2), -EIO);
+    /* Only the second turn holds 1 now if the first's hold goes. */
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 28);
+    jobs_sweep_wait(st);
+    expect(1, 2, -ENOENT, 0);
+    expect(0, 1, 0, STORAGE_TIER_DISK);
+    finish();
+}
+
+static void test_full_disk(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    for (unsigned id = 1; id <= 3; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    int64_t second = testing_turn(st, owner, conv, 0, "resp_2");
+
+    /* Full once: something is given up, and it is tried again. */
+    faults_set(&faults, ENOSPC, 0, true);
+    faults.writes_left = 0;
+    assert_int_equal(testing_put(st, owner, 4, 0, 0), 0);
+    assert_int_equal(testing_commit(st, second, 4), 0);
+    assert_int_equal(stats().save_failures, 0);
+    assert_true(stats().segments < 4);
+    storage_ram_drop(st, NULL, 0);
+    expect(0, 4, 0, STORAGE_TIER_DISK);
+
+    /* Full for good: it stays in RAM, and the next works again. */
+    faults_set(&faults, ENOSPC, 0, false);
+    assert_int_equal(testing_put(st, owner, 5, 4, 0), 0);
+    assert_int_equal(testing_commit(st, second, 5), -ENOSPC);
+    assert_int_equal(stats().save_failures, 1);
+    expect(4, 5, 0, STORAGE_TIER_RAM);
+    faults_set(&faults, 0, 0, false);
+    assert_int_equal(testing_put(st, owner, 6, 0, 0), 0);
+    assert_int_equal(testing_commit(st, second, 6), 0);
+    storage_ram_drop(st, NULL, 0);
+    expect(0, 6, 0, STORAGE_TIER_DISK);
+    finish();
+}
+
+static void test_short_writes(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    faults.short_writes = true;
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_true(faults.n_writes > 10);
+    storage_ram_drop(st, NULL, 0);
+    expect(0, 1, 0, STORAGE_TIER_DISK);
+    finish();
+}
+
+/* Where holes cannot be cut, zeros are written. */
+static void test_zeros_for_holes(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    faults.punch_errno = EOPNOTSUPP;
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_true(pack_is_zero(record, f.encoded_bytes));
+    free(record);
+    finish();
+}
+
+/* A hole that cannot be cut now is cut at the next open. */
+static void test_hole_later(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    faults.punch_errno = EIO;
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    expect(0, 1, -ENOENT, 0);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_false(pack_is_zero(record, f.encoded_bytes));
+    storage_close(st);
+    faults.punch_errno = 0;
+    st = testing_open_with(dir, &io, 1 << 28);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_true(pack_is_zero(record, f.encoded_bytes));
+    free(record);
+    finish();
+}
+
+/* A pack that is full is followed by another; one without live records goes. */
+static void test_packs_follow(void **state)
+{
+    (void)state;
+    start(1 << 20); /* packs of 1 MiB, the smallest, in a budget of as much */
+    for (unsigned id = 1; id <= 100; id++) {
+        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+        assert_int_equal(testing_commit(st, turn, id), 0);
+        assert_true(stats().disk_used <= 1 << 20);
+    }
+    assert_int_equal(stats().save_failures, 0);
+    char *path = testing_path(dir, "pack-00000001");
+    FILE *f = fopen(path, "r");
+    free(path);
+    assert_null(f);
+    assert_true(testing_size(dir, "pack-00000003") > 0);
+    finish();
+}
+
+/* Put, but not committed: gone at the next open. */
+static void test_uncommitted(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 28);
+    expect(0, 1, -ENOENT, 0);
+    assert_int_equal(stats().segments, 0);
+    finish();
+}
+
+static void test_invalid(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    struct storage_segment s = {.owner = owner, .count = 0};
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    s.count = 1;
+    s.label_bytes = STORAGE_LABEL_MAX + 1;
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    s.label_bytes = 0;
+    s.first = UINT32_MAX;
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    assert_int_equal(stats().pending_puts, 0);
+    finish();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failed_sync),     cmocka_unit_test(test_hold_of_what_is_left),
+        cmocka_unit_test(test_full_disk),       cmocka_unit_test(test_short_writes),
+        cmocka_unit_test(test_zeros_for_holes), cmocka_unit_test(test_hole_later),
+        cmocka_unit_test(test_packs_follow),    cmocka_unit_test(test_uncommitted),
+        cmocka_unit_test(test_invalid),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
