@@ -63,7 +63,7 @@ static void brute_force(const struct engine_sampling *s, const float *logits, in
     for (int i = 0; i < n; i++)
         p[i] = exp((x[i] - most) / s->temperature);
 
-    int order[VOCAB]; /* by falling probability; the smaller id first */
+    int order[VOCAB] = {0}; /* by falling probability; the smaller id first */
     for (int i = 0; i < n; i++) {
         int at = i;
         for (; at > 0 && p[order[at - 1]] < p[i]; at--)
