@@ -265,6 +265,13 @@ static void test_greedy_and_ties(void **state)
     }
     assert_int_equal(seen[1] + seen[3], 300);
     assert_true(seen[1] > 90 && seen[3] > 90);
+    struct engine_sampling equals = OFF; /* min_p keeps what is as likely as the likeliest */
+    equals.min_p = 1;
+    memset(seen, 0, sizeof seen);
+    for (uint64_t seed = 0; seed < 300; seed++)
+        seen[pick(&e, equals, seed, logits, NULL, 0)]++;
+    assert_int_equal(seen[1] + seen[3] + seen[5], 300);
+    assert_true(seen[1] > 50 && seen[3] > 50 && seen[5] > 50);
     /* Penalties count for greedy too. */
     greedy.presence_penalty = 1.5f;
     const engine_token context[] = {1, 1, 5};
