@@ -379,6 +379,11 @@ bool turn_restore(struct turn *t)
         t->restored_ns = session_now_ns();
         moved = true;
     }
+    /* A warm-up that found everything in pages has no step that would end it. */
+    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) >= t->n_prompt) {
+        turn_finish(t);
+        moved = true;
+    }
     return moved;
 }
 

@@ -176,6 +176,18 @@ class AnEvening(unittest.TestCase):
         out, err = p.communicate(timeout=120)
         self.assertEqual((p.returncode, (begun + out).decode()), (4, whole), err)
 
+    def test_another_answer_follows_what_came_before(self):
+        id = self.ask("--keep", "My name is Ada.")["convod"]["conversation"]
+        before = self.ask("-c", id, "What is my name?")["convod"]["tokens"]
+        r = self.convo("resume", id, "--receipt", "--temperature", "0", "--max-tokens", "24", stdin="/regenerate\n/undo\n/undo\n")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        kept = int(re.search(r"(\d+) tokens of history kept", r.stderr).group(1))
+        self.assertGreaterEqual(kept, before["history"])
+        self.assertEqual(self.convo("show", id).stdout.count("user: "), 2)
+        r = self.convo("resume", id, "--max-tokens", "8", stdin="/undo\n/undo\n/regenerate\nHello.\n")
+        self.assertIn("nothing was said yet", r.stderr)
+        self.assertEqual(self.convo("show", id).stdout.count("user: "), 1)
+
     def test_the_terminal(self):
         t = Terminal("--url", self.daemon.url, "--temperature", "0")
         self.addCleanup(t.close)
