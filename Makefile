@@ -42,13 +42,15 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 CLI_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard clients/cli/*.c))
 PROGRAMS := $(if $(wildcard daemon/main.c),$(BUILD)/convod) $(if $(CLI_OBJ),$(BUILD)/convo)
 # tests/FOLDER/NAME_test.c is one test program; other files beside it are shared by the folder's tests. Tests of the
-# client link the client's objects (without its main), all others the library.
+# client link the client's objects (without its main), all others the library. A folder whose tests want shared files of
+# another one lists them in tests/FOLDER/shared.
 TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*/*_test.c))
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_bench.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
-shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)))
+shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
+	$(file <$(dir tests/$1)shared))
 
 .PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
