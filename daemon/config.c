@@ -115,28 +115,21 @@ static int assign(struct daemon_config *c, const struct setting *s, const char *
         memcpy(base + s->offset, &n, sizeof(n));
         return 0;
     }
-    char *copy = strdup(value);
-    if (!copy) {
-        return -ENOMEM;
-    }
+    char **field = (char **)(void *)(base + s->offset);
     if (s->type == LIST) {
-        size_t n;
-        memcpy(&n, base + s->count_offset, sizeof(n));
-        if (n == DAEMON_ORIGINS_MAX) {
-            free(copy);
+        size_t *n = (size_t *)(void *)(base + s->count_offset);
+        if (*n == DAEMON_ORIGINS_MAX) {
             snprintf(err, err_size, "%s: more than %d times %s", where, DAEMON_ORIGINS_MAX, s->name);
             return -EINVAL;
         }
-        memcpy(base + s->offset + n * sizeof(char *), &copy, sizeof(copy));
-        n++;
-        memcpy(base + s->count_offset, &n, sizeof(n));
-        return 0;
+        field += *n;
+        *field = strdup(value);
+        *n += *field != NULL;
+        return *field ? 0 : -ENOMEM;
     }
-    char *old;
-    memcpy(&old, base + s->offset, sizeof(old));
-    free(old);
-    memcpy(base + s->offset, &copy, sizeof(copy));
-    return 0;
+    free(*field);
+    *field = strdup(value);
+    return *field ? 0 : -ENOMEM;
 }
 
 static const struct setting *find(const char *name, size_t len)
@@ -389,6 +382,21 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
         return 0;
     }
     return -EINVAL;
+}
+
+int daemon_config_verify(const struct daemon_config *c, char *err, size_t err_size)
+{
+    if (access(c->model, R_OK) != 0) {
+        int rc = -errno;
+        snprintf(err, err_size, "model %.200s: %s", c->model, strerror(-rc));
+        return rc;
+    }
+    struct auth *auth;
+    int rc = auth_open(c->token_file, &auth, err, err_size);
+    if (rc == 0) {
+        auth_free(auth);
+    }
+    return rc;
 }
 
 void daemon_config_free(struct daemon_config *c)

@@ -39,6 +39,8 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
                         size_t err_size);
 /* Checks what is only known at the end: ranges, a token file for an address that is not loopback. */
 int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size);
+/* What --check-config looks at besides: the model and the token file can be read. */
+int daemon_config_verify(const struct daemon_config *c, char *err, size_t err_size);
 void daemon_config_free(struct daemon_config *c);
 /* The text of --help. malloc'd; NULL: out of memory. */
 char *daemon_config_help(void);

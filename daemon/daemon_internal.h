@@ -261,7 +261,7 @@ struct server {
     struct session *closing_session;
     pthread_t loader, closer;
     bool loader_started, closer_started;
-    bool stopping, closed, loaded;
+    bool stopping, closed, loaded, line_open;
     int load_promille;
     char load_what[64];
     int result;

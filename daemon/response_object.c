@@ -92,6 +92,9 @@ static void add_convod(cJSON *o, const struct run *run)
     if (strcmp(run->status, "incomplete") == 0) {
         add_or_null(convod, "incomplete_reason", run->reason);
     }
+    if (run->request->has_parent) {
+        add_or_null(convod, "parent", run->request->parent);
+    }
     if (!run->receipt && run->conversation[0]) {
         cJSON_AddStringToObject(convod, "conversation", run->conversation);
     }
@@ -305,6 +308,8 @@ struct run *run_from_stored(struct server *s, const char *owner, const struct se
     q->instructions = copy(r->instructions);
     q->previous = r->listed ? NULL : copy(r->previous);
     q->conversation = r->listed ? copy(r->conversation) : NULL;
+    q->parent = r->listed ? copy(r->previous ? r->previous : "") : NULL;
+    q->has_parent = q->parent != NULL;
     q->params_json = r->params ? cJSON_Parse(r->params) : NULL;
     q->store = true;
     q->generate = r->output != NULL;

@@ -283,6 +283,15 @@ static void *close_session(void *arg)
     return NULL;
 }
 
+/* Ends a line that is being updated, so that the next one stands by itself. */
+static void close_line(struct server *s)
+{
+    if (s->line_open && write(s->log->fd, "\n", 1) < 0) {
+        s->opts.progress_line = false;
+    }
+    s->line_open = false;
+}
+
 static void show_progress(struct server *s, const struct event *e)
 {
     s->load_promille = e->number;
@@ -292,6 +301,7 @@ static void show_progress(struct server *s, const struct event *e)
         char line[128];
         int n = snprintf(line, sizeof(line), "\rconvod: loading %3d %% %-40.40s%s", e->number / 10, s->load_what,
                          e->number == 1000 ? "\n" : "");
+        s->line_open = e->number < 1000;
         if (n > 0 && write(s->log->fd, line, (size_t)n) < 0) {
             s->opts.progress_line = false;
         }
@@ -301,9 +311,16 @@ static void show_progress(struct server *s, const struct event *e)
     }
     if (now - s->last_notify_ms >= 1000) {
         s->last_notify_ms = now;
-        notify_send(s->opts.notify_socket, "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=Loading the model: %d %%",
+        notify_send(s->opts.notify_socket, "EXTEND_TIMEOUT_USEC=120000000\nSTATUS=Loading the model: %d %%",
                     e->number / 10);
     }
+}
+
+static const char *server_url(const struct server *s, char out[128])
+{
+    bool v6 = strchr(s->address, ':') != NULL;
+    snprintf(out, 128, "http://%s%s%s:%d", v6 ? "[" : "", s->address, v6 ? "]" : "", s->port);
+    return out;
 }
 
 static void loaded(struct server *s, struct event *e)
@@ -313,6 +330,7 @@ static void loaded(struct server *s, struct event *e)
     s->session = e->session;
     s->loaded = true;
     s->load_promille = 1000;
+    close_line(s);
     const struct engine_info *m = session_model(s->session);
     snprintf(s->model_name, sizeof(s->model_name), "%s", m->name);
     daemon_log(s->log, LOG_INFO, "model %s (%s, %s) on %s, context %d tokens", m->name, m->arch, m->quantization,
@@ -321,10 +339,8 @@ static void loaded(struct server *s, struct event *e)
         server_begin_close(s);
         return;
     }
-    bool v6 = strchr(s->address, ':') != NULL;
-    char line[160];
-    int n = snprintf(line, sizeof(line), "%sconvod: ready on http://%s%s%s:%d\n", s->log->journal ? "<6>" : "",
-                     v6 ? "[" : "", s->address, v6 ? "]" : "", s->port);
+    char line[160], url[128];
+    int n = snprintf(line, sizeof(line), "%sconvod: ready on %s\n", s->log->journal ? "<6>" : "", server_url(s, url));
     if (n > 0 && write(s->log->fd, line, (size_t)n) < 0) {
         daemon_log(s->log, LOG_WARNING, "standard error is closed");
     }
@@ -412,6 +428,7 @@ void server_take_events(struct server *s)
             loaded(s, e);
             break;
         case EVENT_LOAD_FAILED:
+            close_line(s);
             daemon_log(s->log, LOG_ERR, "%s", e->text ? e->text : "loading failed");
             notify_send(s->opts.notify_socket, "STATUS=Loading failed\nERRNO=%d", -e->number);
             s->result = e->number;
@@ -588,6 +605,8 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
         goto fail;
     }
     s->loader_started = true;
+    char url[128];
+    daemon_log(s->log, LOG_INFO, "loading, %s answers /health and /ready meanwhile", server_url(s, url));
     *out = s;
     return 0;
 fail:

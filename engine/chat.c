@@ -144,18 +144,35 @@ static char *llama3_prefix(const struct template *t, bool *no_memory)
     return prefix;
 }
 
+/* Goes back over spaces, a plus sign and spaces before p. NULL: there is no plus sign. */
+static const char *before_plus(const struct template *t, const char *p)
+{
+    while (p > t->text && p[-1] == ' ')
+        p--;
+    if (p == t->text || *--p != '+')
+        return NULL;
+    while (p > t->text && p[-1] == ' ')
+        p--;
+    return p;
+}
+
 /* Whether a template adds a one-space literal to `operand`, as in ' ' + message['content']. */
 static bool adds_space_to(const struct template *t, const char *operand)
 {
     for (const char *p = find(t, operand); p != NULL; p = find_from(t, p + 1, operand)) {
-        const char *q = p;
-        while (q > t->text && q[-1] == ' ')
-            q--;
-        if (q == t->text || *--q != '+')
-            continue;
-        while (q > t->text && q[-1] == ' ')
-            q--;
-        if (q - t->text >= 3 && q[-2] == ' ' && q[-1] == q[-3] && (q[-1] == '\'' || q[-1] == '"'))
+        const char *q = before_plus(t, p);
+        if (q != NULL && q - t->text >= 3 && q[-2] == ' ' && q[-1] == q[-3] && (q[-1] == '\'' || q[-1] == '"'))
+            return true;
+    }
+    return false;
+}
+
+/* Whether a literal that begins with `mark` is added to the BOS token. */
+static bool adds_bos_to(const struct template *t, const char *mark)
+{
+    for (const char *p = find(t, mark); p != NULL; p = find_from(t, p + 1, mark)) {
+        const char *q = p > t->text && (p[-1] == '\'' || p[-1] == '"') ? before_plus(t, p - 1) : NULL;
+        if (q != NULL && q - t->text >= 9 && memcmp(q - 9, "bos_token", 9) == 0)
             return true;
     }
     return false;
@@ -169,7 +186,7 @@ static void read_mistral(struct chat *c, const struct template *t)
     c->space_before_end = inst_end != NULL && inst_end > t->text && inst_end[-1] == ' ';
     c->space_before_answer = adds_space_to(t, "message[") || adds_space_to(t, "content");
     c->space_after_answer = adds_space_to(t, "eos_token");
-    c->bos_each_turn = find(t, "bos_token + '[INST]") != NULL;
+    c->bos_each_turn = adds_bos_to(t, "[INST]");
     c->trim_user = find(t, "strip() + ' [/INST]") || find(t, "trim + ' [/INST]");
     c->trim_answer =
         find(t, "strip() + ' ' + eos_token") || find(t, "trim + ' ' + eos_token") || find(t, "trim + eos_token");

@@ -18,30 +18,42 @@
 /* Default KV budget: enough for this many sequences of the model's full length, if memory allows. */
 #define KV_DEFAULT_SEQUENCES 16
 
+/* A file's number: its first, or that behind `name` at the start of a line. False when there is none. */
+static bool read_number(const char *path, const char *name, uint64_t *out)
+{
+    char line[256];
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    while (!found && fgets(line, sizeof line, f)) {
+        unsigned long long value;
+        size_t skip = strlen(name);
+        if (strncmp(line, name, skip) == 0 && sscanf(line + skip, "%llu", &value) == 1) {
+            *out = value;
+            found = true;
+        }
+    }
+    fclose(f);
+    return found;
+}
+
 /* Bytes that the system could give to this process without swapping: MemAvailable, and no more than the control group
- * leaves. */
+ * leaves. Cached files count as free in both. */
 static uint64_t available_bytes(void)
 {
-    uint64_t bytes = UINT64_MAX;
-    char line[256];
-    FILE *f = fopen("/proc/meminfo", "re");
-    if (f) {
-        unsigned long long kib;
-        while (fgets(line, sizeof line, f))
-            if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-                bytes = (uint64_t)kib * 1024;
-        fclose(f);
-    }
-    unsigned long long most, used;
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "re"), *current = fopen("/sys/fs/cgroup/memory.current", "re");
-    if (max && current && fscanf(max, "%llu", &most) == 1 && fscanf(current, "%llu", &used) == 1) {
+    uint64_t kib, bytes = UINT64_MAX, most, used, cached;
+    if (read_number("/proc/meminfo", "MemAvailable:", &kib))
+        bytes = kib * 1024;
+    if (read_number("/sys/fs/cgroup/memory.max", "", &most) &&
+        read_number("/sys/fs/cgroup/memory.current", "", &used)) {
+        if (read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cached))
+            used -= cached < used ? cached : used;
+        if (read_number("/sys/fs/cgroup/memory.stat", "active_file ", &cached))
+            used -= cached < used ? cached : used;
         uint64_t left = most > used ? most - used : 0;
         bytes = left < bytes ? left : bytes;
     }
-    if (max)
-        fclose(max);
-    if (current)
-        fclose(current);
     return bytes;
 }
 
@@ -160,9 +172,12 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
 {
     const char *kv_type = opts->kv_type ? opts->kv_type : "bf16";
-    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0 ||
-        opts->step_tokens > STEP_TOKENS_MAX) {
+    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0) {
         snprintf(err, err_size, "a model file is needed, and no setting may be negative");
+        return -EINVAL;
+    }
+    if (opts->step_tokens > STEP_TOKENS_MAX) {
+        snprintf(err, err_size, "a step of %d tokens is too large; %d is the most", opts->step_tokens, STEP_TOKENS_MAX);
         return -EINVAL;
     }
     if (strcmp(kv_type, "bf16") && strcmp(kv_type, "f16")) {

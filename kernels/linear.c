@@ -158,7 +158,7 @@ void kernels_op_linear(struct kernels *k, const float *x, int n, int cols, const
     }
     if (n <= 0 || c.groups == 0)
         return;
-    size_t row_bytes = (size_t)cols * sizeof(float) / 2; /* a quantized row takes 1.6 bytes a value */
+    size_t row_bytes = (size_t)cols * 2; /* a value takes 1.6 bytes quantized, 4 as it is */
     size_t batch = ACTIVATION_BYTES / row_bytes / KERNELS_TILE * KERNELS_TILE;
     c.batch = batch < 4 * KERNELS_TILE ? 4 * KERNELS_TILE : batch > MAX_BATCH ? MAX_BATCH : (int)batch;
     if (quantized)

@@ -569,6 +569,8 @@ void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns)
         int rc = hot_save(s, t->hot, false, last);
         if (rc)
             session_log(s, LOG_WARNING, "KV could not be saved: %s", strerror(-rc));
+        if (length <= t->n_prompt)
+            engine_seq_settle(t->hot->seq); /* a long prompt must not fill the pages of sliding windows */
     }
     if (logits)
         sample(t, logits, now_ns);

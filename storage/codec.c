@@ -55,6 +55,23 @@ const struct codec_loops *codec_loops_best(void)
     return &codec_loops_portable;
 }
 
+static uint32_t get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    memcpy(p, &v, 4);
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    memcpy(p, &v, 8);
+}
+
 static size_t elements(const struct storage_array *a, uint32_t count)
 {
     if (!a->channels || a->channels > STORAGE_CHANNELS_MAX || !count || count > STORAGE_COUNT_MAX)
@@ -220,8 +237,8 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
     out[0] = 1;
     memcpy(out + 4, p->ranks, CODEC_RANKS);
     for (int k = 1; k < CODEC_LEVELS; k++)
-        memcpy(out + 16 + 4 * (k - 1), &(uint32_t){(uint32_t)p->n_level[k]}, 4);
-    memcpy(out + 28, &(uint32_t){(uint32_t)p->n_escapes}, 4);
+        put32(out + 16 + 4 * (k - 1), (uint32_t)p->n_level[k]);
+    put32(out + 28, (uint32_t)p->n_escapes);
     memcpy(out + SECTION_HEADER, p->top, p->channels);
     size_t at = fixed;
     for (int k = 0; k < PARTS; k++) {
@@ -230,7 +247,7 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
         if (!n && sizes[k])
             return 0;
         out[1] |= (uint8_t)(lz4 << k);
-        memcpy(out + 32 + 4 * k, &(uint32_t){(uint32_t)n}, 4);
+        put32(out + 32 + 4 * k, (uint32_t)n);
         at += n;
     }
     memcpy(out + at, p->rest, p->n);
@@ -252,7 +269,7 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
     uint8_t *o = out;
     size_t table = table_bytes(layout->n_arrays), at = table;
     const uint8_t *in = payload;
-    memcpy(o, &(uint32_t){MAGIC}, 4);
+    put32(o, MAGIC);
     memcpy(o + 4, &layout->n_arrays, 4);
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
         struct codec_planes p;
@@ -265,25 +282,18 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
             n = p.n * 2 + 1;
         }
         uint8_t *row = o + 8 + (size_t)i * TABLE_ROW;
-        memcpy(row, &(uint32_t){(uint32_t)n}, 4);
+        put32(row, (uint32_t)n);
         memset(row + 4, 0, 4);
-        memcpy(row + 8, &(uint64_t){loops->sum(o + at, n)}, 8);
+        put64(row + 8, loops->sum(o + at, n));
         at += n;
         in += p.n * 2;
     }
-    memcpy(o + table - 8, &(uint64_t){loops->sum(o, table - 8)}, 8);
+    put64(o + table - 8, loops->sum(o, table - 8));
     free(memory);
     return (int64_t)at;
 }
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
-
-static uint32_t get32(const uint8_t *p)
-{
-    uint32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
 
 /* Reads the header of a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
 static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)

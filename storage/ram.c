@@ -270,7 +270,7 @@ int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], con
                 const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above)
 {
     const struct ram_entry *best[2] = {NULL, NULL};
-    struct pack_record best_rec[2];
+    struct pack_record best_rec[2] = {0};
     pthread_mutex_lock(&r->lock);
     for (struct ram_entry *e = r->n_only ? r->newest : NULL; e; e = e->older) {
         struct pack_record rec;

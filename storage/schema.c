@@ -55,8 +55,11 @@ static const char *const kv_steps[] = {
     "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
     " live_count INTEGER NOT NULL);",
 };
-const struct schema schema_kv = {
-    .file = "kv.db", .steps = kv_steps, .n_steps = sizeof kv_steps / sizeof *kv_steps, .full_sync = false};
+const struct schema schema_kv = {.file = "kv.db",
+                                 .steps = kv_steps,
+                                 .n_steps = sizeof kv_steps / sizeof *kv_steps,
+                                 .full_sync = false,
+                                 .large_pages = true};
 
 int schema_errno(int sqlite_rc)
 {
@@ -191,6 +194,9 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
                 sqlite3_create_function_v2(db, "contains", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, contains, NULL,
                                            NULL, NULL) != SQLITE_OK))
         rc = -ENOMEM;
+    /* Of a new file: labels of a thousand bytes and more should not need overflow pages. */
+    if (!rc && objects == 0 && s->large_pages)
+        rc = exec(db, "PRAGMA page_size = 8192");
     if (!rc)
         rc = exec(db, "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON;"
                       "PRAGMA trusted_schema = OFF; PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY;"

@@ -226,6 +226,9 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->packs.dirfd = st->dirfd;
     if (!rc)
         rc = databases_open(st, err, err_size);
+    /* The names of new files. */
+    if (!rc && st->io.fsync_dir(st->io.ctx, st->dirfd))
+        rc = fail(err, err_size, -errno, st->dir, "sync");
     if (!rc && !opts->disk_bytes)
         st->disk_budget += atomic_load(&st->disk_used);
     if (!rc) {

@@ -155,6 +155,7 @@ struct schema {
     const char *const *steps; /* SQL that leads from version i to i + 1 */
     int n_steps;
     bool full_sync;
+    bool large_pages;
 };
 extern const struct schema schema_ledger, schema_kv;
 /* Opens or creates; brings an older version up to date after a snapshot FILE.vN beside it. `dir` is the path of dirfd.

@@ -40,8 +40,9 @@ static void show_receipt(struct chat *chat, const struct turn_result *r)
     const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
     struct buf text = {0};
     if (r->end == TURN_INCOMPLETE) {
-        const char *reason =
-            json_string(cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details"), "reason", "");
+        const char *reason = json_string(receipt, "incomplete_reason", NULL);
+        if (!reason)
+            reason = json_string(cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details"), "reason", "");
         buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit \u00b7 "
                        : strcmp(reason, "context_length") == 0  ? "the context is full \u00b7 "
                        : strcmp(reason, "shutdown") == 0        ? "the daemon stops \u00b7 "
@@ -115,6 +116,13 @@ static cJSON *last_response(struct chat *chat)
     return response;
 }
 
+/* What a stored response follows: "" = it began its conversation. */
+static const char *parent_of(const cJSON *response)
+{
+    const cJSON *own = cJSON_GetObjectItemCaseSensitive(response, "convod");
+    return json_string(own, "parent", json_string(response, "previous_response_id", ""));
+}
+
 static void regenerate(struct chat *chat)
 {
     chat->code = CLI_OK;
@@ -133,7 +141,7 @@ static void regenerate(struct chat *chat)
         }
     }
     if (text.len > 0)
-        run_turn(chat, text.data, json_string(response, "previous_response_id", ""));
+        run_turn(chat, text.data, parent_of(response));
     else if (items)
         term_error(&chat->cli->term, "the message to be answered again was not found");
     cJSON_Delete(items);
@@ -148,7 +156,7 @@ static void undo(struct chat *chat)
     cJSON *response = last_response(chat);
     if (!response)
         return;
-    set_string(&chat->at, json_string(response, "previous_response_id", ""));
+    set_string(&chat->at, parent_of(response));
     term_note(&chat->cli->term, "taken back: your next message follows what came before");
     cJSON_Delete(response);
 }

@@ -1,5 +1,6 @@
 """Runs a real convod for a test: starts it on a free port, talks to it over HTTP, stops or kills it by its pid."""
 
+import atexit
 import http.client
 import json
 import os
@@ -32,7 +33,14 @@ class Daemon:
         self.args = [os.path.join(BUILD, "convod"), "--model", model, "--data", data, "--listen", "127.0.0.1:0", *args]
         self.env = env
         self.log = os.path.join(data, "..", f"log-{time.monotonic_ns()}")
+        self.process = None
+        atexit.register(self.end)
         self.start()
+
+    def end(self):
+        """Nothing stays behind a failed test."""
+        if self.process and self.process.poll() is None:
+            self.kill()
 
     def start(self):
         """Starts the process and waits for its ready line."""

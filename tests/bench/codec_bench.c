@@ -49,7 +49,7 @@ static void synthesize(struct payloads *p)
     for (size_t i = 0; i < p->n; i++)
         for (uint32_t a = 0; a < p->layout.n_arrays; a++) {
             uint32_t channels = p->arrays[a].channels;
-            double mean[4096], scale[4096];
+            double mean[4096] = {0}, scale[4096] = {0};
             for (uint32_t c = 0; c < channels; c++) {
                 scale[c] = exp2(4 * uniform(&seed) - 2);
                 mean[c] = p->arrays[a].channel_major && uniform(&seed) < 0.2 ? 8 * scale[c] : 0;
@@ -117,7 +117,7 @@ enum what { COPY, ENCODE, DECODE };
 
 static int measure(struct payloads *p, const struct codec_loops *loops, enum what what, const char *name)
 {
-    double rates[ROUNDS];
+    double rates[ROUNDS] = {0};
     for (int r = -1; r < ROUNDS; r++) {
         double start = now_s();
         for (size_t i = 0; i < p->n; i++) {

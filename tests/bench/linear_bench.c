@@ -80,8 +80,8 @@ static void read_item(void *arg, int i)
     const line_t *p = (const line_t *)(const void *)(j->from + (size_t)i * READ_BYTES);
     line_t a = {0}, b = {0};
     for (size_t l = 0; l < READ_BYTES / sizeof *p; l += 2) {
-        __builtin_prefetch(&p[l + 64]);
-        __builtin_prefetch(&p[l + 65]);
+        __builtin_prefetch(&p[l + 64], 0, 2);
+        __builtin_prefetch(&p[l + 65], 0, 2);
         a += p[l];
         b += p[l + 1];
     }

@@ -79,29 +79,29 @@ class Proxy:
             threading.Thread(target=self.copy, args=(daemon, client), daemon=True).start()
 
     @staticmethod
-    def copy(source, to):
-        try:
-            while piece := source.recv(512):
-                to.sendall(piece)
-        except OSError:
-            pass
-        for s in (source, to):
+    def end(sockets):
+        for s in sockets:
             try:
                 s.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
 
+    def copy(self, source, to):
+        try:
+            while piece := source.recv(512):
+                to.sendall(piece)
+        except OSError:
+            pass
+        self.end([source, to])
+
     def cut(self):
         with self.lock:
-            for s in self.sockets:
-                try:
-                    s.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-            self.sockets.clear()
+            self.end(self.sockets)
 
     def close(self):
-        self.listener.close()
+        self.cut()
+        for s in [self.listener, *self.sockets]:
+            s.close()
 
 
 @unittest.skipUnless(os.access(CONVOD, os.X_OK), "the daemon is not built")
@@ -134,7 +134,6 @@ class AnEvening(unittest.TestCase):
     def test_one_question(self):
         response = self.ask("Name a colour.")
         self.assertGreater(len(response["output"][0]["content"][0]["text"]), 0)
-        self.assertEqual(response["convod"]["tokens"]["history"], 0)
         self.assertEqual(self.convo("list").stdout.count("Name a colour."), 0)
 
     def test_history_is_not_read_again(self):
@@ -167,15 +166,27 @@ class AnEvening(unittest.TestCase):
     def test_a_cut_connection_loses_nothing(self):
         proxy = Proxy(self.daemon.url)
         self.addCleanup(proxy.close)
-        whole = self.convo("ask", "--keep", "--temperature", "0", "--max-tokens", "48", "Tell a short story.").stdout
+        whole = self.convo("ask", "--keep", "--temperature", "0", "--max-tokens", "48", "Count from one to one hundred.").stdout
         self.assertGreater(len(whole), 40)
         p = subprocess.Popen([CONVO, "--url", proxy.url, "ask", "--keep", "--temperature", "0", "--max-tokens", "48",
-                              "Tell a short story."], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              "Count from one to one hundred."], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              env=environment())
         begun = p.stdout.read(1)
         proxy.cut()
         out, err = p.communicate(timeout=120)
         self.assertEqual((p.returncode, (begun + out).decode()), (4, whole), err)
+
+    def test_another_answer_follows_what_came_before(self):
+        id = self.ask("--keep", "My name is Ada.")["convod"]["conversation"]
+        before = self.ask("-c", id, "What is my name?")["convod"]["tokens"]
+        r = self.convo("resume", id, "--receipt", "--temperature", "0", "--max-tokens", "24", stdin="/regenerate\n/undo\n/undo\n")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        kept = int(re.search(r"(\d+) tokens of history kept", r.stderr).group(1))
+        self.assertGreaterEqual(kept, before["history"])
+        self.assertEqual(self.convo("show", id).stdout.count("user: "), 2)
+        r = self.convo("resume", id, "--max-tokens", "8", stdin="/undo\n/undo\n/regenerate\nHello.\n")
+        self.assertIn("nothing was said yet", r.stderr)
+        self.assertEqual(self.convo("show", id).stdout.count("user: "), 1)
 
     def test_the_terminal(self):
         t = Terminal("--url", self.daemon.url, "--temperature", "0")

@@ -228,7 +228,7 @@ class Turn:
         output = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
                    "content": [{"type": "output_text", "text": self.text, "annotations": []}]}] if self.text else []
         return {"id": self.id, "object": "response", "status": status, "output": output,
-                "previous_response_id": self.previous(), "convod": RECEIPT, **fields}
+                "previous_response_id": None, "convod": {**RECEIPT, "parent": self.previous() or ""}, **fields}
 
     def previous(self):
         parent = self.body.get("convod", {}).get("parent")

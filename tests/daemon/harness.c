@@ -159,6 +159,13 @@ static size_t read_n(int fd, char *to, size_t n)
     return got;
 }
 
+static char *grow(char *text, size_t size)
+{
+    char *grown = realloc(text, size);
+    assert_non_null(grown);
+    return grown;
+}
+
 char *read_all(int fd)
 {
     size_t size = 4096, len = 0;
@@ -171,8 +178,7 @@ char *read_all(int fd)
             break;
         }
         size *= 2;
-        text = realloc(text, size);
-        assert_non_null(text);
+        text = grow(text, size);
     }
     text[len] = '\0';
     return text;
@@ -233,8 +239,7 @@ struct reply read_reply(int fd)
                 n++;
             }
             size_t chunk = strtoul(line, NULL, 16);
-            r.body = realloc(r.body, r.body_len + chunk + 3);
-            assert_non_null(r.body);
+            r.body = grow(r.body, r.body_len + chunk + 3);
             size_t got = read_n(fd, r.body + r.body_len, chunk + 2);
             r.body_len += got < chunk ? got : chunk;
             r.body[r.body_len] = '\0';
@@ -391,8 +396,7 @@ char *ws_read(int fd, int *close_code)
             free(payload);
             continue;
         }
-        message = realloc(message, total + (size_t)len + 1);
-        assert_non_null(message);
+        message = grow(message, total + (size_t)len + 1);
         memcpy(message + total, payload, (size_t)len + 1);
         total += (size_t)len;
         free(payload);

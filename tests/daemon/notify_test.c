@@ -38,6 +38,7 @@ static void expect(int fd, const char *what)
         ssize_t n = recv(fd, text, sizeof(text) - 1, 0);
         if (n < 0) {
             fail_msg("no datagram with %s", what);
+            return;
         }
         text[n] = '\0';
         if (strstr(text, what)) {

@@ -336,7 +336,7 @@ static void test_missing_and_misshapen_tensors(void **state)
             const int shapes[][2] = {{rows, cols + 1},
                                      {rows, cols - 1},
                                      {rows + 1, cols},
-                                     {cols, rows},
+                                     {cols, rows ? rows : 1},
                                      {rows ? rows - 1 : 2, cols},
                                      {rows ? 0 : 1, rows ? cols * rows : cols * 2}};
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {

@@ -24,7 +24,7 @@ static double nearest_kv(enum kernels_kv_type type, float x)
 
 static void check_rounding(enum kernels_kv_type type)
 {
-    enum { N = 4096, ROUNDS = 300 };
+    enum { N = 4096, ROUNDS = 90 };
     const struct kernels_rows_set *sets[MAX_SETS];
     const char *names[MAX_SETS];
     int count = rows_sets(sets, names);
@@ -187,8 +187,8 @@ static void check_span(struct kernels *k, size_t shape, int first, int n)
     pool_open(&a, heads, dim);
     pool_open(&b, heads, dim);
     uint64_t seed = 9;
-    for (size_t i = 0; i < a.bytes; i++)
-        a.kv.pool[i] = (uint8_t)rows_random(&seed);
+    for (size_t i = 0; i < a.bytes / 4; i++)
+        ((uint32_t *)(void *)a.kv.pool)[i] = rows_random(&seed);
     uint16_t *keys = rows_calloc(total + 1, 2), *values = rows_calloc(total + 1, 2);
     keys[total] = values[total] = UNTOUCHED;
     kernels_ops(k)->kv_export(k, &a.kv, a.pages, first, n, keys, values);
@@ -224,7 +224,7 @@ static void test_export_import(void **state)
                  {63, 2}, {16, 48}, {1, 15},  {100, 412}, {0, 512}};
     for (int threads = 1; threads <= 3; threads++) {
         struct kernels *k = rows_open("cpu-portable", threads);
-        for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++)
+        for (size_t shape = (size_t)threads - 1; shape < sizeof shapes / sizeof shapes[0]; shape += 2)
             for (size_t i = 0; i < sizeof spans / sizeof spans[0]; i++)
                 check_span(k, shape, spans[i].first, spans[i].n);
         kernels_close(k);

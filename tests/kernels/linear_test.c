@@ -160,8 +160,10 @@ static void check(enum kernels_type type, int rows, int cols, int n, enum quant_
     struct kernels_matrix w = quant_pack(type, rows, cols, file);
     linear(opened[0][1], &w, x, n, NULL, false, base);
     check_reference(type, rows, cols, n < 9 ? n : 9, file, x, base);
+    /* How work is shared out does not depend on values: odd ones with one number of workers. */
+    bool odd = weights != QUANT_RANDOM || inputs != INPUT_NORMAL;
     for (int s = 0; s < SETS; s++)
-        for (int threads = 1; threads <= MAX_THREADS; threads++)
+        for (int threads = odd ? MAX_THREADS : 1; threads <= MAX_THREADS; threads++)
             for (int i = 0; i < 11 && opened[s][threads]; i++) {
                 if (tokens[i] > n || (s == 0 && tokens[i] > 9))
                     continue;
@@ -188,7 +190,7 @@ static void test_shapes(void **state)
         for (int i = 0; i < 5; i++)
             for (int j = 0; j < 5; j++) {
                 int cols = values == 1 ? floats[j] : values * (values == 32 ? small[j] : large[j]);
-                check((enum kernels_type)type, rows[i], cols, 65, QUANT_RANDOM, INPUT_NORMAL);
+                check((enum kernels_type)type, rows[i], cols, i == j ? 65 : 9, QUANT_RANDOM, INPUT_NORMAL);
             }
         check((enum kernels_type)type, 17, 256, 300, QUANT_RANDOM, INPUT_NORMAL);
     }

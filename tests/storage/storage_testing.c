@@ -29,20 +29,26 @@ void testing_fill_kv(uint16_t *out, size_t n, enum storage_element e, uint64_t s
     }
 }
 
-char *testing_dir(void)
+static char *new_dir(const char *below)
 {
-    char *dir = strdup("/tmp/convod-storage-XXXXXX");
-    assert_non_null(dir);
+    char *dir = NULL;
+    /* mkdtemp() wants six of them at the end. */
+    char pattern[7];
+    memset(pattern, 'X', 6);
+    pattern[6] = '\0';
+    assert_true(asprintf(&dir, "%s/convod-storage-%s", below, pattern) > 0);
     assert_non_null(mkdtemp(dir));
     return dir;
 }
 
+char *testing_dir(void)
+{
+    return new_dir("/tmp");
+}
+
 char *testing_dir_in_memory(void)
 {
-    char *dir = strdup(access("/dev/shm", W_OK) ? "/tmp/convod-storage-XXXXXX" : "/dev/shm/convod-storage-XXXXXX");
-    assert_non_null(dir);
-    assert_non_null(mkdtemp(dir));
-    return dir;
+    return new_dir(access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
 }
 
 void testing_dir_remove(char *dir)

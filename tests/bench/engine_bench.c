@@ -1,0 +1,154 @@
+/* engine_bench.c - prefill and decode rates of the engine, and the rate at which this machine reads memory.
+ *
+ * usage: engine_bench MODEL [BACKEND [THREADS]]
+ *
+ * Loads the model, prints one JSON line about it, and then answers each line "run PROMPT DECODE" on standard input with
+ * one JSON line of times, so that bench.py can let it and the peer take turns in one run. "read" measures the plain
+ * read bandwidth.
+ */
+#include "engine/engine.h"
+#include "kernels/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define READ_BYTES ((size_t)512 << 20)
+#define READ_PARTS 64
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+struct reading {
+    const uint64_t *p;
+    uint64_t sums[READ_PARTS];
+};
+
+static void read_part(void *arg, int i)
+{
+    struct reading *r = arg;
+    size_t n = READ_BYTES / sizeof *r->p / READ_PARTS;
+    const uint64_t *p = r->p + (size_t)i * n;
+    uint64_t a = 0, b = 0, c = 0, d = 0;
+    for (size_t j = 0; j < n; j += 4) {
+        a += p[j];
+        b += p[j + 1];
+        c += p[j + 2];
+        d += p[j + 3];
+    }
+    r->sums[i] = a + b + c + d;
+}
+
+/* Bytes per second of a plain multi-threaded read of memory that no cache holds; the best of five, since it is a bound.
+ */
+static double read_bandwidth(int threads)
+{
+    char err[256];
+    struct kernels *k;
+    const struct kernels_opts opts = {.threads = threads};
+    if (kernels_open(&opts, &k, err, sizeof err)) {
+        fprintf(stderr, "%s\n", err);
+        exit(1);
+    }
+    void *p = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (p == MAP_FAILED) {
+        perror("mmap");
+        exit(1);
+    }
+    memset(p, 1, READ_BYTES);
+    double best = 1e30;
+    struct reading r = {.p = p};
+    for (int i = 0; i < 5; i++) {
+        double start = now_ms();
+        kernels_parallel(k, READ_PARTS, read_part, &r);
+        double ms = now_ms() - start;
+        best = ms < best ? ms : best;
+    }
+    munmap(p, READ_BYTES);
+    kernels_close(k);
+    return (double)READ_BYTES / best * 1e3;
+}
+
+static int step(struct engine *e, struct engine_seq *seq, const engine_token *tokens, int n)
+{
+    const float *logits;
+    int want = n - 1;
+    struct engine_step_item item = {.seq = seq, .tokens = tokens, .n = n, .want = &want, .n_want = 1};
+    int rc = engine_step(e, &item, 1, &logits);
+    return rc ? rc : item.result;
+}
+
+static void run(struct engine *e, int n_prompt, int n_decode)
+{
+    const struct engine_info *info = engine_info(e);
+    engine_token *tokens = malloc((size_t)(n_prompt + n_decode) * sizeof *tokens);
+    struct engine_seq *seq = engine_seq_new(e);
+    if (!tokens || !seq || n_prompt + n_decode > info->ctx_tokens) {
+        fprintf(stderr, "no memory, or the context is too short\n");
+        exit(1);
+    }
+    for (int i = 0; i < n_prompt + n_decode; i++)
+        tokens[i] = 1000 + i * 7 % 5000;
+    double start = now_ms();
+    for (int at = 0; at < n_prompt; at += info->step_tokens) {
+        int n = n_prompt - at < info->step_tokens ? n_prompt - at : info->step_tokens;
+        if (step(e, seq, tokens + at, n))
+            exit(1);
+    }
+    double prefilled = now_ms();
+    for (int i = 0; i < n_decode; i++)
+        if (step(e, seq, tokens + n_prompt + i, 1))
+            exit(1);
+    double decoded = now_ms();
+    printf("{\"prompt\": %d, \"prefill_ms\": %.3f, \"decode\": %d, \"decode_ms\": %.3f}\n", n_prompt, prefilled - start,
+           n_decode, decoded - prefilled);
+    fflush(stdout);
+    engine_seq_free(seq);
+    free(tokens);
+}
+
+int main(int argc, char **argv)
+{
+    char err[512], line[128];
+    if (argc < 2) {
+        fprintf(stderr, "usage: engine_bench MODEL [BACKEND [THREADS]]\n");
+        return 2;
+    }
+    struct engine_opts opts = {.model_path = argv[1],
+                               .backend = argc > 2 ? argv[2] : NULL,
+                               .threads = argc > 3 ? atoi(argv[3]) : 0,
+                               .ctx_tokens = 16384,
+                               .kv_bytes = (size_t)2 << 30};
+    struct engine *e;
+    double start = now_ms();
+    if (engine_open(&opts, &e, err, sizeof err)) {
+        fprintf(stderr, "%s\n", err);
+        return 1;
+    }
+    const struct engine_info *info = engine_info(e);
+    printf("{\"model\": \"%s\", \"backend\": \"%s\", \"open_ms\": %.0f, \"file_bytes\": %llu, \"weight_bytes\": %llu, "
+           "\"kv_token_bytes\": %zu}\n",
+           info->name, info->backend, now_ms() - start, (unsigned long long)info->file_bytes,
+           (unsigned long long)info->weight_bytes, info->kv_token_bytes);
+    fflush(stdout);
+    int n_prompt, n_decode;
+    while (fgets(line, sizeof line, stdin)) {
+        if (sscanf(line, "run %d %d", &n_prompt, &n_decode) == 2 && n_prompt > 0 && n_decode >= 0) {
+            run(e, n_prompt, n_decode);
+        } else if (!strncmp(line, "read", 4)) {
+            printf("{\"read_bytes_per_s\": %.0f}\n", read_bandwidth(opts.threads));
+            fflush(stdout);
+        } else {
+            fprintf(stderr, "unknown command\n");
+            return 2;
+        }
+    }
+    engine_close(e);
+    return 0;
+}

@@ -1,0 +1,182 @@
+/* main_test.c - the program as a process: exit codes, the ready line, signals. The double stands in for the model. */
+int convod_main(int argc, char **argv);
+#define main convod_main
+#include "daemon/main.c"
+#undef main
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "tests/daemon/harness.h"
+
+struct child {
+    pid_t pid;
+    int out; /* standard output and error */
+};
+
+static struct child start(const char *const *args, void (*before)(void))
+{
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    struct child c = {.pid = fork(), .out = pipes[0]};
+    assert_true(c.pid >= 0);
+    if (c.pid == 0) {
+        dup2(pipes[1], STDOUT_FILENO);
+        dup2(pipes[1], STDERR_FILENO);
+        close(pipes[0]);
+        close(pipes[1]);
+        unsetenv("NOTIFY_SOCKET");
+        setenv("XDG_CONFIG_HOME", "/nonexistent", 1);
+        if (before) {
+            before();
+        }
+        char *argv[32] = {"convod"};
+        int argc = 1;
+        while (*args) {
+            argv[argc++] = (char *)*args++;
+        }
+        exit(convod_main(argc, argv));
+    }
+    close(pipes[1]);
+    return c;
+}
+
+/* Reads until `what` has come; the port behind it. */
+static int expect(struct child *c, const char *what, char *text, size_t size)
+{
+    size_t len = strlen(text);
+    const char *found = NULL;
+    while (!found || !strchr(found, '\n')) {
+        ssize_t n = len + 1 < size ? read(c->out, text + len, 1) : 0;
+        if (n <= 0) {
+            fail_msg("no `%s` in: %s", what, text);
+            return -1;
+        }
+        text[++len - 1 + (size_t)n] = '\0';
+        found = strstr(text, what);
+    }
+    return atoi(found + strlen(what));
+}
+
+static int wait_exit(struct child *c)
+{
+    int status;
+    assert_int_equal(waitpid(c->pid, &status, 0), c->pid);
+    close(c->out);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+#define SERVE "--model", "/nowhere/m.gguf", "--data", "/nowhere", "--listen", "127.0.0.1:0"
+
+static void short_answers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *args[10];
+        const char *text;
+        int status;
+    } cases[] = {
+        {{"--help"}, "Usage: convod", 0},
+        {{"--version"}, "convod 0.", 0},
+        {{"--model", "/dev/null", "--data", "/x", "--check-config"}, "configuration is fine", 0},
+        {{"--model", "/nonexistent/m.gguf", "--data", "/x", "--check-config"}, "model /nonexistent", 2},
+        {{"--model", "/dev/null", "--token-file", "/nonexistent", "--check-config"}, "token file /nonexistent", 2},
+        {{"--nonsense"}, "unknown flag", 2},
+        {{NULL}, "no model", 2},
+        {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct child c = start(cases[i].args, NULL);
+        char text[16384] = "";
+        expect(&c, cases[i].text, text, sizeof(text));
+        while (read(c.out, text, sizeof(text)) > 0) {
+        }
+        assert_int_equal(wait_exit(&c), cases[i].status);
+    }
+}
+
+static void signals_end_it(void **state)
+{
+    (void)state;
+    static const char *const args[] = {SERVE, NULL};
+    static const int list[] = {SIGTERM, SIGINT};
+    for (int i = 0; i < 2; i++) {
+        struct child c = start(args, NULL);
+        char text[4096] = "";
+        struct harness h = {.port = expect(&c, "ready on http://127.0.0.1:", text, sizeof(text))};
+        int fd = ws_dial(&h), code;
+        ws_create(fd, "hold one two", NULL);
+        cJSON *e = ws_until(fd, "response.output_text.delta");
+        cJSON_Delete(e);
+        assert_int_equal(kill(c.pid, SIGHUP), 0);
+        expect(&c, "token file read again", text, sizeof(text));
+        struct timespec before, after;
+        clock_gettime(CLOCK_MONOTONIC, &before);
+        assert_int_equal(kill(c.pid, list[i]), 0);
+        e = ws_until(fd, "response.incomplete");
+        cJSON_Delete(e);
+        assert_null(ws_read(fd, &code));
+        assert_int_equal(code, 1001);
+        close(fd);
+        assert_int_equal(wait_exit(&c), 0);
+        clock_gettime(CLOCK_MONOTONIC, &after);
+        assert_true(after.tv_sec - before.tv_sec <= 3);
+    }
+}
+
+static void hold_loading(void)
+{
+    fake_hold_loading(true);
+}
+
+static void fail_loading(void)
+{
+    fake_fail_loading(true);
+}
+
+static void loading(void **state)
+{
+    (void)state;
+    /* Stopped before the model is there. */
+    static const char *const args[] = {SERVE, NULL};
+    char text[4096] = "";
+    struct child c = start(args, hold_loading);
+    struct harness h = {.port = expect(&c, "loading, http://127.0.0.1:", text, sizeof(text))};
+    struct reply r = call(&h, "GET", "/ready", NULL, NULL);
+    assert_int_equal(r.status, 503);
+    reply_free(&r);
+    assert_int_equal(kill(c.pid, SIGTERM), 0);
+    assert_int_equal(wait_exit(&c), 0);
+    text[0] = '\0';
+    c = start(args, fail_loading);
+    expect(&c, "the double was told to fail", text, sizeof(text));
+    assert_int_equal(wait_exit(&c), 1);
+}
+
+static void address_in_use(void **state)
+{
+    (void)state;
+    static const char *const args[] = {SERVE, NULL};
+    struct child c = start(args, NULL);
+    char text[4096] = "", listen_at[64], second[4096] = "";
+    int port = expect(&c, "ready on http://127.0.0.1:", text, sizeof(text));
+    snprintf(listen_at, sizeof(listen_at), "127.0.0.1:%d", port);
+    const char *again[] = {SERVE, "--listen", listen_at, NULL};
+    struct child other = start(again, NULL);
+    expect(&other, "cannot listen on 127.0.0.1:", second, sizeof(second));
+    assert_int_equal(wait_exit(&other), 1);
+    assert_int_equal(kill(c.pid, SIGTERM), 0);
+    assert_int_equal(wait_exit(&c), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(short_answers),
+        cmocka_unit_test(signals_end_it),
+        cmocka_unit_test(loading),
+        cmocka_unit_test(address_in_use),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,327 @@
+/* engine_test.c - opening a model and what it says of itself, and real models against an independent engine.
+ *
+ * Golden log-probabilities (tests/data/greedy-*.jsonl, made by llama.cpp, teacher-forced): that engine rounds
+ * activations in its own way, which costs some hundredths (with the weights as F32, so without any rounding of
+ * activations, the differences here are the same). Measured over all steps and their ten most likely tokens: Qwen 0.5B
+ * mean 0.069, largest 0.52; Gemma 270M mean 0.134, largest 1.02. A wrong graph is off by whole units in the mean.
+ */
+#include "engine/engine_internal.h"
+#include "tests/engine/engine_fixture.h"
+#include "tests/engine/models.h"
+#include "tests/engine/tiny_vocab.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GOLDEN_MEAN    0.2
+#define GOLDEN_LARGEST 1.6
+
+/* ---- open ---- */
+
+static void expect_refusal(const struct engine_opts *o, int code, const char *part)
+{
+    struct engine *e = (struct engine *)-1;
+    char err[512] = "";
+    int rc = engine_open(o, &e, err, sizeof err);
+    if (rc != code || strstr(err, part) == NULL)
+        fail_msg("got %d \"%s\"; wanted %d \"%s\"", rc, err, code, part);
+    assert_ptr_equal(e, (struct engine *)-1); /* outputs are written on success only */
+}
+
+static void test_info(void **state)
+{
+    (void)state;
+    static const char *const ARCHS[] = {"qwen2", "llama", "gemma3"};
+    for (enum tiny_arch a = 0; a < TINY_ARCHS; a++) {
+        const struct tiny_model m = tiny_model_typed(a, KERNELS_Q6_K);
+        struct fixture f = fixture_open(m, (struct fixture_opts){.step_tokens = 33});
+        const struct engine_info *info = engine_info(f.e);
+        assert_string_equal(info->arch, ARCHS[a]);
+        assert_string_equal(info->file, f.path);
+        assert_string_equal(info->name, strrchr(f.path, '/') + 1);
+        assert_string_equal(info->backend, "cpu-portable");
+        assert_string_equal(info->chat_format, "chatml");
+        assert_string_equal(info->kv_type, "bf16");
+        assert_string_equal(info->quantization, "Q6_K");
+        assert_int_equal(info->n_layers, m.n_layers);
+        assert_int_equal(info->n_vocab, m.n_vocab);
+        assert_int_equal(info->n_embd, m.n_embd);
+        assert_int_equal(info->ctx_model, m.ctx);
+        assert_int_equal(info->ctx_tokens, m.ctx);
+        assert_int_equal(info->kv_token_bytes, m.n_layers * 2 * m.n_kv_heads * m.head_dim * 2);
+        assert_in_range(info->kv_bytes, FIXTURE_KV_BYTES * 9 / 10, FIXTURE_KV_BYTES);
+        assert_int_equal(info->step_tokens, 33);
+        assert_true(info->parameters > 0 && info->weight_bytes > 0 && info->file_bytes > info->weight_bytes / 2);
+        int n;
+        const struct engine_kv_array *layout = engine_kv_layout(f.e, &n);
+        size_t token = 0;
+        assert_int_equal(n, 2 * m.n_layers);
+        for (int i = 0; i < n; i++) {
+            assert_int_equal(layout[i].channel_major, i % 2 == 0);
+            token += 2 * (size_t)layout[i].channels;
+        }
+        assert_int_equal(token, info->kv_token_bytes);
+        fixture_close(&f);
+    }
+}
+
+static void test_settings_that_are_refused(void **state)
+{
+    (void)state;
+    const struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    char *path = tiny_model_save(&m);
+    const struct engine_opts fine = {.model_path = path, .threads = 1, .kv_bytes = 1 << 20};
+    struct engine_opts o = fine;
+    o.model_path = NULL;
+    expect_refusal(&o, -EINVAL, "model");
+    o.model_path = "/nonexistent.gguf";
+    expect_refusal(&o, -ENOENT, "/nonexistent.gguf");
+    o = fine, o.threads = -1;
+    expect_refusal(&o, -EINVAL, "negative");
+    o = fine, o.ctx_tokens = -1;
+    expect_refusal(&o, -EINVAL, "negative");
+    o = fine, o.step_tokens = -1;
+    expect_refusal(&o, -EINVAL, "negative");
+    o = fine, o.step_tokens = 8193;
+    expect_refusal(&o, -EINVAL, "8192");
+    o = fine, o.kv_type = "q8_0";
+    expect_refusal(&o, -EINVAL, "q8_0");
+    o = fine, o.backend = "cpu-mmx";
+    expect_refusal(&o, -ENOTSUP, "cpu-mmx");
+    o = fine, o.chat_format = "telegram";
+    expect_refusal(&o, -EINVAL, "telegram");
+    o = fine, o.ctx_tokens = 100000;
+    expect_refusal(&o, -EINVAL, "100000 tokens does not fit");
+    o = fine, o.kv_bytes = 1;
+    expect_refusal(&o, -EINVAL, "too few");
+    o = fine, o.kv_bytes = (size_t)1 << 60;
+    expect_refusal(&o, -ENOMEM, "KV");
+    struct engine *e;
+    assert_int_equal(engine_open(&fine, &e, NULL, 0), 0);
+    engine_close(e);
+    o = fine, o.kv_bytes = 1;
+    assert_int_equal(engine_open(&o, &e, NULL, 0), -EINVAL);
+    engine_close(NULL);
+    tiny_model_remove(path);
+}
+
+static void test_context_is_capped_by_the_budget(void **state)
+{
+    (void)state;
+    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += 2) {
+        const struct tiny_model m = tiny_model_of(a);
+        struct fixture f = fixture_open(m, (struct fixture_opts){.kv_bytes = 300 << 10});
+        int ctx = engine_info(f.e)->ctx_tokens;
+        assert_true(ctx > 64 && ctx < m.ctx);
+        engine_token *tokens = calloc((size_t)ctx, sizeof *tokens);
+        assert_non_null(tokens);
+        struct engine_seq *s = fixture_seq(f.e);
+        fixture_run(f.e, s, tokens, ctx, 100, NULL); /* and so many fit indeed */
+        engine_seq_free(s);
+        free(tokens);
+        struct engine *e = fixture_engine(f.path, (struct fixture_opts){.kv_bytes = 300 << 10, .ctx_tokens = ctx});
+        engine_close(e);
+        const struct engine_opts more = {
+            .model_path = f.path, .threads = 1, .kv_bytes = 300 << 10, .ctx_tokens = ctx + 1};
+        expect_refusal(&more, -EINVAL, "does not fit");
+        fixture_close(&f);
+    }
+    const struct tiny_model m = tiny_model_of(TINY_QWEN2); /* no budget given: it is enough */
+    char *path = tiny_model_save(&m);
+    struct engine *e;
+    char err[512];
+    assert_int_equal(engine_open(&(struct engine_opts){.model_path = path, .threads = 1}, &e, err, sizeof err), 0);
+    assert_int_equal(engine_info(e)->ctx_tokens, m.ctx);
+    assert_true(engine_info(e)->kv_bytes >= 15 * (size_t)m.ctx * engine_info(e)->kv_token_bytes);
+    engine_close(e);
+    tiny_model_remove(path);
+}
+
+static void test_a_model_that_does_not_fit_into_memory(void **state)
+{
+    (void)state;
+    const struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    char *path = tiny_model_save(&m);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    const off_t bytes = (off_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) * 2;
+    if (ftruncate(fd, bytes) != 0) {
+        printf("skip: no file of %lld bytes can be made here\n", (long long)bytes);
+        close(fd);
+        tiny_model_remove(path);
+        skip();
+    }
+    assert_int_equal(close(fd), 0);
+    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1}, -ENOMEM, "memory are available");
+    tiny_model_remove(path);
+}
+
+static void test_vocabulary_and_embedding(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_LLAMA);
+    m.n_vocab = TINY_TOKENS - 1;
+    char *path = tiny_model_save(&m);
+    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1, .kv_bytes = 1 << 20}, -EBADMSG,
+                   "token_embd.weight only");
+    tiny_model_remove(path);
+    m.n_vocab = TINY_TOKENS;
+    struct fixture f = fixture_open(m, (struct fixture_opts){0});
+    assert_int_equal(engine_info(f.e)->n_vocab, TINY_TOKENS);
+    fixture_close(&f);
+}
+
+static void test_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *shown; /* NULL: the file's */
+    } NAMES[] = {{"Tiny Qwen 2", "Tiny Qwen 2"}, {"", NULL}, {"red\x1b[31m", NULL}, {"caf\xc3\xa9", NULL}};
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        const struct tiny_model m = tiny_model_of(TINY_QWEN2);
+        struct gguf_writer *w = gguf_writer_new();
+        tiny_model_write(&m, w);
+        gguf_writer_string(w, "general.name", NAMES[i].name);
+        char *path = tiny_model_save_writer(w);
+        gguf_writer_free(w);
+        struct engine *e = fixture_engine(path, (struct fixture_opts){0});
+        assert_string_equal(engine_info(e)->name, NAMES[i].shown ? NAMES[i].shown : strrchr(path, '/') + 1);
+        engine_close(e);
+        tiny_model_remove(path);
+    }
+}
+
+/* ---- real models ---- */
+
+struct golden_sum {
+    double mean, largest;
+    int n;
+};
+
+static int ids_of(const cJSON *array, engine_token *out, int most)
+{
+    int n = 0;
+    const cJSON *id;
+    cJSON_ArrayForEach(id, array)
+    {
+        assert_true(n < most && cJSON_IsNumber(id));
+        out[n++] = (engine_token)id->valuedouble;
+    }
+    return n;
+}
+
+static double log_sum(const float *logits, int n)
+{
+    double most = -INFINITY, beside = 0; /* the largest, and the others beside it */
+    int at = 0;
+    for (int i = 0; i < n; i++)
+        if (logits[i] > most)
+            most = logits[at = i];
+    for (int i = 0; i < n; i++)
+        beside += i == at ? 0 : exp(logits[i] - most);
+    return most + log1p(beside);
+}
+
+/* One prompt with the other engine's answer behind it. */
+static void compare_line(struct engine *e, const cJSON *line, struct golden_sum *sum)
+{
+    engine_token tokens[400];
+    int want[64], n_vocab = engine_info(e)->n_vocab;
+    const cJSON *top = cJSON_GetObjectItem(line, "top"), *step;
+    int n_prompt = ids_of(cJSON_GetObjectItem(line, "ids"), tokens, 300);
+    int n_answer = ids_of(cJSON_GetObjectItem(line, "greedy"), tokens + n_prompt, 64);
+    assert_true(n_prompt > 0 && n_answer > 0 && cJSON_GetArraySize(top) == n_answer);
+    for (int i = 0; i < n_answer; i++)
+        want[i] = n_prompt - 1 + i;
+    struct engine_seq *s = fixture_seq(e);
+    struct engine_step_item item = {
+        .seq = s, .tokens = tokens, .n = n_prompt + n_answer - 1, .want = want, .n_want = n_answer};
+    const float *logits;
+    assert_int_equal(engine_step(e, &item, 1, &logits), 0);
+    assert_int_equal(item.result, 0);
+    cJSON_ArrayForEach(step, top)
+    {
+        const cJSON *pair;
+        double whole = log_sum(logits, n_vocab);
+        cJSON_ArrayForEach(pair, step)
+        {
+            int id = cJSON_GetArrayItem(pair, 0)->valueint;
+            assert_in_range(id, 0, n_vocab - 1);
+            double difference = fabs(logits[id] - whole - cJSON_GetArrayItem(pair, 1)->valuedouble);
+            if (!(difference <= sum->largest))
+                sum->largest = difference;
+            sum->mean += difference;
+            sum->n++;
+        }
+        logits += n_vocab;
+    }
+    engine_seq_free(s);
+}
+
+static void check_golden(const char *model, const char *kv_type)
+{
+    char *path = models_need(model), *line = NULL, name[128];
+    snprintf(name, sizeof name, "greedy-%s.jsonl", model);
+    char *data = models_data(name);
+    FILE *f = fopen(data, "re");
+    assert_non_null(f);
+    struct engine *e = fixture_engine(
+        path,
+        (struct fixture_opts){
+            .backend = "auto", .threads = 2, .kv_type = kv_type, .ctx_tokens = 512, .kv_bytes = (size_t)64 << 20});
+    struct golden_sum sum = {0};
+    size_t capacity = 0;
+    while (getline(&line, &capacity, f) > 0) {
+        cJSON *json = cJSON_Parse(line);
+        assert_non_null(json);
+        compare_line(e, json, &sum);
+        cJSON_Delete(json);
+    }
+    assert_true(sum.n >= 1000);
+    sum.mean /= sum.n;
+    printf("%s, %s: mean %.4f, largest %.4f of %d log-probabilities\n", model, kv_type, sum.mean, sum.largest, sum.n);
+    assert_true(sum.mean <= GOLDEN_MEAN);
+    assert_true(sum.largest <= GOLDEN_LARGEST);
+    engine_close(e);
+    fclose(f);
+    free(line);
+    free(data);
+    free(path);
+}
+
+static void test_golden_qwen(void **state)
+{
+    (void)state;
+    check_golden(MODEL_QWEN_0_5B, "f16");
+}
+
+static void test_golden_gemma(void **state)
+{
+    (void)state;
+    check_golden(MODEL_GEMMA_270M, "bf16");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_settings_that_are_refused),
+        cmocka_unit_test(test_context_is_capped_by_the_budget),
+        cmocka_unit_test(test_a_model_that_does_not_fit_into_memory),
+        cmocka_unit_test(test_vocabulary_and_embedding),
+        cmocka_unit_test(test_name),
+        cmocka_unit_test(test_golden_qwen),
+        cmocka_unit_test(test_golden_gemma),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
