@@ -1,6 +1,8 @@
 /* conversations_test.c - what is asked of conversations apart from running turns: gone is gone, evicted is evicted. */
 #include "tests/session/harness.h"
 
+#include <dirent.h>
+
 /* ---- delete ---- */
 
 static void test_delete_removes(void **state)
@@ -105,22 +107,93 @@ static void test_busy(void **state)
     rig_close(rig);
 }
 
+/* The tokens of a text, as the labels of segments in packs hold them. */
+static bool on_disk(struct rig *rig, const char *text)
+{
+    struct engine_tokens tokens = {0};
+    bool found = false;
+    assert_int_equal(session_tokenize(rig->s, text, strlen(text), false, &tokens), 0);
+    size_t bytes = tokens.n * sizeof *tokens.ids;
+    DIR *d = opendir(rig->dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", rig->dir, e->d_name);
+        FILE *f = strncmp(e->d_name, "pack-", 5) ? NULL : fopen(path, "rb");
+        if (!f)
+            continue;
+        char *all = malloc((size_t)32 << 20);
+        assert_non_null(all);
+        size_t n = fread(all, 1, (size_t)32 << 20, f);
+        found |= memmem(all, n, tokens.ids, bytes) != NULL;
+        free(all);
+        (void)fclose(f);
+    }
+    closedir(d);
+    engine_tokens_free(&tokens);
+    return found;
+}
+
+/* A deleted response is gone from the packs too, though the turns before it end in a segment that it had made longer;
+ * and nothing of theirs is prefilled again. */
 static void test_delete_response(void **state)
 {
     (void)state;
+    static const int lengths[] = {30, 236, 400}; /* within one segment, across a border, behind one */
+    for (int where = 0; where < 3; where++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct rig *rig = rig_open((struct rig_opts){0});
+            char head[64], *text = rig_text(1, lengths[i]);
+            assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+            struct answer *first = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+            struct answer *a = rig_ask(rig, (struct ask){.text = "fine", .conversation = "conv_a", .seed = 1});
+            struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .conversation = "conv_a", .seed = 2});
+            rig_saved(rig);
+            assert_true(on_disk(rig, "dark secret"));
+            if (where)
+                assert_int_equal(rig_evict(rig, "ann", "conv_a", where == 2), 0);
+            assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
+            rig_ledger(rig);
+            assert_false(on_disk(rig, "dark secret"));
+            assert_true(on_disk(rig, "fine"));
+            assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+            assert_string_equal(head, a->id);
+            struct answer *c = rig_ask(rig, (struct ask){.text = "another", .conversation = "conv_a", .seed = 3});
+            rig_only_new(c);
+            assert_true(c->receipt.history >= a->input + a->output - 1);
+            assert_int_equal(c->receipt.turn, 3);
+            assert_int_equal(rig_delete_response(rig, "ann", c->id), 0);
+            assert_int_equal(rig_delete_response(rig, "ann", a->id), 0);
+            rig_ledger(rig);
+            assert_false(on_disk(rig, "fine"));
+            assert_int_equal(rig_delete_response(rig, "ann", first->id), 0);
+            rig_ledger(rig);
+            assert_int_equal(rig_segments(rig), 0);
+            free(text);
+            rig_close(rig);
+        }
+}
+
+/* A sibling has the longer segment: its KV stays. */
+static void test_delete_one_of_two(void **state)
+{
+    (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
-    char head[64], *text = rig_text(1, 400);
-    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
-    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
-    struct answer *b = rig_ask(rig, (struct ask){.text = "a secret", .conversation = "conv_a", .seed = 2});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello you", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .previous = a->id, .seed = 2});
+    struct answer *c = rig_ask(rig, (struct ask){.text = "dark secret", .previous = a->id, .seed = 3, .max = 12});
+    rig_saved(rig);
     assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
-    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
-    assert_string_equal(head, a->id);
-    struct answer *c = rig_ask(rig, (struct ask){.text = "another", .conversation = "conv_a", .seed = 3});
-    rig_only_new(c);
-    assert_true(c->receipt.history >= a->input + a->output - 1);
-    assert_int_equal(c->receipt.turn, 2);
-    free(text);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "go on", .previous = c->id, .seed = 4});
+    rig_only_new(d);
+    assert_true(d->receipt.history >= c->input + c->output - 1);
+    assert_true(on_disk(rig, "dark secret"));
+    rig_saved(rig);
+    assert_int_equal(rig_delete_response(rig, "ann", d->id), 0);
+    assert_int_equal(rig_delete_response(rig, "ann", c->id), 0);
+    rig_ledger(rig);
+    assert_false(on_disk(rig, "dark secret"));
     rig_close(rig);
 }
 
@@ -274,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_delete_while_saving),
         cmocka_unit_test(test_busy),
         cmocka_unit_test(test_delete_response),
+        cmocka_unit_test(test_delete_one_of_two),
         cmocka_unit_test(test_delete_what_another_shares),
         cmocka_unit_test(test_evict_waits_for_saving),
         cmocka_unit_test(test_tiers),
