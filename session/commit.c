@@ -225,7 +225,8 @@ static void find_holders(struct turn *t, struct saving *saving)
     if (t->rebased || n == 0)
         return;
     int k = (int)((t->found.path[n - 1].n_tokens - 1) / SESSION_SEGMENT_TOKENS);
-    if (k > h->n_full || (k == h->n_full && !h->tail_count))
+    if (k > h->n_full || (k == h->n_full && !h->tail_count) ||
+        engine_seq_length(h->seq) < t->found.path[n - 1].n_tokens - 1)
         return; /* it was stopped before it came there */
     saving->holders = calloc(n, sizeof *saving->holders);
     if (!saving->holders)

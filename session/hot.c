@@ -218,12 +218,24 @@ void hot_evict_idle(struct session *s, int64_t before_ms)
     }
 }
 
+/* Tokens of a context that the hold of a committed turn keeps in storage. */
+static int64_t held_tokens(const struct hot *h)
+{
+    const struct turn *t = h->user;
+    if (!t)
+        return h->ephemeral ? 0 : INT64_MAX;
+    return t->store && !t->rebased && t->found.n_path ? t->found.path[t->found.n_path - 1].n_tokens : 0;
+}
+
 void hot_distrust(struct session *s, int64_t owner)
 {
     for (struct hot *h = s->hots; h; h = h->next) {
-        for (int k = 0; h->owner == owner && k < h->n_full; k++)
+        if (h->owner != owner)
+            continue;
+        int64_t from = held_tokens(h) / SESSION_SEGMENT_TOKENS;
+        for (int64_t k = from; k < h->n_full; k++)
             h->full[k].stored = false;
-        if (h->owner == owner)
+        if (h->n_full >= from)
             h->tail_count = 0;
     }
 }

@@ -78,8 +78,8 @@ struct session_receipt {
     int output;         /* tokens of the answer */
     struct {
         int tokens;
-        const char *reason; /* "blob_damaged", "blob_missing", "blob_foreign", "not_saved", "instructions_changed",
-                               "recompute_faster" */
+        const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
+                               "instructions_changed"; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;

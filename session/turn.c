@@ -233,7 +233,10 @@ void turn_admit(struct session *s)
         t->hot = hot_acquire(s, t, most);
         t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
         if (!t->hot || !t->stream) {
-            turn_fail(t, SESSION_INTERNAL, "out of memory");
+            if (!t->stream && errno == EINVAL)
+                turn_fail(t, SESSION_INVALID, "too many stop strings, or one that is too long");
+            else
+                turn_fail(t, SESSION_INTERNAL, "out of memory");
             running--;
             continue;
         }

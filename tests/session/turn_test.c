@@ -285,6 +285,9 @@ static void test_nothing_to_run(void **state)
     rig_refused(rig, (struct ask){0}, SESSION_INVALID);
     struct answer *a = rig_ask(rig, (struct ask){.text = "hello"});
     rig_refused(rig, (struct ask){.previous = a->id}, SESSION_INVALID);
+    char *stop = rig_text(1, 257);
+    rig_refused(rig, (struct ask){.text = "hello", .stop = stop}, SESSION_INVALID);
+    free(stop);
     rig_close(rig);
 }
 
