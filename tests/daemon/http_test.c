@@ -65,6 +65,27 @@ static void assert_idle(int fd)
     assert_true((double)(clock() - before) / CLOCKS_PER_SEC < 0.2);
 }
 
+/* Bytes behind a body whose turn is running. The library either tells us, and the connection ends; or (from 4.3 on) it
+ * swallows them, and the turn is answered. It neither spins nor runs another turn. */
+static void bytes_behind_a_body(int fd)
+{
+    clock_t before = clock();
+    bool swallowed = quiet(fd, 400);
+    assert_true((double)(clock() - before) / CLOCKS_PER_SEC < 0.2);
+    if (swallowed) {
+        fake_release(1);
+        struct reply r = read_reply(fd);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+    } else {
+        fake_wait_cancelled(1);
+        assert_true(closed(fd));
+    }
+    close(fd);
+    assert_int_equal(fake_turns_started(), 1);
+    fake_reset();
+}
+
 static void one_request_one_turn(void **state)
 {
     (void)state;
@@ -76,20 +97,15 @@ static void one_request_one_turn(void **state)
              sizeof(body) - 1, body, sizeof(body) - 1, body);
     int fd = dial(h);
     send_text(fd, text);
-    fake_wait_cancelled(1);
-    assert_true(closed(fd));
-    close(fd);
-    assert_int_equal(fake_turns_started(), 1);
+    fake_wait_started(1);
+    bytes_behind_a_body(fd);
     /* Bytes that come later, while the answer is worked on. */
     fd = dial(h);
     send_request(fd, "POST", "/v1/responses", NULL, body);
-    fake_wait_started(2);
+    fake_wait_started(1);
     assert_idle(fd);
     send_text(fd, "x");
-    fake_wait_cancelled(2);
-    assert_true(closed(fd));
-    close(fd);
-    assert_int_equal(fake_turns_started(), 2);
+    bytes_behind_a_body(fd);
     harness_stop(h);
 }
 
