@@ -272,7 +272,8 @@ struct server {
     struct run *runs, *recent; /* running; ended and kept for those who come back */
     size_t n_runs, n_recent, recent_bytes;
     lws_sorted_usec_list_t tick;
-    int n_workers; /* tokenizing */
+    int n_workers;             /* tokenizing */
+    uint64_t loops, callbacks; /* since the last tick */
     int64_t started_ms, last_ping_ms, last_notify_ms, last_sparse_ms;
     struct counters counters;
     struct histogram ttft, itl, queue, prefill, restore;

@@ -288,10 +288,11 @@ static void stream_errors(void **state)
     /* HTTP/1.0 gets neither chunks nor a second request. */
     int fd = dial(h);
     send_text(fd, "POST /v1/responses HTTP/1.0\r\nHost: localhost\r\nContent-Length: 34\r\n\r\n"
-                  "{\"input\":\"echo one\",\"stream\":true} ");
+                  "{\"input\":\"echo one\",\"stream\":true}");
     char *all = read_all(fd);
-    assert_null(strstr(all, "chunked"));
-    assert_non_null(strstr(all, "event: response.completed"));
+    if (strstr(all, "chunked") || !strstr(all, "event: response.completed")) {
+        fail_msg("%s", all);
+    }
     free(all);
     close(fd);
     harness_stop(h);
