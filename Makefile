@@ -23,10 +23,10 @@ PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
 CLI_PACKAGES := libwebsockets libcjson libedit
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g)
-# Sanitized code makes gcc see things: there its warnings are not errors.
-WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla \
+	$(if $(SAN),-Wno-maybe-uninitialized -Wno-format-truncation)
 override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) -ffp-contract=off -fno-math-errno \
-	-pthread -I. $(if $(SAN),-Wno-error -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+	-pthread -I. $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 override LDFLAGS += -pthread $(if $(SAN),-fsanitize=$(SAN))
 DEP_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PACKAGES) libedit 2>/dev/null)
 DEP_LIBS := $(shell $(PKG_CONFIG) --libs $(PACKAGES) 2>/dev/null)
@@ -42,13 +42,15 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 CLI_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard clients/cli/*.c))
 PROGRAMS := $(if $(wildcard daemon/main.c),$(BUILD)/convod) $(if $(CLI_OBJ),$(BUILD)/convo)
 # tests/FOLDER/NAME_test.c is one test program; other files beside it are shared by the folder's tests. Tests of the
-# client link the client's objects (without its main), all others the library.
+# client link the client's objects (without its main), all others the library. A folder whose tests want shared files of
+# another one lists them in tests/FOLDER/shared.
 TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*/*_test.c))
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_bench.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
-shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)))
+shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
+	$(file <$(dir tests/$1)shared))
 
 .PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE

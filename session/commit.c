@@ -29,13 +29,15 @@ static void remember_ephemeral(struct turn *t)
         e->owner = strdup(t->owner);
         e->response_id = strdup(t->response_id);
         e->instructions = t->in_force ? strdup(t->in_force) : NULL;
-        e->n_evaluated = t->hot ? engine_seq_length(t->hot->seq) : 0;
+        e->n_evaluated = receipt_evaluated(t);
         e->answered = t->generate;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
             e->next = t->session->ephemerals;
             t->session->ephemerals = e;
-            if (t->hot)
+            if (t->hot) {
+                t->hot->turn = 0;
                 t->hot->ephemeral = strdup(t->response_id);
+            }
             return;
         }
         engine_tokens_free(&e->tokens);
@@ -85,8 +87,9 @@ void turn_finish(struct turn *t)
     }
     account_repeated(t);
     t->completed_ms = session_wall_ms();
-    bool touch = !t->generate && t->n_messages == 0;
-    t->receipt.saved = t->store && !touch ? "pending" : "off";
+    bool touch = turn_touches(t);
+    /* Without pages nothing was computed: what there is was saved by those before. */
+    t->receipt.saved = !t->store || touch ? "off" : t->hot ? "pending" : "yes";
     if (!t->store || touch) {
         receipt_finish(t);
         if (!touch)
@@ -94,6 +97,8 @@ void turn_finish(struct turn *t)
         else if (t->hot && t->found.n_path) {
             t->hot->turn = t->found.path[t->found.n_path - 1].id;
             t->hot->conversation = t->found.conversation.id;
+        } else if (t->hot && t->previous) {
+            t->hot->ephemeral = strdup(t->previous);
         }
         done(t);
         return;
@@ -134,7 +139,8 @@ void turn_finish(struct turn *t)
 
 /* ---- after the commit: KV ---- */
 
-/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is pending. */
+/* Told at once, not at the end of the loop: who got a turn's terminal event and then asks must see that its saving is
+ * pending. */
 static void count_saves(struct session *s, int change)
 {
     s->saves += change;
@@ -187,7 +193,7 @@ static void kv_saved(struct session *s, void *arg)
         size_t old_len = sizeof pending - 1, new_len = strlen(now);
         memmove(at + new_len, at + old_len, strlen(at + old_len) + 1);
         memcpy(at, now, new_len);
-        if (storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
+        if (s->storage && storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
             return;
     }
     saving_over(s, saving);
@@ -231,10 +237,15 @@ void turn_committed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     if (t->commit_rc) {
+        if (t->commit_rc == -ENOENT) {
+            turn_fail(t, SESSION_CONVERSATION_NOT_FOUND, "the conversation was deleted meanwhile");
+            return;
+        }
         session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
         turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
         return;
     }
+    t->found.conversation.id = t->row.conversation;
     if (t->hot) {
         t->hot->turn = t->row.id;
         t->hot->conversation = t->found.conversation.id;

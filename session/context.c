@@ -186,6 +186,15 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
 {
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
+    if (!t->in_force) {
+        /* Copied: `e` may be forgotten while the turn runs. */
+        if (e->instructions && !(t->in_force = t->instructions = strdup(e->instructions)))
+            return out_of_memory(t);
+    } else if (!same_text(t->in_force, e->instructions)) {
+        turn_fail(t, SESSION_INVALID,
+                  "the instructions of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
+    }
     t->n_inherited = (int)t->context.n;
     t->n_expected = e->n_evaluated;
     t->lost_reason = "not_saved";
@@ -219,7 +228,7 @@ int context_build(struct turn *t)
         /* Chat completions carry their instructions in their messages, which matched. */
         bool same_instructions = t->match || same_text(t->in_force, parent->instructions);
         if (!same_model || !same_instructions) {
-            t->rebased = true;
+            t->rebased = t->past_changed = true;
             t->lost_reason = same_model ? "instructions_changed" : "blob_foreign";
             if ((rc = rebuild(t, same_model)))
                 return rc;
@@ -232,8 +241,7 @@ int context_build(struct turn *t)
                     return out_of_memory(t);
             t->n_inherited = t->rebased_from = (int)t->context.n;
             expect(t, parent);
-            bool touch = !t->generate && t->n_messages == 0;
-            if (!touch && parent->output && engine_chat_close(s->engine, &t->context))
+            if (!turn_touches(t) && parent->output && engine_chat_close(s->engine, &t->context))
                 return out_of_memory(t);
             if ((rc = render_new(t)))
                 return rc;
@@ -257,26 +265,24 @@ static size_t trimmed(const char **text, size_t len)
     return len;
 }
 
-static void hash_message(EVP_MD_CTX *md, uint8_t hash[32], enum engine_role role, const char *text, size_t len)
+static bool hash_message(EVP_MD_CTX *md, uint8_t hash[32], enum engine_role role, const char *text, size_t len)
 {
     uint8_t r = (uint8_t)role;
     len = trimmed(&text, len); /* frontends trim what they send back */
-    EVP_DigestInit_ex(md, EVP_sha256(), NULL);
-    EVP_DigestUpdate(md, hash, 32);
-    EVP_DigestUpdate(md, &r, 1);
-    EVP_DigestUpdate(md, text, len);
-    EVP_DigestFinal_ex(md, hash, NULL);
+    return EVP_DigestInit_ex(md, EVP_sha256(), NULL) && EVP_DigestUpdate(md, hash, 32) && EVP_DigestUpdate(md, &r, 1) &&
+           EVP_DigestUpdate(md, text, len) && EVP_DigestFinal_ex(md, hash, NULL);
 }
 
 void context_chat_hash(const struct turn *t, size_t n_messages, const char *answer, size_t answer_len, uint8_t out[32])
 {
     memset(out, 0, 32);
     EVP_MD_CTX *md = EVP_MD_CTX_new();
-    if (!md)
-        return; /* all zero: never matched */
-    for (size_t i = 0; i < n_messages; i++)
-        hash_message(md, out, t->messages[i].role, t->messages[i].text, t->messages[i].len);
-    if (answer)
-        hash_message(md, out, ENGINE_ASSISTANT, answer, answer_len);
+    bool hashed = md != NULL;
+    for (size_t i = 0; hashed && i < n_messages; i++)
+        hashed = hash_message(md, out, t->messages[i].role, t->messages[i].text, t->messages[i].len);
+    if (hashed && answer)
+        hashed = hash_message(md, out, ENGINE_ASSISTANT, answer, answer_len);
+    if (!hashed)
+        memset(out, 0, 32); /* all zero: never matched */
     EVP_MD_CTX_free(md);
 }

@@ -65,8 +65,8 @@ void live_publish(struct session *s)
         struct turn *t = s->turns;
         struct hot *h = s->hots;
         while (pass ? t != NULL : h != NULL) {
-            int64_t conversation = pass ? t->found.conversation.id : h->conversation;
             bool relevant = pass ? t->state != TURN_FINDING && t->state != TURN_OVER : true;
+            int64_t conversation = !relevant ? 0 : pass ? t->found.conversation.id : h->conversation;
             int i = 0;
             while (i < s->n_live && s->live[i].conversation != conversation)
                 i++;
@@ -361,10 +361,8 @@ static int query_run(struct storage_ledger *l, void *arg)
             rc = storage_turn_path(l, q->owner_row.id, q->conversations[0].head, false, &q->turns, &q->n_turns);
         break;
     case DELETE:
-        return get_conversation(l, q);
     case EVICT:
-        rc = get_conversation(l, q);
-        return rc || !q->to_disk ? rc : segment_keys(l, q);
+        return get_conversation(l, q);
     case RESPONSE_GET:
     case RESPONSE_DELETE:
         rc = get_response(l, q);
@@ -375,28 +373,50 @@ static int query_run(struct storage_ledger *l, void *arg)
 
 /* ---- delete and evict: the engine thread's part ---- */
 
-static int delete_run(struct storage_ledger *l, void *arg)
+static int settled_run(struct storage_ledger *l, void *arg)
 {
     struct query *q = arg;
+    if (q->kind == EVICT)
+        return segment_keys(l, q); /* now that all of them are in the index */
     if (q->kind == RESPONSE_DELETE)
         return storage_turn_delete(l, q->owner_row.id, q->id);
     return storage_conversation_delete(l, q->owner_row.id, q->id);
 }
 
-static void delete_answer(struct session *s, void *arg)
+static void settled_answer(struct session *s, void *arg)
 {
     struct query *q = arg;
     s->jobs--;
-    q->n_turns = 0; /* nothing of it is shown: it is gone */
+    if (q->kind == EVICT) {
+        if (s->storage && q->n_keys)
+            storage_ram_drop(s->storage, (const uint8_t(*)[STORAGE_KEY_BYTES])q->keys, q->n_keys);
+        answer(q, q->rc);
+        return;
+    }
+    if (q->rc == 0)
+        hot_distrust(s, q->owner_row.id);
+    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
+        storage_turn_free(&q->turns[q->n_turns - 1]);
     answer(q, q->rc);
 }
 
-static void delete_done(void *arg, int rc)
+static void settled_done(void *arg, int rc)
 {
     struct query *q = arg;
     q->rc = rc;
-    while (session_post(q->session, delete_answer, q))
+    while (session_post(q->session, settled_answer, q))
         ;
+}
+
+/* While a turn is FINDING its `found` is the ledger job's: only the name says where it belongs. */
+static bool runs_on(const struct turn *t, const struct query *q)
+{
+    const struct storage_conversation *c = &q->conversations[0];
+    if (t->state == TURN_OVER)
+        return false;
+    if (t->state == TURN_FINDING)
+        return t->conversation && !strcmp(t->owner, q->owner) && !strcmp(t->conversation, c->public_id);
+    return t->found.conversation.id == c->id;
 }
 
 /* True when the query is answered or on its way; false: it must wait for a saving. */
@@ -404,7 +424,7 @@ static bool settle(struct session *s, struct query *q)
 {
     int64_t conversation = q->conversations[0].id;
     for (struct turn *t = s->turns; t; t = t->next)
-        if (t->state != TURN_OVER && t->found.conversation.id == conversation) {
+        if (runs_on(t, q)) {
             answer(q, -EBUSY);
             return true;
         }
@@ -416,17 +436,15 @@ static bool settle(struct session *s, struct query *q)
         if (!h->user && h->conversation == conversation)
             hot_free(s, h);
     }
-    if (q->kind == EVICT) {
-        if (q->to_disk && q->n_keys)
-            storage_ram_drop(s->storage, (const uint8_t(*)[STORAGE_KEY_BYTES])q->keys, q->n_keys);
-        pthread_mutex_lock(&s->lock);
-        live_publish(s);
-        pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&s->lock);
+    live_publish(s);
+    pthread_mutex_unlock(&s->lock);
+    if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);
         return true;
     }
     s->jobs++;
-    if (storage_submit(s->storage, (struct storage_job){delete_run, delete_done, q})) {
+    if (storage_submit(s->storage, (struct storage_job){settled_run, settled_done, q})) {
         s->jobs--;
         answer(q, -ENOMEM);
     }
@@ -437,8 +455,8 @@ static void settle_or_wait(struct session *s, void *arg)
 {
     struct query *q = arg;
     s->jobs--;
-    if (q->rc) {
-        answer(q, q->rc);
+    if (q->rc || !s->storage) {
+        answer(q, q->rc ? q->rc : -ESHUTDOWN);
         return;
     }
     if (settle(s, q))
@@ -489,6 +507,10 @@ static void found_done(void *arg, int rc)
 static void start_on_engine(struct session *s, void *arg)
 {
     struct query *q = arg;
+    if (!s->storage) {
+        answer(q, -ESHUTDOWN);
+        return;
+    }
     s->jobs++;
     if (storage_submit(s->storage, (struct storage_job){query_run, found_done, q})) {
         s->jobs--;

@@ -4,6 +4,7 @@
  * (hot_save()), so dropping a context only gives its pages back. A context that a turn uses is pinned by `user`.
  */
 #include <errno.h>
+#include <limits.h>
 #include <openssl/hmac.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,10 @@
 
 /* A shorter common head than this is prefilled faster than it is looked after. */
 #define SHARE_MIN_TOKENS 16
+/* No turn has this row id: what is held for it is dropped, unless others hold it. */
+#define NO_TURN (-1)
+/* Room for the beginning of an answer, and for what pages are rounded up to. */
+#define ADMIT_TOKENS 128
 
 int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES])
@@ -152,8 +157,10 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     /* The conversation's own context is taken over, unless another branch shares more. */
     struct hot *h = NULL;
     if (own) {
+        /* What is stored nowhere is not cut: it may be followed again. */
         int common = common_head(own, t->context.ids, most);
-        if (common >= best_common && hot_truncate(own, common) == 0)
+        bool whole = common == engine_seq_length(own->seq);
+        if (common >= best_common && (whole || (!own->ephemeral && hot_truncate(own, common) == 0)))
             h = own;
     }
     if (!h && best && best_common >= SHARE_MIN_TOKENS)
@@ -169,14 +176,37 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     return h;
 }
 
-bool hot_evict_one(struct session *s)
+static bool evict_one_but(struct session *s, const struct hot *but)
 {
     struct hot *oldest = NULL;
     for (struct hot *h = s->hots; h; h = h->next)
-        if (!h->user && (!oldest || h->last_used_ms < oldest->last_used_ms))
+        if (!h->user && h != but && (!oldest || h->last_used_ms < oldest->last_used_ms))
             oldest = h;
     hot_free(s, oldest);
     return oldest != NULL;
+}
+
+bool hot_evict_one(struct session *s)
+{
+    return evict_one_but(s, NULL);
+}
+
+bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
+{
+    const struct hot *best = NULL;
+    int shared = 0;
+    for (const struct hot *h = s->hots; h; h = h->next) {
+        int common = h->owner == t->found.owner.id ? common_head(h, t->context.ids, t->n_prompt) : 0;
+        if (common > shared) {
+            shared = common;
+            best = h;
+        }
+    }
+    tokens += t->n_prompt - shared + ADMIT_TOKENS;
+    while (!engine_kv_fits(s->engine, NULL, tokens < INT_MAX ? (int)tokens : INT_MAX))
+        if (!evict_one_but(s, best))
+            return false;
+    return true;
 }
 
 void hot_evict_idle(struct session *s, int64_t before_ms)
@@ -186,6 +216,28 @@ void hot_evict_idle(struct session *s, int64_t before_ms)
         if (!h->user && h->last_used_ms < before_ms)
             hot_free(s, h);
     }
+}
+
+void hot_distrust(struct session *s, int64_t owner)
+{
+    for (struct hot *h = s->hots; h; h = h->next) {
+        for (int k = 0; h->owner == owner && k < h->n_full; k++)
+            h->full[k].stored = false;
+        if (h->owner == owner)
+            h->tail_count = 0;
+    }
+}
+
+void hot_discard(struct session *s, struct hot *h)
+{
+    if (!h->in_ledger || !h->n_full)
+        return;
+    for (const struct hot *other = s->hots; other; other = other->next)
+        if (other != h && other->owner == h->owner && other->n_full &&
+            !memcmp(other->full[0].key, h->full[0].key, STORAGE_KEY_BYTES))
+            return;
+    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL))
+        session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
 }
 
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES])
@@ -271,6 +323,8 @@ int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_K
         }
         rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key,
                  k == h->n_full && h->tail_count ? h->tail_key : NULL);
+        if (rc == -ERANGE && k < h->n_full)
+            rc = 0; /* put once, and its window has gone: if it is not there any more, it stays so */
         if (rc)
             return rc;
         ref->stored = true;

@@ -175,14 +175,14 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
 static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 {
     struct turn *t = arg;
-    const engine_token *label = found->label;
-    if (pos + used <= engine_seq_length(t->hot->seq)) {
+    if (pos + used > t->plan_most) { /* the last one's logits are wanted, and they are not stored */
+        t->rerun_last = true;
+        used = t->plan_most - pos;
+    }
+    if (used == 0 || pos + used <= engine_seq_length(t->hot->seq)) {
         free(found->label);
         return 0;
     }
-    if (t->generate && pos + used == t->plan_most && used < (int)found->count &&
-        label[used] == t->context.ids[pos + used])
-        t->rerun_last = true;
     struct planned *plan = realloc(t->plan, (size_t)(t->n_plan + 1) * sizeof *plan);
     if (!plan) {
         free(found->label);
@@ -206,7 +206,7 @@ static int plan_run(struct storage_ledger *l, void *arg)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
-    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, t->plan_most, plan_take, t);
+    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, t->n_prompt, plan_take, t);
 }
 
 static void plan_done(void *arg, int rc)
@@ -242,23 +242,23 @@ static int new_id(const char *prefix, char *out, size_t out_size)
 static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
-    struct storage_conversation *c = &t->found.conversation;
     int rc;
-    if (c->id == 0) {
-        c->owner = t->found.owner.id;
-        c->kind = t->match ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_CHAIN;
-        c->created_ms = c->updated_ms = t->row.created_ms;
-        if ((rc = storage_conversation_insert(l, c))) {
-            c->id = 0;
+    t->row.conversation = t->found.conversation.id;
+    if (t->row.conversation == 0) {
+        struct storage_conversation c = {.owner = t->found.owner.id,
+                                         .public_id = t->found.conversation.public_id,
+                                         .kind = t->match ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_CHAIN,
+                                         .created_ms = t->row.created_ms,
+                                         .updated_ms = t->row.created_ms};
+        if ((rc = storage_conversation_insert(l, &c)))
             return rc;
-        }
+        t->row.conversation = c.id;
     }
-    t->row.conversation = c->id;
     if ((rc = storage_turn_insert(l, &t->row)))
         return rc;
     /* Others may have renamed it meanwhile: only the head moves. */
     struct storage_conversation now;
-    if ((rc = storage_conversation_by_id(l, t->found.owner.id, c->id, &now)))
+    if ((rc = storage_conversation_by_id(l, t->found.owner.id, t->row.conversation, &now)))
         return rc;
     now.head = t->row.id;
     now.updated_ms = t->row.completed_ms;
@@ -274,17 +274,16 @@ static void commit_done(void *arg, int rc)
     back(t, turn_committed);
 }
 
+int lookup_name(struct turn *t)
+{
+    char id[48];
+    int rc = new_id("conv_", id, sizeof id);
+    if (!rc && !(t->found.conversation.public_id = strdup(id)))
+        rc = -ENOMEM;
+    return rc;
+}
+
 int lookup_commit(struct turn *t)
 {
-    struct storage_conversation *c = &t->found.conversation;
-    if (!c->public_id) {
-        char id[48];
-        int rc = new_id("conv_", id, sizeof id);
-        if (rc)
-            return rc;
-        c->public_id = strdup(id);
-        if (!c->public_id)
-            return -ENOMEM;
-    }
     return storage_submit(t->session->storage, (struct storage_job){commit_run, commit_done, t});
 }

@@ -23,11 +23,19 @@ void receipt_finish(struct turn *t)
     r->conversation = t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
     r->turn = (int)t->found.n_path + 1;
     r->output = t->n_output;
-    int repeated = 0;
-    for (int i = 0; i < r->n_reprefilled; i++)
-        repeated += r->reprefilled[i].tokens;
+    /* A turn that was stopped may not have come to all that was to be prefilled again. */
+    int repeated = 0, n = 0;
+    for (int i = 0; i < r->n_reprefilled; i++) {
+        int most = r->prefilled - repeated;
+        r->reprefilled[n] = r->reprefilled[i];
+        if (r->reprefilled[n].tokens > most)
+            r->reprefilled[n].tokens = most;
+        repeated += r->reprefilled[n].tokens;
+        n += r->reprefilled[n].tokens > 0;
+    }
+    r->n_reprefilled = n;
     r->history = r->hot + r->ram + r->disk + repeated;
-    r->fresh = r->prefilled - repeated > 0 ? r->prefilled - repeated : 0;
+    r->fresh = r->prefilled - repeated;
     r->queue_ms = ms_between(t->received_ns, t->admitted_ns);
     r->restore_ms = r->ram + r->disk > 0 ? ms_between(t->admitted_ns, t->restored_ns) : 0.0;
     r->prefill_ms = ms_between(t->prefill_ns, t->first_ns ? t->first_ns : t->last_ns);
@@ -87,14 +95,21 @@ char *session_receipt_json(const struct session_receipt *r)
     return text;
 }
 
+int receipt_evaluated(const struct turn *t)
+{
+    int length = t->hot ? engine_seq_length(t->hot->seq) : 0;
+    int before = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
+    /* A context that was rendered anew was not there before, whatever its tokens are. */
+    return t->past_changed || length > before ? length : before;
+}
+
 char *receipt_detail(const struct session_receipt *r, const struct turn *t)
 {
     char fingerprint[65];
     for (int i = 0; i < 32; i++)
         snprintf(fingerprint + 2 * i, 3, "%02x", t->session->info->fingerprint[i]);
-    int evaluated = t->hot ? engine_seq_length(t->hot->seq) : t->n_expected;
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "evaluated", evaluated);
+    cJSON_AddNumberToObject(o, "evaluated", receipt_evaluated(t));
     cJSON_AddStringToObject(o, "kv", fingerprint);
     cJSON *usage = cJSON_AddObjectToObject(o, "usage");
     cJSON_AddNumberToObject(usage, "input", t->n_prompt);

@@ -124,17 +124,18 @@ static bool run_step(struct session *s)
     struct engine_step_item items[MAX_RUNNING];
     struct turn *turns[MAX_RUNNING];
     int want[MAX_RUNNING];
-    int n_items = 0, n_tokens = 0, limit = prefill_limit(s), n_stuck = 0;
-    struct turn *stuck = NULL;
+    int n_items = 0, n_tokens = 0, left = prefill_limit(s);
 
-    /* Decoding turns first (one token each), then prompts, oldest first. */
+    /* Decoding turns first (one token each), then prompts, oldest first: however many decode, prompts move on. */
     for (int prefill = 0; prefill < 2; prefill++)
         for (struct turn *t = s->turns; t && n_items < s->max_running; t = t->next) {
             int first, n = turn_wants(t, &first);
             bool is_prefill = n > 0 && first + n <= t->n_prompt;
             if (n <= 0 || is_prefill != (prefill == 1))
                 continue;
-            int most = prefill ? limit - n_tokens : s->info->step_tokens - n_tokens;
+            int most = s->info->step_tokens - n_tokens;
+            if (prefill && most > left)
+                most = left;
             if (n > most)
                 n = most;
             if (n <= 0)
@@ -142,8 +143,7 @@ static bool run_step(struct session *s)
             struct engine_step_item *item = &items[n_items];
             *item = (struct engine_step_item){.seq = t->hot->seq, .tokens = t->context.ids + first, .n = n};
             if (!make_room(s, item)) {
-                stuck = t;
-                n_stuck++;
+                t->out_of_pages = true;
                 continue;
             }
             want[n_items] = n - 1;
@@ -151,14 +151,10 @@ static bool run_step(struct session *s)
             item->n_want = t->generate && first + n == (int)t->context.n;
             turns[n_items++] = t;
             n_tokens += n;
+            left -= prefill ? n : 0;
         }
-    if (n_items == 0) {
-        /* Pages for nobody, though every idle context was dropped: the youngest gives way, so that the others can go
-         * on. */
-        if (n_stuck > 0)
-            turn_step_failed(stuck, -ENOSPC);
-        return n_stuck > 0;
-    }
+    if (n_items == 0)
+        return false;
 
     const float *logits = NULL;
     int64_t start = session_now_ns();
@@ -186,6 +182,22 @@ static bool run_step(struct session *s)
             logits += s->info->n_vocab;
     }
     return true;
+}
+
+/* Pages for nobody, though every idle context was dropped: the youngest gives way, so that the others can go on. Not
+ * while a turn can still move or is about to let go of its pages. */
+static bool give_way(struct session *s)
+{
+    struct turn *youngest = NULL;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (t->state == TURN_PLANNING || t->state == TURN_COMMITTING || (t->state == TURN_RUNNING && !t->out_of_pages))
+            return false;
+        if (t->state == TURN_RUNNING)
+            youngest = t;
+    }
+    if (youngest)
+        turn_step_failed(youngest, -ENOSPC);
+    return youngest != NULL;
 }
 
 /* ---- the loop ---- */
@@ -241,15 +253,19 @@ static void *engine_thread(void *arg)
 {
     struct session *s = arg;
     bool busy = false;
-    int64_t idle_checked_ms = 0, deadline_ms = 0;
+    int64_t idle_checked_ms = 0, deadline_ms = 0, now_ms = 0;
     for (;;) {
-        run_commands(s, take_commands(s, busy ? 0 : IDLE_CHECK_MS));
-        int64_t now_ms = session_now_ns() / 1000000;
+        int wait_ms = busy ? 0 : IDLE_CHECK_MS;
+        if (s->closing && deadline_ms - now_ms < wait_ms)
+            wait_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 1;
+        run_commands(s, take_commands(s, wait_ms));
+        now_ms = session_now_ns() / 1000000;
         pthread_mutex_lock(&s->lock);
         if (s->stop && !s->closing) {
             s->closing = true;
             deadline_ms = now_ms + s->drain_ms;
         }
+        bool posted = s->commands != NULL;
         pthread_mutex_unlock(&s->lock);
         cancel_stopped(s);
         turn_admit(s);
@@ -257,6 +273,8 @@ static void *engine_thread(void *arg)
         for (struct turn *t = s->turns; t; t = t->next)
             moved |= turn_restore(t);
         moved |= run_step(s);
+        if (!moved)
+            moved = give_way(s);
         reap(s);
         query_retry(s);
         if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
@@ -265,7 +283,7 @@ static void *engine_thread(void *arg)
         }
         publish(s);
         busy = moved;
-        if (s->closing && !s->turns && (s->jobs == 0 || now_ms > deadline_ms))
+        if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
             break;
     }
     return NULL;
@@ -361,10 +379,11 @@ void session_close(struct session *s, int drain_ms)
         pthread_join(s->thread, NULL);
         pthread_cond_destroy(&s->wake);
     }
-    /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place. */
+    /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
+     * storage any more. */
     s->closing = true;
-    struct storage *storage = s->storage;
-    storage_close(storage);
+    storage_close(s->storage);
+    s->storage = NULL;
     for (struct command *list; (list = take_commands(s, 0));)
         run_commands(s, list);
     reap(s);
@@ -440,7 +459,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         char *text = malloc(r->messages[i].len + 1);
         failed |= !text;
         if (text) {
-            memcpy(text, r->messages[i].text, r->messages[i].len);
+            if (r->messages[i].len)
+                memcpy(text, r->messages[i].text, r->messages[i].len);
             text[r->messages[i].len] = 0;
             t->messages[t->n_messages++] = (struct engine_message){r->messages[i].role, text, r->messages[i].len};
         }

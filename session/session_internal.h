@@ -24,6 +24,8 @@
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
 #define SESSION_READ_AHEAD     4   /* segments being read and decoded for one turn */
 
+struct turn;
+
 /* ---- hot contexts (hot.c) ------------------------------------------------------------------------------------------
  */
 
@@ -55,10 +57,17 @@ void hot_free(struct session *s, struct hot *h);
 struct hot *hot_acquire(struct session *s, struct turn *t, int most);
 /* Drops the pages of the idle context that was used longest ago. False: there is none. */
 bool hot_evict_one(struct session *s);
+/* Whether a waiting turn's prompt finds pages beside `tokens` that running turns still want; drops idle contexts for
+ * it, but not the one that the turn would continue. */
+bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens);
 /* Drops all that are idle since before `before_ms`. */
 void hot_evict_idle(struct session *s, int64_t before_ms);
 /* Cuts to n tokens; 0, or -ERANGE when the pages for that are gone. */
 int hot_truncate(struct hot *h, int n);
+/* After a deletion: what contexts of this owner took for stored may have gone with it, so it is put again. */
+void hot_distrust(struct session *s, int64_t owner);
+/* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
+void hot_discard(struct session *s, struct hot *h);
 /* Notes that segment [first, first + count) is stored under key. */
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
@@ -125,8 +134,9 @@ struct turn {
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
-    bool rebased;
-    int rebased_from; /* index in context where this turn's own tokens start */
+    bool rebased;            /* the ledger gets the whole context, not what is added to the parent's */
+    bool past_changed;       /* what came before was rendered anew */
+    int rebased_from;        /* index in context where this turn's own tokens start */
 
     struct hot *hot;
     struct planned *plan;
@@ -147,7 +157,7 @@ struct turn {
     float *gaps_ms;
     int n_gaps, gaps_capacity;
 
-    struct storage_turn row; /* commit job's, while COMMITTING */
+    struct storage_turn row; /* commit job's, while COMMITTING; row.conversation is where the turn went */
     int commit_rc;
     bool terminal; /* the terminal event was sent */
 };
@@ -244,6 +254,7 @@ void turn_step_failed(struct turn *t, int rc);
 /* Parts that turn.c and commit.c share. */
 void turn_emit(struct turn *t, const struct session_event *ev);
 const char *turn_conversation_id(const struct turn *t);
+bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
 /* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
@@ -264,6 +275,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);
 int lookup_plan(struct turn *t);
+int lookup_name(struct turn *t); /* gives a new chain its public id */
 int lookup_commit(struct turn *t);
 
 /* conversations.c */
@@ -276,6 +288,8 @@ void query_abort(struct session *s);
 
 /* receipt.c */
 void receipt_finish(struct turn *t);
+/* Tokens of the turn's context that have been through the model, now or before. */
+int receipt_evaluated(const struct turn *t);
 char *receipt_detail(const struct session_receipt *r, const struct turn *t);
 
 #endif

@@ -26,6 +26,11 @@ const char *turn_conversation_id(const struct turn *t)
     return t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
 }
 
+bool turn_touches(const struct turn *t)
+{
+    return !t->generate && t->n_messages == 0;
+}
+
 void turn_free(struct turn *t)
 {
     if (!t)
@@ -64,8 +69,10 @@ void turn_let_go(struct turn *t, bool keep_pages)
         return;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
-    if (!keep_pages)
+    if (!keep_pages) {
+        hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);
+    }
     t->hot = NULL;
 }
 
@@ -83,6 +90,7 @@ void turn_fail(struct turn *t, enum session_failure failure, const char *message
 
 /* ---- finding ---- */
 
+/* Whether `other` is in the way of t. While it is FINDING its `found` is the ledger job's and must not be looked at. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -90,8 +98,9 @@ static bool running_on(const struct turn *t, const struct turn *other)
     if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
         !strcmp(t->conversation, other->conversation))
         return true;
-    return t->found.conversation.id && t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
-           other->found.conversation.id == t->found.conversation.id && other->state != TURN_FINDING;
+    return other->state != TURN_FINDING && t->found.conversation.id &&
+           t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
+           other->found.conversation.id == t->found.conversation.id;
 }
 
 static bool locked(struct turn *t)
@@ -170,6 +179,10 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_INVALID, "there is no new message to answer");
         return;
     }
+    if (t->store && !turn_touches(t) && !t->found.conversation.public_id && lookup_name(t)) {
+        turn_fail(t, SESSION_INTERNAL, "no name for a new conversation could be made");
+        return;
+    }
     t->state = TURN_WAITING;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
     int ahead = 0, running = 0;
@@ -183,11 +196,25 @@ void turn_found(struct session *s, void *turn)
 
 /* ---- admission and plan ---- */
 
+/* Tokens that those who run have yet to bring into pages. */
+static int64_t tokens_to_come(const struct session *s)
+{
+    int64_t n = 0;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_PLANNING || t->state == TURN_RUNNING) {
+            int length = engine_seq_length(t->hot->seq);
+            n += t->n_prompt > length ? t->n_prompt - length : 0;
+        }
+    return n;
+}
+
 void turn_admit(struct session *s)
 {
-    int running = 0;
-    for (struct turn *t = s->turns; t; t = t->next)
+    int running = 0, ending = 0;
+    for (struct turn *t = s->turns; t; t = t->next) {
         running += t->state == TURN_PLANNING || t->state == TURN_RUNNING;
+        ending += t->state == TURN_COMMITTING;
+    }
     for (struct turn *t = s->turns; t; t = t->next) {
         if (t->state != TURN_WAITING)
             continue;
@@ -195,8 +222,11 @@ void turn_admit(struct session *s)
             turn_finish(t);
             continue;
         }
-        if (running >= s->max_running)
+        /* Who is alone is let in whatever it takes; nobody overtakes one that waits for pages. */
+        if (running >= s->max_running || (running + ending > 0 && !hot_make_room(s, t, tokens_to_come(s)))) {
+            running = s->max_running;
             continue;
+        }
         running++;
         t->admitted_ns = t->restored_ns = session_now_ns();
         int most = t->generate ? t->n_prompt - 1 : t->n_prompt;
@@ -204,6 +234,7 @@ void turn_admit(struct session *s)
         t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
         if (!t->hot || !t->stream) {
             turn_fail(t, SESSION_INTERNAL, "out of memory");
+            running--;
             continue;
         }
         t->receipt.hot = engine_seq_length(t->hot->seq);
@@ -341,6 +372,7 @@ bool turn_restore(struct turn *t)
         account_lost(t);
     }
     bool moved = false;
+    t->out_of_pages = false;
     while (t->next_plan < t->n_plan) {
         start_reads(t);
         struct planned *p = &t->plan[t->next_plan];
@@ -379,9 +411,8 @@ bool turn_restore(struct turn *t)
         t->restored_ns = session_now_ns();
         moved = true;
     }
-    /* A warm-up that found everything in pages has no step that would end it. */
-    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) >= t->n_prompt) {
-        turn_finish(t);
+    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {
+        turn_finish(t); /* a warm-up that finds everything there has no step to run */
         moved = true;
     }
     return moved;
@@ -451,14 +482,15 @@ static void note_time(struct turn *t, int64_t now_ns)
 }
 
 /* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
- * across the cut is replaced by the tokens of its first part. */
+ * across the cut is replaced by the tokens of its first part. Where the text is not what its tokens' bytes are (U+FFFD
+ * in place of broken ones), the rest of it is tokenized anew. */
 static int cut_answer(struct turn *t)
 {
     size_t bytes = 0, len;
     size_t keep = (size_t)t->n_prompt;
-    while (keep < t->context.n) {
-        engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
-        if (bytes + len > t->text_len)
+    while (keep < t->context.n && bytes < t->text_len) {
+        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
+        if (len > t->text_len - bytes || (len && memcmp(token, t->text + bytes, len) != 0))
             break;
         bytes += len;
         keep++;
@@ -537,6 +569,8 @@ void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns)
         int rc = hot_save(s, t->hot, false, last);
         if (rc)
             session_log(s, LOG_WARNING, "KV could not be saved: %s", strerror(-rc));
+        if (length <= t->n_prompt)
+            engine_seq_settle(t->hot->seq); /* a long prompt must not fill the pages of sliding windows */
     }
     if (logits)
         sample(t, logits, now_ns);

@@ -222,12 +222,14 @@ static int ids_of(const cJSON *array, engine_token *out, int most)
 
 static double log_sum(const float *logits, int n)
 {
-    double most = -INFINITY, sum = 0;
+    double most = -INFINITY, beside = 0; /* the largest, and the others beside it */
+    int at = 0;
     for (int i = 0; i < n; i++)
-        most = fmax(most, logits[i]);
+        if (logits[i] > most)
+            most = logits[at = i];
     for (int i = 0; i < n; i++)
-        sum += exp(logits[i] - most);
-    return most + log(sum);
+        beside += i == at ? 0 : exp(logits[i] - most);
+    return most + log1p(beside);
 }
 
 /* One prompt with the other engine's answer behind it. */

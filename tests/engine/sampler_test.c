@@ -47,7 +47,7 @@ static engine_token pick(struct engine *e, struct engine_sampling s, uint64_t se
 static void brute_force(const struct engine_sampling *s, const float *logits, int n, const engine_token *context,
                         int position, double *out)
 {
-    double x[VOCAB], p[VOCAB], most = -INFINITY, total = 0;
+    double x[VOCAB] = {0}, p[VOCAB] = {0}, most = -INFINITY, total = 0;
     int last = s->penalty_last ? s->penalty_last : 256;
     for (int i = 0; i < n; i++) {
         int count = 0;
@@ -63,7 +63,7 @@ static void brute_force(const struct engine_sampling *s, const float *logits, in
     for (int i = 0; i < n; i++)
         p[i] = exp((x[i] - most) / s->temperature);
 
-    int order[VOCAB]; /* by falling probability; the smaller id first */
+    int order[VOCAB] = {0}; /* by falling probability; the smaller id first */
     for (int i = 0; i < n; i++) {
         int at = i;
         for (; at > 0 && p[order[at - 1]] < p[i]; at--)
@@ -162,6 +162,7 @@ static void test_limits_of_many_logits(void **state)
 {
     (void)state;
     struct engine e = {.info.n_vocab = VOCAB};
+    const engine_token none[1] = {0};
     uint32_t random = 99;
     for (int round = 0; round < 300; round++) {
         float logits[VOCAB];
@@ -174,7 +175,7 @@ static void test_limits_of_many_logits(void **state)
         s.top_k = (int)(next_random(&random) % 2 * (next_random(&random) % 12 + 2));
         s.top_p = next_random(&random) % 2 ? 1.0f : (float)(next_random(&random) % 99 + 1) / 100.0f;
         s.min_p = next_random(&random) % 2 ? 0.0f : (float)(next_random(&random) % 100) / 100.0f;
-        brute_force(&s, logits, VOCAB, NULL, 0, p);
+        brute_force(&s, logits, VOCAB, none, 0, p);
         for (int i = 0; i < 500; i++)
             seen[pick(&e, s, (uint64_t)i + 1000 * (uint64_t)round, logits, NULL, 0)]++;
         for (int i = 0; i < VOCAB; i++)

@@ -109,6 +109,15 @@ static void test_partly_rotated_heads_and_a_separate_output(void **state)
     }
 }
 
+/* Without a sixth layer there is none that sees everything, and the pool of those has no pages. */
+static void test_window_layers_alone(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_GEMMA3);
+    m.n_layers = 4;
+    compare(m, NULL, 280, FLOAT_MEAN, FLOAT_LARGEST);
+}
+
 static void test_every_weight_type_is_the_reference(void **state)
 {
     (void)state;
@@ -363,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_architecture_is_the_reference),
         cmocka_unit_test(test_partly_rotated_heads_and_a_separate_output),
+        cmocka_unit_test(test_window_layers_alone),
         cmocka_unit_test(test_every_weight_type_is_the_reference),
         cmocka_unit_test(test_chunks_change_no_bit),
         cmocka_unit_test(test_threads_and_kernel_sets_change_no_bit),

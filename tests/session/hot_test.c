@@ -1,0 +1,319 @@
+/* hot_test.c - forks, edits and regenerated answers: what they share, what they prefill, who may share at all. */
+#include "tests/session/harness.h"
+
+static void only_new(const struct answer *a)
+{
+    assert_int_equal(a->receipt.prefilled, a->receipt.fresh);
+    assert_int_equal(a->receipt.n_reprefilled, 0);
+}
+
+/* The same answer again: everything was computed before, and one token runs once more for its logits. */
+static void only_logits(const struct answer *a)
+{
+    assert_int_equal(a->receipt.fresh, 0);
+    assert_int_equal(a->receipt.prefilled, 1);
+    assert_int_equal(a->receipt.n_reprefilled, 1);
+    assert_string_equal(a->receipt.reprefilled[0].reason, "logits");
+}
+
+struct branches { /* one turn, and one that follows it */
+    struct rig *rig;
+    char *first, *second;
+    struct answer *a, *b;
+};
+
+static struct branches grow(struct rig_opts o)
+{
+    struct branches t = {.rig = rig_open(o), .first = rig_text(1, 400), .second = rig_text(2, 150)};
+    t.a = rig_ask(t.rig, (struct ask){.text = t.first, .seed = 1});
+    t.b = rig_ask(t.rig, (struct ask){.text = t.second, .previous = t.a->id, .seed = 2});
+    only_new(t.b);
+    return t;
+}
+
+static void branches_free(struct branches *t)
+{
+    free(t->first);
+    free(t->second);
+    rig_close(t->rig);
+}
+
+/* Hot when 0, in RAM when 1, on disk when 2. */
+static void move(struct branches *t, int where)
+{
+    if (where)
+        assert_int_equal(rig_evict(t->rig, "ann", t->a->conversation, where == 2), 0);
+}
+
+static void test_regenerate(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 3; where++) {
+        struct branches t = grow((struct rig_opts){0});
+        move(&t, where);
+        struct answer *again = rig_ask(t.rig, (struct ask){.text = t.second, .previous = t.a->id, .seed = 2, .max = 8});
+        only_logits(again);
+        assert_int_equal(again->len, t.b->len);
+        assert_memory_equal(again->text, t.b->text, t.b->len);
+        struct answer *other =
+            rig_ask(t.rig, (struct ask){.text = t.second, .previous = t.a->id, .seed = 77, .max = 12});
+        only_logits(other);
+        assert_int_equal(other->input, t.b->input);
+        branches_free(&t);
+    }
+}
+
+/* An edited message shares everything before it, and as much of it as is the same. */
+static void test_edit(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 3; where++) {
+        struct branches t = grow((struct rig_opts){0});
+        char *edited = strdup(t.second);
+        assert_non_null(edited);
+        edited[100] = '!';
+        move(&t, where);
+        struct answer *c = rig_ask(t.rig, (struct ask){.text = edited, .previous = t.a->id, .seed = 2});
+        only_new(c);
+        assert_true(c->receipt.history > t.b->receipt.history + 90);
+        assert_true(c->receipt.fresh < 80);
+        /* Both branches go on without a token of the past being prefilled. */
+        struct answer *d = rig_ask(t.rig, (struct ask){.text = "more", .previous = c->id});
+        only_new(d);
+        assert_true(d->receipt.fresh < 40);
+        struct answer *e = rig_ask(t.rig, (struct ask){.text = "more", .previous = t.b->id});
+        only_new(e);
+        assert_true(e->receipt.fresh < 40);
+        free(edited);
+        branches_free(&t);
+    }
+}
+
+/* A regenerated answer whose last prompt token is the first of a segment, found in storage only. */
+static void test_regenerate_at_a_border(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    for (int n = 238; n < 260; n++) {
+        char *text = rig_text(9, n);
+        struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 4, .max = 3});
+        if (a->input == SESSION_SEGMENT_TOKENS + 1) {
+            assert_int_equal(rig_evict(rig, "ann", a->conversation, false), 0);
+            struct answer *again = rig_ask(rig, (struct ask){.text = text, .seed = 4, .max = 3});
+            only_logits(again);
+            free(text);
+            rig_close(rig);
+            return;
+        }
+        assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
+        free(text);
+    }
+    fail_msg("no text had the length that was wanted");
+}
+
+struct fork {
+    struct gate *begun, *go;
+    int deltas;
+};
+
+static void stop_at_third(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct fork *f = arg;
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA && ++f->deltas == 3) {
+        gate_open(f->begun);
+        gate_wait(f->go, 1);
+    }
+}
+
+/* Two turns follow the same one while a third, which has taken its pages over, is in the middle of its answer. */
+static void test_fork_while_used(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *alone[3], *together[3];
+    for (int round = 0; round < 2; round++) {
+        struct gate begun = GATE_CLOSED, go = GATE_CLOSED;
+        struct fork f = {&begun, &go, 0};
+        struct answer *a = rig_ask(rig, (struct ask){.owner = round ? "ann" : "bob", .text = text, .seed = 1});
+        for (int i = 0; i < 3; i++) {
+            struct ask ask = {.owner = round ? "ann" : "bob",
+                              .text = i == 2 ? "three" : "one",
+                              .previous = a->id,
+                              .seed = 20u + (uint64_t)i,
+                              .max = 30,
+                              .hook = round && i == 0 ? stop_at_third : NULL,
+                              .hook_arg = &f};
+            if (round == 0) {
+                alone[i] = rig_ask(rig, ask);
+                continue;
+            }
+            together[i] = rig_begin(rig, ask);
+            if (i == 0)
+                gate_wait(&begun, 1);
+        }
+        if (round)
+            gate_open(&go);
+        for (int i = 0; round && i < 3; i++)
+            rig_end(together[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_false(together[i]->failed);
+        assert_int_equal(together[i]->len, alone[i]->len);
+        assert_memory_equal(together[i]->text, alone[i]->text, alone[i]->len);
+        assert_int_equal(together[i]->receipt.hot, together[i]->receipt.history - (i == 1));
+    }
+    only_logits(together[1]); /* the same prompt as the first */
+    free(text);
+    rig_close(rig);
+}
+
+/* The same words of another owner are new, hot or stored. */
+static void test_owners_share_nothing(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.owner = "ann", .text = text, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.owner = "bob", .text = text, .seed = 1});
+    assert_int_equal(b->receipt.history, 0);
+    assert_int_equal(b->receipt.fresh, a->input);
+    rig_saved(rig);
+    uint64_t both = rig_segments(rig);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    assert_int_equal(rig_evict(rig, "bob", b->conversation, true), 0);
+    struct answer *c = rig_ask(rig, (struct ask){.owner = "eve", .text = text, .seed = 1});
+    assert_int_equal(c->receipt.history, 0);
+    assert_int_equal(c->receipt.fresh, a->input);
+    rig_saved(rig);
+    assert_int_equal(rig_segments(rig), both / 2 * 3);
+    /* Nor can one follow, evict, delete or see what is another's. */
+    rig_refused(rig, (struct ask){.owner = "eve", .text = "x", .previous = a->id}, SESSION_PREVIOUS_NOT_FOUND);
+    rig_refused(rig, (struct ask){.owner = "eve", .text = "x", .conversation = a->conversation},
+                SESSION_CONVERSATION_NOT_FOUND);
+    assert_int_equal(rig_evict(rig, "eve", a->conversation, true), -ENOENT);
+    assert_int_equal(rig_delete(rig, "eve", a->conversation), -ENOENT);
+    assert_int_equal(rig_delete_response(rig, "eve", a->id), -ENOENT);
+    char field[64], status[64];
+    assert_int_equal(rig_head(rig, "eve", a->conversation, field), -ENOENT);
+    assert_int_equal(rig_stored(rig, "eve", a->id, field, status), -ENOENT);
+    /* For the owner the words are not new. */
+    struct answer *d = rig_ask(rig, (struct ask){.owner = "ann", .text = text, .seed = 1});
+    only_logits(d);
+    free(text);
+    rig_close(rig);
+}
+
+/* The pages of idle conversations go to those that run, and nothing is prefilled for it. */
+static void test_few_pages(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 16}); /* 1024 tokens */
+    enum { N = 5 };
+    struct answer *last[N];
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < N; i++) {
+            char *text = rig_text(10u * (uint64_t)i + (uint64_t)round, round ? 40 : 260);
+            last[i] =
+                rig_ask(rig, (struct ask){.text = text, .previous = round ? last[i]->id : NULL, .seed = (uint64_t)i});
+            only_new(last[i]);
+            if (round)
+                assert_true(last[i]->receipt.fresh < 80);
+            free(text);
+        }
+    struct session_status status;
+    session_status(rig->s, &status);
+    assert_true(status.hot_used <= status.hot_budget);
+    assert_int_equal(status.turns_failed, 0);
+    rig_close(rig);
+}
+
+/* More turns at once than pages: they wait for each other, and all end. */
+static void test_admission(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 16, .max_running = 4});
+    enum { N = 6 };
+    struct answer *a[N];
+    for (int i = 0; i < N; i++) {
+        char *text = rig_text(30u + (uint64_t)i, 400);
+        a[i] = rig_begin(rig, (struct ask){.text = text, .seed = (uint64_t)i, .max = 20});
+        free(text);
+    }
+    for (int i = 0; i < N; i++) {
+        rig_end(a[i]);
+        if (a[i]->failed)
+            fail_msg("%d: %s", i, a[i]->message);
+        only_new(a[i]);
+    }
+    rig_close(rig);
+}
+
+/* Answers that grow until no page is left: one gives way with a clear failure, and the others go on. */
+static void test_growing_out_of_pages(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 8, .max_running = 4}); /* 512 tokens */
+    struct answer *a[2];
+    int failed = 0, tokens = 0;
+    for (int i = 0; i < 2; i++) {
+        char *text = rig_text(40u + (uint64_t)i, 40);
+        a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 5u + (uint64_t)i, .max = 400});
+        free(text);
+    }
+    for (int i = 0; i < 2; i++) {
+        rig_end(a[i]);
+        failed += a[i]->failed;
+        tokens += a[i]->input + a[i]->output;
+        if (a[i]->failed)
+            assert_int_equal(a[i]->failure, SESSION_NO_MEMORY);
+    }
+    assert_true(failed == 1 || (failed == 0 && tokens <= 512));
+    /* The place is free again. */
+    struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .max = 4});
+    only_new(b);
+    rig_close(rig);
+}
+
+/* Restores that want more pages than there are: nobody waits for ever. */
+static void test_restores_compete(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 16, .max_running = 4});
+    enum { N = 4 };
+    struct answer *first[N], *second[N];
+    for (int i = 0; i < N; i++) {
+        char *text = rig_text(60u + (uint64_t)i, 600);
+        first[i] = rig_ask(rig, (struct ask){.text = text, .seed = (uint64_t)i});
+        free(text);
+    }
+    for (int i = 0; i < N; i++)
+        assert_int_equal(rig_evict(rig, "ann", first[i]->conversation, true), 0);
+    for (int i = 0; i < N; i++)
+        second[i] = rig_begin(rig, (struct ask){.text = "and on", .previous = first[i]->id});
+    for (int i = 0; i < N; i++) {
+        rig_end(second[i]);
+        if (second[i]->failed)
+            fail_msg("%s", second[i]->message);
+        only_new(second[i]);
+        assert_true(second[i]->receipt.disk > 500);
+    }
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_regenerate),
+        cmocka_unit_test(test_edit),
+        cmocka_unit_test(test_regenerate_at_a_border),
+        cmocka_unit_test(test_fork_while_used),
+        cmocka_unit_test(test_owners_share_nothing),
+        cmocka_unit_test(test_few_pages),
+        cmocka_unit_test(test_admission),
+        cmocka_unit_test(test_growing_out_of_pages),
+        cmocka_unit_test(test_restores_compete),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
