@@ -85,6 +85,8 @@ static void forget_beyond(struct hot *h, int n)
         h->n_full = n / SESSION_SEGMENT_TOKENS;
         h->tail_count = 0;
     }
+    if (h->old_tail_at > h->n_full)
+        h->old_tail_at = 0;
 }
 
 int hot_truncate(struct hot *h, int n)
@@ -296,6 +298,8 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     return storage_segment_put(s->storage, &segment, &s->layout, payload, replaces);
 }
 
+/* The turn before holds its unfinished segment until this one is committed: only then a longer one replaces it, so that
+ * a turn that fails leaves nothing that others hold. */
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES])
 {
     static const uint8_t root[STORAGE_KEY_BYTES];
@@ -321,18 +325,29 @@ int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_K
                 return rc;
             ref->stored = false;
         }
-        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key,
-                 k == h->n_full && h->tail_count ? h->tail_key : NULL);
+        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key, NULL);
         if (rc == -ERANGE && k < h->n_full)
             rc = 0; /* put once, and its window has gone: if it is not there any more, it stays so */
         if (rc)
             return rc;
         ref->stored = true;
         if (k >= h->n_full) {
+            if (h->tail_count) {
+                memcpy(h->old_tail, h->tail_key, sizeof h->old_tail);
+                h->old_tail_at = k + 1;
+            }
             h->n_full = k + 1;
             h->tail_count = 0;
         }
         parent = ref->key;
+    }
+    if (tail && h->old_tail_at) {
+        int k = h->old_tail_at - 1;
+        h->old_tail_at = 0;
+        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, k ? h->full[k - 1].key : root,
+                 h->full[k].key, h->old_tail);
+        if (rc && rc != -ERANGE)
+            return rc;
     }
     int count = length % SESSION_SEGMENT_TOKENS;
     if (tail && count > 0) {

@@ -508,18 +508,20 @@ static void cancel(struct session *s, void *arg)
 static void forget(struct session *s, void *arg)
 {
     struct target *target = arg;
+    bool found = false; /* it is this owner's */
     for (struct ephemeral **p = &s->ephemerals; *p;) {
         struct ephemeral *e = *p;
         if (!strcmp(e->response_id, target->response_id) && !strcmp(e->owner, target->owner)) {
             *p = e->next;
             ephemeral_free(e);
+            found = true;
         } else {
             p = &e->next;
         }
     }
     for (struct hot *h = s->hots, *next; h; h = next) {
         next = h->next;
-        if (!h->user && h->ephemeral && !strcmp(h->ephemeral, target->response_id))
+        if (found && !h->user && h->ephemeral && !strcmp(h->ephemeral, target->response_id))
             hot_free(s, h);
     }
     target_free(target);

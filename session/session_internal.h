@@ -46,6 +46,8 @@ struct hot {
     int n_full, full_capacity;
     uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
     int tail_count;                      /* 0 = none */
+    uint8_t old_tail[STORAGE_KEY_BYTES]; /* the one that full[old_tail_at - 1] replaces when the turn commits */
+    int old_tail_at;                     /* 0 = none */
     bool in_ledger;                      /* its turns are stored: segments may be put */
     char *ephemeral;                     /* store:false: the response it belongs to */
 };

@@ -124,10 +124,15 @@ struct rig *rig_open(struct rig_opts o)
     return rig;
 }
 
+void rig_stop_within(struct rig *rig, int drain_ms)
+{
+    session_close(rig->s, drain_ms);
+    rig->s = NULL;
+}
+
 void rig_stop(struct rig *rig)
 {
-    session_close(rig->s, 60000);
-    rig->s = NULL;
+    rig_stop_within(rig, 60000);
 }
 
 void rig_close(struct rig *rig)
@@ -341,6 +346,12 @@ void rig_refused(struct rig *rig, struct ask ask, enum session_failure failure)
     assert_true(a->message[0]);
 }
 
+void rig_only_new(const struct answer *a)
+{
+    assert_int_equal(a->receipt.prefilled, a->receipt.fresh);
+    assert_int_equal(a->receipt.n_reprefilled, 0);
+}
+
 char *rig_text(uint64_t seed, int n)
 {
     char *text = malloc((size_t)n + 1);
@@ -535,6 +546,21 @@ static void keeping_done(void *arg, int rc)
     struct waiting *w = arg;
     w->rc = rc;
     gate_open(&w->gate);
+}
+
+static int nothing(struct storage_ledger *l, void *arg)
+{
+    (void)l, (void)arg;
+    return 0;
+}
+
+void rig_ledger(struct rig *rig)
+{
+    struct waiting w = {.gate = GATE_CLOSED};
+    for (int n = 1; n <= 2; n++) { /* the second begins after what follows the first one's commit */
+        assert_int_equal(storage_submit(rig->s->storage, (struct storage_job){nothing, keeping_done, &w}), 0);
+        gate_wait(&w.gate, n);
+    }
 }
 
 struct keeping_job {

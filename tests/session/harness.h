@@ -93,6 +93,7 @@ struct rig *rig_open(struct rig_opts o);
 void rig_close(struct rig *rig);
 /* Ends the session; the directory and the model stay. */
 void rig_stop(struct rig *rig);
+void rig_stop_within(struct rig *rig, int drain_ms);
 /* Opens it again, with other settings if wanted. */
 void rig_start(struct rig *rig, struct rig_opts o);
 
@@ -104,11 +105,15 @@ void rig_end(struct answer *a);
 struct answer *rig_ask(struct rig *rig, struct ask ask);
 /* Both; it must fail like this. */
 void rig_refused(struct rig *rig, struct ask ask, enum session_failure failure);
-/* A new text of about n tokens that is a function of the seed. Freed with the rig's answers: never. */
+/* Only what is new went through the model. */
+void rig_only_new(const struct answer *a);
+/* A new text of about n tokens that is a function of the seed; free() it. */
 char *rig_text(uint64_t seed, int n);
 
 /* Waits until no saving is under way. */
 void rig_saved(struct rig *rig);
+/* Waits until the ledger thread has done what it was asked for until now. */
+void rig_ledger(struct rig *rig);
 int rig_evict(struct rig *rig, const char *owner, const char *conversation, bool to_disk);
 int rig_delete(struct rig *rig, const char *owner, const char *conversation);
 int rig_delete_response(struct rig *rig, const char *owner, const char *id);

@@ -1,12 +1,6 @@
 /* hot_test.c - forks, edits and regenerated answers: what they share, what they prefill, who may share at all. */
 #include "tests/session/harness.h"
 
-static void only_new(const struct answer *a)
-{
-    assert_int_equal(a->receipt.prefilled, a->receipt.fresh);
-    assert_int_equal(a->receipt.n_reprefilled, 0);
-}
-
 /* The same answer again: everything was computed before, and one token runs once more for its logits. */
 static void only_logits(const struct answer *a)
 {
@@ -27,7 +21,7 @@ static struct branches grow(struct rig_opts o)
     struct branches t = {.rig = rig_open(o), .first = rig_text(1, 400), .second = rig_text(2, 150)};
     t.a = rig_ask(t.rig, (struct ask){.text = t.first, .seed = 1});
     t.b = rig_ask(t.rig, (struct ask){.text = t.second, .previous = t.a->id, .seed = 2});
-    only_new(t.b);
+    rig_only_new(t.b);
     return t;
 }
 
@@ -74,15 +68,15 @@ static void test_edit(void **state)
         edited[100] = '!';
         move(&t, where);
         struct answer *c = rig_ask(t.rig, (struct ask){.text = edited, .previous = t.a->id, .seed = 2});
-        only_new(c);
+        rig_only_new(c);
         assert_true(c->receipt.history > t.b->receipt.history + 90);
         assert_true(c->receipt.fresh < 80);
         /* Both branches go on without a token of the past being prefilled. */
         struct answer *d = rig_ask(t.rig, (struct ask){.text = "more", .previous = c->id});
-        only_new(d);
+        rig_only_new(d);
         assert_true(d->receipt.fresh < 40);
         struct answer *e = rig_ask(t.rig, (struct ask){.text = "more", .previous = t.b->id});
-        only_new(e);
+        rig_only_new(e);
         assert_true(e->receipt.fresh < 40);
         free(edited);
         branches_free(&t);
@@ -217,7 +211,7 @@ static void test_few_pages(void **state)
             char *text = rig_text(10u * (uint64_t)i + (uint64_t)round, round ? 40 : 260);
             last[i] =
                 rig_ask(rig, (struct ask){.text = text, .previous = round ? last[i]->id : NULL, .seed = (uint64_t)i});
-            only_new(last[i]);
+            rig_only_new(last[i]);
             if (round)
                 assert_true(last[i]->receipt.fresh < 80);
             free(text);
@@ -245,7 +239,7 @@ static void test_admission(void **state)
         rig_end(a[i]);
         if (a[i]->failed)
             fail_msg("%d: %s", i, a[i]->message);
-        only_new(a[i]);
+        rig_only_new(a[i]);
     }
     rig_close(rig);
 }
@@ -272,7 +266,7 @@ static void test_growing_out_of_pages(void **state)
     assert_true(failed == 1 || (failed == 0 && tokens <= 512));
     /* The place is free again. */
     struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .max = 4});
-    only_new(b);
+    rig_only_new(b);
     rig_close(rig);
 }
 
@@ -296,7 +290,7 @@ static void test_restores_compete(void **state)
         rig_end(second[i]);
         if (second[i]->failed)
             fail_msg("%s", second[i]->message);
-        only_new(second[i]);
+        rig_only_new(second[i]);
         assert_true(second[i]->receipt.disk > 500);
     }
     rig_close(rig);

@@ -101,13 +101,6 @@ static void same_as_truth(struct rig *rig, struct answer *a, const char *what)
     assert_int_equal(a->receipt.history, the_truth.n_history);
 }
 
-/* Only what is new went through the model. */
-static void only_new(const struct answer *a)
-{
-    assert_int_equal(a->receipt.prefilled, a->receipt.fresh);
-    assert_int_equal(a->receipt.n_reprefilled, 0);
-}
-
 static void test_from_ram(void **state)
 {
     (void)state;
@@ -117,7 +110,7 @@ static void test_from_ram(void **state)
     struct answer *a = tell(rig, &story, 2, (struct ask){0});
     rig_end(a);
     same_as_truth(rig, a, "from RAM");
-    only_new(a);
+    rig_only_new(a);
     assert_int_equal(a->receipt.ram, a->receipt.history);
     assert_int_equal(a->receipt.bytes_read, 0);
     story_free(&story);
@@ -133,7 +126,7 @@ static void test_from_disk(void **state)
     struct answer *a = tell(rig, &story, 2, (struct ask){0});
     rig_end(a);
     same_as_truth(rig, a, "from disk");
-    only_new(a);
+    rig_only_new(a);
     assert_int_equal(a->receipt.disk, a->receipt.history);
     assert_true(a->receipt.bytes_read > 0);
     story_free(&story);
@@ -152,7 +145,7 @@ static void test_after_restart(void **state)
         struct answer *a = tell(rig, &story, 2, (struct ask){0});
         rig_end(a);
         same_as_truth(rig, a, "after a restart");
-        only_new(a);
+        rig_only_new(a);
         assert_int_equal(a->receipt.disk, a->receipt.history);
         story_free(&story);
         rig_close(rig);
@@ -204,7 +197,7 @@ static void test_beside_others(void **state)
     gate_open(&gate);
     rig_end(a);
     same_as_truth(rig, a, "beside three others");
-    only_new(a);
+    rig_only_new(a);
     for (int i = 0; i < 3; i++) {
         rig_end(others[i]);
         assert_false(others[i]->failed);
@@ -224,17 +217,237 @@ static void test_other_settings(void **state)
         struct answer *a = tell(rig, &story, 2, (struct ask){0});
         rig_end(a);
         same_as_truth(rig, a, "with other steps and threads");
-        only_new(a);
+        rig_only_new(a);
         story_free(&story);
         rig_close(rig);
     }
 }
 
+/* ---- warm-ups ---- */
+
+static void test_warm_up(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    /* It brings the context back; the token that was sampled last runs for the first time. */
+    struct answer *first = rig_ask(rig, (struct ask){.previous = a->id, .warm = true});
+    rig_only_new(first);
+    assert_int_equal(first->receipt.disk, first->receipt.history);
+    assert_true(first->receipt.fresh <= 1);
+    assert_int_equal(first->output, 0);
+    /* Again there is nothing to do, and it ends all the same. */
+    struct answer *second = rig_ask(rig, (struct ask){.previous = a->id, .warm = true});
+    assert_int_equal(second->receipt.prefilled, 0);
+    assert_int_equal(second->receipt.hot, second->input);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_int_equal(b->receipt.hot, b->receipt.history);
+    assert_int_equal(b->receipt.history, second->input);
+    /* From storage alone as well. */
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, false), 0);
+    struct answer *third = rig_ask(rig, (struct ask){.previous = a->id, .warm = true});
+    assert_int_equal(third->receipt.prefilled, 0);
+    assert_int_equal(third->receipt.ram, third->input);
+    free(text);
+    rig_close(rig);
+}
+
+/* A warm-up with messages is a turn without an answer, and can be followed. */
+static void test_warm_up_with_messages(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300), saved[64], status[64];
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .warm = true});
+    assert_int_equal(a->receipt.fresh, a->input);
+    assert_int_equal(a->receipt.prefilled, a->input);
+    assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), 0);
+    assert_string_equal(status, "completed");
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_int_equal(b->receipt.history, a->input);
+    /* The same messages again, all of them hot. */
+    struct answer *c = rig_ask(rig, (struct ask){.text = text, .warm = true});
+    assert_int_equal(c->receipt.prefilled, 0);
+    free(text);
+    rig_close(rig);
+}
+
+static void test_nothing_to_run(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    rig_refused(rig, (struct ask){.warm = true}, SESSION_INVALID);
+    rig_refused(rig, (struct ask){0}, SESSION_INVALID);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello"});
+    rig_refused(rig, (struct ask){.previous = a->id}, SESSION_INVALID);
+    rig_close(rig);
+}
+
+/* ---- the end of an answer ---- */
+
+/* The answer's tokens in the ledger say exactly what the client was told. */
+static void assert_tokens_say(struct rig *rig, const struct answer *a)
+{
+    struct kept kept = rig_kept(rig, NULL, a->id);
+    size_t at = 0;
+    for (int i = kept.n_tokens - a->output; i < kept.n_tokens; i++) {
+        size_t len;
+        const char *bytes = engine_token_bytes(rig->s->engine, kept.tokens[i], &len);
+        assert_true(len <= a->len - at);
+        assert_memory_equal(bytes, a->text + at, len);
+        at += len;
+    }
+    assert_int_equal(at, a->len);
+    kept_free(&kept);
+}
+
+/* Where in the answer's text a token of several bytes stands that is the first with its last byte. */
+static const char *inside_a_token(struct rig *rig, const struct answer *a, char stop[2])
+{
+    struct kept kept = rig_kept(rig, NULL, a->id);
+    const char *found = NULL;
+    for (int i = kept.n_tokens - a->output; i < kept.n_tokens && !found; i++) {
+        size_t len;
+        const char *bytes = engine_token_bytes(rig->s->engine, kept.tokens[i], &len);
+        if (len < 2)
+            continue;
+        for (size_t at = 0; at + len <= a->len && !found; at++)
+            if (!memcmp(a->text + at, bytes, len) && !memchr(a->text, bytes[len - 1], at) &&
+                !memchr(bytes, bytes[len - 1], len - 1)) {
+                stop[0] = bytes[len - 1];
+                stop[1] = 0;
+                found = a->text + at + len - 1;
+            }
+    }
+    kept_free(&kept);
+    return found;
+}
+
+static void test_stop_inside_a_token(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    int cuts = 0;
+    for (uint64_t seed = 1; seed < 80 && cuts < 3; seed++) {
+        char stop[2];
+        struct ask ask = {.text = "hello", .seed = seed, .max = 40, .temperature = 5};
+        struct answer *a = rig_ask(rig, ask);
+        const char *at = inside_a_token(rig, a, stop);
+        if (!at)
+            continue;
+        cuts++;
+        ask.stop = stop;
+        struct answer *b = rig_ask(rig, ask);
+        assert_true(b->stopped_by_string);
+        assert_false(b->incomplete);
+        assert_int_equal(b->len, at - a->text);
+        assert_memory_equal(b->text, a->text, b->len);
+        assert_tokens_say(rig, b);
+        for (int where = 0; where < 2; where++) {
+            if (where)
+                assert_int_equal(rig_evict(rig, "ann", b->conversation, true), 0);
+            struct answer *c = rig_ask(rig, (struct ask){.text = where ? "one" : "two", .previous = b->id});
+            rig_only_new(c);
+        }
+    }
+    assert_true(cuts > 0);
+    rig_close(rig);
+}
+
+static void test_max_output_tokens(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    for (int max = 1; max < 4; max++) {
+        struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .seed = 3, .max = max});
+        assert_int_equal(a->output, max);
+        assert_true(a->incomplete);
+        assert_string_equal(a->reason, "max_output_tokens");
+        struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id});
+        rig_only_new(b);
+    }
+    rig_close(rig);
+}
+
+static void test_context_ends(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 256});
+    char *text = rig_text(1, 200), *long_text = rig_text(2, 300);
+    rig_refused(rig, (struct ask){.text = long_text}, SESSION_CONTEXT_LENGTH);
+    struct answer *a = NULL;
+    for (uint64_t seed = 1; seed < 20; seed++) { /* until one does not end by itself */
+        a = rig_ask(rig, (struct ask){.text = text, .seed = seed, .max = 1000});
+        if (a->incomplete)
+            break;
+    }
+    assert_true(a->incomplete);
+    assert_string_equal(a->reason, "context_length");
+    assert_int_equal(a->input + a->output, 256);
+    rig_refused(rig, (struct ask){.text = "x", .previous = a->id}, SESSION_CONTEXT_LENGTH);
+    struct answer *b = rig_ask(rig, (struct ask){.previous = a->id, .warm = true});
+    assert_int_equal(b->input, 256);
+    free(text);
+    free(long_text);
+    rig_close(rig);
+}
+
+/* Sliding windows: what is left behind is not wanted again. */
+static void test_windows(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.arch = TINY_GEMMA3});
+    struct answer *last = NULL, *alone = NULL;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 4; i++) {
+            char *text = rig_text(5u + (uint64_t)i, i ? 120 : 500);
+            struct answer *a = rig_ask(rig, (struct ask){.owner = round ? "ann" : "bob",
+                                                         .text = text,
+                                                         .previous = i ? last->id : NULL,
+                                                         .seed = (uint64_t)i,
+                                                         .max = 16});
+            rig_only_new(a);
+            if (i)
+                assert_true(a->receipt.fresh < 180);
+            if (round)
+                assert_int_equal(rig_evict(rig, "ann", a->conversation, i % 2), 0);
+            last = a;
+            free(text);
+        }
+        if (round) {
+            assert_int_equal(last->len, alone->len);
+            assert_memory_equal(last->text, alone->text, alone->len);
+        }
+        alone = last;
+    }
+    /* An edit within what the window has left behind. */
+    struct kept kept = rig_kept(rig, NULL, last->id);
+    assert_true(kept.n_stored >= kept.n_tokens - 1);
+    kept_free(&kept);
+    char *text = rig_text(5, 500);
+    text[300] = '!';
+    struct answer *edit = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_only_new(edit);
+    assert_true(edit->receipt.history >= 256);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_ram),   cmocka_unit_test(test_from_disk),     cmocka_unit_test(test_after_restart),
-        cmocka_unit_test(test_after_loss), cmocka_unit_test(test_beside_others), cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_from_ram),          cmocka_unit_test(test_from_disk),
+        cmocka_unit_test(test_after_restart),     cmocka_unit_test(test_after_loss),
+        cmocka_unit_test(test_beside_others),     cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_warm_up),           cmocka_unit_test(test_warm_up_with_messages),
+        cmocka_unit_test(test_nothing_to_run),    cmocka_unit_test(test_stop_inside_a_token),
+        cmocka_unit_test(test_max_output_tokens), cmocka_unit_test(test_context_ends),
+        cmocka_unit_test(test_windows),
     };
     return cmocka_run_group_tests(tests, learn_truth, forget_truth);
 }

@@ -1,0 +1,254 @@
+/* commit_test.c - how turns end: stopped at any point, failed for any reason, saved or not. */
+#include "tests/session/harness.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+/* ---- stopped ---- */
+
+struct stop {
+    const char *stage; /* of PROGRESS; NULL: at a DELTA */
+    int at, seen;
+};
+
+static void cancel_at(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct stop *stop = arg;
+    bool mine = stop->stage ? ev->kind == SESSION_EVENT_PROGRESS && !strcmp(ev->stage, stop->stage)
+                            : ev->kind == SESSION_EVENT_DELTA;
+    if (mine && ++stop->seen == stop->at)
+        session_cancel(a->rig->s, "ann", a->id);
+}
+
+static void assert_cancelled(const struct answer *a)
+{
+    char saved[64], status[64];
+    assert_false(a->failed);
+    assert_true(a->incomplete);
+    assert_string_equal(a->reason, "cancelled");
+    rig_saved(a->rig);
+    assert_int_equal(rig_stored(a->rig, "ann", a->id, saved, status), 0);
+    assert_string_equal(status, "incomplete");
+    assert_string_equal(saved, "yes");
+}
+
+/* Goes on after a stopped turn, wherever its KV is by then. Returns the turn. */
+static struct answer *go_on(struct rig *rig, const struct answer *a, int where)
+{
+    if (where)
+        assert_int_equal(rig_evict(rig, "ann", a->conversation, where == 2), 0);
+    struct answer *next = rig_ask(rig, (struct ask){.text = "and now", .previous = a->id, .seed = 9});
+    rig_only_new(next);
+    return next;
+}
+
+static void test_cancel_decoding(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 3; where++) {
+        struct rig *rig = rig_open((struct rig_opts){0});
+        char *text = rig_text(1, 300);
+        struct stop stop = {.at = 4};
+        struct answer *a =
+            rig_begin(rig, (struct ask){.text = text, .seed = 1, .max = 1000, .hook = cancel_at, .hook_arg = &stop});
+        rig_end(a);
+        assert_cancelled(a);
+        assert_true(a->output > 0 && a->output < 1000);
+        struct answer *next = go_on(rig, a, where);
+        assert_true(next->receipt.history >= a->input + a->output - 1);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+static void test_cancel_prefilling(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 3; where++) {
+        struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64});
+        char *text = rig_text(1, 900);
+        struct stop stop = {.stage = "prefill", .at = 5};
+        struct answer *a = rig_begin(rig, (struct ask){.text = text, .seed = 1, .hook = cancel_at, .hook_arg = &stop});
+        rig_end(a);
+        assert_cancelled(a);
+        assert_int_equal(a->output, 0);
+        assert_true(a->receipt.prefilled > 0 && a->receipt.prefilled < a->input);
+        struct answer *next = go_on(rig, a, where);
+        assert_int_equal(next->receipt.history, a->receipt.prefilled);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+static void test_cancel_restoring(void **state)
+{
+    (void)state;
+    for (int where = 0; where < 3; where++) {
+        struct rig *rig = rig_open((struct rig_opts){0});
+        char *text = rig_text(1, 2000);
+        struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+        assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+        struct stop stop = {.stage = "restore", .at = 1};
+        struct answer *a = rig_begin(
+            rig, (struct ask){.text = "more", .previous = first->id, .seed = 2, .hook = cancel_at, .hook_arg = &stop});
+        rig_end(a);
+        assert_cancelled(a);
+        assert_true(a->receipt.disk > 0 && a->receipt.disk < first->input);
+        assert_int_equal(a->receipt.prefilled, 0);
+        struct answer *next = go_on(rig, a, where);
+        assert_true(next->receipt.history >= first->input + first->output - 1);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+static void wait_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        gate_wait(arg, 1);
+}
+
+static void test_cancel_waiting(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    char *text = rig_text(1, 300);
+    struct gate gate = GATE_CLOSED;
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    struct answer *other = rig_begin(
+        rig, (struct ask){.text = "hello", .owner = "bob", .max = 12, .hook = wait_at_first_delta, .hook_arg = &gate});
+    struct answer *a = rig_begin(rig, (struct ask){.text = "more", .previous = first->id, .seed = 2});
+    session_cancel(rig->s, "bob", a->id); /* another's: nothing happens */
+    session_cancel(rig->s, "ann", "resp_unknown");
+    session_cancel(rig->s, "ann", a->id);
+    gate_open(&gate);
+    rig_end(a);
+    assert_cancelled(a);
+    assert_int_equal(a->output, 0);
+    assert_int_equal(a->receipt.prefilled, 0);
+    rig_end(other);
+    assert_false(other->incomplete && !strcmp(other->reason, "cancelled"));
+    struct answer *next = go_on(rig, a, 0);
+    assert_true(next->receipt.history >= first->input + first->output - 1);
+    session_cancel(rig->s, "ann", a->id); /* long over */
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- failed ---- */
+
+/* Fails after segments were put for it: nothing of it is left, and the turn before is as it was. */
+static void test_not_a_number(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z', .step_tokens = 64});
+    char *text = rig_text(1, 300), *bad = rig_text(2, 700), head[64];
+    bad[699] = 'Z';
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    rig_ledger(rig);
+    uint64_t before = rig_segments(rig);
+    rig_refused(rig, (struct ask){.text = bad, .conversation = "conv_a", .seed = 2}, SESSION_MODEL);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, a->id);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 3});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    rig_saved(rig);
+    rig_ledger(rig);
+    assert_int_equal(rig_segments(rig), before); /* the tail was replaced, and the failed turn's are gone */
+    struct session_status status;
+    session_status(rig->s, &status);
+    assert_int_equal(status.turns_failed, 1);
+    free(text);
+    free(bad);
+    rig_close(rig);
+}
+
+/* No file grows: neither the ledger nor a pack can be written. */
+static void files_full(bool full)
+{
+    static struct rlimit usual;
+    struct rlimit none;
+    if (full) {
+        (void)signal(SIGXFSZ, SIG_IGN);
+        assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual), 0);
+        none = (struct rlimit){.rlim_cur = 1, .rlim_max = usual.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    } else {
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual), 0);
+    }
+}
+
+static void test_ledger_fails(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300), head[64], saved[64], status[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    rig_ledger(rig);
+    files_full(true);
+    struct answer *b = rig_begin(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
+    rig_end(b);
+    files_full(false);
+    assert_true(b->failed);
+    assert_int_equal(b->failure, SESSION_LEDGER);
+    assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), -ENOENT);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, a->id);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
+    rig_only_new(c);
+    assert_true(c->receipt.history >= a->input + a->output - 1);
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- not saved ---- */
+
+static void test_kv_cannot_be_saved(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.disk_bytes = 4096});
+    char *text = rig_text(1, 300), saved[64], status[64];
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_false(a->incomplete && strcmp(a->reason, "max_output_tokens") != 0);
+    rig_saved(rig);
+    assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), 0);
+    assert_string_equal(saved, "failed");
+    struct session_status st;
+    session_status(rig->s, &st);
+    assert_true(st.save_failures > 0);
+    /* Hot it goes on, and from RAM. */
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, false), 0);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "and on", .previous = b->id, .seed = 3});
+    rig_only_new(c);
+    assert_int_equal(c->receipt.ram, c->receipt.history);
+    rig_saved(rig);
+    /* Not after a restart: then it is prefilled again, and the receipt says why. */
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    struct answer *d = rig_ask(rig, (struct ask){.text = "still", .previous = c->id, .seed = 4});
+    assert_int_equal(d->receipt.n_reprefilled, 1);
+    assert_string_equal(d->receipt.reprefilled[0].reason, "not_saved");
+    assert_int_equal(d->receipt.reprefilled[0].tokens, d->receipt.history);
+    assert_int_equal(d->receipt.prefilled, d->input);
+    free(text);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cancel_decoding),    cmocka_unit_test(test_cancel_prefilling),
+        cmocka_unit_test(test_cancel_restoring),   cmocka_unit_test(test_cancel_waiting),
+        cmocka_unit_test(test_not_a_number),       cmocka_unit_test(test_ledger_fails),
+        cmocka_unit_test(test_kv_cannot_be_saved),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,233 @@
+/* context_test.c - what a context consists of when the past changes, and when nothing of it is stored. */
+#include "tests/session/harness.h"
+
+static int again(const struct answer *a, const char *reason)
+{
+    for (int i = 0; i < a->receipt.n_reprefilled; i++)
+        if (!strcmp(a->receipt.reprefilled[i].reason, reason))
+            return a->receipt.reprefilled[i].tokens;
+    return 0;
+}
+
+/* ---- instructions ---- */
+
+static void test_instructions_change(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .instructions = "be kind", .seed = 1});
+    struct answer *b =
+        rig_ask(rig, (struct ask){.text = "go on", .instructions = "be kind", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    /* Other instructions: everything behind them is prefilled again, and the receipt says why. */
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "and on", .instructions = "be rude", .previous = b->id, .seed = 3});
+    int changed = again(c, "instructions_changed");
+    assert_true(changed > b->input + b->output - 30);
+    assert_int_equal(c->receipt.n_reprefilled, 1);
+    assert_int_equal(c->receipt.prefilled, c->receipt.fresh + changed);
+    assert_true(c->receipt.fresh < 60);
+    assert_int_equal(c->receipt.turn, 3);
+    /* From there it goes on as usual, also from storage. */
+    struct answer *d =
+        rig_ask(rig, (struct ask){.text = "still", .instructions = "be rude", .previous = c->id, .seed = 4});
+    rig_only_new(d);
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *e =
+        rig_ask(rig, (struct ask){.text = "more", .instructions = "be rude", .previous = d->id, .seed = 5});
+    rig_only_new(e);
+    assert_true(e->receipt.history >= d->input + d->output - 1);
+    /* Back to the first: what was computed under them is found. */
+    struct answer *f =
+        rig_ask(rig, (struct ask){.text = "and on", .instructions = "be kind", .previous = b->id, .seed = 6});
+    rig_only_new(f);
+    assert_true(f->receipt.history >= b->input + b->output - 1);
+    /* The branch with the other ones, rebuilt with the first: its head is there, the rest is not. */
+    struct answer *g =
+        rig_ask(rig, (struct ask){.text = "last", .instructions = "be kind", .previous = c->id, .seed = 7});
+    assert_true(g->cached >= b->input + b->output - 1);
+    free(text);
+    rig_close(rig);
+}
+
+static void on_update(void *arg, const struct session_result *r)
+{
+    if (r->rc == 0)
+        gate_open(arg);
+}
+
+static void test_conversations_instructions(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct gate gate = GATE_CLOSED;
+    assert_int_equal(rig_create(rig, "ann", "conv_a", "be kind"), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    assert_int_equal(session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "be brief", on_update, &gate), 0);
+    gate_wait(&gate, 1);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    assert_true(again(c, "instructions_changed") > 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_only_new(d);
+    rig_close(rig);
+}
+
+/* A turn that is stopped while its past is prefilled again under other instructions: what did not run is new. */
+static void cancel_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    if (ev->kind == SESSION_EVENT_PROGRESS && !strcmp(ev->stage, "prefill"))
+        session_cancel(a->rig->s, "ann", a->id);
+}
+
+static void test_change_cut_short(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64});
+    char *text = rig_text(1, 600);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .instructions = "be kind", .seed = 1});
+    struct answer *b = rig_begin(
+        rig, (struct ask){
+                 .text = "go on", .instructions = "be rude", .previous = a->id, .seed = 2, .hook = cancel_at_prefill});
+    rig_end(b);
+    assert_false(b->failed);
+    assert_string_equal(b->reason, "cancelled");
+    assert_int_equal(again(b, "instructions_changed"), b->receipt.prefilled);
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "and on", .instructions = "be rude", .previous = b->id, .seed = 3});
+    rig_only_new(c);
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- not stored ---- */
+
+static void test_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 400), saved[64], status[64];
+    struct answer *a =
+        rig_ask(rig, (struct ask){.text = text, .ephemeral = true, .instructions = "be kind", .seed = 1});
+    assert_string_equal(a->conversation, "");
+    struct answer *b = rig_ask(
+        rig, (struct ask){.text = "go on", .ephemeral = true, .instructions = "be kind", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_int_equal(b->receipt.hot, b->receipt.history);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    /* Two ways on from one response, and back to the first. */
+    struct answer *c = rig_ask(rig, (struct ask){.text = "or this", .ephemeral = true, .previous = a->id, .seed = 3});
+    rig_only_new(c);
+    assert_true(c->receipt.history >= a->input + a->output - 1);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "and on", .ephemeral = true, .previous = b->id, .seed = 4});
+    rig_only_new(d);
+    assert_true(d->receipt.history >= b->input + b->output - 1);
+    rig_refused(rig, (struct ask){.text = "x", .ephemeral = true, .instructions = "be rude", .previous = b->id},
+                SESSION_INVALID);
+    rig_refused(rig, (struct ask){.text = "x", .ephemeral = true, .previous = b->id, .owner = "bob"},
+                SESSION_PREVIOUS_NOT_FOUND);
+    /* Nothing of it is on disk. */
+    rig_ledger(rig);
+    assert_int_equal(rig_segments(rig), 0);
+    assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), -ENOENT);
+    session_forget(rig->s, "bob", d->id); /* not his */
+    struct answer *e = rig_ask(rig, (struct ask){.text = "x", .ephemeral = true, .previous = d->id});
+    rig_only_new(e);
+    session_forget(rig->s, "ann", d->id);
+    rig_refused(rig, (struct ask){.text = "x", .ephemeral = true, .previous = d->id}, SESSION_PREVIOUS_NOT_FOUND);
+    free(text);
+    rig_close(rig);
+}
+
+/* Dropped from pages it is nowhere, and the receipt says so. */
+static void test_ephemeral_evicted(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 16});
+    char *text = rig_text(1, 400), *other = rig_text(2, 700);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .ephemeral = true, .seed = 1});
+    (void)rig_ask(rig, (struct ask){.owner = "bob", .text = other, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .ephemeral = true, .previous = a->id, .seed = 2});
+    assert_int_equal(again(b, "not_saved"), b->receipt.history);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    free(text);
+    free(other);
+    rig_close(rig);
+}
+
+/* Following a stored response without being stored leaves the stored one as it was. */
+static void test_ephemeral_after_stored(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 400), head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    rig_ledger(rig);
+    uint64_t before = rig_segments(rig);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "title?", .ephemeral = true, .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    rig_ledger(rig);
+    assert_int_equal(rig_segments(rig), before);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, a->id);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 3});
+    rig_only_new(c);
+    assert_int_equal(c->receipt.hot, c->receipt.history);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "and?", .ephemeral = true, .previous = b->id, .seed = 4});
+    rig_only_new(d);
+    assert_int_equal(d->receipt.hot, d->receipt.history);
+    /* A stored turn may follow one that is not. */
+    struct answer *e = rig_ask(rig, (struct ask){.text = "keep it", .previous = d->id, .seed = 5});
+    rig_only_new(e);
+    rig_saved(rig);
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    struct answer *f = rig_ask(rig, (struct ask){.text = "kept?", .previous = e->id, .seed = 6});
+    rig_only_new(f);
+    assert_true(f->receipt.disk >= e->input + e->output - 1);
+    rig_refused(rig, (struct ask){.text = "x", .ephemeral = true, .previous = d->id}, SESSION_PREVIOUS_NOT_FOUND);
+    free(text);
+    rig_close(rig);
+}
+
+static void forget_at_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    if (ev->kind == SESSION_EVENT_DELTA)
+        session_forget(a->rig->s, "ann", arg);
+}
+
+/* Forgotten while a turn that follows it runs. */
+static void test_forgotten_while_followed(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .ephemeral = true, .instructions = "be kind"});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on",
+                                                 .ephemeral = true,
+                                                 .previous = a->id,
+                                                 .max = 30,
+                                                 .hook = forget_at_delta,
+                                                 .hook_arg = a->id});
+    rig_refused(rig, (struct ask){.text = "x", .ephemeral = true, .previous = a->id}, SESSION_PREVIOUS_NOT_FOUND);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "and on", .ephemeral = true, .previous = b->id});
+    rig_only_new(c);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_instructions_change),      cmocka_unit_test(test_conversations_instructions),
+        cmocka_unit_test(test_change_cut_short),         cmocka_unit_test(test_ephemeral),
+        cmocka_unit_test(test_ephemeral_evicted),        cmocka_unit_test(test_ephemeral_after_stored),
+        cmocka_unit_test(test_forgotten_while_followed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

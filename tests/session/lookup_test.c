@@ -1,0 +1,176 @@
+/* lookup_test.c - what a turn follows, and that two turns never run on one conversation. */
+#include "tests/session/harness.h"
+
+static void wait_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        gate_wait(arg, 1);
+}
+
+static void test_locked(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *first = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    struct gate gate = GATE_CLOSED;
+    struct answer *a = rig_begin(
+        rig, (struct ask){
+                 .text = "one", .conversation = "conv_a", .max = 30, .hook = wait_at_first_delta, .hook_arg = &gate});
+    struct answer *b = rig_begin(rig, (struct ask){.text = "two", .conversation = "conv_a"});
+    struct answer *c = rig_begin(rig, (struct ask){.text = "three", .previous = first->id});
+    struct answer *d = rig_begin(rig, (struct ask){.owner = "bob", .text = "four", .conversation = "conv_a"});
+    gate_open(&gate);
+    rig_end(a);
+    rig_end(b);
+    rig_end(c);
+    rig_end(d);
+    assert_false(a->failed);
+    assert_true(b->failed);
+    assert_int_equal(b->failure, SESSION_CONVERSATION_LOCKED);
+    assert_true(c->failed);
+    assert_int_equal(c->failure, SESSION_CONVERSATION_LOCKED);
+    assert_true(d->failed);
+    assert_int_equal(d->failure, SESSION_CONVERSATION_NOT_FOUND);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, a->id);
+    /* Over: the next may run. */
+    struct answer *e = rig_ask(rig, (struct ask){.text = "two", .conversation = "conv_a"});
+    assert_int_equal(e->receipt.turn, 3);
+    rig_only_new(e);
+    rig_close(rig);
+}
+
+/* A chain is not locked: two answers to one response are two branches. */
+static void test_chains_branch(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *first = rig_ask(rig, (struct ask){.text = "hello"});
+    struct answer *a = rig_begin(rig, (struct ask){.text = "one", .previous = first->id});
+    struct answer *b = rig_begin(rig, (struct ask){.text = "two", .previous = first->id});
+    rig_end(a);
+    rig_end(b);
+    assert_false(a->failed || b->failed);
+    assert_string_equal(a->conversation, first->conversation);
+    assert_string_equal(b->conversation, first->conversation);
+    rig_close(rig);
+}
+
+static void test_not_found(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    assert_int_equal(rig_create(rig, "ann", "conv_b", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_refused(rig, (struct ask){.text = "x", .previous = "resp_none"}, SESSION_PREVIOUS_NOT_FOUND);
+    rig_refused(rig, (struct ask){.text = "x", .conversation = "conv_none"}, SESSION_CONVERSATION_NOT_FOUND);
+    rig_refused(rig, (struct ask){.text = "x", .conversation = "conv_a", .parent = "resp_none"},
+                SESSION_PREVIOUS_NOT_FOUND);
+    rig_refused(rig, (struct ask){.text = "x", .conversation = "conv_b", .parent = a->id}, SESSION_PREVIOUS_NOT_FOUND);
+    rig_close(rig);
+}
+
+static void test_parent(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello there", .conversation = "conv_a"});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "one", .conversation = "conv_a"});
+    struct answer *c = rig_ask(rig, (struct ask){.text = "two", .conversation = "conv_a", .parent = a->id});
+    rig_only_new(c);
+    assert_int_equal(b->receipt.turn, 2);
+    assert_int_equal(c->receipt.turn, 2);
+    assert_true(c->receipt.history >= a->input + a->output - 1);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, c->id);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "start", .conversation = "conv_a", .parent = ""});
+    assert_int_equal(d->receipt.turn, 1);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, d->id);
+    rig_close(rig);
+}
+
+/* Chat completions carry the whole history; the stored tokens stand in for what is unchanged. */
+static void test_match(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct engine_message m[5] = {{ENGINE_USER, text, strlen(text)}};
+    struct answer *a = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 1, .seed = 1});
+    assert_int_equal(a->receipt.history, 0);
+    m[1] = (struct engine_message){ENGINE_ASSISTANT, a->text, a->len};
+    m[2] = (struct engine_message){ENGINE_USER, "go on", 5};
+    struct answer *b = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 3, .seed = 2});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    assert_string_equal(b->conversation, a->conversation);
+    m[3] = (struct engine_message){ENGINE_ASSISTANT, b->text, b->len};
+    m[4] = (struct engine_message){ENGINE_USER, "and on", 6};
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *c = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 5, .seed = 3});
+    rig_only_new(c);
+    assert_true(c->receipt.disk >= b->input + b->output - 1);
+    /* Another owner's history is no match, nor is one whose answer was edited. */
+    struct answer *d =
+        rig_ask(rig, (struct ask){.owner = "bob", .match = true, .messages = m, .n_messages = 5, .seed = 3});
+    assert_int_equal(d->receipt.history, 0);
+    assert_string_not_equal(d->conversation, a->conversation);
+    m[3] = (struct engine_message){ENGINE_ASSISTANT, "something else", 14};
+    struct answer *e = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 5, .seed = 3});
+    rig_only_new(e);
+    assert_true(e->receipt.history >= a->input + a->output - 1);
+    assert_true(e->receipt.history < c->receipt.history);
+    free(text);
+    rig_close(rig);
+}
+
+struct pause {
+    struct gate begun, go;
+};
+
+static void pause_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct pause *pause = arg;
+    (void)a;
+    if (ev->kind != SESSION_EVENT_DELTA)
+        return;
+    gate_open(&pause->begun);
+    gate_wait(&pause->go, 1);
+}
+
+static void test_too_many_wait(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1, .max_waiting = 2});
+    struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+    struct answer *a[5];
+    a[0] = rig_begin(rig, (struct ask){.text = "one", .max = 20, .hook = pause_at_first_delta, .hook_arg = &pause});
+    gate_wait(&pause.begun, 1);
+    for (int i = 1; i < 5; i++)
+        a[i] = rig_begin(rig, (struct ask){.text = "more"});
+    gate_open(&pause.go);
+    for (int i = 0; i < 5; i++) {
+        rig_end(a[i]);
+        assert_int_equal(a[i]->failed, i > 2);
+        if (a[i]->failed)
+            assert_int_equal(a[i]->failure, SESSION_BUSY);
+    }
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_locked), cmocka_unit_test(test_chains_branch), cmocka_unit_test(test_not_found),
+        cmocka_unit_test(test_parent), cmocka_unit_test(test_match),         cmocka_unit_test(test_too_many_wait),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
