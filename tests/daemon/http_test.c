@@ -65,8 +65,8 @@ static void assert_idle(int fd)
     assert_true((double)(clock() - before) / CLOCKS_PER_SEC < 0.2);
 }
 
-/* Bytes behind a body whose turn is running. The library either tells us, and the connection ends; or (from 4.3 on) it
- * swallows them, and the turn is answered. It neither spins nor runs another turn. */
+/* Bytes behind a body. How the library passes them on differs from version to version: the connection ends, before or
+ * after the turn began, or they are swallowed and the turn is answered. It neither spins nor runs another turn. */
 static void bytes_behind_a_body(int fd)
 {
     clock_t before = clock();
@@ -78,11 +78,11 @@ static void bytes_behind_a_body(int fd)
         assert_int_equal(r.status, 200);
         reply_free(&r);
     } else {
-        fake_wait_cancelled(1);
         assert_true(closed(fd));
+        fake_wait_cancelled(fake_turns_started());
     }
     close(fd);
-    assert_int_equal(fake_turns_started(), 1);
+    assert_true(fake_turns_started() <= 1);
     fake_reset();
 }
 
@@ -97,7 +97,6 @@ static void one_request_one_turn(void **state)
              sizeof(body) - 1, body, sizeof(body) - 1, body);
     int fd = dial(h);
     send_text(fd, text);
-    fake_wait_started(1);
     bytes_behind_a_body(fd);
     /* Bytes that come later, while the answer is worked on. */
     fd = dial(h);
