@@ -279,7 +279,7 @@ struct server {
     struct histogram ttft, itl, queue, prefill, restore;
     struct lws_protocols protocols[3];
     lws_retry_bo_t retry;
-    char model_name[256];
+    char model_name[256], model_file[256]; /* the file's base name without .gguf is a name too */
 };
 
 extern const struct route server_routes[];

@@ -69,7 +69,8 @@ int64_t clock_ms(void)
 
 bool server_model_known(const struct server *s, const char *name)
 {
-    return strcmp(name, s->model_name) == 0 || strcmp(name, "convod") == 0 || strcmp(name, "default") == 0;
+    return strcmp(name, s->model_name) == 0 || strcmp(name, s->model_file) == 0 || strcmp(name, "convod") == 0 ||
+           strcmp(name, "default") == 0;
 }
 
 void server_dispatch(struct conn *c)
@@ -337,6 +338,9 @@ static void loaded(struct server *s, struct event *e)
     close_line(s);
     const struct engine_info *m = session_model(s->session);
     snprintf(s->model_name, sizeof(s->model_name), "%s", m->name);
+    const char *slash = strrchr(m->file, '/'), *base = slash ? slash + 1 : m->file;
+    size_t base_len = strlen(base) - (strlen(base) > 5 && strcmp(base + strlen(base) - 5, ".gguf") == 0 ? 5 : 0);
+    snprintf(s->model_file, sizeof(s->model_file), "%.*s", (int)base_len, base);
     daemon_log(s->log, LOG_INFO, "model %s (%s, %s) on %s, context %d tokens", m->name, m->arch, m->quantization,
                m->backend, m->ctx_tokens);
     if (s->stopping) {
