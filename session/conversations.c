@@ -34,6 +34,7 @@ struct query {
     size_t n_turns;
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
+    struct prune *prune;
     int rc;
 };
 
@@ -53,6 +54,7 @@ static void query_free(struct query *q)
         storage_turn_free(&q->turns[i]);
     free(q->turns);
     free(q->keys);
+    prune_free(q->prune);
     free(q);
 }
 
@@ -378,9 +380,22 @@ static int settled_run(struct storage_ledger *l, void *arg)
     struct query *q = arg;
     if (q->kind == EVICT)
         return segment_keys(l, q); /* now that all of them are in the index */
-    if (q->kind == RESPONSE_DELETE)
-        return storage_turn_delete(l, q->owner_row.id, q->id);
+    if (q->kind == RESPONSE_DELETE) {
+        int rc = storage_turn_delete(l, q->owner_row.id, q->id);
+        if (!rc && q->n_turns > 1)
+            rc = prune_find(l, q->session, &q->owner_row, q->turns[q->n_turns - 2].id, &q->prune);
+        return rc;
+    }
     return storage_conversation_delete(l, q->owner_row.id, q->id);
+}
+
+static void deleted_answer(struct session *s, void *arg)
+{
+    struct query *q = arg;
+    (void)s;
+    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
+        storage_turn_free(&q->turns[q->n_turns - 1]);
+    answer(q, q->rc);
 }
 
 static void settled_answer(struct session *s, void *arg)
@@ -395,9 +410,14 @@ static void settled_answer(struct session *s, void *arg)
     }
     if (q->rc == 0)
         hot_distrust(s, q->owner_row.id);
-    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
-        storage_turn_free(&q->turns[q->n_turns - 1]);
-    answer(q, q->rc);
+    struct prune *prune = q->prune;
+    q->prune = NULL;
+    if (q->rc == 0 && prune && s->storage) {
+        prune_start(s, prune, deleted_answer, q);
+        return;
+    }
+    prune_free(prune);
+    deleted_answer(s, q);
 }
 
 static void settled_done(void *arg, int rc)

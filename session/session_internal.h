@@ -7,6 +7,7 @@
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * lookup.c       the ledger jobs of a turn: what it follows, which segments there are, its commit
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
+ * prune.c        what a deleted response leaves in the segment before it
  * receipt.c      the receipt as JSON
  *
  * Everything belongs to the engine thread except: `struct job`-like parts that a ledger job owns while it is under way
@@ -287,6 +288,15 @@ void live_publish(struct session *s);
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */
 void query_abort(struct session *s);
+
+/* prune.c */
+struct prune;
+/* After the response behind `turn` was deleted, in a job: *out gets what is to be done, NULL: nothing. */
+int prune_find(struct storage_ledger *l, struct session *s, const struct storage_owner *owner, int64_t turn,
+               struct prune **out);
+/* Does it and frees p; done() is called on the engine thread, also when it could not be done. */
+void prune_start(struct session *s, struct prune *p, void (*done)(struct session *s, void *arg), void *arg);
+void prune_free(struct prune *p);
 
 /* receipt.c */
 void receipt_finish(struct turn *t);

@@ -1,0 +1,187 @@
+/* prune.c - what a deleted response leaves in the segment that the response before it ends in.
+ *
+ * When a turn commits, its longer segment takes the place of the unfinished one of the turn before, and what held that
+ * one holds the longer one from then on. When the later response is deleted its tokens must go from that segment too:
+ * the head of it that the earlier turns need is stored anew, and they hold that instead; the longer one then has nobody
+ * left (unless another branch has it). Where it cannot be read nothing is put; it is prefilled again if it is needed.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+struct prune {
+    struct session *session;
+    struct storage_owner owner;
+    struct storage_found found; /* the last segment that holds tokens of the turn */
+    int first, used;            /* of it, this turn's context takes so many from `first` on */
+    uint8_t parent[STORAGE_KEY_BYTES];
+    int64_t *holders; /* turns that end within it */
+    size_t n_holders, n_open;
+    uint8_t *payload;
+    struct storage_read_result result;
+    void (*done)(struct session *s, void *arg);
+    void *arg;
+};
+
+void prune_free(struct prune *p)
+{
+    if (!p)
+        return;
+    free(p->found.label);
+    free(p->holders);
+    free(p->payload);
+    free(p);
+}
+
+static int take(void *arg, struct storage_found *found, int pos, int used)
+{
+    struct prune *p = arg;
+    if (p->found.label)
+        memcpy(p->parent, p->found.key, sizeof p->parent);
+    free(p->found.label);
+    p->found = *found;
+    p->first = pos;
+    p->used = used;
+    return 0;
+}
+
+int prune_find(struct storage_ledger *l, struct session *s, const struct storage_owner *owner, int64_t turn,
+               struct prune **out)
+{
+    struct engine_tokens tokens = {0};
+    struct storage_turn *path = NULL;
+    struct prune *p = calloc(1, sizeof *p);
+    size_t n = 0, first;
+    int rc = p ? storage_turn_path(l, owner->id, turn, true, &path, &n) : -ENOMEM;
+    if (rc) {
+        prune_free(p);
+        return rc;
+    }
+    p->session = s;
+    p->owner = *owner;
+    for (first = n - 1; first > 0 && !path[first].rebased;)
+        first--;
+    for (size_t i = first; !rc && i < n; i++)
+        rc = engine_tokens_append(&tokens, path[i].tokens, path[i].tokens_bytes / sizeof(engine_token));
+    if (!rc)
+        rc = lookup_walk(l, s, owner->id, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
+    p->holders = calloc(n, sizeof *p->holders);
+    if (!rc && !p->holders)
+        rc = -ENOMEM;
+    for (size_t i = first; !rc && i < n; i++)
+        if (p->found.label && path[i].n_tokens > p->first)
+            p->holders[p->n_holders++] = path[i].id;
+    for (size_t i = 0; i < n; i++)
+        storage_turn_free(&path[i]);
+    free(path);
+    engine_tokens_free(&tokens);
+    if (rc || p->n_holders == 0) {
+        prune_free(p);
+        p = NULL;
+    }
+    *out = p;
+    return rc;
+}
+
+static void over(struct session *s, void *arg)
+{
+    struct prune *p = arg;
+    void (*done)(struct session * s, void *arg) = p->done;
+    void *done_arg = p->arg;
+    if (--p->n_open > 0)
+        return;
+    s->jobs--;
+    prune_free(p);
+    done(s, done_arg);
+}
+
+static void held(void *arg, int rc)
+{
+    struct prune *p = arg;
+    (void)rc; /* the session is told of savings that fail by its turns */
+    while (session_post(p->session, over, p))
+        ;
+}
+
+/* The turns hold `key` from now on. */
+static void hold(struct session *s, struct prune *p, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    p->n_open = p->n_holders + 1;
+    for (size_t i = 0; i < p->n_holders; i++)
+        if (storage_kv_commit(s->storage, p->holders[i], key, held, p))
+            p->n_open--;
+    over(s, p);
+}
+
+/* The first `used` of `count` tokens of a payload, array by array. */
+static void cut(const struct session *s, const uint8_t *from, size_t count, size_t used, uint8_t *to)
+{
+    for (uint32_t a = 0; a < s->layout.n_arrays; a++) {
+        size_t channels = s->arrays[a].channels;
+        size_t rows = s->arrays[a].channel_major ? channels : 1, row = s->arrays[a].channel_major ? 2 : 2 * channels;
+        for (size_t r = 0; r < rows; r++, to += row * used, from += row * count)
+            memcpy(to, from, row * used);
+    }
+}
+
+static int put_head(struct session *s, struct prune *p, uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc =
+        segment_key(p->owner.key, s->info->fingerprint, p->parent, (const engine_token *)p->found.label, p->used, key);
+    uint8_t *payload = rc ? NULL : malloc((size_t)p->used * s->info->kv_token_bytes);
+    if (!payload)
+        return rc ? rc : -ENOMEM;
+    cut(s, p->payload, p->found.count, (size_t)p->used, payload);
+    struct storage_segment segment = {.owner = p->owner.id,
+                                      .first = (uint32_t)p->first,
+                                      .count = (uint32_t)p->used,
+                                      .label = p->found.label,
+                                      .label_bytes = (uint32_t)p->used * sizeof(engine_token)};
+    memcpy(segment.key, key, sizeof segment.key);
+    memcpy(segment.parent, p->parent, sizeof segment.parent);
+    memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
+    memcpy(segment.producer, p->found.producer, sizeof segment.producer);
+    return storage_segment_put(s->storage, &segment, &s->layout, payload, NULL);
+}
+
+static void read_back(struct session *s, void *arg)
+{
+    struct prune *p = arg;
+    uint8_t key[STORAGE_KEY_BYTES];
+    int rc = p->result.rc ? p->result.rc : !s->storage ? -ESHUTDOWN : put_head(s, p, key);
+    if (rc) {
+        session_log(s, LOG_WARNING, "a segment that a deleted response shared could not be stored anew: %s",
+                    strerror(-rc));
+        p->n_open = 1;
+        over(s, p);
+        return;
+    }
+    hold(s, p, key);
+}
+
+static void read_done(void *arg, struct storage_read_result result)
+{
+    struct prune *p = arg;
+    p->result = result;
+    while (session_post(p->session, read_back, p))
+        ;
+}
+
+void prune_start(struct session *s, struct prune *p, void (*done)(struct session *s, void *arg), void *arg)
+{
+    p->done = done;
+    p->arg = arg;
+    s->jobs++;
+    if (p->used == (int)p->found.count) {
+        hold(s, p, p->found.key);
+        return;
+    }
+    p->result.rc = -ENOMEM;
+    p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
+    if (!p->payload ||
+        storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p))
+        read_back(s, p);
+}

@@ -1,0 +1,357 @@
+/* conversations_test.c - what is asked of conversations apart from running turns: gone is gone, evicted is evicted. */
+#include "tests/session/harness.h"
+
+#include <dirent.h>
+
+/* ---- delete ---- */
+
+static void test_delete_removes(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 600), field[64], status[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), -EEXIST);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
+    rig_saved(rig);
+    assert_int_equal(rig_segments(rig), 3);
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
+    struct session_status st;
+    session_status(rig->s, &st);
+    assert_int_equal(st.segments, 0);
+    assert_int_equal(st.disk_used, 0);
+    assert_int_equal(st.ram_used, 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", field), -ENOENT);
+    assert_int_equal(rig_stored(rig, "ann", a->id, field, status), -ENOENT);
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), -ENOENT);
+    rig_refused(rig, (struct ask){.text = "x", .previous = b->id}, SESSION_PREVIOUS_NOT_FOUND);
+    /* Not in pages either: the same words are new. */
+    struct answer *c = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_int_equal(c->receipt.history, 0);
+    free(text);
+    rig_close(rig);
+}
+
+/* Right behind a turn's end, while it is being saved: it does not come back to life. */
+static void test_delete_while_saving(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    for (int i = 0; i < 10; i++) {
+        char *text = rig_text((uint64_t)i, 600);
+        struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+        assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
+        rig_saved(rig);
+        rig_ledger(rig);
+        assert_int_equal(rig_segments(rig), 0);
+        free(text);
+    }
+    rig_close(rig);
+}
+
+/* Stops the turn at two of its pieces, so that what is asked meanwhile gets to the engine in between. */
+struct pauses {
+    struct gate begun, go;
+    int deltas;
+};
+
+static void pause_twice(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct pauses *p = arg;
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA && ++p->deltas <= 2) {
+        gate_open(&p->begun);
+        gate_wait(&p->go, p->deltas);
+    }
+}
+
+struct result {
+    struct gate gate;
+    int rc;
+};
+
+static void on_result(void *arg, const struct session_result *r)
+{
+    struct result *result = arg;
+    result->rc = r->rc;
+    gate_open(&result->gate);
+}
+
+static void test_busy(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct pauses p = {GATE_CLOSED, GATE_CLOSED, 0};
+    struct result r[3] = {{.gate = GATE_CLOSED}, {.gate = GATE_CLOSED}, {.gate = GATE_CLOSED}};
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *first = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    struct answer *a = rig_begin(
+        rig, (struct ask){.text = "go on", .conversation = "conv_a", .max = 60, .hook = pause_twice, .hook_arg = &p});
+    gate_wait(&p.begun, 1);
+    assert_int_equal(session_conversation_delete(rig->s, "ann", "conv_a", on_result, &r[0]), 0);
+    assert_int_equal(session_conversation_evict(rig->s, "ann", "conv_a", true, on_result, &r[1]), 0);
+    assert_int_equal(session_response_delete(rig->s, "ann", first->id, on_result, &r[2]), 0);
+    gate_open(&p.go);
+    gate_wait(&p.begun, 2); /* the engine has passed them on; and now the ledger thread has them behind it */
+    rig_ledger(rig);
+    gate_open(&p.go);
+    for (int i = 0; i < 3; i++) {
+        gate_wait(&r[i].gate, 1);
+        assert_int_equal(r[i].rc, -EBUSY);
+    }
+    rig_end(a);
+    assert_false(a->failed);
+    assert_int_equal(rig_delete_response(rig, "ann", first->id), -EBUSY); /* another follows it */
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
+    rig_close(rig);
+}
+
+/* The tokens of a text, as the labels of segments in packs hold them. */
+static bool on_disk(struct rig *rig, const char *text)
+{
+    struct engine_tokens tokens = {0};
+    bool found = false;
+    assert_int_equal(session_tokenize(rig->s, text, strlen(text), false, &tokens), 0);
+    size_t bytes = tokens.n * sizeof *tokens.ids;
+    DIR *d = opendir(rig->dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", rig->dir, e->d_name);
+        FILE *f = strncmp(e->d_name, "pack-", 5) ? NULL : fopen(path, "rb");
+        if (!f)
+            continue;
+        char *all = malloc((size_t)32 << 20);
+        assert_non_null(all);
+        size_t n = fread(all, 1, (size_t)32 << 20, f);
+        found |= memmem(all, n, tokens.ids, bytes) != NULL;
+        free(all);
+        (void)fclose(f);
+    }
+    closedir(d);
+    engine_tokens_free(&tokens);
+    return found;
+}
+
+/* A deleted response is gone from the packs too, though the turns before it end in a segment that it had made longer;
+ * and nothing of theirs is prefilled again. */
+static void test_delete_response(void **state)
+{
+    (void)state;
+    static const int lengths[] = {30, 236, 400}; /* within one segment, across a border, behind one */
+    for (int where = 0; where < 3; where++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct rig *rig = rig_open((struct rig_opts){0});
+            char head[64], *text = rig_text(1, lengths[i]);
+            assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+            struct answer *first = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+            struct answer *a = rig_ask(rig, (struct ask){.text = "fine", .conversation = "conv_a", .seed = 1});
+            struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .conversation = "conv_a", .seed = 2});
+            rig_saved(rig);
+            assert_true(on_disk(rig, "dark secret"));
+            if (where)
+                assert_int_equal(rig_evict(rig, "ann", "conv_a", where == 2), 0);
+            assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
+            rig_ledger(rig);
+            assert_false(on_disk(rig, "dark secret"));
+            assert_true(on_disk(rig, "fine"));
+            assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+            assert_string_equal(head, a->id);
+            struct answer *c = rig_ask(rig, (struct ask){.text = "another", .conversation = "conv_a", .seed = 3});
+            rig_only_new(c);
+            assert_true(c->receipt.history >= a->input + a->output - 1);
+            assert_int_equal(c->receipt.turn, 3);
+            assert_int_equal(rig_delete_response(rig, "ann", c->id), 0);
+            assert_int_equal(rig_delete_response(rig, "ann", a->id), 0);
+            rig_ledger(rig);
+            assert_false(on_disk(rig, "fine"));
+            assert_int_equal(rig_delete_response(rig, "ann", first->id), 0);
+            rig_ledger(rig);
+            assert_int_equal(rig_segments(rig), 0);
+            free(text);
+            rig_close(rig);
+        }
+}
+
+/* A sibling has the longer segment: its KV stays. */
+static void test_delete_one_of_two(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello you", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .previous = a->id, .seed = 2});
+    struct answer *c = rig_ask(rig, (struct ask){.text = "dark secret", .previous = a->id, .seed = 3, .max = 12});
+    rig_saved(rig);
+    assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "go on", .previous = c->id, .seed = 4});
+    rig_only_new(d);
+    assert_true(d->receipt.history >= c->input + c->output - 1);
+    assert_true(on_disk(rig, "dark secret"));
+    rig_saved(rig);
+    assert_int_equal(rig_delete_response(rig, "ann", d->id), 0);
+    assert_int_equal(rig_delete_response(rig, "ann", c->id), 0);
+    rig_ledger(rig);
+    assert_false(on_disk(rig, "dark secret"));
+    rig_close(rig);
+}
+
+/* Another conversation of the owner begins with the same words and is running when the first is deleted: what they
+ * share is its own from then on. */
+static void test_delete_what_another_shares(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 700);
+    struct pauses p = {GATE_CLOSED, GATE_CLOSED, 0};
+    struct result r = {.gate = GATE_CLOSED};
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_saved(rig);
+    struct answer *b =
+        rig_begin(rig, (struct ask){.text = text, .seed = 2, .max = 60, .hook = pause_twice, .hook_arg = &p});
+    gate_wait(&p.begun, 1);
+    assert_int_equal(session_conversation_delete(rig->s, "ann", a->conversation, on_result, &r), 0);
+    gate_open(&p.go);
+    gate_open(&p.go);
+    gate_wait(&r.gate, 1);
+    assert_int_equal(r.rc, 0);
+    rig_end(b);
+    assert_false(b->failed);
+    assert_int_equal(b->receipt.prefilled, 1);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "go on", .previous = b->id, .seed = 3});
+    rig_only_new(c);
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", b->conversation, true), 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "and on", .previous = c->id, .seed = 4});
+    rig_only_new(d);
+    assert_int_equal(d->receipt.disk, d->receipt.history);
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- evict ---- */
+
+static void evict_at_end(struct answer *a, const struct session_event *ev, void *arg)
+{
+    if (ev->kind == SESSION_EVENT_DONE)
+        (void)session_conversation_evict(a->rig->s, "ann", ev->conversation, true, on_result, arg);
+}
+
+/* Asked for at the very moment a turn ends: it waits until all is saved, and then none of it is left in memory. */
+static void test_evict_waits_for_saving(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *last = NULL;
+    for (int i = 0; i < 8; i++) {
+        struct result r = {.gate = GATE_CLOSED};
+        char *text = rig_text((uint64_t)i, i ? 80 : 400), saved[64], status[64];
+        struct answer *a = rig_ask(rig, (struct ask){.text = text,
+                                                     .previous = last ? last->id : NULL,
+                                                     .seed = (uint64_t)i,
+                                                     .hook = evict_at_end,
+                                                     .hook_arg = &r});
+        rig_only_new(a);
+        assert_int_equal(a->receipt.disk, a->receipt.history);
+        gate_wait(&r.gate, 1);
+        assert_int_equal(r.rc, 0);
+        assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), 0);
+        assert_string_equal(saved, "yes");
+        last = a;
+        free(text);
+    }
+    rig_close(rig);
+}
+
+static void test_tiers(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char tier[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    assert_int_equal(rig_tier(rig, "ann", "conv_a", tier), 0);
+    assert_string_equal(tier, "none");
+    (void)rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_saved(rig);
+    rig_saved(rig); /* a whole loop later it is published */
+    assert_int_equal(rig_tier(rig, "ann", "conv_a", tier), 0);
+    assert_string_equal(tier, "hot");
+    assert_int_equal(rig_evict(rig, "ann", "conv_a", false), 0);
+    assert_int_equal(rig_tier(rig, "ann", "conv_a", tier), 0);
+    assert_string_equal(tier, "stored");
+    rig_close(rig);
+}
+
+/* ---- list ---- */
+
+struct listing {
+    struct gate gate;
+    int rc, n;
+    bool more;
+    char ids[8][64];
+};
+
+static void on_list(void *arg, const struct session_result *r)
+{
+    struct listing *l = arg;
+    l->rc = r->rc;
+    l->more = r->more;
+    l->n = (int)r->n_conversations;
+    for (int i = 0; i < l->n && i < 8; i++)
+        snprintf(l->ids[i], sizeof l->ids[i], "%s", r->conversations[i].id);
+    gate_open(&l->gate);
+}
+
+static struct listing list(struct rig *rig, const char *owner, const char *after, int limit, const char *query)
+{
+    struct listing l = {.gate = GATE_CLOSED};
+    assert_int_equal(session_conversation_list(rig->s, owner, after, limit, query, on_list, &l), 0);
+    gate_wait(&l.gate, 1);
+    assert_int_equal(l.rc, 0);
+    return l;
+}
+
+static void test_list(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    for (int i = 0; i < 5; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "conv_%d", i);
+        assert_int_equal(rig_create(rig, i == 4 ? "bob" : "ann", id, NULL), 0);
+    }
+    (void)rig_ask(rig, (struct ask){.text = "hello"}); /* a chain is not listed */
+    struct listing all = list(rig, "ann", NULL, 100, NULL), page = list(rig, "ann", NULL, 3, NULL);
+    assert_int_equal(all.n, 4);
+    assert_false(all.more);
+    assert_int_equal(page.n, 3);
+    assert_true(page.more);
+    struct listing rest = list(rig, "ann", page.ids[2], 3, NULL);
+    assert_int_equal(rest.n, 1);
+    assert_false(rest.more);
+    assert_string_equal(rest.ids[0], all.ids[3]);
+    assert_int_equal(list(rig, "bob", NULL, 100, NULL).n, 1);
+    assert_int_equal(list(rig, "eve", NULL, 100, NULL).n, 0);
+    assert_int_equal(list(rig, "ann", NULL, 100, "TITLE").n, 4);
+    assert_int_equal(list(rig, "ann", NULL, 100, "none such").n, 0);
+    assert_int_equal(session_conversation_list(rig->s, "ann", NULL, 0, NULL, on_list, &all), -EINVAL);
+    assert_int_equal(session_conversation_list(rig->s, "ann", NULL, 101, NULL, on_list, &all), -EINVAL);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_delete_removes),
+        cmocka_unit_test(test_delete_while_saving),
+        cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_delete_response),
+        cmocka_unit_test(test_delete_one_of_two),
+        cmocka_unit_test(test_delete_what_another_shares),
+        cmocka_unit_test(test_evict_waits_for_saving),
+        cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_list),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

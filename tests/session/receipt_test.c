@@ -1,0 +1,142 @@
+/* receipt_test.c - the receipt as clients see it. */
+#include <cjson/cJSON.h>
+
+#include "tests/session/harness.h"
+
+static double number(const cJSON *o, const char *group, const char *name)
+{
+    const cJSON *n = cJSON_GetObjectItemCaseSensitive(group ? cJSON_GetObjectItemCaseSensitive(o, group) : o, name);
+    assert_true(cJSON_IsNumber(n));
+    return n->valuedouble;
+}
+
+static const char *string(const cJSON *o, const char *name)
+{
+    const char *s = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, name));
+    assert_non_null(s);
+    return s;
+}
+
+static void test_every_field(void **state)
+{
+    (void)state;
+    const struct session_receipt r = {.conversation = "conv_\"1\"",
+                                      .turn = 3,
+                                      .history = 700,
+                                      .hot = 100,
+                                      .ram = 200,
+                                      .disk = 300,
+                                      .fresh = 50,
+                                      .prefilled = 150,
+                                      .output = 7,
+                                      .reprefilled = {{60, "blob_damaged"}, {40, "not_saved"}},
+                                      .n_reprefilled = 2,
+                                      .bytes_read = 5000000000,
+                                      .queue_ms = 1,
+                                      .restore_ms = 2,
+                                      .prefill_ms = 3,
+                                      .ttft_ms = 4.5,
+                                      .itl_p50_ms = 5,
+                                      .itl_max_ms = 6,
+                                      .saved = "pending",
+                                      .backend = "cpu-portable",
+                                      .model = "tiny"};
+    char *text = session_receipt_json(&r);
+    assert_non_null(text);
+    cJSON *o = cJSON_Parse(text);
+    assert_non_null(o);
+    assert_string_equal(string(o, "conversation"), "conv_\"1\"");
+    assert_true(number(o, NULL, "turn") == 3);
+    static const struct {
+        const char *group, *name;
+        double value;
+    } wanted[] = {{"tokens", "history", 700}, {"tokens", "hot", 100},        {"tokens", "ram", 200},
+                  {"tokens", "disk", 300},    {"tokens", "new", 50},         {"tokens", "prefilled", 150},
+                  {"tokens", "output", 7},    {"bytes", "read", 5000000000}, {"ms", "queue", 1},
+                  {"ms", "restore", 2},       {"ms", "prefill", 3},          {"ms", "ttft", 4.5},
+                  {"ms", "itl_p50", 5},       {"ms", "itl_max", 6}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        assert_true(number(o, wanted[i].group, wanted[i].name) == wanted[i].value);
+    const cJSON *again = cJSON_GetObjectItemCaseSensitive(o, "reprefilled");
+    assert_int_equal(cJSON_GetArraySize(again), 2);
+    assert_true(number(cJSON_GetArrayItem(again, 0), NULL, "tokens") == 60);
+    assert_string_equal(string(cJSON_GetArrayItem(again, 1), "reason"), "not_saved");
+    assert_string_equal(string(o, "saved"), "pending");
+    assert_string_equal(string(o, "backend"), "cpu-portable");
+    assert_string_equal(string(o, "model"), "tiny");
+    cJSON_Delete(o);
+    free(text);
+}
+
+static void test_not_stored(void **state)
+{
+    (void)state;
+    const struct session_receipt r = {.conversation = "", .saved = "off", .backend = "b", .model = "m"};
+    char *text = session_receipt_json(&r);
+    assert_non_null(text);
+    cJSON *o = cJSON_Parse(text);
+    assert_true(cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(o, "conversation")));
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(o, "reprefilled")), 0);
+    cJSON_Delete(o);
+    free(text);
+}
+
+/* A turn that was stopped before it came to all that it wanted to prefill again. */
+static void test_cut_short(void **state)
+{
+    (void)state;
+    const struct engine_info info = {.backend = "b", .name = "m"};
+    struct session s = {.info = &info};
+    struct turn t = {.session = &s};
+    static const int prefilled[] = {0, 10, 60, 70, 100, 130};
+    for (size_t i = 0; i < sizeof prefilled / sizeof *prefilled; i++) {
+        t.receipt = (struct session_receipt){.hot = 5,
+                                             .ram = 6,
+                                             .disk = 7,
+                                             .prefilled = prefilled[i],
+                                             .reprefilled = {{60, "blob_damaged"}, {40, "not_saved"}},
+                                             .n_reprefilled = 2};
+        receipt_finish(&t);
+        int again = 0;
+        for (int k = 0; k < t.receipt.n_reprefilled; k++) {
+            assert_true(t.receipt.reprefilled[k].tokens > 0);
+            again += t.receipt.reprefilled[k].tokens;
+        }
+        assert_int_equal(again, prefilled[i] < 100 ? prefilled[i] : 100);
+        assert_int_equal(t.receipt.fresh, prefilled[i] - again);
+        assert_int_equal(t.receipt.history, 18 + again);
+    }
+}
+
+static void test_latencies(void **state)
+{
+    (void)state;
+    const struct engine_info info = {.backend = "b", .name = "m"};
+    struct session s = {.info = &info};
+    float gaps[] = {9, 1, 5, 3, 7};
+    struct turn t = {.session = &s,
+                     .gaps_ms = gaps,
+                     .n_gaps = 5,
+                     .received_ns = 1000000,
+                     .admitted_ns = 3000000,
+                     .prefill_ns = 4000000,
+                     .first_ns = 9000000};
+    receipt_finish(&t);
+    assert_true(t.receipt.itl_p50_ms == 5);
+    assert_true(t.receipt.itl_max_ms == 9);
+    assert_true(t.receipt.queue_ms == 2);
+    assert_true(t.receipt.prefill_ms == 5);
+    assert_true(t.receipt.ttft_ms == 8);
+    assert_true(t.receipt.restore_ms == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_not_stored),
+        cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_latencies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
