@@ -159,6 +159,7 @@ static void saving_over(struct session *s, void *arg)
             *p = saving->next;
             break;
         }
+    free(saving->holders);
     free(saving->detail);
     free(saving);
 }
@@ -177,7 +178,7 @@ static void saving_run_done(void *arg, int rc)
         ;
 }
 
-static void kv_saved(struct session *s, void *arg)
+static void tell_saved(struct session *s, void *arg)
 {
     static const char pending[] = "\"saved\":\"pending\"";
     struct saving *saving = arg;
@@ -199,12 +200,42 @@ static void kv_saved(struct session *s, void *arg)
     saving_over(s, saving);
 }
 
+static void kv_saved(struct session *s, void *arg)
+{
+    struct saving *saving = arg;
+    if (saving->rc || !s->storage || !saving->n_holders ||
+        turns_hold(s, saving->holders, saving->n_holders, saving->longer, tell_saved, saving))
+        tell_saved(s, saving);
+}
+
 static void kv_commit_done(void *arg, int rc)
 {
     struct saving *saving = arg;
     saving->rc = rc;
     while (session_post(saving->session, kv_saved, saving))
         ;
+}
+
+/* The turns before whose last segment this one has made longer, or full. They hold the shorter one until the longer
+ * one is stored. */
+static void find_holders(struct turn *t, struct saving *saving)
+{
+    const struct hot *h = t->hot;
+    size_t n = t->found.n_path;
+    if (t->rebased || n == 0)
+        return;
+    int k = (int)((t->found.path[n - 1].n_tokens - 1) / SESSION_SEGMENT_TOKENS);
+    if (k > h->n_full || (k == h->n_full && !h->tail_count))
+        return; /* it was stopped before it came there */
+    saving->holders = calloc(n, sizeof *saving->holders);
+    if (!saving->holders)
+        return; /* the shorter one stays beside it */
+    memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
+    for (size_t i = n; i-- > 0 && t->found.path[i].n_tokens > (int64_t)k * SESSION_SEGMENT_TOKENS;) {
+        saving->holders[saving->n_holders++] = t->found.path[i].id;
+        if (t->found.path[i].rebased)
+            break;
+    }
 }
 
 static void save_kv(struct turn *t)
@@ -224,6 +255,7 @@ static void save_kv(struct turn *t)
     t->row.detail = NULL;
     s->jobs++;
     count_saves(s, 1);
+    find_holders(t, saving);
     static const uint8_t none[STORAGE_KEY_BYTES];
     if (put || !memcmp(last, none, sizeof none) ||
         (put = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving))) {

@@ -85,8 +85,6 @@ static void forget_beyond(struct hot *h, int n)
         h->n_full = n / SESSION_SEGMENT_TOKENS;
         h->tail_count = 0;
     }
-    if (h->old_tail_at > h->n_full)
-        h->old_tail_at = 0;
 }
 
 int hot_truncate(struct hot *h, int n)
@@ -272,7 +270,7 @@ static bool all_finite(const uint16_t *v, size_t n, uint16_t exponent_mask)
 }
 
 static int put(struct session *s, struct hot *h, int first, int count, const uint8_t *parent,
-               const uint8_t key[STORAGE_KEY_BYTES], const uint8_t *replaces)
+               const uint8_t key[STORAGE_KEY_BYTES])
 {
     const engine_token *ids = engine_seq_tokens(h->seq) + first;
     size_t bytes = (size_t)count * s->info->kv_token_bytes;
@@ -295,11 +293,9 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     memcpy(segment.parent, parent, sizeof segment.parent);
     memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
     strncpy(segment.producer, s->info->backend, sizeof segment.producer - 1);
-    return storage_segment_put(s->storage, &segment, &s->layout, payload, replaces);
+    return storage_segment_put(s->storage, &segment, &s->layout, payload, NULL);
 }
 
-/* The turn before holds its unfinished segment until this one is committed: only then a longer one replaces it, so that
- * a turn that fails leaves nothing that others hold. */
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES])
 {
     static const uint8_t root[STORAGE_KEY_BYTES];
@@ -325,36 +321,24 @@ int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_K
                 return rc;
             ref->stored = false;
         }
-        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key, NULL);
+        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, parent, ref->key);
         if (rc == -ERANGE && k < h->n_full)
             rc = 0; /* put once, and its window has gone: if it is not there any more, it stays so */
         if (rc)
             return rc;
         ref->stored = true;
         if (k >= h->n_full) {
-            if (h->tail_count) {
-                memcpy(h->old_tail, h->tail_key, sizeof h->old_tail);
-                h->old_tail_at = k + 1;
-            }
             h->n_full = k + 1;
             h->tail_count = 0;
         }
         parent = ref->key;
-    }
-    if (tail && h->old_tail_at) {
-        int k = h->old_tail_at - 1;
-        h->old_tail_at = 0;
-        rc = put(s, h, k * SESSION_SEGMENT_TOKENS, SESSION_SEGMENT_TOKENS, k ? h->full[k - 1].key : root,
-                 h->full[k].key, h->old_tail);
-        if (rc && rc != -ERANGE)
-            return rc;
     }
     int count = length % SESSION_SEGMENT_TOKENS;
     if (tail && count > 0) {
         if (h->tail_count != count) {
             uint8_t key[STORAGE_KEY_BYTES];
             if ((rc = segment_key(h->owner_key, s->info->fingerprint, parent, ids + length - count, count, key)) ||
-                (rc = put(s, h, length - count, count, parent, key, h->tail_count ? h->tail_key : NULL)))
+                (rc = put(s, h, length - count, count, parent, key)))
                 return rc;
             memcpy(h->tail_key, key, sizeof key);
             h->tail_count = count;

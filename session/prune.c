@@ -1,7 +1,7 @@
 /* prune.c - what a deleted response leaves in the segment that the response before it ends in.
  *
- * When a turn commits, its longer segment takes the place of the unfinished one of the turn before, and what held that
- * one holds the longer one from then on. When the later response is deleted its tokens must go from that segment too:
+ * When a turn is saved, its longer segment takes the place of the unfinished one of the turns before, which hold the
+ * longer one from then on (turns_hold()). When the later response is deleted its tokens must go from that segment too:
  * the head of it that the earlier turns need is stored anew, and they hold that instead; the longer one then has nobody
  * left (unless another branch has it). Where it cannot be read nothing is put; it is prefilled again if it is needed.
  */
@@ -19,7 +19,7 @@ struct prune {
     int first, used;            /* of it, this turn's context takes so many from `first` on */
     uint8_t parent[STORAGE_KEY_BYTES];
     int64_t *holders; /* turns that end within it */
-    size_t n_holders, n_open;
+    size_t n_holders;
     uint8_t *payload;
     struct storage_read_result result;
     void (*done)(struct session *s, void *arg);
@@ -86,34 +86,59 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
     return rc;
 }
 
+struct rehold {
+    struct session *session;
+    size_t n_open;
+    void (*done)(struct session *s, void *arg);
+    void *arg;
+};
+
+static void one_holds(struct session *s, void *arg)
+{
+    struct rehold *r = arg;
+    if (--r->n_open > 0)
+        return;
+    s->jobs--;
+    r->done(s, r->arg);
+    free(r);
+}
+
+static void one_done(void *arg, int rc)
+{
+    struct rehold *r = arg;
+    (void)rc; /* then it holds what it held */
+    while (session_post(r->session, one_holds, r))
+        ;
+}
+
+int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
+               void (*done)(struct session *s, void *arg), void *arg)
+{
+    struct rehold *r = malloc(sizeof *r);
+    if (!r)
+        return -ENOMEM;
+    *r = (struct rehold){s, 1, done, arg};
+    s->jobs++;
+    for (size_t i = 0; i < n; i++)
+        r->n_open += storage_kv_commit(s->storage, turns[i], key, one_done, r) == 0;
+    one_holds(s, r);
+    return 0;
+}
+
 static void over(struct session *s, void *arg)
 {
     struct prune *p = arg;
     void (*done)(struct session * s, void *arg) = p->done;
     void *done_arg = p->arg;
-    if (--p->n_open > 0)
-        return;
     s->jobs--;
     prune_free(p);
     done(s, done_arg);
 }
 
-static void held(void *arg, int rc)
-{
-    struct prune *p = arg;
-    (void)rc; /* the session is told of savings that fail by its turns */
-    while (session_post(p->session, over, p))
-        ;
-}
-
-/* The turns hold `key` from now on. */
 static void hold(struct session *s, struct prune *p, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    p->n_open = p->n_holders + 1;
-    for (size_t i = 0; i < p->n_holders; i++)
-        if (storage_kv_commit(s->storage, p->holders[i], key, held, p))
-            p->n_open--;
-    over(s, p);
+    if (turns_hold(s, p->holders, p->n_holders, key, over, p))
+        over(s, p);
 }
 
 /* The first `used` of `count` tokens of a payload, array by array. */
@@ -155,7 +180,6 @@ static void read_back(struct session *s, void *arg)
     if (rc) {
         session_log(s, LOG_WARNING, "a segment that a deleted response shared could not be stored anew: %s",
                     strerror(-rc));
-        p->n_open = 1;
         over(s, p);
         return;
     }

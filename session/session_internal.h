@@ -47,8 +47,6 @@ struct hot {
     int n_full, full_capacity;
     uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
     int tail_count;                      /* 0 = none */
-    uint8_t old_tail[STORAGE_KEY_BYTES]; /* the one that full[old_tail_at - 1] replaces when the turn commits */
-    int old_tail_at;                     /* 0 = none */
     bool in_ledger;                      /* its turns are stored: segments may be put */
     char *ephemeral;                     /* store:false: the response it belongs to */
 };
@@ -194,6 +192,10 @@ struct saving {
     struct session *session;
     int64_t turn, conversation;
     char *detail; /* of the turn, with saved = "pending" */
+    /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
+    int64_t *holders;
+    size_t n_holders;
+    uint8_t longer[STORAGE_KEY_BYTES];
     int rc;
 };
 
@@ -297,6 +299,10 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
 /* Does it and frees p; done() is called on the engine thread, also when it could not be done. */
 void prune_start(struct session *s, struct prune *p, void (*done)(struct session *s, void *arg), void *arg);
 void prune_free(struct prune *p);
+/* Makes turns hold a segment that is stored, instead of what they held; what nobody holds then goes. done() is called
+ * on the engine thread. */
+int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
+               void (*done)(struct session *s, void *arg), void *arg);
 
 /* receipt.c */
 void receipt_finish(struct turn *t);
