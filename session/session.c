@@ -301,6 +301,7 @@ static int open_thread(struct session *s)
     pthread_condattr_destroy(&attr);
     if (rc)
         return -rc;
+    s->wake_made = true;
     s->thread_started = (rc = pthread_create(&s->thread, NULL, engine_thread, s)) == 0;
     return -rc;
 }
@@ -377,7 +378,6 @@ void session_close(struct session *s, int drain_ms)
         pthread_cond_signal(&s->wake);
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
-        pthread_cond_destroy(&s->wake);
     }
     /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
      * storage any more. */
@@ -398,6 +398,8 @@ void session_close(struct session *s, int drain_ms)
     engine_close(s->engine);
     free(s->arrays);
     free(s->live);
+    if (s->wake_made)
+        pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

@@ -210,7 +210,7 @@ struct session {
     void *log_arg;
 
     pthread_t thread;
-    bool thread_started;
+    bool thread_started, wake_made;
     pthread_mutex_t lock; /* guards commands, stop and status */
     pthread_cond_t wake;
     struct command *commands, **commands_end;

@@ -197,6 +197,44 @@ static void test_delete_one_of_two(void **state)
     rig_close(rig);
 }
 
+/* Two conversations begin alike; what is added to one is not held by the other. */
+static void test_delete_beside_a_twin(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello you", .seed = 1});
+    rig_saved(rig);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "hello you", .seed = 1});
+    assert_string_not_equal(a->conversation, b->conversation);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "dark secret", .previous = b->id, .seed = 2});
+    rig_saved(rig);
+    assert_true(on_disk(rig, "dark secret"));
+    assert_int_equal(rig_delete(rig, "ann", c->conversation), 0);
+    rig_ledger(rig);
+    assert_false(on_disk(rig, "dark secret"));
+    assert_int_equal(rig_segments(rig), 1);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 3});
+    rig_only_new(d);
+    assert_int_equal(d->receipt.disk, d->receipt.history);
+    rig_close(rig);
+}
+
+/* Many short turns in one segment leave one segment. */
+static void test_tails_are_replaced(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = NULL;
+    for (int i = 0; i < 5; i++) {
+        a = rig_ask(rig, (struct ask){.text = "hi", .previous = a ? a->id : NULL, .max = 4, .seed = (uint64_t)i});
+        rig_saved(rig);
+        rig_ledger(rig);
+        assert_int_equal(rig_segments(rig), 1);
+    }
+    rig_close(rig);
+}
+
 /* Another conversation of the owner begins with the same words and is running when the first is deleted: what they
  * share is its own from then on. */
 static void test_delete_what_another_shares(void **state)
@@ -348,6 +386,8 @@ int main(void)
         cmocka_unit_test(test_busy),
         cmocka_unit_test(test_delete_response),
         cmocka_unit_test(test_delete_one_of_two),
+        cmocka_unit_test(test_delete_beside_a_twin),
+        cmocka_unit_test(test_tails_are_replaced),
         cmocka_unit_test(test_delete_what_another_shares),
         cmocka_unit_test(test_evict_waits_for_saving),
         cmocka_unit_test(test_tiers),
