@@ -24,7 +24,7 @@ CLI_PACKAGES := libwebsockets libcjson libedit
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g)
 WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla \
-	$(if $(SAN),-Wno-maybe-uninitialized -Wno-format-truncation)
+	$(if $(SAN),-Wno-error)
 override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) -ffp-contract=off -fno-math-errno \
 	-pthread -I. $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 override LDFLAGS += -pthread $(if $(SAN),-fsanitize=$(SAN))

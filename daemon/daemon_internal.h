@@ -272,13 +272,14 @@ struct server {
     struct run *runs, *recent; /* running; ended and kept for those who come back */
     size_t n_runs, n_recent, recent_bytes;
     lws_sorted_usec_list_t tick;
-    int n_workers; /* tokenizing */
+    int n_workers;             /* tokenizing */
+    uint64_t loops, callbacks; /* since the last tick */
     int64_t started_ms, last_ping_ms, last_notify_ms, last_sparse_ms;
     struct counters counters;
     struct histogram ttft, itl, queue, prefill, restore;
     struct lws_protocols protocols[3];
     lws_retry_bo_t retry;
-    char model_name[256];
+    char model_name[256], model_file[256]; /* the file's base name without .gguf is a name too */
 };
 
 extern const struct route server_routes[];

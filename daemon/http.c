@@ -265,6 +265,12 @@ int http_begin(struct conn *c)
     bool framing_ok;
     struct api_error e = {0};
     int rc = read_headers(c, &framing_ok, &e);
+    if (!framing_ok) {
+        /* Where this request ends is not known: say so at once, before the library looks at what follows. */
+        http_write_plain(c->wsi, &e);
+        s->counters.errors++;
+        return -1;
+    }
     char expect[32];
     bool expects = header(c->wsi, WSI_TOKEN_HTTP_EXPECT, expect, sizeof(expect)) > 0;
     bool post = r->method == METHOD_POST || r->method == METHOD_OTHER;
@@ -273,13 +279,13 @@ int http_begin(struct conn *c)
                       s->stopping ? "The server is stopping." : "The model is still loading.");
         rc = -1;
     }
-    if (r->http10 || !framing_ok || (post && r->length < 0)) {
+    if (r->http10 || (post && r->length < 0)) {
         c->close_after = true;
     }
     if (!rc) {
         read_retry(c);
     }
-    if (framing_ok && r->length > 0) {
+    if (r->length > 0) {
         int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;
         if (!rc || (!expects && r->length <= readable)) {
             c->phase = CONN_BODY;
@@ -343,13 +349,9 @@ int http_body(struct conn *c, const void *data, size_t len)
 int http_body_complete(struct conn *c)
 {
     if (c->phase == CONN_WORKING || c->phase == CONN_ANSWERING) {
-        /* Called again: more bytes follow the body. They stay unread; this answer is the connection's last. */
-        if (!c->flow_stopped && c->request.length > 0) {
-            c->close_after = true;
-            c->flow_stopped = true;
-            return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
-        }
-        return 0;
+        /* Called again: more bytes follow the body before the answer was given. The library would call again and again
+         * for them; whoever does that loses the connection, and the turn ends as its policy says. */
+        return c->request.length > 0 ? -1 : 0;
     }
     if (c->phase != CONN_BODY) {
         return 0;

@@ -16,9 +16,12 @@
 
 #include "daemon/daemon_internal.h"
 
-#define TICK_US          (250 * LWS_US_PER_MS)
-#define SSE_COMMENT_MS   15000
-#define NOTIFY_MS        5000
+#define TICK_US        (250 * LWS_US_PER_MS)
+#define SSE_COMMENT_MS 15000
+#define NOTIFY_MS      5000
+/* The library wakes up without end for bytes that it has read behind the request of a GET that is being streamed, and
+ * tells nobody. Loops that call nothing give it away; such streams are dropped (and can be resumed). */
+#define SPIN_LOOPS       1000
 #define STOP_PATIENCE_MS 500 /* for close frames to leave */
 
 const struct route server_routes[] = {
@@ -66,7 +69,8 @@ int64_t clock_ms(void)
 
 bool server_model_known(const struct server *s, const char *name)
 {
-    return strcmp(name, s->model_name) == 0 || strcmp(name, "convod") == 0 || strcmp(name, "default") == 0;
+    return strcmp(name, s->model_name) == 0 || strcmp(name, s->model_file) == 0 || strcmp(name, "convod") == 0 ||
+           strcmp(name, "default") == 0;
 }
 
 void server_dispatch(struct conn *c)
@@ -143,6 +147,7 @@ int server_callback(struct lws *wsi, enum lws_callback_reasons reason, void *use
     if (!s) {
         return 0;
     }
+    s->callbacks++;
     switch (reason) {
     case LWS_CALLBACK_FILTER_NETWORK_CONNECTION:
         return admit(s, (int)(intptr_t)in) ? 0 : 1;
@@ -333,6 +338,9 @@ static void loaded(struct server *s, struct event *e)
     close_line(s);
     const struct engine_info *m = session_model(s->session);
     snprintf(s->model_name, sizeof(s->model_name), "%s", m->name);
+    const char *slash = strrchr(m->file, '/'), *base = slash ? slash + 1 : m->file;
+    size_t base_len = strlen(base) - (strlen(base) > 5 && strcmp(base + strlen(base) - 5, ".gguf") == 0 ? 5 : 0);
+    snprintf(s->model_file, sizeof(s->model_file), "%.*s", (int)base_len, base);
     daemon_log(s->log, LOG_INFO, "model %s (%s, %s) on %s, context %d tokens", m->name, m->arch, m->quantization,
                m->backend, m->ctx_tokens);
     if (s->stopping) {
@@ -507,8 +515,13 @@ static void tick(lws_sorted_usec_list_t *sul)
         s->last_ping_ms = now;
         run_expire(s);
     }
+    bool spins = s->loops > s->callbacks + SPIN_LOOPS;
+    s->loops = s->callbacks = 0;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = s->buckets[i]; c; c = c->next) {
+            if (spins && c->flow_stopped && c->streaming && !c->answer_complete) {
+                conn_drop(c);
+            }
             check_conn(s, c, now, comment);
         }
     }
@@ -638,6 +651,7 @@ int server_run(struct server *s)
                 break;
             }
         }
+        s->loops++;
         if (lws_service(s->context, 0) < 0) {
             break;
         }

@@ -85,6 +85,11 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
         bytes = half / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)half;
     }
     kv_pools_size(e);
+    if (o->ctx_tokens > info->ctx_model) {
+        snprintf(err, err_size, "a context of %d tokens is more than this model was made for (%d)", o->ctx_tokens,
+                 info->ctx_model);
+        return -EINVAL;
+    }
     int capacity = kv_capacity_tokens(e, bytes);
     if (o->ctx_tokens > capacity) {
         snprintf(

@@ -26,10 +26,15 @@
 #define GEMMA3_WINDOW_PERIOD 6  /* every sixth layer sees everything (Gemma 3 report, arXiv:2503.19786) */
 #define GEMMA3_27B_LAYERS    62 /* the size that scales attention by n_embd / heads */
 
+/* Weights lie one after the other in blocks of this size (a larger tensor has its own), since the backend rounds every
+ * allocation up to huge pages: with one allocation per tensor a small model would be a quarter larger. */
+#define BLOCK_BYTES  ((size_t)64 << 20)
+#define WEIGHT_ALIGN 64
+
 struct model_block {
     struct model_block *next;
-    void *p;
-    size_t bytes;
+    uint8_t *p;
+    size_t bytes, used;
 };
 
 struct loader {
@@ -211,19 +216,24 @@ static int read_shape(struct loader *ld, char *arch, size_t arch_size)
 
 static void *block_alloc(struct loader *ld, size_t bytes)
 {
-    struct model_block *b = malloc(sizeof *b);
-    if (!b)
-        return NULL;
-    b->p = ld->ops->alloc(ld->k, bytes);
-    if (!b->p) {
-        free(b);
-        return NULL;
+    struct model_block *b = ld->m->blocks;
+    size_t padded = (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
+    if (!b || padded > b->bytes - b->used) {
+        b = malloc(sizeof *b);
+        if (!b)
+            return NULL;
+        *b = (struct model_block){.next = ld->m->blocks, .bytes = padded > BLOCK_BYTES ? padded : BLOCK_BYTES};
+        b->p = ld->ops->alloc(ld->k, b->bytes);
+        if (!b->p) {
+            free(b);
+            return NULL;
+        }
+        ld->m->blocks = b;
     }
-    b->bytes = bytes;
-    b->next = ld->m->blocks;
-    ld->m->blocks = b;
+    void *p = b->p + b->used;
+    b->used += padded;
     ld->m->weight_bytes += bytes;
-    return b->p;
+    return p;
 }
 
 struct pack_job {

@@ -117,7 +117,7 @@ def restore(path, rounds):
                 if tier == "disk":
                     drop_page_cache(data)
                 r = d.ok("POST", "/v1/responses", {"conversation": c, "input": [], "generate": False})["convod"]
-                assert r["tokens"][tier] >= tokens and r["tokens"]["prefilled"] == 0, r
+                assert r["tokens"][tier] >= tokens and r["tokens"]["prefilled"] <= 1, r
                 times[tier].append(r["ms"]["restore"])
         d.stop()
     raw = tokens * status["model"]["kv_token_bytes"]

@@ -160,13 +160,13 @@ static void parameters_are_echoed(void **state)
 {
     (void)state;
     struct harness *h = harness_start(NULL);
-    struct reply r = call(
-        h, "POST", "/v1/responses", NULL,
-        "{\"input\":[{\"type\":\"reasoning\",\"summary\":[]},{\"role\":\"developer\",\"content\":\"be brief\"},"
-        "{\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"echo \"},"
-        "{\"type\":\"input_text\",\"text\":\"two parts\"}]}],\"model\":\"fake-model\",\"instructions\":\"be kind\","
-        "\"temperature\":0,\"top_p\":0.5,\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"},\"unknown\":1,"
-        "\"tools\":[{\"type\":\"web_search\"}],\"convod\":{\"seed\":42}}");
+    struct reply r =
+        call(h, "POST", "/v1/responses", NULL,
+             "{\"input\":[{\"type\":\"reasoning\",\"summary\":[]},{\"role\":\"developer\",\"content\":\"be brief\"},"
+             "{\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"echo \"},"
+             "{\"type\":\"input_text\",\"text\":\"two parts\"}]}],\"model\":\"fake\",\"instructions\":\"be kind\","
+             "\"temperature\":0,\"top_p\":0.5,\"max_output_tokens\":9,\"metadata\":{\"k\":\"v\"},\"unknown\":1,"
+             "\"tools\":[{\"type\":\"web_search\"}],\"convod\":{\"seed\":42}}");
     assert_int_equal(r.status, 200);
     char id[64], path[128];
     snprintf(id, sizeof(id), "%s", str(r.json, "id"));
@@ -288,10 +288,11 @@ static void stream_errors(void **state)
     /* HTTP/1.0 gets neither chunks nor a second request. */
     int fd = dial(h);
     send_text(fd, "POST /v1/responses HTTP/1.0\r\nHost: localhost\r\nContent-Length: 34\r\n\r\n"
-                  "{\"input\":\"echo one\",\"stream\":true} ");
+                  "{\"input\":\"echo one\",\"stream\":true}");
     char *all = read_all(fd);
-    assert_null(strstr(all, "chunked"));
-    assert_non_null(strstr(all, "event: response.completed"));
+    if (strstr(all, "chunked") || !strstr(all, "event: response.completed")) {
+        fail_msg("%s", all);
+    }
     free(all);
     close(fd);
     harness_stop(h);

@@ -101,7 +101,7 @@ static void test_settings_that_are_refused(void **state)
     o = fine, o.chat_format = "telegram";
     expect_refusal(&o, -EINVAL, "telegram");
     o = fine, o.ctx_tokens = 100000;
-    expect_refusal(&o, -EINVAL, "100000 tokens does not fit");
+    expect_refusal(&o, -EINVAL, "100000 tokens is more than this model was made for");
     o = fine, o.kv_bytes = 1;
     expect_refusal(&o, -EINVAL, "too few");
     o = fine, o.kv_bytes = (size_t)1 << 60;

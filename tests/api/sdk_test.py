@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The openai package, unmodified: Responses over HTTP, SSE and WebSocket, Chat Completions. Events are validated strictly."""
+
+import sys
+
+from daemon import QWEN, Daemon, Scratch, need, run
+
+try:
+    import openai
+    from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+except ImportError as e:
+    print(f"skip: {e}")
+    sys.exit(77)
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+FACT = "My kite is called Merlin. Remember it."
+QUESTION = "What is my kite called? Answer with the name only."
+MODEL = "default"
+
+
+def strict(event):
+    """The package itself accepts invalid events, so each is validated again from its JSON."""
+    return EVENT.validate_python(event.to_dict())
+
+
+def client_of(d):
+    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+def plain_and_chained():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        first = c.responses.create(model=MODEL, input=FACT, max_output_tokens=24, temperature=0)
+        Response.model_validate(first.to_dict())
+        assert first.status in ("completed", "incomplete") and first.usage.output_tokens > 0
+        second = c.responses.create(model=MODEL, input=QUESTION, previous_response_id=first.id, temperature=0, max_output_tokens=24)
+        assert "Merlin" in second.output_text
+        assert second.usage.input_tokens_details.cached_tokens > 0
+        again = c.responses.retrieve(second.id)
+        assert again.output_text == second.output_text
+        try:
+            c.responses.create(model=MODEL, input="x", previous_response_id="resp_0")
+            raise AssertionError("an unknown response was accepted")
+        except openai.BadRequestError as e:
+            assert e.code == "previous_response_not_found", e
+        except openai.NotFoundError as e:
+            assert e.code == "previous_response_not_found", e
+        d.stop()
+
+
+def streamed():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        events = [strict(e) for e in c.responses.create(model=MODEL, input="Name two colours.", stream=True, max_output_tokens=16)]
+        assert [e.sequence_number for e in events] == list(range(len(events)))
+        assert events[0].type == "response.created" and events[-1].type in ("response.completed", "response.incomplete")
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        assert text == events[-1].response.output_text != ""
+        with c.responses.stream(model=MODEL, input="Name two fish.", max_output_tokens=16) as stream:
+            for _ in stream:
+                pass
+            assert stream.get_final_response().output_text
+        d.stop()
+
+
+def conversations():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        conversation = c.conversations.create(metadata={"topic": "kites"})
+        c.responses.create(model=MODEL, input=FACT, conversation=conversation.id, max_output_tokens=24, temperature=0)
+        answer = c.responses.create(model=MODEL, input=QUESTION, conversation=conversation.id, max_output_tokens=24, temperature=0)
+        assert "Merlin" in answer.output_text
+        items = list(c.conversations.items.list(conversation.id, order="asc"))
+        assert [i.role for i in items] == ["user", "assistant"] * 2
+        assert c.conversations.retrieve(conversation.id).metadata == {"topic": "kites"}
+        c.conversations.delete(conversation.id)
+        try:
+            c.conversations.retrieve(conversation.id)
+            raise AssertionError("a deleted conversation was found")
+        except openai.NotFoundError:
+            pass
+        d.stop()
+
+
+def websocket():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        with c.responses.connect() as connection:
+            limits = ResponsesWebSocketLimits(max_lanes=4, max_events_per_lane=512, max_events=2048, max_bytes_per_lane=1 << 24, max_bytes=1 << 25)
+            with ResponsesWebSocketSession(connection, limits=limits) as session:
+                lane = session.lane("kite")
+                create = {"type": "response.create", "model": MODEL, "max_output_tokens": 24, "temperature": 0, "store": False}
+                lane.send({**create, "input": FACT})
+                first = lane.get_final_response()
+                lane.send({**create, "input": QUESTION, "previous_response_id": first.id})
+                second = lane.get_final_response()
+                assert "Merlin" in second.output_text, second
+                assert second.usage.input_tokens_details.cached_tokens > 0
+                other = session.lane("other")
+                other.send({**create, "input": "Name a bird."})
+                while True:
+                    event = strict(other.recv())
+                    if event.type in ("response.completed", "response.incomplete"):
+                        break
+        assert d.ok("GET", "/v1/conversations")["data"] == []
+        d.stop()
+
+
+def chat_completions():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        messages = [{"role": "user", "content": FACT}]
+        answer = c.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
+        messages += [answer.choices[0].message.to_dict(), {"role": "user", "content": QUESTION}]
+        chunks = list(
+            c.chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}
+            )
+        )
+        text = "".join(ch.choices[0].delta.content or "" for ch in chunks if ch.choices)
+        assert "Merlin" in text and chunks[-1].usage.prompt_tokens_details.cached_tokens > 0, (text, chunks[-1])
+        assert [m.id for m in c.models.list()]
+        d.stop()
+
+
+need(QWEN)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions)
