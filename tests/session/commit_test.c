@@ -85,7 +85,7 @@ static void test_cancel_restoring(void **state)
     (void)state;
     for (int where = 0; where < 3; where++) {
         struct rig *rig = rig_open((struct rig_opts){0});
-        char *text = rig_text(1, 2000);
+        char *text = rig_text(1, 1300);
         struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
         assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
         struct stop stop = {.stage = "restore", .at = 1};
