@@ -180,7 +180,7 @@ static bool evict_one_but(struct session *s, const struct hot *but)
 {
     struct hot *oldest = NULL;
     for (struct hot *h = s->hots; h; h = h->next)
-        if (!h->user && h != but && (!oldest || h->last_used_ms < oldest->last_used_ms))
+        if (h != but && !h->user && (!oldest || h->last_used_ms < oldest->last_used_ms))
             oldest = h;
     hot_free(s, oldest);
     return oldest != NULL;

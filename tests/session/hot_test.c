@@ -205,7 +205,7 @@ static void test_few_pages(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.kv_pages = 16}); /* 1024 tokens */
     enum { N = 5 };
-    struct answer *last[N];
+    struct answer *last[N] = {0};
     for (int round = 0; round < 3; round++)
         for (int i = 0; i < N; i++) {
             char *text = rig_text(10u * (uint64_t)i + (uint64_t)round, round ? 40 : 260);

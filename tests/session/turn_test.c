@@ -406,12 +406,13 @@ static void test_windows(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.arch = TINY_GEMMA3});
     struct answer *last = NULL, *alone = NULL;
+    const char *previous = NULL;
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 4; i++) {
             char *text = rig_text(5u + (uint64_t)i, i ? 120 : 500);
             struct answer *a = rig_ask(rig, (struct ask){.owner = round ? "ann" : "bob",
                                                          .text = text,
-                                                         .previous = i ? last->id : NULL,
+                                                         .previous = previous,
                                                          .seed = (uint64_t)i,
                                                          .max = 16});
             rig_only_new(a);
@@ -420,8 +421,10 @@ static void test_windows(void **state)
             if (round)
                 assert_int_equal(rig_evict(rig, "ann", a->conversation, i % 2), 0);
             last = a;
+            previous = a->id;
             free(text);
         }
+        previous = NULL;
         if (round) {
             assert_int_equal(last->len, alone->len);
             assert_memory_equal(last->text, alone->text, alone->len);
