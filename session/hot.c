@@ -191,17 +191,24 @@ bool hot_evict_one(struct session *s)
     return evict_one_but(s, NULL);
 }
 
-bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
+int hot_shared(const struct session *s, const struct turn *t, const struct hot **best)
 {
-    const struct hot *best = NULL;
     int shared = 0;
+    *best = NULL;
     for (const struct hot *h = s->hots; h; h = h->next) {
         int common = h->owner == t->found.owner.id ? common_head(h, t->context.ids, t->n_prompt) : 0;
         if (common > shared) {
             shared = common;
-            best = h;
+            *best = h;
         }
     }
+    return shared;
+}
+
+bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
+{
+    const struct hot *best;
+    int shared = hot_shared(s, t, &best);
     tokens += t->n_prompt - shared + ADMIT_TOKENS;
     while (!engine_kv_fits(s->engine, NULL, tokens < INT_MAX ? (int)tokens : INT_MAX))
         if (!evict_one_but(s, best))

@@ -58,6 +58,8 @@ void hot_free(struct session *s, struct hot *h);
 struct hot *hot_acquire(struct session *s, struct turn *t, int most);
 /* Drops the pages of the idle context that was used longest ago. False: there is none. */
 bool hot_evict_one(struct session *s);
+/* Tokens of a waiting turn's prompt that are in pages, and in which context. */
+int hot_shared(const struct session *s, const struct turn *t, const struct hot **best);
 /* Whether a waiting turn's prompt finds pages beside `tokens` that running turns still want; drops idle contexts for
  * it, but not the one that the turn would continue. */
 bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens);

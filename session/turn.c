@@ -208,6 +208,17 @@ static int64_t tokens_to_come(const struct session *s)
     return n;
 }
 
+/* Whether what the turn follows has left the pages and is not yet in the index: it will be found when its saving is
+ * over. */
+static bool being_saved(const struct session *s, const struct turn *t)
+{
+    const struct hot *best;
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->conversation == t->found.conversation.id)
+            return hot_shared(s, t, &best) < t->n_expected;
+    return false;
+}
+
 void turn_admit(struct session *s)
 {
     int running = 0, ending = 0;
@@ -222,6 +233,8 @@ void turn_admit(struct session *s)
             turn_finish(t);
             continue;
         }
+        if (running < s->max_running && being_saved(s, t))
+            continue;
         /* Who is alone is let in whatever it takes; nobody overtakes one that waits for pages. */
         if (running >= s->max_running || (running + ending > 0 && !hot_make_room(s, t, tokens_to_come(s)))) {
             running = s->max_running;
