@@ -208,7 +208,7 @@ bench:
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
 	@set -e; for b in $(filter-out %/engine_bench,$(BENCHES)); do echo "== $$b"; $$b; done
-	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py)
+	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json)
 
 # systemd looks for units in /usr/lib and /etc and /usr/local/lib; paths in the unit are those of this installation.
 install: all

@@ -88,7 +88,10 @@ void conn_free(struct conn *c)
 
 void conn_wake(struct conn *c)
 {
-    if (c->dropped) {
+    /* conn_write() looks at everything once more before it returns. Asking for another WRITEABLE there and then
+     * stopping to read would leave the request standing, and the library spins on a socket that may write but is
+     * stopped. */
+    if (c->dropped || c->writing) {
         return;
     }
     if (c->flow_stopped && c->phase != CONN_WEBSOCKET && lws_rx_flow_control(c->wsi, 1) < 0) {
@@ -443,11 +446,8 @@ static int finish(struct conn *c)
     return lws_http_transaction_completed(c->wsi) ? -1 : 0;
 }
 
-int conn_write(struct conn *c)
+static int write_some(struct conn *c)
 {
-    if (c->dropped) {
-        return -1;
-    }
     conn_pump(c);
     struct chunk *chunk = c->out_head;
     if (chunk) {
@@ -489,4 +489,15 @@ int conn_write(struct conn *c)
         return -1;
     }
     return 0;
+}
+
+int conn_write(struct conn *c)
+{
+    if (c->dropped) {
+        return -1;
+    }
+    c->writing = true;
+    int rc = write_some(c);
+    c->writing = false;
+    return rc;
 }

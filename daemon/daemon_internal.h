@@ -207,6 +207,7 @@ struct conn {
     struct ephemeral *ephemerals;
     int close_code; /* not 0: close as soon as what is queued is written */
     const char *close_reason;
+    bool writing; /* in conn_write() */
     bool dropped; /* marked for a hard close; ignore everything */
 };
 
@@ -274,6 +275,7 @@ struct server {
     lws_sorted_usec_list_t tick;
     int n_workers;             /* tokenizing */
     uint64_t loops, callbacks; /* since the last tick */
+    int spinning_ticks;
     int64_t started_ms, last_ping_ms, last_notify_ms, last_sparse_ms;
     struct counters counters;
     struct histogram ttft, itl, queue, prefill, restore;

@@ -21,8 +21,9 @@
 #define NOTIFY_MS      5000
 /* The library wakes up without end for bytes that it has read behind the request of a GET that is being streamed, and
  * tells nobody. Loops that call nothing give it away; such streams are dropped (and can be resumed). */
-#define SPIN_LOOPS       1000
-#define STOP_PATIENCE_MS 500 /* for close frames to leave */
+#define SPIN_LOOPS       1000 /* in a tick, */
+#define SPIN_TICKS       2    /* and again in the next: a short one ends by itself */
+#define STOP_PATIENCE_MS 500  /* for close frames to leave */
 
 const struct route server_routes[] = {
     {METHOD_GET, "/health", service_health, true, false},
@@ -515,7 +516,8 @@ static void tick(lws_sorted_usec_list_t *sul)
         s->last_ping_ms = now;
         run_expire(s);
     }
-    bool spins = s->loops > s->callbacks + SPIN_LOOPS;
+    s->spinning_ticks = s->loops > s->callbacks + SPIN_LOOPS ? s->spinning_ticks + 1 : 0;
+    bool spins = s->spinning_ticks >= SPIN_TICKS;
     s->loops = s->callbacks = 0;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = s->buckets[i]; c; c = c->next) {

@@ -148,7 +148,9 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
     info->chat_format = e->chat ? chat_format(e->chat) : NULL;
     info->quantization = m->quantization;
     info->parameters = m->parameters;
-    info->weight_bytes = m->weight_bytes;
+    info->weight_bytes = info->token_weight_bytes = m->weight_bytes;
+    if (m->output.data != m->embed.data)
+        info->token_weight_bytes -= kernels_packed_bytes(m->embed.type, m->embed.rows, m->embed.cols);
     info->n_layers = m->n_layers;
     info->n_vocab = m->n_vocab;
     info->n_embd = m->n_embd;

@@ -56,6 +56,7 @@ struct engine_info {
     const char *quantization; /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
+    uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
     int n_layers, n_vocab, n_embd;
     int ctx_model;         /* the model's own context length */
     int ctx_tokens;        /* longest sequence here */

@@ -80,9 +80,12 @@ def speed(path, sets, rounds, peer):
         reads.append(ours[sets[0]].command("read")["read_bytes_per_s"])
     about = ours[sets[0]].about
     result = {"about": about, "read_bytes_per_s": spread(reads), "sets": {}}
-    # A token reads all weights but the embedding table (one row of it), and the KV before it.
+    token_bytes = about["token_weight_bytes"] + (PROMPT + DECODE / 2) * about["kv_token_bytes"]
     for s in sets:
         result["sets"][s] = rates(runs[s])
+        result["sets"][s]["share_of_read_bandwidth"] = (
+            result["sets"][s]["decode_tokens_per_s"]["median"] * token_bytes / result["read_bytes_per_s"]["median"]
+        )
     if other:
         result["peer"] = rates(runs["peer"])
     for p in [*ours.values(), *([other] if other else [])]:
@@ -139,7 +142,7 @@ def table(rows):
 
 def report(name, result, peer_wanted):
     print(f"\n{name}: {result['about']['model']}, {THREADS} threads, prompt {PROMPT}, decode {DECODE}")
-    rows = [("set", "prefill tok/s (min-max)", "x peer", "decode tok/s (min-max)", "x peer")]
+    rows = [("set", "prefill tok/s (min-max)", "x peer", "decode tok/s (min-max)", "x peer", "of read bandwidth")]
 
     def line(label, r, peer):
         cells = [label]
@@ -147,7 +150,8 @@ def report(name, result, peer_wanted):
             v = r[key]
             cells.append(f"{v['median']:.1f} ({v['min']:.1f}-{v['max']:.1f})")
             cells.append(f"{v['median'] / peer[key]['median']:.2f}" if peer else "-")
-        return tuple(cells)
+        share = r.get("share_of_read_bandwidth")
+        return (*cells, f"{share:.0%}" if share else "-")
 
     peer = result.get("peer")
     for s, r in result["sets"].items():

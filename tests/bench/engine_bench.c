@@ -135,7 +135,7 @@ int main(int argc, char **argv)
     printf("{\"model\": \"%s\", \"backend\": \"%s\", \"open_ms\": %.0f, \"file_bytes\": %llu, \"weight_bytes\": %llu, "
            "\"kv_token_bytes\": %zu}\n",
            info->name, info->backend, now_ms() - start, (unsigned long long)info->file_bytes,
-           (unsigned long long)info->weight_bytes, info->kv_token_bytes);
+           (unsigned long long)info->token_weight_bytes, info->kv_token_bytes);
     fflush(stdout);
     int n_prompt, n_decode;
     while (fgets(line, sizeof line, stdin)) {

@@ -1,0 +1,55 @@
+/* fake_session_internal.h - what the two files of the double share: its rows, under one lock. */
+#ifndef CONVOD_FAKE_SESSION_INTERNAL_H
+#define CONVOD_FAKE_SESSION_INTERNAL_H
+
+#include "tests/daemon/fake_session.h"
+
+#include <pthread.h>
+
+struct conversation {
+    struct conversation *next;
+    char *id, *owner, *title, *metadata, *instructions, *head, *running;
+    int64_t created_ms, updated_ms;
+    const char *tier;
+};
+
+struct response {
+    struct response *next;
+    char *id, *owner, *conversation, *previous, *input, *output, *params, *instructions, *receipt;
+    const char *status, *reason;
+    bool listed, ephemeral;
+    int input_tokens, output_tokens;
+    int64_t created_ms;
+};
+
+struct turn {
+    struct turn *next;
+    struct session *session;
+    char *id, *owner, *conversation, *previous, *text, *input, *params, *instructions;
+    bool store, generate, cancelled, listed;
+    int failure;
+    void (*event)(void *arg, const struct session_event *ev);
+    void *arg;
+    pthread_t thread;
+};
+
+struct session {
+    struct conversation *conversations;
+    struct response *responses;
+    struct turn *turns;
+    bool closing;
+    int n_threads;
+    struct session_status status;
+};
+
+void fake_lock(void);
+void fake_unlock(void);
+char *fake_copy(const char *s);
+int64_t fake_wall_ms(void);
+/* With the lock held. NULL: there is none. */
+struct conversation *fake_find_conversation(struct session *s, const char *owner, const char *id);
+struct response *fake_find_response(struct session *s, const char *owner, const char *id);
+void fake_free_conversation(struct conversation *c);
+void fake_free_response(struct response *r);
+
+#endif

@@ -1,0 +1,234 @@
+/* fake_session_rows.c - the double's conversations and responses: everything of session.h that is not a turn. */
+#include "tests/daemon/fake_session_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- conversations and responses
+ * ------------------------------------------------------------------------------------------ */
+
+static void show_conversation(const struct conversation *c, struct session_conversation *out)
+{
+    *out = (struct session_conversation){.id = c->id,
+                                         .title = c->title,
+                                         .metadata = c->metadata,
+                                         .instructions = c->instructions,
+                                         .head = c->head,
+                                         .tier = c->tier,
+                                         .running = c->running != NULL,
+                                         .running_response = c->running,
+                                         .created_ms = c->created_ms,
+                                         .updated_ms = c->updated_ms};
+}
+
+static void show_response(const struct response *r, struct session_response *out)
+{
+    *out = (struct session_response){.id = r->id,
+                                     .conversation = r->conversation,
+                                     .previous = r->previous,
+                                     .listed = r->listed,
+                                     .status = r->status,
+                                     .reason = r->reason,
+                                     .instructions = r->instructions,
+                                     .input = r->input,
+                                     .output = r->output,
+                                     .params = r->params,
+                                     .receipt = r->receipt,
+                                     .input_tokens = r->input_tokens,
+                                     .cached_tokens = 3,
+                                     .output_tokens = r->output_tokens,
+                                     .created_ms = r->created_ms,
+                                     .completed_ms = r->created_ms};
+}
+
+static int answer_code(session_done *done, void *arg, int rc)
+{
+    done(arg, &(struct session_result){.rc = rc});
+    return 0;
+}
+
+int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
+                                const char *metadata, const char *instructions, session_done *done, void *arg)
+{
+    struct conversation *c = calloc(1, sizeof(*c));
+    if (!c) {
+        return -ENOMEM;
+    }
+    c->id = fake_copy(id);
+    c->owner = fake_copy(owner);
+    c->title = fake_copy(title);
+    c->metadata = fake_copy(metadata);
+    c->instructions = fake_copy(instructions);
+    c->tier = "none";
+    c->created_ms = c->updated_ms = fake_wall_ms();
+    fake_lock();
+    c->next = s->conversations;
+    s->conversations = c;
+    struct session_conversation shown;
+    show_conversation(c, &shown);
+    done(arg, &(struct session_result){.conversations = &shown, .n_conversations = 1});
+    fake_unlock();
+    return 0;
+}
+
+int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+{
+    fake_lock();
+    struct conversation *c = fake_find_conversation(s, owner, id);
+    struct session_conversation shown;
+    if (c) {
+        show_conversation(c, &shown);
+        done(arg, &(struct session_result){.conversations = &shown, .n_conversations = 1});
+    } else {
+        answer_code(done, arg, -ENOENT);
+    }
+    fake_unlock();
+    return 0;
+}
+
+static void replace(char **field, const char *value)
+{
+    if (value) {
+        free(*field);
+        *field = fake_copy(value);
+    }
+}
+
+int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
+                                const char *metadata, const char *instructions, session_done *done, void *arg)
+{
+    fake_lock();
+    struct conversation *c = fake_find_conversation(s, owner, id);
+    if (c) {
+        replace(&c->title, title);
+        replace(&c->metadata, metadata);
+        replace(&c->instructions, instructions);
+    }
+    /* Without a row, to see that the daemon asks for it. */
+    answer_code(done, arg, c ? 0 : -ENOENT);
+    fake_unlock();
+    return 0;
+}
+
+int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+{
+    fake_lock();
+    struct conversation *c = fake_find_conversation(s, owner, id);
+    int rc = !c ? -ENOENT : c->running ? -EBUSY : 0;
+    for (struct conversation **at = &s->conversations; !rc && *at; at = &(*at)->next) {
+        if (*at == c) {
+            *at = c->next;
+            fake_free_conversation(c);
+            break;
+        }
+    }
+    answer_code(done, arg, rc);
+    fake_unlock();
+    return 0;
+}
+
+int session_conversation_list(struct session *s, const char *owner, const char *after, int limit, const char *query,
+                              session_done *done, void *arg)
+{
+    struct session_conversation shown[100];
+    size_t n = 0;
+    bool seen = after == NULL, more = false;
+    fake_lock();
+    for (struct conversation *c = s->conversations; c; c = c->next) {
+        if (strcmp(c->owner, owner) != 0 || (query && !(c->title && strstr(c->title, query)))) {
+            continue;
+        }
+        if (seen && n == (size_t)limit) {
+            more = true;
+            break;
+        }
+        if (seen) {
+            show_conversation(c, &shown[n++]);
+        } else if (strcmp(c->id, after) == 0) {
+            seen = true;
+        }
+    }
+    done(arg, &(struct session_result){.conversations = shown, .n_conversations = n, .more = more});
+    fake_unlock();
+    return 0;
+}
+
+int session_conversation_responses(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+{
+    struct session_response shown[256];
+    size_t n = 0;
+    fake_lock();
+    if (!fake_find_conversation(s, owner, id)) {
+        answer_code(done, arg, -ENOENT);
+    } else {
+        size_t total = 0;
+        for (struct response *r = s->responses; r && total < 256; r = r->next) {
+            total += strcmp(r->conversation, id) == 0;
+        }
+        n = total;
+        for (struct response *r = s->responses; r && total > 0; r = r->next) {
+            if (strcmp(r->conversation, id) == 0) {
+                show_response(r, &shown[--total]);
+            }
+        }
+        done(arg, &(struct session_result){.responses = shown, .n_responses = n});
+    }
+    fake_unlock();
+    return 0;
+}
+
+int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
+                               void *arg)
+{
+    fake_lock();
+    struct conversation *c = fake_find_conversation(s, owner, id);
+    if (c) {
+        c->tier = to_disk ? "disk" : "ram";
+    }
+    answer_code(done, arg, c ? 0 : -ENOENT);
+    fake_unlock();
+    return 0;
+}
+
+int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+{
+    fake_lock();
+    struct response *r = fake_find_response(s, owner, id);
+    struct session_response shown;
+    if (r && !r->ephemeral) {
+        show_response(r, &shown);
+        done(arg, &(struct session_result){.responses = &shown, .n_responses = 1});
+    } else {
+        answer_code(done, arg, -ENOENT);
+    }
+    fake_unlock();
+    return 0;
+}
+
+int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+{
+    int rc = -ENOENT;
+    fake_lock();
+    for (struct response **at = &s->responses; *at; at = &(*at)->next) {
+        struct response *r = *at;
+        if (strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
+            *at = r->next;
+            fake_free_response(r);
+            rc = 0;
+            break;
+        }
+    }
+    answer_code(done, arg, rc);
+    fake_unlock();
+    return 0;
+}
+
+void session_status(struct session *s, struct session_status *out)
+{
+    fake_lock();
+    *out = s->status;
+    out->running = s->n_threads;
+    out->hot_budget = 1000;
+    fake_unlock();
+}
