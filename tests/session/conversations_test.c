@@ -355,7 +355,7 @@ static void test_list(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     for (int i = 0; i < 5; i++) {
-        char id[16];
+        char id[32];
         snprintf(id, sizeof id, "conv_%d", i);
         assert_int_equal(rig_create(rig, i == 4 ? "bob" : "ann", id, NULL), 0);
     }

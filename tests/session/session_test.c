@@ -90,7 +90,7 @@ static void test_close_at_any_moment(void **state)
         struct moment moment = {.gate = GATE_CLOSED, .at = moments[round / 2]};
         struct answer *a[TURNS], *old[2];
         for (int i = 0; i < 2; i++) {
-            char *text = rig_text(70u + (uint64_t)i, 500), id[16];
+            char *text = rig_text(70u + (uint64_t)i, 500), id[32];
             snprintf(id, sizeof id, "conv_%d", i);
             assert_int_equal(rig_create(rig, "ann", id, NULL), 0);
             old[i] = rig_ask(rig, (struct ask){.text = text, .conversation = id, .seed = 1});
