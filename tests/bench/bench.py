@@ -77,7 +77,9 @@ def speed(path, sets, rounds, peer):
             r = p.command(f"run {PROMPT} {DECODE}")
             if i:
                 runs[s].append(r)
-        reads.append(ours[sets[0]].command("read")["read_bytes_per_s"])
+        read = ours[sets[0]].command("read")["read_bytes_per_s"]
+        if i:
+            reads.append(read)
     about = ours[sets[0]].about
     result = {"about": about, "read_bytes_per_s": spread(reads), "sets": {}}
     token_bytes = about["token_weight_bytes"] + (PROMPT + DECODE / 2) * about["kv_token_bytes"]

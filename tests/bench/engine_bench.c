@@ -16,7 +16,7 @@
 #include <time.h>
 
 #define READ_BYTES ((size_t)512 << 20)
-#define READ_PARTS 64
+#define READ_PARTS 1024
 
 static double now_ms(void)
 {
@@ -25,24 +25,27 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
+typedef uint64_t line_t __attribute__((vector_size(64)));
+
 struct reading {
-    const uint64_t *p;
-    uint64_t sums[READ_PARTS];
+    const line_t *p;
+    line_t sums[READ_PARTS]; /* so that the reads are not dropped */
 };
 
+/* Two lines at a time and prefetched, as fast as the best loop we know reads here. */
 static void read_part(void *arg, int i)
 {
     struct reading *r = arg;
     size_t n = READ_BYTES / sizeof *r->p / READ_PARTS;
-    const uint64_t *p = r->p + (size_t)i * n;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (size_t j = 0; j < n; j += 4) {
+    const line_t *p = r->p + (size_t)i * n;
+    line_t a = {0}, b = {0};
+    for (size_t j = 0; j < n; j += 2) {
+        __builtin_prefetch(&p[j + 64], 0, 2);
+        __builtin_prefetch(&p[j + 65], 0, 2);
         a += p[j];
         b += p[j + 1];
-        c += p[j + 2];
-        d += p[j + 3];
     }
-    r->sums[i] = a + b + c + d;
+    r->sums[i] = a + b;
 }
 
 /* Bytes per second of a plain multi-threaded read of memory that no cache holds; the best of five, since it is a bound.
@@ -56,11 +59,12 @@ static double read_bandwidth(int threads)
         fprintf(stderr, "%s\n", err);
         exit(1);
     }
-    void *p = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void *p = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         perror("mmap");
         exit(1);
     }
+    (void)madvise(p, READ_BYTES, MADV_HUGEPAGE);
     memset(p, 1, READ_BYTES);
     double best = 1e30;
     struct reading r = {.p = p};
@@ -132,7 +136,8 @@ int main(int argc, char **argv)
         return 1;
     }
     const struct engine_info *info = engine_info(e);
-    printf("{\"model\": \"%s\", \"backend\": \"%s\", \"open_ms\": %.0f, \"file_bytes\": %llu, \"weight_bytes\": %llu, "
+    printf("{\"model\": \"%s\", \"backend\": \"%s\", \"open_ms\": %.0f, \"file_bytes\": %llu, \"token_weight_bytes\": "
+           "%llu, "
            "\"kv_token_bytes\": %zu}\n",
            info->name, info->backend, now_ms() - start, (unsigned long long)info->file_bytes,
            (unsigned long long)info->token_weight_bytes, info->kv_token_bytes);
