@@ -153,6 +153,13 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
         info->token_weight_bytes -= kernels_packed_bytes(m->embed.type, m->embed.rows, m->embed.cols);
     info->n_layers = m->n_layers;
     info->n_vocab = m->n_vocab;
+    info->token_bytes_max = 1;
+    for (engine_token id = 0; id < vocab_size(e->vocab); id++) {
+        size_t len;
+        (void)vocab_token_bytes(e->vocab, id, &len);
+        if ((int)len > info->token_bytes_max)
+            info->token_bytes_max = (int)len;
+    }
     info->n_embd = m->n_embd;
     info->ctx_model = m->ctx_model;
     info->kv_token_bytes = (size_t)m->n_layers * 2 * (size_t)m->n_kv_heads * (size_t)m->head_dim * 2;

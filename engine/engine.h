@@ -58,6 +58,7 @@ struct engine_info {
     uint64_t file_bytes, weight_bytes;
     uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
     int n_layers, n_vocab, n_embd;
+    int token_bytes_max;   /* longest token: a text of n bytes has at least n / token_bytes_max tokens */
     int ctx_model;         /* the model's own context length */
     int ctx_tokens;        /* longest sequence here */
     size_t kv_token_bytes; /* raw KV of one token, all layers */

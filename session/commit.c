@@ -73,6 +73,17 @@ static void done(struct turn *t)
     turn_let_go(t, true);
 }
 
+/* What a later Chat Completions request finds this turn by: without memory for it, by nothing. */
+static void chat_hash(const struct turn *t, uint8_t out[32])
+{
+    uint8_t(*hashes)[32] = malloc((t->n_messages + 1) * sizeof *hashes);
+    if (!hashes)
+        return;
+    context_chat_hashes(t, t->text, t->text_len, hashes);
+    memcpy(out, hashes[t->n_messages], 32);
+    free(hashes);
+}
+
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
@@ -125,7 +136,7 @@ void turn_finish(struct turn *t)
     row->n_tokens = (int64_t)t->context.n;
     memcpy(row->fingerprint, s->info->model_sha256, sizeof row->fingerprint);
     if (t->match && t->generate)
-        context_chat_hash(t, t->n_messages, t->text, t->text_len, row->chat_hash);
+        chat_hash(t, row->chat_hash);
     row->created_ms = t->created_ms;
     row->completed_ms = t->completed_ms;
     row->detail = receipt_detail(&t->receipt, t);

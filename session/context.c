@@ -273,16 +273,22 @@ static bool hash_message(EVP_MD_CTX *md, uint8_t hash[32], enum engine_role role
            EVP_DigestUpdate(md, text, len) && EVP_DigestFinal_ex(md, hash, NULL);
 }
 
-void context_chat_hash(const struct turn *t, size_t n_messages, const char *answer, size_t answer_len, uint8_t out[32])
+void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32])
 {
-    memset(out, 0, 32);
+    size_t bytes = (t->n_messages + 1) * sizeof *out;
+    uint8_t hash[32] = {0};
     EVP_MD_CTX *md = EVP_MD_CTX_new();
-    bool hashed = md != NULL;
-    for (size_t i = 0; hashed && i < n_messages; i++)
-        hashed = hash_message(md, out, t->messages[i].role, t->messages[i].text, t->messages[i].len);
-    if (hashed && answer)
-        hashed = hash_message(md, out, ENGINE_ASSISTANT, answer, answer_len);
-    if (!hashed)
-        memset(out, 0, 32); /* all zero: never matched */
+    bool ok = md != NULL;
+    memset(out, 0, bytes);
+    for (size_t i = 0; ok && i < t->n_messages; i++) {
+        ok = hash_message(md, hash, t->messages[i].role, t->messages[i].text, t->messages[i].len);
+        memcpy(out[i], hash, sizeof hash);
+    }
+    if (ok && answer) {
+        ok = hash_message(md, hash, ENGINE_ASSISTANT, answer, answer_len);
+        memcpy(out[t->n_messages], hash, sizeof hash);
+    }
+    if (!ok)
+        memset(out, 0, bytes); /* never matched */
     EVP_MD_CTX_free(md);
 }

@@ -169,7 +169,8 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
         h = hot_new(s, t->found.owner.id, t->found.owner.key);
     if (h) {
         h->user = t;
-        h->in_ledger = t->store;
+        /* A touch of a response that is not stored leaves nothing on disk either, whatever its own `store` says. */
+        h->in_ledger = t->store && (!turn_touches(t) || t->found.n_path > 0);
         free(h->ephemeral);
         h->ephemeral = NULL;
     }
@@ -225,13 +226,24 @@ void hot_evict_idle(struct session *s, int64_t before_ms)
     }
 }
 
-/* Tokens of a context that the hold of a committed turn keeps in storage. */
-static int64_t held_tokens(const struct hot *h)
+static bool saving_under_way(const struct session *s, int64_t turn)
+{
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->turn == turn)
+            return true;
+    return false;
+}
+
+/* Tokens of a context that the hold of a committed turn keeps in storage: none until that turn's saving has ended. */
+static int64_t held_tokens(const struct session *s, const struct hot *h)
 {
     const struct turn *t = h->user;
     if (!t)
-        return h->ephemeral ? 0 : INT64_MAX;
-    return t->store && !t->rebased && t->found.n_path ? t->found.path[t->found.n_path - 1].n_tokens : 0;
+        return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
+    if (!t->store || t->rebased || !t->found.n_path)
+        return 0;
+    const struct storage_turn *parent = &t->found.path[t->found.n_path - 1];
+    return saving_under_way(s, parent->id) ? 0 : parent->n_tokens;
 }
 
 void hot_distrust(struct session *s, int64_t owner)
@@ -239,7 +251,7 @@ void hot_distrust(struct session *s, int64_t owner)
     for (struct hot *h = s->hots; h; h = h->next) {
         if (h->owner != owner)
             continue;
-        int64_t from = held_tokens(h) / SESSION_SEGMENT_TOKENS;
+        int64_t from = held_tokens(s, h) / SESSION_SEGMENT_TOKENS;
         for (int64_t k = from; k < h->n_full; k++)
             h->full[k].stored = false;
         if (h->n_full >= from)

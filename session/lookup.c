@@ -73,24 +73,28 @@ static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *pare
 static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
-    int tries = 0;
-    for (size_t n = t->n_messages; n-- > 1 && tries < MATCH_TRIES;) {
-        if (t->messages[n - 1].role != ENGINE_ASSISTANT)
-            continue;
-        uint8_t hash[32];
-        int64_t conversation;
-        context_chat_hash(t, n, NULL, 0, hash);
-        int rc = storage_turn_match(l, f->owner.id, hash, t->session->info->model_sha256, parent, &conversation);
-        tries++;
-        if (rc == -ENOENT)
-            continue;
-        if (rc)
-            return rc;
-        f->matched = n;
-        return storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
+    int tries = 0, rc = -ENOENT;
+    int64_t conversation = 0;
+    size_t n = t->n_messages;
+    uint8_t(*hashes)[32] = malloc((n + 1) * sizeof *hashes); /* after each message */
+    if (!hashes)
+        return -ENOMEM;
+    context_chat_hashes(t, NULL, 0, hashes);
+    while (rc == -ENOENT && n-- > 1 && tries < MATCH_TRIES)
+        if (t->messages[n - 1].role == ENGINE_ASSISTANT) {
+            rc = storage_turn_match(l, f->owner.id, hashes[n - 1], t->session->info->model_sha256, parent,
+                                    &conversation);
+            tries++;
+        }
+    free(hashes);
+    if (rc == -ENOENT) {
+        *parent = 0;
+        return 0;
     }
-    *parent = 0;
-    return 0;
+    if (rc)
+        return rc;
+    f->matched = n;
+    return storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
 }
 
 static int find_run(struct storage_ledger *l, void *arg)

@@ -180,8 +180,8 @@ static void read_back(struct session *s, void *arg)
     if (rc) {
         session_log(s, LOG_WARNING, "a segment that a deleted response shared could not be stored anew: %s",
                     strerror(-rc));
-        over(s, p);
-        return;
+        /* What was deleted must not stay because others hold it: they hold what is before it, and prefill the rest. */
+        memcpy(key, p->parent, sizeof key);
     }
     hold(s, p, key);
 }

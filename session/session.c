@@ -98,6 +98,14 @@ static void run_commands(struct session *s, struct command *list)
     }
 }
 
+void session_progress(struct session *s)
+{
+    s->last_progress_ms = session_now_ns() / 1000000;
+    pthread_mutex_lock(&s->lock);
+    s->published_progress_ms = s->last_progress_ms;
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* ---- one step ---- */
 
 static int prefill_limit(const struct session *s)

@@ -239,6 +239,8 @@ struct session {
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
 void session_log(struct session *s, int priority, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
+void session_progress(struct session *s);
 int64_t session_now_ns(void);
 int64_t session_wall_ms(void);
 
@@ -271,7 +273,9 @@ void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
 int context_build(struct turn *t); /* 0 or negative after turn_fail() */
-void context_chat_hash(const struct turn *t, size_t n_messages, const char *answer, size_t answer_len, uint8_t out[32]);
+/* The chain of hashes over the turn's messages: out[i] after message i, out[n_messages] after the answer (NULL: none,
+ * all zero). */
+void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32]);
 
 /* lookup.c */
 /* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets

@@ -148,6 +148,22 @@ static bool follows_ephemeral(const struct turn *t)
     return false;
 }
 
+static const char too_long[] =
+    "the conversation with this message is longer than the model's context; shorten it or start a new conversation";
+
+/* A text with more bytes than the longest tokens could hold is not worth tokenizing: that takes the engine's time. */
+static bool cannot_fit(const struct turn *t)
+{
+    const struct engine_info *info = t->session->info;
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0;
+    for (size_t i = t->found.matched; i < t->n_messages; i++) {
+        bytes += t->messages[i].len;
+        if (bytes > most)
+            return true;
+    }
+    return false;
+}
+
 void turn_found(struct session *s, void *turn)
 {
     struct turn *t = turn;
@@ -162,13 +178,16 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    if (cannot_fit(t)) {
+        turn_fail(t, SESSION_CONTEXT_LENGTH, too_long);
+        return;
+    }
     if (context_build(t))
         return;
+    session_progress(s);
     int room = s->info->ctx_tokens - t->n_prompt;
     if (room < (t->generate ? 1 : 0)) {
-        turn_fail(t, SESSION_CONTEXT_LENGTH,
-                  "the conversation with this message is longer than the model's context; shorten it or start a new "
-                  "conversation");
+        turn_fail(t, SESSION_CONTEXT_LENGTH, too_long);
         return;
     }
     if (t->n_prompt == 0) {

@@ -55,6 +55,9 @@ static int turn_read(sqlite3_stmt *s, bool with_tokens, struct storage_turn *out
     }
     if (!rc && with_tokens && t.prompt_bytes > t.tokens_bytes)
         rc = -EBADMSG;
+    if (!rc && ((int)t.status < STORAGE_TURN_COMPLETED || (int)t.status > STORAGE_TURN_FAILED || t.n_tokens < 0 ||
+                t.n_tokens > INT32_MAX))
+        rc = -EBADMSG;
     if (rc)
         storage_turn_free(&t);
     else

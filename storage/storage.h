@@ -182,8 +182,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload, const uint8_t *replaces);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does) for the turn. done gets 0 or why some of it could not be saved;
- * then those segments stay in RAM only. [any thread] */
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. done gets 0 or why some
+ * of it could not be saved; then those segments stay in RAM only. [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       void (*done)(void *arg, int rc), void *arg);
 

@@ -365,7 +365,7 @@ static int commit_run(struct storage_ledger *l, void *arg)
             break;
         memcpy(last, lost->parent, sizeof last);
     }
-    if (!g->turn || pack_is_zero(last, sizeof last))
+    if (!g->turn)
         return 0;
     l->wrote_kv = true;
     rc = segment_hold(l, g->turn, last);
