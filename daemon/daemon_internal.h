@@ -37,6 +37,7 @@
 #define EPHEMERAL_MAX        256 /* store:false responses that a connection keeps; the oldest is dropped */
 #define RECENT_RUNS_MAX      256
 #define RECENT_BYTES_MAX     (64 * 1024 * 1024)
+#define RECENT_FAILED_MAX    32 /* of one owner */
 #define RECENT_SECONDS       (15 * 60)
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define TOKENIZE_RUNNING_MAX 4
@@ -271,7 +272,7 @@ struct server {
     size_t n_conns;
     uint64_t next_conn_id;
     struct run *runs, *recent; /* running; ended and kept for those who come back */
-    size_t n_runs, n_recent, recent_bytes;
+    size_t n_runs, n_recent;
     lws_sorted_usec_list_t tick;
     int n_workers;             /* tokenizing */
     uint64_t loops, callbacks; /* since the last tick */
@@ -363,6 +364,7 @@ struct run {
     struct log_entry *log;
     size_t n_log, log_capacity;
     uint64_t log_bytes;
+    size_t kept_bytes; /* of an ended run: all that it holds */
     /* For those who wait for one whole answer. */
     int answer_status;
     char *answer;
