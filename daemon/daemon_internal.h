@@ -357,6 +357,7 @@ struct run {
     int64_t created_ms, completed_ms, ended_clock_ms, last_delta_us;
     int64_t sequence;
     bool started, ended, failed, item_open;
+    bool hidden;        /* only those who read it already may; it goes with the last of them */
     const char *status; /* "in_progress", "completed", "incomplete", "failed" */
     char *reason;
     char *text; /* the answer so far */
@@ -378,6 +379,8 @@ struct run {
 /* Starts a turn and subscribes c to it. Takes request. On refusal the error was answered on c. */
 void run_start(struct conn *c, struct turn_request *request, int kind);
 struct run *run_find(struct server *s, const char *owner, const char *id);
+/* The response, or all of the conversation, was deleted: nobody finds it any more. */
+void run_hide(struct server *s, const char *owner, const char *id);
 void run_subscribe(struct run *run, struct conn *c, int kind, size_t from, const char *stream_id);
 void subscriber_unlink(struct subscriber *sub);
 /* Puts what fits of the runs' logs into c's queue. */
@@ -461,9 +464,9 @@ void conversations_evict(struct conn *c);
 struct op {
     struct server *server;
     uint64_t conn_id;
-    char id[ID_SIZE];
+    char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
-    bool flag;
+    bool flag, deletes;
     void (*answer)(struct conn *c, struct op *op, const struct session_result *r);
     char *text; /* tokenize */
     size_t len;

@@ -522,6 +522,7 @@ void responses_delete(struct conn *c)
     }
     struct op *op = op_new(c, c->request.param, deleted);
     if (op) {
+        op->deletes = true;
         op_posted(c, op, session_response_delete(c->server->session, c->owner, op->id, op_done, op));
     }
 }

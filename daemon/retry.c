@@ -21,8 +21,8 @@ static struct run *find(struct run *list, const struct conn *c, enum run_api api
 {
     const char *key = c->request.idempotency_key;
     for (struct run *run = list; run; run = run->next) {
-        if (!run->has_digest || run->failed || run->request->api != api || strcmp(run->owner, c->owner) != 0 ||
-            now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
+        if (!run->has_digest || run->hidden || run->failed || run->request->api != api ||
+            strcmp(run->owner, c->owner) != 0 || now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
             continue;
         }
         if (key ? run->idempotency_key && strcmp(run->idempotency_key, key) == 0

@@ -79,10 +79,19 @@ static void list_remove(struct run **head, struct run *run)
     }
 }
 
+/* Of those that have ended. */
+static void forget(struct run *run)
+{
+    struct server *s = run->server;
+    list_remove(&s->recent, run);
+    s->n_recent--;
+    run_free(run);
+}
+
 static struct run *find_in(struct run *list, const char *owner, const char *id)
 {
     for (struct run *r = list; r; r = r->next) {
-        if (strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
+        if (!r->hidden && strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
             return r;
         }
     }
@@ -185,6 +194,10 @@ void subscriber_unlink(struct subscriber *sub)
     free(sub->stream_id);
     free(sub);
     struct server *s = run->server;
+    if (run->hidden && run->ended && !run->subscribers) {
+        forget(run);
+        return;
+    }
     if (!run->subscribers && !run->ended && !run->finish_on_disconnect && s->session) {
         session_cancel(s->session, run->owner, run->id);
     }
@@ -476,14 +489,6 @@ static void shrink(struct run *run)
                        length(q->instructions);
 }
 
-static void forget(struct run *run)
-{
-    struct server *s = run->server;
-    list_remove(&s->recent, run);
-    s->n_recent--;
-    run_free(run);
-}
-
 void run_remember(struct run *run)
 {
     struct server *s = run->server;
@@ -509,7 +514,7 @@ void run_expire(struct server *s)
         }
         bool old = n + 1 > RECENT_RUNS_MAX || bytes + run->kept_bytes > RECENT_BYTES_MAX ||
                    failed >= RECENT_FAILED_MAX || now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 ||
-                   !run->request->store;
+                   !run->request->store || run->hidden;
         if (old && !run->subscribers) {
             forget(run);
         } else {
@@ -517,6 +522,17 @@ void run_expire(struct server *s)
             bytes += run->kept_bytes;
         }
     }
+}
+
+void run_hide(struct server *s, const char *owner, const char *id)
+{
+    for (int i = 0; i < 2; i++) {
+        for (struct run *run = i ? s->recent : s->runs; run; run = run->next) {
+            bool same = strcmp(run->id, id) == 0 || strcmp(run->conversation, id) == 0;
+            run->hidden |= same && strcmp(run->owner, owner) == 0;
+        }
+    }
+    run_expire(s);
 }
 
 void run_free_all(struct server *s)

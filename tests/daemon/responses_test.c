@@ -237,6 +237,52 @@ static void life_of_a_response(void **state)
     harness_stop(h);
 }
 
+/* What was deleted is given to nobody from the memory of its run either. */
+static void deleted_is_gone(void **state)
+{
+    (void)state;
+    static const char again[] = "x-stainless-retry-count: 1\r\n";
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/conversations", NULL, "{}");
+    char conversation[64], body[256], path[128], message[256];
+    snprintf(conversation, sizeof(conversation), "%s", str(r.json, "id"));
+    reply_free(&r);
+    int fd = ws_dial(h);
+    for (int i = 0; i < 2; i++) {
+        snprintf(body, sizeof(body), i ? "{\"input\":\"echo a\",\"conversation\":\"%s\"}" : "{\"input\":\"echo a\"}",
+                 conversation);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, 200);
+        char id[64];
+        snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+        reply_free(&r);
+        snprintf(message, sizeof(message), "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\"}", id);
+        ws_send(fd, message);
+        cJSON *e = ws_until(fd, "response.completed");
+        cJSON_Delete(e);
+        snprintf(path, sizeof(path), "/v1/%s/%s", i ? "conversations" : "responses", i ? conversation : id);
+        r = call(h, "DELETE", path, NULL, NULL);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+        ws_send(fd, message);
+        e = ws_read_json(fd);
+        assert_string_equal(str(e, "error.code"), "response_not_found");
+        cJSON_Delete(e);
+        if (!i) {
+            strcat(path, "?stream=true");
+            r = call(h, "GET", path, NULL, NULL);
+            assert_int_equal(r.status, 404);
+            reply_free(&r);
+        }
+        r = call(h, "POST", "/v1/responses", again, body);
+        assert_int_equal(r.status, i ? 404 : 200);
+        assert_string_not_equal(str(r.json, "id"), id);
+        reply_free(&r);
+    }
+    close(fd);
+    harness_stop(h);
+}
+
 static void cancel_over_http(void **state)
 {
     (void)state;
@@ -331,8 +377,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bodies_are_checked),    cmocka_unit_test(limits_one_past),
         cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
-        cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
-        cmocka_unit_test(logs_tell_no_secrets),
+        cmocka_unit_test(deleted_is_gone),       cmocka_unit_test(cancel_over_http),
+        cmocka_unit_test(stream_errors),         cmocka_unit_test(logs_tell_no_secrets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
