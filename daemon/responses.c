@@ -473,8 +473,10 @@ static void got(struct conn *c, struct op *op, const struct session_result *r)
     if (op->flag) {
         responses_replay(run, op->number);
         int64_t from = op->number >= 4 ? 0 : op->number + 1;
-        run_remember(run);
+        /* For this reader alone: another one may ask for another part. */
+        run->hidden = true;
         run_subscribe(run, c, SUBSCRIBE_SSE, from > (int64_t)run->n_log ? run->n_log : (size_t)from, NULL);
+        run_remember(run);
         return;
     }
     conn_answer_json(c, 200, response_object(run));

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/daemon_internal.h"
 #include "tests/daemon/harness.h"
 
 struct refusal {
@@ -237,6 +238,44 @@ static void life_of_a_response(void **state)
     harness_stop(h);
 }
 
+/* A stream of what is stored, when its run is no longer remembered, is the same each time. */
+static void replayed_twice(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
+    char id[64], path[128];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    reply_free(&r);
+    int fd = dial(h);
+    for (int i = 0; i < RECENT_RUNS_MAX; i++) {
+        send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo x\"}");
+        r = read_reply(fd);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+    }
+    close(fd);
+    static const int after[] = {5, 3, 0};
+    for (size_t i = 0; i < sizeof(after) / sizeof(*after); i++) {
+        snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", id, after[i]);
+        char *first = NULL;
+        for (int j = 0; j < 2; j++) {
+            r = call(h, "GET", path, NULL, NULL);
+            assert_int_equal(r.status, 200);
+            assert_non_null(strstr(r.body, "one two"));
+            assert_non_null(strstr(r.body, "event: response.completed"));
+            if (j) {
+                assert_string_equal(r.body, first);
+            } else {
+                first = strdup(r.body);
+            }
+            reply_free(&r);
+        }
+        free(first);
+    }
+    harness_stop(h);
+}
+
 /* What was deleted is given to nobody from the memory of its run either. */
 static void deleted_is_gone(void **state)
 {
@@ -377,8 +416,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bodies_are_checked),    cmocka_unit_test(limits_one_past),
         cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
-        cmocka_unit_test(deleted_is_gone),       cmocka_unit_test(cancel_over_http),
-        cmocka_unit_test(stream_errors),         cmocka_unit_test(logs_tell_no_secrets),
+        cmocka_unit_test(replayed_twice),        cmocka_unit_test(deleted_is_gone),
+        cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
+        cmocka_unit_test(logs_tell_no_secrets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
