@@ -364,15 +364,19 @@ static void loaded(struct server *s, struct event *e)
 
 void server_begin_close(struct server *s)
 {
-    if (!s->session || s->closer_started) {
+    if (s->session) {
+        s->closing_session = s->session;
+        s->session = NULL;
+    }
+    /* The workers use the session: the last of them comes here again. */
+    if (!s->closing_session || s->closer_started || s->closed || s->n_workers > 0) {
         return;
     }
-    s->closing_session = s->session;
-    s->session = NULL;
     if (pthread_create(&s->closer, NULL, close_session, s) == 0) {
         s->closer_started = true;
     } else {
         session_close(s->closing_session, s->config->drain_ms);
+        s->closing_session = NULL;
         s->closed = true;
         s->closed_since_ms = clock_ms();
     }
@@ -455,10 +459,14 @@ void server_take_events(struct server *s)
         case EVENT_WORK:
             s->n_workers--;
             op_result(e->op, &(struct session_result){.rc = e->number});
+            if (s->closing_session) {
+                server_begin_close(s);
+            }
             break;
         case EVENT_CLOSED:
             pthread_join(s->closer, NULL);
             s->closer_started = false;
+            s->closing_session = NULL;
             s->closed = true;
             s->closed_since_ms = clock_ms();
             close_sockets(s);
@@ -679,6 +687,22 @@ void server_reload(struct server *s)
     post(s, EVENT_RELOAD);
 }
 
+/* Frees what is in the queue and nobody will take. */
+static void drop_events(struct server *s)
+{
+    struct event *e = events_take(&s->events);
+    while (e) {
+        struct event *next = e->next;
+        if (e->kind == EVENT_LOADED) {
+            session_close(e->session, 0);
+        }
+        s->n_workers -= e->kind == EVENT_WORK;
+        op_free(e->op);
+        event_free(e);
+        e = next;
+    }
+}
+
 void server_free(struct server *s)
 {
     if (!s) {
@@ -687,15 +711,12 @@ void server_free(struct server *s)
     if (s->loader_started) {
         /* Stopped while the model was loading: it cannot be interrupted. */
         pthread_join(s->loader, NULL);
-        struct event *e = events_take(&s->events);
-        while (e) {
-            struct event *next = e->next;
-            if (e->kind == EVENT_LOADED) {
-                session_close(e->session, 0);
-            }
-            event_free(e);
-            e = next;
-        }
+        drop_events(s);
+    }
+    while (s->n_workers > 0) {
+        /* The loop broke while a text was being tokenized; nobody is served any more. */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        drop_events(s);
     }
     if (s->session) {
         session_close(s->session, 0);
@@ -705,13 +726,7 @@ void server_free(struct server *s)
     pthread_mutex_unlock(&s->events.lock);
     lws_sul_cancel(&s->tick);
     lws_context_destroy(s->context);
-    struct event *e = events_take(&s->events);
-    while (e) {
-        struct event *next = e->next;
-        op_free(e->op);
-        event_free(e);
-        e = next;
-    }
+    drop_events(s);
     events_destroy(&s->events);
     run_free_all(s);
     auth_free(s->auth);
