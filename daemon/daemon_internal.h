@@ -33,6 +33,7 @@
 #define LANES_MAX            32                 /* named lanes of a WebSocket */
 #define LANES_ACTIVE_MAX     16                 /* lanes with a running turn */
 #define LANE_WAITING_MAX     64                 /* requests waiting on a WebSocket, all lanes */
+#define WATCHED_MAX          32                 /* responses that a WebSocket has attached to */
 #define STREAM_ID_MAX        256
 #define EPHEMERAL_MAX        256 /* store:false responses that a connection keeps; the oldest is dropped */
 #define RECENT_RUNS_MAX      256
@@ -203,7 +204,7 @@ struct conn {
     char *message;
     size_t message_len, message_size;
     struct lane *lanes;
-    int n_lanes, n_active, n_waiting;
+    int n_lanes, n_active, n_waiting, n_watched;
     bool lanes_busy, message_binary;
     struct ephemeral *ephemerals;
     int close_code; /* not 0: close as soon as what is queued is written */

@@ -163,6 +163,7 @@ void run_subscribe(struct run *run, struct conn *c, int kind, size_t from, const
     sub->next = from;
     sub->joined_bytes = run->log_bytes;
     sub->stream_id = id;
+    c->n_watched += kind == SUBSCRIBE_WATCH;
     sub->next_in_run = run->subscribers;
     run->subscribers = sub;
     /* At the end: events of one lane keep the order of its turns. */
@@ -185,6 +186,7 @@ void subscriber_unlink(struct subscriber *sub)
             break;
         }
     }
+    sub->conn->n_watched -= sub->kind == SUBSCRIBE_WATCH;
     for (struct subscriber **at = &sub->conn->subscribers; *at; at = &(*at)->next_in_conn) {
         if (*at == sub) {
             *at = sub->next_in_conn;
