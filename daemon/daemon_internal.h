@@ -358,6 +358,7 @@ struct run {
     int64_t created_ms, completed_ms, ended_clock_ms, last_delta_us;
     int64_t sequence;
     bool started, ended, failed, item_open;
+    bool abandoned;     /* cancelled because nobody read it any more */
     bool hidden;        /* only those who read it already may; it goes with the last of them */
     const char *status; /* "in_progress", "completed", "incomplete", "failed" */
     char *reason;

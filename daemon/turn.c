@@ -201,6 +201,7 @@ void subscriber_unlink(struct subscriber *sub)
         return;
     }
     if (!run->subscribers && !run->ended && !run->finish_on_disconnect && s->session) {
+        run->abandoned = true;
         session_cancel(s->session, run->owner, run->id);
     }
 }

@@ -49,6 +49,33 @@ static void repeated_posts(void **state)
     harness_stop(h);
 }
 
+/* A turn that ended because its reader went away is not what a retry gets: it runs anew. */
+static void abandoned_posts(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char body[] = "{\"input\":\"hold a b\"}";
+    static const char *const again[] = {"x-stainless-retry-count: 1\r\n", "Idempotency-Key: k\r\n"};
+    for (int i = 0; i < 2; i++) {
+        int fd = dial(h);
+        send_request(fd, "POST", "/v1/responses", again[i], body);
+        fake_wait_started(2 * i + 1);
+        close(fd);
+        fake_wait_cancelled(i + 1);
+        fd = dial(h);
+        send_request(fd, "POST", "/v1/responses", again[i], body);
+        fake_wait_started(2 * i + 2);
+        fake_release(1);
+        struct reply r = read_reply(fd);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(str(r.json, "status"), "completed");
+        assert_string_equal(str(r.json, "output.0.content.0.text"), "a b");
+        reply_free(&r);
+        close(fd);
+    }
+    harness_stop(h);
+}
+
 static void idempotency_keys(void **state)
 {
     (void)state;
@@ -78,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeated_posts),
+        cmocka_unit_test(abandoned_posts),
         cmocka_unit_test(idempotency_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
