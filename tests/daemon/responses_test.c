@@ -213,6 +213,18 @@ static void life_of_a_response(void **state)
     assert_non_null(strstr(r.body, "event: response.created"));
     assert_non_null(strstr(r.body, "\"delta\":\"one \""));
     reply_free(&r);
+    /* HEAD gets headers alone. */
+    int fd = dial(h);
+    char head[256];
+    snprintf(head, sizeof(head), "HEAD %s HTTP/1.0\r\nHost: localhost\r\n\r\n", stream);
+    send_text(fd, head);
+    char *all = read_all(fd);
+    const char *end = strstr(all, "\r\n\r\n");
+    if (!strstr(all, "200 OK") || !strstr(all, "application/json") || !end || end[4]) {
+        fail_msg("%s", all);
+    }
+    free(all);
+    close(fd);
     snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=100", path);
     r = call(h, "GET", stream, NULL, NULL);
     assert_int_equal(r.status, 200);
