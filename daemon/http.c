@@ -12,8 +12,9 @@
 
 #include "daemon/daemon_internal.h"
 
-#define HEADER_VALUE_MAX   4096
-#define REFUSED_BODY_BYTES (1024 * 1024) /* of a refused request that are read so that the answer arrives */
+#define HEADER_VALUE_MAX    4096
+#define IDEMPOTENCY_KEY_MAX 255
+#define REFUSED_BODY_BYTES  (1024 * 1024) /* of a refused request that are read so that the answer arrives */
 
 /* Copies a header. Its length, 0 = absent or empty, -1 = too long or given more than once. */
 static int header(struct lws *wsi, enum lws_token_indexes token, char *out, size_t size)
@@ -233,23 +234,37 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
     return 0;
 }
 
-/* A header that the library does not know by name. False: absent, empty or too long. */
-static bool custom_header(struct lws *wsi, const char *name, char *out, size_t size)
+/* A header that the library does not know by name. Its length, 0 = absent or empty, -1 = too long. */
+static int custom_header(struct lws *wsi, const char *name, char *out, size_t size)
 {
     int len = (int)strlen(name), n = lws_hdr_custom_length(wsi, name, len);
-    return n > 0 && (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0;
+    if (n <= 0) {
+        return 0;
+    }
+    return (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0 ? n : -1;
 }
 
-/* What tells a repeated POST from a new one. */
-static void read_retry(struct conn *c)
+/* What tells a repeated POST from a new one. -1 and *e: a key that cannot be kept. */
+static int read_retry(struct conn *c, struct api_error *e)
 {
-    char value[200];
-    if (custom_header(c->wsi, "idempotency-key:", value, sizeof(value))) {
-        c->request.idempotency_key = strdup(value);
+    char value[IDEMPOTENCY_KEY_MAX + 1];
+    int n = custom_header(c->wsi, "idempotency-key:", value, sizeof(value));
+    if (n < 0) {
+        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key is longer than %d bytes.",
+                      IDEMPOTENCY_KEY_MAX);
+        return -1;
     }
-    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value))) {
+    if (n > 0) {
+        c->request.idempotency_key = strdup(value);
+        if (!c->request.idempotency_key) {
+            api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+            return -1;
+        }
+    }
+    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value)) > 0) {
         c->request.retry_count = (int)route_content_length(value, strnlen(value, 6));
     }
+    return 0;
 }
 
 int http_begin(struct conn *c)
@@ -283,7 +298,7 @@ int http_begin(struct conn *c)
         c->close_after = true;
     }
     if (!rc) {
-        read_retry(c);
+        rc = read_retry(c, &e);
     }
     if (r->length > 0) {
         int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;

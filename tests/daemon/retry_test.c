@@ -98,6 +98,15 @@ static void idempotency_keys(void **state)
     assert_string_not_equal(str(r.json, "id"), id);
     reply_free(&r);
     assert_int_equal(fake_turns_started(), 2);
+    for (int n = 255; n <= 256; n++) {
+        char header[300];
+        snprintf(header, sizeof(header), "Idempotency-Key: %0*d\r\n", n, 1);
+        r = call(h, "POST", "/v1/chat/completions", header, body);
+        assert_int_equal(r.status, n == 255 ? 200 : 400);
+        assert_string_equal(str(r.json, "error.code"), n == 255 ? "" : "invalid_header");
+        reply_free(&r);
+    }
+    assert_int_equal(fake_turns_started(), 3);
     harness_stop(h);
 }
 
