@@ -46,6 +46,7 @@
 #define ID_SIZE              48          /* "resp_" + 32 hex digits, and room */
 #define OWNER_SIZE           64
 #define RETRY_DIGEST_BYTES   32
+#define TOKEN_DIGEST_BYTES   32
 
 struct server;
 struct conn;
@@ -69,8 +70,11 @@ struct auth;
 int auth_open(const char *path, struct auth **out, char *err, size_t err_size);
 void auth_free(struct auth *a);
 bool auth_required(const struct auth *a);
-/* authorization: the header's value or NULL. True and the owner's name when it is accepted. */
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE]);
+/* authorization: the header's value or NULL. True, the owner's name and the token's digest when it is accepted. */
+bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
+                unsigned char digest[TOKEN_DIGEST_BYTES]);
+/* Would what auth_owner() has accepted be accepted still, as the same owner? */
+bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES]);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */
@@ -186,7 +190,8 @@ struct conn {
     struct lws *wsi;
     uint64_t id;
     enum conn_phase phase;
-    char owner[OWNER_SIZE];
+    char owner[OWNER_SIZE]; /* empty: nobody was asked for, or accepted */
+    unsigned char token[TOKEN_DIGEST_BYTES];
     struct chunk *out_head, *out_tail;
     size_t out_bytes;
     int64_t stalled_since_ms; /* output waits, and the last of it was taken then; 0 = none waits */
@@ -302,8 +307,9 @@ int http_body(struct conn *c, const void *data, size_t len);
 int http_body_complete(struct conn *c);
 /* Before an upgrade: 0 = go on; otherwise the answer was written and the connection has to be closed. */
 int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]);
-int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE], char **origin,
-                      struct api_error *e);
+/* `token` is what auth_known() takes; origin may be NULL. */
+int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
+                      unsigned char token[TOKEN_DIGEST_BYTES], char **origin, struct api_error *e);
 int http_write_plain(struct lws *wsi, const struct api_error *e);
 
 /* ---- ws.c ---------------------------------------------------------------------------------------------------------

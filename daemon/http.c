@@ -60,8 +60,8 @@ static size_t header_bytes(struct lws *wsi)
     return sum;
 }
 
-int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE], char **origin_out,
-                      struct api_error *e)
+int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
+                      unsigned char token[TOKEN_DIGEST_BYTES], char **origin_out, struct api_error *e)
 {
     char host[300], origin[300], authorization[HEADER_VALUE_MAX];
     int host_len = header(wsi, WSI_TOKEN_HOST, host, sizeof(host));
@@ -86,7 +86,7 @@ int http_check_access(struct server *s, struct lws *wsi, bool open_route, char o
         return 0;
     }
     int n = header(wsi, WSI_TOKEN_HTTP_AUTHORIZATION, authorization, sizeof(authorization));
-    bool ok = n >= 0 && auth_owner(s->auth, n > 0 ? authorization : NULL, owner);
+    bool ok = n >= 0 && auth_owner(s->auth, n > 0 ? authorization : NULL, owner, token);
     lws_explicit_bzero(authorization, sizeof(authorization));
     if (!ok) {
         s->counters.refused++;
@@ -124,6 +124,7 @@ int http_write_plain(struct lws *wsi, const struct api_error *e)
 int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE])
 {
     struct api_error e = {0};
+    unsigned char token[TOKEN_DIGEST_BYTES];
     char upgrade[32], path[64], version[8], length[32];
     /* The library may have freed the headers already; then all of these read as absent. */
     if (header(wsi, WSI_TOKEN_UPGRADE, upgrade, sizeof(upgrade)) <= 0 || strcasecmp(upgrade, "websocket") != 0) {
@@ -141,7 +142,7 @@ int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]
         api_error_set(&e, 426, "invalid_header", NULL, "Only WebSocket version 13 is spoken here.");
     } else if (!present(wsi, WSI_TOKEN_KEY)) {
         api_error_set(&e, 400, "invalid_header", NULL, "Sec-WebSocket-Key is missing.");
-    } else if (http_check_access(s, wsi, false, owner, NULL, &e)) {
+    } else if (http_check_access(s, wsi, false, owner, token, NULL, &e)) {
         /* e is set */
     } else if (s->stopping) {
         api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
@@ -200,7 +201,7 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
         rc = route_find(server_routes, server_n_routes, r->method, path, &r->route, r->param);
     }
     bool open_route = r->method == METHOD_OPTIONS || (r->route && r->route->open);
-    if (http_check_access(s, wsi, open_route, c->owner, &r->origin, e)) {
+    if (http_check_access(s, wsi, open_route, c->owner, c->token, &r->origin, e)) {
         return -1;
     }
     if (rc == 404) {

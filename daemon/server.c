@@ -132,7 +132,7 @@ static bool admit(struct server *s, int fd)
 static int established(struct server *s, struct conn *c, struct lws *wsi)
 {
     struct api_error e = {0};
-    if (!c || http_check_access(s, wsi, false, c->owner, NULL, &e)) {
+    if (!c || http_check_access(s, wsi, false, c->owner, c->token, NULL, &e)) {
         return -1;
     }
     conn_request_clear(c);
@@ -426,6 +426,19 @@ static void reload(struct server *s)
     auth_free(s->auth);
     s->auth = fresh;
     daemon_log(s->log, LOG_INFO, "token file read again");
+    /* Who is no longer in it does not go on either. */
+    for (size_t i = 0; i < CONN_BUCKETS; i++) {
+        for (struct conn *c = s->buckets[i]; c; c = c->next) {
+            if (!c->owner[0] || auth_known(s->auth, c->owner, c->token)) {
+                continue;
+            }
+            if (c->phase == CONN_WEBSOCKET) {
+                conn_ws_close(c, LWS_CLOSE_STATUS_POLICY_VIOLATION, "token revoked");
+            } else if (c->phase != CONN_IDLE) {
+                conn_drop(c);
+            }
+        }
+    }
 }
 
 void server_take_events(struct server *s)
