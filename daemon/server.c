@@ -20,7 +20,8 @@
 #define SSE_COMMENT_MS 15000
 #define NOTIFY_MS      5000
 /* The library wakes up without end for bytes that it has read behind the request of a GET that is being streamed, and
- * tells nobody. Loops that call nothing give it away; such streams are dropped (and can be resumed). */
+ * tells nobody. Loops that call nothing give it away; the newest such stream is dropped (and can be resumed), one a
+ * tick until it stops, so that one peer does not end the streams that were there before. */
 #define SPIN_LOOPS       1000 /* in a tick, */
 #define SPIN_TICKS       2    /* and again in the next: a short one ends by itself */
 #define STOP_PATIENCE_MS 500  /* for close frames to leave */
@@ -540,13 +541,18 @@ static void tick(lws_sorted_usec_list_t *sul)
     s->spinning_ticks = s->loops > s->callbacks + SPIN_LOOPS ? s->spinning_ticks + 1 : 0;
     bool spins = s->spinning_ticks >= SPIN_TICKS;
     s->loops = s->callbacks = 0;
+    struct conn *newest = NULL;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = s->buckets[i]; c; c = c->next) {
-            if (spins && c->flow_stopped && c->streaming && !c->answer_complete) {
-                conn_drop(c);
+            bool suspect = c->flow_stopped && c->streaming && !c->answer_complete && !c->dropped;
+            if (spins && suspect && (!newest || c->id > newest->id)) {
+                newest = c;
             }
             check_conn(s, c, now, comment);
         }
+    }
+    if (newest) {
+        conn_drop(newest);
     }
     if (s->opts.watchdog_us && !s->stopping && now - s->last_watchdog_ms >= (int64_t)(s->opts.watchdog_us / 4000)) {
         s->last_watchdog_ms = now;
