@@ -38,7 +38,8 @@
 #define EPHEMERAL_MAX        256 /* store:false responses that a connection keeps; the oldest is dropped */
 #define RECENT_RUNS_MAX      256
 #define RECENT_BYTES_MAX     (64 * 1024 * 1024)
-#define RECENT_FAILED_MAX    32 /* of one owner */
+#define RECENT_FAILED_MAX    32 /* of one owner, */
+#define RECENT_FAILED_BYTES  (4 * 1024 * 1024)
 #define RECENT_SECONDS       (15 * 60)
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define TOKENIZE_RUNNING_MAX 4

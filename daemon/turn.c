@@ -511,13 +511,16 @@ void run_expire(struct server *s)
     struct run *next;
     for (struct run *run = s->recent; run; run = next) {
         next = run->next;
-        int failed = 0;
+        size_t failed = 0, failed_bytes = run->kept_bytes;
         for (struct run *newer = run->prev; run->failed && newer; newer = newer->prev) {
-            failed += newer->failed && strcmp(newer->owner, run->owner) == 0;
+            if (newer->failed && strcmp(newer->owner, run->owner) == 0) {
+                failed++;
+                failed_bytes += newer->kept_bytes;
+            }
         }
         bool old = n + 1 > RECENT_RUNS_MAX || bytes + run->kept_bytes > RECENT_BYTES_MAX ||
-                   failed >= RECENT_FAILED_MAX || now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 ||
-                   !run->request->store || run->hidden;
+                   failed >= RECENT_FAILED_MAX || (run->failed && failed_bytes > RECENT_FAILED_BYTES) ||
+                   now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 || !run->request->store || run->hidden;
         if (old && !run->subscribers) {
             forget(run);
         } else {

@@ -76,6 +76,16 @@ static void failed_runs_push_nobody_out(void **state)
     }
     assert_non_null(run_find(&s, "b", id));
     assert_null(run_find(&s, "a", first));
+    /* Nor large ones. */
+    for (int i = 0; i < RECENT_BYTES_MAX / RECENT_FAILED_BYTES * 2 + 1; i++) {
+        run_remember(ended_run(&s, "a", true, RECENT_FAILED_BYTES / 2));
+    }
+    assert_non_null(run_find(&s, "b", id));
+    size_t large = 0;
+    for (const struct run *run = s.recent; run; run = run->next) {
+        large += run->log_bytes == RECENT_FAILED_BYTES / 2;
+    }
+    assert_int_equal(large, 1);
     run_free_all(&s);
 }
 
