@@ -21,8 +21,10 @@
 #define TOKEN_BYTES_MIN      16
 #define AUTHORIZATION_PREFIX "Bearer "
 
+_Static_assert(TOKEN_DIGEST_BYTES == SHA256_DIGEST_LENGTH, "the digest is SHA-256");
+
 struct token {
-    unsigned char digest[SHA256_DIGEST_LENGTH];
+    unsigned char digest[TOKEN_DIGEST_BYTES];
     char owner[OWNER_SIZE];
 };
 
@@ -131,9 +133,29 @@ bool auth_required(const struct auth *a)
     return a->required;
 }
 
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE])
+/* All are compared, every time. */
+static const struct token *find(const struct auth *a, const unsigned char digest[TOKEN_DIGEST_BYTES])
+{
+    const struct token *found = NULL;
+    for (size_t i = 0; i < a->n; i++) {
+        if (CRYPTO_memcmp(digest, a->tokens[i].digest, TOKEN_DIGEST_BYTES) == 0) {
+            found = &a->tokens[i];
+        }
+    }
+    return found;
+}
+
+bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES])
+{
+    const struct token *t = a->required ? find(a, digest) : NULL;
+    return !a->required || (t && strcmp(t->owner, owner) == 0);
+}
+
+bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
+                unsigned char digest[TOKEN_DIGEST_BYTES])
 {
     if (!a->required) {
+        memset(digest, 0, TOKEN_DIGEST_BYTES);
         snprintf(owner, OWNER_SIZE, "local");
         return true;
     }
@@ -142,14 +164,8 @@ bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNE
         return false;
     }
     const char *token = authorization + prefix_len;
-    unsigned char digest[SHA256_DIGEST_LENGTH];
     SHA256((const unsigned char *)token, strlen(token), digest);
-    const struct token *found = NULL;
-    for (size_t i = 0; i < a->n; i++) {
-        if (CRYPTO_memcmp(digest, a->tokens[i].digest, sizeof(digest)) == 0) {
-            found = &a->tokens[i];
-        }
-    }
+    const struct token *found = find(a, digest);
     if (!found) {
         return false;
     }

@@ -174,6 +174,7 @@ void conversations_delete(struct conn *c)
 {
     struct op *op = id_or_404(c) ? op_new(c, c->request.param, deleted) : NULL;
     if (op) {
+        op->deletes = true;
         op_posted(c, op, session_conversation_delete(c->server->session, c->owner, op->id, op_done, op));
     }
 }

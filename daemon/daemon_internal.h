@@ -33,10 +33,13 @@
 #define LANES_MAX            32                 /* named lanes of a WebSocket */
 #define LANES_ACTIVE_MAX     16                 /* lanes with a running turn */
 #define LANE_WAITING_MAX     64                 /* requests waiting on a WebSocket, all lanes */
+#define WATCHED_MAX          32                 /* responses that a WebSocket has attached to */
 #define STREAM_ID_MAX        256
 #define EPHEMERAL_MAX        256 /* store:false responses that a connection keeps; the oldest is dropped */
 #define RECENT_RUNS_MAX      256
 #define RECENT_BYTES_MAX     (64 * 1024 * 1024)
+#define RECENT_FAILED_MAX    32 /* of one owner, */
+#define RECENT_FAILED_BYTES  (4 * 1024 * 1024)
 #define RECENT_SECONDS       (15 * 60)
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define TOKENIZE_RUNNING_MAX 4
@@ -44,6 +47,7 @@
 #define ID_SIZE              48          /* "resp_" + 32 hex digits, and room */
 #define OWNER_SIZE           64
 #define RETRY_DIGEST_BYTES   32
+#define TOKEN_DIGEST_BYTES   32
 
 struct server;
 struct conn;
@@ -67,8 +71,11 @@ struct auth;
 int auth_open(const char *path, struct auth **out, char *err, size_t err_size);
 void auth_free(struct auth *a);
 bool auth_required(const struct auth *a);
-/* authorization: the header's value or NULL. True and the owner's name when it is accepted. */
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE]);
+/* authorization: the header's value or NULL. True, the owner's name and the token's digest when it is accepted. */
+bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
+                unsigned char digest[TOKEN_DIGEST_BYTES]);
+/* Would what auth_owner() has accepted be accepted still, as the same owner? */
+bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES]);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */
@@ -184,7 +191,8 @@ struct conn {
     struct lws *wsi;
     uint64_t id;
     enum conn_phase phase;
-    char owner[OWNER_SIZE];
+    char owner[OWNER_SIZE]; /* empty: nobody was asked for, or accepted */
+    unsigned char token[TOKEN_DIGEST_BYTES];
     struct chunk *out_head, *out_tail;
     size_t out_bytes;
     int64_t stalled_since_ms; /* output waits, and the last of it was taken then; 0 = none waits */
@@ -202,7 +210,7 @@ struct conn {
     char *message;
     size_t message_len, message_size;
     struct lane *lanes;
-    int n_lanes, n_active, n_waiting;
+    int n_lanes, n_active, n_waiting, n_watched;
     bool lanes_busy, message_binary;
     struct ephemeral *ephemerals;
     int close_code; /* not 0: close as soon as what is queued is written */
@@ -271,7 +279,7 @@ struct server {
     size_t n_conns;
     uint64_t next_conn_id;
     struct run *runs, *recent; /* running; ended and kept for those who come back */
-    size_t n_runs, n_recent, recent_bytes;
+    size_t n_runs, n_recent;
     lws_sorted_usec_list_t tick;
     int n_workers;             /* tokenizing */
     uint64_t loops, callbacks; /* since the last tick */
@@ -300,8 +308,9 @@ int http_body(struct conn *c, const void *data, size_t len);
 int http_body_complete(struct conn *c);
 /* Before an upgrade: 0 = go on; otherwise the answer was written and the connection has to be closed. */
 int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]);
-int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE], char **origin,
-                      struct api_error *e);
+/* `token` is what auth_known() takes; origin may be NULL. */
+int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
+                      unsigned char token[TOKEN_DIGEST_BYTES], char **origin, struct api_error *e);
 int http_write_plain(struct lws *wsi, const struct api_error *e);
 
 /* ---- ws.c ---------------------------------------------------------------------------------------------------------
@@ -356,6 +365,8 @@ struct run {
     int64_t created_ms, completed_ms, ended_clock_ms, last_delta_us;
     int64_t sequence;
     bool started, ended, failed, item_open;
+    bool abandoned;     /* cancelled because nobody read it any more */
+    bool hidden;        /* only those who read it already may; it goes with the last of them */
     const char *status; /* "in_progress", "completed", "incomplete", "failed" */
     char *reason;
     char *text; /* the answer so far */
@@ -363,6 +374,7 @@ struct run {
     struct log_entry *log;
     size_t n_log, log_capacity;
     uint64_t log_bytes;
+    size_t kept_bytes; /* of an ended run: all that it holds */
     /* For those who wait for one whole answer. */
     int answer_status;
     char *answer;
@@ -376,6 +388,8 @@ struct run {
 /* Starts a turn and subscribes c to it. Takes request. On refusal the error was answered on c. */
 void run_start(struct conn *c, struct turn_request *request, int kind);
 struct run *run_find(struct server *s, const char *owner, const char *id);
+/* The response, or all of the conversation, was deleted: nobody finds it any more. */
+void run_hide(struct server *s, const char *owner, const char *id);
 void run_subscribe(struct run *run, struct conn *c, int kind, size_t from, const char *stream_id);
 void subscriber_unlink(struct subscriber *sub);
 /* Puts what fits of the runs' logs into c's queue. */
@@ -459,9 +473,9 @@ void conversations_evict(struct conn *c);
 struct op {
     struct server *server;
     uint64_t conn_id;
-    char id[ID_SIZE];
+    char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
-    bool flag;
+    bool flag, deletes;
     void (*answer)(struct conn *c, struct op *op, const struct session_result *r);
     char *text; /* tokenize */
     size_t len;

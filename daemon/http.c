@@ -12,8 +12,9 @@
 
 #include "daemon/daemon_internal.h"
 
-#define HEADER_VALUE_MAX   4096
-#define REFUSED_BODY_BYTES (1024 * 1024) /* of a refused request that are read so that the answer arrives */
+#define HEADER_VALUE_MAX    4096
+#define IDEMPOTENCY_KEY_MAX 255
+#define REFUSED_BODY_BYTES  (1024 * 1024) /* of a refused request that are read so that the answer arrives */
 
 /* Copies a header. Its length, 0 = absent or empty, -1 = too long or given more than once. */
 static int header(struct lws *wsi, enum lws_token_indexes token, char *out, size_t size)
@@ -59,8 +60,8 @@ static size_t header_bytes(struct lws *wsi)
     return sum;
 }
 
-int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE], char **origin_out,
-                      struct api_error *e)
+int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
+                      unsigned char token[TOKEN_DIGEST_BYTES], char **origin_out, struct api_error *e)
 {
     char host[300], origin[300], authorization[HEADER_VALUE_MAX];
     int host_len = header(wsi, WSI_TOKEN_HOST, host, sizeof(host));
@@ -85,7 +86,7 @@ int http_check_access(struct server *s, struct lws *wsi, bool open_route, char o
         return 0;
     }
     int n = header(wsi, WSI_TOKEN_HTTP_AUTHORIZATION, authorization, sizeof(authorization));
-    bool ok = n >= 0 && auth_owner(s->auth, n > 0 ? authorization : NULL, owner);
+    bool ok = n >= 0 && auth_owner(s->auth, n > 0 ? authorization : NULL, owner, token);
     lws_explicit_bzero(authorization, sizeof(authorization));
     if (!ok) {
         s->counters.refused++;
@@ -123,6 +124,7 @@ int http_write_plain(struct lws *wsi, const struct api_error *e)
 int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE])
 {
     struct api_error e = {0};
+    unsigned char token[TOKEN_DIGEST_BYTES];
     char upgrade[32], path[64], version[8], length[32];
     /* The library may have freed the headers already; then all of these read as absent. */
     if (header(wsi, WSI_TOKEN_UPGRADE, upgrade, sizeof(upgrade)) <= 0 || strcasecmp(upgrade, "websocket") != 0) {
@@ -140,7 +142,7 @@ int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]
         api_error_set(&e, 426, "invalid_header", NULL, "Only WebSocket version 13 is spoken here.");
     } else if (!present(wsi, WSI_TOKEN_KEY)) {
         api_error_set(&e, 400, "invalid_header", NULL, "Sec-WebSocket-Key is missing.");
-    } else if (http_check_access(s, wsi, false, owner, NULL, &e)) {
+    } else if (http_check_access(s, wsi, false, owner, token, NULL, &e)) {
         /* e is set */
     } else if (s->stopping) {
         api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
@@ -199,7 +201,7 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
         rc = route_find(server_routes, server_n_routes, r->method, path, &r->route, r->param);
     }
     bool open_route = r->method == METHOD_OPTIONS || (r->route && r->route->open);
-    if (http_check_access(s, wsi, open_route, c->owner, &r->origin, e)) {
+    if (http_check_access(s, wsi, open_route, c->owner, c->token, &r->origin, e)) {
         return -1;
     }
     if (rc == 404) {
@@ -233,23 +235,37 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
     return 0;
 }
 
-/* A header that the library does not know by name. False: absent, empty or too long. */
-static bool custom_header(struct lws *wsi, const char *name, char *out, size_t size)
+/* A header that the library does not know by name. Its length, 0 = absent or empty, -1 = too long. */
+static int custom_header(struct lws *wsi, const char *name, char *out, size_t size)
 {
     int len = (int)strlen(name), n = lws_hdr_custom_length(wsi, name, len);
-    return n > 0 && (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0;
+    if (n <= 0) {
+        return 0;
+    }
+    return (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0 ? n : -1;
 }
 
-/* What tells a repeated POST from a new one. */
-static void read_retry(struct conn *c)
+/* What tells a repeated POST from a new one. -1 and *e: a key that cannot be kept. */
+static int read_retry(struct conn *c, struct api_error *e)
 {
-    char value[200];
-    if (custom_header(c->wsi, "idempotency-key:", value, sizeof(value))) {
-        c->request.idempotency_key = strdup(value);
+    char value[IDEMPOTENCY_KEY_MAX + 1];
+    int n = custom_header(c->wsi, "idempotency-key:", value, sizeof(value));
+    if (n < 0) {
+        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key is longer than %d bytes.",
+                      IDEMPOTENCY_KEY_MAX);
+        return -1;
     }
-    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value))) {
+    if (n > 0) {
+        c->request.idempotency_key = strdup(value);
+        if (!c->request.idempotency_key) {
+            api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+            return -1;
+        }
+    }
+    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value)) > 0) {
         c->request.retry_count = (int)route_content_length(value, strnlen(value, 6));
     }
+    return 0;
 }
 
 int http_begin(struct conn *c)
@@ -283,7 +299,7 @@ int http_begin(struct conn *c)
         c->close_after = true;
     }
     if (!rc) {
-        read_retry(c);
+        rc = read_retry(c, &e);
     }
     if (r->length > 0) {
         int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;

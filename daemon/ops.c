@@ -22,6 +22,7 @@ struct op *op_new(struct conn *c, const char *id,
     op->conn_id = c->id;
     op->answer = answer;
     snprintf(op->id, sizeof(op->id), "%s", id ? id : "");
+    snprintf(op->owner, sizeof(op->owner), "%s", c->owner);
     return op;
 }
 
@@ -70,6 +71,9 @@ void op_posted(struct conn *c, struct op *op, int rc)
 
 void op_result(struct op *op, const struct session_result *r)
 {
+    if (op->deletes && r->rc == 0) {
+        run_hide(op->server, op->owner, op->id);
+    }
     struct conn *c = conn_find(op->server, op->conn_id);
     if (c) {
         if (r->rc == 0) {

@@ -473,8 +473,10 @@ static void got(struct conn *c, struct op *op, const struct session_result *r)
     if (op->flag) {
         responses_replay(run, op->number);
         int64_t from = op->number >= 4 ? 0 : op->number + 1;
-        run_remember(run);
+        /* For this reader alone: another one may ask for another part. */
+        run->hidden = true;
         run_subscribe(run, c, SUBSCRIBE_SSE, from > (int64_t)run->n_log ? run->n_log : (size_t)from, NULL);
+        run_remember(run);
         return;
     }
     conn_answer_json(c, 200, response_object(run));
@@ -487,8 +489,9 @@ void responses_get(struct conn *c)
         return;
     }
     const struct route_query *query = &c->request.query;
+    bool stream = query->stream && c->request.method == METHOD_GET; /* HEAD has no body */
     struct run *run = run_find(c->server, c->owner, c->request.param);
-    if (run && query->stream && run->request->api == RUN_RESPONSES && run->started) {
+    if (run && stream && run->request->api == RUN_RESPONSES && run->started) {
         size_t from = (size_t)(query->starting_after + 1);
         run_subscribe(run, c, SUBSCRIBE_SSE, from > run->n_log ? run->n_log : from, NULL);
         return;
@@ -499,7 +502,7 @@ void responses_get(struct conn *c)
     }
     struct op *op = op_new(c, c->request.param, got);
     if (op) {
-        op->flag = query->stream;
+        op->flag = stream;
         op->number = query->starting_after;
         op_posted(c, op, session_response_get(c->server->session, c->owner, op->id, op_done, op));
     }
@@ -522,6 +525,7 @@ void responses_delete(struct conn *c)
     }
     struct op *op = op_new(c, c->request.param, deleted);
     if (op) {
+        op->deletes = true;
         op_posted(c, op, session_response_delete(c->server->session, c->owner, op->id, op_done, op));
     }
 }

@@ -2,7 +2,8 @@
  *
  * SDKs repeat a POST when a connection breaks, with x-stainless-retry-count and without a key; others send an
  * Idempotency-Key. Both find the run of the first attempt: by the key, or by the same body of the same owner. What
- * failed is not found, because nothing of it was kept: that may be tried again.
+ * failed is not found, because nothing of it was kept: that may be tried again. Neither is what was cancelled because
+ * its reader went away.
  */
 #include <openssl/sha.h>
 #include <stdlib.h>
@@ -16,13 +17,19 @@ void retry_digest(const struct conn *c, unsigned char digest[RETRY_DIGEST_BYTES]
     SHA256((const unsigned char *)(c->request.body ? c->request.body : ""), c->request.body_len, digest);
 }
 
+/* Was it ended by its reader's going away? Half an answer is not what a retry wants. */
+static bool given_up(const struct run *run)
+{
+    return run->abandoned && (!run->ended || (run->reason && strcmp(run->reason, "cancelled") == 0));
+}
+
 static struct run *find(struct run *list, const struct conn *c, enum run_api api,
                         const unsigned char digest[RETRY_DIGEST_BYTES])
 {
     const char *key = c->request.idempotency_key;
     for (struct run *run = list; run; run = run->next) {
-        if (!run->has_digest || run->failed || run->request->api != api || strcmp(run->owner, c->owner) != 0 ||
-            now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
+        if (!run->has_digest || run->hidden || run->failed || given_up(run) || run->request->api != api ||
+            strcmp(run->owner, c->owner) != 0 || now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
             continue;
         }
         if (key ? run->idempotency_key && strcmp(run->idempotency_key, key) == 0

@@ -20,7 +20,8 @@
 #define SSE_COMMENT_MS 15000
 #define NOTIFY_MS      5000
 /* The library wakes up without end for bytes that it has read behind the request of a GET that is being streamed, and
- * tells nobody. Loops that call nothing give it away; such streams are dropped (and can be resumed). */
+ * tells nobody. Loops that call nothing give it away; the newest such stream is dropped (and can be resumed), one a
+ * tick until it stops, so that one peer does not end the streams that were there before. */
 #define SPIN_LOOPS       1000 /* in a tick, */
 #define SPIN_TICKS       2    /* and again in the next: a short one ends by itself */
 #define STOP_PATIENCE_MS 500  /* for close frames to leave */
@@ -132,7 +133,7 @@ static bool admit(struct server *s, int fd)
 static int established(struct server *s, struct conn *c, struct lws *wsi)
 {
     struct api_error e = {0};
-    if (!c || http_check_access(s, wsi, false, c->owner, NULL, &e)) {
+    if (!c || http_check_access(s, wsi, false, c->owner, c->token, NULL, &e)) {
         return -1;
     }
     conn_request_clear(c);
@@ -364,15 +365,19 @@ static void loaded(struct server *s, struct event *e)
 
 void server_begin_close(struct server *s)
 {
-    if (!s->session || s->closer_started) {
+    if (s->session) {
+        s->closing_session = s->session;
+        s->session = NULL;
+    }
+    /* The workers use the session: the last of them comes here again. */
+    if (!s->closing_session || s->closer_started || s->closed || s->n_workers > 0) {
         return;
     }
-    s->closing_session = s->session;
-    s->session = NULL;
     if (pthread_create(&s->closer, NULL, close_session, s) == 0) {
         s->closer_started = true;
     } else {
         session_close(s->closing_session, s->config->drain_ms);
+        s->closing_session = NULL;
         s->closed = true;
         s->closed_since_ms = clock_ms();
     }
@@ -422,6 +427,19 @@ static void reload(struct server *s)
     auth_free(s->auth);
     s->auth = fresh;
     daemon_log(s->log, LOG_INFO, "token file read again");
+    /* Who is no longer in it does not go on either. */
+    for (size_t i = 0; i < CONN_BUCKETS; i++) {
+        for (struct conn *c = s->buckets[i]; c; c = c->next) {
+            if (!c->owner[0] || auth_known(s->auth, c->owner, c->token)) {
+                continue;
+            }
+            if (c->phase == CONN_WEBSOCKET) {
+                conn_ws_close(c, LWS_CLOSE_STATUS_POLICY_VIOLATION, "token revoked");
+            } else if (c->phase != CONN_IDLE) {
+                conn_drop(c);
+            }
+        }
+    }
 }
 
 void server_take_events(struct server *s)
@@ -455,10 +473,14 @@ void server_take_events(struct server *s)
         case EVENT_WORK:
             s->n_workers--;
             op_result(e->op, &(struct session_result){.rc = e->number});
+            if (s->closing_session) {
+                server_begin_close(s);
+            }
             break;
         case EVENT_CLOSED:
             pthread_join(s->closer, NULL);
             s->closer_started = false;
+            s->closing_session = NULL;
             s->closed = true;
             s->closed_since_ms = clock_ms();
             close_sockets(s);
@@ -519,13 +541,18 @@ static void tick(lws_sorted_usec_list_t *sul)
     s->spinning_ticks = s->loops > s->callbacks + SPIN_LOOPS ? s->spinning_ticks + 1 : 0;
     bool spins = s->spinning_ticks >= SPIN_TICKS;
     s->loops = s->callbacks = 0;
+    struct conn *newest = NULL;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = s->buckets[i]; c; c = c->next) {
-            if (spins && c->flow_stopped && c->streaming && !c->answer_complete) {
-                conn_drop(c);
+            bool suspect = c->flow_stopped && c->streaming && !c->answer_complete && !c->dropped;
+            if (spins && suspect && (!newest || c->id > newest->id)) {
+                newest = c;
             }
             check_conn(s, c, now, comment);
         }
+    }
+    if (newest) {
+        conn_drop(newest);
     }
     if (s->opts.watchdog_us && !s->stopping && now - s->last_watchdog_ms >= (int64_t)(s->opts.watchdog_us / 4000)) {
         s->last_watchdog_ms = now;
@@ -679,6 +706,22 @@ void server_reload(struct server *s)
     post(s, EVENT_RELOAD);
 }
 
+/* Frees what is in the queue and nobody will take. */
+static void drop_events(struct server *s)
+{
+    struct event *e = events_take(&s->events);
+    while (e) {
+        struct event *next = e->next;
+        if (e->kind == EVENT_LOADED) {
+            session_close(e->session, 0);
+        }
+        s->n_workers -= e->kind == EVENT_WORK;
+        op_free(e->op);
+        event_free(e);
+        e = next;
+    }
+}
+
 void server_free(struct server *s)
 {
     if (!s) {
@@ -687,15 +730,12 @@ void server_free(struct server *s)
     if (s->loader_started) {
         /* Stopped while the model was loading: it cannot be interrupted. */
         pthread_join(s->loader, NULL);
-        struct event *e = events_take(&s->events);
-        while (e) {
-            struct event *next = e->next;
-            if (e->kind == EVENT_LOADED) {
-                session_close(e->session, 0);
-            }
-            event_free(e);
-            e = next;
-        }
+        drop_events(s);
+    }
+    while (s->n_workers > 0) {
+        /* The loop broke while a text was being tokenized; nobody is served any more. */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        drop_events(s);
     }
     if (s->session) {
         session_close(s->session, 0);
@@ -705,13 +745,7 @@ void server_free(struct server *s)
     pthread_mutex_unlock(&s->events.lock);
     lws_sul_cancel(&s->tick);
     lws_context_destroy(s->context);
-    struct event *e = events_take(&s->events);
-    while (e) {
-        struct event *next = e->next;
-        op_free(e->op);
-        event_free(e);
-        e = next;
-    }
+    drop_events(s);
     events_destroy(&s->events);
     run_free_all(s);
     auth_free(s->auth);

@@ -13,6 +13,8 @@
 
 #include "daemon/daemon_internal.h"
 
+#define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
+
 struct ephemeral {
     struct ephemeral *next;
     char id[ID_SIZE];
@@ -77,10 +79,19 @@ static void list_remove(struct run **head, struct run *run)
     }
 }
 
+/* Of those that have ended. */
+static void forget(struct run *run)
+{
+    struct server *s = run->server;
+    list_remove(&s->recent, run);
+    s->n_recent--;
+    run_free(run);
+}
+
 static struct run *find_in(struct run *list, const char *owner, const char *id)
 {
     for (struct run *r = list; r; r = r->next) {
-        if (strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
+        if (!r->hidden && strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
             return r;
         }
     }
@@ -152,6 +163,7 @@ void run_subscribe(struct run *run, struct conn *c, int kind, size_t from, const
     sub->next = from;
     sub->joined_bytes = run->log_bytes;
     sub->stream_id = id;
+    c->n_watched += kind == SUBSCRIBE_WATCH;
     sub->next_in_run = run->subscribers;
     run->subscribers = sub;
     /* At the end: events of one lane keep the order of its turns. */
@@ -174,6 +186,7 @@ void subscriber_unlink(struct subscriber *sub)
             break;
         }
     }
+    sub->conn->n_watched -= sub->kind == SUBSCRIBE_WATCH;
     for (struct subscriber **at = &sub->conn->subscribers; *at; at = &(*at)->next_in_conn) {
         if (*at == sub) {
             *at = sub->next_in_conn;
@@ -183,7 +196,12 @@ void subscriber_unlink(struct subscriber *sub)
     free(sub->stream_id);
     free(sub);
     struct server *s = run->server;
+    if (run->hidden && run->ended && !run->subscribers) {
+        forget(run);
+        return;
+    }
     if (!run->subscribers && !run->ended && !run->finish_on_disconnect && s->session) {
+        run->abandoned = true;
         session_cancel(s->session, run->owner, run->id);
     }
 }
@@ -433,17 +451,59 @@ static void run_retire(struct run *run)
     run_remember(run);
 }
 
+static size_t length(const char *s)
+{
+    return s ? strlen(s) : 0;
+}
+
+/* Frees what nobody will ask an ended run for, and counts what is kept. A whole answer and a log say everything; only
+ * what failed is still described from its request. */
+static void shrink(struct run *run)
+{
+    struct turn_request *q = run->request;
+    struct turn_request *left = calloc(1, sizeof(*left));
+    if (left) {
+        *left = (struct turn_request){.api = q->api,
+                                      .shown_temperature = q->shown_temperature,
+                                      .shown_top_p = q->shown_top_p,
+                                      .has_parent = q->has_parent,
+                                      .store = q->store,
+                                      .generate = q->generate};
+        if (run->failed) {
+            left->params_json = q->params_json;
+            left->conversation = q->conversation;
+            left->previous = q->previous;
+            left->parent = q->parent;
+            left->instructions = q->instructions;
+            run->kept_bytes = length(q->params) + KEPT_PARAMS_BYTES;
+            q->params_json = NULL;
+            q->conversation = q->previous = q->parent = q->instructions = NULL;
+        }
+        turn_request_free(q);
+        run->request = q = left;
+    } else {
+        run->kept_bytes = length(q->input) * 2 + length(q->params) + KEPT_PARAMS_BYTES;
+    }
+    free(run->text);
+    run->text = NULL;
+    run->text_len = run->text_size = 0;
+    run->kept_bytes += sizeof(*run) + sizeof(*q) + run->log_bytes + run->log_capacity * sizeof(*run->log) +
+                       length(run->answer) + length(run->receipt) + length(run->reason) + length(run->idempotency_key) +
+                       length(q->instructions);
+}
+
 void run_remember(struct run *run)
 {
     struct server *s = run->server;
     run->ended_clock_ms = clock_ms();
+    shrink(run);
     list_add(&s->recent, run);
     s->n_recent++;
-    s->recent_bytes += run->log_bytes;
     run_expire(s);
 }
 
-/* Oldest are at the end of the list. Runs that are still being read stay. */
+/* Oldest are at the end of the list. Runs that are still being read stay. Each owner has a few that failed, so that
+ * what costs its sender nothing does not push out what others come back for. */
 void run_expire(struct server *s)
 {
     size_t n = 0, bytes = 0;
@@ -451,19 +511,34 @@ void run_expire(struct server *s)
     struct run *next;
     for (struct run *run = s->recent; run; run = next) {
         next = run->next;
-        n++;
-        bytes += run->log_bytes;
-        bool old = n > RECENT_RUNS_MAX || bytes > RECENT_BYTES_MAX ||
-                   now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 || !run->request->store;
+        size_t failed = 0, failed_bytes = run->kept_bytes;
+        for (struct run *newer = run->prev; run->failed && newer; newer = newer->prev) {
+            if (newer->failed && strcmp(newer->owner, run->owner) == 0) {
+                failed++;
+                failed_bytes += newer->kept_bytes;
+            }
+        }
+        bool old = n + 1 > RECENT_RUNS_MAX || bytes + run->kept_bytes > RECENT_BYTES_MAX ||
+                   failed >= RECENT_FAILED_MAX || (run->failed && failed_bytes > RECENT_FAILED_BYTES) ||
+                   now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 || !run->request->store || run->hidden;
         if (old && !run->subscribers) {
-            list_remove(&s->recent, run);
-            s->n_recent--;
-            s->recent_bytes -= run->log_bytes;
-            n--;
-            bytes -= run->log_bytes;
-            run_free(run);
+            forget(run);
+        } else {
+            n++;
+            bytes += run->kept_bytes;
         }
     }
+}
+
+void run_hide(struct server *s, const char *owner, const char *id)
+{
+    for (int i = 0; i < 2; i++) {
+        for (struct run *run = i ? s->recent : s->runs; run; run = run->next) {
+            bool same = strcmp(run->id, id) == 0 || strcmp(run->conversation, id) == 0;
+            run->hidden |= same && strcmp(run->owner, owner) == 0;
+        }
+    }
+    run_expire(s);
 }
 
 void run_free_all(struct server *s)

@@ -262,6 +262,11 @@ static void attach(struct conn *c, const cJSON *body, const char *stream_id)
         conn_ws_error(c, &e, stream_id);
         return;
     }
+    if (c->n_watched >= WATCHED_MAX) {
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "A connection follows at most %d responses.", WATCHED_MAX);
+        conn_ws_error(c, &e, stream_id);
+        return;
+    }
     size_t from = (size_t)(after + 1);
     run_subscribe(run, c, SUBSCRIBE_WATCH, from > run->n_log ? run->n_log : from, stream_id);
 }

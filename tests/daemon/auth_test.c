@@ -26,6 +26,7 @@ static void token_files(void **state)
     (void)state;
     struct auth *a;
     char err[256], owner[OWNER_SIZE];
+    unsigned char digest[TOKEN_DIGEST_BYTES];
     static const char *const bad[] = {
         "",
         "# nothing\n",
@@ -51,23 +52,28 @@ static void token_files(void **state)
                                sizeof(err)),
                      0);
     assert_true(auth_required(a));
-    assert_true(auth_owner(a, "Bearer 0123456789abcdef", owner));
+    assert_true(auth_owner(a, "Bearer 0123456789abcdef", owner, digest));
     assert_string_equal(owner, "alice");
-    assert_true(auth_owner(a, "Bearer aaaaaaaaaaaaaaaa", owner));
+    assert_true(auth_known(a, "alice", digest));
+    assert_false(auth_known(a, "bob", digest));
+    digest[31] ^= 1;
+    assert_false(auth_known(a, "alice", digest));
+    assert_true(auth_owner(a, "Bearer aaaaaaaaaaaaaaaa", owner, digest));
     assert_string_equal(owner, "alice");
-    assert_true(auth_owner(a, "bearer fedcba9876543210", owner));
+    assert_true(auth_owner(a, "bearer fedcba9876543210", owner, digest));
     assert_string_equal(owner, "bob");
-    assert_false(auth_owner(a, NULL, owner));
-    assert_false(auth_owner(a, "", owner));
-    assert_false(auth_owner(a, "Bearer ", owner));
-    assert_false(auth_owner(a, "Bearer 0123456789abcdeX", owner));
-    assert_false(auth_owner(a, "Bearer 0123456789abcdef ", owner));
-    assert_false(auth_owner(a, "0123456789abcdef", owner));
+    assert_false(auth_owner(a, NULL, owner, digest));
+    assert_false(auth_owner(a, "", owner, digest));
+    assert_false(auth_owner(a, "Bearer ", owner, digest));
+    assert_false(auth_owner(a, "Bearer 0123456789abcdeX", owner, digest));
+    assert_false(auth_owner(a, "Bearer 0123456789abcdef ", owner, digest));
+    assert_false(auth_owner(a, "0123456789abcdef", owner, digest));
     auth_free(a);
     assert_int_equal(auth_open(NULL, &a, err, sizeof(err)), 0);
     assert_false(auth_required(a));
-    assert_true(auth_owner(a, NULL, owner));
+    assert_true(auth_owner(a, NULL, owner, digest));
     assert_string_equal(owner, "local");
+    assert_true(auth_known(a, "local", digest));
     auth_free(a);
 }
 

@@ -166,13 +166,26 @@ static void owners_are_apart(void **state)
     assert_int_equal(status_of(h, "POST", get, bob, ""), 404);
     fake_release(1);
     close(stream);
-    /* Tokens are read again on request; a bad file leaves the old ones. */
+    /* Tokens are read again on request; a bad file leaves the old ones. Who is revoked is sent away. */
+    int revoked = ws_dial_as(h, alice), kept = ws_dial_as(h, bob), waits = dial(h);
+    send_request(waits, "POST", "/v1/responses", alice, "{\"input\":\"wait\"}");
+    fake_wait_started(2);
     assert_int_equal(ftruncate(fd, 0), 0);
-    assert_int_equal(pwrite(fd, "carol token-of-carol-0001\n", 26, 0), 26);
+    assert_int_equal(pwrite(fd, "carol token-of-carol-0001\nbob token-of-bob-000002\n", 50, 0), 50);
     server_reload(h->server);
     while (status_of(h, "GET", "/v1/models", "Authorization: Bearer token-of-carol-0001\r\n", NULL) != 200) {
     }
     assert_int_equal(status_of(h, "GET", "/v1/models", alice, NULL), 401);
+    int code;
+    assert_null(ws_read(revoked, &code));
+    assert_int_equal(code, 1008);
+    assert_true(closed(waits));
+    ws_create(kept, "echo a", NULL);
+    cJSON *e = ws_until(kept, "response.completed");
+    cJSON_Delete(e);
+    close(revoked);
+    close(kept);
+    close(waits);
     assert_int_equal(ftruncate(fd, 0), 0);
     server_reload(h->server);
     assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Bearer token-of-carol-0001\r\n", NULL), 200);

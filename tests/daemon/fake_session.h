@@ -9,7 +9,7 @@
  *   "refuse N"     FAILED with enum session_failure N, without STARTED
  *   "start N"      session_turn_start() returns N
  *   "long"         ends incomplete with reason max_output_tokens
- * Anything else is echoed.
+ * Anything else is echoed. The text "wait" is tokenized after fake_release() only; that counts as started.
  */
 #ifndef CONVOD_TESTS_FAKE_SESSION_H
 #define CONVOD_TESTS_FAKE_SESSION_H

@@ -302,13 +302,18 @@ static struct reply upgrade(int fd, const char *path, const char *headers)
     return read_reply(fd);
 }
 
-int ws_dial(const struct harness *h)
+int ws_dial_as(const struct harness *h, const char *headers)
 {
     int fd = dial(h);
-    struct reply r = upgrade(fd, "/v1/responses", NULL);
+    struct reply r = upgrade(fd, "/v1/responses", headers);
     assert_int_equal(r.status, 101);
     reply_free(&r);
     return fd;
+}
+
+int ws_dial(const struct harness *h)
+{
+    return ws_dial_as(h, NULL);
 }
 
 int ws_refused(const struct harness *h, const char *path, const char *headers, cJSON **error)

@@ -72,6 +72,7 @@ void send_request(int fd, const char *method, const char *path, const char *head
 /* ---- WebSocket ---- */
 
 int ws_dial(const struct harness *h); /* upgraded */
+int ws_dial_as(const struct harness *h, const char *headers);
 /* The status of an upgrade request with these further headers; the socket is closed. */
 int ws_refused(const struct harness *h, const char *path, const char *headers, cJSON **error);
 void ws_send_frame(int fd, int opcode, bool fin, const void *data, size_t len);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/daemon_internal.h"
 #include "tests/daemon/harness.h"
 
 struct refusal {
@@ -212,6 +213,18 @@ static void life_of_a_response(void **state)
     assert_non_null(strstr(r.body, "event: response.created"));
     assert_non_null(strstr(r.body, "\"delta\":\"one \""));
     reply_free(&r);
+    /* HEAD gets headers alone. */
+    int fd = dial(h);
+    char head[256];
+    snprintf(head, sizeof(head), "HEAD %s HTTP/1.0\r\nHost: localhost\r\n\r\n", stream);
+    send_text(fd, head);
+    char *all = read_all(fd);
+    const char *end = strstr(all, "\r\n\r\n");
+    if (!strstr(all, "200 OK") || !strstr(all, "application/json") || !end || end[4]) {
+        fail_msg("%s", all);
+    }
+    free(all);
+    close(fd);
     snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=100", path);
     r = call(h, "GET", stream, NULL, NULL);
     assert_int_equal(r.status, 200);
@@ -234,6 +247,90 @@ static void life_of_a_response(void **state)
     r = call(h, "POST", "/v1/responses/resp_none/cancel", NULL, "");
     assert_int_equal(r.status, 404);
     reply_free(&r);
+    harness_stop(h);
+}
+
+/* A stream of what is stored, when its run is no longer remembered, is the same each time. */
+static void replayed_twice(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
+    char id[64], path[128];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    reply_free(&r);
+    int fd = dial(h);
+    for (int i = 0; i < RECENT_RUNS_MAX; i++) {
+        send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo x\"}");
+        r = read_reply(fd);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+    }
+    close(fd);
+    static const int after[] = {5, 3, 0};
+    for (size_t i = 0; i < sizeof(after) / sizeof(*after); i++) {
+        snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", id, after[i]);
+        char *first = NULL;
+        for (int j = 0; j < 2; j++) {
+            r = call(h, "GET", path, NULL, NULL);
+            assert_int_equal(r.status, 200);
+            assert_non_null(strstr(r.body, "one two"));
+            assert_non_null(strstr(r.body, "event: response.completed"));
+            if (j) {
+                assert_string_equal(r.body, first);
+            } else {
+                first = strdup(r.body);
+            }
+            reply_free(&r);
+        }
+        free(first);
+    }
+    harness_stop(h);
+}
+
+/* What was deleted is given to nobody from the memory of its run either. */
+static void deleted_is_gone(void **state)
+{
+    (void)state;
+    static const char again[] = "x-stainless-retry-count: 1\r\n";
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/conversations", NULL, "{}");
+    char conversation[64], body[256], path[128], message[256];
+    snprintf(conversation, sizeof(conversation), "%s", str(r.json, "id"));
+    reply_free(&r);
+    int fd = ws_dial(h);
+    for (int i = 0; i < 2; i++) {
+        snprintf(body, sizeof(body), i ? "{\"input\":\"echo a\",\"conversation\":\"%s\"}" : "{\"input\":\"echo a\"}",
+                 conversation);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, 200);
+        char id[64];
+        snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+        reply_free(&r);
+        snprintf(message, sizeof(message), "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\"}", id);
+        ws_send(fd, message);
+        cJSON *e = ws_until(fd, "response.completed");
+        cJSON_Delete(e);
+        snprintf(path, sizeof(path), "/v1/%s/%s", i ? "conversations" : "responses", i ? conversation : id);
+        r = call(h, "DELETE", path, NULL, NULL);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+        ws_send(fd, message);
+        e = ws_read_json(fd);
+        assert_string_equal(str(e, "error.code"), "response_not_found");
+        cJSON_Delete(e);
+        if (!i) {
+            strcat(path, "?stream=true");
+            r = call(h, "GET", path, NULL, NULL);
+            assert_int_equal(r.status, 404);
+            reply_free(&r);
+        }
+        r = call(h, "POST", "/v1/responses", again, body);
+        assert_int_equal(r.status, i ? 404 : 200);
+        assert_string_not_equal(str(r.json, "id"), id);
+        reply_free(&r);
+    }
+    close(fd);
     harness_stop(h);
 }
 
@@ -331,6 +428,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bodies_are_checked),    cmocka_unit_test(limits_one_past),
         cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
+        cmocka_unit_test(replayed_twice),        cmocka_unit_test(deleted_is_gone),
         cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
         cmocka_unit_test(logs_tell_no_secrets),
     };

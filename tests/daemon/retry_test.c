@@ -49,6 +49,33 @@ static void repeated_posts(void **state)
     harness_stop(h);
 }
 
+/* A turn that ended because its reader went away is not what a retry gets: it runs anew. */
+static void abandoned_posts(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char body[] = "{\"input\":\"hold a b\"}";
+    static const char *const again[] = {"x-stainless-retry-count: 1\r\n", "Idempotency-Key: k\r\n"};
+    for (int i = 0; i < 2; i++) {
+        int fd = dial(h);
+        send_request(fd, "POST", "/v1/responses", again[i], body);
+        fake_wait_started(2 * i + 1);
+        close(fd);
+        fake_wait_cancelled(i + 1);
+        fd = dial(h);
+        send_request(fd, "POST", "/v1/responses", again[i], body);
+        fake_wait_started(2 * i + 2);
+        fake_release(1);
+        struct reply r = read_reply(fd);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(str(r.json, "status"), "completed");
+        assert_string_equal(str(r.json, "output.0.content.0.text"), "a b");
+        reply_free(&r);
+        close(fd);
+    }
+    harness_stop(h);
+}
+
 static void idempotency_keys(void **state)
 {
     (void)state;
@@ -71,6 +98,15 @@ static void idempotency_keys(void **state)
     assert_string_not_equal(str(r.json, "id"), id);
     reply_free(&r);
     assert_int_equal(fake_turns_started(), 2);
+    for (int n = 255; n <= 256; n++) {
+        char header[300];
+        snprintf(header, sizeof(header), "Idempotency-Key: %0*d\r\n", n, 1);
+        r = call(h, "POST", "/v1/chat/completions", header, body);
+        assert_int_equal(r.status, n == 255 ? 200 : 400);
+        assert_string_equal(str(r.json, "error.code"), n == 255 ? "" : "invalid_header");
+        reply_free(&r);
+    }
+    assert_int_equal(fake_turns_started(), 3);
     harness_stop(h);
 }
 
@@ -78,6 +114,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(repeated_posts),
+        cmocka_unit_test(abandoned_posts),
         cmocka_unit_test(idempotency_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -169,6 +169,34 @@ static void stop_ends_turns_and_says_goodbye(void **state)
     assert_int_equal(harness_stop(h), 0);
 }
 
+/* The session is not closed under a text that is being tokenized. */
+static void stop_waits_for_workers(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = dial(h), other = dial(h);
+    send_request(other, "GET", "/health", NULL, NULL);
+    struct reply r = read_reply(other);
+    reply_free(&r);
+    send_request(fd, "POST", "/tokenize", NULL, "{\"content\":\"wait\"}");
+    fake_wait_started(1);
+    server_stop(h->server);
+    do {
+        reply_free(&r);
+        send_request(other, "GET", "/ready", NULL, NULL);
+        r = read_reply(other);
+    } while (strcmp(str(r.json, "status"), "stopping") != 0);
+    reply_free(&r);
+    fake_release(1);
+    r = read_reply(fd);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "{\"tokens\":[119,97,105,116]}");
+    reply_free(&r);
+    close(fd);
+    close(other);
+    assert_int_equal(harness_stop(h), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -177,6 +205,7 @@ int main(void)
         cmocka_unit_test(serves_while_loading),
         cmocka_unit_test(loading_fails),
         cmocka_unit_test(stop_ends_turns_and_says_goodbye),
+        cmocka_unit_test(stop_waits_for_workers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/daemon_internal.h"
 #include "tests/daemon/harness.h"
 
 #define MESSAGE_LIMIT (16 * 1024 * 1024)
@@ -439,6 +440,43 @@ static void pings(void **state)
     harness_stop(h);
 }
 
+static void watchers_one_past(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h), watcher = ws_dial(h);
+    ws_create(fd, "hold one two", NULL);
+    cJSON *e = ws_read_json(fd);
+    char attach[256];
+    snprintf(attach, sizeof(attach),
+             "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\",\"starting_after\":100}",
+             str(e, "response.id"));
+    cJSON_Delete(e);
+    e = ws_until(fd, "response.output_text.delta");
+    cJSON_Delete(e);
+    for (int i = 0; i < WATCHED_MAX + 1; i++) {
+        ws_send(watcher, attach);
+    }
+    e = ws_read_json(watcher);
+    assert_int_equal(num(e, "status"), 429);
+    assert_string_equal(str(e, "error.code"), "rate_limit_exceeded");
+    cJSON_Delete(e);
+    fake_release(1);
+    for (int i = 0; i < WATCHED_MAX; i++) {
+        e = ws_until(watcher, "response.completed");
+        cJSON_Delete(e);
+    }
+    /* Those have ended: there is room again. */
+    ws_send(watcher, attach);
+    ws_send(watcher, "{\"type\":\"none\"}");
+    e = ws_read_json(watcher);
+    assert_int_equal(num(e, "status"), 400);
+    cJSON_Delete(e);
+    close(fd);
+    close(watcher);
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -453,6 +491,7 @@ int main(void)
         cmocka_unit_test(upgrade_is_checked),
         cmocka_unit_test(slow_reader_is_dropped),
         cmocka_unit_test(pings),
+        cmocka_unit_test(watchers_one_past),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
