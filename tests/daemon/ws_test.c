@@ -296,6 +296,13 @@ static void disconnect_policy(void **state)
     fake_wait_started(2);
     close(fd);
     fake_wait_cancelled(2);
+    char path[128];
+    snprintf(path, sizeof(path), "/v1/conversations/%s", conversation);
+    for (bool running = true; running;) { /* it was told to end; now it does */
+        r = call(h, "GET", path, NULL, NULL);
+        running = str(r.json, "convod.running_response")[0] != 0;
+        reply_free(&r);
+    }
     /* finish: another connection joins the running answer, and gets all of it. */
     fake_reset();
     fd = ws_dial(h);
@@ -304,8 +311,6 @@ static void disconnect_policy(void **state)
     cJSON *e = ws_until(fd, "response.output_text.delta");
     cJSON_Delete(e);
     close(fd);
-    char path[128];
-    snprintf(path, sizeof(path), "/v1/conversations/%s", conversation);
     r = call(h, "GET", path, NULL, NULL);
     char id[64];
     snprintf(id, sizeof(id), "%s", str(r.json, "convod.running_response"));
