@@ -553,6 +553,7 @@ static void tick(lws_sorted_usec_list_t *sul)
     }
     if (newest) {
         conn_drop(newest);
+        s->spinning_ticks = 0; /* whether that was it shows in the ticks that come */
     }
     if (s->opts.watchdog_us && !s->stopping && now - s->last_watchdog_ms >= (int64_t)(s->opts.watchdog_us / 4000)) {
         s->last_watchdog_ms = now;
