@@ -155,10 +155,23 @@ cleanup:
     return rc;
 }
 
-static void hex(const uint8_t *bytes, size_t n, char *out)
+void context_fingerprint(const struct engine_info *info, char out[65])
 {
-    for (size_t i = 0; i < n; i++)
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    for (size_t i = 0; i < sizeof info->fingerprint; i++)
+        snprintf(out + 2 * i, 3, "%02x", info->fingerprint[i]);
+}
+
+int context_of_path(const struct storage_turn *path, size_t n, struct engine_tokens *out, size_t *first)
+{
+    size_t from = n - 1;
+    while (from > 0 && !path[from].rebased)
+        from--;
+    if (first)
+        *first = from;
+    for (size_t i = from; i < n; i++)
+        if (append_bytes(out, path[i].tokens, path[i].tokens_bytes))
+            return -ENOMEM;
+    return 0;
 }
 
 /* Reads what the parent's detail says of its KV: tokens that went through the model, and why they might not be found.
@@ -166,7 +179,7 @@ static void hex(const uint8_t *bytes, size_t n, char *out)
 static void expect(struct turn *t, const struct storage_turn *parent)
 {
     char fingerprint[65];
-    hex(t->session->info->fingerprint, 32, fingerprint);
+    context_fingerprint(t->session->info, fingerprint);
     cJSON *detail = cJSON_Parse(parent->detail ? parent->detail : "{}");
     const cJSON *evaluated = cJSON_GetObjectItemCaseSensitive(detail, "evaluated");
     const char *kv = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(detail, "kv"));
@@ -233,12 +246,8 @@ int context_build(struct turn *t)
             if ((rc = rebuild(t, same_model)))
                 return rc;
         } else {
-            size_t first = f->n_path - 1;
-            while (first > 0 && !f->path[first].rebased)
-                first--;
-            for (size_t i = first; i < f->n_path; i++)
-                if (append_bytes(&t->context, f->path[i].tokens, f->path[i].tokens_bytes))
-                    return out_of_memory(t);
+            if (context_of_path(f->path, f->n_path, &t->context, NULL))
+                return out_of_memory(t);
             t->n_inherited = t->rebased_from = (int)t->context.n;
             expect(t, parent);
             if (!turn_touches(t) && parent->output && engine_chat_close(s->engine, &t->context))

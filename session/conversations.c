@@ -319,17 +319,13 @@ static int segment_keys(struct storage_ledger *l, struct query *q)
     static const uint8_t root[STORAGE_KEY_BYTES];
     struct engine_tokens tokens = {0};
     struct storage_turn *path = NULL;
-    size_t n = 0, first;
+    size_t n = 0;
     if (!q->conversations[0].head)
         return 0;
     int rc = storage_turn_path(l, q->owner_row.id, q->conversations[0].head, true, &path, &n);
     if (rc)
         return rc;
-    first = n - 1;
-    while (first > 0 && !path[first].rebased)
-        first--;
-    for (size_t i = first; !rc && i < n; i++)
-        rc = engine_tokens_append(&tokens, path[i].tokens, path[i].tokens_bytes / sizeof(engine_token));
+    rc = context_of_path(path, n, &tokens, NULL);
     if (!rc)
         rc = lookup_walk(l, q->session, q->owner_row.id, root, tokens.ids, 0, (int)tokens.n, take_key, q);
     for (size_t i = 0; i < n; i++)

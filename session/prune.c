@@ -54,7 +54,7 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
     struct engine_tokens tokens = {0};
     struct storage_turn *path = NULL;
     struct prune *p = calloc(1, sizeof *p);
-    size_t n = 0, first;
+    size_t n = 0, first = 0;
     int rc = p ? storage_turn_path(l, owner->id, turn, true, &path, &n) : -ENOMEM;
     if (rc) {
         prune_free(p);
@@ -62,10 +62,7 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
     }
     p->session = s;
     p->owner = *owner;
-    for (first = n - 1; first > 0 && !path[first].rebased;)
-        first--;
-    for (size_t i = first; !rc && i < n; i++)
-        rc = engine_tokens_append(&tokens, path[i].tokens, path[i].tokens_bytes / sizeof(engine_token));
+    rc = context_of_path(path, n, &tokens, &first);
     if (!rc)
         rc = lookup_walk(l, s, owner->id, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
     p->holders = calloc(n, sizeof *p->holders);

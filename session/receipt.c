@@ -106,8 +106,7 @@ int receipt_evaluated(const struct turn *t)
 char *receipt_detail(const struct session_receipt *r, const struct turn *t)
 {
     char fingerprint[65];
-    for (int i = 0; i < 32; i++)
-        snprintf(fingerprint + 2 * i, 3, "%02x", t->session->info->fingerprint[i]);
+    context_fingerprint(t->session->info, fingerprint);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "evaluated", receipt_evaluated(t));
     cJSON_AddStringToObject(o, "kv", fingerprint);

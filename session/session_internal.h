@@ -273,6 +273,11 @@ void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
 int context_build(struct turn *t); /* 0 or negative after turn_fail() */
+/* Appends the context at the end of a path of n > 0 turns; *first (may be NULL) gets the turn it begins at, the last
+ * rebased one. 0 or -ENOMEM. */
+int context_of_path(const struct storage_turn *path, size_t n, struct engine_tokens *out, size_t *first);
+/* The model's KV fingerprint as stored with a turn: out[65], terminated. */
+void context_fingerprint(const struct engine_info *info, char out[65]);
 /* The chain of hashes over the turn's messages: out[i] after message i, out[n_messages] after the answer (NULL: none,
  * all zero). */
 void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32]);
