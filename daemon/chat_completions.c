@@ -99,12 +99,8 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         return NULL;
     }
     q->api = RUN_CHAT;
-    q->sampling = (struct engine_sampling)ENGINE_SAMPLING_DEFAULT;
     q->store = q->generate = true;
-    struct engine_sampling *p = &q->sampling;
-    double temperature = p->temperature, top_p = p->top_p, min_p = p->min_p, repetition = p->repetition_penalty;
-    double presence = 0, frequency = 0;
-    int64_t max_tokens = 0, top_k = p->top_k, seed = -1;
+    int64_t max_tokens = 0;
     const char *model = NULL;
     const cJSON *options = NULL;
     if (json_string(body, "", "model", 256, &model, e) || refuse_unsupported(body, e) ||
@@ -112,28 +108,15 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         json_int(body, "", "max_completion_tokens", 1, 1 << 30, &max_tokens, e) ||
-        json_number(body, "", "temperature", 0, 2, &temperature, e) ||
-        json_number(body, "", "top_p", 0, 1, &top_p, e) || json_number(body, "", "min_p", 0, 1, &min_p, e) ||
-        json_int(body, "", "top_k", 0, 1000000, &top_k, e) ||
-        json_int(body, "", "seed", 0, (1LL << 53) - 1, &seed, e) ||
-        json_number(body, "", "repetition_penalty", 0.01, 10, &repetition, e) ||
-        json_number(body, "", "presence_penalty", -2, 2, &presence, e) ||
-        json_number(body, "", "frequency_penalty", -2, 2, &frequency, e) ||
+        sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         parse_messages(q, body, e)) {
         goto fail;
     }
     q->max_output_tokens = (int)max_tokens;
-    p->temperature = (float)temperature;
-    p->top_p = (float)top_p;
-    p->min_p = (float)min_p;
-    p->top_k = (int)top_k;
-    p->repetition_penalty = (float)repetition;
-    p->presence_penalty = (float)presence;
-    p->frequency_penalty = (float)frequency;
     q->model = model ? strdup(model) : NULL;
     q->input = strdup("[]");
-    if (sampling_seed(q, seed) || !q->input || (model && !q->model)) {
+    if (!q->input || (model && !q->model)) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         goto fail;
     }

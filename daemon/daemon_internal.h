@@ -346,7 +346,6 @@ struct turn_request {
     char *stops[16];
     size_t n_stops;
     int max_output_tokens;
-    double shown_temperature, shown_top_p;
     bool has_parent, store, generate, stream, progress, include_usage, finish_on_disconnect, has_disconnect;
 };
 void turn_request_free(struct turn_request *r);
@@ -437,7 +436,6 @@ cJSON *page_items(cJSON *items, const struct route_query *query);
  */
 char *message_text(const cJSON *content, const char *where, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
-int sampling_seed(struct turn_request *q, int64_t seed); /* < 0: a random one */
 bool model_check(const struct server *s, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
 
@@ -446,6 +444,18 @@ void responses_get(struct conn *c);
 void responses_delete(struct conn *c);
 void responses_cancel(struct conn *c);
 void responses_input_items(struct conn *c);
+
+/* ---- sampling.c
+ * ---------------------------------------------------------------------------------------------------- */
+
+/* Reads temperature and top_p from body, our own fields and the seed from extra, whose fields are called prefix + name
+ * in messages. Either may be NULL; what is missing has the engine's default, and the seed (-1, too) a random one. */
+int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, struct engine_sampling *out,
+                   struct api_error *e);
+/* A field of engine_sampling as the decimal number that it was set from, to six places. */
+double sampling_shown(float value);
+/* Adds the fields that sampling_parse reads from extra. */
+void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
 /* ---- chat_completions.c
  * ------------------------------------------------------------------------------------------------ */

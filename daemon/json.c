@@ -191,6 +191,13 @@ const cJSON *json_get(const cJSON *o, const char *key)
     return v && !cJSON_IsNull(v) ? v : NULL;
 }
 
+void json_add_integer(cJSON *o, const char *key, int64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof(digits), "%lld", (long long)value);
+    cJSON_AddRawToObject(o, key, digits);
+}
+
 static int wrong_type(const char *prefix, const char *key, const char *wanted, struct api_error *e)
 {
     char param[sizeof(e->param)];

@@ -46,5 +46,7 @@ int json_stops(const cJSON *o, const char *prefix, const char *key, char **stops
                struct api_error *e);
 /* Field that is present and not null. */
 const cJSON *json_get(const cJSON *o, const char *key);
+/* Adds a whole number with all its digits; cJSON itself prints 15. */
+void json_add_integer(cJSON *o, const char *key, int64_t value);
 
 #endif

@@ -87,7 +87,7 @@ static void add_convod(cJSON *o, const struct run *run)
     const cJSON *sent = run->request->params_json ? json_get(run->request->params_json, "convod") : NULL;
     const cJSON *seed = sent ? json_get(sent, "seed") : NULL;
     if (seed) {
-        cJSON_AddItemToObject(convod, "seed", cJSON_Duplicate(seed, true));
+        json_add_integer(convod, "seed", (int64_t)run->request->sampling.seed);
     }
     if (strcmp(run->status, "incomplete") == 0) {
         add_or_null(convod, "incomplete_reason", run->reason);
@@ -147,8 +147,8 @@ cJSON *response_object(const struct run *run)
         cJSON_AddNullToObject(o, "conversation");
     }
     cJSON_AddBoolToObject(o, "store", q->store);
-    cJSON_AddNumberToObject(o, "temperature", q->shown_temperature);
-    cJSON_AddNumberToObject(o, "top_p", q->shown_top_p);
+    cJSON_AddNumberToObject(o, "temperature", sampling_shown(q->sampling.temperature));
+    cJSON_AddNumberToObject(o, "top_p", sampling_shown(q->sampling.top_p));
     cJSON *text = cJSON_AddObjectToObject(o, "text");
     cJSON *format = cJSON_AddObjectToObject(text, "format");
     cJSON_AddStringToObject(format, "type", "text");
@@ -317,10 +317,13 @@ struct run *run_from_stored(struct server *s, const char *owner, const struct se
     if (generate) {
         q->generate = !cJSON_IsFalse(generate);
     }
+    const cJSON *own = q->params_json ? json_get(q->params_json, "convod") : NULL;
+    const cJSON *seed = own ? json_get(own, "seed") : NULL;
+    q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)seed->valuedouble : 0;
     const cJSON *temperature = q->params_json ? json_get(q->params_json, "temperature") : NULL;
     const cJSON *top_p = q->params_json ? json_get(q->params_json, "top_p") : NULL;
-    q->shown_temperature = cJSON_IsNumber(temperature) ? temperature->valuedouble : 1;
-    q->shown_top_p = cJSON_IsNumber(top_p) ? top_p->valuedouble : 1;
+    q->sampling.temperature = cJSON_IsNumber(temperature) ? (float)temperature->valuedouble : 1;
+    q->sampling.top_p = cJSON_IsNumber(top_p) ? (float)top_p->valuedouble : 1;
     if (run->failed) {
         api_error_set(&run->error, 500, "server_error", NULL, "%s", r->reason ? r->reason : "The turn failed.");
     }

@@ -1,7 +1,5 @@
 /* responses.c - the Responses API: create bodies, and the routes under /v1/responses. */
 #include <errno.h>
-#include <math.h>
-#include <openssl/rand.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -197,42 +195,16 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
     return rc;
 }
 
-int sampling_seed(struct turn_request *q, int64_t seed)
-{
-    /* 53 bits, so that the number survives JSON and the turn can be repeated from it. */
-    if (seed < 0) {
-        uint64_t random;
-        if (RAND_bytes((unsigned char *)&random, sizeof(random)) != 1) {
-            return -1;
-        }
-        seed = (int64_t)(random >> 11);
-    }
-    q->sampling.seed = (uint64_t)seed;
-    return 0;
-}
-
 /* Our additions, under one key. */
 static int parse_convod(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *o = NULL;
-    int64_t top_k = q->sampling.top_k, seed = -1;
-    double min_p = q->sampling.min_p, repetition = q->sampling.repetition_penalty, presence = 0, frequency = 0;
-    const char *parent = NULL, *disconnect = NULL;
-    if (json_object(body, "", "convod", &o, e)) {
+    const char *p = "convod.", *parent = NULL, *disconnect = NULL;
+    if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
+        json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
+        json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e)) {
         return -1;
-    }
-    if (o) {
-        const char *p = "convod.";
-        if (json_int(o, p, "top_k", 0, 1000000, &top_k, e) || json_int(o, p, "seed", 0, (1LL << 53) - 1, &seed, e) ||
-            json_number(o, p, "min_p", 0, 1, &min_p, e) ||
-            json_number(o, p, "repetition_penalty", 0.01, 10, &repetition, e) ||
-            json_number(o, p, "presence_penalty", -2, 2, &presence, e) ||
-            json_number(o, p, "frequency_penalty", -2, 2, &frequency, e) ||
-            json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
-            json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
-            json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e)) {
-            return -1;
-        }
     }
     if (disconnect) {
         q->has_disconnect = true;
@@ -253,20 +225,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, cJSON *echo, 
         q->has_parent = true;
         q->parent = strdup(parent);
     }
-    q->sampling.top_k = (int)top_k;
-    q->sampling.min_p = (float)min_p;
-    q->sampling.repetition_penalty = (float)repetition;
-    q->sampling.presence_penalty = (float)presence;
-    q->sampling.frequency_penalty = (float)frequency;
-    if (sampling_seed(q, seed)) {
-        api_error_set(e, 500, "server_error", NULL, "No random numbers.");
-        return -1;
-    }
-    cJSON *shown = cJSON_AddObjectToObject(echo, "convod");
-    cJSON_AddNumberToObject(shown, "seed", (double)q->sampling.seed);
-    cJSON_AddNumberToObject(shown, "top_k", q->sampling.top_k);
-    cJSON_AddNumberToObject(shown, "min_p", min_p);
-    cJSON_AddNumberToObject(shown, "repetition_penalty", repetition);
+    cJSON_AddNumberToObject(echo, "temperature", sampling_shown(q->sampling.temperature));
+    cJSON_AddNumberToObject(echo, "top_p", sampling_shown(q->sampling.top_p));
+    sampling_echo(&q->sampling, cJSON_AddObjectToObject(echo, "convod"));
     return 0;
 }
 
@@ -368,9 +329,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         goto fail;
     }
     q->api = RUN_RESPONSES;
-    q->sampling = (struct engine_sampling)ENGINE_SAMPLING_DEFAULT;
     q->store = q->generate = true;
-    double temperature = round(q->sampling.temperature * 1e6) / 1e6, top_p = round(q->sampling.top_p * 1e6) / 1e6;
     int64_t max_output = 0;
     const char *model = NULL, *instructions = NULL;
     const cJSON *metadata = NULL;
@@ -380,20 +339,12 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
         json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
-        json_number(body, "", "temperature", 0, 2, &temperature, e) ||
-        json_number(body, "", "top_p", 0, 1, &top_p, e) || json_metadata(body, "metadata", &metadata, e) ||
-        parse_input(q, body, e)) {
+        json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) || parse_convod(q, body, echo, e)) {
         goto fail;
     }
     q->model = model ? strdup(model) : NULL;
     q->instructions = instructions ? strdup(instructions) : NULL;
     q->max_output_tokens = (int)max_output;
-    q->sampling.temperature = (float)temperature;
-    q->sampling.top_p = (float)top_p;
-    q->shown_temperature = temperature;
-    q->shown_top_p = top_p;
-    cJSON_AddNumberToObject(echo, "temperature", temperature);
-    cJSON_AddNumberToObject(echo, "top_p", top_p);
     if (max_output) {
         cJSON_AddNumberToObject(echo, "max_output_tokens", (double)max_output);
     }
@@ -402,9 +353,6 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     }
     if (metadata) {
         cJSON_AddItemToObject(echo, "metadata", cJSON_Duplicate(metadata, true));
-    }
-    if (parse_convod(q, body, echo, e)) {
-        goto fail;
     }
     q->params = cJSON_PrintUnformatted(echo);
     q->params_json = echo;

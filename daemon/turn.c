@@ -464,8 +464,7 @@ static void shrink(struct run *run)
     struct turn_request *left = calloc(1, sizeof(*left));
     if (left) {
         *left = (struct turn_request){.api = q->api,
-                                      .shown_temperature = q->shown_temperature,
-                                      .shown_top_p = q->shown_top_p,
+                                      .sampling = q->sampling,
                                       .has_parent = q->has_parent,
                                       .store = q->store,
                                       .generate = q->generate};

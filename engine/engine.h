@@ -189,7 +189,7 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
 struct engine_sampling {
     float temperature;                         /* 0 = greedy */
     int top_k;                                 /* 0 = off */
-    float top_p;                               /* 1 = off */
+    float top_p;                               /* 1 = off, 0 = the likeliest only */
     float min_p;                               /* 0 = off */
     float repetition_penalty;                  /* 1 = off */
     float presence_penalty, frequency_penalty; /* 0 = off */
@@ -201,8 +201,8 @@ struct engine_sampling {
         .temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .min_p = 0.0f, .repetition_penalty = 1.0f                    \
     }
 
-/* Checks ranges; -EINVAL and a message that names the field. [any thread] */
-int engine_sampling_check(const struct engine_sampling *s, char *err, size_t err_size);
+/* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
+int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
 /* Picks the next token. The random number is a function of (seed, position) only; position = tokens before the new one;
  * context = those tokens (for penalties). logits [n_vocab] are not changed. -EDOM: the logits hold a NaN or no finite

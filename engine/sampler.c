@@ -60,30 +60,28 @@ void sampler_scratch_close(struct engine *e)
     e->sampler = NULL;
 }
 
-static int out_of_range(char *err, size_t err_size, const char *field, const char *range)
+int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range)
 {
-    snprintf(err, err_size, "%s must be %s", field, range);
-    return -EINVAL;
-}
-
-int engine_sampling_check(const struct engine_sampling *s, char *err, size_t err_size)
-{
-    if (!(s->temperature >= 0.0f && s->temperature <= 10.0f))
-        return out_of_range(err, err_size, "temperature", "between 0 and 10");
-    if (s->top_k < 0)
-        return out_of_range(err, err_size, "top_k", "0 (off) or more");
-    if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
-        return out_of_range(err, err_size, "top_p", "above 0 and at most 1");
-    if (!(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return out_of_range(err, err_size, "min_p", "between 0 and 1");
-    if (!(s->repetition_penalty > 0.0f && s->repetition_penalty <= 10.0f))
-        return out_of_range(err, err_size, "repetition_penalty", "above 0 and at most 10");
-    if (!(s->presence_penalty >= -2.0f && s->presence_penalty <= 2.0f))
-        return out_of_range(err, err_size, "presence_penalty", "between -2 and 2");
-    if (!(s->frequency_penalty >= -2.0f && s->frequency_penalty <= 2.0f))
-        return out_of_range(err, err_size, "frequency_penalty", "between -2 and 2");
-    if (s->penalty_last < 0 || s->penalty_last > PENALTY_LAST_MAX)
-        return out_of_range(err, err_size, "penalty_last", "between 0 and 1048576");
+    const struct {
+        bool fine;
+        const char *field, *range;
+    } checks[] = {
+        {s->temperature >= 0.0f && s->temperature <= 10.0f, "temperature", "between 0 and 10"},
+        {s->top_k >= 0, "top_k", "0 (off) or more"},
+        {s->top_p >= 0.0f && s->top_p <= 1.0f, "top_p", "between 0 and 1"},
+        {s->min_p >= 0.0f && s->min_p <= 1.0f, "min_p", "between 0 and 1"},
+        {s->repetition_penalty > 0.0f && s->repetition_penalty <= 10.0f, "repetition_penalty",
+         "above 0 and at most 10"},
+        {s->presence_penalty >= -2.0f && s->presence_penalty <= 2.0f, "presence_penalty", "between -2 and 2"},
+        {s->frequency_penalty >= -2.0f && s->frequency_penalty <= 2.0f, "frequency_penalty", "between -2 and 2"},
+        {s->penalty_last >= 0 && s->penalty_last <= PENALTY_LAST_MAX, "penalty_last", "between 0 and 1048576"},
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++)
+        if (!checks[i].fine) { /* a NaN is in no range */
+            *field = checks[i].field;
+            *range = checks[i].range;
+            return -EINVAL;
+        }
     return 0;
 }
 

@@ -353,7 +353,7 @@ static int read_options(int argc, char **argv, struct options *o)
             break;
         case OPT_SEED:
             /* As a JSON number it must be exact. */
-            good = parse_whole(optarg, 0, (int64_t)1 << 53, &o->sampling.seed);
+            good = parse_whole(optarg, 0, ((int64_t)1 << 53) - 1, &o->sampling.seed);
             o->sampling.has_seed = true;
             break;
         case OPT_MAX_TOKENS:

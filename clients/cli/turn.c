@@ -41,8 +41,11 @@ static void add_sampling(cJSON *body, cJSON *own, const struct sampling *s)
         cJSON_AddNumberToObject(body, "top_p", s->top_p);
     if (s->max_tokens > 0)
         cJSON_AddNumberToObject(body, "max_output_tokens", s->max_tokens);
-    if (s->has_seed)
-        cJSON_AddNumberToObject(own, "seed", (double)s->seed);
+    if (s->has_seed) {
+        char digits[24]; /* all of them: cJSON prints 15 of a number */
+        snprintf(digits, sizeof(digits), "%lld", (long long)s->seed);
+        cJSON_AddRawToObject(own, "seed", digits);
+    }
 }
 
 static char *request_of(const struct turn *turn)

@@ -1,0 +1,98 @@
+/* sampling_test.c - the sampling fields of both APIs: where they stand, their ranges, and what is shown of them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/daemon_internal.h"
+
+static int parse(const char *body, const char *extra, struct engine_sampling *s, struct api_error *e)
+{
+    cJSON *b = cJSON_Parse(body), *x = extra ? cJSON_Parse(extra) : NULL;
+    assert_non_null(b);
+    memset(e, 0, sizeof(*e));
+    int rc = sampling_parse(b, extra && !*extra ? b : x, extra && *extra ? "convod." : "", s, e);
+    cJSON_Delete(b);
+    cJSON_Delete(x);
+    return rc;
+}
+
+static void every_field(void **state)
+{
+    (void)state;
+    struct engine_sampling s;
+    struct api_error e;
+    const char *own = "{\"temperature\":1.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,\"repetition_penalty\":1.25,"
+                      "\"presence_penalty\":-1,\"frequency_penalty\":2,\"seed\":9007199254740991}";
+    assert_int_equal(parse(own, "", &s, &e), 0); /* all at the top */
+    assert_true(s.temperature == 1.5f && s.top_p == 0.25f && s.top_k == 7 && s.min_p == 0.125f);
+    assert_true(s.repetition_penalty == 1.25f && s.presence_penalty == -1 && s.frequency_penalty == 2);
+    assert_true(s.seed == (1ULL << 53) - 1);
+    assert_int_equal(parse("{\"temperature\":0.5,\"top_k\":3}", own, &s, &e), 0); /* two at the top, ours below */
+    assert_true(s.temperature == 0.5f && s.top_k == 7 && s.min_p == 0.125f);
+    const struct engine_sampling standard = ENGINE_SAMPLING_DEFAULT;
+    assert_true(s.top_p == standard.top_p);
+    cJSON *o = cJSON_CreateObject();
+    s.repetition_penalty = 1.1f;
+    sampling_echo(&s, o);
+    char *text = cJSON_PrintUnformatted(o);
+    assert_string_equal(text, "{\"seed\":9007199254740991,\"top_k\":7,\"min_p\":0.125,\"repetition_penalty\":1.1,"
+                              "\"presence_penalty\":-1,\"frequency_penalty\":2}");
+    cJSON_free(text);
+    cJSON_Delete(o);
+}
+
+static void the_edges(void **state)
+{
+    (void)state;
+    struct engine_sampling s;
+    struct api_error e;
+    assert_int_equal(parse("{\"temperature\":0,\"top_p\":0,\"top_k\":0}", "", &s, &e), 0);
+    assert_int_equal(parse("{\"temperature\":10,\"top_p\":1,\"top_k\":2147483647}", "", &s, &e), 0);
+    static const struct {
+        const char *body, *extra, *param, *code;
+    } bad[] = {
+        {"{\"temperature\":10.1}", NULL, "temperature", "invalid_value"},
+        {"{\"temperature\":-1e-9}", NULL, "temperature", "invalid_value"},
+        {"{\"temperature\":1e308}", NULL, "temperature", "invalid_value"},
+        {"{\"temperature\":true}", NULL, "temperature", "invalid_type"},
+        {"{\"top_p\":-0.1}", "{}", "top_p", "invalid_value"},
+        {"{\"min_p\":1.1}", "", "min_p", "invalid_value"},
+        {"{}", "{\"min_p\":1.1}", "convod.min_p", "invalid_value"},
+        {"{}", "{\"repetition_penalty\":0}", "convod.repetition_penalty", "invalid_value"},
+        {"{}", "{\"frequency_penalty\":-2.1}", "convod.frequency_penalty", "invalid_value"},
+        {"{}", "{\"top_k\":2147483648}", "convod.top_k", "invalid_value"},
+        {"{}", "{\"seed\":9007199254740992}", "convod.seed", "invalid_value"},
+        {"{}", "{\"seed\":0.5}", "convod.seed", "invalid_type"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        assert_int_equal(parse(bad[i].body, bad[i].extra, &s, &e), -1);
+        assert_int_equal(e.status, 400);
+        assert_string_equal(e.param, bad[i].param);
+        assert_string_equal(e.code, bad[i].code);
+        assert_non_null(strstr(e.message, bad[i].param));
+    }
+}
+
+static void seeds_of_their_own(void **state)
+{
+    (void)state;
+    struct engine_sampling a, b;
+    struct api_error e;
+    assert_int_equal(parse("{}", "", &a, &e), 0);
+    assert_int_equal(parse("{\"seed\":-1}", "", &b, &e), 0);
+    assert_true(a.seed != b.seed && a.seed < 1ULL << 53 && b.seed < 1ULL << 53);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_field),
+        cmocka_unit_test(the_edges),
+        cmocka_unit_test(seeds_of_their_own),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
