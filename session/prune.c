@@ -54,8 +54,10 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
     struct engine_tokens tokens = {0};
     struct storage_turn *path = NULL;
     struct prune *p = calloc(1, sizeof *p);
+    if (!p)
+        return -ENOMEM;
     size_t n = 0, first = 0;
-    int rc = p ? storage_turn_path(l, owner->id, turn, true, &path, &n) : -ENOMEM;
+    int rc = storage_turn_path(l, owner->id, turn, true, &path, &n);
     if (rc) {
         prune_free(p);
         return rc;
