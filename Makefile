@@ -33,7 +33,8 @@ DEP_LIBS := $(shell $(PKG_CONFIG) --libs $(PACKAGES) 2>/dev/null)
 CLI_LIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PACKAGES) 2>/dev/null)
 
 # UBSan makes minutes of compile time out of these files; what they compute is compared with the portable code, which it checks.
-AVX2 := -mavx2 -mfma -mf16c $(if $(SAN),-fno-sanitize=undefined)
+# Below -O2 gcc leaves out the vzeroupper at their ends, and the portable code behind them runs many times slower.
+AVX2 := -mavx2 -mfma -mf16c $(if $(SAN),-O2 -fno-sanitize=undefined)
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 
 LIB_FOLDERS := kernels engine storage session daemon
@@ -63,7 +64,7 @@ all: $(PROGRAMS)
 # ---- building -------------------------------------------------------------------------------------------------------
 
 # What the objects were made with: when it changes, they are made again.
-FLAGS := $(CC) $(CFLAGS) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
+FLAGS := $(CC) $(CFLAGS) $(AVX512) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@$(PKG_CONFIG) --exists $(PACKAGES) $(CLI_PACKAGES) || { echo "Libraries are missing: run 'make deps' first." >&2; exit 1; }
