@@ -26,7 +26,7 @@ OPT ?= $(if $(SAN),-O1 -g,-O2 -g)
 WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla \
 	$(if $(SAN),-Wno-error)
 override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) -ffp-contract=off -fno-math-errno \
-	-pthread -I. $(if $(SAN),-DSANITIZED -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+	-pthread -I. $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 override LDFLAGS += -pthread $(if $(SAN),-fsanitize=$(SAN))
 DEP_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PACKAGES) libedit 2>/dev/null)
 DEP_LIBS := $(shell $(PKG_CONFIG) --libs $(PACKAGES) 2>/dev/null)

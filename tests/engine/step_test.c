@@ -178,9 +178,6 @@ static void test_threads_and_kernel_sets_change_no_bit(void **state)
                                                {.backend = "cpu-avx512", .threads = 3}};
     int n_models;
     const struct tiny_model *all = models(&n_models);
-#ifdef SANITIZED /* the portable set is slow there, and two models have every graph */
-    n_models = 2;
-#endif
     for (int i = 0; i < n_models; i++) {
         struct fixture f = fixture_open(all[i], (struct fixture_opts){.backend = "auto", .threads = 1});
         engine_token tokens[TOKENS];
