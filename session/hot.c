@@ -324,7 +324,7 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     memcpy(segment.parent, parent, sizeof segment.parent);
     memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
     strncpy(segment.producer, s->info->backend, sizeof segment.producer - 1);
-    return storage_segment_put(s->storage, &segment, &s->layout, payload, NULL);
+    return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES])

@@ -168,7 +168,7 @@ static int put_head(struct session *s, struct prune *p, uint8_t key[STORAGE_KEY_
     memcpy(segment.parent, p->parent, sizeof segment.parent);
     memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
     memcpy(segment.producer, p->found.producer, sizeof segment.producer);
-    return storage_segment_put(s->storage, &segment, &s->layout, payload, NULL);
+    return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 
 static void read_back(struct session *s, void *arg)

@@ -203,27 +203,6 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
     return stmt_run(l, s, NULL);
 }
 
-int segment_replace(struct storage_ledger *l, const uint8_t old_key[STORAGE_KEY_BYTES],
-                    const uint8_t new_key[STORAGE_KEY_BYTES])
-{
-    struct segment_row old_row, new_row;
-    if (!memcmp(old_key, new_key, STORAGE_KEY_BYTES))
-        return 0;
-    int rc = row_get(l, old_key, &old_row);
-    if (rc == 1)
-        rc = row_get(l, new_key, &new_row);
-    if (rc != 1)
-        return rc;
-    if (memcmp(old_row.parent, new_row.parent, STORAGE_KEY_BYTES))
-        return 0;
-    rc = holds_move(l, old_key, new_key);
-    if (!rc)
-        rc = any(l, S_SEG_HAS_CHILD, old_key);
-    if (rc)
-        return rc < 0 ? rc : 0;
-    return row_drop(l, &old_row);
-}
-
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;

@@ -175,11 +175,10 @@ struct storage_layout {
 
 /* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
  * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
- * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. `replaces` (may be NULL) is
- * the key of a shorter segment with the same parent whose content is the head of this one: its holds move over and it
- * is dropped. [any thread] -ENOMEM: nothing was taken (payload freed). */
+ * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. [any
+ * thread] -ENOMEM: nothing was taken (payload freed). */
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
-                        void *payload, const uint8_t *replaces);
+                        void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
  * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. done gets 0 or why some

@@ -229,9 +229,6 @@ int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes);
-/* The longer segment takes over the holds of the shorter, which is dropped if it has no children. */
-int segment_replace(struct storage_ledger *l, const uint8_t old_key[STORAGE_KEY_BYTES],
-                    const uint8_t new_key[STORAGE_KEY_BYTES]);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Drops the segment and then its ancestors as far as nothing holds them. */

@@ -18,9 +18,8 @@
 #define EVICT_SHARE 1024
 
 struct item { /* one segment of a group */
-    uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES], replaces[STORAGE_KEY_BYTES];
-    bool has_replaces;
-    struct blob *blob; /* NULL: it is stored already, only `replaces` matters */
+    uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
+    struct blob *blob; /* NULL: it could not be made, and rc says why */
     uint32_t pack;
     uint64_t offset;
     int rc; /* why it is not on disk */
@@ -48,8 +47,6 @@ struct write_op {
     struct storage_layout layout;
     void *payload;
     size_t payload_bytes;
-    uint8_t replaces[STORAGE_KEY_BYTES];
-    bool has_replaces;
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
     void (*done)(void *arg, int rc);
@@ -76,7 +73,7 @@ static void op_queue(struct storage *st, struct write_op *op)
 }
 
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
-                        void *payload, const uint8_t *replaces)
+                        void *payload)
 {
     size_t bytes = codec_payload_bytes(layout, s->count);
     struct write_op *op = calloc(1, sizeof *op);
@@ -110,10 +107,6 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
     memcpy(op->rec.parent, s->parent, STORAGE_KEY_BYTES);
     memcpy(op->rec.fingerprint, s->fingerprint, sizeof op->rec.fingerprint);
     memcpy(op->rec.producer, s->producer, sizeof op->rec.producer - 1);
-    if (replaces) {
-        op->has_replaces = true;
-        memcpy(op->replaces, replaces, STORAGE_KEY_BYTES);
-    }
     atomic_fetch_add(&st->pending_puts, 1);
     op_queue(st, op);
     return 0;
@@ -292,8 +285,7 @@ static void put(struct group *g, struct write_op *op)
 {
     struct storage *st = g->st;
     int state = ram_state(&st->ram, op->rec.key);
-    bool stored = state == RAM_PENDING || exists(st, op->rec.key);
-    if (stored && !op->has_replaces) {
+    if (state == RAM_PENDING || exists(st, op->rec.key)) {
         atomic_fetch_sub(&st->pending_puts, 1);
         return;
     }
@@ -306,10 +298,6 @@ static void put(struct group *g, struct write_op *op)
     }
     memcpy(it->key, op->rec.key, STORAGE_KEY_BYTES);
     memcpy(it->parent, op->rec.parent, STORAGE_KEY_BYTES);
-    memcpy(it->replaces, op->replaces, STORAGE_KEY_BYTES);
-    it->has_replaces = op->has_replaces;
-    if (stored)
-        return;
     int rc = 0;
     it->blob = state == RAM_ONLY ? ram_get(&st->ram, op->rec.key) : NULL;
     if (!it->blob)
@@ -351,8 +339,6 @@ static int commit_run(struct storage_ledger *l, void *arg)
             if (rc == 1)
                 rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
         }
-        if (!rc && it->has_replaces && !it->rc)
-            rc = segment_replace(l, it->replaces, it->key);
     }
     if (rc)
         return rc;

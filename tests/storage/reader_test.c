@@ -17,7 +17,7 @@ static int setup(void **state)
     conv = testing_conversation(st, owner, "conv_1");
     turn = testing_turn(st, owner, conv, 0, "resp_1");
     for (unsigned id = 1; id <= 3; id++)
-        if (testing_put(st, owner, id, id - 1, 0))
+        if (testing_put(st, owner, id, id - 1))
             return -1;
     return testing_commit(st, turn, 3);
 }
@@ -59,7 +59,7 @@ static void heals(const struct storage_found *f, int rc)
     storage_stats(st, &stats);
     assert_int_equal(stats.segments, 2);
     assert_int_equal(stats.damaged, rc == -EBADMSG);
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_commit(st, turn, 3), 0);
     assert_int_equal(testing_find(st, owner, 1, 2, &g), 0);
     storage_ram_drop(st, NULL, 0);
@@ -163,7 +163,7 @@ static void test_missing_pack(void **state)
     assert_int_equal(testing_read(st, &f, 1).rc, -ENOENT);
     assert_int_equal(testing_find(st, owner, 0, 1, &g), -ENOENT);
     for (unsigned id = 1; id <= 3; id++)
-        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
     assert_int_equal(testing_commit(st, turn, 3), 0);
     storage_ram_drop(st, NULL, 0);
     g = find(1);

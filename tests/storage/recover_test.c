@@ -17,7 +17,7 @@ static int setup(void **state)
     conv = testing_conversation(st, owner, "conv_1");
     turn = testing_turn(st, owner, conv, 0, "resp_1");
     for (unsigned id = 1; id <= 3; id++)
-        if (testing_put(st, owner, id, id - 1, 0))
+        if (testing_put(st, owner, id, id - 1))
             return -1;
     return testing_commit(st, turn, 3);
 }
@@ -78,7 +78,7 @@ static void test_index_missing(void **state)
     reopen();
     all_there(3);
     /* Where it goes on, nothing is overwritten. */
-    assert_int_equal(testing_put(st, owner, 4, 3, 0), 0);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
     assert_int_equal(testing_commit(st, turn, 4), 0);
     storage_close(st);
     reopen();
@@ -114,7 +114,7 @@ static void test_index_damage_noted(void **state)
 {
     (void)state;
     atomic_store(&st->kv_damaged, true);
-    assert_int_equal(testing_put(st, owner, 4, 3, 0), 0);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
     assert_int_equal(testing_commit(st, turn, 4), 0);
     storage_close(st);
     assert_int_equal(testing_size(dir, "kv.damaged"), 0);
@@ -148,7 +148,7 @@ static void test_index_behind(void **state)
     copy("kv.db", "kv.old");
     st = testing_open(dir);
     for (unsigned id = 4; id <= 6; id++)
-        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
     assert_int_equal(testing_commit(st, turn, 6), 0);
     storage_close(st);
     copy("kv.old", "kv.db");
@@ -207,7 +207,7 @@ static void test_foreign_packs(void **state)
     assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
     assert_int_equal(testing_find(st, owner, 1, 2, &f), -ENOENT);
     assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_commit(st, turn, 3), 0);
     assert_true(testing_size(dir, "pack-00000008") > 0);
     storage_close(st);

@@ -52,7 +52,7 @@ static void test_modes(void **state)
     mode_t mask = umask(0);
     struct storage *st = testing_open(sub);
     int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "c");
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     assert_int_equal(testing_commit(st, testing_turn(st, owner, conv, 0, "t"), 1), 0);
     umask(mask);
     static const char *const files[] = {"lock", "ledger.db", "ledger.db-wal", "kv.db", "kv.db-wal", "pack-00000001"};

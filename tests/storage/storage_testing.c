@@ -212,21 +212,19 @@ void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id)
         memcpy(key + i, &(uint64_t){testing_random(&seed)}, 8);
 }
 
-int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent, unsigned replaces)
+int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent)
 {
     char label[32];
-    uint8_t old[STORAGE_KEY_BYTES];
     struct storage_segment s = {.owner = owner, .first = 0, .count = TESTING_COUNT, .producer = "test-1"};
     testing_key(s.key, id);
     testing_key(s.parent, parent);
-    testing_key(old, replaces);
     memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
     s.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u", id);
     s.label = label;
     uint16_t *payload = malloc(PAYLOAD_ELEMENTS * 2);
     assert_non_null(payload);
     testing_fill_kv(payload, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
-    return storage_segment_put(st, &s, &testing_layout, payload, replaces ? old : NULL);
+    return storage_segment_put(st, &s, &testing_layout, payload);
 }
 
 struct waiter {

@@ -56,8 +56,8 @@ extern const struct storage_layout testing_layout;
 extern const uint8_t testing_fingerprint[32];
 extern const uint8_t testing_root[STORAGE_KEY_BYTES];
 void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id);
-/* id 0 as parent: the first of its chain. replaces 0: none. */
-int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent, unsigned replaces);
+/* id 0 as parent: the first of its chain. */
+int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent);
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
 /* The child with this id. 0, or -ENOENT. The label is freed. */
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);

@@ -48,14 +48,14 @@ static void test_failed_sync(void **state)
 {
     (void)state;
     start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
 
     faults_set(&faults, 0, EIO, true);
     int syncs = faults.n_syncs;
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
-    assert_int_equal(testing_put(st, owner, 3, 2, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_put(st, owner, 3, 2), 0);
     assert_int_equal(testing_commit(st, second, 3), -EIO);
     assert_int_equal(stats().save_failures, 2);
     assert_int_equal(stats().segments, 1);
@@ -70,8 +70,8 @@ static void test_failed_sync(void **state)
     expect(0, 1, 0, STORAGE_TIER_DISK);
 
     /* Put once more they are saved, from another pack. */
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
-    assert_int_equal(testing_put(st, owner, 3, 2, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_put(st, owner, 3, 2), 0);
     assert_int_equal(testing_commit(st, second, 3), 0);
     storage_ram_drop(st, NULL, 0);
     expect(2, 3, 0, STORAGE_TIER_DISK);
@@ -90,11 +90,11 @@ static void test_hold_of_what_is_left(void **state)
 {
     (void)state;
     start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
     faults_set(&faults, 0, EIO, true);
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_commit(st, second, 2), -EIO);
     /* Only the second turn holds 1 now if the first's hold goes. */
     storage_close(st);
@@ -110,14 +110,14 @@ static void test_full_disk(void **state)
     (void)state;
     start(1 << 28);
     for (unsigned id = 1; id <= 3; id++)
-        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
     assert_int_equal(testing_commit(st, turn, 3), 0);
     int64_t second = testing_turn(st, owner, conv, 0, "resp_2");
 
     /* Full once: something is given up, and it is tried again. */
     faults_set(&faults, ENOSPC, 0, true);
     faults.writes_left = 0;
-    assert_int_equal(testing_put(st, owner, 4, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 4, 0), 0);
     assert_int_equal(testing_commit(st, second, 4), 0);
     assert_int_equal(stats().save_failures, 0);
     assert_true(stats().segments < 4);
@@ -126,12 +126,12 @@ static void test_full_disk(void **state)
 
     /* Full for good: it stays in RAM, and the next works again. */
     faults_set(&faults, ENOSPC, 0, false);
-    assert_int_equal(testing_put(st, owner, 5, 4, 0), 0);
+    assert_int_equal(testing_put(st, owner, 5, 4), 0);
     assert_int_equal(testing_commit(st, second, 5), -ENOSPC);
     assert_int_equal(stats().save_failures, 1);
     expect(4, 5, 0, STORAGE_TIER_RAM);
     faults_set(&faults, 0, 0, false);
-    assert_int_equal(testing_put(st, owner, 6, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 6, 0), 0);
     assert_int_equal(testing_commit(st, second, 6), 0);
     storage_ram_drop(st, NULL, 0);
     expect(0, 6, 0, STORAGE_TIER_DISK);
@@ -143,7 +143,7 @@ static void test_short_writes(void **state)
     (void)state;
     start(1 << 28);
     faults.short_writes = true;
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     assert_true(faults.n_writes > 10);
     storage_ram_drop(st, NULL, 0);
@@ -156,8 +156,8 @@ static void test_zeros_for_holes(void **state)
 {
     (void)state;
     start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
-    assert_int_equal(testing_put(st, owner, 2, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_commit(st, turn, 2), 0);
     struct storage_found f;
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
@@ -176,7 +176,7 @@ static void test_hole_later(void **state)
 {
     (void)state;
     start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     struct storage_found f;
     assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
@@ -202,7 +202,7 @@ static void test_packs_follow(void **state)
     (void)state;
     start(1 << 20); /* packs of 1 MiB, the smallest, in a budget of as much */
     for (unsigned id = 1; id <= 100; id++) {
-        assert_int_equal(testing_put(st, owner, id, id - 1, 0), 0);
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
         assert_int_equal(testing_commit(st, turn, id), 0);
         assert_true(stats().disk_used <= 1 << 20);
     }
@@ -220,7 +220,7 @@ static void test_uncommitted(void **state)
 {
     (void)state;
     start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
     storage_close(st);
     st = testing_open_with(dir, &io, 1 << 28);
     expect(0, 1, -ENOENT, 0);
@@ -233,13 +233,13 @@ static void test_invalid(void **state)
     (void)state;
     start(1 << 28);
     struct storage_segment s = {.owner = owner, .count = 0};
-    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1)), -EINVAL);
     s.count = 1;
     s.label_bytes = STORAGE_LABEL_MAX + 1;
-    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1)), -EINVAL);
     s.label_bytes = 0;
     s.first = UINT32_MAX;
-    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1), NULL), -EINVAL);
+    assert_int_equal(storage_segment_put(st, &s, &testing_layout, malloc(1)), -EINVAL);
     assert_int_equal(stats().pending_puts, 0);
     finish();
 }
