@@ -133,7 +133,7 @@ void chat_create(struct conn *c)
     struct api_error e = {0};
     cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
     struct turn_request *q = body ? chat_parse(body, &e) : NULL;
-    if (!q || !model_check(c->server, q->model, &e)) {
+    if (!q || !model_check(c->server, q->model, &e) || !turn_request_count(q, c->server, c->request.body_len, &e)) {
         turn_request_free(q);
         conn_answer_error(c, &e);
         return;

@@ -54,6 +54,8 @@ static const struct setting settings[] = {
      "a conversation's pages are dropped after this time without a turn"},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once"},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait"},
+    {"request-bytes", BYTES, AT(request_bytes), 0, 0, 0, "SIZE", "512M",
+     "memory for requests that arrive, wait or run; 0 = no bound"},
     {"max-connections", INTEGER, AT(max_connections), 0, 1, 65536, "N", "1024", "sockets in all"},
     {"max-connections-per-address", INTEGER, AT(max_connections_per_address), 0, 1, 65536, "N", "256",
      "sockets from one address"},

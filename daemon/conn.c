@@ -56,6 +56,7 @@ void conn_request_clear(struct conn *c)
     free(c->request.origin);
     free(c->request.idempotency_key);
     free(c->request.body);
+    server_give_bytes(c->server, c->request.body_size);
     memset(&c->request, 0, sizeof(c->request));
     c->streaming = c->answer_complete = c->discard = false;
 }

@@ -278,6 +278,7 @@ struct server {
     struct conn *buckets[CONN_BUCKETS];
     size_t n_conns;
     uint64_t next_conn_id;
+    size_t request_bytes;      /* held by requests that arrive, wait or run */
     struct run *runs, *recent; /* running; ended and kept for those who come back */
     size_t n_runs, n_recent;
     lws_sorted_usec_list_t tick;
@@ -298,6 +299,9 @@ int64_t now_ms(void);   /* wall clock */
 int64_t clock_us(void); /* monotonic */
 int64_t clock_ms(void);
 void server_dispatch(struct conn *c); /* routes a complete request */
+/* Counts bytes that a request takes; false (and nothing counted): that would be more than request-bytes. */
+bool server_take_bytes(struct server *s, size_t bytes);
+void server_give_bytes(struct server *s, size_t bytes);
 bool server_model_known(const struct server *s, const char *name);
 void server_take_events(struct server *s);
 void server_begin_close(struct server *s);
@@ -342,6 +346,8 @@ struct turn_request {
     char *conversation, *previous, *parent, *instructions, *input, *params, *stream_id, *model;
     struct engine_message *messages;
     size_t n_messages;
+    struct server *server; /* who counts its bytes; NULL: nobody yet */
+    size_t bytes;
     struct engine_sampling sampling;
     char *stops[16];
     size_t n_stops;
@@ -349,6 +355,8 @@ struct turn_request {
     bool has_parent, store, generate, stream, progress, include_usage, finish_on_disconnect, has_disconnect;
 };
 void turn_request_free(struct turn_request *r);
+/* Counts what a request parsed from a body of so many bytes holds, until it is freed. False: too much, *e says so. */
+bool turn_request_count(struct turn_request *r, struct server *s, size_t body_bytes, struct api_error *e);
 
 struct run {
     struct run *next, *prev;

@@ -349,8 +349,15 @@ int http_body(struct conn *c, const void *data, size_t len)
         while (size < r->body_len + len + 1) {
             size *= 2;
         }
+        if (!server_take_bytes(c->server, size - r->body_size)) {
+            api_error_set(&c->refused, 503, "server_overloaded", NULL,
+                          "Requests take all the memory that they may; try again later.");
+            c->discard = true; /* the rest is read, so that the answer arrives */
+            return 0;
+        }
         char *grown = realloc(r->body, size);
         if (!grown) {
+            server_give_bytes(c->server, size - r->body_size);
             return -1;
         }
         r->body = grown;

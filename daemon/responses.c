@@ -388,7 +388,7 @@ void responses_create(struct conn *c)
     struct api_error e = {0};
     cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
     struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
-    if (!q || !model_check(c->server, q->model, &e)) {
+    if (!q || !model_check(c->server, q->model, &e) || !turn_request_count(q, c->server, c->request.body_len, &e)) {
         turn_request_free(q);
         conn_answer_error(c, &e);
         return;

@@ -69,6 +69,21 @@ int64_t clock_ms(void)
     return clock_us() / 1000;
 }
 
+bool server_take_bytes(struct server *s, size_t bytes)
+{
+    uint64_t most = s->config->request_bytes;
+    if (most && (bytes > most || s->request_bytes > most - bytes)) {
+        return false;
+    }
+    s->request_bytes += bytes;
+    return true;
+}
+
+void server_give_bytes(struct server *s, size_t bytes)
+{
+    s->request_bytes -= bytes;
+}
+
 bool server_model_known(const struct server *s, const char *name)
 {
     return strcmp(name, s->model_name) == 0 || strcmp(name, s->model_file) == 0 || strcmp(name, "convod") == 0 ||

@@ -13,6 +13,8 @@
 
 #include "daemon/daemon_internal.h"
 
+#define REQUEST_COPIES 3 /* of a body in its request: the texts, the stored items, and what the session makes of them  \
+                          */
 #define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
 
 struct ephemeral {
@@ -39,7 +41,22 @@ void turn_request_free(struct turn_request *r)
     for (size_t i = 0; i < r->n_stops; i++) {
         free(r->stops[i]);
     }
+    if (r->server) {
+        server_give_bytes(r->server, r->bytes);
+    }
     free(r);
+}
+
+bool turn_request_count(struct turn_request *r, struct server *s, size_t body_bytes, struct api_error *e)
+{
+    r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES;
+    if (!server_take_bytes(s, r->bytes)) {
+        api_error_set(e, 503, "server_overloaded", NULL,
+                      "Requests take all the memory that they may; try again later.");
+        return false;
+    }
+    r->server = s;
+    return true;
 }
 
 void run_free(struct run *run)

@@ -9,6 +9,8 @@
 
 #include "daemon/daemon_internal.h"
 
+#define WS_TRY_AGAIN_LATER 1013 /* IANA's registry of close codes */
+
 struct waiting {
     struct waiting *next;
     struct turn_request *request;
@@ -43,8 +45,14 @@ int ws_receive(struct conn *c, const char *data, size_t len)
         while (size < c->message_len + len + 1) {
             size *= 2;
         }
+        if (!server_take_bytes(c->server, size - c->message_size)) {
+            c->message_len = 0;
+            conn_ws_close(c, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
+            return 0;
+        }
         char *grown = realloc(c->message, size);
         if (!grown) {
+            server_give_bytes(c->server, size - c->message_size);
             conn_drop(c);
             return 0;
         }
@@ -70,6 +78,7 @@ int ws_receive(struct conn *c, const char *data, size_t len)
     }
     /* An idle connection holds no large buffer. */
     if (c->message_size > 4096) {
+        server_give_bytes(c->server, c->message_size);
         free(c->message);
         c->message = NULL;
         c->message_size = 0;
@@ -167,17 +176,18 @@ void ws_free(struct conn *c)
         free(l);
     }
     ephemerals_free(c);
+    server_give_bytes(c->server, c->message_size);
     free(c->message);
 }
 
-static void create(struct conn *c, cJSON *body, const char *stream_id)
+static void create(struct conn *c, cJSON *body, size_t len, const char *stream_id)
 {
     struct api_error e = {0};
     struct server *s = c->server;
     struct turn_request *q = responses_parse(body, true, &e);
     struct lane *l = NULL;
     struct waiting *w = NULL;
-    if (!q || !model_check(s, q->model, &e)) {
+    if (!q || !model_check(s, q->model, &e) || !turn_request_count(q, s, len, &e)) {
         goto refuse;
     }
     if (!s->session) {
@@ -296,7 +306,7 @@ void ws_message(struct conn *c, const char *text, size_t len)
         return;
     }
     if (type && strcmp(type, "response.create") == 0) {
-        create(c, body, lane);
+        create(c, body, len, lane);
         body = NULL;
     } else if (type && strcmp(type, "response.cancel") == 0) {
         cancel(c, body, lane);

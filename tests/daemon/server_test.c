@@ -197,6 +197,66 @@ static void stop_waits_for_workers(void **state)
     assert_int_equal(harness_stop(h), 0);
 }
 
+/* What requests hold is bounded: a large one is refused while it arrives, any one when those before it hold too much.
+ */
+static void requests_share_a_budget(void **state)
+{
+    (void)state;
+    const char *const flags[] = {"--request-bytes", "120K", NULL};
+    struct harness *h = harness_start(flags);
+    enum { LARGE = 200000, SMALL = 8000 };
+    char *large = malloc(LARGE + 64), small[SMALL + 64];
+    assert_non_null(large);
+    int n = sprintf(large, "{\"input\":\"");
+    memset(large + n, 'x', LARGE);
+    strcpy(large + n + LARGE, "\"}");
+    n = sprintf(small, ",\"instructions\":\"");
+    memset(small + n, 'y', SMALL);
+    strcpy(small + n + SMALL, "\"");
+
+    int fd = dial(h), code;
+    send_request(fd, "POST", "/v1/responses", NULL, large);
+    struct reply r = read_reply(fd);
+    assert_int_equal(r.status, 503);
+    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    reply_free(&r);
+    send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo still here\"}");
+    r = read_reply(fd);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    close(fd);
+    fd = ws_dial(h);
+    ws_send_frame(fd, 1, true, large, strlen(large));
+    assert_null(ws_read(fd, &code));
+    assert_int_equal(code, 1013);
+    close(fd);
+
+    fd = ws_dial(h);
+    int before = fake_turns_started();
+    for (int i = 0; i < 4; i++) {
+        char more[SMALL + 128];
+        snprintf(more, sizeof(more), ",\"stream_id\":\"lane%d\"%s", i, small);
+        ws_create(fd, "wait", more);
+    }
+    fake_wait_started(before + 4);
+    char body[SMALL + 128];
+    snprintf(body, sizeof(body), "{\"input\":\"echo a\"%s}", small);
+    r = call(h, "POST", "/v1/responses", NULL, body);
+    assert_int_equal(r.status, 503);
+    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    reply_free(&r);
+    fake_release(4);
+    for (int i = 0; i < 4; i++) {
+        cJSON_Delete(ws_until(fd, "response.completed"));
+    }
+    r = call(h, "POST", "/v1/responses", NULL, body);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    close(fd);
+    free(large);
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -206,6 +266,7 @@ int main(void)
         cmocka_unit_test(loading_fails),
         cmocka_unit_test(stop_ends_turns_and_says_goodbye),
         cmocka_unit_test(stop_waits_for_workers),
+        cmocka_unit_test(requests_share_a_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
