@@ -357,8 +357,26 @@ static bool one_of(const char *value, const char *const *list)
     return false;
 }
 
+/* An origin as browsers send it (RFC 6454, 6.2): scheme://host[:port]. */
+static bool origin_well_formed(const char *origin)
+{
+    const char *authority = strstr(origin, "://");
+    return authority && authority != origin && authority[3] && !strpbrk(authority + 3, "/*?#@ ");
+}
+
+static const char *malformed_origin(const struct daemon_config *c)
+{
+    for (size_t i = 0; i < c->n_origins; i++) {
+        if (!origin_well_formed(c->origins[i])) {
+            return c->origins[i];
+        }
+    }
+    return NULL;
+}
+
 int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size)
 {
+    static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
     static const char *const kv_types[] = {"bf16", "f16", NULL};
     static const char *const formats[] = {"auto", "chatml", "llama3", "gemma", "mistral", NULL};
     static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
@@ -373,6 +391,12 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
     } else if (!auth_address_loopback(address) && !c->token_file) {
         snprintf(err, err_size,
                  "listening on %s needs a token-file: everyone who reaches it could read all conversations", address);
+    } else if (malformed_origin(c)) {
+        snprintf(err, err_size, "allow-origin must be SCHEME://HOST[:PORT], as https://chat.example.org, not `%.100s`",
+                 malformed_origin(c));
+    } else if (!one_of(c->backend, backends)) {
+        snprintf(err, err_size, "backend must be auto, cpu, cpu-portable, cpu-avx2, cpu-avx512 or cuda, not `%.100s`",
+                 c->backend);
     } else if (!one_of(c->kv_type, kv_types)) {
         snprintf(err, err_size, "kv-type must be bf16 or f16, not `%.100s`", c->kv_type);
     } else if (!one_of(c->chat_format, formats)) {

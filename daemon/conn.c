@@ -54,6 +54,7 @@ void conn_request_clear(struct conn *c)
 {
     free(c->request.path);
     free(c->request.origin);
+    free(c->request.cors_headers);
     free(c->request.idempotency_key);
     free(c->request.body);
     server_give_bytes(c->server, c->request.body_size);
@@ -186,12 +187,17 @@ static int headers(const struct conn *c, int status, const char *content_type, i
     } else if (!r->http10) {
         snprintf(framing, sizeof(framing), "Transfer-Encoding: chunked\r\n");
     }
-    char cors[ROUTE_PATH_MAX + 160] = "";
-    if (r->origin) {
-        snprintf(cors, sizeof(cors), "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n%s", r->origin,
-                 r->method == METHOD_OPTIONS ? "Access-Control-Allow-Methods: GET, POST, DELETE\r\n"
-                                               "Access-Control-Allow-Headers: Authorization, Content-Type\r\n"
-                                             : "");
+    char cors[1200] = "";
+    if (r->origin && r->method == METHOD_OPTIONS) {
+        snprintf(
+            cors, sizeof(cors),
+            "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Allow-Methods: GET, POST, DELETE\r\n"
+            "Access-Control-Allow-Headers: %s\r\nAccess-Control-Max-Age: 600\r\n",
+            r->origin, r->cors_headers ? r->cors_headers : "Authorization, Content-Type");
+    } else if (r->origin) {
+        snprintf(cors, sizeof(cors),
+                 "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: Retry-After\r\n",
+                 r->origin);
     }
     int n = snprintf(
         out, size,

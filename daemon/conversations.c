@@ -207,17 +207,19 @@ void conversations_list(struct conn *c)
     }
 }
 
-cJSON *page_items(cJSON *items, const struct route_query *query)
+void conn_answer_page(struct conn *c, cJSON *items)
 {
-    /* items are oldest first. */
+    const struct route_query *query = &c->request.query;
     bool ascending = query->has_order && query->order_asc;
     int n = cJSON_GetArraySize(items), limit = query->limit > 0 ? (int)query->limit : LIMIT_DEFAULT;
     const cJSON **all = n ? calloc((size_t)n, sizeof(*all)) : NULL;
     cJSON *page = cJSON_CreateArray();
-    int begin = 0, i = 0;
+    int begin = query->after[0] ? -1 : 0, i = 0;
     if (n && !all) {
         cJSON_Delete(items);
-        return list_object(page, false);
+        cJSON_Delete(page);
+        conn_answer(c, 500, NULL, NULL);
+        return;
     }
     const cJSON *item;
     cJSON_ArrayForEach(item, items)
@@ -225,12 +227,20 @@ cJSON *page_items(cJSON *items, const struct route_query *query)
         all[ascending ? i : n - 1 - i] = item;
         i++;
     }
-    for (i = 0; i < n && query->after[0]; i++) {
+    for (i = 0; i < n && begin < 0; i++) {
         const cJSON *id = json_get(all[i], "id");
         if (cJSON_IsString(id) && strcmp(id->valuestring, query->after) == 0) {
             begin = i + 1;
-            break;
         }
+    }
+    if (begin < 0) {
+        struct api_error e;
+        free(all);
+        cJSON_Delete(items);
+        cJSON_Delete(page);
+        api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
+        conn_answer_error(c, &e);
+        return;
     }
     for (i = begin; i < n && i < begin + limit; i++) {
         cJSON_AddItemToArray(page, cJSON_DetachItemViaPointer(items, (cJSON *)all[i]));
@@ -238,7 +248,7 @@ cJSON *page_items(cJSON *items, const struct route_query *query)
     bool more = i < n;
     free(all);
     cJSON_Delete(items);
-    return list_object(page, more);
+    conn_answer_json(c, 200, list_object(page, more));
 }
 
 static void got_items(struct conn *c, struct op *op, const struct session_result *r)
@@ -248,7 +258,7 @@ static void got_items(struct conn *c, struct op *op, const struct session_result
     for (size_t i = 0; i < r->n_responses; i++) {
         response_items(&r->responses[i], true, items);
     }
-    conn_answer_json(c, 200, page_items(items, &c->request.query));
+    conn_answer_page(c, items);
 }
 
 void conversations_items(struct conn *c)

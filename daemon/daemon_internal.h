@@ -177,6 +177,7 @@ struct http_request {
     char param[ROUTE_PARAM_MAX]; /* the id in the path */
     struct route_query query;
     char *origin;          /* to be echoed for CORS; NULL */
+    char *cors_headers;    /* that a preflight asks for; NULL */
     char *idempotency_key; /* NULL = none */
     int retry_count;       /* x-stainless-retry-count */
     char *body;
@@ -430,15 +431,16 @@ void responses_failed(struct run *run);
 cJSON *response_object(const struct run *run);
 /* A run as it would be remembered, from what is stored. NULL: out of memory. */
 struct run *run_from_stored(struct server *s, const char *owner, const struct session_response *r);
-/* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. */
-void responses_replay(struct run *run, int64_t starting_after);
+/* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
+ * of the first entry that follows. */
+size_t responses_replay(struct run *run, int64_t starting_after);
 /* The stored input and output as items; appended to `items`. 0 or -ENOMEM. */
 int response_items(const struct session_response *r, bool with_output, cJSON *items);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
 
 /* One page of items, newest first unless order=asc. Takes items. */
-cJSON *page_items(cJSON *items, const struct route_query *query);
+void conn_answer_page(struct conn *c, cJSON *items);
 
 /* Shared with Chat Completions. Text of a message's content (a string or text parts), malloc'd; where names the field.
  */

@@ -12,6 +12,8 @@
 
 #include "daemon/daemon_internal.h"
 
+#define CORS_HEADERS_MAX    512
+#define CORS_HEADER_CHARS   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, "
 #define HEADER_VALUE_MAX    4096
 #define IDEMPOTENCY_KEY_MAX 255
 #define REFUSED_BODY_BYTES  (1024 * 1024) /* of a refused request that are read so that the answer arrives */
@@ -121,6 +123,23 @@ int http_write_plain(struct lws *wsi, const struct api_error *e)
     return lws_write(wsi, buffer + LWS_PRE, (size_t)n, LWS_WRITE_HTTP_HEADERS) < 0 ? -1 : 1;
 }
 
+/* Whether a client that offers sub-protocols (RFC 6455, 4.2.2) offers ours. The library would close the connection
+ * without a word otherwise. */
+static bool subprotocol_fits(struct lws *wsi)
+{
+    char offered[256], *rest;
+    int n = header(wsi, WSI_TOKEN_PROTOCOL, offered, sizeof(offered));
+    if (n == 0) {
+        return true;
+    }
+    for (char *name = n > 0 ? strtok_r(offered, ", \t", &rest) : NULL; name; name = strtok_r(NULL, ", \t", &rest)) {
+        if (strcmp(name, "convod") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE])
 {
     struct api_error e = {0};
@@ -142,6 +161,9 @@ int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]
         api_error_set(&e, 426, "invalid_header", NULL, "Only WebSocket version 13 is spoken here.");
     } else if (!present(wsi, WSI_TOKEN_KEY)) {
         api_error_set(&e, 400, "invalid_header", NULL, "Sec-WebSocket-Key is missing.");
+    } else if (!subprotocol_fits(wsi)) {
+        api_error_set(&e, 400, "invalid_header", NULL,
+                      "The only WebSocket sub-protocol here is convod; none is needed.");
     } else if (http_check_access(s, wsi, false, owner, token, NULL, &e)) {
         /* e is set */
     } else if (s->stopping) {
@@ -204,6 +226,10 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
     if (http_check_access(s, wsi, open_route, c->owner, c->token, &r->origin, e)) {
         return -1;
     }
+    if (r->method == METHOD_OPTIONS && header(wsi, WSI_TOKEN_HTTP_AC_REQUEST_HEADERS, value, sizeof(value)) > 0 &&
+        strlen(value) <= CORS_HEADERS_MAX && value[strspn(value, CORS_HEADER_CHARS)] == '\0') {
+        r->cors_headers = strdup(value);
+    }
     if (rc == 404) {
         api_error_set(e, 404, "not_found", NULL, "There is nothing at this path.");
         return -1;
@@ -219,8 +245,14 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
             api_error_set(e, 414, "invalid_request", NULL, "The query is too long.");
             return -1;
         }
-        if (!utf8_valid(pair, (size_t)n) || !route_query_add(&r->query, pair, (size_t)n)) {
-            api_error_set(e, 400, "invalid_value", NULL, "A value in the query is not valid.");
+        if (!utf8_valid(pair, (size_t)n)) {
+            api_error_set(e, 400, "invalid_value", NULL, "The query is not valid UTF-8.");
+            return -1;
+        }
+        if (!route_query_add(&r->query, pair, (size_t)n)) {
+            pair[strcspn(pair, "=")] = '\0';
+            api_error_set(e, 400, "invalid_value", pair, "Invalid value for '%s': it must be %s.", pair,
+                          route_query_range(pair));
             return -1;
         }
     }

@@ -137,15 +137,11 @@ int main(int argc, char **argv)
         free(help);
     } else if (action == DAEMON_VERSION) {
         status = printf("convod %s\n", CONVOD_VERSION) > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    } else if (daemon_config_verify(&config, err, sizeof(err))) {
+        fprintf(stderr, "convod: %s\n", err);
+        status = EXIT_USAGE;
     } else if (action == DAEMON_CHECK) {
-        rc = daemon_config_verify(&config, err, sizeof(err));
-        if (rc) {
-            fprintf(stderr, "convod: %s\n", err);
-            status = EXIT_USAGE;
-        } else {
-            status =
-                printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-        }
+        status = printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     } else {
         status = run(&config);
     }

@@ -319,6 +319,7 @@ struct run *run_from_stored(struct server *s, const char *owner, const struct se
     }
     const cJSON *own = q->params_json ? json_get(q->params_json, "convod") : NULL;
     const cJSON *seed = own ? json_get(own, "seed") : NULL;
+    q->progress = own && cJSON_IsTrue(json_get(own, "progress"));
     q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)seed->valuedouble : 0;
     const cJSON *temperature = q->params_json ? json_get(q->params_json, "temperature") : NULL;
     const cJSON *top_p = q->params_json ? json_get(q->params_json, "top_p") : NULL;
@@ -334,14 +335,15 @@ struct run *run_from_stored(struct server *s, const char *owner, const struct se
     return run;
 }
 
-void responses_replay(struct run *run, int64_t starting_after)
+size_t responses_replay(struct run *run, int64_t starting_after)
 {
     const char *final = run->status;
-    bool failed = run->failed;
-    /* Until the first delta the numbers are those of the original. After that they are not known; who has them is sent
-     * the events that hold the whole text, numbered from where it stopped. */
-    const int64_t first_delta = 4;
-    if (starting_after < first_delta) {
+    bool failed = run->failed, progress = run->request->progress;
+    /* Until the first delta, or the first progress, the numbers are those of the original. After that they are not
+     * known: who has them is sent the events that hold the whole text, numbered from where it stopped. With progress it
+     * may have stopped before there was an item, so those two come as well. */
+    const int64_t known = progress ? 2 : 4;
+    if (starting_after < known) {
         run->status = "in_progress";
         run->ended = run->failed = false;
         responses_started(run);
@@ -353,13 +355,15 @@ void responses_replay(struct run *run, int64_t starting_after)
         run->failed = failed;
     } else {
         run->sequence = starting_after + 1;
-        run->item_open = true;
+        run->item_open = !progress;
     }
     if (failed) {
         responses_failed(run);
     } else {
         responses_done(run);
     }
+    size_t from = starting_after < known ? (size_t)(starting_after + 1) : 0;
+    return from < run->n_log ? from : run->n_log;
 }
 
 int response_items(const struct session_response *r, bool with_output, cJSON *items)

@@ -227,7 +227,11 @@ static int parse_convod(struct turn_request *q, const cJSON *body, cJSON *echo, 
     }
     cJSON_AddNumberToObject(echo, "temperature", sampling_shown(q->sampling.temperature));
     cJSON_AddNumberToObject(echo, "top_p", sampling_shown(q->sampling.top_p));
-    sampling_echo(&q->sampling, cJSON_AddObjectToObject(echo, "convod"));
+    cJSON *own = cJSON_AddObjectToObject(echo, "convod");
+    sampling_echo(&q->sampling, own);
+    if (q->progress) {
+        cJSON_AddBoolToObject(own, "progress", true);
+    }
     return 0;
 }
 
@@ -419,11 +423,9 @@ static void got(struct conn *c, struct op *op, const struct session_result *r)
         return;
     }
     if (op->flag) {
-        responses_replay(run, op->number);
-        int64_t from = op->number >= 4 ? 0 : op->number + 1;
         /* For this reader alone: another one may ask for another part. */
         run->hidden = true;
-        run_subscribe(run, c, SUBSCRIBE_SSE, from > (int64_t)run->n_log ? run->n_log : (size_t)from, NULL);
+        run_subscribe(run, c, SUBSCRIBE_SSE, responses_replay(run, op->number), NULL);
         run_remember(run);
         return;
     }
@@ -500,7 +502,7 @@ static void got_input(struct conn *c, struct op *op, const struct session_result
     if (r->n_responses) {
         response_items(&r->responses[0], false, items);
     }
-    conn_answer_json(c, 200, page_items(items, &c->request.query));
+    conn_answer_page(c, items);
 }
 
 void responses_input_items(struct conn *c)

@@ -49,6 +49,22 @@ void route_query_init(struct route_query *q)
     *q = (struct route_query){.limit = -1, .starting_after = -1};
 }
 
+const char *route_query_range(const char *name)
+{
+    static const struct {
+        const char *name, *range;
+    } ranges[] = {{"limit", "from 1 to 100"},
+                  {"starting_after", "the number of an event"},
+                  {"stream", "true or false"},
+                  {"order", "asc or desc"}};
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(*ranges); i++) {
+        if (strcmp(ranges[i].name, name) == 0) {
+            return ranges[i].range;
+        }
+    }
+    return "shorter";
+}
+
 bool route_query_add(struct route_query *q, const char *pair, size_t len)
 {
     const char *equals = memchr(pair, '=', len);

@@ -38,6 +38,8 @@ int route_find(const struct route *table, size_t n, enum route_method method, co
 /* One "name=value" of a query that is already split at '&' and percent-decoded. False: a value is out of range. Unknown
  * names are ignored. */
 bool route_query_add(struct route_query *q, const char *pair, size_t len);
+/* What a value must be, in words. */
+const char *route_query_range(const char *name);
 void route_query_init(struct route_query *q);
 /* "123" and nothing else; at most 18 digits. -1: malformed. */
 int64_t route_content_length(const char *value, size_t len);

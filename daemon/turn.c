@@ -13,8 +13,9 @@
 
 #include "daemon/daemon_internal.h"
 
-#define REQUEST_COPIES 3 /* of a body in its request: the texts, the stored items, and what the session makes of them  \
-                          */
+#define REQUEST_COPIES                                                                                                 \
+    3 /* of a body in its request: the texts, the stored items, and what the session makes of them                     \
+       */
 #define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
 
 struct ephemeral {

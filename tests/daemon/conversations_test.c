@@ -59,6 +59,12 @@ static void life_of_a_conversation(void **state)
     assert_string_equal(str(r.json, "data.0.content.0.text"), "turn 1");
     assert_true(cJSON_IsFalse(at(r.json, "has_more")));
     reply_free(&r);
+    free(rest_path);
+    assert_true(asprintf(&rest_path, "%s%s", rest, "msg_gone") > 0);
+    r = call(h, "GET", rest_path, NULL, NULL);
+    assert_int_equal(r.status, 400); /* not the first page again */
+    assert_string_equal(str(r.json, "error.param"), "after");
+    reply_free(&r);
     free(rest);
     free(rest_path);
     r = call(h, "POST", path, NULL, "{\"title\":\"second\"}");
@@ -110,7 +116,11 @@ static void listing(void **state)
     assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 2);
     reply_free(&r);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=100", NULL, NULL), 200);
-    assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=101", NULL, NULL), 400);
+    r = call(h, "GET", "/v1/conversations?limit=101", NULL, NULL);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.param"), "limit");
+    assert_non_null(strstr(str(r.json, "error.message"), "from 1 to 100"));
+    reply_free(&r);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?limit=0", NULL, NULL), 400);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?after=x", NULL, NULL), 400);
     assert_int_equal(status_of(h, "GET", "/v1/conversations?q=%ff", NULL, NULL), 400);

@@ -431,7 +431,19 @@ static void host_and_origin(void **state)
     }
     struct reply r = call(h, "OPTIONS", "/v1/responses", "Origin: https://chat.example.org\r\n", NULL);
     assert_int_equal(r.status, 204);
-    assert_non_null(strstr(r.head, "Access-Control-Allow-Headers: "));
+    assert_non_null(strstr(r.head, "Access-Control-Allow-Headers: Authorization, Content-Type\r\n"));
+    assert_non_null(strstr(r.head, "Access-Control-Max-Age: "));
+    reply_free(&r);
+    /* What a page asks for, if it is a list of names. */
+    r = call(h, "OPTIONS", "/v1/responses",
+             "Origin: https://chat.example.org\r\nAccess-Control-Request-Headers: authorization,x-stainless-lang\r\n",
+             NULL);
+    assert_non_null(strstr(r.head, "Access-Control-Allow-Headers: authorization,x-stainless-lang\r\n"));
+    reply_free(&r);
+    r = call(h, "OPTIONS", "/v1/responses",
+             "Origin: https://chat.example.org\r\nAccess-Control-Request-Headers: a:b\r\n", NULL);
+    assert_int_equal(r.status, 204);
+    assert_non_null(strstr(r.head, "Access-Control-Allow-Headers: Authorization, Content-Type\r\n"));
     reply_free(&r);
     harness_stop(h);
 }

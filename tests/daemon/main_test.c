@@ -67,13 +67,13 @@ static int wait_exit(struct child *c)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-#define SERVE "--model", "/nowhere/m.gguf", "--data", "/nowhere", "--listen", "127.0.0.1:0"
+#define SERVE "--model", "/dev/null", "--data", "/nowhere", "--listen", "127.0.0.1:0"
 
 static void short_answers(void **state)
 {
     (void)state;
     static const struct {
-        const char *args[10];
+        const char *args[12];
         const char *text;
         int status;
     } cases[] = {
@@ -84,7 +84,10 @@ static void short_answers(void **state)
         {{"--model", "/dev/null", "--token-file", "/nonexistent", "--check-config"}, "token file /nonexistent", 2},
         {{"--nonsense"}, "unknown flag", 2},
         {{NULL}, "no model", 2},
-        {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 1},
+        {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 2},
+        {{"--model", "/nonexistent/m.gguf", "--data", "/x"}, "model /nonexistent", 2},
+        {{SERVE, "--backend", "bogus", "--check-config"}, "backend must be", 2},
+        {{SERVE, "--allow-origin", "http://localhost:3000/", "--check-config"}, "allow-origin must be", 2},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct child c = start(cases[i].args, NULL);

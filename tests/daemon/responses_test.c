@@ -257,9 +257,19 @@ static void replayed_twice(void **state)
     (void)state;
     struct harness *h = harness_start(NULL);
     struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
-    char id[64], path[128];
+    char id[64], path[128], progress[2][64];
     snprintf(id, sizeof(id), "%s", str(r.json, "id"));
     reply_free(&r);
+    static const char *const bodies[] = {
+        "{\"input\":\"echo one two\",\"convod\":{\"progress\":true}}",
+        "{\"input\":[],\"generate\":false,\"convod\":{\"progress\":true}}",
+    };
+    for (int i = 0; i < 2; i++) {
+        r = call(h, "POST", "/v1/responses", NULL, bodies[i]);
+        assert_int_equal(r.status, 200);
+        snprintf(progress[i], sizeof(progress[i]), "%s", str(r.json, "id"));
+        reply_free(&r);
+    }
     int fd = dial(h);
     for (int i = 0; i < RECENT_RUNS_MAX; i++) {
         send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo x\"}");
@@ -285,6 +295,28 @@ static void replayed_twice(void **state)
             reply_free(&r);
         }
         free(first);
+    }
+    /* With progress events the numbers of the others are not known after the second: nobody may miss one of these. */
+    static const char *const needed[] = {"response.output_item.added", "response.content_part.added",
+                                         "response.output_text.done", "response.output_item.done",
+                                         "response.completed"};
+    for (int i = 1; i < 12; i++) {
+        snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", progress[0], i);
+        r = call(h, "GET", path, NULL, NULL);
+        const char *at_text = r.body;
+        for (size_t j = 0; j < sizeof(needed) / sizeof(*needed); j++) {
+            at_text = strstr(at_text, needed[j]);
+            assert_non_null(at_text);
+        }
+        char number[64];
+        snprintf(number, sizeof(number), "\"sequence_number\":%d}", i + 1);
+        assert_non_null(strstr(r.body, number));
+        reply_free(&r);
+        snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", progress[1], i);
+        r = call(h, "GET", path, NULL, NULL);
+        assert_non_null(strstr(r.body, "event: response.completed"));
+        assert_null(strstr(r.body, "output_item"));
+        reply_free(&r);
     }
     harness_stop(h);
 }

@@ -382,7 +382,10 @@ static void upgrade_is_checked(void **state)
     assert_int_equal(ws_refused(h, "/v1/other", NULL, &error), 404);
     assert_string_equal(str(error, "error.code"), "not_found");
     cJSON_Delete(error);
-    assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: something\r\n", NULL), 0);
+    assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: something, convo\r\n", &error), 400);
+    assert_non_null(strstr(str(error, "error.message"), "sub-protocol"));
+    cJSON_Delete(error);
+    assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: other, convod\r\n", NULL), 101);
     assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: convod\r\n", NULL), 101);
     assert_int_equal(ws_refused(h, "/v1/responses", "Content-Length: 5\r\n", NULL), 400);
     assert_int_equal(ws_refused(h, "/v1/responses", "Transfer-Encoding: chunked\r\n", NULL), 400);
