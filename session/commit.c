@@ -84,6 +84,23 @@ static void chat_hash(const struct turn *t, uint8_t out[32])
     free(hashes);
 }
 
+static void save_kv(struct turn *t, int64_t turn);
+
+/* A touch that had to prefill has put segments, and the turn that it has brought back holds them from now on. One that
+ * was stopped before its end would hold less than it does: what it has put is dropped. */
+static void save_touched(struct turn *t)
+{
+    struct hot *h = t->hot;
+    if (!h->in_ledger || t->receipt.prefilled == 0)
+        return;
+    if (engine_seq_length(h->seq) == (int)t->context.n) {
+        save_kv(t, h->turn);
+        return;
+    }
+    hot_discard(t->session, h);
+    hot_unsaved(t->session, h->conversation, 0);
+}
+
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
@@ -108,6 +125,7 @@ void turn_finish(struct turn *t)
         else if (t->hot && t->found.n_path) {
             t->hot->turn = t->found.path[t->found.n_path - 1].id;
             t->hot->conversation = t->found.conversation.id;
+            save_touched(t);
         } else if (t->hot && t->previous) {
             t->hot->ephemeral = strdup(t->previous);
         }
@@ -194,6 +212,8 @@ static void tell_saved(struct session *s, void *arg)
     static const char pending[] = "\"saved\":\"pending\"";
     struct saving *saving = arg;
     if (saving->rc) {
+        /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
+        hot_unsaved(s, saving->conversation, saving->rc == -ESTALE ? 0 : saving->from);
         s->status.save_failures++;
         session_log(s, LOG_ERR,
                     "the KV of a turn could not be saved (%s); it will be prefilled again after it leaves memory",
@@ -250,7 +270,8 @@ static void find_holders(struct turn *t, struct saving *saving)
     }
 }
 
-static void save_kv(struct turn *t)
+/* Saves the context for `turn`, which holds it from then on. */
+static void save_kv(struct turn *t, int64_t turn)
 {
     struct session *s = t->session;
     uint8_t last[STORAGE_KEY_BYTES];
@@ -259,8 +280,10 @@ static void save_kv(struct turn *t)
     if (!saving)
         return; /* the receipt stays at "pending": nothing was promised */
     saving->session = s;
-    saving->turn = t->row.id;
+    saving->turn = turn;
     saving->conversation = t->found.conversation.id;
+    if (!t->rebased && !turn_touches(t) && t->found.n_path)
+        saving->from = t->found.path[t->found.n_path - 1].n_tokens;
     saving->next = s->savings;
     s->savings = saving;
     saving->detail = t->row.detail;
@@ -293,7 +316,7 @@ void turn_committed(struct session *s, void *turn)
     if (t->hot) {
         t->hot->turn = t->row.id;
         t->hot->conversation = t->found.conversation.id;
-        save_kv(t);
+        save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
     }
     done(t);

@@ -35,6 +35,7 @@ struct query {
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
     struct prune *prune;
+    bool pruned; /* RESPONSE_DELETE: what stays of the last segment is stored */
     int rc;
 };
 
@@ -376,22 +377,26 @@ static int settled_run(struct storage_ledger *l, void *arg)
     struct query *q = arg;
     if (q->kind == EVICT)
         return segment_keys(l, q); /* now that all of them are in the index */
-    if (q->kind == RESPONSE_DELETE) {
-        int rc = storage_turn_delete(l, q->owner_row.id, q->id);
-        if (!rc && q->n_turns > 1)
-            rc = prune_find(l, q->session, &q->owner_row, q->turns[q->n_turns - 2].id, &q->prune);
-        return rc;
+    if (q->kind == RESPONSE_DELETE && !q->pruned) {
+        int rc = storage_turn_is_leaf(l, q->turns[q->n_turns - 1].id);
+        if (rc <= 0)
+            return rc ? rc : -EBUSY;
+        if (q->n_turns > 1) /* without it the deletion is as good */
+            (void)prune_find(l, q->session, &q->owner_row, q->turns[q->n_turns - 2].id, &q->prune);
+        return 0;
     }
+    if (q->kind == RESPONSE_DELETE)
+        return storage_turn_delete(l, q->owner_row.id, q->id);
     return storage_conversation_delete(l, q->owner_row.id, q->id);
 }
 
-static void deleted_answer(struct session *s, void *arg)
+static void settle_or_wait(struct session *s, struct query *q);
+
+static void pruned(struct session *s, void *arg)
 {
     struct query *q = arg;
-    (void)s;
-    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
-        storage_turn_free(&q->turns[q->n_turns - 1]);
-    answer(q, q->rc);
+    q->pruned = true;
+    settle_or_wait(s, q); /* a turn may have begun meanwhile */
 }
 
 static void settled_answer(struct session *s, void *arg)
@@ -404,16 +409,22 @@ static void settled_answer(struct session *s, void *arg)
         answer(q, q->rc);
         return;
     }
-    if (q->rc == 0)
-        hot_distrust(s, q->owner_row.id);
-    struct prune *prune = q->prune;
-    q->prune = NULL;
-    if (q->rc == 0 && prune && s->storage) {
-        prune_start(s, prune, deleted_answer, q);
+    if (q->rc == 0 && q->kind == RESPONSE_DELETE && !q->pruned) {
+        struct prune *prune = q->prune;
+        q->prune = NULL;
+        if (prune && s->storage) {
+            prune_start(s, prune, pruned, q);
+            return;
+        }
+        prune_free(prune);
+        pruned(s, q);
         return;
     }
-    prune_free(prune);
-    deleted_answer(s, q);
+    if (q->rc == 0)
+        hot_distrust(s, q->owner_row.id);
+    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
+        storage_turn_free(&q->turns[q->n_turns - 1]);
+    answer(q, q->rc);
 }
 
 static void settled_done(void *arg, int rc)
@@ -467,10 +478,8 @@ static bool settle(struct session *s, struct query *q)
     return true;
 }
 
-static void settle_or_wait(struct session *s, void *arg)
+static void settle_or_wait(struct session *s, struct query *q)
 {
-    struct query *q = arg;
-    s->jobs--;
     if (q->rc || !s->storage) {
         answer(q, q->rc ? q->rc : -ESHUTDOWN);
         return;
@@ -511,11 +520,17 @@ static void query_done(void *arg, int rc)
     answer(arg, rc);
 }
 
+static void found(struct session *s, void *arg)
+{
+    s->jobs--;
+    settle_or_wait(s, arg);
+}
+
 static void found_done(void *arg, int rc)
 {
     struct query *q = arg;
     q->rc = rc;
-    while (session_post(q->session, settle_or_wait, q))
+    while (session_post(q->session, found, q))
         ;
 }
 

@@ -246,29 +246,54 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     return saving_under_way(s, parent->id) ? 0 : parent->n_tokens;
 }
 
+/* What a context has taken for stored from segment `from` on is put again when it is saved next. */
+static void put_again(struct hot *h, int64_t from)
+{
+    for (int64_t k = from; k < h->n_full; k++)
+        h->full[k].stored = false;
+    if (h->n_full >= from)
+        h->tail_count = 0;
+}
+
 void hot_distrust(struct session *s, int64_t owner)
 {
-    for (struct hot *h = s->hots; h; h = h->next) {
-        if (h->owner != owner)
-            continue;
-        int64_t from = held_tokens(s, h) / SESSION_SEGMENT_TOKENS;
-        for (int64_t k = from; k < h->n_full; k++)
-            h->full[k].stored = false;
-        if (h->n_full >= from)
-            h->tail_count = 0;
-    }
+    for (struct hot *h = s->hots; h; h = h->next)
+        if (h->owner == owner)
+            put_again(h, held_tokens(s, h) / SESSION_SEGMENT_TOKENS);
+}
+
+void hot_unsaved(struct session *s, int64_t conversation, int64_t from)
+{
+    for (struct hot *h = s->hots; h; h = h->next)
+        if (h->conversation == conversation)
+            put_again(h, from / SESSION_SEGMENT_TOKENS);
+}
+
+/* Full segments that two contexts share. */
+static int common_full(const struct hot *a, const struct hot *b)
+{
+    int n = 0;
+    while (n < a->n_full && n < b->n_full && !memcmp(a->full[n].key, b->full[n].key, STORAGE_KEY_BYTES))
+        n++;
+    return n;
 }
 
 void hot_discard(struct session *s, struct hot *h)
 {
-    if (!h->in_ledger || !h->n_full)
-        return;
+    int shared = 0;
     for (const struct hot *other = s->hots; other; other = other->next)
-        if (other != h && other->owner == h->owner && other->n_full &&
-            !memcmp(other->full[0].key, h->full[0].key, STORAGE_KEY_BYTES))
-            return;
-    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL))
+        if (other != h && other->owner == h->owner && common_full(other, h) > shared)
+            shared = common_full(other, h);
+    if (!h->in_ledger || h->n_full <= shared)
+        return;
+    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
+        return;
+    }
+    /* Those before them that nothing holds yet go as well: who has put them does so again. */
+    for (struct hot *other = s->hots; other; other = other->next)
+        if (other != h && other->owner == h->owner && common_full(other, h))
+            put_again(other, held_tokens(s, other) / SESSION_SEGMENT_TOKENS);
 }
 
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES])

@@ -1,9 +1,10 @@
-/* prune.c - what a deleted response leaves in the segment that the response before it ends in.
+/* prune.c - what a response that is to be deleted has in the segment that the response before it ends in.
  *
  * When a turn is saved, its longer segment takes the place of the unfinished one of the turns before, which hold the
- * longer one from then on (turns_hold()). When the later response is deleted its tokens must go from that segment too:
- * the head of it that the earlier turns need is stored anew, and they hold that instead; the longer one then has nobody
- * left (unless another branch has it). Where it cannot be read nothing is put; it is prefilled again if it is needed.
+ * longer one from then on (turns_hold()). When the later response is deleted its tokens must go from that segment too.
+ * storage_turn_delete() sees to that: what reaches beyond the turns that stay is held by none of them afterwards. So
+ * that they lose nothing by it, the head of it that they need is stored anew before, and they hold that. Where it
+ * cannot be read nothing is put; it is prefilled again if it is needed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -136,7 +137,7 @@ static void over(struct session *s, void *arg)
 
 static void hold(struct session *s, struct prune *p, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    if (turns_hold(s, p->holders, p->n_holders, key, over, p))
+    if (!s->storage || turns_hold(s, p->holders, p->n_holders, key, over, p))
         over(s, p);
 }
 
@@ -179,8 +180,8 @@ static void read_back(struct session *s, void *arg)
     if (rc) {
         session_log(s, LOG_WARNING, "a segment that a deleted response shared could not be stored anew: %s",
                     strerror(-rc));
-        /* What was deleted must not stay because others hold it: they hold what is before it, and prefill the rest. */
-        memcpy(key, p->parent, sizeof key);
+        over(s, p);
+        return;
     }
     hold(s, p, key);
 }

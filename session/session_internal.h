@@ -7,7 +7,7 @@
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * lookup.c       the ledger jobs of a turn: what it follows, which segments there are, its commit
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
- * prune.c        what a deleted response leaves in the segment before it
+ * prune.c        what stays of a segment that a response to be deleted shares
  * receipt.c      the receipt as JSON
  *
  * Everything belongs to the engine thread except: `struct job`-like parts that a ledger job owns while it is under way
@@ -69,6 +69,8 @@ void hot_evict_idle(struct session *s, int64_t before_ms);
 int hot_truncate(struct hot *h, int n);
 /* After a deletion: what contexts of this owner took for stored may have gone with it, so it is put again. */
 void hot_distrust(struct session *s, int64_t owner);
+/* After a failed saving: of a conversation's contexts, what lies behind `from` tokens is put again. */
+void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
 /* Notes that segment [first, first + count) is stored under key. */
@@ -193,7 +195,8 @@ struct saving {
     struct saving *next;
     struct session *session;
     int64_t turn, conversation;
-    char *detail; /* of the turn, with saved = "pending" */
+    int64_t from; /* tokens of the context that those before have saved */
+    char *detail; /* of the turn, with saved = "pending"; NULL: nothing is told of it */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;
@@ -304,7 +307,7 @@ void query_abort(struct session *s);
 
 /* prune.c */
 struct prune;
-/* After the response behind `turn` was deleted, in a job: *out gets what is to be done, NULL: nothing. */
+/* Before the response behind `turn` is deleted, in a job: *out gets what is to be done first, NULL: nothing. */
 int prune_find(struct storage_ledger *l, struct session *s, const struct storage_owner *owner, int64_t turn,
                struct prune **out);
 /* Does it and frees p; done() is called on the engine thread, also when it could not be done. */

@@ -257,6 +257,43 @@ int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t ch
     return 0;
 }
 
+int storage_turn_is_leaf(struct storage_ledger *l, int64_t id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_HAS_CHILD, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    stmt_reset(s);
+    return rc < 0 ? rc : rc == 0;
+}
+
+/* A turn and those before it hold nothing that reaches beyond its end: of their context that is, back to the one that
+ * was rendered anew. */
+static int holds_within(struct storage_ledger *l, int64_t turn)
+{
+    int64_t end = -1;
+    bool rebased = false;
+    int rc = 0;
+    while (!rc && turn && !rebased) {
+        sqlite3_stmt *s = stmt_get(l, S_TURN_UP, &rc);
+        if (!s)
+            return rc;
+        (void)sqlite3_bind_int64(s, 1, turn);
+        rc = stmt_step(l, s);
+        if (rc != 1)
+            return rc;
+        int64_t up = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
+        rebased = sqlite3_column_int64(s, 2) != 0;
+        stmt_reset(s);
+        end = end < 0 ? n_tokens : end;
+        rc = segment_hold_within(l, turn, end);
+        turn = up;
+    }
+    return rc;
+}
+
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id)
 {
     struct storage_turn t;
@@ -270,16 +307,11 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
     if (rc)
         return rc;
     int64_t id = t.id, parent = t.parent, conversation = t.conversation;
+    bool rebased = t.rebased;
     storage_turn_free(&t);
-
-    s = stmt_get(l, S_TURN_HAS_CHILD, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_step(l, s);
-    stmt_reset(s);
-    if (rc)
-        return rc == 1 ? -EBUSY : rc;
+    rc = storage_turn_is_leaf(l, id);
+    if (rc <= 0)
+        return rc ? rc : -EBUSY;
 
     uint8_t held[STORAGE_KEY_BYTES] = {0};
     s = stmt_get(l, S_HOLD_GET, &rc);
@@ -312,6 +344,8 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
     rc = count_turns(l, conversation, -1);
     if (!rc)
         rc = ledger_dead_turn(l, id);
+    if (!rc && !rebased)
+        rc = holds_within(l, parent);
     if (!rc)
         rc = segment_release(l, held);
     if (!rc)

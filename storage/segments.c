@@ -59,6 +59,7 @@ static int row_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
     row->pack = sqlite3_column_type(s, 1) == SQLITE_NULL ? STORAGE_PACK_NONE : (uint32_t)sqlite3_column_int64(s, 1);
     row->offset = (uint64_t)sqlite3_column_int64(s, 2);
     row->bytes = (uint64_t)sqlite3_column_int64(s, 3);
+    row->end = sqlite3_column_int64(s, 4);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -236,6 +237,32 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     if (!rc && had)
         rc = segment_release(l, old);
     return rc;
+}
+
+int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    rc = column_bytes(s, 0, key, sizeof key);
+    stmt_reset(s);
+    bool beyond = false;
+    for (struct segment_row row; !rc && !pack_is_zero(key, sizeof key); beyond = true) {
+        rc = row_get(l, key, &row);
+        if (rc <= 0 || row.end <= end)
+            break;
+        memcpy(key, row.parent, sizeof key);
+        rc = 0;
+    }
+    if (rc < 0 || !beyond)
+        return rc < 0 ? rc : 0;
+    return segment_hold(l, turn, key);
 }
 
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)

@@ -143,7 +143,10 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, boo
 /* The latest turn of the owner with this chat_hash and fingerprint. *turn, *conversation get row ids. -ENOENT. */
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation);
-/* Deletes one turn that has no children (else -EBUSY); the conversation's head moves to its parent. */
+/* 1: no turn follows this one; 0: one does, or negative. */
+int storage_turn_is_leaf(struct storage_ledger *l, int64_t id);
+/* Deletes one turn that has no children (else -EBUSY); the conversation's head moves to its parent. Segments that reach
+ * beyond the parent are held by none of the turns before it afterwards. */
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */

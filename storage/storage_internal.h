@@ -222,6 +222,7 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 struct segment_row {
     uint32_t pack;
     uint64_t offset, bytes;
+    int64_t end; /* first + count: the position behind it */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
@@ -231,6 +232,8 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
                    uint64_t offset, uint64_t bytes);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
+/* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
+int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end);
 /* Drops the segment and then its ancestors as far as nothing holds them. */
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Forgets a damaged or missing one, if it is still at that place. */

@@ -138,6 +138,37 @@ static void test_cancel_waiting(void **state)
 
 /* ---- failed ---- */
 
+/* The same beside a conversation that begins alike and is in pages. */
+static void test_not_a_number_beside_a_twin(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z', .step_tokens = 64});
+    char *text = rig_text(1, 1200), *bad = rig_text(1, 1200), *other = rig_text(7, 600);
+    assert_true(strlen(bad) > 1000 && strlen(other) >= 600);
+    memcpy(bad + 400, other, 600);
+    bad[strlen(bad) - 1] = 'Z';
+    text[380] = 0;
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_saved(rig);
+    rig_ledger(rig);
+    uint64_t before = rig_segments(rig);
+    rig_refused(rig, (struct ask){.text = bad, .seed = 2}, SESSION_MODEL);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 3});
+    rig_only_new(b);
+    rig_saved(rig);
+    rig_ledger(rig);
+    assert_int_equal(rig_segments(rig), before); /* the failed turn's did not come with this one's either */
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    struct answer *c = rig_ask(rig, (struct ask){.text = "and on", .previous = b->id, .seed = 4});
+    rig_only_new(c);
+    assert_true(c->receipt.history >= b->input + b->output - 1);
+    free(text);
+    free(bad);
+    free(other);
+    rig_close(rig);
+}
+
 /* Fails after segments were put for it: nothing of it is left, and the turn before is as it was. */
 static void test_not_a_number(void **state)
 {
@@ -242,13 +273,65 @@ static void test_kv_cannot_be_saved(void **state)
     rig_close(rig);
 }
 
+/* The disk takes nothing while the prompt is prefilled, until that has been noticed. */
+static void full_for_a_while(struct answer *a, const struct session_event *ev, void *arg)
+{
+    int *stage = arg;
+    if (ev->kind == SESSION_EVENT_PROGRESS && *stage == 0) {
+        files_full(true);
+        *stage = 1;
+    } else if (ev->kind == SESSION_EVENT_DELTA && *stage == 1) {
+        struct storage_stats stats = {0};
+        for (int i = 0; i < 10000 && stats.save_failures == 0; i++) {
+            (void)usleep(1000);
+            storage_stats(a->rig->s->storage, &stats);
+        }
+        files_full(false);
+        *stage = stats.save_failures > 0 ? 2 : 3;
+    }
+}
+
+/* What could not be saved once is saved with the next turn, and what was saved before stays. */
+static void test_saving_fails_once(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64});
+    char *text = rig_text(1, 300), *more = rig_text(2, 700), saved[64], status[64];
+    int stage = 0;
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    struct answer *b = rig_ask(
+        rig,
+        (struct ask){.text = more, .conversation = "conv_a", .seed = 2, .hook = full_for_a_while, .hook_arg = &stage});
+    assert_int_equal(stage, 2);
+    rig_saved(rig);
+    assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), 0);
+    assert_string_equal(saved, "failed");
+    struct answer *c = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 3});
+    rig_only_new(c);
+    rig_saved(rig);
+    assert_int_equal(rig_stored(rig, "ann", c->id, saved, status), 0);
+    assert_string_equal(saved, "yes");
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    struct answer *d = rig_ask(rig, (struct ask){.text = "and on", .conversation = "conv_a", .seed = 4});
+    rig_only_new(d);
+    assert_true(d->receipt.history >= c->input + c->output - 1);
+    assert_true(a->input < d->receipt.disk);
+    free(text);
+    free(more);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_decoding),    cmocka_unit_test(test_cancel_prefilling),
-        cmocka_unit_test(test_cancel_restoring),   cmocka_unit_test(test_cancel_waiting),
-        cmocka_unit_test(test_not_a_number),       cmocka_unit_test(test_ledger_fails),
-        cmocka_unit_test(test_kv_cannot_be_saved),
+        cmocka_unit_test(test_cancel_decoding),   cmocka_unit_test(test_cancel_prefilling),
+        cmocka_unit_test(test_cancel_restoring),  cmocka_unit_test(test_cancel_waiting),
+        cmocka_unit_test(test_not_a_number),      cmocka_unit_test(test_not_a_number_beside_a_twin),
+        cmocka_unit_test(test_ledger_fails),      cmocka_unit_test(test_kv_cannot_be_saved),
+        cmocka_unit_test(test_saving_fails_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,6 +174,73 @@ static void test_delete_response(void **state)
         }
 }
 
+/* Goes on with another model, to which what is stored means nothing. */
+static char *change_model(struct rig *rig)
+{
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    m.ctx = 4096;
+    m.n_layers = 2;
+    m.n_embd = 32;
+    m.n_ff = 48;
+    m.n_heads = 2;
+    m.n_kv_heads = 1;
+    m.seed = 4711;
+    char *old = rig->model;
+    rig_stop(rig);
+    rig->model = tiny_model_save(&m);
+    rig_start(rig, (struct rig_opts){0});
+    return old;
+}
+
+/* Under another model nothing of a segment can be stored anew; what is deleted goes all the same. */
+static void test_delete_under_another_model(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = "fine", .conversation = "conv_a", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .conversation = "conv_a", .seed = 2});
+    rig_saved(rig);
+    char *old = change_model(rig);
+    assert_true(on_disk(rig, "dark secret"));
+    assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
+    rig_ledger(rig);
+    assert_false(on_disk(rig, "dark secret"));
+    tiny_model_remove(old);
+    rig_close(rig);
+}
+
+/* A touch that had to prefill leaves segments that belong to the conversation: found again, and deleted with it. */
+static void test_touched_and_deleted(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 900);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    char *old = change_model(rig);
+    struct answer *touch = rig_ask(rig, (struct ask){.conversation = "conv_a", .warm = true});
+    assert_true(touch->receipt.prefilled > 256);
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", "conv_a", true), 0);
+    touch = rig_ask(rig, (struct ask){.conversation = "conv_a", .warm = true});
+    assert_int_equal(touch->receipt.prefilled, 0);
+    assert_true(touch->receipt.disk > 256);
+    struct storage_stats stats;
+    storage_stats(rig->s->storage, &stats);
+    assert_int_equal(stats.pending_puts, 0);
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
+    rig_ledger(rig);
+    char part[41] = {0};
+    memcpy(part, text + 300, 40);
+    assert_false(on_disk(rig, part));
+    assert_int_equal(rig_segments(rig), 0);
+    free(text);
+    tiny_model_remove(old);
+    rig_close(rig);
+}
+
 /* A sibling has the longer segment: its KV stays. */
 static void test_delete_one_of_two(void **state)
 {
@@ -385,6 +452,8 @@ int main(void)
         cmocka_unit_test(test_delete_while_saving),
         cmocka_unit_test(test_busy),
         cmocka_unit_test(test_delete_response),
+        cmocka_unit_test(test_delete_under_another_model),
+        cmocka_unit_test(test_touched_and_deleted),
         cmocka_unit_test(test_delete_one_of_two),
         cmocka_unit_test(test_delete_beside_a_twin),
         cmocka_unit_test(test_tails_are_replaced),

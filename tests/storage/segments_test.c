@@ -134,6 +134,34 @@ static void test_hold_another(void **state)
     testing_dir_remove(dir);
 }
 
+/* A deleted turn's tokens stay in no segment that those before it hold. */
+static void test_delete_what_reaches_beyond(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1"), t2 = testing_turn(st, owner, conv, t1, "resp_2");
+    int64_t t3 = testing_turn(st, owner, conv, t2, "resp_3");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_put_at(st, owner, 2, 1, TESTING_COUNT / 2), 0); /* reaches beyond all of them */
+    assert_int_equal(testing_put_at(st, owner, 3, 2, TESTING_COUNT * 3 / 2), 0);
+    assert_int_equal(testing_commit(st, t3, 3), 0);
+    assert_int_equal(testing_commit(st, t2, 3), 0);
+    assert_int_equal(testing_commit(st, t1, 2), 0);
+    assert_int_equal(testing_turn_delete(st, owner, "resp_1"), -EBUSY);
+    assert_int_equal(testing_turn_delete(st, owner, "resp_3"), 0);
+    assert_true(row_exists(st, owner, 0, 1));
+    assert_false(row_exists(st, owner, 1, 2));
+    assert_false(row_exists(st, owner, 2, 3));
+    assert_int_equal(testing_turn_delete(st, owner, "resp_2"), 0);
+    assert_true(row_exists(st, owner, 0, 1));
+    assert_int_equal(testing_turn_delete(st, owner, "resp_1"), 0);
+    assert_false(row_exists(st, owner, 0, 1));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 static void test_delete(void **state)
 {
     (void)state;
@@ -285,9 +313,10 @@ static void test_orphans(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_find_read), cmocka_unit_test(test_nearest), cmocka_unit_test(test_hold_another),
-        cmocka_unit_test(test_delete),        cmocka_unit_test(test_evict),   cmocka_unit_test(test_budget_too_small),
-        cmocka_unit_test(test_orphans),
+        cmocka_unit_test(test_put_find_read),    cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_hold_another),     cmocka_unit_test(test_delete_what_reaches_beyond),
+        cmocka_unit_test(test_delete),           cmocka_unit_test(test_evict),
+        cmocka_unit_test(test_budget_too_small), cmocka_unit_test(test_orphans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,7 +159,7 @@ static int turn_run(struct storage_ledger *l, void *arg)
                              .tokens = tokens,
                              .tokens_bytes = sizeof tokens,
                              .prompt_bytes = 4,
-                             .n_tokens = 2};
+                             .n_tokens = TESTING_COUNT};
     int rc = storage_turn_insert(l, &t);
     q->id = t.id;
     return rc;
@@ -214,8 +214,13 @@ void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id)
 
 int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent)
 {
+    return testing_put_at(st, owner, id, parent, 0);
+}
+
+int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first)
+{
     char label[32];
-    struct storage_segment s = {.owner = owner, .first = 0, .count = TESTING_COUNT, .producer = "test-1"};
+    struct storage_segment s = {.owner = owner, .first = first, .count = TESTING_COUNT, .producer = "test-1"};
     testing_key(s.key, id);
     testing_key(s.parent, parent);
     memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);

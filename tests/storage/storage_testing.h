@@ -58,6 +58,8 @@ extern const uint8_t testing_root[STORAGE_KEY_BYTES];
 void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id);
 /* id 0 as parent: the first of its chain. */
 int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent);
+/* The same, of tokens from `first` on. */
+int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first);
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
 /* The child with this id. 0, or -ENOENT. The label is freed. */
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);
