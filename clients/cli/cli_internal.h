@@ -93,7 +93,8 @@ struct net_reply {
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size);
 
-/* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: refused by the daemon. */
+/* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: something answers there
+ * and refuses. */
 int net_ws_open(struct net *n, char *err, size_t err_size);
 bool net_ws_is_open(const struct net *n);
 void net_ws_close(struct net *n);

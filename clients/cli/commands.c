@@ -49,9 +49,12 @@ static void tell_refusal(struct cli *c, int status, const char *body)
     cJSON *answer = cJSON_Parse(body);
     const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
     const char *message = json_string(error, "message", NULL);
-    if (status == 401 || status == 403)
+    if (status == 401)
         term_error(&c->term, "%s (name the file with your token: --token-file FILE)",
                    message ? message : "the daemon wants a token");
+    else if (message && strcmp(json_string(error, "code", ""), "not_found") == 0)
+        term_error(&c->term, "%s (%s must be the daemon's address alone, such as %s)", message, net_url(c->net),
+                   CLI_DEFAULT_URL);
     else if (message)
         term_error(&c->term, "%s", message);
     else
@@ -144,6 +147,22 @@ int cli_wait_ready(struct cli *c)
     }
 }
 
+/* The library keeps what a refused upgrade was answered with to itself, so the same is asked for over HTTP. */
+static int tell_refused_upgrade(struct cli *c)
+{
+    int code;
+    cJSON *models = cli_call(c, "GET", "/v1/models", NULL, &code);
+    if (models) {
+        term_error(&c->term,
+                   "%s answers over HTTP but refuses the WebSocket at /v1/responses; a proxy before convod must pass "
+                   "WebSockets on",
+                   net_url(c->net));
+        code = CLI_FAILED;
+    }
+    cJSON_Delete(models);
+    return code;
+}
+
 int cli_turn_outcome(struct cli *c, const struct turn_result *r)
 {
     switch (r->end) {
@@ -154,6 +173,8 @@ int cli_turn_outcome(struct cli *c, const struct turn_result *r)
     case TURN_FAILED:
         if (r->rc == -EINTR)
             return CLI_INTERRUPTED;
+        if (r->rc == -EACCES)
+            return tell_refused_upgrade(c);
         if (r->code && strcmp(r->code, "conversation_locked") == 0)
             term_error(&c->term, "an answer is still being written in this conversation; try again when it has ended");
         else

@@ -47,8 +47,7 @@ struct ws_slot {
     struct message *out, **out_end;
     struct message *in, **in_end;
     struct buf partial;
-    int refused_status; /* HTTP status of a refused upgrade, if known */
-    int warm_ups;       /* sent on this socket, their ends not read yet */
+    int warm_ups; /* sent on this socket, their ends not read yet */
 };
 
 struct net {
@@ -232,9 +231,6 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
         unsigned char **at = in;
         return add_headers(n, wsi, at, *at + len, false);
     }
-    case LWS_CALLBACK_CLIENT_FILTER_PRE_ESTABLISH:
-        w->refused_status = (int)lws_http_client_http_response(wsi);
-        break;
     case LWS_CALLBACK_CLIENT_ESTABLISHED:
         w->state = SLOT_OPEN;
         break;
@@ -489,7 +485,7 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
     queue_drop(&w->in, &w->in_end);
     buf_clear(&w->partial);
     w->state = SLOT_CONNECTING;
-    w->refused_status = w->warm_ups = 0;
+    w->warm_ups = 0;
     struct buf full = {0};
     buf_printf(&full, "%s/v1/responses", n->prefix ? n->prefix : "");
     connect_slot(n, &w->wsi, NULL, full.data);
@@ -506,8 +502,9 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
         return 0;
     w->state = SLOT_NONE;
     w->wsi = NULL;
-    if (w->refused_status > 0 && w->refused_status != 101) {
-        snprintf(err, err_size, "%s refuses the WebSocket (HTTP status %d)", n->url, w->refused_status);
+    /* The library begins its reason so when an answer came that was not the upgrade; it does not tell which. */
+    if (strncmp(n->why, "HS:", 3) == 0) {
+        snprintf(err, err_size, "%s refuses the WebSocket", n->url);
         return -EACCES;
     }
     return no_daemon(n, err, err_size);

@@ -123,6 +123,24 @@ class Pipes(Case):
         self.assertEqual(self.convo("ask", "say hi", CONVOD_TOKEN="s3cret").stdout, "hi\n")
         self.assertEqual(self.convo("--token-file", "/nonexistent", "list").returncode, 2)
 
+    def test_a_refused_socket_is_no_missing_daemon(self):
+        self.double = self.start(token="s3cret")
+        for token in ({}, {"CONVOD_TOKEN": "wrong"}):
+            r = self.convo("ask", "hi", **token)
+            self.assertEqual((r.returncode, r.stderr), (1, "convo: this daemon wants a token (name the file with your token: "
+                                                           "--token-file FILE)\n"))
+        self.double = self.start(refusal=(403, {"error": {"message": "not from there", "code": "host_not_allowed"}}))
+        for command in (["ask", "hi"], ["list"]):
+            r = self.convo(*command)
+            self.assertEqual((r.returncode, r.stderr), (1, "convo: not from there\n"))
+        self.double = self.start(upgrades=False)
+        r = self.convo("ask", "hi")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("answers over HTTP but refuses the WebSocket", r.stderr)
+        r = run("--url", self.double.url + "/v1", "ask", "hi")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn(f"nothing at this path. ({self.double.url}/v1 must be the daemon's address alone", r.stderr)
+
     def test_list_is_for_scripts(self):
         for i in range(130):
             self.double.create({"title": f"number {i}"})

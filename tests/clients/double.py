@@ -63,7 +63,13 @@ class Handler(socketserver.BaseRequestHandler):
         if double.token and headers.get("authorization") != "Bearer " + double.token and url.path != "/ready":
             self.answer(401, {"error": {"message": "this daemon wants a token", "code": "unauthorized"}})
             return False
+        if double.refusal and url.path != "/ready":
+            self.answer(*double.refusal)
+            return False
         if headers.get("upgrade", "").lower() == "websocket":
+            if not double.upgrades or url.path != "/v1/responses":
+                self.answer(400, {})
+                return False
             key = headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
             accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
             self.request.sendall(("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -83,7 +89,7 @@ class Handler(socketserver.BaseRequestHandler):
                              f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def not_found(self):
-        self.answer(404, {"error": {"message": "there is no such conversation", "code": "not_found"}})
+        self.answer(404, {"error": {"message": "there is no such conversation", "code": "conversation_not_found"}})
 
     # ---- HTTP
 
@@ -127,8 +133,10 @@ class Handler(socketserver.BaseRequestHandler):
                 self.stream(response, int(query["starting_after"]))
             else:
                 self.answer(200, response["object"])
+        elif path == "/v1/models":
+            self.answer(200, {"object": "list", "data": []})
         else:
-            self.not_found()
+            self.answer(404, {"error": {"message": "There is nothing at this path.", "code": "not_found"}})
 
     def list(self, query):
         rows = list(reversed(self.server.double.conversations.values()))
@@ -302,8 +310,8 @@ class Turn:
 
 
 class Double:
-    def __init__(self, token=None, loading=0):
-        self.token, self.loading = token, loading
+    def __init__(self, token=None, loading=0, refusal=None, upgrades=True):
+        self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0
         self.lock = threading.Lock()
