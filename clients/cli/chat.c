@@ -459,7 +459,7 @@ int chat_run(struct cli *c, const char *id)
         term_note(&c->term, "Type a message; /help lists the commands, /quit leaves.");
     bool stopped = false; /* Ctrl-C was the last thing pressed */
     int failed = chat.code;
-    while (!chat.quit && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
+    while (!chat.quit && c->term.out_error == 0 && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
         int rc;
         char *message = read_message(&chat, &rc);
         if (!message && rc == -EINTR && !stopped && c->term.in_tty) {

@@ -127,13 +127,17 @@ struct term {
     bool colour;
     bool status_shown; /* the transient line stands on the screen */
     bool mid_line;     /* the answer's last character was no newline */
+    int out_error;     /* errno of the first write to stdout that failed, or 0 */
 };
 void term_open(struct term *t);
 /* A line that the next one replaces; only on a terminal. */
 void term_status(struct term *t, const char *text);
 void term_status_clear(struct term *t);
-/* A piece of an answer; made harmless on a terminal, as it is elsewhere. -EPIPE: nobody reads any more. */
-int term_answer(struct term *t, const char *text, size_t len);
+/* Everything that goes to stdout, but for the line editor's own, goes through here: at once, and a failure is kept in
+ * `out_error`. */
+void term_write(struct term *t, const char *text, size_t len);
+/* A piece of an answer; made harmless on a terminal, as it is elsewhere. */
+void term_answer(struct term *t, const char *text, size_t len);
 /* Ends the answer's last line. */
 void term_answer_end(struct term *t);
 /* A remark beside the conversation, dim on a terminal: to stderr. */
@@ -209,6 +213,9 @@ struct cli {
 /* A request whose answer is JSON (freed by the caller; NULL on failure). Failures are told to the person; *code is the
  * exit code then. body is freed. */
 cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body, int *code);
+
+/* Prints an object, which is freed, as a line of JSON. */
+int cli_print_json(struct cli *c, cJSON *object);
 
 /* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
 int cli_wait_ready(struct cli *c);

@@ -91,11 +91,21 @@ cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body
     return answer;
 }
 
-static int print_json(cJSON *object)
+/* Writes what was put together, and frees it. */
+static void print_out(struct cli *c, struct buf *text)
+{
+    if (text->len > 0)
+        term_write(&c->term, text->data, text->len);
+    buf_free(text);
+}
+
+int cli_print_json(struct cli *c, cJSON *object)
 {
     char *text = text_json(object);
-    puts(text);
+    struct buf line = {0};
+    buf_printf(&line, "%s\n", text);
     free(text);
+    print_out(c, &line);
     return CLI_OK;
 }
 
@@ -250,23 +260,25 @@ static void time_text(double seconds, char *out, size_t out_size)
         strftime(out, out_size, "%Y-%m-%d %H:%M", &local);
 }
 
-static void print_row(const struct cli *c, const cJSON *row, int number)
+static void print_row(struct cli *c, const cJSON *row, int number)
 {
     char when[32];
     double updated = number_of(row, "updated_at");
     time_text(updated > 0 ? updated : number_of(row, "created_at"), when, sizeof(when));
     const char *title = string_of(row, "title"), *tier = string_of(row, "tier");
-    struct buf clean = {0};
+    struct buf clean = {0}, line = {0};
     buf_str(&clean, "");
     text_title(title, 200, &clean);
     if (!c->term.out_tty) {
-        printf("%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier, clean.data);
+        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
+                   clean.data);
     } else {
         if (number > 0)
-            printf("%3d  ", number);
-        printf("%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
-               clean.len ? clean.data : "(no title)");
+            buf_printf(&line, "%3d  ", number);
+        buf_printf(&line, "%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when,
+                   number_of(row, "turns"), tier, clean.len ? clean.data : "(no title)");
     }
+    print_out(c, &line);
     buf_free(&clean);
 }
 
@@ -311,11 +323,11 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
             term_note(&c->term, "and older ones: `convo list WORD` finds those with WORD in the title");
             more = false;
         }
-    } while (code == CLI_OK && more);
+    } while (code == CLI_OK && more && c->term.out_error == 0);
     free(after);
     buf_free(&path);
     if (code == CLI_OK && all)
-        code = print_json(all);
+        code = cli_print_json(c, all);
     else
         cJSON_Delete(all);
     if (code == CLI_OK && number == 0 && c->term.out_tty)
@@ -324,13 +336,12 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
         *ids = found;
     else
         cJSON_Delete(found);
-    fflush(stdout);
     return code;
 }
 
 static void print_item(struct cli *c, const cJSON *item)
 {
-    struct buf text = {0}, clean = {0};
+    struct buf text = {0}, clean = {0}, line = {0};
     const char *role = json_string(item, "role", "");
     text_of_item(item, &text);
     if (text.len == 0) {
@@ -340,13 +351,13 @@ static void print_item(struct cli *c, const cJSON *item)
     bool user = strcmp(role, "user") == 0;
     if (c->term.out_tty) {
         text_printable(text.data, text.len, &clean);
-        printf(c->term.colour && user ? "\033[1m> %s\033[0m\n"
-               : user                 ? "> %s\n"
-                                      : "%s\n",
-               clean.data ? clean.data : "");
+        bool bold = c->term.colour && user;
+        buf_printf(&line, "%s%s%s%s\n", bold ? "\033[1m" : "", user ? "> " : "", clean.data ? clean.data : "",
+                   bold ? "\033[0m" : "");
     } else {
-        printf("%s: %s\n", user ? "user" : role, text.data);
+        buf_printf(&line, "%s: %s\n", role, text.data);
     }
+    print_out(c, &line);
     buf_free(&text);
     buf_free(&clean);
 }
@@ -403,7 +414,7 @@ int cli_show(struct cli *c, const char *id, int last_items)
     cJSON *items = items_of(c, id, last_items, &code);
     if (items && c->json) {
         cJSON_AddItemToObject(about, "items", items);
-        return print_json(about);
+        return cli_print_json(c, about);
     }
     if (items) {
         const cJSON *item;
@@ -416,7 +427,6 @@ int cli_show(struct cli *c, const char *id, int last_items)
         {
             print_item(c, item);
         }
-        fflush(stdout);
     }
     cJSON_Delete(items);
     cJSON_Delete(about);
@@ -467,7 +477,7 @@ int cli_evict(struct cli *c, const char *id, const char *to)
 /* ---- status --------------------------------------------------------------------------------------------------------
  */
 
-static void print_flat(const cJSON *value, struct buf *name)
+static void print_flat(const cJSON *value, struct buf *name, struct buf *out)
 {
     size_t len = name->len;
     const cJSON *field;
@@ -476,7 +486,7 @@ static void print_flat(const cJSON *value, struct buf *name)
         {
             if (field->string)
                 buf_printf(name, "%s%s", len ? "." : "", field->string);
-            print_flat(field, name);
+            print_flat(field, name, out);
             name->len = len;
             if (name->data)
                 name->data[len] = '\0';
@@ -487,7 +497,7 @@ static void print_flat(const cJSON *value, struct buf *name)
     struct buf clean = {0};
     if (plain)
         text_printable(plain, strlen(plain), &clean);
-    printf("%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
+    buf_printf(out, "%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
     free(plain);
     buf_free(&clean);
 }
@@ -504,7 +514,9 @@ int cli_status(struct cli *c)
     bool loading = reply.status == 503;
     buf_free(&reply.body);
     if (loading) {
-        puts(c->json ? "{\"status\":\"loading\"}" : "loading the model");
+        struct buf line = {0};
+        buf_str(&line, c->json ? "{\"status\":\"loading\"}\n" : "loading the model\n");
+        print_out(c, &line);
         return CLI_OK;
     }
     int code;
@@ -512,9 +524,10 @@ int cli_status(struct cli *c)
     if (!status)
         return code;
     if (c->json)
-        return print_json(status);
-    struct buf name = {0};
-    print_flat(status, &name);
+        return cli_print_json(c, status);
+    struct buf name = {0}, out = {0};
+    print_flat(status, &name, &out);
+    print_out(c, &out);
     buf_free(&name);
     cJSON_Delete(status);
     return CLI_OK;

@@ -88,10 +88,16 @@ void term_status_clear(struct term *t)
     t->status_shown = false;
 }
 
-int term_answer(struct term *t, const char *text, size_t len)
+void term_write(struct term *t, const char *text, size_t len)
+{
+    if (t->out_error == 0 && (fwrite(text, 1, len, stdout) != len || fflush(stdout) != 0))
+        t->out_error = errno;
+}
+
+void term_answer(struct term *t, const char *text, size_t len)
 {
     if (len == 0)
-        return 0;
+        return;
     term_status_clear(t);
     struct buf clean = {0};
     if (t->out_tty) {
@@ -99,20 +105,18 @@ int term_answer(struct term *t, const char *text, size_t len)
         text = clean.data;
         len = clean.len;
     }
-    size_t written = len ? fwrite(text, 1, len, stdout) : 0;
-    if (len)
+    if (len) {
+        term_write(t, text, len);
         t->mid_line = text[len - 1] != '\n';
+    }
     buf_free(&clean);
-    return written == len && fflush(stdout) == 0 ? 0 : -EPIPE;
 }
 
 void term_answer_end(struct term *t)
 {
     term_status_clear(t);
-    if (t->mid_line) {
-        putchar('\n');
-        fflush(stdout);
-    }
+    if (t->mid_line)
+        term_write(t, "\n", 1);
     t->mid_line = false;
 }
 

@@ -23,7 +23,6 @@ struct follow {
     double sequence; /* of the last event seen; -1: none */
     bool ended;
     bool cancel_sent;
-    bool write_failed;
     struct buf stream; /* bytes of an event stream that are no whole line yet */
     char err[CLI_ERR_SIZE];
 };
@@ -107,8 +106,8 @@ static void on_text(struct follow *f, const char *text)
 {
     size_t len = strlen(text);
     buf_add(&f->result->answer, text, len);
-    if (f->turn->print && term_answer(f->term, text, len) != 0)
-        f->write_failed = true;
+    if (f->turn->print)
+        term_answer(f->term, text, len);
 }
 
 static void on_progress(struct follow *f, const cJSON *event)
@@ -319,7 +318,7 @@ static void follow_socket(struct follow *f)
             return;
         }
         /* The first Ctrl-C stops the answer as soon as its id is known. */
-        bool stop = interrupts_pending() > 0 || f->write_failed;
+        bool stop = interrupts_pending() > 0 || f->term->out_error != 0;
         if (stop && !f->cancel_sent && f->result->response_id && !f->ended)
             send_cancel(f);
         if (interrupts_pending() > 1 && !f->ended) {

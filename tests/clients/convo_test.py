@@ -202,6 +202,23 @@ class Pipes(Case):
         self.assertNotEqual(p.wait(timeout=LIMIT), 0)
         self.assertEqual(len(self.sent("response.cancel")), 1)
 
+    def test_output_that_cannot_be_written_is_told(self):
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        for arguments in (["list"], ["show", id], ["list", "--json"], ["show", id, "--json"], ["status"], ["ask", "say hi"],
+                          ["ask", "slow"], ["ask", "--json", "say hi"], ["chat"], ["--help"], ["--version"]):
+            with open("/dev/full", "w") as full:
+                r = subprocess.run([CONVO, "--url", self.double.url, *arguments], input="say hi\nsay more\n", stdout=full,
+                                   stderr=subprocess.PIPE, encoding="utf-8", timeout=LIMIT, env=environment())
+            self.assertEqual(r.returncode, 1, arguments)
+            self.assertIn("convo: standard output: No space left on device\n", r.stderr, arguments)
+        self.assertNotIn("say more", [b["input"][0]["content"] for b in self.sent()])
+        reading, writing = os.pipe()
+        os.close(reading)
+        p = subprocess.run([CONVO, "--url", self.double.url, "list"], stdout=writing, stderr=subprocess.PIPE, env=environment())
+        os.close(writing)
+        self.assertEqual((p.returncode, p.stderr), (1, b""))
+
     def test_help_and_version(self):
         self.assertIn("Exit status:", run("--help").stdout)
         self.assertRegex(run("--version").stdout, r"^convo \d+\.\d+\.\d+\n$")
