@@ -50,6 +50,9 @@ char *text_copy(const char *text);
 /* Object as one line of JSON; the object is freed. Never NULL. */
 char *text_json(cJSON *object);
 
+/* How many bytes at the start are UTF-8 without a NUL: `len` when all are. */
+size_t text_sound(const char *text, size_t len);
+
 /* A title from the first line of a message that has something in it: at most `max` characters, cut at a character. */
 void text_title(const char *message, size_t max_chars, struct buf *out);
 
@@ -97,6 +100,8 @@ int net_http(struct net *n, const char *method, const char *path, const char *bo
  * and refuses. */
 int net_ws_open(struct net *n, char *err, size_t err_size);
 bool net_ws_is_open(const struct net *n);
+/* The code with which the daemon closed the socket that was open last; 0: none. */
+int net_ws_close_code(const struct net *n, const char **reason);
 void net_ws_close(struct net *n);
 /* Queues a message. -EPIPE: not open. */
 int net_ws_send(struct net *n, const char *text);
@@ -148,9 +153,9 @@ void term_error(struct term *t, const char *format, ...) __attribute__((format(p
 struct line_reader;
 struct line_reader *line_reader_open(struct term *t, struct net *n);
 void line_reader_close(struct line_reader *r);
-/* A line without its newline (pasted ones may hold some), freed by the caller. NULL with *rc: 0 = end of input,
- * -EINTR = Ctrl-C on an empty line; Ctrl-C on a line that is not empty drops it and reads on. */
-char *line_reader_read(struct line_reader *r, const char *prompt, int *rc);
+/* Adds a line without its newline (pasted ones may hold some) to `line`. 1, 0 at the end of input, -EINTR: Ctrl-C on an
+ * empty line; Ctrl-C on a line that is not empty drops it and reads on. */
+int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line);
 void line_reader_remember(struct line_reader *r, const char *message);
 
 /* ---- turn.c --------------------------------------------------------------------------------------------------------
@@ -216,6 +221,9 @@ cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body
 
 /* Prints an object, which is freed, as a line of JSON. */
 int cli_print_json(struct cli *c, cJSON *object);
+
+/* Whether the daemon can be sent this text; what is in its way is told, `what` naming the text. */
+bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len);
 
 /* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
 int cli_wait_ready(struct cli *c);

@@ -109,6 +109,22 @@ int cli_print_json(struct cli *c, cJSON *object)
     return CLI_OK;
 }
 
+bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len)
+{
+    size_t at = text_sound(text, len);
+    if (at == len)
+        return true;
+    if (text[at] == '\0')
+        term_error(&c->term, "%s has a NUL byte at offset %zu and so is no text; `tr -d '\\0'` takes them out", what,
+                   at);
+    else
+        term_error(
+            &c->term,
+            "%s is not UTF-8: byte 0x%02x at offset %zu; convert it, for instance with `iconv -f latin1 -t utf-8`",
+            what, (unsigned char)text[at], at);
+    return false;
+}
+
 /* ---- waiting for the model -----------------------------------------------------------------------------------------
  */
 

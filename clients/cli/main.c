@@ -143,7 +143,7 @@ static char *read_token(const char *path)
 static int read_input(struct cli *c, struct buf *out)
 {
     char piece[65536];
-    size_t got;
+    size_t got, from = out->len;
     while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
         if (out->len + got > INPUT_MAX_SIZE) {
             term_error(&c->term, "standard input is longer than %u MiB", INPUT_MAX_SIZE >> 20);
@@ -157,6 +157,8 @@ static int read_input(struct cli *c, struct buf *out)
         term_error(&c->term, "standard input: %s", strerror(errno));
         return CLI_FAILED;
     }
+    if (out->len > from && !cli_sendable(c, "standard input", out->data + from, out->len - from))
+        return CLI_FAILED;
     while (out->len > 0 && out->data[out->len - 1] == '\n')
         out->data[--out->len] = '\0';
     return CLI_OK;
@@ -400,6 +402,12 @@ static int run(struct cli *c, int argc, char **argv)
     }
     if (argc < command->least || argc > command->most)
         return usage(argc < command->least ? "an argument is missing after" : "too many arguments for", command->name);
+
+    bool sendable = !o.instructions || cli_sendable(c, "--system", o.instructions, strlen(o.instructions));
+    for (int i = 0; i < argc && sendable; i++)
+        sendable = cli_sendable(c, "an argument", argv[i], strlen(argv[i]));
+    if (!sendable)
+        return CLI_USAGE;
 
     c->sampling = o.sampling;
     c->model = o.model;

@@ -47,7 +47,9 @@ struct ws_slot {
     struct message *out, **out_end;
     struct message *in, **in_end;
     struct buf partial;
-    int warm_ups; /* sent on this socket, their ends not read yet */
+    int close_code;         /* why the daemon closed it, or 0 */
+    char close_reason[124]; /* in its words: a close frame has room for 123 */
+    int warm_ups;           /* sent on this socket, their ends not read yet */
 };
 
 struct net {
@@ -245,6 +247,12 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
         break;
     case LWS_CALLBACK_CLIENT_WRITEABLE:
         return ws_write(n, wsi);
+    case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE: {
+        const unsigned char *code = in;
+        w->close_code = len >= 2 ? code[0] << 8 | code[1] : 0;
+        snprintf(w->close_reason, sizeof(w->close_reason), "%.*s", len > 2 ? (int)len - 2 : 0, (const char *)in + 2);
+        break;
+    }
     case LWS_CALLBACK_CLIENT_CLOSED:
         w->state = SLOT_NONE;
         w->wsi = NULL;
@@ -485,7 +493,8 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
     queue_drop(&w->in, &w->in_end);
     buf_clear(&w->partial);
     w->state = SLOT_CONNECTING;
-    w->warm_ups = 0;
+    w->close_code = w->warm_ups = 0;
+    w->close_reason[0] = '\0';
     struct buf full = {0};
     buf_printf(&full, "%s/v1/responses", n->prefix ? n->prefix : "");
     connect_slot(n, &w->wsi, NULL, full.data);
@@ -513,6 +522,12 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
 bool net_ws_is_open(const struct net *n)
 {
     return n->ws.state == SLOT_OPEN;
+}
+
+int net_ws_close_code(const struct net *n, const char **reason)
+{
+    *reason = n->ws.close_reason;
+    return n->ws.close_code;
 }
 
 void net_ws_close(struct net *n)

@@ -329,35 +329,30 @@ void line_reader_remember(struct line_reader *r, const char *message)
 }
 
 /* A line from a pipe or a terminal that cannot edit. */
-static char *read_plain(struct line_reader *r, int *rc)
+static int read_plain(struct line_reader *r, struct buf *line)
 {
     for (;;) {
         char *start = r->input.data ? r->input.data + r->input_at : NULL;
         size_t left = r->input.len - r->input_at;
         char *newline = left ? memchr(start, '\n', left) : NULL;
         if (newline || (r->end && left > 0) || left > LINE_MAX_SIZE) {
-            struct buf line = {0};
             size_t len = newline ? (size_t)(newline - start) : left;
             r->input_at += len + (newline ? 1 : 0);
             if (len > 0 && start[len - 1] == '\r')
                 len--;
-            buf_add(&line, start, len);
-            return line.data;
+            buf_add(line, start, len);
+            return 1;
         }
-        if (r->end) {
-            *rc = 0;
-            return NULL;
-        }
+        if (r->end)
+            return 0;
         int more = read_more(r);
-        if (more < 0) {
-            *rc = more;
-            return NULL;
-        }
+        if (more < 0)
+            return more;
         r->end = more == 0;
     }
 }
 
-static char *read_edited(struct line_reader *r, int *rc)
+static int read_edited(struct line_reader *r, struct buf *out)
 {
     for (;;) {
         int count = 0;
@@ -365,51 +360,47 @@ static char *read_edited(struct line_reader *r, int *rc)
         /* The terminal marks what is pasted, so that a pasted line break does not send. */
         fputs("\033[?2004h", stdout);
         el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
-        const char *line = el_gets(r->edit, &count);
+        const char *got = el_gets(r->edit, &count);
         fputs("\033[?2004l", stdout);
         fflush(stdout);
-        if (line && count > 0) {
+        if (got && count > 0) {
             size_t len = (size_t)count;
-            while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
+            while (len > 0 && (got[len - 1] == '\n' || got[len - 1] == '\r'))
                 len--;
-            struct buf raw = {0}, breaks = {0}, out = {0};
-            buf_add(&raw, line, len);
+            struct buf raw = {0}, breaks = {0};
+            buf_add(&raw, got, len);
             replace_all(raw.data, LINE_BREAK, "\n", &breaks);
-            replace_all(breaks.data, TAB_SIGN, "\t", &out);
+            replace_all(breaks.data, TAB_SIGN, "\t", out);
             buf_free(&raw);
             buf_free(&breaks);
-            return out.data;
+            return 1;
         }
         if (!r->interrupted) {
             putchar('\n'); /* after the ^D */
             fflush(stdout);
-            *rc = 0;
-            return NULL;
+            return 0;
         }
         interrupts_clear();
         fputs("^C\n", stdout);
         fflush(stdout);
         el_reset(r->edit);
-        if (r->interrupted_empty) {
-            *rc = -EINTR;
-            return NULL;
-        }
+        if (r->interrupted_empty)
+            return -EINTR;
     }
 }
 
-char *line_reader_read(struct line_reader *r, const char *prompt, int *rc)
+int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line)
 {
-    *rc = 0;
     term_answer_end(r->term);
     r->prompt = prompt;
     if (r->edit)
-        return read_edited(r, rc);
+        return read_edited(r, line);
     if (r->term->in_tty && r->term->out_tty) {
         fputs(prompt, stdout);
         fflush(stdout);
     }
-    char *line = read_plain(r, rc);
-    if (!line && *rc == -EINTR)
+    int rc = read_plain(r, line);
+    if (rc == -EINTR)
         interrupts_clear();
-    return line;
+    return rc;
 }

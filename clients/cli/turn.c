@@ -11,6 +11,8 @@
 
 #include "clients/cli/cli_internal.h"
 
+#define REQUEST_MAX_BYTES (16u << 20) /* of more the daemon reads none, and its reason rarely arrives */
+
 #define WAIT_MS        100
 #define RECONNECT_MS   300
 #define RECONNECT_MORE 40 /* tries: a daemon that restarts is back within some seconds */
@@ -244,9 +246,34 @@ static void lost(struct follow *f, int rc, const char *why)
     f->ended = true;
 }
 
+/* Whether the daemon closed the socket over the turn, rather than over something else; then this is told. */
+static bool refused_by_close(struct follow *f)
+{
+    const char *reason, *why = NULL;
+    struct buf later = {0};
+    int code = net_ws_close_code(f->net, &reason);
+    if (code == 1008) /* ends what runs, too */
+        why = "the daemon does not serve this connection any more; was your token taken away?";
+    if (code == 1007 && !f->result->response_id)
+        why = "the daemon refuses the message: it is not UTF-8";
+    if (code == 1009 && !f->result->response_id)
+        why = "the message is longer than the daemon takes";
+    /* Out of memory for requests is 1013, of which libwebsockets makes 1002. */
+    if ((code == 1013 || code == 1002) && !f->result->response_id) {
+        buf_printf(&later, "the daemon cannot take the message now (%s); try again later", reason);
+        why = later.data;
+    }
+    if (why)
+        lost(f, 0, why);
+    buf_free(&later);
+    return why != NULL;
+}
+
 static void find_again(struct follow *f)
 {
     struct turn_result *r = f->result;
+    if (refused_by_close(f))
+        return;
     if (!r->response_id || !f->turn->store) {
         lost(f, -EPIPE,
              "the connection broke before the daemon confirmed the turn; look at the conversation (/show) "
@@ -332,15 +359,22 @@ void turn_run(struct net *n, struct term *t, const struct turn *turn, struct tur
 {
     *result = (struct turn_result){.end = TURN_FAILED};
     struct follow f = {.net = n, .term = t, .turn = turn, .result = result, .sequence = -1};
-    int rc = net_ws_open(n, f.err, sizeof(f.err));
-    if (rc) {
-        result->rc = rc;
+    char *request = request_of(turn);
+    if (strlen(request) > REQUEST_MAX_BYTES) {
+        result->rc = -EMSGSIZE;
+        snprintf(f.err, sizeof(f.err),
+                 "the message is longer than the %u MiB that the daemon takes, with what JSON adds",
+                 REQUEST_MAX_BYTES >> 20);
+    } else {
+        result->rc = net_ws_open(n, f.err, sizeof(f.err));
+    }
+    if (result->rc) {
         result->error = text_copy(f.err);
+        free(request);
         return;
     }
     if (turn->print)
         term_status(t, "\u2026");
-    char *request = request_of(turn);
     if (net_ws_send(n, request) == 0)
         follow_socket(&f);
     else

@@ -187,6 +187,36 @@ class Pipes(Case):
         self.assertIn("before the daemon confirmed the turn", r.stderr)
         self.assertEqual(len(self.sent()), 2, "nothing is sent twice")
 
+    def test_what_is_no_text_is_not_sent(self):
+        iconv = "convert it, for instance with `iconv -f latin1 -t utf-8`\n"
+        for said, told in (("gr\udcfc\udcdfe", "is not UTF-8: byte 0xfc at offset 2; " + iconv),
+                           ("ab\0cd", "has a NUL byte at offset 2 and so is no text; `tr -d '\\0'` takes them out\n"),
+                           ("ä\udce4", "is not UTF-8: byte 0xe4 at offset 2; " + iconv)):
+            for arguments, name in ((["ask"], "standard input"), (["ask", "--keep", "look:", "-"], "standard input"),
+                                    (["chat"], "this message")):
+                r = self.convo(*arguments, stdin=said)
+                self.assertEqual((r.returncode, r.stdout, r.stderr), (1, "", f"convo: {name} {told}"))
+        r = self.convo("chat", stdin="\0\n'''one\ntw\udce4\n'''\nsay on\n".replace("'", '"'))
+        self.assertEqual((r.returncode, r.stdout), (1, "on\n"))
+        self.assertIn("this message is not UTF-8: byte 0xe4 at offset 6", r.stderr)
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say on"])
+        for arguments in (["ask", "\udcfc"], ["ask", "--system", "\udcfc", "hi"], ["rename", "conv_1", "\udcfc"]):
+            r = self.convo(*arguments)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn("is not UTF-8: byte 0xfc at offset 0", r.stderr)
+
+    def test_what_is_too_long_is_not_sent(self):
+        r = self.convo("ask", stdin="a\n" * (6 << 20))
+        self.assertEqual((r.returncode, r.stdout), (1, ""))
+        self.assertIn("longer than the 16 MiB that the daemon takes", r.stderr)
+        self.assertNotIn("socket", self.double.events)
+
+    def test_a_close_code_is_told(self):
+        for code, told in (1007, "not UTF-8"), (1008, "token"), (1009, "longer than"), (1013, "now (reason); try again later"):
+            r = self.convo("ask", "--keep", f"close {code}")
+            self.assertEqual((r.returncode, r.stderr.count(told), "/show" in r.stderr), (1, 1, False), r.stderr)
+        self.assertIn("/show", self.convo("ask", "--keep", "close 1001").stderr)
+
     def test_interrupt_ends_a_script(self):
         p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
         self.assertEqual(p.stdout.read(4), b"more")

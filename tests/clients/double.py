@@ -7,6 +7,7 @@ What it answers depends on what the user says:
     drop            half of an answer, then the socket closes; the rest can be fetched
     vanish          half of an answer, then the socket closes; the response is not found
     early           the socket closes before the turn is confirmed
+    close CODE      so does it, with that code
     long            an answer cut at max_output_tokens
     progress        progress events, then an answer
     again           the number of times that this message was asked
@@ -273,6 +274,9 @@ class Turn:
             return
         if word == "early":
             self.hang_up()
+        if word == "close":
+            self.handler.request.sendall(b"\x88\x08" + int(rest).to_bytes(2, "big") + b"reason")
+            return
         self.emit("response.created", response={"id": self.id, "status": "in_progress", "output": []})
         self.emit("response.in_progress", response={"id": self.id, "status": "in_progress", "output": []})
         if self.body.get("generate") is False:

@@ -19,8 +19,8 @@ def environment(**more):
 
 
 def run(*arguments, stdin="", limit=LIMIT, **more):
-    return subprocess.run([CONVO, *arguments], input=stdin, capture_output=True, encoding="utf-8", timeout=limit,
-                          env=environment(**more))
+    return subprocess.run([CONVO, *arguments], input=stdin, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                          timeout=limit, env=environment(**more))
 
 
 class Terminal:
