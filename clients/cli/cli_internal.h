@@ -113,7 +113,7 @@ char *net_ws_next(struct net *n, int wait_ms);
  * turn. */
 int *net_ws_warm_ups(struct net *n);
 
-/* While a person types: waits until `fd` can be read, serving the socket meanwhile. 0, or -EINTR. */
+/* While a person types: waits until `fd` can be read, serving the socket meanwhile. 0, or -EINTR: signals_pending(). */
 int net_wait_fd(struct net *n, int fd);
 
 /* Waits a moment (and serves the socket). */
@@ -126,6 +126,8 @@ void net_pause(struct net *n, int wait_ms);
 void interrupts_watch(void);
 int interrupts_pending(void);
 void interrupts_clear(void);
+/* Whether there is something that ends a wait for the person: Ctrl-C, or another signal while a line is edited. */
+bool signals_pending(void);
 
 struct term {
     bool in_tty, out_tty, err_tty;

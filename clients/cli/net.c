@@ -564,9 +564,8 @@ int *net_ws_warm_ups(struct net *n)
 
 int net_wait_fd(struct net *n, int fd)
 {
-    sigset_t interrupt, before;
-    sigemptyset(&interrupt);
-    sigaddset(&interrupt, SIGINT);
+    sigset_t all, before;
+    sigfillset(&all);
     for (;;) {
         bool open = n->ws.state == SLOT_OPEN;
         struct pollfd fds[2] = {{.fd = fd, .events = POLLIN},
@@ -574,14 +573,14 @@ int net_wait_fd(struct net *n, int fd)
         /* Once a second the library sees to its pings. */
         const struct timespec second = {.tv_sec = 1};
         int ready = 0, error = 0;
-        /* Ctrl-C is let through in ppoll() alone, or one that comes just before it would not end the wait. */
-        pthread_sigmask(SIG_BLOCK, &interrupt, &before);
-        if (!interrupts_pending()) {
+        /* Signals are let through in ppoll() alone, or one that comes just before it would not end the wait. */
+        pthread_sigmask(SIG_BLOCK, &all, &before);
+        if (!signals_pending()) {
             ready = ppoll(fds, 2, open ? &second : NULL, &before);
             error = errno;
         }
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (interrupts_pending())
+        if (signals_pending())
             return -EINTR;
         if (ready < 0 && error != EINTR)
             return -error;

@@ -478,6 +478,74 @@ class OnATerminal(Case):
         t.prompt()
         self.assertNotIn("\033", t.text)
 
+    def test_a_resized_terminal_has_the_line_anew(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("abcde")
+        t.expect("abcde")
+        t.resize(20)
+        t.expect(r"\r\x1b\[J.*> abcde")
+        t.type("fghijklmnopqrstu")  # wraps at 20
+        t.expect("fghijklmnopqr")
+        t.expect("stu")
+        t.type("\x01")  # to the start, which is a line up
+        t.expect(r"\x1b\[A")
+        t.type("say \r")
+        t.expect("to first token")
+        self.assertEqual(self.sent()[0]["input"][0]["content"], "say abcdefghijklmnopqrstu")
+
+    def test_a_resize_during_an_answer_counts(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("slow\r")
+        t.expect("more more")
+        t.resize(20)
+        t.type("\x03")
+        t.prompt()
+        t.type("abcdefghijklmnopqrstu\x01")
+        t.expect(r"\x1b\[A")
+
+    def test_stopped_and_continued(self):
+        t = Terminal("-mc", f'"{CONVO}" --url {self.double.url}; stty -a | grep -wo -e "-*icanon" -e "-*echo"; fg; echo left: $?',
+                     program="/bin/sh")
+        self.addCleanup(t.close)
+        t.prompt()
+        t.type("say ab")
+        t.expect("say ab")
+        t.type("\x1a")
+        t.expect(r"\x1b\[\?2004l.*\n(.*\n)*icanon\r\necho\r\n")
+        t.expect(r"\x1b\[\?2004h")
+        t.expect("> say ab")
+        self.assertEqual(t.modes(), 0)
+        t.type("c\r")
+        t.expect("to first token")
+        t.prompt()
+        t.type("/quit\r")
+        t.expect("left: 0")
+        self.assertEqual(self.sent()[0]["input"][0]["content"], "say abc")
+
+    def test_ctrl_z_where_nobody_could_continue(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("say a")
+        t.expect("say a")
+        t.type("\x1a")
+        t.expect("> say a")
+        t.type("b\r")
+        t.expect("ab\r\n")
+
+    def test_a_signal_at_the_prompt_ends_it_tidily(self):
+        for number in signal.SIGTERM, signal.SIGHUP:
+            t = self.terminal()
+            t.prompt()
+            t.type("say a")
+            t.expect("say a")
+            self.assertEqual(t.modes(), 0)
+            os.kill(t.pid, number)
+            self.assertEqual(t.leave(), -number)
+            self.assertEqual(t.modes(), termios.ICANON | termios.ECHO)
+            self.assertGreater(t.text.rindex("\033[?2004l"), t.text.rindex("\033[?2004h"))
+
     def test_the_terminal_is_left_as_it_was(self):
         pid, fd = pty.fork()
         if pid == 0:
