@@ -216,7 +216,7 @@ static void do_help(struct chat *chat, const char *argument)
         "/show              this conversation from its start\n"
         "/regenerate        another answer to your last message\n"
         "/undo              take your last message and its answer back\n"
-        "/system [TEXT]     what the model is told before the conversation\n"
+        "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
         "/receipt on|off    the line after each answer\n"
         "/status            the daemon's state\n"
@@ -324,12 +324,13 @@ static void do_receipt(struct chat *chat, const char *argument)
 static void do_system(struct chat *chat, const char *argument)
 {
     if (*argument) {
-        set_string(&chat->instructions, argument);
+        bool none = strcmp(argument, "-") == 0 || strcmp(argument, "\"\"") == 0;
+        set_string(&chat->instructions, none ? NULL : argument);
         if (chat->id)
-            chat->code = cli_instruct(chat->cli, chat->id, argument);
+            chat->code = cli_instruct(chat->cli, chat->id, none ? "" : argument);
         if (!chat->id || chat->code == CLI_OK)
-            term_note(&chat->cli->term, chat->id ? "the model is told so from now on; the history is read anew once"
-                                                 : "the model will be told so");
+            term_note(&chat->cli->term, "the model %s told %s%s", chat->id ? "is" : "will be", none ? "nothing" : "so",
+                      chat->id ? " from now on; the history is read anew once" : "");
         return;
     }
     const char *now = chat->instructions;
@@ -342,7 +343,7 @@ static void do_system(struct chat *chat, const char *argument)
         now = cJSON_IsString(field) ? field->valuestring : NULL;
         buf_free(&path);
     }
-    term_note(&chat->cli->term, "%s", now ? now : "the model is told nothing before the conversation");
+    term_note(&chat->cli->term, "%s", now && *now ? now : "the model is told nothing before the conversation");
     cJSON_Delete(about);
 }
 
@@ -449,9 +450,11 @@ int chat_run(struct cli *c, const char *id)
         return CLI_FAILED;
     }
     set_string(&chat.instructions, c->instructions);
-    if (id)
+    if (id && c->instructions)
+        chat.code = cli_instruct(c, id, c->instructions);
+    if (id && chat.code == CLI_OK)
         chat.code = enter(&chat, id);
-    else if (c->term.in_tty)
+    else if (!id && c->term.in_tty)
         term_note(&c->term, "Type a message; /help lists the commands, /quit leaves.");
     struct buf message = {0};
     bool stopped = false; /* Ctrl-C was the last thing pressed */

@@ -191,12 +191,13 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
         id = text_copy(o->conversation);
     else if (code == CLI_OK && o->go_on)
         id = cli_latest(c, NULL, &code);
-    if (code == CLI_OK && !id && (o->keep || o->go_on))
+    bool made = code == CLI_OK && !id && (o->keep || o->go_on);
+    if (made)
         code = cli_create(c, text.data, c->instructions, &id);
     if (code == CLI_OK) {
         struct turn turn = {.text = text.data,
                             .conversation = id,
-                            .instructions = o->keep ? NULL : c->instructions,
+                            .instructions = made ? NULL : c->instructions,
                             .model = c->model,
                             .sampling = &c->sampling,
                             .store = id != NULL,

@@ -75,6 +75,26 @@ class Pipes(Case):
         self.assertEqual(self.sent()[-1]["conversation"], made["id"])
         self.assertNotIn("store", self.sent()[-1])
 
+    def test_system_counts_in_a_conversation_that_goes_on(self):
+        self.convo("ask", "--keep", "--system", "Be kind.", "say one")
+        (made,) = self.double.conversations.values()
+        for arguments in (["-c", made["id"]], ["--continue"]):
+            self.convo("ask", "--keep", *arguments, "--system", "Be brief.", "say two")
+            self.assertEqual((self.sent()[-1]["instructions"], made["instructions"]), ("Be brief.", "Be kind."))
+        r = self.convo("resume", "--system", "Be loud.", stdin="say three\n")
+        self.assertEqual((r.returncode, made["instructions"]), (0, "Be loud."))
+        self.assertEqual(self.convo("resume", "conv_none", "--system", "x", stdin="say four\n").returncode, 1)
+        self.assertEqual(self.sent()[-1]["input"][0]["content"], "say three")
+
+    def test_system_is_cleared(self):
+        for clear in "-", '""':
+            self.convo("--system", "Be kind.", stdin=f"/system {clear}\nsay one\n/system Be loud.\n/system {clear}\n/system\n")
+            first, *rest = [json.loads(e.split(" ", 2)[2]) for e in self.double.events
+                            if e.startswith("POST") and '"title"' in e or '"instructions"' in e]
+            self.assertNotIn("instructions", first)
+            self.assertEqual(rest, [{"instructions": "Be loud."}, {"instructions": ""}])
+            self.double.events.clear()
+
     def test_titles_are_cut_at_a_character(self):
         self.convo("ask", "--keep", "ä" * 100)
         (made,) = self.double.conversations.values()
