@@ -279,6 +279,7 @@ static void do_delete(struct chat *chat, const char *argument)
         buf_free(&answer);
     }
     if (sure) {
+        turn_cool_down(chat->cli->net);
         chat->code = cli_delete(chat->cli, id);
         if (chat->code == CLI_OK) {
             term_note(&chat->cli->term, "deleted");
@@ -306,6 +307,7 @@ static void do_evict(struct chat *chat, const char *argument)
     } else if (strcmp(to, "ram") != 0 && strcmp(to, "disk") != 0) {
         term_note(&chat->cli->term, "/evict ram or /evict disk");
     } else {
+        turn_cool_down(chat->cli->net);
         chat->code = cli_evict(chat->cli, chat->id, to);
         if (chat->code == CLI_OK)
             term_note(&chat->cli->term, "put away %s; it comes back with your next message",

@@ -204,6 +204,8 @@ void turn_result_free(struct turn_result *r);
 
 /* Tells the daemon that a conversation is about to go on, so that it is put in place while the person types. */
 void turn_warm_up(struct net *n, const char *conversation);
+/* Ends what turn_warm_up() began, where it still goes on: nothing else can be done to the conversation meanwhile. */
+void turn_cool_down(struct net *n);
 
 /* ---- commands.c ----------------------------------------------------------------------------------------------------
  */

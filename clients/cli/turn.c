@@ -74,6 +74,16 @@ static char *request_of(const struct turn *turn)
     return text_json(body);
 }
 
+static void send_cancel(struct net *n, const char *response_id)
+{
+    cJSON *body = cJSON_CreateObject();
+    cJSON_AddStringToObject(body, "type", "response.cancel");
+    cJSON_AddStringToObject(body, "response_id", response_id);
+    char *text = text_json(body);
+    net_ws_send(n, text);
+    free(text);
+}
+
 void turn_warm_up(struct net *n, const char *conversation)
 {
     char err[CLI_ERR_SIZE];
@@ -195,6 +205,25 @@ static void on_event(struct follow *f, const char *text, size_t len)
         handle(f, type, event);
     }
     cJSON_Delete(event);
+}
+
+void turn_cool_down(struct net *n)
+{
+    int *warm_ups = net_ws_warm_ups(n);
+    while (*warm_ups > 0 && interrupts_pending() == 0) {
+        char *message = net_ws_next(n, WAIT_MS);
+        if (!message && !net_ws_is_open(n))
+            break;
+        cJSON *event = message ? cJSON_Parse(message) : NULL;
+        const char *type = json_string(event, "type", "");
+        const char *id = json_string(cJSON_GetObjectItemCaseSensitive(event, "response"), "id", NULL);
+        if (is_terminal(type))
+            --*warm_ups;
+        else if (strcmp(type, "response.created") == 0 && id)
+            send_cancel(n, id);
+        cJSON_Delete(event);
+        free(message);
+    }
 }
 
 /* ---- after a broken connection -------------------------------------------------------------------------------------
@@ -322,17 +351,6 @@ static void find_again(struct follow *f)
 /* ---- running -------------------------------------------------------------------------------------------------------
  */
 
-static void send_cancel(struct follow *f)
-{
-    cJSON *body = cJSON_CreateObject();
-    cJSON_AddStringToObject(body, "type", "response.cancel");
-    cJSON_AddStringToObject(body, "response_id", f->result->response_id);
-    char *text = text_json(body);
-    net_ws_send(f->net, text);
-    free(text);
-    f->cancel_sent = true;
-}
-
 static void follow_socket(struct follow *f)
 {
     while (!f->ended) {
@@ -346,8 +364,10 @@ static void follow_socket(struct follow *f)
         }
         /* The first Ctrl-C stops the answer as soon as its id is known. */
         bool stop = interrupts_pending() > 0 || f->term->out_error != 0;
-        if (stop && !f->cancel_sent && f->result->response_id && !f->ended)
-            send_cancel(f);
+        if (stop && !f->cancel_sent && f->result->response_id && !f->ended) {
+            send_cancel(f->net, f->result->response_id);
+            f->cancel_sent = true;
+        }
         if (interrupts_pending() > 1 && !f->ended) {
             net_ws_close(f->net);
             lost(f, -EINTR, "left without waiting for the daemon to stop");

@@ -95,6 +95,15 @@ class Pipes(Case):
             self.assertEqual(rest, [{"instructions": "Be loud."}, {"instructions": ""}])
             self.double.events.clear()
 
+    def test_a_warm_up_stands_in_nobodys_way(self):
+        self.double = self.start(warm_up=LIMIT)
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        r = self.convo("resume", stdin="/evict ram\nsay two\n")
+        self.assertEqual((r.returncode, self.double.conversations[id]["tier"]), (0, "ram"), r.stderr)
+        r = self.convo("resume", stdin="/delete\n")
+        self.assertEqual((r.returncode, self.double.conversations), (0, {}), r.stderr)
+
     def test_titles_are_cut_at_a_character(self):
         self.convo("ask", "--keep", "ä" * 100)
         (made,) = self.double.conversations.values()

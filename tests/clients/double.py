@@ -115,6 +115,8 @@ class Handler(socketserver.BaseRequestHandler):
                 self.not_found()
             elif parts[3:] == ["items"]:
                 self.items(conversation, query)
+            elif parts[2] in double.warming and (parts[3:] == ["evict"] or method == "DELETE"):
+                self.answer(400, {"error": {"message": "A turn is running on it.", "code": "conversation_locked"}})
             elif parts[3:] == ["evict"]:
                 conversation["tier"] = body["to"]
                 self.answer(200, conversation)
@@ -280,8 +282,10 @@ class Turn:
         self.emit("response.created", response={"id": self.id, "status": "in_progress", "output": []})
         self.emit("response.in_progress", response={"id": self.id, "status": "in_progress", "output": []})
         if self.body.get("generate") is False:
-            time.sleep(0.2)
-            self.end("response.completed", "completed")
+            self.double.warming.add(self.body["conversation"])
+            stopped = self.cancelled.wait(self.double.warm_up)
+            self.double.warming.discard(self.body["conversation"])
+            self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
         elif word == "slow":
             while not self.cancelled.wait(0.02):
                 self.say("more")
@@ -314,8 +318,9 @@ class Turn:
 
 
 class Double:
-    def __init__(self, token=None, loading=0, refusal=None, upgrades=True):
+    def __init__(self, token=None, loading=0, refusal=None, upgrades=True, warm_up=0.2):
         self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
+        self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0
         self.lock = threading.Lock()
