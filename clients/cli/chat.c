@@ -35,28 +35,6 @@ static void set_string(char **to, const char *value)
 /* ---- turns ---------------------------------------------------------------------------------------------------------
  */
 
-static void show_receipt(struct chat *chat, const struct turn_result *r)
-{
-    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
-    struct buf text = {0};
-    if (r->end == TURN_INCOMPLETE) {
-        const char *reason = json_string(receipt, "incomplete_reason", NULL);
-        if (!reason)
-            reason = json_string(cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details"), "reason", "");
-        buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit \u00b7 "
-                       : strcmp(reason, "context_length") == 0  ? "the context is full \u00b7 "
-                       : strcmp(reason, "shutdown") == 0        ? "the daemon stops \u00b7 "
-                                                                : "stopped \u00b7 ");
-    }
-    if (chat->cli->receipt && receipt)
-        text_receipt(receipt, &text);
-    else if (text.len >= 4)
-        text.data[text.len -= 4] = '\0'; /* the separator */
-    if (text.len > 0)
-        term_note(&chat->cli->term, "%s", text.data);
-    buf_free(&text);
-}
-
 static void run_turn(struct chat *chat, const char *text, const char *parent)
 {
     struct cli *c = chat->cli;
@@ -70,12 +48,10 @@ static void run_turn(struct chat *chat, const char *text, const char *parent)
     struct turn_result r;
     interrupts_clear();
     turn_run(c->net, &c->term, &turn, &r);
-    interrupts_clear();
     chat->code = cli_turn_outcome(c, &r);
-    if (r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE) {
+    interrupts_clear();
+    if (r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE)
         set_string(&chat->at, NULL);
-        show_receipt(chat, &r);
-    }
     turn_result_free(&r);
 }
 

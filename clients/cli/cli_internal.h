@@ -232,7 +232,7 @@ bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len)
 /* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
 int cli_wait_ready(struct cli *c);
 
-/* The turn's error, told to the person. Returns the exit code. */
+/* Tells the person how the turn ended: its error, or why the answer is cut and its receipt. Returns the exit code. */
 int cli_turn_outcome(struct cli *c, const struct turn_result *r);
 
 /* A new conversation; *id is freed by the caller. */

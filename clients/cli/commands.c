@@ -189,13 +189,38 @@ static int tell_refused_upgrade(struct cli *c)
     return code;
 }
 
+/* One line about an answer that came: why it is cut, if it is, and its receipt. */
+static void tell_end(struct cli *c, const struct turn_result *r)
+{
+    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
+    struct buf text = {0};
+    if (r->end == TURN_INCOMPLETE) {
+        const cJSON *details = cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details");
+        const char *reason = json_string(receipt, "incomplete_reason", json_string(details, "reason", ""));
+        buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit"
+                       : strcmp(reason, "context_length") == 0  ? "the context is full"
+                       : strcmp(reason, "shutdown") == 0        ? "the daemon stops"
+                                                                : "stopped");
+    }
+    if (c->receipt && receipt) {
+        buf_str(&text, text.len > 0 ? " \u00b7 " : "");
+        text_receipt(receipt, &text);
+    }
+    /* With --json all of it is in the response. */
+    if (text.len > 0 && !c->json && c->term.out_error == 0)
+        term_note(&c->term, "%s", text.data);
+    buf_free(&text);
+}
+
 int cli_turn_outcome(struct cli *c, const struct turn_result *r)
 {
     switch (r->end) {
     case TURN_COMPLETED:
+        tell_end(c, r);
         return CLI_OK;
     case TURN_INCOMPLETE:
-        return CLI_CUT_SHORT;
+        tell_end(c, r);
+        return r->answer.len == 0 && interrupts_pending() > 0 ? CLI_INTERRUPTED : CLI_CUT_SHORT;
     case TURN_FAILED:
         if (r->rc == -EINTR)
             return CLI_INTERRUPTED;

@@ -208,11 +208,6 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
         if (c->json && r.response) {
             cli_print_json(c, r.response);
             r.response = NULL;
-        } else if (c->receipt && r.response) {
-            struct buf receipt = {0};
-            text_receipt(cJSON_GetObjectItemCaseSensitive(r.response, "convod"), &receipt);
-            term_note(&c->term, "%s", receipt.data);
-            buf_free(&receipt);
         }
         if (id && o->keep && !c->json)
             term_note(&c->term, "conversation %s", id);

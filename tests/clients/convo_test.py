@@ -247,18 +247,33 @@ class Pipes(Case):
         self.assertIn("/show", self.convo("ask", "--keep", "close 1001").stderr)
 
     def test_interrupt_ends_a_script(self):
-        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], bufsize=0, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, env=environment())
         self.assertEqual(p.stdout.read(4), b"more")
         p.send_signal(signal.SIGINT)
-        p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 4)
+        self.assertEqual((p.communicate(timeout=LIMIT)[1], p.returncode), (b"stopped\n", 4))
         self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_interrupted_before_there_was_an_answer(self):
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "think"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment())
+        self.double.wait("thinking")
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out, err), (130, b"", b"stopped\n"))
+
+    def test_a_cut_answer_is_told(self):
+        r = self.convo("ask", "long")
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (4, "as long as it may be\n", "cut at the token limit\n"))
+        r = self.convo("ask", "--receipt", "long")
+        self.assertRegex(r.stderr, "^cut at the token limit · 812 tokens of history kept")
+        self.assertEqual(self.convo("ask", "--json", "long").stderr, "")
 
     def test_a_reader_that_goes_away_stops_the_answer(self):
         p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
         p.stdout.read(4)
         p.stdout.close()
-        self.assertNotEqual(p.wait(timeout=LIMIT), 0)
+        self.assertEqual(p.wait(timeout=LIMIT), 1)
         self.assertEqual(len(self.sent("response.cancel")), 1)
 
     def test_output_that_cannot_be_written_is_told(self):

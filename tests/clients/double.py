@@ -2,6 +2,7 @@
 
 What it answers depends on what the user says:
     say TEXT        TEXT, word by word             slow            words until it is cancelled
+    think           nothing until it is cancelled
     fail            response.failed                refuse          an error event, no response
     locked          the error conversation_locked  evil            escape sequences among the words
     drop            half of an answer, then the socket closes; the rest can be fetched
@@ -286,7 +287,10 @@ class Turn:
             stopped = self.cancelled.wait(self.double.warm_up)
             self.double.warming.discard(self.body["conversation"])
             self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
-        elif word == "slow":
+        elif word in ("slow", "think"):
+            if word == "think":
+                self.double.note("thinking")
+                self.cancelled.wait()
             while not self.cancelled.wait(0.02):
                 self.say("more")
             self.end("response.incomplete", "incomplete", incomplete_details={"reason": "cancelled"})
@@ -323,7 +327,7 @@ class Double:
         self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         socketserver.ThreadingTCPServer.allow_reuse_address = True
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -338,6 +342,11 @@ class Double:
     def note(self, event):
         with self.lock:
             self.events.append(event)
+            self.lock.notify_all()
+
+    def wait(self, event):
+        with self.lock:
+            assert self.lock.wait_for(lambda: event in self.events, 20), event
 
     def new_id(self, kind):
         with self.lock:
