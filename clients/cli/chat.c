@@ -35,28 +35,6 @@ static void set_string(char **to, const char *value)
 /* ---- turns ---------------------------------------------------------------------------------------------------------
  */
 
-static void show_receipt(struct chat *chat, const struct turn_result *r)
-{
-    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
-    struct buf text = {0};
-    if (r->end == TURN_INCOMPLETE) {
-        const char *reason = json_string(receipt, "incomplete_reason", NULL);
-        if (!reason)
-            reason = json_string(cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details"), "reason", "");
-        buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit \u00b7 "
-                       : strcmp(reason, "context_length") == 0  ? "the context is full \u00b7 "
-                       : strcmp(reason, "shutdown") == 0        ? "the daemon stops \u00b7 "
-                                                                : "stopped \u00b7 ");
-    }
-    if (chat->cli->receipt && receipt)
-        text_receipt(receipt, &text);
-    else if (text.len >= 4)
-        text.data[text.len -= 4] = '\0'; /* the separator */
-    if (text.len > 0)
-        term_note(&chat->cli->term, "%s", text.data);
-    buf_free(&text);
-}
-
 static void run_turn(struct chat *chat, const char *text, const char *parent)
 {
     struct cli *c = chat->cli;
@@ -70,12 +48,10 @@ static void run_turn(struct chat *chat, const char *text, const char *parent)
     struct turn_result r;
     interrupts_clear();
     turn_run(c->net, &c->term, &turn, &r);
-    interrupts_clear();
     chat->code = cli_turn_outcome(c, &r);
-    if (r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE) {
+    interrupts_clear();
+    if (r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE)
         set_string(&chat->at, NULL);
-        show_receipt(chat, &r);
-    }
     turn_result_free(&r);
 }
 
@@ -216,7 +192,7 @@ static void do_help(struct chat *chat, const char *argument)
         "/show              this conversation from its start\n"
         "/regenerate        another answer to your last message\n"
         "/undo              take your last message and its answer back\n"
-        "/system [TEXT]     what the model is told before the conversation\n"
+        "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
         "/receipt on|off    the line after each answer\n"
         "/status            the daemon's state\n"
@@ -272,13 +248,14 @@ static void do_delete(struct chat *chat, const char *argument)
     char *id = text_copy(found);
     bool sure = true;
     if (chat->cli->term.in_tty) {
-        int rc;
+        struct buf answer = {0};
         term_note(&chat->cli->term, "delete %s for good?", id);
-        char *answer = line_reader_read(chat->reader, "y/n> ", &rc);
-        sure = answer && (strcmp(answer, "y") == 0 || strcmp(answer, "yes") == 0);
-        free(answer);
+        sure = line_reader_read(chat->reader, "y/n> ", &answer) == 1 &&
+               (strcmp(answer.data, "y") == 0 || strcmp(answer.data, "yes") == 0);
+        buf_free(&answer);
     }
     if (sure) {
+        turn_cool_down(chat->cli->net);
         chat->code = cli_delete(chat->cli, id);
         if (chat->code == CLI_OK) {
             term_note(&chat->cli->term, "deleted");
@@ -306,6 +283,7 @@ static void do_evict(struct chat *chat, const char *argument)
     } else if (strcmp(to, "ram") != 0 && strcmp(to, "disk") != 0) {
         term_note(&chat->cli->term, "/evict ram or /evict disk");
     } else {
+        turn_cool_down(chat->cli->net);
         chat->code = cli_evict(chat->cli, chat->id, to);
         if (chat->code == CLI_OK)
             term_note(&chat->cli->term, "put away %s; it comes back with your next message",
@@ -324,12 +302,13 @@ static void do_receipt(struct chat *chat, const char *argument)
 static void do_system(struct chat *chat, const char *argument)
 {
     if (*argument) {
-        set_string(&chat->instructions, argument);
+        bool none = strcmp(argument, "-") == 0 || strcmp(argument, "\"\"") == 0;
+        set_string(&chat->instructions, none ? NULL : argument);
         if (chat->id)
-            chat->code = cli_instruct(chat->cli, chat->id, argument);
+            chat->code = cli_instruct(chat->cli, chat->id, none ? "" : argument);
         if (!chat->id || chat->code == CLI_OK)
-            term_note(&chat->cli->term, chat->id ? "the model is told so from now on; the history is read anew once"
-                                                 : "the model will be told so");
+            term_note(&chat->cli->term, "the model %s told %s%s", chat->id ? "is" : "will be", none ? "nothing" : "so",
+                      chat->id ? " from now on; the history is read anew once" : "");
         return;
     }
     const char *now = chat->instructions;
@@ -342,7 +321,7 @@ static void do_system(struct chat *chat, const char *argument)
         now = cJSON_IsString(field) ? field->valuestring : NULL;
         buf_free(&path);
     }
-    term_note(&chat->cli->term, "%s", now ? now : "the model is told nothing before the conversation");
+    term_note(&chat->cli->term, "%s", now && *now ? now : "the model is told nothing before the conversation");
     cJSON_Delete(about);
 }
 
@@ -399,49 +378,45 @@ static void run_command(struct chat *chat, const char *line)
 /* ---- reading messages ----------------------------------------------------------------------------------------------
  */
 
-/* A message, which may be several lines. NULL: end of input, or interrupted (*rc). */
-static char *read_message(struct chat *chat, int *rc)
+/* Puts a message, which may be several lines, into `message`. 1, 0 at the end of input, -EINTR. */
+static int read_message(struct chat *chat, struct buf *message)
 {
-    struct buf message = {0};
-    char *line = line_reader_read(chat->reader, PROMPT, rc);
-    if (!line)
-        return NULL;
-    bool block = strncmp(line, "\"\"\"", 3) == 0;
-    const char *part = block ? line + 3 : line;
-    for (;;) {
-        size_t len = strlen(part);
-        bool more;
+    struct buf line = {0};
+    buf_clear(message);
+    int rc = line_reader_read(chat->reader, PROMPT, &line);
+    bool block = rc == 1 && strncmp(line.data, "\"\"\"", 3) == 0;
+    size_t from = block ? 3 : 0;
+    for (bool more = rc == 1; more;) {
+        const char *part = line.data + from;
+        size_t len = line.len - from;
         if (block) {
-            more = !(len >= 3 && strcmp(part + len - 3, "\"\"\"") == 0);
+            more = !(len >= 3 && memcmp(part + len - 3, "\"\"\"", 3) == 0);
             len -= more ? 0 : 3;
         } else {
             more = len > 0 && part[len - 1] == '\\';
             len -= more ? 1 : 0;
         }
-        buf_add(&message, part, len);
-        free(line);
+        buf_add(message, part, len);
         if (!more)
             break;
-        if (message.len > 0)
-            buf_str(&message, "\n");
-        line = line_reader_read(chat->reader, PROMPT_MORE, rc);
-        if (!line) {
-            if (*rc == -EINTR) { /* what was begun is dropped */
-                buf_free(&message);
-                return text_copy("");
-            }
-            break;
-        }
-        part = line;
+        if (message->len > 0)
+            buf_str(message, "\n");
+        buf_clear(&line);
+        from = 0;
+        int next = line_reader_read(chat->reader, PROMPT_MORE, &line);
+        if (next == -EINTR)
+            buf_clear(message); /* what was begun is dropped */
+        more = next == 1;
     }
-    while (message.len > 0 && message.data[message.len - 1] == '\n')
-        message.data[--message.len] = '\0';
-    return message.data;
+    buf_free(&line);
+    while (message->len > 0 && message->data[message->len - 1] == '\n')
+        message->data[--message->len] = '\0';
+    return rc;
 }
 
-static bool is_blank(const char *text)
+static bool is_blank(const struct buf *text)
 {
-    return text[strspn(text, " \t\n")] == '\0';
+    return text->len == 0 || strspn(text->data, " \t\n") == text->len;
 }
 
 int chat_run(struct cli *c, const char *id)
@@ -453,36 +428,40 @@ int chat_run(struct cli *c, const char *id)
         return CLI_FAILED;
     }
     set_string(&chat.instructions, c->instructions);
-    if (id)
+    if (id && c->instructions)
+        chat.code = cli_instruct(c, id, c->instructions);
+    if (id && chat.code == CLI_OK)
         chat.code = enter(&chat, id);
-    else if (c->term.in_tty)
+    else if (!id && c->term.in_tty)
         term_note(&c->term, "Type a message; /help lists the commands, /quit leaves.");
+    struct buf message = {0};
     bool stopped = false; /* Ctrl-C was the last thing pressed */
     int failed = chat.code;
-    while (!chat.quit && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
-        int rc;
-        char *message = read_message(&chat, &rc);
-        if (!message && rc == -EINTR && !stopped && c->term.in_tty) {
+    while (!chat.quit && c->term.out_error == 0 && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
+        int rc = read_message(&chat, &message);
+        if (rc == -EINTR && !stopped && c->term.in_tty) {
             stopped = true;
             term_note(&c->term, "Ctrl-C again, or /quit, leaves");
             continue;
         }
-        if (!message)
+        if (rc != 1)
             break;
         stopped = false;
-        if (!is_blank(message)) {
-            chat.code = CLI_OK;
-            line_reader_remember(chat.reader, message);
-            if (message[0] == '/' && message[1] != '/')
-                run_command(&chat, message + 1);
-            else
-                say(&chat, message[0] == '/' ? message + 1 : message);
+        if (!is_blank(&message)) {
+            const char *text = message.data;
+            chat.code = cli_sendable(c, "this message", text, message.len) ? CLI_OK : CLI_FAILED;
+            if (chat.code == CLI_OK)
+                line_reader_remember(chat.reader, text);
+            if (chat.code == CLI_OK && text[0] == '/' && text[1] != '/')
+                run_command(&chat, text + 1);
+            else if (chat.code == CLI_OK)
+                say(&chat, text[0] == '/' ? text + 1 : text);
             stopped = chat.code == CLI_CUT_SHORT || chat.code == CLI_INTERRUPTED;
             if (chat.code != CLI_OK && !c->term.in_tty)
                 failed = chat.code;
         }
-        free(message);
     }
+    buf_free(&message);
     if (chat.id && c->term.in_tty)
         term_note(&c->term, "`convo resume` goes on with this conversation (%s)", chat.id);
     line_reader_close(chat.reader);

@@ -50,6 +50,9 @@ char *text_copy(const char *text);
 /* Object as one line of JSON; the object is freed. Never NULL. */
 char *text_json(cJSON *object);
 
+/* How many bytes at the start are UTF-8 without a NUL: `len` when all are. */
+size_t text_sound(const char *text, size_t len);
+
 /* A title from the first line of a message that has something in it: at most `max` characters, cut at a character. */
 void text_title(const char *message, size_t max_chars, struct buf *out);
 
@@ -93,9 +96,12 @@ struct net_reply {
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size);
 
-/* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: refused by the daemon. */
+/* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: something answers there
+ * and refuses. */
 int net_ws_open(struct net *n, char *err, size_t err_size);
 bool net_ws_is_open(const struct net *n);
+/* The code with which the daemon closed the socket that was open last; 0: none. */
+int net_ws_close_code(const struct net *n, const char **reason);
 void net_ws_close(struct net *n);
 /* Queues a message. -EPIPE: not open. */
 int net_ws_send(struct net *n, const char *text);
@@ -107,7 +113,7 @@ char *net_ws_next(struct net *n, int wait_ms);
  * turn. */
 int *net_ws_warm_ups(struct net *n);
 
-/* While a person types: waits until `fd` can be read, serving the socket meanwhile. 0, or -EINTR. */
+/* While a person types: waits until `fd` can be read, serving the socket meanwhile. 0, or -EINTR: signals_pending(). */
 int net_wait_fd(struct net *n, int fd);
 
 /* Waits a moment (and serves the socket). */
@@ -120,19 +126,25 @@ void net_pause(struct net *n, int wait_ms);
 void interrupts_watch(void);
 int interrupts_pending(void);
 void interrupts_clear(void);
+/* Whether there is something that ends a wait for the person: Ctrl-C, or another signal while a line is edited. */
+bool signals_pending(void);
 
 struct term {
     bool in_tty, out_tty, err_tty;
     bool colour;
     bool status_shown; /* the transient line stands on the screen */
     bool mid_line;     /* the answer's last character was no newline */
+    int out_error;     /* errno of the first write to stdout that failed, or 0 */
 };
 void term_open(struct term *t);
 /* A line that the next one replaces; only on a terminal. */
 void term_status(struct term *t, const char *text);
 void term_status_clear(struct term *t);
-/* A piece of an answer; made harmless on a terminal, as it is elsewhere. -EPIPE: nobody reads any more. */
-int term_answer(struct term *t, const char *text, size_t len);
+/* Everything that goes to stdout, but for the line editor's own, goes through here: at once, and a failure is kept in
+ * `out_error`. */
+void term_write(struct term *t, const char *text, size_t len);
+/* A piece of an answer; made harmless on a terminal, as it is elsewhere. */
+void term_answer(struct term *t, const char *text, size_t len);
 /* Ends the answer's last line. */
 void term_answer_end(struct term *t);
 /* A remark beside the conversation, dim on a terminal: to stderr. */
@@ -143,9 +155,9 @@ void term_error(struct term *t, const char *format, ...) __attribute__((format(p
 struct line_reader;
 struct line_reader *line_reader_open(struct term *t, struct net *n);
 void line_reader_close(struct line_reader *r);
-/* A line without its newline (pasted ones may hold some), freed by the caller. NULL with *rc: 0 = end of input,
- * -EINTR = Ctrl-C on an empty line; Ctrl-C on a line that is not empty drops it and reads on. */
-char *line_reader_read(struct line_reader *r, const char *prompt, int *rc);
+/* Adds a line without its newline (pasted ones may hold some) to `line`. 1, 0 at the end of input, -EINTR: Ctrl-C on an
+ * empty line; Ctrl-C on a line that is not empty drops it and reads on. */
+int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line);
 void line_reader_remember(struct line_reader *r, const char *message);
 
 /* ---- turn.c --------------------------------------------------------------------------------------------------------
@@ -192,6 +204,8 @@ void turn_result_free(struct turn_result *r);
 
 /* Tells the daemon that a conversation is about to go on, so that it is put in place while the person types. */
 void turn_warm_up(struct net *n, const char *conversation);
+/* Ends what turn_warm_up() began, where it still goes on: nothing else can be done to the conversation meanwhile. */
+void turn_cool_down(struct net *n);
 
 /* ---- commands.c ----------------------------------------------------------------------------------------------------
  */
@@ -209,10 +223,16 @@ struct cli {
  * exit code then. body is freed. */
 cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body, int *code);
 
+/* Prints an object, which is freed, as a line of JSON. */
+int cli_print_json(struct cli *c, cJSON *object);
+
+/* Whether the daemon can be sent this text; what is in its way is told, `what` naming the text. */
+bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len);
+
 /* Waits, showing progress, until the model is loaded. CLI_OK or an exit code (told to the person). */
 int cli_wait_ready(struct cli *c);
 
-/* The turn's error, told to the person. Returns the exit code. */
+/* Tells the person how the turn ended: its error, or why the answer is cut and its receipt. Returns the exit code. */
 int cli_turn_outcome(struct cli *c, const struct turn_result *r);
 
 /* A new conversation; *id is freed by the caller. */

@@ -49,9 +49,12 @@ static void tell_refusal(struct cli *c, int status, const char *body)
     cJSON *answer = cJSON_Parse(body);
     const cJSON *error = cJSON_GetObjectItemCaseSensitive(answer, "error");
     const char *message = json_string(error, "message", NULL);
-    if (status == 401 || status == 403)
+    if (status == 401)
         term_error(&c->term, "%s (name the file with your token: --token-file FILE)",
                    message ? message : "the daemon wants a token");
+    else if (message && strcmp(json_string(error, "code", ""), "not_found") == 0)
+        term_error(&c->term, "%s (%s must be the daemon's address alone, such as %s)", message, net_url(c->net),
+                   CLI_DEFAULT_URL);
     else if (message)
         term_error(&c->term, "%s", message);
     else
@@ -88,12 +91,38 @@ cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body
     return answer;
 }
 
-static int print_json(cJSON *object)
+/* Writes what was put together, and frees it. */
+static void print_out(struct cli *c, struct buf *text)
+{
+    if (text->len > 0)
+        term_write(&c->term, text->data, text->len);
+    buf_free(text);
+}
+
+int cli_print_json(struct cli *c, cJSON *object)
 {
     char *text = text_json(object);
-    puts(text);
+    struct buf line = {0};
+    buf_printf(&line, "%s\n", text);
     free(text);
+    print_out(c, &line);
     return CLI_OK;
+}
+
+bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len)
+{
+    size_t at = text_sound(text, len);
+    if (at == len)
+        return true;
+    if (text[at] == '\0')
+        term_error(&c->term, "%s has a NUL byte at offset %zu and so is no text; `tr -d '\\0'` takes them out", what,
+                   at);
+    else
+        term_error(
+            &c->term,
+            "%s is not UTF-8: byte 0x%02x at offset %zu; convert it, for instance with `iconv -f latin1 -t utf-8`",
+            what, (unsigned char)text[at], at);
+    return false;
 }
 
 /* ---- waiting for the model -----------------------------------------------------------------------------------------
@@ -144,16 +173,59 @@ int cli_wait_ready(struct cli *c)
     }
 }
 
+/* The library keeps what a refused upgrade was answered with to itself, so the same is asked for over HTTP. */
+static int tell_refused_upgrade(struct cli *c)
+{
+    int code;
+    cJSON *models = cli_call(c, "GET", "/v1/models", NULL, &code);
+    if (models) {
+        term_error(&c->term,
+                   "%s answers over HTTP but refuses the WebSocket at /v1/responses; a proxy before convod must pass "
+                   "WebSockets on",
+                   net_url(c->net));
+        code = CLI_FAILED;
+    }
+    cJSON_Delete(models);
+    return code;
+}
+
+/* One line about an answer that came: why it is cut, if it is, and its receipt. */
+static void tell_end(struct cli *c, const struct turn_result *r)
+{
+    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(r->response, "convod");
+    struct buf text = {0};
+    if (r->end == TURN_INCOMPLETE) {
+        const cJSON *details = cJSON_GetObjectItemCaseSensitive(r->response, "incomplete_details");
+        const char *reason = json_string(receipt, "incomplete_reason", json_string(details, "reason", ""));
+        buf_str(&text, strcmp(reason, "max_output_tokens") == 0 ? "cut at the token limit"
+                       : strcmp(reason, "context_length") == 0  ? "the context is full"
+                       : strcmp(reason, "shutdown") == 0        ? "the daemon stops"
+                                                                : "stopped");
+    }
+    if (c->receipt && receipt) {
+        buf_str(&text, text.len > 0 ? " \u00b7 " : "");
+        text_receipt(receipt, &text);
+    }
+    /* With --json all of it is in the response. */
+    if (text.len > 0 && !c->json && c->term.out_error == 0)
+        term_note(&c->term, "%s", text.data);
+    buf_free(&text);
+}
+
 int cli_turn_outcome(struct cli *c, const struct turn_result *r)
 {
     switch (r->end) {
     case TURN_COMPLETED:
+        tell_end(c, r);
         return CLI_OK;
     case TURN_INCOMPLETE:
-        return CLI_CUT_SHORT;
+        tell_end(c, r);
+        return r->answer.len == 0 && interrupts_pending() > 0 ? CLI_INTERRUPTED : CLI_CUT_SHORT;
     case TURN_FAILED:
         if (r->rc == -EINTR)
             return CLI_INTERRUPTED;
+        if (r->rc == -EACCES)
+            return tell_refused_upgrade(c);
         if (r->code && strcmp(r->code, "conversation_locked") == 0)
             term_error(&c->term, "an answer is still being written in this conversation; try again when it has ended");
         else
@@ -229,23 +301,25 @@ static void time_text(double seconds, char *out, size_t out_size)
         strftime(out, out_size, "%Y-%m-%d %H:%M", &local);
 }
 
-static void print_row(const struct cli *c, const cJSON *row, int number)
+static void print_row(struct cli *c, const cJSON *row, int number)
 {
     char when[32];
     double updated = number_of(row, "updated_at");
     time_text(updated > 0 ? updated : number_of(row, "created_at"), when, sizeof(when));
     const char *title = string_of(row, "title"), *tier = string_of(row, "tier");
-    struct buf clean = {0};
+    struct buf clean = {0}, line = {0};
     buf_str(&clean, "");
     text_title(title, 200, &clean);
     if (!c->term.out_tty) {
-        printf("%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier, clean.data);
+        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
+                   clean.data);
     } else {
         if (number > 0)
-            printf("%3d  ", number);
-        printf("%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
-               clean.len ? clean.data : "(no title)");
+            buf_printf(&line, "%3d  ", number);
+        buf_printf(&line, "%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when,
+                   number_of(row, "turns"), tier, clean.len ? clean.data : "(no title)");
     }
+    print_out(c, &line);
     buf_free(&clean);
 }
 
@@ -290,11 +364,11 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
             term_note(&c->term, "and older ones: `convo list WORD` finds those with WORD in the title");
             more = false;
         }
-    } while (code == CLI_OK && more);
+    } while (code == CLI_OK && more && c->term.out_error == 0);
     free(after);
     buf_free(&path);
     if (code == CLI_OK && all)
-        code = print_json(all);
+        code = cli_print_json(c, all);
     else
         cJSON_Delete(all);
     if (code == CLI_OK && number == 0 && c->term.out_tty)
@@ -303,13 +377,12 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
         *ids = found;
     else
         cJSON_Delete(found);
-    fflush(stdout);
     return code;
 }
 
 static void print_item(struct cli *c, const cJSON *item)
 {
-    struct buf text = {0}, clean = {0};
+    struct buf text = {0}, clean = {0}, line = {0};
     const char *role = json_string(item, "role", "");
     text_of_item(item, &text);
     if (text.len == 0) {
@@ -319,13 +392,13 @@ static void print_item(struct cli *c, const cJSON *item)
     bool user = strcmp(role, "user") == 0;
     if (c->term.out_tty) {
         text_printable(text.data, text.len, &clean);
-        printf(c->term.colour && user ? "\033[1m> %s\033[0m\n"
-               : user                 ? "> %s\n"
-                                      : "%s\n",
-               clean.data ? clean.data : "");
+        bool bold = c->term.colour && user;
+        buf_printf(&line, "%s%s%s%s\n", bold ? "\033[1m" : "", user ? "> " : "", clean.data ? clean.data : "",
+                   bold ? "\033[0m" : "");
     } else {
-        printf("%s: %s\n", user ? "user" : role, text.data);
+        buf_printf(&line, "%s: %s\n", role, text.data);
     }
+    print_out(c, &line);
     buf_free(&text);
     buf_free(&clean);
 }
@@ -382,7 +455,7 @@ int cli_show(struct cli *c, const char *id, int last_items)
     cJSON *items = items_of(c, id, last_items, &code);
     if (items && c->json) {
         cJSON_AddItemToObject(about, "items", items);
-        return print_json(about);
+        return cli_print_json(c, about);
     }
     if (items) {
         const cJSON *item;
@@ -395,7 +468,6 @@ int cli_show(struct cli *c, const char *id, int last_items)
         {
             print_item(c, item);
         }
-        fflush(stdout);
     }
     cJSON_Delete(items);
     cJSON_Delete(about);
@@ -446,7 +518,7 @@ int cli_evict(struct cli *c, const char *id, const char *to)
 /* ---- status --------------------------------------------------------------------------------------------------------
  */
 
-static void print_flat(const cJSON *value, struct buf *name)
+static void print_flat(const cJSON *value, struct buf *name, struct buf *out)
 {
     size_t len = name->len;
     const cJSON *field;
@@ -455,7 +527,7 @@ static void print_flat(const cJSON *value, struct buf *name)
         {
             if (field->string)
                 buf_printf(name, "%s%s", len ? "." : "", field->string);
-            print_flat(field, name);
+            print_flat(field, name, out);
             name->len = len;
             if (name->data)
                 name->data[len] = '\0';
@@ -466,7 +538,7 @@ static void print_flat(const cJSON *value, struct buf *name)
     struct buf clean = {0};
     if (plain)
         text_printable(plain, strlen(plain), &clean);
-    printf("%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
+    buf_printf(out, "%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
     free(plain);
     buf_free(&clean);
 }
@@ -483,7 +555,9 @@ int cli_status(struct cli *c)
     bool loading = reply.status == 503;
     buf_free(&reply.body);
     if (loading) {
-        puts(c->json ? "{\"status\":\"loading\"}" : "loading the model");
+        struct buf line = {0};
+        buf_str(&line, c->json ? "{\"status\":\"loading\"}\n" : "loading the model\n");
+        print_out(c, &line);
         return CLI_OK;
     }
     int code;
@@ -491,9 +565,10 @@ int cli_status(struct cli *c)
     if (!status)
         return code;
     if (c->json)
-        return print_json(status);
-    struct buf name = {0};
-    print_flat(status, &name);
+        return cli_print_json(c, status);
+    struct buf name = {0}, out = {0};
+    print_flat(status, &name, &out);
+    print_out(c, &out);
     buf_free(&name);
     cJSON_Delete(status);
     return CLI_OK;

@@ -12,6 +12,7 @@
 
 #define TOKEN_MAX_SIZE 4096
 #define INPUT_MAX_SIZE (16u << 20)
+#define VERSION_TEXT   "convo " CONVOD_VERSION "\n"
 
 struct options {
     const char *url, *token_file, *conversation, *instructions, *model, *to;
@@ -142,7 +143,7 @@ static char *read_token(const char *path)
 static int read_input(struct cli *c, struct buf *out)
 {
     char piece[65536];
-    size_t got;
+    size_t got, from = out->len;
     while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
         if (out->len + got > INPUT_MAX_SIZE) {
             term_error(&c->term, "standard input is longer than %u MiB", INPUT_MAX_SIZE >> 20);
@@ -156,6 +157,8 @@ static int read_input(struct cli *c, struct buf *out)
         term_error(&c->term, "standard input: %s", strerror(errno));
         return CLI_FAILED;
     }
+    if (out->len > from && !cli_sendable(c, "standard input", out->data + from, out->len - from))
+        return CLI_FAILED;
     while (out->len > 0 && out->data[out->len - 1] == '\n')
         out->data[--out->len] = '\0';
     return CLI_OK;
@@ -188,12 +191,13 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
         id = text_copy(o->conversation);
     else if (code == CLI_OK && o->go_on)
         id = cli_latest(c, NULL, &code);
-    if (code == CLI_OK && !id && (o->keep || o->go_on))
+    bool made = code == CLI_OK && !id && (o->keep || o->go_on);
+    if (made)
         code = cli_create(c, text.data, c->instructions, &id);
     if (code == CLI_OK) {
         struct turn turn = {.text = text.data,
                             .conversation = id,
-                            .instructions = o->keep ? NULL : c->instructions,
+                            .instructions = made ? NULL : c->instructions,
                             .model = c->model,
                             .sampling = &c->sampling,
                             .store = id != NULL,
@@ -202,15 +206,8 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
         turn_run(c->net, &c->term, &turn, &r);
         code = cli_turn_outcome(c, &r);
         if (c->json && r.response) {
-            char *json = text_json(r.response);
+            cli_print_json(c, r.response);
             r.response = NULL;
-            puts(json);
-            free(json);
-        } else if (c->receipt && r.response) {
-            struct buf receipt = {0};
-            text_receipt(cJSON_GetObjectItemCaseSensitive(r.response, "convod"), &receipt);
-            term_note(&c->term, "%s", receipt.data);
-            buf_free(&receipt);
         }
         if (id && o->keep && !c->json)
             term_note(&c->term, "conversation %s", id);
@@ -311,7 +308,7 @@ static const struct command {
  */
 
 /* -1: go on; else the exit code. */
-static int read_options(int argc, char **argv, struct options *o)
+static int read_options(struct term *t, int argc, char **argv, struct options *o)
 {
     *o = (struct options){.sampling = {.temperature = -1, .top_p = -1}};
     int64_t whole = 0;
@@ -367,10 +364,10 @@ static int read_options(int argc, char **argv, struct options *o)
             o->no_receipt = true;
             break;
         case 'h':
-            fputs(help_text, stdout);
+            term_write(t, help_text, sizeof(help_text) - 1);
             return CLI_OK;
         case 'V':
-            puts("convo " CONVOD_VERSION);
+            term_write(t, VERSION_TEXT, sizeof(VERSION_TEXT) - 1);
             return CLI_OK;
         default:
             return CLI_USAGE; /* getopt has told */
@@ -381,14 +378,10 @@ static int read_options(int argc, char **argv, struct options *o)
     return -1;
 }
 
-int main(int argc, char **argv)
+static int run(struct cli *c, int argc, char **argv)
 {
     struct options o;
-    /* Text is UTF-8 even where no locale was chosen. */
-    if (!setlocale(LC_ALL, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
-        setlocale(LC_CTYPE, "C.UTF-8");
-    setlocale(LC_NUMERIC, "C");
-    int code = read_options(argc, argv, &o);
+    int code = read_options(&c->term, argc, argv, &o);
     if (code >= 0)
         return code;
     argc -= optind;
@@ -406,25 +399,48 @@ int main(int argc, char **argv)
     if (argc < command->least || argc > command->most)
         return usage(argc < command->least ? "an argument is missing after" : "too many arguments for", command->name);
 
-    struct cli c = {.sampling = o.sampling, .model = o.model, .instructions = o.instructions, .json = o.json};
-    term_open(&c.term);
+    bool sendable = !o.instructions || cli_sendable(c, "--system", o.instructions, strlen(o.instructions));
+    for (int i = 0; i < argc && sendable; i++)
+        sendable = cli_sendable(c, "an argument", argv[i], strlen(argv[i]));
+    if (!sendable)
+        return CLI_USAGE;
+
+    c->sampling = o.sampling;
+    c->model = o.model;
+    c->instructions = o.instructions;
+    c->json = o.json;
     bool chatting = command->run == chat || command->run == resume;
-    c.receipt = !o.no_receipt && (o.receipt || (chatting && c.term.in_tty && c.term.err_tty));
+    c->receipt = !o.no_receipt && (o.receipt || (chatting && c->term.in_tty && c->term.err_tty));
     const char *url = o.url ? o.url : getenv("CONVOD_URL"), *given = getenv("CONVOD_TOKEN");
     char *token = o.token_file ? read_token(o.token_file) : given && *given ? text_copy(given) : NULL;
     if (o.token_file && !token)
         return CLI_USAGE;
     char err[CLI_ERR_SIZE];
-    if (net_open(url && *url ? url : CLI_DEFAULT_URL, token, &c.net, err, sizeof(err)) != 0) {
-        term_error(&c.term, "%s", err);
+    if (net_open(url && *url ? url : CLI_DEFAULT_URL, token, &c->net, err, sizeof(err)) != 0) {
+        term_error(&c->term, "%s", err);
         free(token);
         return CLI_USAGE;
     }
-    interrupts_watch();
-    code = command->run(&c, &o, argc, argv);
-    net_close(c.net);
+    code = command->run(c, &o, argc, argv);
+    net_close(c->net);
     free(token);
-    if (fflush(stdout) != 0 && code == CLI_OK)
-        code = CLI_FAILED;
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    /* Text is UTF-8 even where no locale was chosen. */
+    if (!setlocale(LC_ALL, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+    setlocale(LC_NUMERIC, "C");
+    struct cli c = {0};
+    term_open(&c.term);
+    interrupts_watch();
+    int code = run(&c, argc, argv);
+    if (c.term.out_error == 0)
+        return code;
+    /* A reader that went away knows. */
+    if (c.term.out_error != EPIPE)
+        term_error(&c.term, "standard output: %s", strerror(c.term.out_error));
+    return code == CLI_OK || code == CLI_CUT_SHORT ? CLI_FAILED : code;
 }

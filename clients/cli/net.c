@@ -47,8 +47,9 @@ struct ws_slot {
     struct message *out, **out_end;
     struct message *in, **in_end;
     struct buf partial;
-    int refused_status; /* HTTP status of a refused upgrade, if known */
-    int warm_ups;       /* sent on this socket, their ends not read yet */
+    int close_code;         /* why the daemon closed it, or 0 */
+    char close_reason[124]; /* in its words: a close frame has room for 123 */
+    int warm_ups;           /* sent on this socket, their ends not read yet */
 };
 
 struct net {
@@ -232,9 +233,6 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
         unsigned char **at = in;
         return add_headers(n, wsi, at, *at + len, false);
     }
-    case LWS_CALLBACK_CLIENT_FILTER_PRE_ESTABLISH:
-        w->refused_status = (int)lws_http_client_http_response(wsi);
-        break;
     case LWS_CALLBACK_CLIENT_ESTABLISHED:
         w->state = SLOT_OPEN;
         break;
@@ -249,6 +247,12 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
         break;
     case LWS_CALLBACK_CLIENT_WRITEABLE:
         return ws_write(n, wsi);
+    case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE: {
+        const unsigned char *code = in;
+        w->close_code = len >= 2 ? code[0] << 8 | code[1] : 0;
+        snprintf(w->close_reason, sizeof(w->close_reason), "%.*s", len > 2 ? (int)len - 2 : 0, (const char *)in + 2);
+        break;
+    }
     case LWS_CALLBACK_CLIENT_CLOSED:
         w->state = SLOT_NONE;
         w->wsi = NULL;
@@ -489,7 +493,8 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
     queue_drop(&w->in, &w->in_end);
     buf_clear(&w->partial);
     w->state = SLOT_CONNECTING;
-    w->refused_status = w->warm_ups = 0;
+    w->close_code = w->warm_ups = 0;
+    w->close_reason[0] = '\0';
     struct buf full = {0};
     buf_printf(&full, "%s/v1/responses", n->prefix ? n->prefix : "");
     connect_slot(n, &w->wsi, NULL, full.data);
@@ -506,8 +511,9 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
         return 0;
     w->state = SLOT_NONE;
     w->wsi = NULL;
-    if (w->refused_status > 0 && w->refused_status != 101) {
-        snprintf(err, err_size, "%s refuses the WebSocket (HTTP status %d)", n->url, w->refused_status);
+    /* The library begins its reason so when an answer came that was not the upgrade; it does not tell which. */
+    if (strncmp(n->why, "HS:", 3) == 0) {
+        snprintf(err, err_size, "%s refuses the WebSocket", n->url);
         return -EACCES;
     }
     return no_daemon(n, err, err_size);
@@ -516,6 +522,12 @@ int net_ws_open(struct net *n, char *err, size_t err_size)
 bool net_ws_is_open(const struct net *n)
 {
     return n->ws.state == SLOT_OPEN;
+}
+
+int net_ws_close_code(const struct net *n, const char **reason)
+{
+    *reason = n->ws.close_reason;
+    return n->ws.close_code;
 }
 
 void net_ws_close(struct net *n)
@@ -552,9 +564,8 @@ int *net_ws_warm_ups(struct net *n)
 
 int net_wait_fd(struct net *n, int fd)
 {
-    sigset_t interrupt, before;
-    sigemptyset(&interrupt);
-    sigaddset(&interrupt, SIGINT);
+    sigset_t all, before;
+    sigfillset(&all);
     for (;;) {
         bool open = n->ws.state == SLOT_OPEN;
         struct pollfd fds[2] = {{.fd = fd, .events = POLLIN},
@@ -562,14 +573,14 @@ int net_wait_fd(struct net *n, int fd)
         /* Once a second the library sees to its pings. */
         const struct timespec second = {.tv_sec = 1};
         int ready = 0, error = 0;
-        /* Ctrl-C is let through in ppoll() alone, or one that comes just before it would not end the wait. */
-        pthread_sigmask(SIG_BLOCK, &interrupt, &before);
-        if (!interrupts_pending()) {
+        /* Signals are let through in ppoll() alone, or one that comes just before it would not end the wait. */
+        pthread_sigmask(SIG_BLOCK, &all, &before);
+        if (!signals_pending()) {
             ready = ppoll(fds, 2, open ? &second : NULL, &before);
             error = errno;
         }
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (interrupts_pending())
+        if (signals_pending())
             return -EINTR;
         if (ready < 0 && error != EINTR)
             return -error;

@@ -1,9 +1,13 @@
-/* term.c - the terminal: Ctrl-C, the transient status line, answers as they come, and reading lines.
+/* term.c - the terminal: signals, the transient status line, answers as they come, and reading lines.
  *
  * What is written where: answers to stdout; everything about them (status, remarks, errors) to stderr, so that a pipe
  * gets the answer alone. Escape sequences are only written to a terminal. On a terminal libedit reads the line, one
  * character at a time through read_char(), which serves the socket while it waits. A line break inside pasted text (and
  * in a recalled message) stands in the edited line as U+21B5, a tab as U+21E5.
+ *
+ * Handlers of signals only count; what a signal is about (a new width, stopping and going on, ending) is done by
+ * read_more(), which every character comes through. Between lines the terminal is as it was found and, but for Ctrl-C,
+ * signals do what they do to any program.
  */
 #include <errno.h>
 #include <locale.h>
@@ -24,21 +28,20 @@
 #define HISTORY_LINES 500
 #define LINE_MAX_SIZE (16u << 20)
 
-/* ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+/* ---- signals -------------------------------------------------------------------------------------------------------
  */
 
-/* The one thing a signal handler can reach. */
-static volatile sig_atomic_t interrupts;
+/* The one thing a signal handler can reach: how often each came. */
+static volatile sig_atomic_t signals[NSIG];
 
-static void on_interrupt(int number)
+static void on_signal(int number)
 {
-    (void)number;
-    interrupts++;
+    signals[number]++;
 }
 
 void interrupts_watch(void)
 {
-    struct sigaction act = {.sa_handler = on_interrupt}; /* no SA_RESTART: waits shall end */
+    struct sigaction act = {.sa_handler = on_signal}; /* no SA_RESTART: waits shall end */
     sigemptyset(&act.sa_mask);
     sigaction(SIGINT, &act, NULL);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
@@ -48,12 +51,53 @@ void interrupts_watch(void)
 
 int interrupts_pending(void)
 {
-    return interrupts;
+    return signals[SIGINT];
 }
 
 void interrupts_clear(void)
 {
-    interrupts = 0;
+    signals[SIGINT] = 0;
+}
+
+/* Those that are about the terminal while a line is edited. */
+static const int line_signals[] = {SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGWINCH};
+#define N_LINE_SIGNALS (sizeof(line_signals) / sizeof(*line_signals))
+#define N_ENDING       3 /* the first ones */
+
+bool signals_pending(void)
+{
+    bool any = interrupts_pending() > 0;
+    for (size_t i = 0; i < N_LINE_SIGNALS; i++)
+        any = any || signals[line_signals[i]] > 0;
+    return any;
+}
+
+/* The signal that asks for the program's end, or 0. */
+static int signal_to_end(void)
+{
+    int number = 0;
+    for (size_t i = 0; i < N_ENDING; i++)
+        number = signals[line_signals[i]] > 0 ? line_signals[i] : number;
+    return number;
+}
+
+static void line_signals_watch(struct sigaction before[N_LINE_SIGNALS])
+{
+    struct sigaction act = {.sa_handler = on_signal};
+    sigemptyset(&act.sa_mask);
+    for (size_t i = 0; i < N_LINE_SIGNALS; i++) {
+        sigaction(line_signals[i], NULL, &before[i]);
+        if (before[i].sa_handler != SIG_IGN) /* as under nohup */
+            sigaction(line_signals[i], &act, NULL);
+    }
+}
+
+static void line_signals_leave(const struct sigaction before[N_LINE_SIGNALS])
+{
+    for (size_t i = 0; i < N_LINE_SIGNALS; i++) {
+        sigaction(line_signals[i], &before[i], NULL);
+        signals[line_signals[i]] = 0;
+    }
 }
 
 /* ---- output --------------------------------------------------------------------------------------------------------
@@ -88,10 +132,16 @@ void term_status_clear(struct term *t)
     t->status_shown = false;
 }
 
-int term_answer(struct term *t, const char *text, size_t len)
+void term_write(struct term *t, const char *text, size_t len)
+{
+    if (t->out_error == 0 && (fwrite(text, 1, len, stdout) != len || fflush(stdout) != 0))
+        t->out_error = errno;
+}
+
+void term_answer(struct term *t, const char *text, size_t len)
 {
     if (len == 0)
-        return 0;
+        return;
     term_status_clear(t);
     struct buf clean = {0};
     if (t->out_tty) {
@@ -99,20 +149,18 @@ int term_answer(struct term *t, const char *text, size_t len)
         text = clean.data;
         len = clean.len;
     }
-    size_t written = len ? fwrite(text, 1, len, stdout) : 0;
-    if (len)
+    if (len) {
+        term_write(t, text, len);
         t->mid_line = text[len - 1] != '\n';
+    }
     buf_free(&clean);
-    return written == len && fflush(stdout) == 0 ? 0 : -EPIPE;
 }
 
 void term_answer_end(struct term *t)
 {
     term_status_clear(t);
-    if (t->mid_line) {
-        putchar('\n');
-        fflush(stdout);
-    }
+    if (t->mid_line)
+        term_write(t, "\n", 1);
     t->mid_line = false;
 }
 
@@ -170,11 +218,52 @@ static char *prompt_of(EditLine *edit)
     return (char *)(uintptr_t)r->prompt;
 }
 
-/* Reads what there is into r->input, waiting for at least a byte. 1, 0 at the end of input, or negative. */
+/* The terminal marks what is pasted, so that a pasted line break does not send. */
+static void mark_pastes(bool on)
+{
+    fputs(on ? "\033[?2004h" : "\033[?2004l", stdout);
+}
+
+/* Stops as Ctrl-Z has every program stop: with the terminal as it was found. */
+static void stop(struct line_reader *r)
+{
+    struct sigaction by_default = {.sa_handler = SIG_DFL}, ours;
+    mark_pastes(false);
+    fputc('\n', stdout);
+    fflush(stdout);
+    el_set(r->edit, EL_PREP_TERM, 0);
+    signals[SIGTSTP] = 0;
+    sigaction(SIGTSTP, &by_default, &ours);
+    raise(SIGTSTP);
+    sigaction(SIGTSTP, &ours, NULL);
+    signals[SIGCONT]++; /* where nobody could make it go on it did not stop */
+}
+
+/* After a signal that does not end the line: the line is shown again as it stands. */
+static void show_again(struct line_reader *r)
+{
+    if (signals[SIGTSTP] > 0)
+        stop(r);
+    if (signals[SIGCONT] > 0) {
+        el_set(r->edit, EL_PREP_TERM, 0); /* or it would take the terminal for prepared */
+        el_set(r->edit, EL_PREP_TERM, 1);
+        mark_pastes(true);
+    } else {
+        fputs("\r\033[J", stdout);
+    }
+    signals[SIGCONT] = signals[SIGWINCH] = 0;
+    el_resize(r->edit);
+    el_set(r->edit, EL_REFRESH);
+}
+
+/* Reads what there is into r->input, waiting for at least a byte. 1, 0 at the end of input, or negative (-EINTR: Ctrl-C
+ * or a signal that ends the program). */
 static int read_more(struct line_reader *r)
 {
     char piece[4096];
-    int rc = net_wait_fd(r->net, STDIN_FILENO);
+    int rc;
+    while ((rc = net_wait_fd(r->net, STDIN_FILENO)) == -EINTR && interrupts_pending() == 0 && signal_to_end() == 0)
+        show_again(r);
     if (rc)
         return rc;
     ssize_t got = read(STDIN_FILENO, piece, sizeof(piece));
@@ -325,87 +414,89 @@ void line_reader_remember(struct line_reader *r, const char *message)
 }
 
 /* A line from a pipe or a terminal that cannot edit. */
-static char *read_plain(struct line_reader *r, int *rc)
+static int read_plain(struct line_reader *r, struct buf *line)
 {
     for (;;) {
         char *start = r->input.data ? r->input.data + r->input_at : NULL;
         size_t left = r->input.len - r->input_at;
         char *newline = left ? memchr(start, '\n', left) : NULL;
         if (newline || (r->end && left > 0) || left > LINE_MAX_SIZE) {
-            struct buf line = {0};
             size_t len = newline ? (size_t)(newline - start) : left;
             r->input_at += len + (newline ? 1 : 0);
             if (len > 0 && start[len - 1] == '\r')
                 len--;
-            buf_add(&line, start, len);
-            return line.data;
+            buf_add(line, start, len);
+            return 1;
         }
-        if (r->end) {
-            *rc = 0;
-            return NULL;
-        }
+        if (r->end)
+            return 0;
         int more = read_more(r);
-        if (more < 0) {
-            *rc = more;
-            return NULL;
-        }
+        if (more < 0)
+            return more;
         r->end = more == 0;
     }
 }
 
-static char *read_edited(struct line_reader *r, int *rc)
+/* One line of the editor's. 1, 0 at its end, -EINTR. */
+static int edit_line(struct line_reader *r, struct buf *out)
 {
-    for (;;) {
-        int count = 0;
-        r->interrupted = r->pasting = false;
-        /* The terminal marks what is pasted, so that a pasted line break does not send. */
-        fputs("\033[?2004h", stdout);
-        el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
-        const char *line = el_gets(r->edit, &count);
-        fputs("\033[?2004l", stdout);
-        fflush(stdout);
-        if (line && count > 0) {
-            size_t len = (size_t)count;
-            while (len > 0 && (line[len - 1] == '\n' || line[len - 1] == '\r'))
-                len--;
-            struct buf raw = {0}, breaks = {0}, out = {0};
-            buf_add(&raw, line, len);
-            replace_all(raw.data, LINE_BREAK, "\n", &breaks);
-            replace_all(breaks.data, TAB_SIGN, "\t", &out);
-            buf_free(&raw);
-            buf_free(&breaks);
-            return out.data;
-        }
-        if (!r->interrupted) {
-            putchar('\n'); /* after the ^D */
-            fflush(stdout);
-            *rc = 0;
-            return NULL;
-        }
+    struct sigaction before[N_LINE_SIGNALS];
+    int count = 0;
+    r->interrupted = r->pasting = false;
+    line_signals_watch(before);
+    mark_pastes(true);
+    el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
+    const char *got = el_gets(r->edit, &count);
+    mark_pastes(false);
+    fflush(stdout);
+    int end = signal_to_end();
+    line_signals_leave(before);
+    if (end)
+        raise(end);
+    if (!got || count <= 0)
+        return r->interrupted ? -EINTR : 0;
+    size_t len = (size_t)count;
+    while (len > 0 && (got[len - 1] == '\n' || got[len - 1] == '\r'))
+        len--;
+    struct buf raw = {0}, breaks = {0};
+    buf_add(&raw, got, len);
+    replace_all(raw.data, LINE_BREAK, "\n", &breaks);
+    replace_all(breaks.data, TAB_SIGN, "\t", out);
+    buf_free(&raw);
+    buf_free(&breaks);
+    return 1;
+}
+
+static int read_edited(struct line_reader *r, struct buf *out)
+{
+    int rc;
+    while ((rc = edit_line(r, out)) == -EINTR) {
         interrupts_clear();
         fputs("^C\n", stdout);
         fflush(stdout);
         el_reset(r->edit);
-        if (r->interrupted_empty) {
-            *rc = -EINTR;
-            return NULL;
-        }
+        if (r->interrupted_empty)
+            return rc;
     }
+    if (rc == 0) {
+        putchar('\n'); /* after the ^D */
+        fflush(stdout);
+    }
+    return rc;
 }
 
-char *line_reader_read(struct line_reader *r, const char *prompt, int *rc)
+int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line)
 {
-    *rc = 0;
     term_answer_end(r->term);
     r->prompt = prompt;
     if (r->edit)
-        return read_edited(r, rc);
+        return read_edited(r, line);
     if (r->term->in_tty && r->term->out_tty) {
         fputs(prompt, stdout);
         fflush(stdout);
     }
-    char *line = read_plain(r, rc);
-    if (!line && *rc == -EINTR)
+    int rc = read_plain(r, line);
+    if (rc == -EINTR)
         interrupts_clear();
-    return line;
+    return rc;
 }

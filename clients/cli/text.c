@@ -131,6 +131,14 @@ void text_printable(const char *text, size_t len, struct buf *out)
     }
 }
 
+size_t text_sound(const char *text, size_t len)
+{
+    size_t at = 0, n;
+    for (uint32_t c; at < len && (n = utf8_char((const unsigned char *)text + at, len - at, &c)) > 0 && c != 0; at += n)
+        ;
+    return at;
+}
+
 void text_title(const char *message, size_t max_chars, struct buf *out)
 {
     message += strspn(message, " \t\r\n");

@@ -11,6 +11,8 @@
 
 #include "clients/cli/cli_internal.h"
 
+#define REQUEST_MAX_BYTES (16u << 20) /* of more the daemon reads none, and its reason rarely arrives */
+
 #define WAIT_MS        100
 #define RECONNECT_MS   300
 #define RECONNECT_MORE 40 /* tries: a daemon that restarts is back within some seconds */
@@ -23,7 +25,6 @@ struct follow {
     double sequence; /* of the last event seen; -1: none */
     bool ended;
     bool cancel_sent;
-    bool write_failed;
     struct buf stream; /* bytes of an event stream that are no whole line yet */
     char err[CLI_ERR_SIZE];
 };
@@ -73,6 +74,16 @@ static char *request_of(const struct turn *turn)
     return text_json(body);
 }
 
+static void send_cancel(struct net *n, const char *response_id)
+{
+    cJSON *body = cJSON_CreateObject();
+    cJSON_AddStringToObject(body, "type", "response.cancel");
+    cJSON_AddStringToObject(body, "response_id", response_id);
+    char *text = text_json(body);
+    net_ws_send(n, text);
+    free(text);
+}
+
 void turn_warm_up(struct net *n, const char *conversation)
 {
     char err[CLI_ERR_SIZE];
@@ -107,8 +118,8 @@ static void on_text(struct follow *f, const char *text)
 {
     size_t len = strlen(text);
     buf_add(&f->result->answer, text, len);
-    if (f->turn->print && term_answer(f->term, text, len) != 0)
-        f->write_failed = true;
+    if (f->turn->print)
+        term_answer(f->term, text, len);
 }
 
 static void on_progress(struct follow *f, const cJSON *event)
@@ -196,6 +207,25 @@ static void on_event(struct follow *f, const char *text, size_t len)
     cJSON_Delete(event);
 }
 
+void turn_cool_down(struct net *n)
+{
+    int *warm_ups = net_ws_warm_ups(n);
+    while (*warm_ups > 0 && interrupts_pending() == 0) {
+        char *message = net_ws_next(n, WAIT_MS);
+        if (!message && !net_ws_is_open(n))
+            break;
+        cJSON *event = message ? cJSON_Parse(message) : NULL;
+        const char *type = json_string(event, "type", "");
+        const char *id = json_string(cJSON_GetObjectItemCaseSensitive(event, "response"), "id", NULL);
+        if (is_terminal(type))
+            --*warm_ups;
+        else if (strcmp(type, "response.created") == 0 && id)
+            send_cancel(n, id);
+        cJSON_Delete(event);
+        free(message);
+    }
+}
+
 /* ---- after a broken connection -------------------------------------------------------------------------------------
  */
 
@@ -245,9 +275,34 @@ static void lost(struct follow *f, int rc, const char *why)
     f->ended = true;
 }
 
+/* Whether the daemon closed the socket over the turn, rather than over something else; then this is told. */
+static bool refused_by_close(struct follow *f)
+{
+    const char *reason, *why = NULL;
+    struct buf later = {0};
+    int code = net_ws_close_code(f->net, &reason);
+    if (code == 1008) /* ends what runs, too */
+        why = "the daemon does not serve this connection any more; was your token taken away?";
+    if (code == 1007 && !f->result->response_id)
+        why = "the daemon refuses the message: it is not UTF-8";
+    if (code == 1009 && !f->result->response_id)
+        why = "the message is longer than the daemon takes";
+    /* Out of memory for requests is 1013, of which libwebsockets makes 1002. */
+    if ((code == 1013 || code == 1002) && !f->result->response_id) {
+        buf_printf(&later, "the daemon cannot take the message now (%s); try again later", reason);
+        why = later.data;
+    }
+    if (why)
+        lost(f, 0, why);
+    buf_free(&later);
+    return why != NULL;
+}
+
 static void find_again(struct follow *f)
 {
     struct turn_result *r = f->result;
+    if (refused_by_close(f))
+        return;
     if (!r->response_id || !f->turn->store) {
         lost(f, -EPIPE,
              "the connection broke before the daemon confirmed the turn; look at the conversation (/show) "
@@ -296,17 +351,6 @@ static void find_again(struct follow *f)
 /* ---- running -------------------------------------------------------------------------------------------------------
  */
 
-static void send_cancel(struct follow *f)
-{
-    cJSON *body = cJSON_CreateObject();
-    cJSON_AddStringToObject(body, "type", "response.cancel");
-    cJSON_AddStringToObject(body, "response_id", f->result->response_id);
-    char *text = text_json(body);
-    net_ws_send(f->net, text);
-    free(text);
-    f->cancel_sent = true;
-}
-
 static void follow_socket(struct follow *f)
 {
     while (!f->ended) {
@@ -319,9 +363,11 @@ static void follow_socket(struct follow *f)
             return;
         }
         /* The first Ctrl-C stops the answer as soon as its id is known. */
-        bool stop = interrupts_pending() > 0 || f->write_failed;
-        if (stop && !f->cancel_sent && f->result->response_id && !f->ended)
-            send_cancel(f);
+        bool stop = interrupts_pending() > 0 || f->term->out_error != 0;
+        if (stop && !f->cancel_sent && f->result->response_id && !f->ended) {
+            send_cancel(f->net, f->result->response_id);
+            f->cancel_sent = true;
+        }
         if (interrupts_pending() > 1 && !f->ended) {
             net_ws_close(f->net);
             lost(f, -EINTR, "left without waiting for the daemon to stop");
@@ -333,15 +379,22 @@ void turn_run(struct net *n, struct term *t, const struct turn *turn, struct tur
 {
     *result = (struct turn_result){.end = TURN_FAILED};
     struct follow f = {.net = n, .term = t, .turn = turn, .result = result, .sequence = -1};
-    int rc = net_ws_open(n, f.err, sizeof(f.err));
-    if (rc) {
-        result->rc = rc;
+    char *request = request_of(turn);
+    if (strlen(request) > REQUEST_MAX_BYTES) {
+        result->rc = -EMSGSIZE;
+        snprintf(f.err, sizeof(f.err),
+                 "the message is longer than the %u MiB that the daemon takes, with what JSON adds",
+                 REQUEST_MAX_BYTES >> 20);
+    } else {
+        result->rc = net_ws_open(n, f.err, sizeof(f.err));
+    }
+    if (result->rc) {
         result->error = text_copy(f.err);
+        free(request);
         return;
     }
     if (turn->print)
         term_status(t, "\u2026");
-    char *request = request_of(turn);
     if (net_ws_send(n, request) == 0)
         follow_socket(&f);
     else

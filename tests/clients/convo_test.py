@@ -75,6 +75,35 @@ class Pipes(Case):
         self.assertEqual(self.sent()[-1]["conversation"], made["id"])
         self.assertNotIn("store", self.sent()[-1])
 
+    def test_system_counts_in_a_conversation_that_goes_on(self):
+        self.convo("ask", "--keep", "--system", "Be kind.", "say one")
+        (made,) = self.double.conversations.values()
+        for arguments in (["-c", made["id"]], ["--continue"]):
+            self.convo("ask", "--keep", *arguments, "--system", "Be brief.", "say two")
+            self.assertEqual((self.sent()[-1]["instructions"], made["instructions"]), ("Be brief.", "Be kind."))
+        r = self.convo("resume", "--system", "Be loud.", stdin="say three\n")
+        self.assertEqual((r.returncode, made["instructions"]), (0, "Be loud."))
+        self.assertEqual(self.convo("resume", "conv_none", "--system", "x", stdin="say four\n").returncode, 1)
+        self.assertEqual(self.sent()[-1]["input"][0]["content"], "say three")
+
+    def test_system_is_cleared(self):
+        for clear in "-", '""':
+            self.convo("--system", "Be kind.", stdin=f"/system {clear}\nsay one\n/system Be loud.\n/system {clear}\n/system\n")
+            first, *rest = [json.loads(e.split(" ", 2)[2]) for e in self.double.events
+                            if e.startswith("POST") and '"title"' in e or '"instructions"' in e]
+            self.assertNotIn("instructions", first)
+            self.assertEqual(rest, [{"instructions": "Be loud."}, {"instructions": ""}])
+            self.double.events.clear()
+
+    def test_a_warm_up_stands_in_nobodys_way(self):
+        self.double = self.start(warm_up=LIMIT)
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        r = self.convo("resume", stdin="/evict ram\nsay two\n")
+        self.assertEqual((r.returncode, self.double.conversations[id]["tier"]), (0, "ram"), r.stderr)
+        r = self.convo("resume", stdin="/delete\n")
+        self.assertEqual((r.returncode, self.double.conversations), (0, {}), r.stderr)
+
     def test_titles_are_cut_at_a_character(self):
         self.convo("ask", "--keep", "ä" * 100)
         (made,) = self.double.conversations.values()
@@ -123,6 +152,24 @@ class Pipes(Case):
         self.assertEqual(self.convo("ask", "say hi", CONVOD_TOKEN="s3cret").stdout, "hi\n")
         self.assertEqual(self.convo("--token-file", "/nonexistent", "list").returncode, 2)
 
+    def test_a_refused_socket_is_no_missing_daemon(self):
+        self.double = self.start(token="s3cret")
+        for token in ({}, {"CONVOD_TOKEN": "wrong"}):
+            r = self.convo("ask", "hi", **token)
+            self.assertEqual((r.returncode, r.stderr), (1, "convo: this daemon wants a token (name the file with your token: "
+                                                           "--token-file FILE)\n"))
+        self.double = self.start(refusal=(403, {"error": {"message": "not from there", "code": "host_not_allowed"}}))
+        for command in (["ask", "hi"], ["list"]):
+            r = self.convo(*command)
+            self.assertEqual((r.returncode, r.stderr), (1, "convo: not from there\n"))
+        self.double = self.start(upgrades=False)
+        r = self.convo("ask", "hi")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("answers over HTTP but refuses the WebSocket", r.stderr)
+        r = run("--url", self.double.url + "/v1", "ask", "hi")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn(f"nothing at this path. ({self.double.url}/v1 must be the daemon's address alone", r.stderr)
+
     def test_list_is_for_scripts(self):
         for i in range(130):
             self.double.create({"title": f"number {i}"})
@@ -169,20 +216,82 @@ class Pipes(Case):
         self.assertIn("before the daemon confirmed the turn", r.stderr)
         self.assertEqual(len(self.sent()), 2, "nothing is sent twice")
 
+    def test_what_is_no_text_is_not_sent(self):
+        iconv = "convert it, for instance with `iconv -f latin1 -t utf-8`\n"
+        for said, told in (("gr\udcfc\udcdfe", "is not UTF-8: byte 0xfc at offset 2; " + iconv),
+                           ("ab\0cd", "has a NUL byte at offset 2 and so is no text; `tr -d '\\0'` takes them out\n"),
+                           ("ä\udce4", "is not UTF-8: byte 0xe4 at offset 2; " + iconv)):
+            for arguments, name in ((["ask"], "standard input"), (["ask", "--keep", "look:", "-"], "standard input"),
+                                    (["chat"], "this message")):
+                r = self.convo(*arguments, stdin=said)
+                self.assertEqual((r.returncode, r.stdout, r.stderr), (1, "", f"convo: {name} {told}"))
+        r = self.convo("chat", stdin="\0\n'''one\ntw\udce4\n'''\nsay on\n".replace("'", '"'))
+        self.assertEqual((r.returncode, r.stdout), (1, "on\n"))
+        self.assertIn("this message is not UTF-8: byte 0xe4 at offset 6", r.stderr)
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say on"])
+        for arguments in (["ask", "\udcfc"], ["ask", "--system", "\udcfc", "hi"], ["rename", "conv_1", "\udcfc"]):
+            r = self.convo(*arguments)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn("is not UTF-8: byte 0xfc at offset 0", r.stderr)
+
+    def test_what_is_too_long_is_not_sent(self):
+        r = self.convo("ask", stdin="a\n" * (6 << 20))
+        self.assertEqual((r.returncode, r.stdout), (1, ""))
+        self.assertIn("longer than the 16 MiB that the daemon takes", r.stderr)
+        self.assertNotIn("socket", self.double.events)
+
+    def test_a_close_code_is_told(self):
+        for code, told in (1007, "not UTF-8"), (1008, "token"), (1009, "longer than"), (1013, "now (reason); try again later"):
+            r = self.convo("ask", "--keep", f"close {code}")
+            self.assertEqual((r.returncode, r.stderr.count(told), "/show" in r.stderr), (1, 1, False), r.stderr)
+        self.assertIn("/show", self.convo("ask", "--keep", "close 1001").stderr)
+
     def test_interrupt_ends_a_script(self):
-        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], bufsize=0, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, env=environment())
         self.assertEqual(p.stdout.read(4), b"more")
         p.send_signal(signal.SIGINT)
-        p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 4)
+        self.assertEqual((p.communicate(timeout=LIMIT)[1], p.returncode), (b"stopped\n", 4))
         self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_interrupted_before_there_was_an_answer(self):
+        p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "think"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment())
+        self.double.wait("thinking")
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out, err), (130, b"", b"stopped\n"))
+
+    def test_a_cut_answer_is_told(self):
+        r = self.convo("ask", "long")
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (4, "as long as it may be\n", "cut at the token limit\n"))
+        r = self.convo("ask", "--receipt", "long")
+        self.assertRegex(r.stderr, "^cut at the token limit · 812 tokens of history kept")
+        self.assertEqual(self.convo("ask", "--json", "long").stderr, "")
 
     def test_a_reader_that_goes_away_stops_the_answer(self):
         p = subprocess.Popen([CONVO, "--url", self.double.url, "ask", "slow"], stdout=subprocess.PIPE, env=environment())
         p.stdout.read(4)
         p.stdout.close()
-        self.assertNotEqual(p.wait(timeout=LIMIT), 0)
+        self.assertEqual(p.wait(timeout=LIMIT), 1)
         self.assertEqual(len(self.sent("response.cancel")), 1)
+
+    def test_output_that_cannot_be_written_is_told(self):
+        self.convo("ask", "--keep", "say one")
+        (id,) = self.double.conversations
+        for arguments in (["list"], ["show", id], ["list", "--json"], ["show", id, "--json"], ["status"], ["ask", "say hi"],
+                          ["ask", "slow"], ["ask", "--json", "say hi"], ["chat"], ["--help"], ["--version"]):
+            with open("/dev/full", "w") as full:
+                r = subprocess.run([CONVO, "--url", self.double.url, *arguments], input="say hi\nsay more\n", stdout=full,
+                                   stderr=subprocess.PIPE, encoding="utf-8", timeout=LIMIT, env=environment())
+            self.assertEqual(r.returncode, 1, arguments)
+            self.assertIn("convo: standard output: No space left on device\n", r.stderr, arguments)
+        self.assertNotIn("say more", [b["input"][0]["content"] for b in self.sent()])
+        reading, writing = os.pipe()
+        os.close(reading)
+        p = subprocess.run([CONVO, "--url", self.double.url, "list"], stdout=writing, stderr=subprocess.PIPE, env=environment())
+        os.close(writing)
+        self.assertEqual((p.returncode, p.stderr), (1, b""))
 
     def test_help_and_version(self):
         self.assertIn("Exit status:", run("--help").stdout)
@@ -412,6 +521,74 @@ class OnATerminal(Case):
         t.expect("plain\r\n")
         t.prompt()
         self.assertNotIn("\033", t.text)
+
+    def test_a_resized_terminal_has_the_line_anew(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("abcde")
+        t.expect("abcde")
+        t.resize(20)
+        t.expect(r"\r\x1b\[J.*> abcde")
+        t.type("fghijklmnopqrstu")  # wraps at 20
+        t.expect("fghijklmnopqr")
+        t.expect("stu")
+        t.type("\x01")  # to the start, which is a line up
+        t.expect(r"\x1b\[A")
+        t.type("say \r")
+        t.expect("to first token")
+        self.assertEqual(self.sent()[0]["input"][0]["content"], "say abcdefghijklmnopqrstu")
+
+    def test_a_resize_during_an_answer_counts(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("slow\r")
+        t.expect("more more")
+        t.resize(20)
+        t.type("\x03")
+        t.prompt()
+        t.type("abcdefghijklmnopqrstu\x01")
+        t.expect(r"\x1b\[A")
+
+    def test_stopped_and_continued(self):
+        t = Terminal("-mc", f'"{CONVO}" --url {self.double.url}; stty -a | grep -wo -e "-*icanon" -e "-*echo"; fg; echo left: $?',
+                     program="/bin/sh")
+        self.addCleanup(t.close)
+        t.prompt()
+        t.type("say ab")
+        t.expect("say ab")
+        t.type("\x1a")
+        t.expect(r"\x1b\[\?2004l.*\n(.*\n)*icanon\r\necho\r\n")
+        t.expect(r"\x1b\[\?2004h")
+        t.expect("> say ab")
+        self.assertEqual(t.modes(), 0)
+        t.type("c\r")
+        t.expect("to first token")
+        t.prompt()
+        t.type("/quit\r")
+        t.expect("left: 0")
+        self.assertEqual(self.sent()[0]["input"][0]["content"], "say abc")
+
+    def test_ctrl_z_where_nobody_could_continue(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("say a")
+        t.expect("say a")
+        t.type("\x1a")
+        t.expect("> say a")
+        t.type("b\r")
+        t.expect("ab\r\n")
+
+    def test_a_signal_at_the_prompt_ends_it_tidily(self):
+        for number in signal.SIGTERM, signal.SIGHUP:
+            t = self.terminal()
+            t.prompt()
+            t.type("say a")
+            t.expect("say a")
+            self.assertEqual(t.modes(), 0)
+            os.kill(t.pid, number)
+            self.assertEqual(t.leave(), -number)
+            self.assertEqual(t.modes(), termios.ICANON | termios.ECHO)
+            self.assertGreater(t.text.rindex("\033[?2004l"), t.text.rindex("\033[?2004h"))
 
     def test_the_terminal_is_left_as_it_was(self):
         pid, fd = pty.fork()

@@ -2,11 +2,13 @@
 
 What it answers depends on what the user says:
     say TEXT        TEXT, word by word             slow            words until it is cancelled
+    think           nothing until it is cancelled
     fail            response.failed                refuse          an error event, no response
     locked          the error conversation_locked  evil            escape sequences among the words
     drop            half of an answer, then the socket closes; the rest can be fetched
     vanish          half of an answer, then the socket closes; the response is not found
     early           the socket closes before the turn is confirmed
+    close CODE      so does it, with that code
     long            an answer cut at max_output_tokens
     progress        progress events, then an answer
     again           the number of times that this message was asked
@@ -63,7 +65,13 @@ class Handler(socketserver.BaseRequestHandler):
         if double.token and headers.get("authorization") != "Bearer " + double.token and url.path != "/ready":
             self.answer(401, {"error": {"message": "this daemon wants a token", "code": "unauthorized"}})
             return False
+        if double.refusal and url.path != "/ready":
+            self.answer(*double.refusal)
+            return False
         if headers.get("upgrade", "").lower() == "websocket":
+            if not double.upgrades or url.path != "/v1/responses":
+                self.answer(400, {})
+                return False
             key = headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
             accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
             self.request.sendall(("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -83,7 +91,7 @@ class Handler(socketserver.BaseRequestHandler):
                              f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def not_found(self):
-        self.answer(404, {"error": {"message": "there is no such conversation", "code": "not_found"}})
+        self.answer(404, {"error": {"message": "there is no such conversation", "code": "conversation_not_found"}})
 
     # ---- HTTP
 
@@ -108,6 +116,8 @@ class Handler(socketserver.BaseRequestHandler):
                 self.not_found()
             elif parts[3:] == ["items"]:
                 self.items(conversation, query)
+            elif parts[2] in double.warming and (parts[3:] == ["evict"] or method == "DELETE"):
+                self.answer(400, {"error": {"message": "A turn is running on it.", "code": "conversation_locked"}})
             elif parts[3:] == ["evict"]:
                 conversation["tier"] = body["to"]
                 self.answer(200, conversation)
@@ -127,8 +137,10 @@ class Handler(socketserver.BaseRequestHandler):
                 self.stream(response, int(query["starting_after"]))
             else:
                 self.answer(200, response["object"])
+        elif path == "/v1/models":
+            self.answer(200, {"object": "list", "data": []})
         else:
-            self.not_found()
+            self.answer(404, {"error": {"message": "There is nothing at this path.", "code": "not_found"}})
 
     def list(self, query):
         rows = list(reversed(self.server.double.conversations.values()))
@@ -265,12 +277,20 @@ class Turn:
             return
         if word == "early":
             self.hang_up()
+        if word == "close":
+            self.handler.request.sendall(b"\x88\x08" + int(rest).to_bytes(2, "big") + b"reason")
+            return
         self.emit("response.created", response={"id": self.id, "status": "in_progress", "output": []})
         self.emit("response.in_progress", response={"id": self.id, "status": "in_progress", "output": []})
         if self.body.get("generate") is False:
-            time.sleep(0.2)
-            self.end("response.completed", "completed")
-        elif word == "slow":
+            self.double.warming.add(self.body["conversation"])
+            stopped = self.cancelled.wait(self.double.warm_up)
+            self.double.warming.discard(self.body["conversation"])
+            self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
+        elif word in ("slow", "think"):
+            if word == "think":
+                self.double.note("thinking")
+                self.cancelled.wait()
             while not self.cancelled.wait(0.02):
                 self.say("more")
             self.end("response.incomplete", "incomplete", incomplete_details={"reason": "cancelled"})
@@ -302,11 +322,12 @@ class Turn:
 
 
 class Double:
-    def __init__(self, token=None, loading=0):
-        self.token, self.loading = token, loading
+    def __init__(self, token=None, loading=0, refusal=None, upgrades=True, warm_up=0.2):
+        self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
+        self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         socketserver.ThreadingTCPServer.allow_reuse_address = True
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -321,6 +342,11 @@ class Double:
     def note(self, event):
         with self.lock:
             self.events.append(event)
+            self.lock.notify_all()
+
+    def wait(self, event):
+        with self.lock:
+            assert self.lock.wait_for(lambda: event in self.events, 20), event
 
     def new_id(self, kind):
         with self.lock:

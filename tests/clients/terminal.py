@@ -1,11 +1,14 @@
 """Running convo for tests: in pipes, and on a terminal (a pty)."""
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -19,17 +22,17 @@ def environment(**more):
 
 
 def run(*arguments, stdin="", limit=LIMIT, **more):
-    return subprocess.run([CONVO, *arguments], input=stdin, capture_output=True, encoding="utf-8", timeout=limit,
-                          env=environment(**more))
+    return subprocess.run([CONVO, *arguments], input=stdin, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                          timeout=limit, env=environment(**more))
 
 
 class Terminal:
     """convo on a pty: type() writes, expect() waits for text on the screen (everything written since the last hit)."""
 
-    def __init__(self, *arguments, **more):
+    def __init__(self, *arguments, program=CONVO, **more):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execve(CONVO, [CONVO, *arguments], environment(**more))
+            os.execve(program, [program, *arguments], environment(**more))
         self.text, self.at, self.status = "", 0, None
 
     def read(self, wait):
@@ -58,6 +61,13 @@ class Terminal:
 
     def prompt(self):
         self.expect(r"> (\x1b\[K)?")
+
+    def resize(self, columns):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def modes(self):
+        """Which of ICANON and ECHO the terminal is in."""
+        return termios.tcgetattr(self.fd)[3] & (termios.ICANON | termios.ECHO)
 
     def leave(self):
         end = time.monotonic() + LIMIT

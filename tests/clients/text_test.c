@@ -191,10 +191,24 @@ static void addresses(void **state)
     }
 }
 
+static void text_is_sound_up_to_what_is_not(void **state)
+{
+    (void)state;
+    assert_int_equal(text_sound("", 0), 0);
+    assert_int_equal(text_sound("gr\xc3\xbc\xc3\x9f", 6), 6);
+    assert_int_equal(text_sound("gr\xfc", 3), 2);
+    assert_int_equal(text_sound("a\0b", 3), 1);
+    assert_int_equal(text_sound("ab\xe2\x98", 4), 2);       /* cut in a character */
+    assert_int_equal(text_sound("\xed\xa0\x80", 3), 0);     /* a surrogate */
+    assert_int_equal(text_sound("\xf4\x90\x80\x80", 4), 0); /* past the last code point */
+    assert_int_equal(text_sound("\xf4\x8f\xbf\xbf", 4), 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printable_drops_what_steers),
+        cmocka_unit_test(text_is_sound_up_to_what_is_not),
         cmocka_unit_test(titles_are_one_short_line),
         cmocka_unit_test(receipts_say_where_history_was),
         cmocka_unit_test(progress_is_told_in_words),
