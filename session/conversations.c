@@ -68,7 +68,7 @@ void live_publish(struct session *s)
         struct turn *t = s->turns;
         struct hot *h = s->hots;
         while (pass ? t != NULL : h != NULL) {
-            bool relevant = pass ? t->state != TURN_FINDING && t->state != TURN_OVER : true;
+            bool relevant = pass ? t->state > TURN_FINDING && t->state != TURN_OVER : true;
             int64_t conversation = !relevant ? 0 : pass ? t->found.conversation.id : h->conversation;
             int i = 0;
             while (i < s->n_live && s->live[i].conversation != conversation)
@@ -435,13 +435,13 @@ static void settled_done(void *arg, int rc)
         ;
 }
 
-/* While a turn is FINDING its `found` is the ledger job's: only the name says where it belongs. */
+/* Until a turn is found only the name says where it belongs. */
 static bool runs_on(const struct turn *t, const struct query *q)
 {
     const struct storage_conversation *c = &q->conversations[0];
     if (t->state == TURN_OVER)
         return false;
-    if (t->state == TURN_FINDING)
+    if (t->state <= TURN_FINDING)
         return t->conversation && !strcmp(t->owner, q->owner) && !strcmp(t->conversation, c->public_id);
     return t->found.conversation.id == c->id;
 }

@@ -239,7 +239,7 @@ static void publish(struct session *s)
     bool work = false;
     for (struct turn *t = s->turns; t; t = t->next) {
         running += t->state == TURN_PLANNING || t->state == TURN_RUNNING || t->state == TURN_COMMITTING;
-        waiting += t->state == TURN_FINDING || t->state == TURN_WAITING;
+        waiting += t->state <= TURN_WAITING;
         work |= t->state == TURN_RUNNING;
     }
     if (!work)
@@ -276,6 +276,7 @@ static void *engine_thread(void *arg)
         bool posted = s->commands != NULL;
         pthread_mutex_unlock(&s->lock);
         cancel_stopped(s);
+        turn_begin_behind(s);
         turn_admit(s);
         bool moved = false;
         for (struct turn *t = s->turns; t; t = t->next)

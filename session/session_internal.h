@@ -86,7 +86,8 @@ int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], cons
  */
 
 enum turn_state {
-    TURN_FINDING,    /* ledger job: what it follows */
+    TURN_BEHIND,     /* until the turn before it in its conversation, which ends, is over */
+    TURN_FINDING,    /* ledger job: what it follows; from here on `found` is set */
     TURN_WAITING,    /* for a place among the running ones */
     TURN_PLANNING,   /* ledger job: which segments are stored */
     TURN_RUNNING,    /* restoring, prefilling, decoding */
@@ -255,8 +256,9 @@ void turn_found(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
 void turn_committed(struct session *s, void *turn); /* commit.c */
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
-void turn_admit(struct session *s); /* lets waiting turns run */
-bool turn_restore(struct turn *t);  /* pumps reads and imports; true: something moved */
+void turn_begin_behind(struct session *s); /* those that waited for another's end */
+void turn_admit(struct session *s);        /* lets waiting turns run */
+bool turn_restore(struct turn *t);         /* pumps reads and imports; true: something moved */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
 void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns);

@@ -90,7 +90,7 @@ void turn_fail(struct turn *t, enum session_failure failure, const char *message
 
 /* ---- finding ---- */
 
-/* Whether `other` is in the way of t. While it is FINDING its `found` is the ledger job's and must not be looked at. */
+/* Whether `other` is in the way of t. Its `found` must not be looked at before it has been found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -98,17 +98,33 @@ static bool running_on(const struct turn *t, const struct turn *other)
     if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
         !strcmp(t->conversation, other->conversation))
         return true;
-    return other->state != TURN_FINDING && t->found.conversation.id &&
+    return other->state > TURN_FINDING && t->found.conversation.id &&
            t->found.conversation.kind == STORAGE_CONVERSATION_LISTED &&
            other->found.conversation.id == t->found.conversation.id;
 }
 
-static bool locked(struct turn *t)
+/* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written.
+ * Those that came later and wait are not. */
+static bool locked(const struct turn *t, bool ending)
 {
-    for (struct turn *other = t->session->turns; other; other = other->next)
-        if (running_on(t, other))
+    bool later = false;
+    for (const struct turn *other = t->session->turns; other; other = other->next) {
+        later |= other == t;
+        if (running_on(t, other) && !(later && other->state == TURN_BEHIND) &&
+            (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
             return true;
+    }
     return false;
+}
+
+static void start_finding(struct turn *t)
+{
+    t->state = TURN_FINDING;
+    t->session->jobs++;
+    if (lookup_find(t)) {
+        t->session->jobs--;
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+    }
 }
 
 void turn_begin(struct session *s, void *arg)
@@ -116,7 +132,7 @@ void turn_begin(struct session *s, void *arg)
     struct turn *t = arg;
     int waiting = 0;
     for (struct turn *other = s->turns; other; other = other->next)
-        waiting += other->state == TURN_WAITING || other->state == TURN_FINDING;
+        waiting += other->state <= TURN_WAITING;
     struct turn **end = &s->turns;
     while (*end)
         end = &(*end)->next;
@@ -129,15 +145,21 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
-    if (locked(t)) {
+    if (locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
-    s->jobs++;
-    if (lookup_find(t)) {
-        s->jobs--;
-        turn_fail(t, SESSION_INTERNAL, "out of memory");
-    }
+    /* Who stops an answer and asks at once follows what there is of it. */
+    t->state = TURN_BEHIND;
+    if (!locked(t, true))
+        start_finding(t);
+}
+
+void turn_begin_behind(struct session *s)
+{
+    for (struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_BEHIND && !locked(t, true))
+            start_finding(t);
 }
 
 static bool follows_ephemeral(const struct turn *t)
@@ -174,7 +196,7 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, t->found.failure, t->found.message);
         return;
     }
-    if (locked(t)) {
+    if (locked(t, true)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }

@@ -8,6 +8,20 @@ static void wait_at_first_delta(struct answer *a, const struct session_event *ev
         gate_wait(arg, 1);
 }
 
+struct met {
+    struct gate there, on;
+};
+
+static void meet_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct met *met = arg;
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA) {
+        gate_open(&met->there);
+        gate_wait(&met->on, 1);
+    }
+}
+
 static void test_locked(void **state)
 {
     (void)state;
@@ -40,6 +54,35 @@ static void test_locked(void **state)
     struct answer *e = rig_ask(rig, (struct ask){.text = "two", .conversation = "conv_a"});
     assert_int_equal(e->receipt.turn, 3);
     rig_only_new(e);
+    rig_close(rig);
+}
+
+/* Who stops an answer and asks at once is not refused, but follows what there is of it; and so on. */
+static void test_behind_one_that_ends(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct met met = {GATE_CLOSED, GATE_CLOSED};
+    struct answer *a = rig_begin(
+        rig, (struct ask){
+                 .text = "one", .conversation = "conv_a", .max = 900, .hook = meet_at_first_delta, .hook_arg = &met});
+    gate_wait(&met.there, 1);
+    session_cancel(rig->s, "ann", a->id);
+    struct answer *b = rig_begin(rig, (struct ask){.text = "two", .conversation = "conv_a"});
+    struct answer *c = rig_begin(rig, (struct ask){.text = "three", .conversation = "conv_a"}); /* b will run */
+    session_cancel(rig->s, "ann", b->id);
+    struct answer *d = rig_begin(rig, (struct ask){.text = "four", .conversation = "conv_a"}); /* b will end */
+    gate_open(&met.on);
+    struct answer *all[] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        rig_end(all[i]);
+    assert_true(a->incomplete && a->output < 900);
+    assert_true(b->incomplete && b->output == 0);
+    assert_true(c->failed && c->failure == SESSION_CONVERSATION_LOCKED);
+    assert_false(d->failed);
+    assert_int_equal(d->receipt.turn, 3);
+    assert_true(d->receipt.history >= a->input + a->output - 1);
     rig_close(rig);
 }
 
@@ -169,8 +212,10 @@ static void test_too_many_wait(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_locked), cmocka_unit_test(test_chains_branch), cmocka_unit_test(test_not_found),
-        cmocka_unit_test(test_parent), cmocka_unit_test(test_match),         cmocka_unit_test(test_too_many_wait),
+        cmocka_unit_test(test_locked),        cmocka_unit_test(test_behind_one_that_ends),
+        cmocka_unit_test(test_chains_branch), cmocka_unit_test(test_not_found),
+        cmocka_unit_test(test_parent),        cmocka_unit_test(test_match),
+        cmocka_unit_test(test_too_many_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
