@@ -222,6 +222,8 @@ int context_build(struct turn *t)
     struct session *s = t->session;
     struct found *f = &t->found;
     t->in_force = t->instructions ? t->instructions : f->conversation.instructions;
+    if (t->in_force && !*t->in_force)
+        t->in_force = NULL;
 
     struct ephemeral *e = NULL;
     if (t->previous && f->n_path == 0)

@@ -234,12 +234,13 @@ static int add_heads(struct storage_ledger *l, struct query *q)
     return 0;
 }
 
+/* NULL leaves the field, "" empties it. */
 static int replace(char **field, const char *text)
 {
     if (!text)
         return 0;
-    char *c = strdup(text);
-    if (!c)
+    char *c = *text ? strdup(text) : NULL;
+    if (*text && !c)
         return -ENOMEM;
     free(*field);
     *field = c;

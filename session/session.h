@@ -129,7 +129,7 @@ struct session_turn {
     const struct engine_message *messages; /* the new messages (with match: all); the last one is answered */
     size_t n_messages;
     const char *input;        /* JSON array of the input items, stored as it is */
-    const char *instructions; /* NULL: the conversation's own (if it has any) */
+    const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
@@ -192,7 +192,7 @@ typedef void session_done(void *arg, const struct session_result *r);
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, session_done *done, void *arg);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* NULL fields stay as they are. */
+/* NULL fields stay as they are, "" empties one. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, session_done *done, void *arg);
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);

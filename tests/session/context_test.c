@@ -74,6 +74,16 @@ static void test_conversations_instructions(void **state)
     assert_true(again(c, "instructions_changed") > 0);
     struct answer *d = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     rig_only_new(d);
+    /* "" takes them away, for good or for one turn. */
+    assert_int_equal(session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "", on_update, &gate), 0);
+    gate_wait(&gate, 2);
+    struct answer *e = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    assert_true(again(e, "instructions_changed") > 0);
+    assert_int_equal(rig_create(rig, "ann", "conv_b", "be kind"), 0);
+    assert_int_equal(rig_create(rig, "ann", "conv_c", NULL), 0);
+    struct answer *f = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_b", .instructions = ""});
+    struct answer *g = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_c"});
+    assert_int_equal(f->input, g->input);
     rig_close(rig);
 }
 
