@@ -43,8 +43,7 @@ static int key_run(struct storage_ledger *l, enum stmt_id id, const uint8_t key[
     return stmt_run(l, s, NULL);
 }
 
-/* 1: found; 0: no row; negative. A forgotten one has pack STORAGE_PACK_NONE. */
-static int row_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
+int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_GET, &rc);
@@ -79,7 +78,7 @@ int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
     struct segment_row row;
-    int rc = row_get(l, key, &row);
+    int rc = segment_get(l, key, &row);
     return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
 }
 
@@ -87,7 +86,7 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
                    uint64_t offset, uint64_t bytes)
 {
     struct segment_row row;
-    int rc = row_get(l, r->key, &row);
+    int rc = segment_get(l, r->key, &row);
     if (rc < 0)
         return rc;
     l->wrote_kv = true;
@@ -172,7 +171,7 @@ int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
     memcpy(at, key, sizeof at);
     while (!pack_is_zero(at, sizeof at)) {
         struct segment_row row;
-        int rc = row_get(l, at, &row);
+        int rc = segment_get(l, at, &row);
         if (rc <= 0)
             return rc;
         rc = any(l, S_HELD, at);
@@ -203,6 +202,21 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
     return stmt_run(l, s, NULL);
 }
 
+int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
+    stmt_reset(s);
+    return rc ? rc : 1;
+}
+
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
@@ -215,18 +229,10 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
         return rc ? rc : -ENOENT;
     stmt_reset(s);
     uint8_t old[STORAGE_KEY_BYTES];
-    bool had = false;
-    s = stmt_get(l, S_HOLD_GET, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, turn);
-    rc = stmt_step(l, s);
+    rc = segment_held_by(l, turn, old);
     if (rc < 0)
         return rc;
-    if (rc == 1) {
-        had = !column_bytes(s, 0, old, STORAGE_KEY_BYTES) && memcmp(old, key, sizeof old);
-        stmt_reset(s);
-    }
+    bool had = rc == 1 && memcmp(old, key, sizeof old);
     s = stmt_get(l, S_HOLD_SET, &rc);
     if (!s)
         return rc;
@@ -241,7 +247,7 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
 {
     struct segment_row row;
-    int rc = row_get(l, key, &row);
+    int rc = segment_get(l, key, &row);
     if (rc <= 0)
         return rc;
     if (row.pack != pack || row.offset != offset)

@@ -182,7 +182,11 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
  * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. done gets 0 or why some
- * of it could not be saved; then those segments stay in RAM only. [any thread] */
+ * of it could not be saved; then those segments stay in RAM only.
+ * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
+ * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
+ * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
+ * nothing; the next commit then holds its end. [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       void (*done)(void *arg, int rc), void *arg);
 

@@ -224,6 +224,8 @@ struct segment_row {
     uint64_t offset, bytes;
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
+/* 1 found, 0 no row, negative. A forgotten one has pack STORAGE_PACK_NONE. */
+int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row);
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
@@ -231,6 +233,8 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
                    uint64_t offset, uint64_t bytes);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
+/* What the turn holds. 1 found, 0 nothing, negative. */
+int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES]);
 /* Drops the segment and then its ancestors as far as nothing holds them. */
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Forgets a damaged or missing one, if it is still at that place. */
