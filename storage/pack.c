@@ -365,7 +365,7 @@ int packs_unlink(const struct packs *p, uint32_t pack)
     return unlinkat(p->dirfd, name, 0) && errno != ENOENT ? -errno : 0;
 }
 
-int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
                void *arg, uint64_t *end)
@@ -410,8 +410,6 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
             *end = at;
             continue;
         }
-        if (stop)
-            break;
         at += PACK_ALIGN;
         off_t data = lseek(fd, (off_t)at, SEEK_DATA);
         if (data < 0 && errno == ENXIO)

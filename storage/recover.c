@@ -2,7 +2,8 @@
  *
  *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
- * the index knows for its pack: it is taken in again. That reads one place per pack.
+ * the index knows for its pack: it is taken in again, also behind holes that were cut since. Without such a loss there
+ * is nothing behind that end.
  *   - Without an index every record of every pack is read and the rows are made anew.
  *
  * Whatever nothing holds is found later, in the background.
@@ -125,7 +126,7 @@ static int pack_look(void *arg, uint32_t pack)
         if (rc < 0)
             return rc;
     }
-    rc = packs_scan(&l->st->packs, pack, known, !r->rebuild && known, take_in, r, &end);
+    rc = packs_scan(&l->st->packs, pack, known, take_in, r, &end);
     if (rc == -EBADMSG || rc == -ELOOP || rc == -EACCES) {
         storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used", pack);
         rc = 0;

@@ -97,9 +97,9 @@ int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t 
 /* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
 int packs_unlink(const struct packs *p, uint32_t pack);
-/* Calls fn for every record from offset `from` on (0: the pack's first). With `stop` it ends at the first place that
- * holds none; else it looks on behind holes and damage. *end gets the end of the last record. */
-int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+/* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage. *end gets the
+ * end of the last record. */
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
                void *arg, uint64_t *end);

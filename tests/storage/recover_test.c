@@ -158,6 +158,44 @@ static void test_index_behind(void **state)
     all_there(6);
 }
 
+/* A segment whose place a longer one took was cut out right behind the end that the older index knows. */
+static void test_index_behind_a_hole(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct storage_stats stats;
+    storage_close(st);
+    copy("kv.db", "kv.old");
+    st = testing_open(dir);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    assert_int_equal(testing_put(st, owner, 9, 3), 0);
+    assert_int_equal(testing_commit(st, second, 9), 0);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_put(st, owner, 5, 4), 0);
+    assert_int_equal(testing_commit(st, second, 5), 0);
+    assert_int_equal(testing_find(st, owner, 3, 9, &f), -ENOENT);
+    storage_close(st);
+    copy("kv.old", "kv.db");
+    remove_file("kv.db-wal");
+    remove_file("kv.old");
+    reopen();
+    all_there(5);
+    /* What is put next does not lie over them, and they go with their conversation. */
+    assert_int_equal(testing_put(st, owner, 6, 5), 0);
+    assert_int_equal(testing_commit(st, second, 6), 0);
+    storage_ram_drop(st, NULL, 0);
+    all_there(6);
+    assert_int_equal(testing_find(st, owner, 3, 4, &f), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_true(pack_is_zero(record, f.encoded_bytes));
+    free(record);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.disk_used, 0);
+}
+
 static int intent_run(struct storage_ledger *l, void *arg)
 {
     const struct storage_found *f = arg;
@@ -220,8 +258,8 @@ static void test_foreign_packs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_index_missing), T(test_index_damaged), T(test_index_damaged_inside), T(test_index_damage_noted),
-        T(test_index_behind),  T(test_intents_left),  T(test_foreign_packs),
+        T(test_index_missing), T(test_index_damaged),       T(test_index_damaged_inside), T(test_index_damage_noted),
+        T(test_index_behind),  T(test_index_behind_a_hole), T(test_intents_left),         T(test_foreign_packs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
