@@ -193,6 +193,8 @@ struct storage_ledger {
     bool deferred;    /* the running job is reported after the holes are cut */
     bool deleted;     /* it deleted something for its owner: the logs are emptied too */
     bool wrote_kv;    /* the running job's result depends on kv.db */
+    int kv_rc;        /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;      /* what the log said last about that */
     bool kv_marked;   /* that kv.db is damaged is noted on disk */
     int64_t sweep_at; /* background search for orphans: last row looked at; INT64_MAX: finished */
     uint64_t used;    /* clock of uses */
