@@ -159,12 +159,13 @@ static int totals(struct recovery *r)
     stmt_reset(s);
     if (rc)
         return rc;
-    s = stmt_get(l, S_SEG_MAX_USED, &rc);
+    s = stmt_get(l, S_SEG_LATEST, &rc);
     if (!s)
         return rc;
     rc = stmt_step(l, s);
     if (rc == 1) {
         l->used = (uint64_t)sqlite3_column_int64(s, 0);
+        l->sweep_end = sqlite3_column_int64(s, 1);
         rc = 0;
     }
     stmt_reset(s);

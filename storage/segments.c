@@ -339,6 +339,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
         return rc;
     (void)sqlite3_bind_int64(s, 1, l->sweep_at);
     (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
+    (void)sqlite3_bind_int64(s, 3, l->sweep_end);
     while (n < 64 && (rc = stmt_step(l, s)) == 1) {
         l->sweep_at = sqlite3_column_int64(s, 0);
         if (!column_bytes(s, 1, keys[n], STORAGE_KEY_BYTES))

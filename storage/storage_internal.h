@@ -190,14 +190,15 @@ struct storage_ledger {
     size_t n_dead_turns, cap_dead_turns;
     int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
     size_t n_cleared, cap_cleared;
-    bool deferred;    /* the running job is reported after the holes are cut */
-    bool deleted;     /* it deleted something for its owner: the logs are emptied too */
-    bool wrote_kv;    /* the running job's result depends on kv.db */
-    int kv_rc;        /* of the batch: why kv.db is out of it; its statements give this then */
-    int kv_said;      /* what the log said last about that */
-    bool kv_marked;   /* that kv.db is damaged is noted on disk */
-    int64_t sweep_at; /* background search for orphans: last row looked at; INT64_MAX: finished */
-    uint64_t used;    /* clock of uses */
+    bool deferred;     /* the running job is reported after the holes are cut */
+    bool deleted;      /* it deleted something for its owner: the logs are emptied too */
+    bool wrote_kv;     /* the running job's result depends on kv.db */
+    int kv_rc;         /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;       /* what the log said last about that */
+    bool kv_marked;    /* that kv.db is damaged is noted on disk */
+    int64_t sweep_at;  /* background search for orphans: last row looked at; INT64_MAX: finished */
+    int64_t sweep_end; /* the last row at open; running turns hold theirs when they end */
+    uint64_t used;     /* clock of uses */
 };
 
 /* The statement, reset. NULL: *rc gets why. */

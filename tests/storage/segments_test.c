@@ -282,12 +282,42 @@ static void test_orphans(void **state)
     testing_dir_remove(dir);
 }
 
+/* What running turns have put since the start is not an orphan: they hold it when they end. */
+static void test_orphans_and_running_turns(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1"), t2 = testing_turn(st, owner, conv, 0, "resp_2");
+    /* Enough for the search to take a while, and one orphan. */
+    for (unsigned id = 1; id <= 320; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_put(st, owner, 1000, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 320), 0);
+    storage_close(st);
+    st = testing_open(dir);
+    /* Two segments of a turn get their rows with another turn's commit. */
+    assert_int_equal(testing_put(st, owner, 1001, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1002, 1001), 0);
+    assert_int_equal(testing_put(st, owner, 2001, 0), 0);
+    assert_int_equal(testing_commit(st, t2, 2001), 0);
+    jobs_sweep_wait(st);
+    assert_false(row_exists(st, owner, 0, 1000));
+    assert_true(row_exists(st, owner, 0, 1001));
+    assert_true(row_exists(st, owner, 1001, 1002));
+    assert_true(row_exists(st, owner, 319, 320));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_find_read), cmocka_unit_test(test_nearest), cmocka_unit_test(test_hold_another),
-        cmocka_unit_test(test_delete),        cmocka_unit_test(test_evict),   cmocka_unit_test(test_budget_too_small),
-        cmocka_unit_test(test_orphans),
+        cmocka_unit_test(test_put_find_read), cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_hold_another),  cmocka_unit_test(test_delete),
+        cmocka_unit_test(test_evict),         cmocka_unit_test(test_budget_too_small),
+        cmocka_unit_test(test_orphans),       cmocka_unit_test(test_orphans_and_running_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
