@@ -181,8 +181,9 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. done gets 0 or why some
- * of it could not be saved; then those segments stay in RAM only.
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
+ * now, and making room for what was put evicts nothing of it. done gets 0 or why some of it could not be saved; then
+ * those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
  * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
@@ -202,8 +203,8 @@ struct storage_found {
     char producer[24];
 };
 /* Of the children of `parent` (all zero: first segments) of this owner and fingerprint, the two whose labels are next
- * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them. *n
- * gets 0..2. */
+ * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them, and
+ * counts as used now. *n gets 0..2. */
 int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n);

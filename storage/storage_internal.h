@@ -224,7 +224,7 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
  */
 struct segment_row {
     uint32_t pack;
-    uint64_t offset, bytes;
+    uint64_t offset, bytes, used;
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
 /* 1 found, 0 no row, negative. A forgotten one has pack STORAGE_PACK_NONE. */
@@ -242,9 +242,13 @@ int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Forgets a damaged or missing one, if it is still at that place. */
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
-/* Drops least recently used leaves until `bytes` are free. *freed gets how many were. */
-int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed);
+/* Drops least recently used leaves until `bytes` are free, but not those in `keep`, and so nothing before them. *freed
+ * gets how many were. */
+int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                  uint64_t *freed);
 int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Touches one that was used at `used` last, unless so little came after that it is among the latest anyway. */
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes);

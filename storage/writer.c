@@ -9,7 +9,9 @@
  * A row is made only where its parent has one: a segment that lies behind a gap could not be found, and the turn that
  * held it would not hold what is before the gap. It is refused (-ESTALE) until the gap is closed by a later put.
  *
- * The disk budget is kept before writing: room is made first, and where there is none the segment stays in RAM.
+ * The disk budget is kept before writing: room is made first, and where there is none the segment stays in RAM. Making
+ * room does not take what the segments in hand or in the queue are children of, or what a commit in the queue will
+ * hold.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -35,6 +37,8 @@ struct group {
     struct storage *st;
     struct item *items;
     size_t n, cap;
+    uint8_t (*stored)[STORAGE_KEY_BYTES]; /* put, but there already */
+    size_t n_stored, cap_stored;
     int rc;    /* a segment was lost before it became an item */
     int stale; /* the chain that was to be held has a gap */
     /* The commit. */
@@ -156,27 +160,64 @@ static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
 
 struct evict {
     uint64_t bytes, freed;
+    uint8_t (*keep)[STORAGE_KEY_BYTES];
+    size_t n_keep;
 };
 
 static int evict_run(struct storage_ledger *l, void *arg)
 {
     struct evict *e = arg;
     l->deferred = true; /* wait for the holes */
-    return segment_evict(l, e->bytes, &e->freed);
+    return segment_evict(l, e->bytes, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &e->freed);
 }
 
-static int make_room(struct storage *st, uint64_t bytes)
+static void keep(struct evict *e, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    uint64_t used = atomic_load(&st->disk_used);
+    if (!pack_is_zero(key, STORAGE_KEY_BYTES))
+        memcpy(e->keep[e->n_keep++], key, STORAGE_KEY_BYTES);
+}
+
+static int evict(const struct group *g, uint64_t bytes, uint64_t *freed)
+{
+    struct storage *st = g->st;
+    struct evict e = {.bytes = bytes};
+    /* Only this thread takes from the queue. What comes to its end meanwhile is not waited for. */
+    pthread_mutex_lock(&st->writer_lock);
+    size_t n = g->n + g->n_stored;
+    for (const struct write_op *op = st->writes; op; op = op->next)
+        n += 2;
+    e.keep = malloc((n ? n : 1) * sizeof *e.keep);
+    for (const struct write_op *op = e.keep ? st->writes : NULL; op; op = op->next) {
+        keep(&e, op->commit ? op->last : op->rec.key);
+        if (!op->commit)
+            keep(&e, op->rec.parent);
+    }
+    pthread_mutex_unlock(&st->writer_lock);
+    if (!e.keep)
+        return -ENOMEM;
+    for (size_t i = 0; i < g->n; i++)
+        keep(&e, g->items[i].parent);
+    for (size_t i = 0; i < g->n_stored; i++)
+        keep(&e, g->stored[i]);
+    int rc = jobs_call(st, evict_run, &e);
+    free(e.keep);
+    *freed = e.freed;
+    return rc;
+}
+
+static int make_room(const struct group *g, uint64_t bytes)
+{
+    struct storage *st = g->st;
+    uint64_t used = atomic_load(&st->disk_used), freed;
     if (bytes > st->disk_budget)
         return -ENOSPC;
     if (used + bytes <= st->disk_budget)
         return 0;
-    struct evict e = {.bytes = used + bytes - st->disk_budget};
+    uint64_t want = used + bytes - st->disk_budget;
     /* Some more at once where it is little, so that not every segment waits for an eviction. */
     if (st->disk_budget / EVICT_SHARE > bytes)
-        e.bytes += EVICT_MORE * bytes;
-    int rc = jobs_call(st, evict_run, &e);
+        want += EVICT_MORE * bytes;
+    int rc = evict(g, want, &freed);
     if (rc)
         return rc;
     return atomic_load(&st->disk_used) + bytes <= st->disk_budget ? 0 : -ENOSPC;
@@ -227,7 +268,7 @@ static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
     uint64_t bytes = it->blob->bytes;
-    int rc = make_room(st, bytes);
+    int rc = make_room(g, bytes);
     if (rc)
         return rc;
     if (packs_full(&st->packs, bytes)) {
@@ -237,8 +278,8 @@ static int append(struct group *g, struct item *it)
     rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
     if (rc == -ENOSPC || rc == -EDQUOT) {
         /* The disk is full before the budget is: once more after giving some of ours back. */
-        struct evict e = {.bytes = bytes + ((uint64_t)4 << 20)};
-        if (!jobs_call(st, evict_run, &e) && e.freed)
+        uint64_t freed;
+        if (!evict(g, bytes + ((uint64_t)4 << 20), &freed) && freed)
             rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
     }
     if (!rc) {
@@ -291,11 +332,26 @@ static struct item *item_new(struct group *g)
     return &g->items[g->n++];
 }
 
+/* Until the group's commit it is not evicted; without memory to note that it may be, and the commit says so. */
+static void stored(struct group *g, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    if (g->n_stored == g->cap_stored) {
+        size_t cap = g->cap_stored ? g->cap_stored * 2 : 32;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(g->stored, cap * sizeof *grown);
+        if (!grown)
+            return;
+        g->stored = grown;
+        g->cap_stored = cap;
+    }
+    memcpy(g->stored[g->n_stored++], key, STORAGE_KEY_BYTES);
+}
+
 static void put(struct group *g, struct write_op *op)
 {
     struct storage *st = g->st;
     int state = ram_state(&st->ram, op->rec.key);
     if (state == RAM_PENDING || exists(st, op->rec.key)) {
+        stored(g, op->rec.key);
         atomic_fetch_sub(&st->pending_puts, 1);
         return;
     }
@@ -397,6 +453,8 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
         if (rc == 1) {
             if (row.pack == STORAGE_PACK_NONE)
                 g->stale = -ESTALE;
+            else
+                segment_use(l, at, row.used);
             memcpy(at, row.parent, sizeof at);
             continue;
         }
@@ -448,6 +506,7 @@ static void group_free(struct group *g)
     for (size_t i = 0; i < g->n; i++)
         blob_unref(g->items[i].blob);
     free(g->items);
+    free(g->stored);
     free(g);
 }
 
