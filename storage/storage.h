@@ -35,7 +35,8 @@ struct storage_opts {
 };
 
 /* Opens a data directory and starts the threads. -EBUSY: another process holds it (err says its pid); -EPROTO: it was
- * written by a newer version; -EBADMSG: the ledger is damaged. A missing or damaged kv.db is rebuilt from the packs. */
+ * written by a newer version; -EBADMSG: the ledger is damaged. A missing, damaged or unreadable kv.db is rebuilt from
+ * the packs, as far as they can be read. */
 int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size);
 
 /* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */

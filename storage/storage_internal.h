@@ -98,7 +98,7 @@ int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t 
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
 int packs_unlink(const struct packs *p, uint32_t pack);
 /* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage. *end gets the
- * end of the last record. */
+ * end of the last record. -EIO: some of the pack cannot be read; fn was called for the rest. */
 int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
