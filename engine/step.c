@@ -30,9 +30,12 @@ struct step_scratch {
 
 static int buffer_open(struct engine *e, struct buffer *b, size_t rows, size_t cols)
 {
-    b->bytes = rows * cols * sizeof(float);
-    b->p = e->ops->alloc(e->kernels, b->bytes);
-    return b->p ? 0 : -ENOMEM;
+    size_t bytes = rows * cols * sizeof(float);
+    float *p = e->ops->alloc(e->kernels, bytes);
+    if (!p)
+        return -ENOMEM; /* it stays empty */
+    *b = (struct buffer){p, bytes};
+    return 0;
 }
 
 static void buffer_close(struct engine *e, struct buffer *b)

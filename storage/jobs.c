@@ -2,7 +2,9 @@
  *
  * The thread takes all jobs that wait (up to JOBS_BATCH), runs each in a savepoint of one transaction per database,
  * commits ledger.db (which syncs) and then kv.db (which does not), and only then reports. A job that fails takes its
- * own writes and its own list entries back; others are not touched. When a commit fails every job of the batch is told.
+ * own writes and its own list entries back; others are not touched. When the ledger's commit fails every job of the
+ * batch is told. The index of segments is only a cache: when it cannot begin, commit or go on, the ledger commits all
+ * the same, and only jobs that wrote the index (or ask it for something from then on) fail.
  *
  * After the commit the records that left the index are cut out of their packs, as far as nobody reads them; the intents
  * that name them go with the next transaction. Jobs that deleted something for its owner are reported after that, and
@@ -89,13 +91,6 @@ static int control(struct storage_ledger *l, enum stmt_id id)
     return s ? stmt_run(l, s, NULL) : rc;
 }
 
-static int both(struct storage_ledger *l, enum stmt_id ledger, enum stmt_id kv)
-{
-    int rc = control(l, ledger);
-    int kv_rc = control(l, kv);
-    return rc ? rc : kv_rc;
-}
-
 /* Ends whatever transaction a database is in. */
 static void roll_back(sqlite3 *db)
 {
@@ -103,21 +98,37 @@ static void roll_back(sqlite3 *db)
         (void)sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
 }
 
-/* Whether a failing statement made SQLite roll the whole transaction back. */
-static bool lost(const struct storage_ledger *l)
+/* From now on the batch goes on without kv.db. */
+static void kv_lose(struct storage_ledger *l, int rc)
 {
-    return sqlite3_get_autocommit(l->db) || sqlite3_get_autocommit(l->kv);
+    if (!l->kv_rc)
+        l->kv_rc = rc;
+    roll_back(l->kv);
 }
 
+/* As control(), for the index's part of a transaction. */
+static void kv_control(struct storage_ledger *l, enum stmt_id id)
+{
+    int rc = l->kv_rc ? 0 : control(l, id);
+    if (rc)
+        kv_lose(l, rc);
+}
+
+/* Negative: the ledger's transaction is lost. */
 static int job_run(struct storage_ledger *l, struct job *j)
 {
     size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
     l->deferred = l->deleted = l->wrote_kv = false;
-    j->rc = both(l, S_SAVEPOINT, S_KV_SAVEPOINT);
-    if (!j->rc)
-        j->rc = j->job.run(l, j->job.arg);
-    if (lost(l))
+    int rc = control(l, S_SAVEPOINT);
+    if (rc)
+        return rc;
+    kv_control(l, S_KV_SAVEPOINT);
+    j->rc = j->job.run(l, j->job.arg);
+    /* A failing statement may have made SQLite roll the whole transaction back. */
+    if (sqlite3_get_autocommit(l->db))
         return j->rc < 0 ? j->rc : -EIO;
+    if (!l->kv_rc && sqlite3_get_autocommit(l->kv))
+        kv_lose(l, j->rc < 0 ? j->rc : -EIO);
     j->deferred = l->deferred || l->deleted;
     j->deleted = l->deleted;
     j->kv = l->wrote_kv;
@@ -125,11 +136,13 @@ static int job_run(struct storage_ledger *l, struct job *j)
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;
         j->deferred = j->deleted = false;
-        int rc = both(l, S_ROLLBACK_TO, S_KV_ROLLBACK_TO);
+        rc = control(l, S_ROLLBACK_TO);
         if (rc)
             return rc;
+        kv_control(l, S_KV_ROLLBACK_TO);
     }
-    return both(l, S_RELEASE, S_KV_RELEASE);
+    kv_control(l, S_KV_RELEASE);
+    return control(l, S_RELEASE);
 }
 
 static int intents_clear(struct storage_ledger *l)
@@ -145,7 +158,8 @@ static int intents_clear(struct storage_ledger *l)
     return rc;
 }
 
-static int touched_flush(struct storage_ledger *l)
+/* What cannot be noted was not used, as far as eviction knows. */
+static void touched_flush(struct storage_ledger *l)
 {
     struct storage *st = l->st;
     uint8_t keys[TOUCHED_MAX][STORAGE_KEY_BYTES];
@@ -158,34 +172,35 @@ static int touched_flush(struct storage_ledger *l)
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_touch(l, keys[i]);
-    return rc;
+    if (rc && !l->kv_rc && sqlite3_get_autocommit(l->kv))
+        kv_lose(l, rc);
 }
 
 /* Runs a batch and commits it. Returns why the ledger did not commit; *kv_rc why kv.db did not. */
 static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
 {
     l->n_drops = l->n_dead_turns = 0;
-    *kv_rc = 0;
-    int rc = both(l, S_BEGIN, S_KV_BEGIN);
+    int rc = control(l, S_BEGIN);
+    kv_control(l, S_KV_BEGIN);
     if (!rc)
         rc = intents_clear(l);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j);
-    if (!rc)
-        rc = touched_flush(l);
-    if (!rc)
+    if (!rc) {
+        touched_flush(l);
         rc = control(l, S_COMMIT);
+    }
     if (rc) {
         roll_back(l->db);
         roll_back(l->kv);
         l->n_drops = l->n_dead_turns = 0;
-        return rc;
+    } else {
+        l->n_cleared = 0;
+        kv_control(l, S_KV_COMMIT);
     }
-    l->n_cleared = 0;
-    *kv_rc = control(l, S_KV_COMMIT);
-    if (*kv_rc)
-        roll_back(l->kv);
-    return 0;
+    *kv_rc = rc ? 0 : l->kv_rc;
+    l->kv_rc = 0;
+    return rc;
 }
 
 /* ---- after a commit ---------------------------------------------------------------------------------------------- */
@@ -308,10 +323,13 @@ static void batch_run(struct storage_ledger *l, struct job *batch)
     if (rc)
         storage_log(st, LOG_ERR, "ledger: a commit of jobs failed: %s", strerror(-rc));
     if (kv_rc) {
-        storage_log(st, LOG_ERR, "index of segments: a commit failed: %s", strerror(-kv_rc));
+        if (kv_rc != l->kv_said)
+            storage_log(st, LOG_ERR, "index of segments: a commit failed: %s", strerror(-kv_rc));
         /* Its rows are still there: the intents are carried out at the next open. */
         l->n_drops = 0;
     }
+    if (!rc)
+        l->kv_said = kv_rc;
     bool deleted = false;
     for (struct job *j = batch; j; j = j->next) {
         if (rc)

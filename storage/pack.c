@@ -39,6 +39,7 @@
 
 #define PACK_NAME_BYTES   24
 #define PREALLOCATE_BYTES ((uint64_t)64 << 20)
+#define UNREADABLE_MAX    16 /* places of a pack that a scan passes over; a disk may take seconds for each */
 
 static const char record_magic[8] = "convodS1";
 static const char pack_magic[8] = "convodP1";
@@ -365,7 +366,14 @@ int packs_unlink(const struct packs *p, uint32_t pack)
     return unlinkat(p->dirfd, name, 0) && errno != ENOENT ? -errno : 0;
 }
 
-int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+/* Reads for a scan. 1: it cannot be read and is to be passed over. */
+static int scan_read(const struct packs *p, int fd, void *buf, size_t n, uint64_t at, int *unreadable)
+{
+    int rc = read_all(p, fd, buf, n, at);
+    return rc == -EIO && (*unreadable)++ < UNREADABLE_MAX ? 1 : rc;
+}
+
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
                void *arg, uint64_t *end)
@@ -382,13 +390,12 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
                 get32(head + 8) != PACK_VERSION || get32(head + 12) != pack))
         rc = -EBADMSG;
     uint64_t at = *end, size = rc ? 0 : (uint64_t)sb.st_size;
+    int unreadable = 0;
     while (!rc && at < size && size - at >= PACK_HEADER_BYTES) {
         struct pack_record r;
         uint64_t bytes = 0;
-        rc = read_all(p, fd, head, sizeof head, at);
-        if (rc)
-            break;
-        if (!pack_record_parse(head, sizeof head, false, &r)) {
+        int skip = scan_read(p, fd, head, sizeof head, at, &unreadable);
+        if (!skip && !pack_record_parse(head, sizeof head, false, &r)) {
             bytes = pack_record_bytes(r.label_bytes, r.payload_bytes);
             uint8_t *grown = bytes > size - at ? NULL : realloc(label, PACK_HEADER_BYTES + (size_t)r.label_bytes);
             if (!grown && bytes <= size - at) {
@@ -397,12 +404,14 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
             }
             if (grown) {
                 label = grown;
-                rc = read_all(p, fd, label, PACK_HEADER_BYTES + (size_t)r.label_bytes, at);
-                if (rc)
-                    break;
+                skip = scan_read(p, fd, label, PACK_HEADER_BYTES + (size_t)r.label_bytes, at, &unreadable);
             }
-            if (!grown || get64(head + 144) != pack_label_sum(label + PACK_HEADER_BYTES, r.label_bytes))
+            if (!grown || skip || get64(head + 144) != pack_label_sum(label + PACK_HEADER_BYTES, r.label_bytes))
                 bytes = 0;
+        }
+        if (skip < 0) {
+            rc = skip;
+            break;
         }
         if (bytes) {
             rc = fn(arg, pack, at, bytes, &r, label + PACK_HEADER_BYTES);
@@ -410,8 +419,6 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
             *end = at;
             continue;
         }
-        if (stop)
-            break;
         at += PACK_ALIGN;
         off_t data = lseek(fd, (off_t)at, SEEK_DATA);
         if (data < 0 && errno == ENXIO)
@@ -421,7 +428,7 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
     }
     free(label);
     (void)close(fd);
-    return rc;
+    return rc ? rc : unreadable ? -EIO : 0;
 }
 
 int packs_list(const struct packs *p, int (*fn)(void *arg, uint32_t pack), void *arg)

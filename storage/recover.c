@@ -2,8 +2,10 @@
  *
  *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
- * the index knows for its pack: it is taken in again. That reads one place per pack.
+ * the index knows for its pack: it is taken in again, also behind holes that were cut since. Without such a loss there
+ * is nothing behind that end.
  *   - Without an index every record of every pack is read and the rows are made anew.
+ *   - A pack that cannot be read is not used further; what can be read of it still is. It keeps nobody from starting.
  *
  * Whatever nothing holds is found later, in the background.
  */
@@ -20,6 +22,7 @@ struct recovery {
     uint64_t last_end;
     struct drop *intents;
     size_t n, cap;
+    int rc; /* the index's while records are taken in; that of a pack does not matter */
 };
 
 static int intents_read(struct recovery *r)
@@ -99,7 +102,7 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     struct recovery *r = arg;
     int rc = segment_insert(r->l, rec, label, pack, offset, bytes);
     if (rc != 1)
-        return rc;
+        return r->rc = rc;
     /* Stored twice: the later copy goes. */
     rc = packs_punch(&r->l->st->packs, pack, offset, bytes);
     if (rc)
@@ -125,9 +128,10 @@ static int pack_look(void *arg, uint32_t pack)
         if (rc < 0)
             return rc;
     }
-    rc = packs_scan(&l->st->packs, pack, known, !r->rebuild && known, take_in, r, &end);
-    if (rc == -EBADMSG || rc == -ELOOP || rc == -EACCES) {
-        storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used", pack);
+    rc = packs_scan(&l->st->packs, pack, known, take_in, r, &end);
+    if (rc && !r->rc && rc != -ENOMEM) {
+        storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", pack,
+                    strerror(-rc));
         rc = 0;
         end = 0;
     }
@@ -158,12 +162,13 @@ static int totals(struct recovery *r)
     stmt_reset(s);
     if (rc)
         return rc;
-    s = stmt_get(l, S_SEG_MAX_USED, &rc);
+    s = stmt_get(l, S_SEG_LATEST, &rc);
     if (!s)
         return rc;
     rc = stmt_step(l, s);
     if (rc == 1) {
         l->used = (uint64_t)sqlite3_column_int64(s, 0);
+        l->sweep_end = sqlite3_column_int64(s, 1);
         rc = 0;
     }
     stmt_reset(s);

@@ -232,7 +232,9 @@ static const struct {
 
 sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id, int *rc)
 {
-    *rc = 0;
+    *rc = statements[id].db == STMT_KV ? l->kv_rc : 0;
+    if (*rc)
+        return NULL;
     if (!l->stmts[id]) {
         sqlite3 *db = statements[id].db == STMT_LEDGER ? l->db : l->kv;
         *rc = schema_errno(

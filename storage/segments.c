@@ -5,6 +5,9 @@
  * in the same batch; the ledger commits first, then kv.db, then the holes are cut, then the intents go. A crash in
  * between leaves an intent that segments_recover() carries out, or a record without a row that it takes in again.
  *
+ * Eviction takes the least recently used leaves. Uses are noted when a lookup finds a segment, when it is read, and for
+ * a whole chain when a commit holds its end: a conversation that goes on in pages reads nothing, but needs its chain.
+ *
  * A segment that was found damaged but has children keeps its row without a place (pack IS NULL), so that the chain
  * stays whole until the segment is stored anew.
  */
@@ -13,6 +16,8 @@
 #include <string.h>
 
 #include "storage/storage_internal.h"
+
+#define USE_SHARE 4 /* what is in the latest quarter of uses is not noted again */
 
 static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES])
 {
@@ -43,8 +48,7 @@ static int key_run(struct storage_ledger *l, enum stmt_id id, const uint8_t key[
     return stmt_run(l, s, NULL);
 }
 
-/* 1: found; 0: no row; negative. A forgotten one has pack STORAGE_PACK_NONE. */
-static int row_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
+int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_GET, &rc);
@@ -60,6 +64,7 @@ static int row_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
     row->offset = (uint64_t)sqlite3_column_int64(s, 2);
     row->bytes = (uint64_t)sqlite3_column_int64(s, 3);
     row->end = sqlite3_column_int64(s, 4);
+    row->used = (uint64_t)sqlite3_column_int64(s, 5);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -80,7 +85,7 @@ int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
     struct segment_row row;
-    int rc = row_get(l, key, &row);
+    int rc = segment_get(l, key, &row);
     return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
 }
 
@@ -88,7 +93,7 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
                    uint64_t offset, uint64_t bytes)
 {
     struct segment_row row;
-    int rc = row_get(l, r->key, &row);
+    int rc = segment_get(l, r->key, &row);
     if (rc < 0)
         return rc;
     l->wrote_kv = true;
@@ -173,7 +178,7 @@ int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
     memcpy(at, key, sizeof at);
     while (!pack_is_zero(at, sizeof at)) {
         struct segment_row row;
-        int rc = row_get(l, at, &row);
+        int rc = segment_get(l, at, &row);
         if (rc <= 0)
             return rc;
         rc = any(l, S_HELD, at);
@@ -204,6 +209,21 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
     return stmt_run(l, s, NULL);
 }
 
+int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES])
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, turn);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
+    stmt_reset(s);
+    return rc ? rc : 1;
+}
+
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
@@ -216,18 +236,10 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
         return rc ? rc : -ENOENT;
     stmt_reset(s);
     uint8_t old[STORAGE_KEY_BYTES];
-    bool had = false;
-    s = stmt_get(l, S_HOLD_GET, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, turn);
-    rc = stmt_step(l, s);
+    rc = segment_held_by(l, turn, old);
     if (rc < 0)
         return rc;
-    if (rc == 1) {
-        had = !column_bytes(s, 0, old, STORAGE_KEY_BYTES) && memcmp(old, key, sizeof old);
-        stmt_reset(s);
-    }
+    bool had = rc == 1 && memcmp(old, key, sizeof old);
     s = stmt_get(l, S_HOLD_SET, &rc);
     if (!s)
         return rc;
@@ -242,23 +254,13 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
 {
     uint8_t key[STORAGE_KEY_BYTES];
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, turn);
-    rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc;
-    rc = column_bytes(s, 0, key, sizeof key);
-    stmt_reset(s);
+    int rc = segment_held_by(l, turn, key);
     bool beyond = false;
-    for (struct segment_row row; !rc && !pack_is_zero(key, sizeof key); beyond = true) {
-        rc = row_get(l, key, &row);
+    for (struct segment_row row; rc > 0 && !pack_is_zero(key, sizeof key); beyond = true) {
+        rc = segment_get(l, key, &row);
         if (rc <= 0 || row.end <= end)
             break;
         memcpy(key, row.parent, sizeof key);
-        rc = 0;
     }
     if (rc < 0 || !beyond)
         return rc < 0 ? rc : 0;
@@ -268,7 +270,7 @@ int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
 {
     struct segment_row row;
-    int rc = row_get(l, key, &row);
+    int rc = segment_get(l, key, &row);
     if (rc <= 0)
         return rc;
     if (row.pack != pack || row.offset != offset)
@@ -287,7 +289,18 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
     return rc ? rc : row_drop(l, &row);
 }
 
-int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed)
+static bool among(const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n, const void *key, int bytes)
+{
+    if (bytes != STORAGE_KEY_BYTES)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (!memcmp(keys[i], key, STORAGE_KEY_BYTES))
+            return true;
+    return false;
+}
+
+int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                  uint64_t *freed)
 {
     *freed = 0;
     /* One at a time: dropping a leaf may make its parent the next to go. */
@@ -301,7 +314,8 @@ int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed)
             row.pack = (uint32_t)sqlite3_column_int64(s, 2);
             row.offset = (uint64_t)sqlite3_column_int64(s, 3);
             row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
-            if (!pin_held(l->st, row.pack, row.offset))
+            if (!among(keep, n_keep, sqlite3_column_blob(s, 0), sqlite3_column_bytes(s, 0)) &&
+                !pin_held(l->st, row.pack, row.offset))
                 break;
         }
         if (rc != 1)
@@ -332,6 +346,13 @@ int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]
     return stmt_run(l, s, NULL);
 }
 
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used)
+{
+    /* Every new segment moves the clock on. If a use cannot be noted the segment only goes earlier. */
+    if (l->used > used && l->used - used > atomic_load(&l->st->segments) / USE_SHARE)
+        (void)segment_touch(l, key);
+}
+
 int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes)
 {
     uint8_t key[STORAGE_KEY_BYTES];
@@ -360,6 +381,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
         return rc;
     (void)sqlite3_bind_int64(s, 1, l->sweep_at);
     (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
+    (void)sqlite3_bind_int64(s, 3, l->sweep_end);
     while (n < 64 && (rc = stmt_step(l, s)) == 1) {
         l->sweep_at = sqlite3_column_int64(s, 0);
         if (!column_bytes(s, 1, keys[n], STORAGE_KEY_BYTES))
@@ -381,7 +403,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
 /* The nearest child on one side of the label. 1: found; 0: none. */
 static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, const uint8_t fingerprint[32],
                      const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
-                     struct storage_found *out)
+                     struct storage_found *out, uint64_t *used)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, id, &rc);
@@ -394,6 +416,7 @@ static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, c
     rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
+    *used = (uint64_t)sqlite3_column_int64(s, 8);
     int n = sqlite3_column_bytes(s, 3);
     const char *producer = (const char *)sqlite3_column_text(s, 7);
     struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
@@ -423,6 +446,15 @@ int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32
     return c ? c : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
+static uint32_t common_head(const struct storage_found *f, const void *label, uint32_t label_bytes)
+{
+    const uint8_t *a = f->label, *b = label;
+    uint32_t n = 0;
+    while (n < f->label_bytes && n < label_bytes && a[n] == b[n])
+        n++;
+    return n;
+}
+
 int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n)
@@ -430,11 +462,19 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
     /* [0]: at or below the label, [1]: above it; those on disk, then those in RAM only. */
     struct storage_found side[2][2] = {0};
     bool have[2][2] = {{false}};
+    uint64_t used[2];
+    uint32_t head[2] = {0, 0};
     int rc = 0;
     for (int i = 0; i < 2 && rc >= 0; i++) {
-        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0]);
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0],
+                       &used[i]);
         have[i][0] = rc == 1;
+        if (have[i][0])
+            head[i] = common_head(&side[i][0], label, label_bytes);
     }
+    int best = head[1] > head[0];
+    if (head[best])
+        segment_use(l, side[best][0].key, used[best]);
     if (rc >= 0)
         rc = ram_nearest(&l->st->ram, owner, fingerprint, parent, label, label_bytes, &side[0][1], &side[1][1]);
     size_t found = 0;

@@ -97,6 +97,12 @@ static int kv_remove(struct storage *st)
     return 0;
 }
 
+/* Whether only the index is hurt: it is damaged, or cannot be read. */
+static bool kv_hurt(const struct storage_ledger *l, int rc)
+{
+    return rc == -EBADMSG || (rc == -EIO && (!l->kv || (sqlite3_errcode(l->kv) & 0xff) == SQLITE_IOERR));
+}
+
 static int databases_open(struct storage *st, char *err, size_t err_size)
 {
     struct storage_ledger *l = &st->ledger;
@@ -110,12 +116,12 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
         rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
     if (!rc) {
         rc = segments_recover(l, rebuild);
-        if (rc && rc != -EBADMSG)
+        if (rc && !kv_hurt(l, rc))
             return fail(err, err_size, rc, st->dir, "recovery of the segments");
     }
-    if (rc != -EBADMSG)
+    if (!kv_hurt(l, rc))
         return rc;
-    storage_log(st, LOG_WARNING, "kv.db is damaged and is made anew from the packs");
+    storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);
     l->kv = NULL;

@@ -35,7 +35,8 @@ struct storage_opts {
 };
 
 /* Opens a data directory and starts the threads. -EBUSY: another process holds it (err says its pid); -EPROTO: it was
- * written by a newer version; -EBADMSG: the ledger is damaged. A missing or damaged kv.db is rebuilt from the packs. */
+ * written by a newer version; -EBADMSG: the ledger is damaged. A missing, damaged or unreadable kv.db is rebuilt from
+ * the packs, as far as they can be read. */
 int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size);
 
 /* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */
@@ -184,8 +185,13 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. done gets 0 or why some
- * of it could not be saved; then those segments stay in RAM only. [any thread] */
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
+ * now, and making room for what was put evicts nothing of it. done gets 0 or why some of it could not be saved; then
+ * those segments stay in RAM only.
+ * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
+ * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
+ * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
+ * nothing; the next commit then holds its end. [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       void (*done)(void *arg, int rc), void *arg);
 
@@ -201,8 +207,8 @@ struct storage_found {
     char producer[24];
 };
 /* Of the children of `parent` (all zero: first segments) of this owner and fingerprint, the two whose labels are next
- * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them. *n
- * gets 0..2. */
+ * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them, and
+ * counts as used now. *n gets 0..2. */
 int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n);

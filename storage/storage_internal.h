@@ -97,9 +97,9 @@ int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t 
 /* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
 int packs_unlink(const struct packs *p, uint32_t pack);
-/* Calls fn for every record from offset `from` on (0: the pack's first). With `stop` it ends at the first place that
- * holds none; else it looks on behind holes and damage. *end gets the end of the last record. */
-int packs_scan(const struct packs *p, uint32_t pack, uint64_t from, bool stop,
+/* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage. *end gets the
+ * end of the last record. -EIO: some of the pack cannot be read; fn was called for the rest. */
+int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
                void *arg, uint64_t *end);
@@ -190,12 +190,15 @@ struct storage_ledger {
     size_t n_dead_turns, cap_dead_turns;
     int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
     size_t n_cleared, cap_cleared;
-    bool deferred;    /* the running job is reported after the holes are cut */
-    bool deleted;     /* it deleted something for its owner: the logs are emptied too */
-    bool wrote_kv;    /* the running job's result depends on kv.db */
-    bool kv_marked;   /* that kv.db is damaged is noted on disk */
-    int64_t sweep_at; /* background search for orphans: last row looked at; INT64_MAX: finished */
-    uint64_t used;    /* clock of uses */
+    bool deferred;     /* the running job is reported after the holes are cut */
+    bool deleted;      /* it deleted something for its owner: the logs are emptied too */
+    bool wrote_kv;     /* the running job's result depends on kv.db */
+    int kv_rc;         /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;       /* what the log said last about that */
+    bool kv_marked;    /* that kv.db is damaged is noted on disk */
+    int64_t sweep_at;  /* background search for orphans: last row looked at; INT64_MAX: finished */
+    int64_t sweep_end; /* the last row at open; running turns hold theirs when they end */
+    uint64_t used;     /* clock of uses */
 };
 
 /* The statement, reset. NULL: *rc gets why. */
@@ -221,10 +224,12 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
  */
 struct segment_row {
     uint32_t pack;
-    uint64_t offset, bytes;
+    uint64_t offset, bytes, used;
     int64_t end; /* first + count: the position behind it */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
+/* 1 found, 0 no row, negative. A forgotten one has pack STORAGE_PACK_NONE. */
+int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row);
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
@@ -234,13 +239,19 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end);
+/* What the turn holds. 1 found, 0 nothing, negative. */
+int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES]);
 /* Drops the segment and then its ancestors as far as nothing holds them. */
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Forgets a damaged or missing one, if it is still at that place. */
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
-/* Drops least recently used leaves until `bytes` are free. *freed gets how many were. */
-int segment_evict(struct storage_ledger *l, uint64_t bytes, uint64_t *freed);
+/* Drops least recently used leaves until `bytes` are free, but not those in `keep`, and so nothing before them. *freed
+ * gets how many were. */
+int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                  uint64_t *freed);
 int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Touches one that was used at `used` last, unless so little came after that it is among the latest anyway. */
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes);

@@ -6,7 +6,12 @@
  * could not be written or synced is dropped and never retried: its pack is not used any further, its segment stays in
  * RAM, and the turn holds the nearest ancestor that is on disk.
  *
- * The disk budget is kept before writing: room is made first, and where there is none the segment stays in RAM.
+ * A row is made only where its parent has one: a segment that lies behind a gap could not be found, and the turn that
+ * held it would not hold what is before the gap. It is refused (-ESTALE) until the gap is closed by a later put.
+ *
+ * The disk budget is kept before writing: room is made first, and where there is none the segment stays in RAM. Making
+ * room does not take what the segments in hand or in the queue are children of, or what a commit in the queue will
+ * hold.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,20 +21,26 @@
 
 #define EVICT_MORE  16
 #define EVICT_SHARE 1024
+#define CHAIN_MAX   (1u << 16) /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
     struct blob *blob; /* NULL: it could not be made, and rc says why */
     uint32_t pack;
     uint64_t offset;
-    int rc; /* why it is not on disk */
+    bool written; /* the record lies in the pack */
+    bool has_row;
+    int rc; /* why it is not saved */
 };
 
 struct group {
     struct storage *st;
     struct item *items;
     size_t n, cap;
-    int rc; /* a segment was lost before it became an item */
+    uint8_t (*stored)[STORAGE_KEY_BYTES]; /* put, but there already */
+    size_t n_stored, cap_stored;
+    int rc;    /* a segment was lost before it became an item */
+    int stale; /* the chain that was to be held has a gap */
     /* The commit. */
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
@@ -149,35 +160,73 @@ static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
 
 struct evict {
     uint64_t bytes, freed;
+    uint8_t (*keep)[STORAGE_KEY_BYTES];
+    size_t n_keep;
 };
 
 static int evict_run(struct storage_ledger *l, void *arg)
 {
     struct evict *e = arg;
     l->deferred = true; /* wait for the holes */
-    return segment_evict(l, e->bytes, &e->freed);
+    return segment_evict(l, e->bytes, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &e->freed);
 }
 
-static int make_room(struct storage *st, uint64_t bytes)
+static void keep(struct evict *e, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    uint64_t used = atomic_load(&st->disk_used);
+    if (!pack_is_zero(key, STORAGE_KEY_BYTES))
+        memcpy(e->keep[e->n_keep++], key, STORAGE_KEY_BYTES);
+}
+
+static int evict(const struct group *g, uint64_t bytes, uint64_t *freed)
+{
+    struct storage *st = g->st;
+    struct evict e = {.bytes = bytes};
+    /* Only this thread takes from the queue. What comes to its end meanwhile is not waited for. */
+    pthread_mutex_lock(&st->writer_lock);
+    size_t n = g->n + g->n_stored;
+    for (const struct write_op *op = st->writes; op; op = op->next)
+        n += 2;
+    e.keep = malloc((n ? n : 1) * sizeof *e.keep);
+    for (const struct write_op *op = e.keep ? st->writes : NULL; op; op = op->next) {
+        keep(&e, op->commit ? op->last : op->rec.key);
+        if (!op->commit)
+            keep(&e, op->rec.parent);
+    }
+    pthread_mutex_unlock(&st->writer_lock);
+    if (!e.keep)
+        return -ENOMEM;
+    for (size_t i = 0; i < g->n; i++)
+        keep(&e, g->items[i].parent);
+    for (size_t i = 0; i < g->n_stored; i++)
+        keep(&e, g->stored[i]);
+    int rc = jobs_call(st, evict_run, &e);
+    free(e.keep);
+    *freed = e.freed;
+    return rc;
+}
+
+static int make_room(const struct group *g, uint64_t bytes)
+{
+    struct storage *st = g->st;
+    uint64_t used = atomic_load(&st->disk_used), freed;
     if (bytes > st->disk_budget)
         return -ENOSPC;
     if (used + bytes <= st->disk_budget)
         return 0;
-    struct evict e = {.bytes = used + bytes - st->disk_budget};
+    uint64_t want = used + bytes - st->disk_budget;
     /* Some more at once where it is little, so that not every segment waits for an eviction. */
     if (st->disk_budget / EVICT_SHARE > bytes)
-        e.bytes += EVICT_MORE * bytes;
-    int rc = jobs_call(st, evict_run, &e);
+        want += EVICT_MORE * bytes;
+    int rc = evict(g, want, &freed);
     if (rc)
         return rc;
     return atomic_load(&st->disk_used) + bytes <= st->disk_budget ? 0 : -ENOSPC;
 }
 
 /* Takes a record that has no row back out of its pack. */
-static void discard(struct storage *st, const struct item *it)
+static void discard(struct storage *st, struct item *it)
 {
+    it->written = false;
     int rc = packs_punch(&st->packs, it->pack, it->offset, it->blob->bytes);
     if (rc)
         storage_log(st, LOG_ERR, "pack %u: cannot give space back: %s", it->pack, strerror(-rc));
@@ -189,7 +238,8 @@ static void item_fail(struct storage *st, struct item *it, int rc)
 {
     it->rc = rc;
     atomic_fetch_add(&st->save_failures, 1);
-    storage_log(st, LOG_ERR, "a segment could not be saved and stays in RAM: %s", strerror(-rc));
+    storage_log(st, LOG_ERR, "a segment could not be saved and stays in RAM: %s",
+                rc == -ESTALE ? "the one before it is not stored" : strerror(-rc));
 }
 
 /* Makes what the group wrote into the active pack durable. After a failure none of it counts, and the pack is left. */
@@ -198,7 +248,7 @@ static void group_sync(struct group *g)
     struct storage *st = g->st;
     bool dirty = false;
     for (size_t i = 0; i < g->n; i++)
-        dirty |= g->items[i].blob && !g->items[i].rc && g->items[i].pack == st->packs.n;
+        dirty |= g->items[i].written && g->items[i].pack == st->packs.n;
     if (!dirty || st->packs.fd < 0)
         return;
     int rc = packs_sync(&st->packs);
@@ -206,7 +256,7 @@ static void group_sync(struct group *g)
         return;
     for (size_t i = 0; i < g->n; i++) {
         struct item *it = &g->items[i];
-        if (it->blob && !it->rc && it->pack == st->packs.n) {
+        if (it->written && it->pack == st->packs.n) {
             discard(st, it);
             item_fail(st, it, rc);
         }
@@ -218,7 +268,7 @@ static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
     uint64_t bytes = it->blob->bytes;
-    int rc = make_room(st, bytes);
+    int rc = make_room(g, bytes);
     if (rc)
         return rc;
     if (packs_full(&st->packs, bytes)) {
@@ -228,11 +278,12 @@ static int append(struct group *g, struct item *it)
     rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
     if (rc == -ENOSPC || rc == -EDQUOT) {
         /* The disk is full before the budget is: once more after giving some of ours back. */
-        struct evict e = {.bytes = bytes + ((uint64_t)4 << 20)};
-        if (!jobs_call(st, evict_run, &e) && e.freed)
+        uint64_t freed;
+        if (!evict(g, bytes + ((uint64_t)4 << 20), &freed) && freed)
             rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
     }
     if (!rc) {
+        it->written = true;
         atomic_fetch_add(&st->disk_used, bytes);
         atomic_fetch_add(&st->segments, 1);
     }
@@ -281,11 +332,26 @@ static struct item *item_new(struct group *g)
     return &g->items[g->n++];
 }
 
+/* Until the group's commit it is not evicted; without memory to note that it may be, and the commit says so. */
+static void stored(struct group *g, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    if (g->n_stored == g->cap_stored) {
+        size_t cap = g->cap_stored ? g->cap_stored * 2 : 32;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(g->stored, cap * sizeof *grown);
+        if (!grown)
+            return;
+        g->stored = grown;
+        g->cap_stored = cap;
+    }
+    memcpy(g->stored[g->n_stored++], key, STORAGE_KEY_BYTES);
+}
+
 static void put(struct group *g, struct write_op *op)
 {
     struct storage *st = g->st;
     int state = ram_state(&st->ram, op->rec.key);
     if (state == RAM_PENDING || exists(st, op->rec.key)) {
+        stored(g, op->rec.key);
         atomic_fetch_sub(&st->pending_puts, 1);
         return;
     }
@@ -317,46 +383,121 @@ static void put(struct group *g, struct write_op *op)
 
 /* ---- committing -------------------------------------------------------------------------------------------------- */
 
-static const struct item *failed_item(const struct group *g, const uint8_t key[STORAGE_KEY_BYTES])
+/* Makes the rows of the items whose parent has one; parents usually come first. What is left over is refused. */
+static int rows_insert(struct storage_ledger *l, struct group *g)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < g->n; i++) {
+            struct item *it = &g->items[i];
+            if (!it->written || it->has_row)
+                continue;
+            int rc = pack_is_zero(it->parent, STORAGE_KEY_BYTES) ? 1 : segment_exists(l, it->parent);
+            if (rc == 0)
+                continue;
+            struct pack_record r;
+            if (rc == 1)
+                rc = pack_record_parse(it->blob->record, it->blob->bytes, true, &r);
+            if (!rc)
+                rc = segment_insert(l, &r, it->blob->record + PACK_HEADER_BYTES, it->pack, it->offset, it->blob->bytes);
+            if (rc == 1)
+                rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+            if (rc)
+                return rc;
+            it->has_row = more = true;
+        }
+    }
+    for (size_t i = 0; i < g->n; i++) {
+        struct item *it = &g->items[i];
+        if (!it->written || it->has_row)
+            continue;
+        it->rc = -ESTALE;
+        l->wrote_kv = true; /* without a commit of the index the record is not cut out here, but by who hears of it */
+        int rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* The parent of a segment that has no row, as far as it is known. */
+static bool lost_parent(struct storage_ledger *l, const struct group *g, const uint8_t key[STORAGE_KEY_BYTES],
+                        uint8_t parent[STORAGE_KEY_BYTES])
 {
     for (size_t i = 0; i < g->n; i++)
-        if (g->items[i].rc && !memcmp(g->items[i].key, key, STORAGE_KEY_BYTES))
-            return &g->items[i];
-    return NULL;
+        if (!memcmp(g->items[i].key, key, STORAGE_KEY_BYTES)) {
+            memcpy(parent, g->items[i].parent, STORAGE_KEY_BYTES);
+            return true;
+        }
+    struct blob *b = ram_get(&l->st->ram, key);
+    struct pack_record r;
+    bool known = b && !pack_record_parse(b->record, b->bytes, true, &r);
+    if (known)
+        memcpy(parent, r.parent, STORAGE_KEY_BYTES);
+    blob_unref(b);
+    return known;
+}
+
+/* What the turn is to hold: the end of the chain, or what is left of it before the first gap. A forgotten segment's row
+ * keeps the chain together, so that what is behind it is held on. */
+static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STORAGE_KEY_BYTES])
+{
+    uint8_t at[STORAGE_KEY_BYTES];
+    memcpy(at, g->last, sizeof at);
+    memcpy(end, at, sizeof at);
+    for (unsigned n = 0; !pack_is_zero(at, sizeof at); n++) {
+        struct segment_row row;
+        int rc = n < CHAIN_MAX ? segment_get(l, at, &row) : -EBADMSG;
+        if (rc < 0)
+            return rc;
+        if (rc == 1) {
+            if (row.pack == STORAGE_PACK_NONE)
+                g->stale = -ESTALE;
+            else
+                segment_use(l, at, row.used);
+            memcpy(at, row.parent, sizeof at);
+            continue;
+        }
+        g->stale = -ESTALE;
+        if (!lost_parent(l, g, at, row.parent)) {
+            if (memcmp(at, end, sizeof at))
+                return 0; /* what is behind this gap exists */
+            /* Nothing is there. What is held now stays, unless the chain was to take its place. */
+            memset(end, 0, STORAGE_KEY_BYTES);
+            uint8_t held[STORAGE_KEY_BYTES];
+            rc = segment_held_by(l, g->turn, held);
+            if (rc == 1 && (rc = segment_get(l, held, &row)) == 1) {
+                if (!memcmp(at, g->last, sizeof at)) /* not even its parent is known: it may */
+                    memcpy(end, row.parent, STORAGE_KEY_BYTES);
+                else if (memcmp(at, row.parent, sizeof at))
+                    memcpy(end, held, STORAGE_KEY_BYTES);
+            }
+            return rc < 0 ? rc : 0;
+        }
+        memcpy(at, row.parent, sizeof at);
+        memcpy(end, at, sizeof at);
+    }
+    return 0;
 }
 
 static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct group *g = arg;
-    int rc = 0;
-    for (size_t i = 0; i < g->n && !rc; i++) {
-        struct item *it = &g->items[i];
-        if (it->blob && !it->rc) {
-            struct pack_record r;
-            rc = pack_record_parse(it->blob->record, it->blob->bytes, true, &r);
-            if (!rc)
-                rc = segment_insert(l, &r, it->blob->record + PACK_HEADER_BYTES, it->pack, it->offset, it->blob->bytes);
-            if (rc == 1)
-                rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
-        }
-    }
+    int rc = rows_insert(l, g);
+    if (rc || !g->turn)
+        return rc;
+    uint8_t end[STORAGE_KEY_BYTES];
+    rc = chain_end(l, g, end);
     if (rc)
         return rc;
-    /* The end of the chain, or what is left of it. */
-    uint8_t last[STORAGE_KEY_BYTES];
-    memcpy(last, g->last, sizeof last);
-    for (size_t tries = 0; tries < g->n; tries++) {
-        const struct item *lost = failed_item(g, last);
-        if (!lost)
-            break;
-        memcpy(last, lost->parent, sizeof last);
-    }
-    if (!g->turn)
-        return 0;
     l->wrote_kv = true;
-    rc = segment_hold(l, g->turn, last);
-    if (rc == -ENOENT) /* the turn was deleted meanwhile */
-        rc = segment_release(l, last);
+    rc = segment_hold(l, g->turn, end);
+    if (rc == -ENOENT) { /* the turn was deleted meanwhile */
+        g->stale = 0;
+        rc = segment_release(l, g->last);
+        if (!rc)
+            rc = segment_release(l, end);
+    }
     return rc;
 }
 
@@ -365,6 +506,7 @@ static void group_free(struct group *g)
     for (size_t i = 0; i < g->n; i++)
         blob_unref(g->items[i].blob);
     free(g->items);
+    free(g->stored);
     free(g);
 }
 
@@ -375,16 +517,18 @@ static void commit_done(void *arg, int rc)
     int result = rc ? rc : g->rc;
     for (size_t i = 0; i < g->n; i++) {
         struct item *it = &g->items[i];
-        if (it->blob && !it->rc && rc) {
+        if (it->written && rc)
             discard(st, it);
-            item_fail(st, it, rc);
-        }
+        if (it->rc == -ESTALE || (it->blob && !it->rc && rc))
+            item_fail(st, it, it->rc ? it->rc : rc);
         if (it->blob)
             ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
         if (it->rc && !result)
             result = it->rc;
         atomic_fetch_sub(&st->pending_puts, 1);
     }
+    if (!result)
+        result = g->stale;
     atomic_store(&st->oldest_open_pack, g->active_pack);
     if (g->done)
         g->done(g->arg, result);
@@ -449,7 +593,7 @@ void *writer_thread(void *arg)
     if (g) {
         /* Put, but never committed: nothing can find them. */
         for (size_t i = 0; i < g->n; i++)
-            if (g->items[i].blob && !g->items[i].rc)
+            if (g->items[i].written)
                 discard(st, &g->items[i]);
         atomic_fetch_sub(&st->pending_puts, g->n);
         group_free(g);

@@ -367,6 +367,46 @@ static void test_items_that_do_not_fit_are_left_out(void **state)
     fixture_close(&f);
 }
 
+static void *no_alloc(struct kernels *k, size_t bytes)
+{
+    (void)k;
+    (void)bytes;
+    return NULL;
+}
+
+/* No memory for the logits: the step is refused, and the next one works. */
+static void test_no_memory_for_logits(void **state)
+{
+    (void)state;
+    struct fixture f = fixture_open(tiny_model_of(TINY_QWEN2), (struct fixture_opts){0});
+    engine_token tokens[20];
+    int want[20];
+    tiny_model_tokens(&f.m, 7, 20, tokens);
+    for (int i = 0; i < 20; i++)
+        want[i] = i;
+    struct fixture_truth truth = fixture_truth_of(f.e, tokens, 20);
+    /* More rows than ever before, so that there is something to allocate. */
+    step_scratch_close(f.e);
+    assert_int_equal(step_scratch_open(f.e), 0);
+    struct engine_seq *s = fixture_seq(f.e);
+    const struct kernels_ops *ops = f.e->ops;
+    struct kernels_ops none = *ops;
+    none.alloc = no_alloc;
+    struct engine_step_item item = {.seq = s, .tokens = tokens, .n = 20, .want = want, .n_want = 20};
+    const float *logits = NULL;
+    f.e->ops = &none;
+    int rc = engine_step(f.e, &item, 1, &logits);
+    f.e->ops = ops;
+    assert_int_equal(rc, -ENOMEM);
+    assert_int_equal(engine_seq_length(s), 0);
+    assert_int_equal(engine_step(f.e, &item, 1, &logits), 0);
+    assert_int_equal(item.result, 0);
+    fixture_same_logits(&truth, need((void *)logits), 0, 20, "after a refused step");
+    fixture_truth_free(&truth);
+    engine_seq_free(s);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_company_changes_no_bit),
         cmocka_unit_test(test_malformed_calls_are_refused),
         cmocka_unit_test(test_items_that_do_not_fit_are_left_out),
+        cmocka_unit_test(test_no_memory_for_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,6 +151,131 @@ static void test_full_database(void **state)
     testing_dir_remove(dir);
 }
 
+/* ---- the index of segments is only a cache ---- */
+
+struct index_job {
+    uint32_t pack; /* a row is written for it */
+    int rc;
+};
+
+static int index_run(struct storage_ledger *l, void *arg)
+{
+    struct index_job *i = arg;
+    l->wrote_kv = true;
+    return segment_account(l, i->pack, 0, 0, 0);
+}
+
+static void index_done(void *arg, int rc)
+{
+    struct index_job *i = arg;
+    i->rc = rc;
+}
+
+static int index_has_run(struct storage_ledger *l, void *arg)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACK_END, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, *(uint32_t *)arg);
+    rc = stmt_step(l, s);
+    stmt_reset(s);
+    return rc == 1 ? 0 : rc ? rc : -ENOENT;
+}
+
+static int kv_sql_run(struct storage_ledger *l, void *arg)
+{
+    return schema_errno(sqlite3_exec(l->kv, arg, NULL, NULL, NULL));
+}
+
+/* A read notes that a segment was used, and the index refuses that. */
+static void test_index_refuses_a_use(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_found f;
+    int clock = 0;
+    struct insert in = {.owner = owner, .clock = &clock, .id = "c"};
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    char sql[] = "CREATE TRIGGER t BEFORE UPDATE OF used ON segments BEGIN SELECT RAISE(FAIL, 'x'); END";
+    assert_int_equal(jobs_call(st, kv_sql_run, sql), 0);
+    assert_int_equal(testing_read(st, &f, 1).rc, 0);
+    assert_int_equal(jobs_call(st, insert_run, &in), 0);
+    assert_int_equal(jobs_call(st, exists_run, &in), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static int no_begin(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg;
+    (void)b;
+    (void)c;
+    (void)d;
+    return action == SQLITE_TRANSACTION && !strcmp(a, "BEGIN") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int no_begin_run(struct storage_ledger *l, void *arg)
+{
+    return sqlite3_set_authorizer(l->kv, *(bool *)arg ? no_begin : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* Jobs of one batch, of which the index's part is lost in the middle or cannot begin: the ledger's part stays. */
+static void test_index_lost(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a");
+    struct insert in[6];
+    struct index_job index[5] = {{.pack = 77}, {.pack = 78}, {.pack = 79}, {.pack = 80}, {.pack = 81}};
+    struct gate g;
+    int clock = 0;
+    bool deny = true, allow = false;
+    char sql[] = "CREATE TRIGGER t BEFORE INSERT ON packs WHEN NEW.n = 78 BEGIN SELECT RAISE(ROLLBACK, 'x'); END";
+    assert_int_equal(jobs_call(st, kv_sql_run, sql), 0);
+    for (int i = 0; i < 6; i++) {
+        in[i] = (struct insert){.owner = owner, .clock = &clock};
+        (void)snprintf(in[i].id, sizeof in[i].id, "c%d", i);
+    }
+    gate_close(st, &g);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(
+            storage_submit(st, (struct storage_job){.run = insert_run, .done = insert_done, .arg = &in[i]}), 0);
+        if (i < 3)
+            assert_int_equal(
+                storage_submit(st, (struct storage_job){.run = index_run, .done = index_done, .arg = &index[i]}), 0);
+    }
+    gate_open(&g);
+    assert_int_equal(jobs_call(st, noop, NULL), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(in[i].rc, 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(index[i].rc, -EINVAL); /* a constraint */
+        assert_int_equal(jobs_call(st, index_has_run, &index[i].pack), -ENOENT);
+    }
+
+    assert_int_equal(jobs_call(st, no_begin_run, &deny), 0);
+    assert_int_equal(jobs_call(st, insert_run, &in[4]), 0);
+    assert_int_equal(jobs_call(st, index_run, &index[3]), -EIO);
+    assert_int_equal(jobs_call(st, insert_run, &in[5]), 0);
+    assert_int_equal(jobs_call(st, no_begin_run, &allow), 0);
+    assert_int_equal(jobs_call(st, index_has_run, &index[3].pack), -ENOENT);
+    assert_int_equal(jobs_call(st, index_run, &index[4]), 0);
+    assert_int_equal(jobs_call(st, index_has_run, &index[4].pack), 0);
+    storage_close(st);
+    st = testing_open(dir);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(jobs_call(st, exists_run, &in[i]), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 struct worker {
     struct storage *st;
     int64_t owner;
@@ -194,6 +319,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_failing_job_among_good_ones),
         cmocka_unit_test(test_full_database),
+        cmocka_unit_test(test_index_refuses_a_use),
+        cmocka_unit_test(test_index_lost),
         cmocka_unit_test(test_many_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -147,26 +147,23 @@ static void test_files(void **state)
     assert_int_equal(pack, 2);
 
     struct seen s = {0};
-    assert_int_equal(packs_scan(&p, 1, 0, true, seen, &s, &end), 0);
+    assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
     assert_int_equal(s.n, 5);
     assert_int_equal(end, PACK_ALIGN + 5 * n);
     assert_int_equal(packs_punch(&p, 1, PACK_ALIGN + n, 2 * n), 0);
     s.n = 0;
-    assert_int_equal(packs_scan(&p, 1, 0, true, seen, &s, &end), 0);
-    assert_int_equal(s.n, 1);
-    s.n = 0;
-    assert_int_equal(packs_scan(&p, 1, 0, false, seen, &s, &end), 0);
+    assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
     assert_int_equal(s.n, 3);
     assert_int_equal(s.at[1], PACK_ALIGN + 3 * n);
     s.n = 0;
-    assert_int_equal(packs_scan(&p, 1, PACK_ALIGN + 4 * n, true, seen, &s, &end), 0);
+    assert_int_equal(packs_scan(&p, 1, PACK_ALIGN + 4 * n, seen, &s, &end), 0);
     assert_int_equal(s.n, 1);
 
     assert_int_equal(packs_read(&p, 1, PACK_ALIGN, got, n), 0);
     assert_memory_equal(got, record, n);
     assert_int_equal(packs_read(&p, 1, 65536, got, n), -EBADMSG);
     assert_int_equal(packs_read(&p, 3, PACK_ALIGN, got, n), -ENOENT);
-    assert_int_equal(packs_scan(&p, 3, 0, true, seen, &s, &end), -ENOENT);
+    assert_int_equal(packs_scan(&p, 3, 0, seen, &s, &end), -ENOENT);
     assert_int_equal(packs_punch(&p, 3, 0, n), 0);
     uint32_t sum = 0;
     assert_int_equal(packs_list(&p, count, &sum), 0);

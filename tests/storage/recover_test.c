@@ -1,5 +1,5 @@
 /* recover_test.c - opening after the index was lost, damaged or fell behind, and with intents left over. */
-#include "tests/storage/storage_testing.h"
+#include "tests/storage/storage_faults.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -158,6 +158,44 @@ static void test_index_behind(void **state)
     all_there(6);
 }
 
+/* A segment whose place a longer one took was cut out right behind the end that the older index knows. */
+static void test_index_behind_a_hole(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct storage_stats stats;
+    storage_close(st);
+    copy("kv.db", "kv.old");
+    st = testing_open(dir);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    assert_int_equal(testing_put(st, owner, 9, 3), 0);
+    assert_int_equal(testing_commit(st, second, 9), 0);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_put(st, owner, 5, 4), 0);
+    assert_int_equal(testing_commit(st, second, 5), 0);
+    assert_int_equal(testing_find(st, owner, 3, 9, &f), -ENOENT);
+    storage_close(st);
+    copy("kv.old", "kv.db");
+    remove_file("kv.db-wal");
+    remove_file("kv.old");
+    reopen();
+    all_there(5);
+    /* What is put next does not lie over them, and they go with their conversation. */
+    assert_int_equal(testing_put(st, owner, 6, 5), 0);
+    assert_int_equal(testing_commit(st, second, 6), 0);
+    storage_ram_drop(st, NULL, 0);
+    all_there(6);
+    assert_int_equal(testing_find(st, owner, 3, 4, &f), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_true(pack_is_zero(record, f.encoded_bytes));
+    free(record);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.disk_used, 0);
+}
+
 static int intent_run(struct storage_ledger *l, void *arg)
 {
     const struct storage_found *f = arg;
@@ -215,13 +253,86 @@ static void test_foreign_packs(void **state)
     all_there(3);
 }
 
+/* An index that cannot be read, from its beginning or further in, is made anew. */
+static void test_index_unreadable(void **state)
+{
+    (void)state;
+    storage_close(st);
+    faults_sqlite_unreadable("kv.db", 0, 1);
+    reopen();
+    all_there(3);
+    storage_close(st);
+    faults_sqlite_unreadable("kv.db", 8192, 1);
+    reopen();
+    all_there(3);
+    /* The ledger is needed. */
+    storage_close(st);
+    st = NULL;
+    faults_sqlite_unreadable("ledger.db", 0, 1);
+    char err[256];
+    assert_int_equal(storage_open(&(struct storage_opts){.dir = dir}, &st, err, sizeof err), -EIO);
+    faults_sqlite_unreadable(NULL, 0, 0);
+    reopen();
+    all_there(3);
+}
+
+/* A bad sector in a pack costs what lies there. */
+static void test_pack_unreadable(void **state)
+{
+    (void)state;
+    static struct faults faults; /* the storage outlives this function */
+    struct storage_io io;
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    storage_close(st);
+    faults_init(&faults, &io);
+    faults.read_errno = EIO;
+    faults.read_to = PACK_ALIGN;
+    st = testing_open_with(dir, &io, (uint64_t)1 << 30);
+    all_there(3);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_commit(st, turn, 4), 0);
+    assert_true(testing_size(dir, "pack-00000002") > 0);
+    storage_close(st);
+    /* A record, without an index. */
+    remove_file("kv.db");
+    faults.read_from = (off_t)f.offset;
+    faults.read_to = (off_t)f.offset + PACK_HEADER_BYTES;
+    st = testing_open_with(dir, &io, (uint64_t)1 << 30);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), -ENOENT);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    assert_int_equal(testing_read(st, &f, 3).rc, 0);
+    assert_int_equal(testing_find(st, owner, 3, 4, &f), 0);
+    /* Of its label. */
+    storage_close(st);
+    remove_file("kv.db");
+    faults.read_from += PACK_HEADER_BYTES;
+    faults.read_to = faults.read_from + 1;
+    st = testing_open_with(dir, &io, (uint64_t)1 << 30);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), -ENOENT);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    /* All of it. */
+    storage_close(st);
+    remove_file("kv.db");
+    faults.read_from = 0;
+    faults.read_to = INT32_MAX;
+    st = testing_open_with(dir, &io, (uint64_t)1 << 30);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), -ENOENT);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_index_missing), T(test_index_damaged), T(test_index_damaged_inside), T(test_index_damage_noted),
-        T(test_index_behind),  T(test_intents_left),  T(test_foreign_packs),
+        T(test_index_missing),    T(test_index_damaged),       T(test_index_damaged_inside), T(test_index_damage_noted),
+        T(test_index_behind),     T(test_index_behind_a_hole), T(test_intents_left),         T(test_foreign_packs),
+        T(test_index_unreadable), T(test_pack_unreadable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

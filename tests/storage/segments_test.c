@@ -257,6 +257,152 @@ static void test_evict(void **state)
     testing_dir_remove(dir);
 }
 
+/* Room for eight: the chain 1..4 of the first turn, which is the older one, and 11..14 of the second. */
+static struct storage *two_chains(const char *dir, int64_t *owner, int64_t turns[2])
+{
+    struct storage *st = testing_open(dir);
+    struct storage_found f;
+    *owner = testing_owner(st, "a");
+    int64_t conv = testing_conversation(st, *owner, "conv_1");
+    turns[0] = testing_turn(st, *owner, conv, 0, "resp_1");
+    turns[1] = testing_turn(st, *owner, conv, 0, "resp_2");
+    assert_int_equal(testing_put(st, *owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turns[0], 1), 0);
+    assert_int_equal(testing_find(st, *owner, 0, 1, &f), 0);
+    storage_close(st);
+    st = testing_open_with(dir, &storage_io_system, f.encoded_bytes * 8);
+    for (unsigned id = 2; id <= 4; id++)
+        assert_int_equal(testing_put(st, *owner, id, id - 1), 0);
+    assert_int_equal(testing_commit(st, turns[0], 4), 0);
+    for (unsigned id = 11; id <= 14; id++)
+        assert_int_equal(testing_put(st, *owner, id, id == 11 ? 0 : id - 1), 0);
+    assert_int_equal(testing_commit(st, turns[1], 14), 0);
+    return st;
+}
+
+static void test_evict_not_ancestors(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    int64_t owner, turns[2];
+    struct storage *st = two_chains(dir, &owner, turns);
+    /* 4 may go, but not 3 and what is before it. */
+    assert_int_equal(testing_put(st, owner, 5, 3), 0);
+    assert_int_equal(testing_put(st, owner, 6, 5), 0);
+    assert_int_equal(testing_put(st, owner, 7, 6), 0);
+    assert_int_equal(testing_commit(st, turns[0], 7), 0);
+    static const unsigned chain[] = {0, 1, 2, 3, 5, 6, 7};
+    for (size_t i = 1; i < sizeof chain / sizeof *chain; i++)
+        assert_true(row_exists(st, owner, chain[i - 1], chain[i]));
+    assert_false(row_exists(st, owner, 3, 4));
+    assert_false(row_exists(st, owner, 12, 13));
+    /* A chain that does not fit stays as far as it is stored. */
+    for (unsigned id = 8; id <= 12; id++)
+        assert_int_equal(testing_put(st, owner, id + 100, id == 8 ? 7 : id + 99), 0);
+    assert_int_equal(testing_commit(st, turns[0], 112), -ENOSPC);
+    for (size_t i = 1; i < sizeof chain / sizeof *chain; i++)
+        assert_true(row_exists(st, owner, chain[i - 1], chain[i]));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+/* How many of the two chains are stored. */
+static int stored_run(struct storage_ledger *l, void *arg)
+{
+    int *n = arg;
+    *n = 0;
+    for (unsigned id = 1; id <= 14; id++) {
+        uint8_t key[STORAGE_KEY_BYTES];
+        testing_key(key, id);
+        *n += segment_exists(l, key) == 1;
+    }
+    return 0;
+}
+
+/* What was put, but was there already, stays until its commit whatever others put in between. */
+static void test_evict_not_what_is_put(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    int64_t owner, turns[2];
+    struct storage *st = two_chains(dir, &owner, turns);
+    int left = 0;
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_put(st, owner, 21, 0), 0);
+    assert_int_equal(testing_put(st, owner, 22, 21), 0);
+    do /* room is made before the commit is asked for */
+        assert_int_equal(jobs_call(st, stored_run, &left), 0);
+    while (left > 6);
+    assert_int_equal(testing_commit(st, turns[0], 4), 0);
+    for (unsigned id = 1; id <= 4; id++)
+        assert_true(row_exists(st, owner, id - 1, id));
+    assert_false(row_exists(st, owner, 12, 13));
+    assert_true(row_exists(st, owner, 21, 22));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static int gate_run(struct storage_ledger *l, void *arg)
+{
+    (void)l;
+    pthread_mutex_t *gate = arg;
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return 0;
+}
+
+/* Nor what a commit that waits is going to hold. */
+static void test_evict_not_what_is_to_be_held(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    int64_t owner, turns[2];
+    struct storage *st = two_chains(dir, &owner, turns);
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    uint8_t key[STORAGE_KEY_BYTES];
+    testing_key(key, 4);
+    /* The first put waits for the ledger thread, the others behind it. */
+    pthread_mutex_lock(&gate);
+    assert_int_equal(storage_submit(st, (struct storage_job){.run = gate_run, .arg = &gate}), 0);
+    assert_int_equal(testing_put(st, owner, 21, 0), 0);
+    assert_int_equal(testing_put(st, owner, 22, 21), 0);
+    assert_int_equal(storage_kv_commit(st, turns[0], key, NULL, NULL), 0);
+    pthread_mutex_unlock(&gate);
+    assert_int_equal(testing_commit(st, turns[0], 4), 0);
+    for (unsigned id = 1; id <= 4; id++)
+        assert_true(row_exists(st, owner, id - 1, id));
+    assert_false(row_exists(st, owner, 12, 13));
+    assert_true(row_exists(st, owner, 21, 22));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+/* What a lookup found or a commit holds was used, although nothing was read. */
+static void test_evict_by_use(void **state)
+{
+    (void)state;
+    for (int by_lookup = 0; by_lookup < 2; by_lookup++) {
+        char *dir = testing_dir();
+        int64_t owner, turns[2];
+        struct storage *st = two_chains(dir, &owner, turns);
+        if (by_lookup) {
+            for (unsigned id = 1; id <= 4; id++)
+                assert_true(row_exists(st, owner, id - 1, id));
+        } else {
+            assert_int_equal(testing_commit(st, turns[0], 4), 0);
+        }
+        assert_int_equal(testing_put(st, owner, 21, 0), 0);
+        assert_int_equal(testing_put(st, owner, 22, 21), 0);
+        assert_int_equal(testing_commit(st, turns[1], 22), 0);
+        for (unsigned id = 1; id <= 4; id++)
+            assert_true(row_exists(st, owner, id - 1, id));
+        assert_true(row_exists(st, owner, 21, 22));
+        assert_false(row_exists(st, owner, 12, 13));
+        storage_close(st);
+        testing_dir_remove(dir);
+    }
+}
+
 static void test_budget_too_small(void **state)
 {
     (void)state;
@@ -310,13 +456,51 @@ static void test_orphans(void **state)
     testing_dir_remove(dir);
 }
 
+/* What running turns have put since the start is not an orphan: they hold it when they end. */
+static void test_orphans_and_running_turns(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t t1 = testing_turn(st, owner, conv, 0, "resp_1"), t2 = testing_turn(st, owner, conv, 0, "resp_2");
+    /* Enough for the search to take a while, and one orphan. */
+    for (unsigned id = 1; id <= 320; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_put(st, owner, 1000, 0), 0);
+    assert_int_equal(testing_commit(st, t1, 320), 0);
+    storage_close(st);
+    st = testing_open(dir);
+    /* Two segments of a turn get their rows with another turn's commit. */
+    assert_int_equal(testing_put(st, owner, 1001, 0), 0);
+    assert_int_equal(testing_put(st, owner, 1002, 1001), 0);
+    assert_int_equal(testing_put(st, owner, 2001, 0), 0);
+    assert_int_equal(testing_commit(st, t2, 2001), 0);
+    jobs_sweep_wait(st);
+    assert_false(row_exists(st, owner, 0, 1000));
+    assert_true(row_exists(st, owner, 0, 1001));
+    assert_true(row_exists(st, owner, 1001, 1002));
+    assert_true(row_exists(st, owner, 319, 320));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_find_read),    cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_hold_another),     cmocka_unit_test(test_delete_what_reaches_beyond),
-        cmocka_unit_test(test_delete),           cmocka_unit_test(test_evict),
-        cmocka_unit_test(test_budget_too_small), cmocka_unit_test(test_orphans),
+        cmocka_unit_test(test_put_find_read),
+        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_hold_another),
+        cmocka_unit_test(test_delete_what_reaches_beyond),
+        cmocka_unit_test(test_delete),
+        cmocka_unit_test(test_evict),
+        cmocka_unit_test(test_budget_too_small),
+        cmocka_unit_test(test_evict_not_ancestors),
+        cmocka_unit_test(test_evict_not_what_is_put),
+        cmocka_unit_test(test_evict_by_use),
+        cmocka_unit_test(test_evict_not_what_is_to_be_held),
+        cmocka_unit_test(test_orphans),
+        cmocka_unit_test(test_orphans_and_running_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

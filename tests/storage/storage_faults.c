@@ -12,12 +12,6 @@ static int f_open(void *ctx, int dirfd, const char *name, int flags, mode_t mode
     return openat(dirfd, name, flags, mode);
 }
 
-static ssize_t f_pread(void *ctx, int fd, void *buf, size_t n, off_t at)
-{
-    (void)ctx;
-    return pread(fd, buf, n, at);
-}
-
 /* Whether the call is to fail; errno is set. */
 static bool fails(struct faults *f, int *error)
 {
@@ -27,6 +21,17 @@ static bool fails(struct faults *f, int *error)
     if (f->fail_once)
         *error = 0;
     return true;
+}
+
+static ssize_t f_pread(void *ctx, int fd, void *buf, size_t n, off_t at)
+{
+    struct faults *f = ctx;
+    pthread_mutex_lock(&f->lock);
+    bool fail = at < f->read_to && at + (off_t)n > f->read_from && fails(f, &f->read_errno);
+    int error = errno;
+    pthread_mutex_unlock(&f->lock);
+    errno = error;
+    return fail ? -1 : pread(fd, buf, n, at);
 }
 
 static ssize_t f_pwrite(void *ctx, int fd, const void *buf, size_t n, off_t at)
@@ -97,6 +102,53 @@ void faults_set(struct faults *f, int write_errno, int sync_errno, bool once)
     pthread_mutex_unlock(&f->lock);
 }
 
+/* ---- databases that cannot be read ------------------------------------------------------------------------------- */
+
+static struct {
+    sqlite3_vfs vfs, *real;
+    sqlite3_io_methods methods;
+    const sqlite3_io_methods *real_methods;
+    const char *file;
+    sqlite3_int64 from;
+    int opens;
+} unreadable;
+
+static int u_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
+{
+    return at + n > unreadable.from ? SQLITE_IOERR_READ : unreadable.real_methods->xRead(f, p, n, at);
+}
+
+static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *out)
+{
+    (void)vfs;
+    int rc = unreadable.real->xOpen(unreadable.real, name, f, flags, out);
+    const char *end = name ? strrchr(name, '/') : NULL;
+    if (rc == SQLITE_OK && end && !strcmp(end + 1, unreadable.file) && unreadable.opens-- > 0) {
+        unreadable.real_methods = f->pMethods;
+        unreadable.methods = *f->pMethods;
+        unreadable.methods.iVersion = 2; /* no mapping into memory */
+        unreadable.methods.xRead = u_read;
+        f->pMethods = &unreadable.methods;
+    }
+    return rc;
+}
+
+void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
+{
+    if (unreadable.file)
+        assert_int_equal(sqlite3_vfs_unregister(&unreadable.vfs), SQLITE_OK);
+    unreadable.file = file;
+    if (!file)
+        return;
+    unreadable.from = from;
+    unreadable.opens = opens;
+    unreadable.real = sqlite3_vfs_find(NULL);
+    unreadable.vfs = *unreadable.real;
+    unreadable.vfs.zName = "unreadable";
+    unreadable.vfs.xOpen = u_open;
+    assert_int_equal(sqlite3_vfs_register(&unreadable.vfs, 1), SQLITE_OK);
+}
+
 /* ---- a process that dies ----------------------------------------------------------------------------------------- */
 
 static struct {
@@ -124,6 +176,12 @@ static void point(void)
         _exit(0);
     }
     pthread_mutex_unlock(&life.lock);
+}
+
+static ssize_t d_pread(void *ctx, int fd, void *buf, size_t n, off_t at)
+{
+    (void)ctx;
+    return pread(fd, buf, n, at);
 }
 
 static ssize_t d_pwrite(void *ctx, int fd, const void *buf, size_t n, off_t at)
@@ -259,7 +317,7 @@ void faults_die_at(int n, struct storage_io *io)
     static sqlite3_vfs vfs;
     life.left = n;
     *io = (struct storage_io){.open = f_open,
-                              .pread = f_pread,
+                              .pread = d_pread,
                               .pwrite = d_pwrite,
                               .fdatasync = d_fdatasync,
                               .fsync_dir = d_fsync_dir,

@@ -7,11 +7,13 @@
 #define FAULTS_UNSYNCED_MAX 256
 
 struct faults {
-    pthread_mutex_t lock;  /* guards all below */
-    int write_errno;       /* every pwrite and fallocate fails with it */
-    int writes_left;       /* after so many pwrites write_errno counts; -1: no such limit */
-    int sync_errno;        /* every fdatasync fails */
-    int punch_errno;       /* every hole */
+    pthread_mutex_t lock; /* guards all below */
+    int write_errno;      /* every pwrite and fallocate fails with it */
+    int writes_left;      /* after so many pwrites write_errno counts; -1: no such limit */
+    int sync_errno;       /* every fdatasync fails */
+    int punch_errno;      /* every hole */
+    int read_errno;       /* every pread of what lies in [read_from, read_to) */
+    off_t read_from, read_to;
     bool short_writes;     /* at most 1000 bytes at a time */
     bool fail_once;        /* an error is given once */
     int n_writes, n_syncs; /* calls that were made */
@@ -19,6 +21,10 @@ struct faults {
 
 void faults_init(struct faults *f, struct storage_io *io);
 void faults_set(struct faults *f, int write_errno, int sync_errno, bool once);
+
+/* SQLite cannot read what lies at `from` or behind it in files of this name that are opened, the next so many times.
+ * NULL: it can again. */
+void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens);
 
 /* In a child process: from now on every write, sync, allocation or deletion of SQLite and of packs counts, and the
  * process ends at number `n`. What was written to a pack and not synced is lost then. */

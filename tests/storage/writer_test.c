@@ -105,6 +105,109 @@ static void test_hold_of_what_is_left(void **state)
     finish();
 }
 
+static void reopen(void)
+{
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 28);
+    jobs_sweep_wait(st);
+}
+
+/* One segment was not saved: what comes behind it in a later turn is not made unreachable rows of, and what is before
+ * it stays. Put again, all of it is saved. */
+static void test_gap(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    uint64_t one = stats().disk_used;
+    faults_set(&faults, EIO, 0, true);
+    faults.writes_left = 1;
+    for (unsigned id = 2; id <= 4; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_commit(st, turn, 4), -EIO); /* 3 was lost, and 4 is behind it */
+    faults_set(&faults, 0, 0, false);
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2"); /* after it what was cut out is accounted for */
+    assert_int_equal(stats().save_failures, 2);
+    assert_int_equal(stats().disk_used, 2 * one);
+    assert_int_equal(stats().segments, 2);
+
+    /* The next turn believes that 3 and 4 are stored. */
+    assert_int_equal(testing_put(st, owner, 5, 4), 0);
+    assert_int_equal(testing_put(st, owner, 6, 5), 0);
+    assert_int_equal(testing_commit(st, second, 6), -ESTALE);
+    assert_int_equal(testing_commit(st, turn, 6), -ESTALE); /* one that takes over the longer segment */
+    assert_int_equal(stats().save_failures, 4);
+    assert_int_equal(stats().disk_used, 2 * one);
+    assert_int_equal(stats().pending_puts, 0);
+    expect(0, 1, 0, STORAGE_TIER_RAM);
+    expect(1, 2, 0, STORAGE_TIER_RAM);
+    expect(4, 5, 0, STORAGE_TIER_RAM);
+    reopen();
+    expect(0, 1, 0, STORAGE_TIER_DISK);
+    expect(1, 2, 0, STORAGE_TIER_DISK);
+    expect(2, 3, -ENOENT, 0);
+    expect(3, 4, -ENOENT, 0);
+    expect(4, 5, -ENOENT, 0);
+    assert_int_equal(stats().segments, 2);
+    assert_int_equal(stats().disk_used, 2 * one);
+
+    /* The children before a parent, too. */
+    static const unsigned order[] = {1, 2, 4, 3, 6, 5};
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++)
+        assert_int_equal(testing_put(st, owner, order[i], order[i] - 1), 0);
+    assert_int_equal(testing_commit(st, second, 6), 0);
+    assert_int_equal(testing_turn_delete(st, owner, "resp_2"), 0); /* the first turn holds 2 still, nobody the others */
+    expect(1, 2, 0, STORAGE_TIER_RAM);
+    expect(2, 3, -ENOENT, 0);
+    assert_int_equal(stats().segments, 2);
+    finish();
+}
+
+/* Holds that are asked for when the segment, or one before it, is not stored. */
+static void test_hold_of_what_is_not_there(void **state)
+{
+    (void)state;
+    start(1 << 28);
+    for (unsigned id = 1; id <= 4; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_commit(st, turn, 4), 0);
+    struct storage_found f;
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+
+    /* Never heard of: the one before the one that it was to replace. */
+    assert_int_equal(testing_commit(st, turn, 99), -ESTALE);
+    expect(2, 3, 0, STORAGE_TIER_RAM);
+    expect(3, 4, -ENOENT, 0);
+    assert_int_equal(testing_commit(st, second, 99), -ESTALE); /* nothing */
+
+    /* Behind one that was never heard of: what is held stays. */
+    assert_int_equal(testing_put(st, owner, 7, 98), 0);
+    assert_int_equal(testing_commit(st, turn, 7), -ESTALE);
+    expect(2, 3, 0, STORAGE_TIER_RAM);
+
+    /* A damaged one in between: the rest of the chain stays until it is stored anew, and it is told. */
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(packs_punch(&st->packs, f.pack, f.offset, f.encoded_bytes), 0);
+    assert_int_equal(testing_read(st, &f, 2).rc, -ENOENT);
+    assert_int_equal(testing_commit(st, second, 3), -ESTALE);
+    assert_int_equal(testing_put(st, owner, 5, 2), 0);
+    assert_int_equal(testing_commit(st, second, 5), -ESTALE);
+    reopen();
+    expect(2, 3, 0, STORAGE_TIER_DISK);
+    expect(2, 5, -ENOENT, 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_put(st, owner, 5, 2), 0);
+    assert_int_equal(testing_commit(st, second, 5), 0);
+    reopen();
+    for (unsigned id = 1; id <= 3; id++)
+        expect(id - 1, id, 0, STORAGE_TIER_DISK);
+    expect(2, 5, 0, STORAGE_TIER_DISK);
+    assert_int_equal(stats().segments, 4);
+    finish();
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -202,7 +305,7 @@ static void test_packs_follow(void **state)
     (void)state;
     start(1 << 20); /* packs of 1 MiB, the smallest, in a budget of as much */
     for (unsigned id = 1; id <= 100; id++) {
-        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
         assert_int_equal(testing_commit(st, turn, id), 0);
         assert_true(stats().disk_used <= 1 << 20);
     }
@@ -247,10 +350,16 @@ static void test_invalid(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failed_sync),     cmocka_unit_test(test_hold_of_what_is_left),
-        cmocka_unit_test(test_full_disk),       cmocka_unit_test(test_short_writes),
-        cmocka_unit_test(test_zeros_for_holes), cmocka_unit_test(test_hole_later),
-        cmocka_unit_test(test_packs_follow),    cmocka_unit_test(test_uncommitted),
+        cmocka_unit_test(test_failed_sync),
+        cmocka_unit_test(test_hold_of_what_is_left),
+        cmocka_unit_test(test_gap),
+        cmocka_unit_test(test_hold_of_what_is_not_there),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_short_writes),
+        cmocka_unit_test(test_zeros_for_holes),
+        cmocka_unit_test(test_hole_later),
+        cmocka_unit_test(test_packs_follow),
+        cmocka_unit_test(test_uncommitted),
         cmocka_unit_test(test_invalid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
