@@ -3,18 +3,22 @@
 
 usage: bench.py [--models 0.5b,1.5b] [--rounds N] [--json FILE] [--no-peer] [--sets cpu-avx2,cpu-avx512]
 
-Prefill and decode: engine_bench and the peer are both loaded and take turns, round by round; printed are medians, the spread, and
-the ratio of medians. Restore: a daemon, a conversation of about 2,000 tokens, warm-up turns after evictions. Every figure is from this run; what
-cannot be measured here says why.
+Prefill and decode, at the start of a context and behind 7,680 tokens: engine_bench and the peer are both loaded and take
+turns, round by round; printed are medians, the spread, and the ratio of medians. Restore: a daemon, a conversation of
+about 2,000 tokens, warm-up turns after evictions; beside it the peer's load of a saved state. Serving: what several
+turns at once, saving, and idle connections cost. Every figure is from this run; what cannot be measured here says why.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -29,6 +33,8 @@ FILES = {
 THREADS = len(os.sched_getaffinity(0))
 PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
 PROMPT, DECODE = 512, 48
+DEEP = 8192 - PROMPT  # tokens of history for the figures at 8k
+ACTIVE = 8
 
 
 class Process:
@@ -71,26 +77,31 @@ def speed(path, sets, rounds, peer):
     """Takes turns between our kernel sets and the peer; the first round warms up and is not counted."""
     ours = {s: Process([os.path.join(BUILD, "bench", "engine_bench"), path, s, str(THREADS)]) for s in sets}
     other = Process([PEER_PYTHON, os.path.join(HERE, "peer.py"), path, str(THREADS)]) if peer else None
-    runs, reads = {s: [] for s in (*sets, "peer")}, []
+    both = [*ours.items(), *([("peer", other)] if other else [])]
+    runs, deep, together, reads = {s: [] for s, _ in both}, {s: [] for s, _ in both}, {s: [] for s in sets}, []
     for i in range(rounds + 1):
-        for s, p in [*ours.items(), *([("peer", other)] if other else [])]:
-            r = p.command(f"run {PROMPT} {DECODE}")
-            if i:
-                runs[s].append(r)
-        read = ours[sets[0]].command("read")["read_bytes_per_s"]
-        if i:
-            reads.append(read)
+        for s, p in both:
+            runs[s].append(p.command(f"run {PROMPT} {DECODE} 0 1"))
+        for s, p in ours.items():
+            together[s].append(p.command(f"run {PROMPT} {DECODE} 0 {ACTIVE}"))
+        reads.append(ours[sets[0]].command("read")["read_bytes_per_s"])
+    for i in range(rounds + 1):
+        for s, p in both:
+            deep[s].append(p.command(f"run {PROMPT} {DECODE} {DEEP} 1"))
+    loads = [other.command("load 1878") for i in range(rounds + 1)] if other else []
     about = ours[sets[0]].about
-    result = {"about": about, "read_bytes_per_s": spread(reads), "sets": {}}
+    result = {"about": about, "read_bytes_per_s": spread(reads[1:]), "sets": {}}
     token_bytes = about["token_weight_bytes"] + (PROMPT + DECODE / 2) * about["kv_token_bytes"]
     for s in sets:
-        result["sets"][s] = rates(runs[s])
+        result["sets"][s] = {**rates(runs[s][1:]), "deep": rates(deep[s][1:])}
+        result["sets"][s]["together_tokens_per_s"] = rates(together[s][1:])["decode_tokens_per_s"]
         result["sets"][s]["share_of_read_bandwidth"] = (
             result["sets"][s]["decode_tokens_per_s"]["median"] * token_bytes / result["read_bytes_per_s"]["median"]
         )
     if other:
-        result["peer"] = rates(runs["peer"])
-    for p in [*ours.values(), *([other] if other else [])]:
+        result["peer"] = {**rates(runs["peer"][1:]), "deep": rates(deep["peer"][1:])}
+        result["peer"]["load"] = {**loads[-1], "load_ms": spread([r["load_ms"] for r in loads[1:]])}
+    for _, p in both:
         p.close()
     return result
 
@@ -115,24 +126,76 @@ def restore(path, rounds):
         d.settle()
         status = d.ok("GET", "/v1/convod/status")
         tokens = first["tokens"]["prefilled"]
-        times = {"ram": [], "disk": []}
+        times = {"ram": [], "disk": [], "page cache": []}
         for _ in range(rounds + 1):
-            for tier in times:
+            for source in times:
+                tier = "ram" if source == "ram" else "disk"
                 d.ok("POST", f"/v1/conversations/{c}/evict", {"to": tier})
-                if tier == "disk":
+                if source == "disk":
                     drop_page_cache(data)
                 r = d.ok("POST", "/v1/responses", {"conversation": c, "input": [], "generate": False})["convod"]
                 assert r["tokens"][tier] >= tokens and r["tokens"]["prefilled"] <= 1, r
-                times[tier].append(r["ms"]["restore"])
+                times[source].append(r["ms"]["restore"])
         d.stop()
     raw = tokens * status["model"]["kv_token_bytes"]
     result = {"tokens": tokens, "raw_bytes": raw, "prefill_ms": first["ms"]["prefill"]}
     result["stored_bytes"] = status["tiers"]["disk"]["used_bytes"]
     result["ratio"] = raw / result["stored_bytes"]
-    for tier, values in times.items():
-        result[tier] = spread(values[1:])
-        result[tier]["times_faster_than_prefill"] = first["ms"]["prefill"] / result[tier]["median"]
-        result[tier]["raw_bytes_per_s"] = raw / result[tier]["median"] * 1e3
+    for source, values in times.items():
+        result[source] = spread(values[1:])
+        result[source]["times_faster_than_prefill"] = first["ms"]["prefill"] / result[source]["median"]
+        result[source]["raw_bytes_per_s"] = raw / result[source]["median"] * 1e3
+    return result
+
+
+def resident(pid):
+    with open(f"/proc/{pid}/smaps_rollup") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("Private_Dirty:"))
+
+
+def connections(d, n):
+    """Private memory of the daemon per idle WebSocket."""
+    before, sockets = resident(d.process.pid), []
+    for _ in range(n):
+        s = socket.create_connection((d.address, d.port))
+        s.sendall(
+            b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert s.recv(4096).startswith(b"HTTP/1.1 101"), "no WebSocket"
+        sockets.append(s)
+    grown = resident(d.process.pid) - before
+    for s in sockets:
+        s.close()
+    return grown / n
+
+
+def serving(path, rounds):
+    """Turns through the daemon, in tokens per second of wall time: one after the other without and with saving, and ACTIVE at once."""
+    TURNS, TOKENS = 4, 64
+    rates = {"not saved": [], "saved": [], "together": []}
+    with tempfile.TemporaryDirectory() as home:
+        data = os.path.join(home, "data")
+        os.mkdir(data, 0o700)
+        d = Daemon(data, model=path)
+
+        def turn(store):
+            r = d.turn("Count from one to one thousand in words.", max_output_tokens=TOKENS, store=store)
+            return r["usage"]["output_tokens"]
+
+        for _ in range(rounds + 1):
+            for kind, values in rates.items():
+                start = time.monotonic()
+                if kind == "together":
+                    with concurrent.futures.ThreadPoolExecutor(ACTIVE) as pool:
+                        tokens = sum(pool.map(turn, [True] * ACTIVE))
+                else:
+                    tokens = sum(turn(kind == "saved") for _ in range(TURNS))
+                values.append(tokens / (time.monotonic() - start))
+                d.settle()
+        result = {kind: spread(values[1:]) for kind, values in rates.items()}
+        result["idle_connection_bytes"] = connections(d, 200)
+        d.stop()
     return result
 
 
@@ -164,18 +227,33 @@ def report(name, result, peer_wanted):
     if not peer:
         print("peer: not measured" + (" (build/peer is missing)" if peer_wanted else ""))
     print(f"plain read: {result['read_bytes_per_s']['median'] / 1e9:.1f} GB/s")
+    print(f"\nbehind {DEEP} tokens:")
+    table([rows[0][:-1], *(line(s, r["deep"], peer and peer["deep"])[:-1] for s, r in [*result["sets"].items(), *([("peer", peer)] if peer else [])])])
+    for s, r in result["sets"].items():
+        v = r["together_tokens_per_s"]["median"]
+        print(f"{s}: {ACTIVE} sequences together decode {v:.1f} tok/s, {v / r['decode_tokens_per_s']['median']:.2f}x one")
     r = result.get("restore")
     if r:
         print(
             f"restore of {r['tokens']} tokens ({r['raw_bytes'] / 1e6:.1f} MB raw KV, stored in {r['stored_bytes'] / 1e6:.1f} MB: {r['ratio']:.2f}x smaller); "
             f"prefilling them took {r['prefill_ms']:.0f} ms"
         )
-        for tier in ("ram", "disk"):
-            v = r[tier]
+        for source in ("ram", "disk", "page cache"):
+            v = r[source]
             print(
-                f"  from {tier}: {v['median']:.1f} ms ({v['min']:.1f}-{v['max']:.1f}), {v['times_faster_than_prefill']:.0f}x faster than prefill, "
+                f"  from {source}: {v['median']:.1f} ms ({v['min']:.1f}-{v['max']:.1f}), {v['times_faster_than_prefill']:.0f}x faster than prefill, "
                 f"{v['raw_bytes_per_s'] / 1e9:.2f} GB/s of raw KV"
             )
+        if peer:
+            v = peer["load"]
+            print(f"  the peer loads its state of {v['tokens']} tokens ({v['bytes'] / 1e6:.1f} MB, from the page cache) in {v['load_ms']['median']:.1f} ms")
+    r = result.get("serving")
+    if r:
+        alone, saved, together = (r[k]["median"] for k in ("not saved", "saved", "together"))
+        print(
+            f"turns through the daemon: {alone:.1f} tok/s not saved, {saved:.1f} saved ({saved / alone - 1:+.1%}), {ACTIVE} at once {together:.1f} ({together / saved:.2f}x); "
+            f"an idle WebSocket takes {r['idle_connection_bytes'] / 1024:.1f} KiB"
+        )
 
 
 def main():
@@ -198,6 +276,7 @@ def main():
             continue
         results[name] = speed(path, sets, a.rounds, peer)
         results[name]["restore"] = restore(path, a.rounds)
+        results[name]["serving"] = serving(path, a.rounds)
         report(name, results[name], not a.no_peer)
     if a.json:
         with open(a.json, "w") as f:

@@ -2,9 +2,10 @@
  *
  * usage: engine_bench MODEL [BACKEND [THREADS]]
  *
- * Loads the model, prints one JSON line about it, and then answers each line "run PROMPT DECODE" on standard input with
- * one JSON line of times, so that bench.py can let it and the peer take turns in one run. "read" measures the plain
- * read bandwidth.
+ * Loads the model, prints one JSON line about it, and then answers each line "run PROMPT DECODE HISTORY ACTIVE" on
+ * standard input with one JSON line of times, so that bench.py can let it and the peer take turns in one run: PROMPT
+ * tokens are prefilled behind HISTORY ones, and then ACTIVE sequences decode DECODE tokens each, together. "read"
+ * measures the plain read bandwidth.
  */
 #include "engine/engine.h"
 #include "kernels/kernels.h"
@@ -79,41 +80,65 @@ static double read_bandwidth(int threads)
     return (double)READ_BYTES / best * 1e3;
 }
 
-static int step(struct engine *e, struct engine_seq *seq, const engine_token *tokens, int n)
+#define ACTIVE_MAX 16
+
+static void step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, const engine_token *tokens, int n)
 {
+    struct engine_step_item items[ACTIVE_MAX];
     const float *logits;
     int want = n - 1;
-    struct engine_step_item item = {.seq = seq, .tokens = tokens, .n = n, .want = &want, .n_want = 1};
-    int rc = engine_step(e, &item, 1, &logits);
-    return rc ? rc : item.result;
+    for (int i = 0; i < n_seqs; i++)
+        items[i] = (struct engine_step_item){.seq = seqs[i], .tokens = tokens, .n = n, .want = &want, .n_want = 1};
+    int rc = engine_step(e, items, n_seqs, &logits);
+    for (int i = 0; i < n_seqs && !rc; i++)
+        rc = items[i].result;
+    if (rc) {
+        fprintf(stderr, "a step failed: %s\n", strerror(-rc));
+        exit(1);
+    }
 }
 
-static void run(struct engine *e, int n_prompt, int n_decode)
+static void prefill(struct engine *e, struct engine_seq *seq, const engine_token *tokens, int n)
 {
-    const struct engine_info *info = engine_info(e);
-    engine_token *tokens = malloc((size_t)(n_prompt + n_decode) * sizeof *tokens);
-    struct engine_seq *seq = engine_seq_new(e);
-    if (!tokens || !seq || n_prompt + n_decode > info->ctx_tokens) {
+    const int most = engine_info(e)->step_tokens;
+    for (int at = 0; at < n; at += most)
+        step(e, &seq, 1, tokens + at, n - at < most ? n - at : most);
+}
+
+/* The history is prefilled once and kept for the next call with the same one. */
+static void run(struct engine *e, int n_prompt, int n_decode, int n_history, int n_active)
+{
+    static struct engine_seq *history;
+    int n = n_history + n_prompt + n_decode;
+    engine_token *tokens = malloc((size_t)n * sizeof *tokens);
+    struct engine_seq *seqs[ACTIVE_MAX];
+    if (!tokens || n > engine_info(e)->ctx_tokens) {
         fprintf(stderr, "no memory, or the context is too short\n");
         exit(1);
     }
-    for (int i = 0; i < n_prompt + n_decode; i++)
+    for (int i = 0; i < n; i++)
         tokens[i] = 1000 + i * 7 % 5000;
-    double start = now_ms();
-    for (int at = 0; at < n_prompt; at += info->step_tokens) {
-        int n = n_prompt - at < info->step_tokens ? n_prompt - at : info->step_tokens;
-        if (step(e, seq, tokens + at, n))
-            exit(1);
+    if (!history || engine_seq_length(history) != n_history) {
+        if (history)
+            engine_seq_free(history);
+        history = engine_seq_new(e);
+        prefill(e, history, tokens, n_history);
     }
+    seqs[0] = engine_seq_fork(history, n_history);
+    double start = now_ms();
+    prefill(e, seqs[0], tokens + n_history, n_prompt);
     double prefilled = now_ms();
+    for (int i = 1; i < n_active; i++)
+        seqs[i] = engine_seq_fork(seqs[0], engine_seq_length(seqs[0]));
+    double forked = now_ms();
     for (int i = 0; i < n_decode; i++)
-        if (step(e, seq, tokens + n_prompt + i, 1))
-            exit(1);
+        step(e, seqs, n_active, tokens + n_history + n_prompt + i, 1);
     double decoded = now_ms();
     printf("{\"prompt\": %d, \"prefill_ms\": %.3f, \"decode\": %d, \"decode_ms\": %.3f}\n", n_prompt, prefilled - start,
-           n_decode, decoded - prefilled);
+           n_decode * n_active, decoded - forked);
     fflush(stdout);
-    engine_seq_free(seq);
+    for (int i = 0; i < n_active; i++)
+        engine_seq_free(seqs[i]);
     free(tokens);
 }
 
@@ -142,10 +167,11 @@ int main(int argc, char **argv)
            info->name, info->backend, now_ms() - start, (unsigned long long)info->file_bytes,
            (unsigned long long)info->token_weight_bytes, info->kv_token_bytes);
     fflush(stdout);
-    int n_prompt, n_decode;
+    int n_prompt, n_decode, n_history, n_active;
     while (fgets(line, sizeof line, stdin)) {
-        if (sscanf(line, "run %d %d", &n_prompt, &n_decode) == 2 && n_prompt > 0 && n_decode >= 0) {
-            run(e, n_prompt, n_decode);
+        if (sscanf(line, "run %d %d %d %d", &n_prompt, &n_decode, &n_history, &n_active) == 4 && n_prompt > 0 &&
+            n_decode >= 0 && n_history >= 0 && n_active > 0 && n_active <= ACTIVE_MAX) {
+            run(e, n_prompt, n_decode, n_history, n_active);
         } else if (!strncmp(line, "read", 4)) {
             printf("{\"read_bytes_per_s\": %.0f}\n", read_bandwidth(opts.threads));
             fflush(stdout);
