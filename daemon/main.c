@@ -3,6 +3,7 @@
  * Signals are blocked everywhere and taken by one thread, which tells the server through its event queue.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include "daemon/daemon.h"
 
 #define EXIT_USAGE 2
+#define KEPT_BYTES (64 * 1024 * 1024)
 
 static int log_level(const char *name)
 {
@@ -120,11 +122,21 @@ static int run(const struct daemon_config *config)
     return rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+/* Segments are read into buffers of some MiB that come and go. Mapped anew each time, the pages of these cost a sixth
+ * to a third of a restore from RAM (11.4 against 7.9 ms for 1,878 tokens of a 0.5B model, 23.8 against 20.6 ms of
+ * a 1.5B); kept, they are reused, and take 30 MB. */
+static void keep_buffers(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, KEPT_BYTES);
+    (void)mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
+}
+
 int main(int argc, char **argv)
 {
     struct daemon_config config;
     enum daemon_config_action action;
     char err[512] = "";
+    keep_buffers();
     int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
                                 getenv("XDG_CACHE_HOME"), &action, err, sizeof(err));
     int status = EXIT_SUCCESS;
