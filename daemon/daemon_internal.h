@@ -27,6 +27,7 @@
 #define HEADER_BYTES_PARSED  65535              /* what the parser takes before it gives up on a connection */
 #define BODY_BYTES_MAX       (16 * 1024 * 1024) /* an HTTP body; more is 413 */
 #define MESSAGE_BYTES_MAX    (16 * 1024 * 1024) /* a WebSocket message; more is close 1009 */
+#define BUFFER_BYTES_MIN     4096               /* of a body or message that arrives; it doubles */
 #define DISCARD_BYTES_MAX    (64 * 1024 * 1024) /* a refused body that is still read so that the answer arrives */
 #define QUEUE_BYTES_MAX      (4 * 1024 * 1024)  /* of control replies that a WebSocket does not read */
 #define LAG_BYTES_MAX        (8 * 1024 * 1024)  /* of events that a subscriber is behind by */
@@ -300,9 +301,12 @@ int64_t now_ms(void);   /* wall clock */
 int64_t clock_us(void); /* monotonic */
 int64_t clock_ms(void);
 void server_dispatch(struct conn *c); /* routes a complete request */
-/* Counts bytes that a request takes; false (and nothing counted): that would be more than request-bytes. */
-bool server_take_bytes(struct server *s, size_t bytes);
+/* Counts bytes that a request takes. False (and nothing counted): that would be more than request-bytes, *e says so. */
+bool server_take_bytes(struct server *s, size_t bytes, struct api_error *e);
 void server_give_bytes(struct server *s, size_t bytes);
+/* Makes room for `need` bytes in a buffer whose size is counted. 0; -EDQUOT: more than request-bytes, *e says so; or
+ * -ENOMEM. */
+int server_grow_buffer(struct server *s, char **buffer, size_t *size, size_t need, struct api_error *e);
 bool server_model_known(const struct server *s, const char *name);
 void server_take_events(struct server *s);
 void server_begin_close(struct server *s);

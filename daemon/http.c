@@ -376,24 +376,13 @@ int http_body(struct conn *c, const void *data, size_t len)
     if (len > (size_t)r->length - r->body_len) {
         return -1;
     }
-    if (r->body_len + len + 1 > r->body_size) {
-        size_t size = r->body_size ? r->body_size * 2 : 4096;
-        while (size < r->body_len + len + 1) {
-            size *= 2;
-        }
-        if (!server_take_bytes(c->server, size - r->body_size)) {
-            api_error_set(&c->refused, 503, "server_overloaded", NULL,
-                          "Requests take all the memory that they may; try again later.");
-            c->discard = true; /* the rest is read, so that the answer arrives */
-            return 0;
-        }
-        char *grown = realloc(r->body, size);
-        if (!grown) {
-            server_give_bytes(c->server, size - r->body_size);
-            return -1;
-        }
-        r->body = grown;
-        r->body_size = size;
+    int rc = server_grow_buffer(c->server, &r->body, &r->body_size, r->body_len + len + 1, &c->refused);
+    if (rc == -EDQUOT) {
+        c->discard = true; /* the rest is read, so that the answer arrives */
+        return 0;
+    }
+    if (rc) {
+        return -1;
     }
     memcpy(r->body + r->body_len, data, len);
     r->body_len += len;

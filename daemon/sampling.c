@@ -52,9 +52,12 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
     out->seed = (uint64_t)seed;
     const char *field, *range;
     if (engine_sampling_check(out, &field, &range)) {
-        bool common = strcmp(field, "temperature") == 0 || strcmp(field, "top_p") == 0;
+        const char *where = prefix;
+        for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+            where = strcmp(numbers[i].key, field) == 0 ? numbers[i].prefix : where;
+        }
         char param[64];
-        snprintf(param, sizeof(param), "%s%s", common ? "" : prefix, field);
+        snprintf(param, sizeof(param), "%s%s", where, field);
         api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': it must be %s.", param, range);
         return -1;
     }

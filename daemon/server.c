@@ -69,10 +69,12 @@ int64_t clock_ms(void)
     return clock_us() / 1000;
 }
 
-bool server_take_bytes(struct server *s, size_t bytes)
+bool server_take_bytes(struct server *s, size_t bytes, struct api_error *e)
 {
     uint64_t most = s->config->request_bytes;
     if (most && (bytes > most || s->request_bytes > most - bytes)) {
+        api_error_set(e, 503, "server_overloaded", NULL,
+                      "Requests take all the memory that they may; try again later.");
         return false;
     }
     s->request_bytes += bytes;
@@ -82,6 +84,28 @@ bool server_take_bytes(struct server *s, size_t bytes)
 void server_give_bytes(struct server *s, size_t bytes)
 {
     s->request_bytes -= bytes;
+}
+
+int server_grow_buffer(struct server *s, char **buffer, size_t *size, size_t need, struct api_error *e)
+{
+    size_t more = *size ? *size : BUFFER_BYTES_MIN;
+    while (more < need) {
+        more *= 2;
+    }
+    if (more == *size) {
+        return 0;
+    }
+    if (!server_take_bytes(s, more - *size, e)) {
+        return -EDQUOT;
+    }
+    char *grown = realloc(*buffer, more);
+    if (!grown) {
+        server_give_bytes(s, more - *size);
+        return -ENOMEM;
+    }
+    *buffer = grown;
+    *size = more;
+    return 0;
 }
 
 bool server_model_known(const struct server *s, const char *name)

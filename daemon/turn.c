@@ -13,9 +13,8 @@
 
 #include "daemon/daemon_internal.h"
 
-#define REQUEST_COPIES                                                                                                 \
-    3 /* of a body in its request: the texts, the stored items, and what the session makes of them                     \
-       */
+/* Of a body in its request: the texts, the stored items, and what the session makes of them. */
+#define REQUEST_COPIES    3
 #define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
 
 struct ephemeral {
@@ -51,9 +50,7 @@ void turn_request_free(struct turn_request *r)
 bool turn_request_count(struct turn_request *r, struct server *s, size_t body_bytes, struct api_error *e)
 {
     r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES;
-    if (!server_take_bytes(s, r->bytes)) {
-        api_error_set(e, 503, "server_overloaded", NULL,
-                      "Requests take all the memory that they may; try again later.");
+    if (!server_take_bytes(s, r->bytes, e)) {
         return false;
     }
     r->server = s;

@@ -40,24 +40,16 @@ int ws_receive(struct conn *c, const char *data, size_t len)
         conn_ws_close(c, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "message too large");
         return 0;
     }
-    if (c->message_len + len + 1 > c->message_size) {
-        size_t size = c->message_size ? c->message_size : 4096;
-        while (size < c->message_len + len + 1) {
-            size *= 2;
-        }
-        if (!server_take_bytes(c->server, size - c->message_size)) {
-            c->message_len = 0;
-            conn_ws_close(c, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
-            return 0;
-        }
-        char *grown = realloc(c->message, size);
-        if (!grown) {
-            server_give_bytes(c->server, size - c->message_size);
-            conn_drop(c);
-            return 0;
-        }
-        c->message = grown;
-        c->message_size = size;
+    struct api_error e;
+    int rc = server_grow_buffer(c->server, &c->message, &c->message_size, c->message_len + len + 1, &e);
+    if (rc == -EDQUOT) {
+        c->message_len = 0;
+        conn_ws_close(c, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
+        return 0;
+    }
+    if (rc) {
+        conn_drop(c);
+        return 0;
     }
     if (len) {
         memcpy(c->message + c->message_len, data, len);
@@ -77,7 +69,7 @@ int ws_receive(struct conn *c, const char *data, size_t len)
         ws_message(c, c->message, message_len);
     }
     /* An idle connection holds no large buffer. */
-    if (c->message_size > 4096) {
+    if (c->message_size > BUFFER_BYTES_MIN) {
         server_give_bytes(c->server, c->message_size);
         free(c->message);
         c->message = NULL;

@@ -314,15 +314,8 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
         return rc ? rc : -EBUSY;
 
     uint8_t held[STORAGE_KEY_BYTES] = {0};
-    s = stmt_get(l, S_HOLD_GET, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_step(l, s);
-    if (rc == 1)
-        rc = column_bytes(s, 0, held, sizeof held);
-    stmt_reset(s);
-    if (rc)
+    rc = segment_held_by(l, id, held);
+    if (rc < 0)
         return rc;
 
     s = stmt_get(l, S_TURN_DELETE, &rc); /* its hold goes with it */

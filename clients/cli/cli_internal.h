@@ -19,6 +19,7 @@
 
 #define CLI_DEFAULT_URL "http://127.0.0.1:8642"
 #define CLI_ERR_SIZE    512
+#define CLI_REQUEST_MAX (16u << 20) /* bytes: of more the daemon reads none, and its reason rarely arrives */
 
 /* Exit codes, as the man page tells them. */
 enum {

@@ -11,7 +11,6 @@
 #include "clients/cli/cli_internal.h"
 
 #define TOKEN_MAX_SIZE 4096
-#define INPUT_MAX_SIZE (16u << 20)
 #define VERSION_TEXT   "convo " CONVOD_VERSION "\n"
 
 struct options {
@@ -145,8 +144,8 @@ static int read_input(struct cli *c, struct buf *out)
     char piece[65536];
     size_t got, from = out->len;
     while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
-        if (out->len + got > INPUT_MAX_SIZE) {
-            term_error(&c->term, "standard input is longer than %u MiB", INPUT_MAX_SIZE >> 20);
+        if (out->len + got > CLI_REQUEST_MAX) {
+            term_error(&c->term, "standard input is longer than %u MiB", CLI_REQUEST_MAX >> 20);
             return CLI_FAILED;
         }
         buf_add(out, piece, got);

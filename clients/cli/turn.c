@@ -11,8 +11,6 @@
 
 #include "clients/cli/cli_internal.h"
 
-#define REQUEST_MAX_BYTES (16u << 20) /* of more the daemon reads none, and its reason rarely arrives */
-
 #define WAIT_MS        100
 #define RECONNECT_MS   300
 #define RECONNECT_MORE 40 /* tries: a daemon that restarts is back within some seconds */
@@ -380,11 +378,11 @@ void turn_run(struct net *n, struct term *t, const struct turn *turn, struct tur
     *result = (struct turn_result){.end = TURN_FAILED};
     struct follow f = {.net = n, .term = t, .turn = turn, .result = result, .sequence = -1};
     char *request = request_of(turn);
-    if (strlen(request) > REQUEST_MAX_BYTES) {
+    if (strlen(request) > CLI_REQUEST_MAX) {
         result->rc = -EMSGSIZE;
         snprintf(f.err, sizeof(f.err),
                  "the message is longer than the %u MiB that the daemon takes, with what JSON adds",
-                 REQUEST_MAX_BYTES >> 20);
+                 CLI_REQUEST_MAX >> 20);
     } else {
         result->rc = net_ws_open(n, f.err, sizeof(f.err));
     }
