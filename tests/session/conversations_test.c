@@ -174,24 +174,6 @@ static void test_delete_response(void **state)
         }
 }
 
-/* Goes on with another model, to which what is stored means nothing. */
-static char *change_model(struct rig *rig)
-{
-    struct tiny_model m = tiny_model_of(TINY_QWEN2);
-    m.ctx = 4096;
-    m.n_layers = 2;
-    m.n_embd = 32;
-    m.n_ff = 48;
-    m.n_heads = 2;
-    m.n_kv_heads = 1;
-    m.seed = 4711;
-    char *old = rig->model;
-    rig_stop(rig);
-    rig->model = tiny_model_save(&m);
-    rig_start(rig, (struct rig_opts){0});
-    return old;
-}
-
 /* Under another model nothing of a segment can be stored anew; what is deleted goes all the same. */
 static void test_delete_under_another_model(void **state)
 {
@@ -201,12 +183,11 @@ static void test_delete_under_another_model(void **state)
     (void)rig_ask(rig, (struct ask){.text = "fine", .conversation = "conv_a", .seed = 1});
     struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .conversation = "conv_a", .seed = 2});
     rig_saved(rig);
-    char *old = change_model(rig);
+    rig_change_model(rig);
     assert_true(on_disk(rig, "dark secret"));
     assert_int_equal(rig_delete_response(rig, "ann", b->id), 0);
     rig_ledger(rig);
     assert_false(on_disk(rig, "dark secret"));
-    tiny_model_remove(old);
     rig_close(rig);
 }
 
@@ -219,7 +200,7 @@ static void test_touched_and_deleted(void **state)
     assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
     (void)rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
     rig_saved(rig);
-    char *old = change_model(rig);
+    rig_change_model(rig);
     struct answer *touch = rig_ask(rig, (struct ask){.conversation = "conv_a", .warm = true});
     assert_true(touch->receipt.prefilled > 256);
     rig_saved(rig);
@@ -237,7 +218,6 @@ static void test_touched_and_deleted(void **state)
     assert_false(on_disk(rig, part));
     assert_int_equal(rig_segments(rig), 0);
     free(text);
-    tiny_model_remove(old);
     rig_close(rig);
 }
 

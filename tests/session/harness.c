@@ -114,6 +114,16 @@ void rig_start(struct rig *rig, struct rig_opts o)
         fail_msg("%s", err);
 }
 
+void rig_change_model(struct rig *rig)
+{
+    struct tiny_model m = model_of(rig->o);
+    m.seed = 4711;
+    rig_stop(rig);
+    tiny_model_remove(rig->model);
+    rig->model = tiny_model_save(&m);
+    rig_start(rig, rig->o);
+}
+
 struct rig *rig_open(struct rig_opts o)
 {
     struct rig *rig = calloc(1, sizeof *rig);

@@ -96,6 +96,8 @@ void rig_stop(struct rig *rig);
 void rig_stop_within(struct rig *rig, int drain_ms);
 /* Opens it again, with other settings if wanted. */
 void rig_start(struct rig *rig, struct rig_opts o);
+/* Ends it and goes on with another model of the same shape, to which what is stored means nothing. */
+void rig_change_model(struct rig *rig);
 
 /* Starts a turn; it must be accepted. */
 struct answer *rig_begin(struct rig *rig, struct ask ask);

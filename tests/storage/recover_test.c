@@ -140,21 +140,32 @@ static void copy(const char *from, const char *to)
     free(target);
 }
 
-/* The index does not sync its commits: an older one finds what lies behind the ends it knows. */
-static void test_index_behind(void **state)
+/* Remembers the index as it is, and falls back to that, as after a power loss. */
+static void index_note(void)
 {
-    (void)state;
     storage_close(st);
     copy("kv.db", "kv.old");
     st = testing_open(dir);
-    for (unsigned id = 4; id <= 6; id++)
-        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
-    assert_int_equal(testing_commit(st, turn, 6), 0);
+}
+
+static void index_back(void)
+{
     storage_close(st);
     copy("kv.old", "kv.db");
     remove_file("kv.db-wal");
     remove_file("kv.old");
     reopen();
+}
+
+/* The index does not sync its commits: an older one finds what lies behind the ends it knows. */
+static void test_index_behind(void **state)
+{
+    (void)state;
+    index_note();
+    for (unsigned id = 4; id <= 6; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_commit(st, turn, 6), 0);
+    index_back();
     all_there(6);
 }
 
@@ -164,9 +175,7 @@ static void test_index_behind_a_hole(void **state)
     (void)state;
     struct storage_found f;
     struct storage_stats stats;
-    storage_close(st);
-    copy("kv.db", "kv.old");
-    st = testing_open(dir);
+    index_note();
     int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
     assert_int_equal(testing_put(st, owner, 9, 3), 0);
     assert_int_equal(testing_commit(st, second, 9), 0);
@@ -174,11 +183,7 @@ static void test_index_behind_a_hole(void **state)
     assert_int_equal(testing_put(st, owner, 5, 4), 0);
     assert_int_equal(testing_commit(st, second, 5), 0);
     assert_int_equal(testing_find(st, owner, 3, 9, &f), -ENOENT);
-    storage_close(st);
-    copy("kv.old", "kv.db");
-    remove_file("kv.db-wal");
-    remove_file("kv.old");
-    reopen();
+    index_back();
     all_there(5);
     /* What is put next does not lie over them, and they go with their conversation. */
     assert_int_equal(testing_put(st, owner, 6, 5), 0);
@@ -187,11 +192,7 @@ static void test_index_behind_a_hole(void **state)
     all_there(6);
     assert_int_equal(testing_find(st, owner, 3, 4, &f), 0);
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
-    uint8_t *record = malloc(f.encoded_bytes);
-    assert_non_null(record);
-    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
-    assert_true(pack_is_zero(record, f.encoded_bytes));
-    free(record);
+    assert_true(testing_cut_out(st, &f));
     storage_stats(st, &stats);
     assert_int_equal(stats.disk_used, 0);
 }
@@ -215,11 +216,7 @@ static void test_intents_left(void **state)
     storage_close(st);
     st = testing_open(dir);
     assert_int_equal(testing_find(st, owner, 2, 3, &f), -ENOENT);
-    uint8_t *record = malloc(g.encoded_bytes);
-    assert_non_null(record);
-    assert_int_equal(packs_read(&st->packs, g.pack, g.offset, record, g.encoded_bytes), 0);
-    assert_true(pack_is_zero(record, g.encoded_bytes));
-    free(record);
+    assert_true(testing_cut_out(st, &g));
     storage_stats(st, &stats);
     assert_true(stats.segments <= 2); /* nothing holds the others now */
     /* With the index lost as well it does not come back. */

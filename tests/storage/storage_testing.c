@@ -232,6 +232,16 @@ int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned pare
     return storage_segment_put(st, &s, &testing_layout, payload);
 }
 
+bool testing_cut_out(struct storage *st, const struct storage_found *f)
+{
+    uint8_t *record = malloc(f->encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f->pack, f->offset, record, f->encoded_bytes), 0);
+    bool zero = pack_is_zero(record, f->encoded_bytes);
+    free(record);
+    return zero;
+}
+
 struct waiter {
     pthread_mutex_t lock; /* guards finished and results */
     pthread_cond_t cond;

@@ -61,6 +61,8 @@ int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent)
 /* The same, of tokens from `first` on. */
 int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first);
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
+/* Whether nothing but zeros is left in the pack where this segment lay; it must be readable. */
+bool testing_cut_out(struct storage *st, const struct storage_found *f);
 /* The child with this id. 0, or -ENOENT. The label is freed. */
 int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id, struct storage_found *out);
 /* storage_segment_nearest(); the labels are the caller's to free. */

@@ -266,11 +266,7 @@ static void test_zeros_for_holes(void **state)
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     faults.punch_errno = EOPNOTSUPP;
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
-    uint8_t *record = malloc(f.encoded_bytes);
-    assert_non_null(record);
-    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
-    assert_true(pack_is_zero(record, f.encoded_bytes));
-    free(record);
+    assert_true(testing_cut_out(st, &f));
     finish();
 }
 
@@ -286,16 +282,11 @@ static void test_hole_later(void **state)
     faults.punch_errno = EIO;
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
     expect(0, 1, -ENOENT, 0);
-    uint8_t *record = malloc(f.encoded_bytes);
-    assert_non_null(record);
-    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
-    assert_false(pack_is_zero(record, f.encoded_bytes));
+    assert_false(testing_cut_out(st, &f));
     storage_close(st);
     faults.punch_errno = 0;
     st = testing_open_with(dir, &io, 1 << 28);
-    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
-    assert_true(pack_is_zero(record, f.encoded_bytes));
-    free(record);
+    assert_true(testing_cut_out(st, &f));
     finish();
 }
 
