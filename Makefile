@@ -1,8 +1,8 @@
 # convod: `make` builds build/convod and build/convo; `make help` lists the rest.
 #
-# Every folder's *.c is picked up by wildcard. Files named *_avx2.c and *_avx512.c get that instruction set; all others are
-# built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its own
-# folder: make BUILD=build/asan SAN=address,undefined
+# Every folder's and room's *.c is picked up by wildcard. Files named *_avx2.c and *_avx512.c get that instruction set; all
+# others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
+# own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
 SAN ?=
 CC ?= cc
@@ -38,7 +38,7 @@ AVX2 := -mavx2 -mfma -mf16c $(if $(SAN),-O2 -fno-sanitize=undefined)
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 
 LIB_FOLDERS := kernels engine storage session daemon
-LIB_SRC := $(filter-out daemon/main.c,$(foreach d,$(LIB_FOLDERS),$(wildcard $d/*.c)))
+LIB_SRC := $(filter-out daemon/main.c,$(foreach d,$(LIB_FOLDERS),$(wildcard $d/*.c $d/*/*.c)))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 CLI_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard clients/cli/*.c))
 PROGRAMS := $(if $(wildcard daemon/main.c),$(BUILD)/convod) $(if $(CLI_OBJ),$(BUILD)/convo)
@@ -188,7 +188,7 @@ lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
 format:
-	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch]))
+	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch]))
 
 # The clients of other makers that tests and measurements use, each in a throw-away environment.
 $(BUILD)/venv/.complete: tests/requirements.txt
