@@ -1,6 +1,6 @@
 /* glu.c - gated activations and element-wise addition. Elements are independent; a worker takes whole chunks, so that
  * no two workers write to one cache line. */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #define CHUNK 2048
 

@@ -14,7 +14,7 @@
  * the caller opens the gate and then looks for sleepers, a worker counts itself as a sleeper and then looks at the
  * gate.
  */
-#include "kernels/kernels_internal.h"
+#include "kernels/cpu/cpu.h"
 
 #include <errno.h>
 #include <pthread.h>

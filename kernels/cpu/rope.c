@@ -1,5 +1,5 @@
 /* rope.c - rotary positions, in place. A token's row of heads is one item. */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #define GRAIN_VALUES 8192
 

@@ -4,7 +4,7 @@
  * channel-major over all tokens. Both hold the 16 tokens of a group side by side: whole groups move as 32 bytes per
  * dimension. Only slots that are asked for are written.
  */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #define GROUP        KERNELS_KEY_GROUP
 #define PAGE         KERNELS_PAGE_TOKENS

@@ -34,7 +34,7 @@
 #ifndef CONVOD_KERNELS_LINEAR_INTERNAL_H
 #define CONVOD_KERNELS_LINEAR_INTERNAL_H
 
-#include "kernels/kernels_internal.h"
+#include "kernels/cpu/cpu.h"
 
 #define KERNELS_BLOCK 32 /* values per block of activations */
 #define KERNELS_TILE  8  /* tokens of a full tile */

@@ -1,5 +1,5 @@
 /* norm.c - RMS norms over the rows of a batch. A row is one item: its sum never crosses workers. */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #define GRAIN_VALUES 8192
 

@@ -4,7 +4,7 @@
  * Every sum over the values of a block is an exact integer. Everything else is written out as the roundings that
  * happen, in the order in which they happen: one chain of fused multiply-adds per output, blocks ascending.
  */
-#include "kernels/linear_internal.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,13 +1,13 @@
-/* kernels_internal.h - what the files of kernels/ share: the backend object, its workers, and one table of inner
- * functions per CPU instruction set.
+/* cpu.h - the CPU backend, and what the files of kernels/cpu/ share: the backend object, its workers, and one table of
+ * inner functions per instruction set.
  *
- * Layers inside this folder: an operation's file (linear.c, attention.c, ...) shares the work out over the workers and
+ * Layers inside this room: an operation's file (linear.c, attention.c, ...) shares the work out over the workers and
  * calls inner functions of the instruction set in use, `k->set`. An inner function works on one piece (a row, a group
  * of 16 weight rows, one canonical attention block) and fixes the order of every addition; its portable version
  * (op_portable.c) is the specification, op_avx2.c and op_avx512.c give the same bits.
  */
-#ifndef CONVOD_KERNELS_INTERNAL_H
-#define CONVOD_KERNELS_INTERNAL_H
+#ifndef CONVOD_KERNELS_CPU_H
+#define CONVOD_KERNELS_CPU_H
 
 #include "kernels/kernels.h"
 

@@ -13,7 +13,7 @@
  *
  * Threads: the caller's and the workers'. Scratch belongs to the backend, one part per worker.
  */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #include <errno.h>
 #include <math.h>

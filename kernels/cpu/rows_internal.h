@@ -12,7 +12,7 @@
 #ifndef CONVOD_KERNELS_ROWS_INTERNAL_H
 #define CONVOD_KERNELS_ROWS_INTERNAL_H
 
-#include "kernels/kernels_internal.h"
+#include "kernels/cpu/cpu.h"
 
 #include <string.h>
 

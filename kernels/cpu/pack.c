@@ -5,7 +5,7 @@
  *
  * Everything here is a pure function of its arguments; any thread.
  */
-#include "kernels/linear_internal.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* rows_portable.c - the specification of the inner functions in rows_internal.h, in plain C. The other sets are checked
  * against it bit for bit. Runs on any worker, keeps nothing. */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #include <math.h>
 

@@ -11,7 +11,7 @@
  * Scratch (struct kernels_linear_scratch) is made by reserve and used by one call at a time: the quantized activations,
  * written by the first run and read by the second, and a piece per worker.
  */
-#include "kernels/linear_internal.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

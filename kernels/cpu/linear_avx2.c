@@ -8,7 +8,7 @@
  * (32004), 1 for 8-bit weights, whose sign is moved to the activations (2 * 128 * 127 = 32512). A Q8_0 byte is unpacked
  * as it is, signed.
  */
-#include "kernels/linear_internal.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <immintrin.h>
 #include <math.h>

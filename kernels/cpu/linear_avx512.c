@@ -7,7 +7,7 @@
  * The order of additions and every rounding are those of linear_portable.c. A Q8_0 byte is unpacked as w ^ 0x80, an
  * unsigned byte with offset 128, since VPDPBUSD wants one unsigned factor.
  */
-#include "kernels/linear_internal.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <immintrin.h>
 #include <math.h>

@@ -6,7 +6,7 @@
  * The products of attention hold a tile of queries times vectors in registers (LANES_MAX_QUERIES, LANES_VECTORS): a
  * vector of keys or values is loaded once for all queries of the tile, a query's value once for all its vectors.
  */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #include <math.h>
 
