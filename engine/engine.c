@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/chat_internal.h"
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
-#include "engine/vocab_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/model.h"
+#include "engine/text/chat_internal.h"
+#include "engine/text/text.h"
 
 #define STEP_TOKENS_DEFAULT 512
 #define STEP_TOKENS_MAX     8192

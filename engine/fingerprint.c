@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 
 /* Raised whenever an operation's rounding or order changes (docs/numerics.md), or the canonical layout does. */
 #define NUMERICS_VERSION 1

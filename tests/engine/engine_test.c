@@ -5,7 +5,7 @@
  * activations, the differences here are the same). Measured over all steps and their ten most likely tokens: Qwen 0.5B
  * mean 0.069, largest 0.52; Gemma 270M mean 0.134, largest 1.02. A wrong graph is off by whole units in the mean.
  */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/engine/models.h"
 #include "tests/engine/tiny_vocab.h"

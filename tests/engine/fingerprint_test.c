@@ -1,5 +1,5 @@
 /* fingerprint_test.c - what a fingerprint depends on, and the memory of a file's hash. */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/engine_fixture.h"
 
 #include <errno.h>

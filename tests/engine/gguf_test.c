@@ -1,5 +1,5 @@
 /* gguf_test.c - the parser on well-formed files, on every kind of damage, and on the real models. */
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 #include "tests/engine/gguf_writer.h"
 #include "tests/engine/models.h"
 

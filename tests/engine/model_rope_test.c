@@ -1,6 +1,6 @@
 /* model_rope_test.c - frequencies from the file's settings against their definitions, and settings that are refused. */
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/model.h"
 #include "tests/engine/reference.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* model_test.c - what model_open() takes out of a file, and the hostile and foreign files that it refuses by name. */
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/model.h"
 #include "tests/engine/tiny_model.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* pages_test.c - KV pages and sequences: what is cut, shared, dropped, copied out and put back gives the bits that a
  * sequence gives which never was, and no page is lost or shows what another left in it. */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/engine_fixture.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* reference.c - see reference.h. */
 #include "tests/engine/reference.h"
 
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 
 #include <math.h>
 #include <stdio.h>

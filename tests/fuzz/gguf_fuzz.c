@@ -1,7 +1,7 @@
 /* gguf_fuzz.c - a hostile model file: the parser, every getter on every key, then its vocabulary and chat format. */
-#include "engine/chat_internal.h"
-#include "engine/gguf_internal.h"
-#include "engine/vocab_internal.h"
+#include "engine/file/file.h"
+#include "engine/text/chat_internal.h"
+#include "engine/text/text.h"
 
 #include <stdlib.h>
 #include <string.h>

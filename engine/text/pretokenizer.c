@@ -9,7 +9,7 @@
  * consumed by the same match or by the next alternative.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "engine/vocab_private.h"
+#include "engine/text/vocab_private.h"
 
 #include <errno.h>
 #include <pcre2.h>

@@ -1,10 +1,10 @@
-/* text.c - the text functions of engine.h: an engine's vocabulary, chat format and streams under its own name.
+/* engine_text.c - the text functions of engine.h: an engine's vocabulary, chat format and streams under its own name.
  *
  * Any thread: they read constant data only (a stream belongs to whoever made it).
  */
-#include "engine/chat_internal.h"
-#include "engine/engine_internal.h"
-#include "engine/stream_internal.h"
+#include "engine/model/model.h"
+#include "engine/text/chat_internal.h"
+#include "engine/text/stream_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

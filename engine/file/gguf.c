@@ -10,7 +10,7 @@
  *   tensors: string name | u32 n_dims | u64 dims[] | u32 type | u64 offset into the data
  *   padding to general.alignment | data
  */
-#include "engine/gguf_private.h"
+#include "engine/file/gguf_private.h"
 
 #include <errno.h>
 #include <fcntl.h>

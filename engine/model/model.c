@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/model.h"
 
 #define MAX_LAYERS   1024
 #define MAX_EMBD     (1 << 17)

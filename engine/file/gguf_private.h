@@ -2,7 +2,7 @@
 #ifndef CONVOD_GGUF_PRIVATE_H
 #define CONVOD_GGUF_PRIVATE_H
 
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 
 struct gguf_key {
     struct gguf_string name;

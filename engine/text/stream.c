@@ -4,9 +4,9 @@
  * (the end of `text`). Stop strings are looked for after every byte, so that the outcome depends on the text alone and
  * never on where tokens end: of several, the one that is complete first counts, and of those the longest.
  */
-#include "engine/stream_internal.h"
+#include "engine/text/stream_internal.h"
 
-#include "engine/utf8_internal.h"
+#include "engine/text/utf8_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

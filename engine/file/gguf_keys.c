@@ -1,5 +1,5 @@
 /* gguf_keys.c - typed access to the keys of a checked GGUF file. */
-#include "engine/gguf_private.h"
+#include "engine/file/gguf_private.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* vocab_internal.h - the vocabulary of a model file, and text <-> tokens.
+/* text.h - the vocabulary of a model file, and text <-> tokens.
  *
  * Two kinds: "gpt2" (byte-level BPE behind a pre-tokenizer) and "llama" (SentencePiece with scores and byte fallback).
  * Text is data unless VOCAB_PARSE_SPECIAL is set: a control token cannot come out of it, and neither can a token that
@@ -11,11 +11,11 @@
  *
  * Threads: constant after open; every function may be called from any thread. The gguf must outlive the vocab.
  */
-#ifndef CONVOD_VOCAB_INTERNAL_H
-#define CONVOD_VOCAB_INTERNAL_H
+#ifndef CONVOD_ENGINE_TEXT_H
+#define CONVOD_ENGINE_TEXT_H
 
 #include "engine/engine.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 
 #define VOCAB_MAX_TOKENS      (1 << 21)
 #define VOCAB_MAX_TOKEN_BYTES 65535     /* text of one token in the file */

@@ -1,4 +1,4 @@
-/* gguf_internal.h - a GGUF model file, mapped read-only and checked before anyone reads a value from it.
+/* file.h - a GGUF model file, mapped read-only and checked before anyone reads a value from it.
  *
  * gguf_open() walks the whole header once. After that every string lies inside the file, every array has the values it
  * announces, every tensor has dims > 0, a known type and data inside the file that no other tensor shares. Getters
@@ -7,8 +7,8 @@
  * Threads: constant after open; any thread may read. Pointers are valid until gguf_close().
  * Errors: as in engine.h. Messages name the file, the key or tensor, and the byte offset where there is one.
  */
-#ifndef CONVOD_GGUF_INTERNAL_H
-#define CONVOD_GGUF_INTERNAL_H
+#ifndef CONVOD_ENGINE_FILE_H
+#define CONVOD_ENGINE_FILE_H
 
 #include "kernels/kernels.h"
 

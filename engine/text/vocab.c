@@ -4,7 +4,7 @@
  * tokens. What a user writes is looked up among ordinary tokens only: control tokens are not in that table at all, so
  * that no sequence of merges can arrive at one.
  */
-#include "engine/vocab_private.h"
+#include "engine/text/vocab_private.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,8 +1,7 @@
-/* engine_internal.h - what the files of engine/ share: the engine object, the model's shape and weights, KV pools and
- * sequences. The file and all text (gguf, vocab, chat) have headers of their own. Everything here belongs to the engine
- * thread, except what is constant after engine_open(). */
-#ifndef CONVOD_ENGINE_INTERNAL_H
-#define CONVOD_ENGINE_INTERNAL_H
+/* model.h - what runs a model: the engine object, the model's shape and weights, KV pools and sequences. Everything
+ * here belongs to the engine thread, except what is constant after engine_open(). */
+#ifndef CONVOD_ENGINE_MODEL_H
+#define CONVOD_ENGINE_MODEL_H
 
 #include "engine/engine.h"
 #include "kernels/kernels.h"

@@ -2,8 +2,8 @@
 #ifndef CONVOD_VOCAB_PRIVATE_H
 #define CONVOD_VOCAB_PRIVATE_H
 
-#include "engine/merge_internal.h"
-#include "engine/vocab_internal.h"
+#include "engine/text/merge_internal.h"
+#include "engine/text/text.h"
 
 /* Token types as the file numbers them. */
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN = 2, TYPE_CONTROL = 3, TYPE_USER = 4, TYPE_UNUSED = 5, TYPE_BYTE = 6 };

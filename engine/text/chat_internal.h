@@ -6,8 +6,8 @@
 #define CONVOD_CHAT_INTERNAL_H
 
 #include "engine/engine.h"
-#include "engine/gguf_internal.h"
-#include "engine/vocab_internal.h"
+#include "engine/file/file.h"
+#include "engine/text/text.h"
 
 #define CHAT_MAX_TEMPLATE_BYTES (1 << 20)
 #define CHAT_MAX_LITERAL_BYTES  16384 /* a text taken out of a template */

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/model.h"
 
 #define GEMMA3_LOCAL_BASE 10000.0f
 #define YARN_BETA_FAST    32.0f

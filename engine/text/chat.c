@@ -11,9 +11,9 @@
  * Two things a template may do are left out, because they would change what is already in the context: today's date,
  * and moving the system prompt to the latest user message.
  */
-#include "engine/chat_internal.h"
+#include "engine/text/chat_internal.h"
 
-#include "engine/utf8_internal.h"
+#include "engine/text/utf8_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #define CONVOD_STREAM_INTERNAL_H
 
 #include "engine/engine.h"
-#include "engine/vocab_internal.h"
+#include "engine/text/text.h"
 
 #define STREAM_MAX_STOPS      16
 #define STREAM_MAX_STOP_BYTES 256

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 
 #define PENALTY_LAST_DEFAULT 256
 #define PENALTY_LAST_MAX     (1 << 20)

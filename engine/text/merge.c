@@ -4,7 +4,7 @@
  * entry is not removed when its pair changes: it is stale when the rank it was made with is no longer its left
  * symbol's.
  */
-#include "engine/merge_internal.h"
+#include "engine/text/merge_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
