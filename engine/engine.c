@@ -9,7 +9,6 @@
 
 #include "engine/file/file.h"
 #include "engine/model/model.h"
-#include "engine/text/chat_internal.h"
 #include "engine/text/text.h"
 
 #define STEP_TOKENS_DEFAULT 512

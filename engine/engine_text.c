@@ -3,8 +3,7 @@
  * Any thread: they read constant data only (a stream belongs to whoever made it).
  */
 #include "engine/model/model.h"
-#include "engine/text/chat_internal.h"
-#include "engine/text/stream_internal.h"
+#include "engine/text/text.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
  * Two things a template may do are left out, because they would change what is already in the context: today's date,
  * and moving the system prompt to the latest user message.
  */
-#include "engine/text/chat_internal.h"
+#include "engine/text/text.h"
 
 #include "engine/text/utf8_internal.h"
 

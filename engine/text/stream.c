@@ -4,7 +4,7 @@
  * (the end of `text`). Stop strings are looked for after every byte, so that the outcome depends on the text alone and
  * never on where tokens end: of several, the one that is complete first counts, and of those the longest.
  */
-#include "engine/text/stream_internal.h"
+#include "engine/text/text.h"
 
 #include "engine/text/utf8_internal.h"
 

@@ -1,15 +1,17 @@
-/* text.h - the vocabulary of a model file, and text <-> tokens.
+/* text.h - text <-> tokens: the vocabulary of a model file, how its chat format writes messages, and streams of text
+ * out of tokens.
  *
- * Two kinds: "gpt2" (byte-level BPE behind a pre-tokenizer) and "llama" (SentencePiece with scores and byte fallback).
- * Text is data unless VOCAB_PARSE_SPECIAL is set: a control token cannot come out of it, and neither can a token that
- * the chat format gives a meaning (<tool_call>, <think>, whatever tag the file's own template writes). Other
- * user-defined tokens are matched as the vocabulary says, before anything else.
+ * Vocabularies are of two kinds: "gpt2" (byte-level BPE behind a pre-tokenizer) and "llama" (SentencePiece with scores
+ * and byte fallback). Text is data unless VOCAB_PARSE_SPECIAL is set: a control token cannot come out of it, and
+ * neither can a token that the chat format gives a meaning (<tool_call>, <think>, whatever tag the file's own template
+ * writes). Other user-defined tokens are matched as the vocabulary says, before anything else.
  *
  * Bytes that are not UTF-8 are tokenized as those bytes (byte-level BPE: a run of them counts as symbols;
  * SentencePiece: the <0xNN> token of each). A byte that the vocabulary cannot express becomes its unknown token, or
  * nothing where it has none.
  *
- * Threads: constant after open; every function may be called from any thread. The gguf must outlive the vocab.
+ * Threads: a vocabulary and a chat format are constant after open; their functions may be called from any thread. The
+ * gguf must outlive the vocab, and both the chat.
  */
 #ifndef CONVOD_ENGINE_TEXT_H
 #define CONVOD_ENGINE_TEXT_H
@@ -22,6 +24,8 @@
 #define VOCAB_MAX_BYTES       (1 << 28) /* texts of all tokens together */
 #define VOCAB_MAX_MERGES      (1 << 22)
 #define VOCAB_MAX_TEXT_BYTES  (1 << 26) /* text of one call (32 bytes of scratch a byte); -EOVERFLOW past it */
+
+/* ---- vocabularies ---------------------------------------------------------------------------------------------- */
 
 struct vocab;
 
@@ -63,5 +67,36 @@ engine_token vocab_eos(const struct vocab *v);
 /* Whether the file asks for them around a text. */
 bool vocab_adds_bos(const struct vocab *v);
 bool vocab_adds_eos(const struct vocab *v);
+
+/* ---- chat formats ---------------------------------------------------------------------------------------------- */
+
+#define CHAT_MAX_TEMPLATE_BYTES (1 << 20)
+#define CHAT_MAX_LITERAL_BYTES  16384 /* a text taken out of a template */
+
+struct chat;
+
+/* Recognises tokenizer.chat_template, or takes the named format ("chatml", "llama3", "gemma", "mistral", "llama2";
+ * NULL: recognise). *out is NULL when the file has no template and none is named. -ENOTSUP: an unknown template, or the
+ * vocabulary lacks a token of the format; -EINVAL: an unknown name; -EBADMSG, -ENOMEM. */
+int chat_open(const struct gguf *g, const struct vocab *v, const char *format, struct chat **out, char *err,
+              size_t err_size);
+/* NULL is fine. */
+void chat_free(struct chat *c);
+/* "chatml", ... */
+const char *chat_format(const struct chat *c);
+
+/* engine_chat_render() and engine_chat_close(). */
+int chat_render(const struct chat *c, const struct vocab *v, const struct engine_message *messages, size_t n,
+                unsigned flags, struct engine_tokens *out, char *err, size_t err_size);
+int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
+
+/* ---- streams --------------------------------------------------------------------------------------------------- */
+
+#define STREAM_MAX_STOPS      16
+#define STREAM_MAX_STOP_BYTES 256
+
+/* As engine_stream_new(). NULL with errno EINVAL: too many stop strings, or one too long; ENOMEM. Empty ones are
+ * ignored. The vocab must outlive the stream. */
+struct engine_stream *stream_new(const struct vocab *v, const char *const *stops, size_t n_stops);
 
 #endif

@@ -1,6 +1,5 @@
 /* gguf_fuzz.c - a hostile model file: the parser, every getter on every key, then its vocabulary and chat format. */
 #include "engine/file/file.h"
-#include "engine/text/chat_internal.h"
 #include "engine/text/text.h"
 
 #include <stdlib.h>

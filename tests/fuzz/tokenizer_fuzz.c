@@ -5,8 +5,6 @@
  * UTF-8; a user's text must never hold a control token.
  */
 #include "engine/file/file.h"
-#include "engine/text/chat_internal.h"
-#include "engine/text/stream_internal.h"
 #include "engine/text/text.h"
 #include "engine/text/utf8_internal.h"
 
