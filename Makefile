@@ -173,7 +173,7 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
 
 .PHONY: check-run
-check-run: all tests $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
+check-run: all tests $(BUILD)/tests/service/model $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
@@ -218,7 +218,7 @@ install: all
 	install -m 644 $(wildcard docs/*.1) '$(DESTDIR)$(PREFIX)/share/man/man1/'
 	$(foreach n,5 8,$(if $(wildcard docs/*.$n),install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man$n' $(wildcard docs/*.$n)))
 	$(if $(wildcard systemd/*.conf.example),install -m 644 $(wildcard systemd/*.conf.example) '$(DESTDIR)$(PREFIX)/share/doc/convod/')
-	$(if $(wildcard systemd/*.sysusers),install -D -m 644 systemd/convod.sysusers '$(DESTDIR)$(SYSUSERSDIR)/convod.conf')
+	install -D -m 644 systemd/convod.sysusers '$(DESTDIR)$(SYSUSERSDIR)/convod.conf'
 	$(if $(wildcard systemd/*.service),install -d '$(DESTDIR)$(UNITDIR)')
 	$(foreach u,$(wildcard systemd/*.service),sed 's|/usr/local/bin/|$(PREFIX)/bin/|g; s|@PREFIX@|$(PREFIX)|g' $u >'$(DESTDIR)$(UNITDIR)/$(notdir $u)' && chmod 644 '$(DESTDIR)$(UNITDIR)/$(notdir $u)')
 
