@@ -217,6 +217,11 @@ void bind_blob(sqlite3_stmt *s, int at, const void *p, size_t n);
 int column_text(sqlite3_stmt *s, int at, char **out);              /* NULL is NULL; -ENOMEM */
 int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n); /* exactly n, or NULL as zeros; -EBADMSG */
 
+/* schema.c: values that belong to a database as a whole, by name; the statements say which database. A blob of up to
+ * `size` bytes. 1: found, *n gets its size; 0: none; -EBADMSG: it is longer. */
+int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *value, size_t size, size_t *n);
+int meta_set(struct storage_ledger *l, enum stmt_id set, const char *key, const void *value, size_t n);
+
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
