@@ -38,6 +38,7 @@ static const char *const ledger_steps[] = {
     "CREATE INDEX holds_key ON holds(key);"
     "CREATE TABLE intents(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, pack INTEGER NOT NULL,"
     " offset INTEGER NOT NULL, bytes INTEGER NOT NULL);",
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,
@@ -54,6 +55,7 @@ static const char *const kv_steps[] = {
     "CREATE INDEX segments_place ON segments(pack, offset);"
     "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
     " live_count INTEGER NOT NULL);",
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,
@@ -304,6 +306,37 @@ int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n)
         return -EBADMSG;
     memcpy(out, sqlite3_column_blob(s, at), n);
     return 0;
+}
+
+int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *value, size_t size, size_t *n)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, get, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, key);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc;
+    size_t have = (size_t)sqlite3_column_bytes(s, 0);
+    if (have > size)
+        rc = -EBADMSG;
+    else if (have)
+        memcpy(value, sqlite3_column_blob(s, 0), have);
+    *n = have;
+    stmt_reset(s);
+    return rc;
+}
+
+int meta_set(struct storage_ledger *l, enum stmt_id set, const char *key, const void *value, size_t n)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, set, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, key);
+    bind_blob(s, 2, value, n);
+    return stmt_run(l, s, NULL);
 }
 
 void stmt_finalize_all(struct storage_ledger *l)

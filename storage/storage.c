@@ -106,7 +106,9 @@ static bool kv_hurt(const struct storage_ledger *l, int rc)
 static int databases_open(struct storage *st, char *err, size_t err_size)
 {
     struct storage_ledger *l = &st->ledger;
-    int rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
+    int rc = pair_before_open(st, err, err_size);
+    if (!rc)
+        rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
     if (rc)
         return rc;
     bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
@@ -116,6 +118,8 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
         rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
     if (!rc) {
         rc = segments_recover(l, rebuild);
+        if (rc == -ESTALE)
+            return pair_refuse(st, "is another directory's", err, err_size);
         if (rc && !kv_hurt(l, rc))
             return fail(err, err_size, rc, st->dir, "recovery of the segments");
     }
@@ -134,6 +138,8 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (rc)
         return rc;
     rc = segments_recover(l, true);
+    if (rc == -ESTALE)
+        return pair_refuse(st, "is another directory's", err, err_size);
     return rc ? fail(err, err_size, rc, st->dir, "recovery of the segments") : 0;
 }
 

@@ -91,12 +91,44 @@ static void test_statements(void **state)
     testing_dir_remove(dir);
 }
 
+static int meta_run(struct storage_ledger *l, void *arg)
+{
+    static const struct {
+        enum stmt_id get, set;
+    } databases[] = {{S_META_GET, S_META_SET}, {S_KV_META_GET, S_KV_META_SET}};
+    (void)arg;
+    for (size_t i = 0; i < sizeof databases / sizeof *databases; i++) {
+        uint8_t value[4] = {0};
+        size_t n = 9;
+        JOB_CHECK(meta_get(l, databases[i].get, "colour", value, sizeof value, &n) == 0);
+        JOB_CHECK(meta_set(l, databases[i].set, "colour", "red", 3) == 0);
+        JOB_CHECK(meta_set(l, databases[i].set, "colour", "blue", 4) == 0);
+        JOB_CHECK(meta_get(l, databases[i].get, "colour", value, sizeof value, &n) == 1);
+        JOB_CHECK(n == 4 && !memcmp(value, "blue", 4));
+        JOB_CHECK(meta_get(l, databases[i].get, "colour", value, 3, &n) == -EBADMSG);
+        JOB_CHECK(meta_set(l, databases[i].set, "none", NULL, 0) == 0);
+        JOB_CHECK(meta_get(l, databases[i].get, "none", NULL, 0, &n) == 1 && n == 0);
+    }
+    return 0;
+}
+
+static void test_meta(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    assert_int_equal(jobs_call(st, meta_run, NULL), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_migration),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_statements),
+        cmocka_unit_test(test_meta),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
