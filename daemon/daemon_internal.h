@@ -15,9 +15,9 @@
 #include <pthread.h>
 #include <stdarg.h>
 
+#include "daemon/api/json.h"
+#include "daemon/api/route.h"
 #include "daemon/daemon.h"
-#include "daemon/json.h"
-#include "daemon/route.h"
 #include "session/session.h"
 
 /* ---- limits that a peer can meet ----------------------------------------------------------------------------------

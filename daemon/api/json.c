@@ -4,7 +4,7 @@
  * pass over the text, without recursion, refuses all of that before cJSON sees it; then every field is read through a
  * function that checks its type and names it when it is wrong.
  */
-#include "daemon/json.h"
+#include "daemon/api/json.h"
 
 #include <errno.h>
 #include <math.h>

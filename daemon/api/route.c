@@ -1,5 +1,5 @@
 /* route.c - what a request line asks for. */
-#include "daemon/route.h"
+#include "daemon/api/route.h"
 
 #include <stdio.h>
 #include <string.h>
