@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/run/run.h"
 
-void retry_digest(const struct conn *c, unsigned char digest[RETRY_DIGEST_BYTES])
+void retry_digest(const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES])
 {
     _Static_assert(RETRY_DIGEST_BYTES == SHA256_DIGEST_LENGTH, "the digest is SHA-256");
-    SHA256((const unsigned char *)(c->request.body ? c->request.body : ""), c->request.body_len, digest);
+    SHA256((const unsigned char *)(body ? body : ""), len, digest);
 }
 
 /* Was it ended by its reader's going away? Half an answer is not what a retry wants. */
@@ -23,42 +23,34 @@ static bool given_up(const struct run *run)
     return run->abandoned && (!run->ended || (run->reason && strcmp(run->reason, "cancelled") == 0));
 }
 
-static struct run *find(struct run *list, const struct conn *c, enum run_api api,
-                        const unsigned char digest[RETRY_DIGEST_BYTES])
+static struct run *find(struct run *list, const char *owner, const struct run_format *format,
+                        const struct run_retry *retry)
 {
-    const char *key = c->request.idempotency_key;
+    const char *key = retry->idempotency_key;
     for (struct run *run = list; run; run = run->next) {
-        if (!run->has_digest || run->hidden || run->failed || given_up(run) || run->request->api != api ||
-            strcmp(run->owner, c->owner) != 0 || now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
+        if (!run->has_digest || run->hidden || run->failed || given_up(run) || run->request->format != format ||
+            strcmp(run->owner, owner) != 0 || now_ms() - run->created_ms > (int64_t)RECENT_SECONDS * 1000) {
             continue;
         }
         if (key ? run->idempotency_key && strcmp(run->idempotency_key, key) == 0
-                : memcmp(run->digest, digest, RETRY_DIGEST_BYTES) == 0) {
+                : memcmp(run->digest, retry->digest, RETRY_DIGEST_BYTES) == 0) {
             return run;
         }
     }
     return NULL;
 }
 
-bool retry_attach(struct conn *c, enum run_api api, bool stream)
+struct run *retry_find(struct runs *rs, const char *owner, const struct run_format *format,
+                       const struct run_retry *retry, struct api_error *e)
 {
-    struct server *s = c->server;
-    if (!c->request.idempotency_key && c->request.retry_count <= 0) {
-        return false;
+    if (!retry->idempotency_key && retry->count <= 0) {
+        return NULL;
     }
-    unsigned char digest[RETRY_DIGEST_BYTES];
-    retry_digest(c, digest);
-    struct run *run = find(s->runs, c, api, digest);
-    run = run ? run : find(s->recent, c, api, digest);
-    if (!run) {
-        return false;
+    struct run *run = find(rs->running, owner, format, retry);
+    run = run ? run : find(rs->recent, owner, format, retry);
+    if (run && memcmp(run->digest, retry->digest, RETRY_DIGEST_BYTES) != 0) {
+        api_error_set(e, 400, "idempotency_key_reused", NULL, "This Idempotency-Key was used with another body.");
+        return NULL;
     }
-    if (memcmp(run->digest, digest, RETRY_DIGEST_BYTES) != 0) {
-        struct api_error e;
-        api_error_set(&e, 400, "idempotency_key_reused", NULL, "This Idempotency-Key was used with another body.");
-        conn_answer_error(c, &e);
-        return true;
-    }
-    run_subscribe(run, c, stream ? SUBSCRIBE_SSE : SUBSCRIBE_BODY, 0, NULL);
-    return true;
+    return run;
 }

@@ -7,55 +7,15 @@
  * The session holds a pointer to the run until its terminal event; only then may a run be freed.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <syslog.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/run/run.h"
+#include "daemon/run/turn_event.h"
 
-/* Of a body in its request: the texts, the stored items, and what the session makes of them. */
-#define REQUEST_COPIES    3
 #define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
-
-struct ephemeral {
-    struct ephemeral *next;
-    char id[ID_SIZE];
-};
-
-void turn_request_free(struct turn_request *r)
-{
-    if (!r) {
-        return;
-    }
-    cJSON_Delete(r->texts);
-    cJSON_Delete(r->params_json);
-    free(r->conversation);
-    free(r->previous);
-    free(r->parent);
-    free(r->instructions);
-    free(r->input);
-    free(r->params);
-    free(r->stream_id);
-    free(r->model);
-    free(r->messages);
-    for (size_t i = 0; i < r->n_stops; i++) {
-        free(r->stops[i]);
-    }
-    if (r->server) {
-        server_give_bytes(r->server, r->bytes);
-    }
-    free(r);
-}
-
-bool turn_request_count(struct turn_request *r, struct server *s, size_t body_bytes, struct api_error *e)
-{
-    r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES;
-    if (!server_take_bytes(s, r->bytes, e)) {
-        return false;
-    }
-    r->server = s;
-    return true;
-}
 
 void run_free(struct run *run)
 {
@@ -97,9 +57,9 @@ static void list_remove(struct run **head, struct run *run)
 /* Of those that have ended. */
 static void forget(struct run *run)
 {
-    struct server *s = run->server;
-    list_remove(&s->recent, run);
-    s->n_recent--;
+    struct runs *rs = run->runs;
+    list_remove(&rs->recent, run);
+    rs->n_recent--;
     run_free(run);
 }
 
@@ -113,19 +73,24 @@ static struct run *find_in(struct run *list, const char *owner, const char *id)
     return NULL;
 }
 
-struct run *run_find(struct server *s, const char *owner, const char *id)
+struct run *run_find(struct runs *rs, const char *owner, const char *id)
 {
-    struct run *run = find_in(s->runs, owner, id);
-    return run ? run : find_in(s->recent, owner, id);
+    struct run *run = find_in(rs->running, owner, id);
+    return run ? run : find_in(rs->recent, owner, id);
+}
+
+void run_cancel(struct run *run)
+{
+    if (!run->ended && run->runs->session) {
+        session_cancel(run->runs->session, run->owner, run->id);
+    }
 }
 
 void run_log(struct run *run, const char *name, char *data)
 {
     if (!data) {
         /* Out of memory: the stream would have a gap, so it ends. */
-        if (run->server->session) {
-            session_cancel(run->server->session, run->owner, run->id);
-        }
+        run_cancel(run);
         return;
     }
     if (run->n_log == run->log_capacity) {
@@ -146,53 +111,30 @@ void run_log(struct run *run, const char *name, char *data)
 /* Tells all readers that the log has grown or that the run has ended. */
 static void wake_readers(struct run *run)
 {
-    for (struct subscriber *sub = run->subscribers; sub; sub = sub->next_in_run) {
+    struct subscriber *next;
+    for (struct subscriber *sub = run->subscribers; sub; sub = next) {
+        next = sub->next_in_run;
         uint64_t seen = sub->delivered_bytes > sub->joined_bytes ? sub->delivered_bytes : sub->joined_bytes;
-        if (sub->conn->dropped) {
-            continue;
-        }
-        if (sub->kind != SUBSCRIBE_BODY && run->log_bytes - seen > LAG_BYTES_MAX) {
-            daemon_log(run->server->log, LOG_INFO, "connection %llu dropped: it does not read its events",
-                       (unsigned long long)sub->conn->id);
-            run->server->counters.dropped_slow++;
-            conn_drop(sub->conn);
-        } else if (sub->kind != SUBSCRIBE_BODY || run->ended) {
-            conn_wake(sub->conn);
+        if (!sub->whole || run->ended) {
+            sub->wake(sub, !sub->whole && run->log_bytes - seen > LAG_BYTES_MAX);
         }
     }
 }
 
-void run_subscribe(struct run *run, struct conn *c, int kind, size_t from, const char *stream_id)
+void run_subscribe(struct run *run, struct subscriber *sub, size_t from)
 {
-    struct subscriber *sub = calloc(1, sizeof(*sub));
-    char *id = stream_id ? strdup(stream_id) : NULL;
-    if (!sub || (stream_id && !id)) {
-        free(sub);
-        free(id);
-        conn_drop(c);
-        return;
-    }
     sub->run = run;
-    sub->conn = c;
-    sub->kind = kind;
-    sub->next = from;
+    sub->next = from < run->n_log ? from : run->n_log;
+    sub->delivered_bytes = 0;
     sub->joined_bytes = run->log_bytes;
-    sub->stream_id = id;
-    c->n_watched += kind == SUBSCRIBE_WATCH;
     sub->next_in_run = run->subscribers;
     run->subscribers = sub;
-    /* At the end: events of one lane keep the order of its turns. */
-    struct subscriber **at = &c->subscribers;
-    while (*at) {
-        at = &(*at)->next_in_conn;
-    }
-    *at = sub;
-    if (run->n_log > from || run->ended) {
-        conn_wake(c);
+    if (run->n_log > sub->next || run->ended) {
+        sub->wake(sub, false);
     }
 }
 
-void subscriber_unlink(struct subscriber *sub)
+void run_unsubscribe(struct subscriber *sub)
 {
     struct run *run = sub->run;
     for (struct subscriber **at = &run->subscribers; *at; at = &(*at)->next_in_run) {
@@ -201,187 +143,75 @@ void subscriber_unlink(struct subscriber *sub)
             break;
         }
     }
-    sub->conn->n_watched -= sub->kind == SUBSCRIBE_WATCH;
-    for (struct subscriber **at = &sub->conn->subscribers; *at; at = &(*at)->next_in_conn) {
-        if (*at == sub) {
-            *at = sub->next_in_conn;
-            break;
-        }
-    }
-    free(sub->stream_id);
-    free(sub);
-    struct server *s = run->server;
+    sub->run = NULL;
     if (run->hidden && run->ended && !run->subscribers) {
         forget(run);
         return;
     }
-    if (!run->subscribers && !run->ended && !run->finish_on_disconnect && s->session) {
+    if (!run->subscribers && !run->ended && !run->request->finish_on_disconnect && run->runs->session) {
         run->abandoned = true;
-        session_cancel(s->session, run->owner, run->id);
-    }
-}
-
-/* ---- store:false responses: they live with their connection
- * ---------------------------------------------------------- */
-
-static bool ephemeral_owned(const struct conn *c, const char *id)
-{
-    for (const struct ephemeral *e = c->ephemerals; e; e = e->next) {
-        if (strcmp(e->id, id) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Is `id` a store:false response of another connection? */
-static bool ephemeral_foreign(const struct server *s, const struct conn *c, const char *id)
-{
-    for (size_t i = 0; i < CONN_BUCKETS; i++) {
-        for (const struct conn *other = s->buckets[i]; other; other = other->next) {
-            if (other != c && ephemeral_owned(other, id)) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-static void ephemeral_drop(struct conn *c, const char *id)
-{
-    for (struct ephemeral **at = &c->ephemerals; *at; at = &(*at)->next) {
-        struct ephemeral *e = *at;
-        if (strcmp(e->id, id) == 0) {
-            *at = e->next;
-            if (c->server->session) {
-                session_forget(c->server->session, c->owner, e->id);
-            }
-            free(e);
-            return;
-        }
-    }
-}
-
-/* Newest first; the oldest goes when there are too many. */
-static void ephemeral_add(struct conn *c, const char *id)
-{
-    struct ephemeral *e = calloc(1, sizeof(*e));
-    if (!e) {
-        if (c->server->session) {
-            session_forget(c->server->session, c->owner, id);
-        }
-        return;
-    }
-    snprintf(e->id, sizeof(e->id), "%s", id);
-    e->next = c->ephemerals;
-    c->ephemerals = e;
-    size_t n = 0;
-    for (struct ephemeral *at = e; at; at = at->next) {
-        if (++n > EPHEMERAL_MAX) {
-            ephemeral_drop(c, at->id);
-            break;
-        }
-    }
-}
-
-void ephemerals_free(struct conn *c)
-{
-    while (c->ephemerals) {
-        ephemeral_drop(c, c->ephemerals->id);
+        run_cancel(run);
     }
 }
 
 /* ---- starting
  * ----------------------------------------------------------------------------------------------------------- */
 
+static void take_event(struct event *event, bool closing);
+
 /* [engine or storage thread] */
 static void on_event(void *arg, const struct session_event *ev)
 {
     struct run *run = arg;
-    struct event *e = event_from_turn(run, ev);
+    struct turn_event *e = turn_event_new(run, ev, take_event);
     if (!e) {
         /* Without memory for a piece of the answer the answer is not what was generated: give it up. The terminal
          * event must arrive, so it is tried again with nothing in it. */
         struct session_event bare = {.kind = ev->kind, .failure = SESSION_INTERNAL, .message = "Out of memory."};
         if (ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED) {
             bare.kind = SESSION_EVENT_FAILED;
-            e = event_from_turn(run, &bare);
+            e = turn_event_new(run, &bare, take_event);
         }
         if (!e) {
             return;
         }
     }
-    events_post(&run->server->events, e);
+    events_post(run->runs->events, &e->event);
 }
 
-void run_session_error(enum session_failure failure, const char *message, struct api_error *e)
+int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
+              struct run_home *home, struct run **out, struct api_error *e)
 {
-    static const struct {
-        enum session_failure failure;
-        int status;
-        const char *code, *param, *fallback;
-    } table[] = {
-        {SESSION_PREVIOUS_NOT_FOUND, 400, "previous_response_not_found", "previous_response_id",
-         "The previous response was not found."},
-        {SESSION_CONVERSATION_NOT_FOUND, 404, "conversation_not_found", "conversation",
-         "The conversation was not found."},
-        {SESSION_CONVERSATION_LOCKED, 400, "conversation_locked", "conversation",
-         "A turn is running on this conversation."},
-        {SESSION_CONTEXT_LENGTH, 400, "context_length_exceeded", "input",
-         "The conversation is longer than the model's context."},
-        {SESSION_INVALID, 400, "invalid_request_error", "input", "The request cannot be run."},
-        {SESSION_BUSY, 503, "server_overloaded", NULL, "Too many turns are waiting."},
-        {SESSION_NO_MEMORY, 503, "insufficient_memory", NULL, "There is not enough KV memory for this turn."},
-        {SESSION_LEDGER, 500, "server_error", NULL, "The turn could not be written; nothing of it was kept."},
-        {SESSION_MODEL, 500, "server_error", NULL, "The model's numbers are not finite."},
-        {SESSION_SHUTDOWN, 503, "server_shutdown", NULL, "The server is stopping."},
-    };
-    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++) {
-        if (table[i].failure == failure) {
-            api_error_set(e, table[i].status, table[i].code, table[i].param, "%s",
-                          message && *message ? message : table[i].fallback);
-            return;
-        }
+    if (!rs->session) {
+        api_error_session(SESSION_SHUTDOWN, NULL, e);
+        return -1;
     }
-    api_error_set(e, 500, "server_error", NULL, "%s", message && *message ? message : "The turn failed.");
-}
-
-void run_start(struct conn *c, struct turn_request *q, int kind)
-{
-    struct server *s = c->server;
-    struct api_error e = {0};
+    if (q->previous && home_foreign(rs, home, q->previous)) {
+        api_error_session(SESSION_PREVIOUS_NOT_FOUND, NULL, e);
+        return -1;
+    }
     struct run *run = calloc(1, sizeof(*run));
     if (!run) {
-        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
-        goto refuse;
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
     }
-    run->server = s;
-    snprintf(run->owner, sizeof(run->owner), "%s", c->owner);
     if (id_new("resp_", run->id)) {
-        api_error_set(&e, 500, "server_error", NULL, "No random numbers.");
-        goto refuse;
+        api_error_set(e, 500, "server_error", NULL, "No random numbers.");
+        free(run);
+        return -1;
     }
+    run->runs = rs;
+    snprintf(run->owner, sizeof(run->owner), "%s", owner);
     id_derive("msg_", run->id, run->message_id);
     run->created_ms = now_ms();
     run->status = "in_progress";
-    run->finish_on_disconnect = q->has_disconnect ? q->finish_on_disconnect : kind == SUBSCRIBE_WS && q->conversation;
-    if (!s->session) {
-        run_session_error(SESSION_SHUTDOWN, NULL, &e);
-        goto refuse;
-    }
-    if (q->previous && ephemeral_foreign(s, c, q->previous)) {
-        run_session_error(SESSION_PREVIOUS_NOT_FOUND, NULL, &e);
-        goto refuse;
-    }
-    if (!q->store) {
-        run->ephemeral_conn = kind == SUBSCRIBE_WS ? c->id : 0;
-    }
+    run->home = q->store ? NULL : home;
     struct session_turn t = {
         .owner = run->owner,
         .response_id = run->id,
         .conversation = q->conversation,
         .previous = q->previous,
-        .match = q->api == RUN_CHAT,
+        .match = q->format->match,
         .parent = q->has_parent ? (q->parent ? q->parent : "") : NULL,
         .messages = q->messages,
         .n_messages = q->n_messages,
@@ -397,41 +227,31 @@ void run_start(struct conn *c, struct turn_request *q, int kind)
         .event = on_event,
         .arg = run,
     };
-    run->request = q;
-    if (kind != SUBSCRIBE_WS) {
-        retry_digest(c, run->digest);
-        run->has_digest = true;
-        run->idempotency_key = c->request.idempotency_key;
-        c->request.idempotency_key = NULL;
-    }
     /* Linked before the session knows of it: its events are taken later, on this thread. */
-    list_add(&s->runs, run);
-    s->n_runs++;
-    int rc = session_turn_start(s->session, &t);
+    list_add(&rs->running, run);
+    rs->n_running++;
+    run->request = q;
+    int rc = session_turn_start(rs->session, &t);
     if (rc) {
-        list_remove(&s->runs, run);
-        s->n_runs--;
-        run_session_error(rc == -EINVAL                   ? SESSION_INVALID
+        list_remove(&rs->running, run);
+        rs->n_running--;
+        run->request = NULL;
+        run_free(run);
+        api_error_session(rc == -EINVAL                   ? SESSION_INVALID
                           : rc == -EBUSY || rc == -EAGAIN ? SESSION_BUSY
                           : rc == -ESHUTDOWN              ? SESSION_SHUTDOWN
                                                           : SESSION_INTERNAL,
-                          NULL, &e);
-        run->request = NULL;
-        goto refuse;
+                          NULL, e);
+        return -1;
     }
-    run_subscribe(run, c, kind, 0, q->stream_id);
-    return;
-refuse:
-    if (run) {
-        run_free(run);
+    if (retry) {
+        memcpy(run->digest, retry->digest, sizeof(run->digest));
+        run->has_digest = true;
+        run->idempotency_key = retry->idempotency_key;
+        retry->idempotency_key = NULL;
     }
-    if (kind == SUBSCRIBE_WS) {
-        conn_ws_error(c, &e, q->stream_id);
-        ws_lane_ended(c, q->stream_id);
-    } else {
-        conn_answer_error(c, &e);
-    }
-    turn_request_free(q);
+    *out = run;
+    return 0;
 }
 
 /* ---- events
@@ -460,9 +280,9 @@ bool run_append(struct run *run, const char *text, size_t len)
 /* Keeps an ended run for those who come back, or frees it. */
 static void run_retire(struct run *run)
 {
-    struct server *s = run->server;
-    list_remove(&s->runs, run);
-    s->n_runs--;
+    struct runs *rs = run->runs;
+    list_remove(&rs->running, run);
+    rs->n_running--;
     run_remember(run);
 }
 
@@ -478,7 +298,7 @@ static void shrink(struct run *run)
     struct turn_request *q = run->request;
     struct turn_request *left = calloc(1, sizeof(*left));
     if (left) {
-        *left = (struct turn_request){.api = q->api,
+        *left = (struct turn_request){.format = q->format,
                                       .sampling = q->sampling,
                                       .has_parent = q->has_parent,
                                       .store = q->store,
@@ -508,22 +328,22 @@ static void shrink(struct run *run)
 
 void run_remember(struct run *run)
 {
-    struct server *s = run->server;
+    struct runs *rs = run->runs;
     run->ended_clock_ms = clock_ms();
     shrink(run);
-    list_add(&s->recent, run);
-    s->n_recent++;
-    run_expire(s);
+    list_add(&rs->recent, run);
+    rs->n_recent++;
+    run_expire(rs);
 }
 
 /* Oldest are at the end of the list. Runs that are still being read stay. Each owner has a few that failed, so that
  * what costs its sender nothing does not push out what others come back for. */
-void run_expire(struct server *s)
+void run_expire(struct runs *rs)
 {
     size_t n = 0, bytes = 0;
     int64_t now = clock_ms();
     struct run *next;
-    for (struct run *run = s->recent; run; run = next) {
+    for (struct run *run = rs->recent; run; run = next) {
         next = run->next;
         size_t failed = 0, failed_bytes = run->kept_bytes;
         for (struct run *newer = run->prev; run->failed && newer; newer = newer->prev) {
@@ -544,51 +364,50 @@ void run_expire(struct server *s)
     }
 }
 
-void run_hide(struct server *s, const char *owner, const char *id)
+void run_hide(struct runs *rs, const char *owner, const char *id)
 {
     for (int i = 0; i < 2; i++) {
-        for (struct run *run = i ? s->recent : s->runs; run; run = run->next) {
+        for (struct run *run = i ? rs->recent : rs->running; run; run = run->next) {
             bool same = strcmp(run->id, id) == 0 || strcmp(run->conversation, id) == 0;
             run->hidden |= same && strcmp(run->owner, owner) == 0;
         }
     }
-    run_expire(s);
+    run_expire(rs);
 }
 
-void run_free_all(struct server *s)
+void run_free_all(struct runs *rs)
 {
     for (int i = 0; i < 2; i++) {
-        struct run **list = i ? &s->recent : &s->runs;
+        struct run **list = i ? &rs->recent : &rs->running;
         while (*list) {
             struct run *run = *list;
             list_remove(list, run);
             run_free(run);
         }
     }
-    s->n_runs = s->n_recent = 0;
+    rs->n_running = rs->n_recent = 0;
 }
 
-/* What a store:false response leaves: on a WebSocket it can be followed there, otherwise nothing. */
+/* What a store:false response leaves: where it has a home it can be followed there, otherwise nothing. */
 static void settle_ephemeral(struct run *run)
 {
-    struct server *s = run->server;
+    struct runs *rs = run->runs;
     struct turn_request *q = run->request;
-    struct conn *c = run->ephemeral_conn ? conn_find(s, run->ephemeral_conn) : NULL;
     if (!q->store && !run->failed) {
-        if (c) {
-            ephemeral_add(c, run->id);
-        } else if (s->session) {
-            session_forget(s->session, run->owner, run->id);
+        if (run->home) {
+            home_add(rs, run->home, run->id);
+        } else if (rs->session) {
+            session_forget(rs->session, run->owner, run->id);
         }
     }
-    if (run->failed && c && q->previous && ephemeral_owned(c, q->previous)) {
-        ephemeral_drop(c, q->previous);
+    if (run->failed && run->home && q->previous && home_has(run->home, q->previous)) {
+        home_drop(rs, run->home, q->previous);
     }
 }
 
-static void ended(struct run *run, const struct session_event *ev, const struct event *e)
+static void ended(struct run *run, const struct session_event *ev, const struct turn_event *e)
 {
-    struct server *s = run->server;
+    struct metrics *m = run->runs->metrics;
     run->ended = true;
     run->completed_ms = now_ms();
     if (ev->kind == SESSION_EVENT_DONE) {
@@ -606,46 +425,40 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
             run->failed = true;
         }
         if (e->receipt_json) {
-            metrics_observe(&s->ttft, e->receipt.ttft_ms / 1000);
-            metrics_observe(&s->queue, e->receipt.queue_ms / 1000);
-            metrics_observe(&s->prefill, e->receipt.prefill_ms / 1000);
-            metrics_observe(&s->restore, e->receipt.restore_ms / 1000);
+            metrics_observe(&m->ttft, e->receipt.ttft_ms / 1000);
+            metrics_observe(&m->queue, e->receipt.queue_ms / 1000);
+            metrics_observe(&m->prefill, e->receipt.prefill_ms / 1000);
+            metrics_observe(&m->restore, e->receipt.restore_ms / 1000);
         }
     } else {
         run->failed = true;
         run->status = "failed";
-        run_session_error(ev->failure, ev->message, &run->error);
+        api_error_session(ev->failure, ev->message, &run->error);
     }
     if (run->failed && !run->error.status) {
         api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
     }
-    if (run->request->api == RUN_CHAT) {
-        chat_done(run);
-    } else if (run->failed) {
-        responses_failed(run);
-    } else {
-        responses_done(run);
-    }
+    run->request->format->done(run);
     settle_ephemeral(run);
 }
 
-void run_event(struct run *run, struct event *e)
+/* The session says something; network thread. */
+static void take_event(struct event *event, bool closing)
 {
+    struct turn_event *e = (struct turn_event *)event;
+    struct run *run = e->run;
     const struct session_event *ev = &e->turn;
-    bool chat = run->request->api == RUN_CHAT;
-    switch (ev->kind) {
+    const struct run_format *format = closing ? NULL : run->request->format;
+    bool over = false;
+    switch (closing ? SESSION_EVENT_PROGRESS : ev->kind) {
     case SESSION_EVENT_STARTED:
         run->started = true;
         snprintf(run->conversation, sizeof(run->conversation), "%s", ev->conversation ? ev->conversation : "");
-        if (chat) {
-            chat_started(run);
-        } else {
-            responses_started(run);
-        }
+        format->started(run);
         break;
     case SESSION_EVENT_PROGRESS:
-        if (!chat && run->request->progress) {
-            responses_progress(run, ev);
+        if (format && format->progress && run->request->progress) {
+            format->progress(run, ev);
         }
         break;
     case SESSION_EVENT_DELTA:
@@ -653,21 +466,22 @@ void run_event(struct run *run, struct event *e)
             break;
         }
         if (run->last_delta_us) {
-            metrics_observe(&run->server->itl, (double)(clock_us() - run->last_delta_us) / 1e6);
+            metrics_observe(&run->runs->metrics->itl, (double)(clock_us() - run->last_delta_us) / 1e6);
         }
         run->last_delta_us = clock_us();
-        if (chat) {
-            chat_delta(run, ev->text);
-        } else {
-            responses_delta(run, ev->text);
-        }
+        format->delta(run, ev->text);
         break;
     case SESSION_EVENT_DONE:
     case SESSION_EVENT_FAILED:
         ended(run, ev, e);
-        wake_readers(run);
-        run_retire(run);
-        return;
+        over = true;
+        break;
     }
-    wake_readers(run);
+    if (!closing) {
+        wake_readers(run);
+    }
+    if (over) {
+        run_retire(run);
+    }
+    turn_event_free(e);
 }
