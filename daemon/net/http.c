@@ -6,11 +6,12 @@
  * closes its connection unless its body is known to be short.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/net/net_internal.h"
 
 #define CORS_HEADERS_MAX    512
 #define CORS_HEADER_CHARS   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, "
@@ -62,7 +63,7 @@ static size_t header_bytes(struct lws *wsi)
     return sum;
 }
 
-int http_check_access(struct server *s, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
+int http_check_access(struct net *n, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
                       unsigned char token[TOKEN_DIGEST_BYTES], char **origin_out, struct api_error *e)
 {
     char host[300], origin[300], authorization[HEADER_VALUE_MAX];
@@ -71,12 +72,12 @@ int http_check_access(struct server *s, struct lws *wsi, bool open_route, char o
         api_error_set(e, 400, "invalid_header", NULL, "The Host header is malformed.");
         return -1;
     }
-    if (s->loopback && !auth_required(s->auth) && !(host_len > 0 && auth_host_allowed(s->config, host))) {
+    if (n->loopback && !auth_required(n->auth) && !(host_len > 0 && auth_host_allowed(n->config, host))) {
         api_error_set(e, 403, "host_not_allowed", NULL, "This Host is not served here; see allow-host.");
         return -1;
     }
     int origin_len = header(wsi, WSI_TOKEN_ORIGIN, origin, sizeof(origin));
-    if (origin_len < 0 || (origin_len > 0 && !auth_origin_allowed(s->config, origin, host))) {
+    if (origin_len < 0 || (origin_len > 0 && !auth_origin_allowed(n->config, origin, host))) {
         api_error_set(e, 403, "origin_not_allowed", NULL, "This Origin may not connect; see allow-origin.");
         return -1;
     }
@@ -87,24 +88,21 @@ int http_check_access(struct server *s, struct lws *wsi, bool open_route, char o
     if (open_route) {
         return 0;
     }
-    int n = header(wsi, WSI_TOKEN_HTTP_AUTHORIZATION, authorization, sizeof(authorization));
-    bool ok = n >= 0 && auth_owner(s->auth, n > 0 ? authorization : NULL, owner, token);
+    int len = header(wsi, WSI_TOKEN_HTTP_AUTHORIZATION, authorization, sizeof(authorization));
+    bool ok = len >= 0 && auth_owner(n->auth, len > 0 ? authorization : NULL, owner, token);
     lws_explicit_bzero(authorization, sizeof(authorization));
     if (!ok) {
-        s->counters.refused++;
-        api_error_set(e, 401, "invalid_api_key", NULL, n == 0 ? "No token was given." : "The token is not known.");
+        n->api->metrics.refused++;
+        api_error_set(e, 401, "invalid_api_key", NULL, len == 0 ? "No token was given." : "The token is not known.");
         return -1;
     }
     return 0;
 }
 
-int http_write_plain(struct lws *wsi, const struct api_error *e)
+static int write_plain(struct lws *wsi, const struct api_error *e)
 {
     unsigned char buffer[LWS_PRE + 1024];
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *body = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
+    char *body = api_error_text(e);
     if (!body) {
         return -1;
     }
@@ -140,7 +138,7 @@ static bool subprotocol_fits(struct lws *wsi)
     return false;
 }
 
-int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE])
+int http_check_upgrade(struct net *n, struct lws *wsi, char owner[OWNER_SIZE])
 {
     struct api_error e = {0};
     unsigned char token[TOKEN_DIGEST_BYTES];
@@ -164,24 +162,24 @@ int http_check_upgrade(struct server *s, struct lws *wsi, char owner[OWNER_SIZE]
     } else if (!subprotocol_fits(wsi)) {
         api_error_set(&e, 400, "invalid_header", NULL,
                       "The only WebSocket sub-protocol here is convod; none is needed.");
-    } else if (http_check_access(s, wsi, false, owner, token, NULL, &e)) {
+    } else if (http_check_access(n, wsi, false, owner, token, NULL, &e)) {
         /* e is set */
-    } else if (s->stopping) {
+    } else if (n->api->stopping) {
         api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
     }
-    return e.status ? http_write_plain(wsi, &e) : 0;
+    return e.status ? write_plain(wsi, &e) : 0;
 }
 
 /* Reads the request line and the headers that matter. -1 and *e: refused; *framing_ok says whether the body's length is
  * known. */
 static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
 {
-    struct server *s = c->server;
     struct lws *wsi = c->wsi;
-    struct http_request *r = &c->request;
+    struct http_request *h = &c->http;
+    struct client_request *r = &c->client.request;
     char value[300], path[ROUTE_PATH_MAX];
     *framing_ok = false;
-    r->length = -1;
+    h->length = -1;
     r->method = METHOD_OTHER;
     route_query_init(&r->query);
     enum lws_token_indexes uri = WSI_TOKEN_COUNT;
@@ -191,7 +189,7 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
             r->method = methods[i].method;
         }
     }
-    r->http10 = header(wsi, WSI_TOKEN_HTTP, value, sizeof(value)) <= 0 || strcmp(value, "HTTP/1.1") != 0;
+    h->http10 = header(wsi, WSI_TOKEN_HTTP, value, sizeof(value)) <= 0 || strcmp(value, "HTTP/1.1") != 0;
     if (header_bytes(wsi) > HEADER_BYTES_MAX) {
         api_error_set(e, 431, "headers_too_large", NULL, "The headers are larger than %d bytes.", HEADER_BYTES_MAX);
         return -1;
@@ -202,8 +200,8 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
     }
     int n = header(wsi, WSI_TOKEN_HTTP_CONTENT_LENGTH, value, sizeof(value));
     if (n != 0) {
-        r->length = n > 0 ? route_content_length(value, (size_t)n) : -1;
-        if (r->length < 0) {
+        h->length = n > 0 ? text_digits(value, (size_t)n) : -1;
+        if (h->length < 0) {
             api_error_set(e, 400, "invalid_header", NULL, "The Content-Length is malformed.");
             return -1;
         }
@@ -213,22 +211,22 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
         api_error_set(e, uri == WSI_TOKEN_COUNT ? 400 : 414, "invalid_request", NULL, "The path is too long.");
         return -1;
     }
-    r->path = strdup(path);
-    if (!r->path) {
+    h->path = strdup(path);
+    if (!h->path) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
     int rc = 0;
     if (r->method != METHOD_OPTIONS) {
-        rc = route_find(server_routes, server_n_routes, r->method, path, &r->route, r->param);
+        rc = route_find(api_routes, api_n_routes, r->method, path, &r->route, r->param);
     }
     bool open_route = r->method == METHOD_OPTIONS || (r->route && r->route->open);
-    if (http_check_access(s, wsi, open_route, c->owner, c->token, &r->origin, e)) {
+    if (http_check_access(c->net, wsi, open_route, c->client.owner, c->token, &h->origin, e)) {
         return -1;
     }
     if (r->method == METHOD_OPTIONS && header(wsi, WSI_TOKEN_HTTP_AC_REQUEST_HEADERS, value, sizeof(value)) > 0 &&
         strlen(value) <= CORS_HEADERS_MAX && value[strspn(value, CORS_HEADER_CHARS)] == '\0') {
-        r->cors_headers = strdup(value);
+        h->cors_headers = strdup(value);
     }
     if (rc == 404) {
         api_error_set(e, 404, "not_found", NULL, "There is nothing at this path.");
@@ -256,7 +254,7 @@ static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
             return -1;
         }
     }
-    if (r->length > BODY_BYTES_MAX) {
+    if (h->length > BODY_BYTES_MAX) {
         api_error_set(e, 413, "body_too_large", NULL, "The body is larger than %d bytes.", BODY_BYTES_MAX);
         return -1;
     }
@@ -288,58 +286,59 @@ static int read_retry(struct conn *c, struct api_error *e)
         return -1;
     }
     if (n > 0) {
-        c->request.idempotency_key = strdup(value);
-        if (!c->request.idempotency_key) {
+        c->client.request.retry.idempotency_key = strdup(value);
+        if (!c->client.request.retry.idempotency_key) {
             api_error_set(e, 500, "server_error", NULL, "Out of memory.");
             return -1;
         }
     }
     if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value)) > 0) {
-        c->request.retry_count = (int)route_content_length(value, strnlen(value, 6));
+        c->client.request.retry.count = (int)text_digits(value, strnlen(value, 6));
     }
     return 0;
 }
 
 int http_begin(struct conn *c)
 {
-    struct server *s = c->server;
-    struct http_request *r = &c->request;
+    struct api *api = c->net->api;
+    struct http_request *h = &c->http;
+    struct client_request *r = &c->client.request;
     if (c->phase != CONN_IDLE) {
         return -1; /* a second request before the first was answered */
     }
     conn_request_clear(c);
-    s->counters.requests++;
+    api->metrics.requests++;
     lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
     bool framing_ok;
     struct api_error e = {0};
     int rc = read_headers(c, &framing_ok, &e);
     if (!framing_ok) {
         /* Where this request ends is not known: say so at once, before the library looks at what follows. */
-        http_write_plain(c->wsi, &e);
-        s->counters.errors++;
+        write_plain(c->wsi, &e);
+        api->metrics.errors++;
         return -1;
     }
     char expect[32];
     bool expects = header(c->wsi, WSI_TOKEN_HTTP_EXPECT, expect, sizeof(expect)) > 0;
     bool post = r->method == METHOD_POST || r->method == METHOD_OTHER;
-    if (!rc && r->route && r->route->needs_model && !s->session) {
-        api_error_set(&e, 503, s->stopping ? "server_shutdown" : "model_loading", NULL, "%s",
-                      s->stopping ? "The server is stopping." : "The model is still loading.");
+    if (!rc && r->route && r->route->needs_model && !api->runs.session) {
+        api_error_set(&e, 503, api->stopping ? "server_shutdown" : "model_loading", NULL, "%s",
+                      api->stopping ? "The server is stopping." : "The model is still loading.");
         rc = -1;
     }
-    if (r->http10 || (post && r->length < 0)) {
+    if (h->http10 || (post && h->length < 0)) {
         c->close_after = true;
     }
     if (!rc) {
         rc = read_retry(c, &e);
     }
-    if (r->length > 0) {
+    if (h->length > 0) {
         int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;
-        if (!rc || (!expects && r->length <= readable)) {
+        if (!rc || (!expects && h->length <= readable)) {
             c->phase = CONN_BODY;
             c->discard = rc != 0;
             c->refused = e;
-            lws_set_timeout(c->wsi, PENDING_TIMEOUT_HTTP_CONTENT, s->config->timeout_seconds);
+            lws_set_timeout(c->wsi, PENDING_TIMEOUT_HTTP_CONTENT, c->net->config->timeout_seconds);
             if (!rc && expects) {
                 unsigned char go_on[LWS_PRE + 32];
                 int n = snprintf((char *)go_on + LWS_PRE, 32, "HTTP/1.1 100 Continue\r\n\r\n");
@@ -353,30 +352,30 @@ int http_begin(struct conn *c)
     }
     /* No body to wait for. A POST without a length is left in the library's body state, which reads on. */
     c->phase = CONN_WORKING;
-    if (!(post && r->length < 0)) {
+    if (!(post && h->length < 0)) {
         c->flow_stopped = true;
         if (lws_rx_flow_control(c->wsi, 0) < 0) {
             return -1;
         }
     }
     if (rc) {
-        conn_answer_error(c, &e);
+        client_answer_error(&c->client, &e);
     } else {
-        server_dispatch(c);
+        api_dispatch(&c->client);
     }
     return 0;
 }
 
 int http_body(struct conn *c, const void *data, size_t len)
 {
-    struct http_request *r = &c->request;
+    struct client_request *r = &c->client.request;
     if (c->phase != CONN_BODY || c->discard || len == 0) {
         return 0;
     }
-    if (len > (size_t)r->length - r->body_len) {
+    if (len > (size_t)c->http.length - r->body_len) {
         return -1;
     }
-    int rc = server_grow_buffer(c->server, &r->body, &r->body_size, r->body_len + len + 1, &c->refused);
+    int rc = budget_grow(&c->net->api->budget, &r->body, &c->http.body_size, r->body_len + len + 1, &c->refused);
     if (rc == -EDQUOT) {
         c->discard = true; /* the rest is read, so that the answer arrives */
         return 0;
@@ -395,20 +394,20 @@ int http_body_complete(struct conn *c)
     if (c->phase == CONN_WORKING || c->phase == CONN_ANSWERING) {
         /* Called again: more bytes follow the body before the answer was given. The library would call again and again
          * for them; whoever does that loses the connection, and the turn ends as its policy says. */
-        return c->request.length > 0 ? -1 : 0;
+        return c->http.length > 0 ? -1 : 0;
     }
     if (c->phase != CONN_BODY) {
         return 0;
     }
-    if (!c->discard && c->request.body_len != (size_t)c->request.length) {
+    if (!c->discard && c->client.request.body_len != (size_t)c->http.length) {
         return -1;
     }
     lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
     c->phase = CONN_WORKING;
     if (c->discard) {
-        conn_answer_error(c, &c->refused);
+        client_answer_error(&c->client, &c->refused);
     } else {
-        server_dispatch(c);
+        api_dispatch(&c->client);
     }
     return 0;
 }

@@ -6,10 +6,11 @@
  */
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 static int parse_messages(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -98,7 +99,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         cJSON_Delete(body);
         return NULL;
     }
-    q->api = RUN_CHAT;
+    q->format = &completions_format;
     q->store = q->generate = true;
     int64_t max_tokens = 0;
     const char *model = NULL;
@@ -128,21 +129,17 @@ fail:
     return NULL;
 }
 
-void chat_create(struct conn *c)
+void chat_create(struct client *c)
 {
     struct api_error e = {0};
     cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
     struct turn_request *q = body ? chat_parse(body, &e) : NULL;
-    if (!q || !model_check(c->server, q->model, &e) || !turn_request_count(q, c->server, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
-        conn_answer_error(c, &e);
+        client_answer_error(c, &e);
         return;
     }
-    if (retry_attach(c, RUN_CHAT, q->stream)) {
-        turn_request_free(q);
-        return;
-    }
-    run_start(c, q, q->stream ? SUBSCRIBE_SSE : SUBSCRIBE_BODY);
+    client_start(c, q);
 }
 
 /* ---- events --------------------------------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ static cJSON *head(const struct run *run, const char *object)
     cJSON_AddStringToObject(o, "id", id);
     cJSON_AddStringToObject(o, "object", object);
     cJSON_AddNumberToObject(o, "created", (double)(run->created_ms / 1000));
-    cJSON_AddStringToObject(o, "model", run->server->model_name);
+    cJSON_AddStringToObject(o, "model", run->runs->model);
     return o;
 }
 
@@ -214,7 +211,7 @@ static void emit(struct run *run, cJSON *delta, const char *reason, bool with_us
     run_log(run, NULL, text);
 }
 
-void chat_started(struct run *run)
+static void chat_started(struct run *run)
 {
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, "role", "assistant");
@@ -222,7 +219,7 @@ void chat_started(struct run *run)
     emit(run, delta, NULL, false);
 }
 
-void chat_delta(struct run *run, const char *text)
+static void chat_delta(struct run *run, const char *text)
 {
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, "content", text);
@@ -248,7 +245,7 @@ static char *whole(const struct run *run)
     return text;
 }
 
-void chat_done(struct run *run)
+static void chat_done(struct run *run)
 {
     if (run->failed) {
         if (run->started) {
@@ -268,3 +265,6 @@ void chat_done(struct run *run)
     run->answer = whole(run);
     run->answer_status = 200;
 }
+
+const struct run_format completions_format = {
+    .started = chat_started, .delta = chat_delta, .done = chat_done, .match = true};

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 #define TITLE_MAX        512
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
@@ -44,7 +44,7 @@ static cJSON *conversation_object(const struct session_conversation *c)
     return o;
 }
 
-static bool id_or_404(struct conn *c)
+static bool id_or_404(struct client *c)
 {
     if (id_valid("conv_", c->request.param)) {
         return true;
@@ -52,14 +52,14 @@ static bool id_or_404(struct conn *c)
     struct api_error e;
     api_error_set(&e, 404, "conversation_not_found", "id", "There is no conversation with id '%.100s'.",
                   c->request.param);
-    conn_answer_error(c, &e);
+    client_answer_error(c, &e);
     return false;
 }
 
-static void got_one(struct conn *c, struct op *op, const struct session_result *r)
+static void got_one(struct client *c, struct op *op, const struct session_result *r)
 {
     if (r->n_conversations) {
-        conn_answer_json(c, 200, conversation_object(&r->conversations[0]));
+        client_answer_json(c, 200, conversation_object(&r->conversations[0]));
         return;
     }
     /* A command that reports no row: ask for it. */
@@ -67,13 +67,13 @@ static void got_one(struct conn *c, struct op *op, const struct session_result *
     if (!again) {
         return;
     }
-    if (op->flag || !c->server->session) {
+    if (op->flag || !c->api->runs.session) {
         op_free(again);
-        conn_answer(c, 500, NULL, NULL);
+        client_answer(c, 500, NULL, NULL);
         return;
     }
     again->flag = true;
-    op_posted(c, again, session_conversation_get(c->server->session, c->owner, again->id, op_done, again));
+    op_posted(c, again, session_conversation_get(c->api->runs.session, c->owner, again->id, op_done, again));
 }
 
 /* What create and update have in common. */
@@ -83,7 +83,7 @@ struct fields {
     char *metadata;
 };
 
-static int read_fields(struct conn *c, struct fields *f)
+static int read_fields(struct client *c, struct fields *f)
 {
     struct api_error e = {0};
     const cJSON *own = NULL, *metadata = NULL;
@@ -113,11 +113,11 @@ static int read_fields(struct conn *c, struct fields *f)
     return 0;
 refuse:
     cJSON_Delete(f->body);
-    conn_answer_error(c, &e);
+    client_answer_error(c, &e);
     return -1;
 }
 
-void conversations_create(struct conn *c)
+void conversations_create(struct client *c)
 {
     struct fields f;
     char id[ID_SIZE];
@@ -127,24 +127,24 @@ void conversations_create(struct conn *c)
     struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, got_one);
     if (op) {
         op_posted(c, op,
-                  session_conversation_create(c->server->session, c->owner, id, f.title, f.metadata, f.instructions,
+                  session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
                                               op_done, op));
     } else {
-        conn_answer(c, 500, NULL, NULL);
+        client_answer(c, 500, NULL, NULL);
     }
     free(f.metadata);
     cJSON_Delete(f.body);
 }
 
-void conversations_get(struct conn *c)
+void conversations_get(struct client *c)
 {
     struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_one) : NULL;
     if (op) {
-        op_posted(c, op, session_conversation_get(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
 
-void conversations_update(struct conn *c)
+void conversations_update(struct client *c)
 {
     struct fields f;
     if (!id_or_404(c) || read_fields(c, &f)) {
@@ -153,61 +153,61 @@ void conversations_update(struct conn *c)
     struct op *op = op_new(c, c->request.param, got_one);
     if (op) {
         op_posted(c, op,
-                  session_conversation_update(c->server->session, c->owner, op->id, f.title, f.metadata, f.instructions,
-                                              op_done, op));
+                  session_conversation_update(c->api->runs.session, c->owner, op->id, f.title, f.metadata,
+                                              f.instructions, op_done, op));
     }
     free(f.metadata);
     cJSON_Delete(f.body);
 }
 
-static void deleted(struct conn *c, struct op *op, const struct session_result *r)
+static void deleted(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)r;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", op->id);
     cJSON_AddStringToObject(o, "object", "conversation.deleted");
     cJSON_AddBoolToObject(o, "deleted", true);
-    conn_answer_json(c, 200, o);
+    client_answer_json(c, 200, o);
 }
 
-void conversations_delete(struct conn *c)
+void conversations_delete(struct client *c)
 {
     struct op *op = id_or_404(c) ? op_new(c, c->request.param, deleted) : NULL;
     if (op) {
         op->deletes = true;
-        op_posted(c, op, session_conversation_delete(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_conversation_delete(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
 
-static void listed(struct conn *c, struct op *op, const struct session_result *r)
+static void listed(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)op;
     cJSON *data = cJSON_CreateArray();
     for (size_t i = 0; i < r->n_conversations; i++) {
         cJSON_AddItemToArray(data, conversation_object(&r->conversations[i]));
     }
-    conn_answer_json(c, 200, list_object(data, r->more));
+    client_answer_json(c, 200, list_object(data, r->more));
 }
 
-void conversations_list(struct conn *c)
+void conversations_list(struct client *c)
 {
     const struct route_query *q = &c->request.query;
     if (q->after[0] && !id_valid("conv_", q->after)) {
         struct api_error e;
         api_error_set(&e, 400, "invalid_value", "after", "'after' must be the id of a conversation.");
-        conn_answer_error(c, &e);
+        client_answer_error(c, &e);
         return;
     }
     struct op *op = op_new(c, q->after[0] ? q->after : "conv_", listed);
     if (op) {
         op_posted(c, op,
-                  session_conversation_list(c->server->session, c->owner, q->after[0] ? q->after : NULL,
+                  session_conversation_list(c->api->runs.session, c->owner, q->after[0] ? q->after : NULL,
                                             q->limit > 0 ? (int)q->limit : LIMIT_DEFAULT, q->q[0] ? q->q : NULL,
                                             op_done, op));
     }
 }
 
-void conn_answer_page(struct conn *c, cJSON *items)
+void client_answer_page(struct client *c, cJSON *items)
 {
     const struct route_query *query = &c->request.query;
     bool ascending = query->has_order && query->order_asc;
@@ -218,7 +218,7 @@ void conn_answer_page(struct conn *c, cJSON *items)
     if (n && !all) {
         cJSON_Delete(items);
         cJSON_Delete(page);
-        conn_answer(c, 500, NULL, NULL);
+        client_answer(c, 500, NULL, NULL);
         return;
     }
     const cJSON *item;
@@ -239,7 +239,7 @@ void conn_answer_page(struct conn *c, cJSON *items)
         cJSON_Delete(items);
         cJSON_Delete(page);
         api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
-        conn_answer_error(c, &e);
+        client_answer_error(c, &e);
         return;
     }
     for (i = begin; i < n && i < begin + limit; i++) {
@@ -248,38 +248,38 @@ void conn_answer_page(struct conn *c, cJSON *items)
     bool more = i < n;
     free(all);
     cJSON_Delete(items);
-    conn_answer_json(c, 200, list_object(page, more));
+    client_answer_json(c, 200, list_object(page, more));
 }
 
-static void got_items(struct conn *c, struct op *op, const struct session_result *r)
+static void got_items(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)op;
     cJSON *items = cJSON_CreateArray();
     for (size_t i = 0; i < r->n_responses; i++) {
         response_items(&r->responses[i], true, items);
     }
-    conn_answer_page(c, items);
+    client_answer_page(c, items);
 }
 
-void conversations_items(struct conn *c)
+void conversations_items(struct client *c)
 {
     struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_items) : NULL;
     if (op) {
-        op_posted(c, op, session_conversation_responses(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_conversation_responses(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
 
-static void evicted(struct conn *c, struct op *op, const struct session_result *r)
+static void evicted(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)r;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", op->id);
     cJSON_AddStringToObject(o, "object", "conversation.evicted");
     cJSON_AddStringToObject(o, "to", op->flag ? "disk" : "ram");
-    conn_answer_json(c, 200, o);
+    client_answer_json(c, 200, o);
 }
 
-void conversations_evict(struct conn *c)
+void conversations_evict(struct client *c)
 {
     struct api_error e = {0};
     const char *to = NULL;
@@ -298,11 +298,11 @@ void conversations_evict(struct conn *c)
     struct op *op = op_new(c, c->request.param, evicted);
     if (op) {
         op->flag = !to || strcmp(to, "disk") == 0;
-        op_posted(c, op, session_conversation_evict(c->server->session, c->owner, op->id, op->flag, op_done, op));
+        op_posted(c, op, session_conversation_evict(c->api->runs.session, c->owner, op->id, op->flag, op_done, op));
     }
     cJSON_Delete(body);
     return;
 refuse:
     cJSON_Delete(body);
-    conn_answer_error(c, &e);
+    client_answer_error(c, &e);
 }

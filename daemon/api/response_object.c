@@ -5,10 +5,11 @@
  * a number alone.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 static void add_or_null(cJSON *o, const char *key, const char *value)
 {
@@ -133,7 +134,7 @@ cJSON *response_object(const struct run *run)
     add_or_null(o, "instructions", q->instructions);
     add_param(o, params, "max_output_tokens", cJSON_CreateNull());
     cJSON_AddNullToObject(o, "max_tool_calls");
-    cJSON_AddStringToObject(o, "model", run->server->model_name);
+    cJSON_AddStringToObject(o, "model", run->runs->model);
     cJSON *output = cJSON_AddArrayToObject(o, "output");
     if (run->ended && !run->failed && q->generate) {
         cJSON_AddItemToArray(output, message_item(run->message_id, run->status, run->text ? run->text : ""));
@@ -227,13 +228,13 @@ static void item_end(struct run *run)
     emit(run, "response.output_item.done", e);
 }
 
-void responses_started(struct run *run)
+static void responses_started(struct run *run)
 {
     emit_response(run, "response.created");
     emit_response(run, "response.in_progress");
 }
 
-void responses_progress(struct run *run, const struct session_event *ev)
+static void responses_progress(struct run *run, const struct session_event *ev)
 {
     cJSON *e = cJSON_CreateObject();
     cJSON_AddStringToObject(e, "response_id", run->id);
@@ -243,7 +244,7 @@ void responses_progress(struct run *run, const struct session_event *ev)
     emit(run, "response.convod.progress", e);
 }
 
-void responses_delta(struct run *run, const char *text)
+static void responses_delta(struct run *run, const char *text)
 {
     item_begin(run);
     cJSON *e = part_event(run);
@@ -252,7 +253,7 @@ void responses_delta(struct run *run, const char *text)
     emit(run, "response.output_text.delta", e);
 }
 
-void responses_done(struct run *run)
+static void responses_completed(struct run *run)
 {
     if (run->request->generate) {
         item_begin(run);
@@ -265,12 +266,24 @@ void responses_done(struct run *run)
     cJSON_Delete(o);
 }
 
-void responses_failed(struct run *run)
+static void responses_failed(struct run *run)
 {
     if (run->started) {
         emit_response(run, "response.failed");
     }
 }
+
+static void responses_done(struct run *run)
+{
+    if (run->failed) {
+        responses_failed(run);
+    } else {
+        responses_completed(run);
+    }
+}
+
+const struct run_format responses_format = {
+    .started = responses_started, .progress = responses_progress, .delta = responses_delta, .done = responses_done};
 
 /* ---- stored responses
  * ------------------------------------------------------------------------------------------------ */
@@ -280,7 +293,7 @@ static char *copy(const char *s)
     return s ? strdup(s) : NULL;
 }
 
-struct run *run_from_stored(struct server *s, const char *owner, const struct session_response *r)
+struct run *run_from_stored(struct runs *rs, const char *owner, const struct session_response *r)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct turn_request *q = calloc(1, sizeof(*q));
@@ -289,8 +302,9 @@ struct run *run_from_stored(struct server *s, const char *owner, const struct se
         free(q);
         return NULL;
     }
-    run->server = s;
+    run->runs = rs;
     run->request = q;
+    q->format = &responses_format;
     snprintf(run->id, sizeof(run->id), "%s", r->id);
     snprintf(run->owner, sizeof(run->owner), "%s", owner);
     id_derive("msg_", run->id, run->message_id);
@@ -357,11 +371,7 @@ size_t responses_replay(struct run *run, int64_t starting_after)
         run->sequence = starting_after + 1;
         run->item_open = !progress;
     }
-    if (failed) {
-        responses_failed(run);
-    } else {
-        responses_done(run);
-    }
+    responses_done(run);
     size_t from = starting_after < known ? (size_t)(starting_after + 1) : 0;
     return from < run->n_log ? from : run->n_log;
 }

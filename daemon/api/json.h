@@ -8,22 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/run/run.h"
+
 #define JSON_DEPTH_MAX  64
 #define JSON_VALUES_MAX 200000
 
-/* An error as the API sends it. status 0 = none. type and code are static strings. */
-struct api_error {
-    int status;
-    const char *type, *code; /* code may be NULL */
-    char param[96];          /* "" = null */
-    char message[256];
-};
-void api_error_set(struct api_error *e, int status, const char *code, const char *param, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
 /* {"message", "type", "code", "param"} */
 cJSON *api_error_json(const struct api_error *e);
-
-bool utf8_valid(const char *s, size_t len);
 
 /* Parses a request body: an object of valid UTF-8 without NUL, not nested deeper than JSON_DEPTH_MAX, of at most
  * JSON_VALUES_MAX values, every number finite. NULL and *e otherwise. */

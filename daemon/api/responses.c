@@ -1,9 +1,10 @@
 /* responses.c - the Responses API: create bodies, and the routes under /v1/responses. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 #define MODEL_NAME_MAX   256
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
@@ -196,7 +197,7 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
 }
 
 /* Our additions, under one key. */
-static int parse_convod(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+static int parse_convod(struct turn_request *q, const cJSON *body, bool websocket, cJSON *echo, struct api_error *e)
 {
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL;
@@ -206,8 +207,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, cJSON *echo, 
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e)) {
         return -1;
     }
+    q->finish_on_disconnect = websocket && q->conversation;
     if (disconnect) {
-        q->has_disconnect = true;
         q->finish_on_disconnect = strcmp(disconnect, "finish") == 0;
         if (!q->finish_on_disconnect && strcmp(disconnect, "cancel") != 0) {
             api_error_set(e, 400, "invalid_value", "convod.on_disconnect",
@@ -259,11 +260,11 @@ static int parse_chain(struct turn_request *q, const cJSON *body, struct api_err
         return -1;
     }
     if (previous && !id_valid("resp_", previous)) {
-        run_session_error(SESSION_PREVIOUS_NOT_FOUND, NULL, e);
+        api_error_session(SESSION_PREVIOUS_NOT_FOUND, NULL, e);
         return -1;
     }
     if (conversation && !id_valid("conv_", conversation)) {
-        run_session_error(SESSION_CONVERSATION_NOT_FOUND, NULL, e);
+        api_error_session(SESSION_CONVERSATION_NOT_FOUND, NULL, e);
         return -1;
     }
     q->previous = previous ? strdup(previous) : NULL;
@@ -332,7 +333,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         goto fail;
     }
-    q->api = RUN_RESPONSES;
+    q->format = &responses_format;
     q->store = q->generate = true;
     int64_t max_output = 0;
     const char *model = NULL, *instructions = NULL;
@@ -343,7 +344,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
         json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
-        json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) || parse_convod(q, body, echo, e)) {
+        json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
+        parse_convod(q, body, websocket, echo, e)) {
         goto fail;
     }
     q->model = model ? strdup(model) : NULL;
@@ -374,101 +376,115 @@ fail:
     return NULL;
 }
 
-bool model_check(const struct server *s, const char *model, struct api_error *e)
+bool model_check(const struct api *api, const char *model, struct api_error *e)
 {
-    if (!model || server_model_known(s, model)) {
+    if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||
+        strcmp(model, "convod") == 0 || strcmp(model, "default") == 0) {
         return true;
     }
     api_error_set(e, 404, "model_not_found", "model", "The model '%.100s' does not exist here; this is '%.100s'.",
-                  model, s->model_name);
+                  model, api->model_name);
     return false;
 }
 
 /* ---- routes --------------------------------------------------------------------------------------------------------
  */
 
-void responses_create(struct conn *c)
+void client_start(struct client *c, struct turn_request *q)
+{
+    struct api_error e = {0};
+    struct runs *rs = &c->api->runs;
+    struct run_retry *retry = &c->request.retry;
+    bool stream = q->stream;
+    retry_digest(c->request.body, c->request.body_len, retry->digest);
+    struct run *run = retry_find(rs, c->owner, q->format, retry, &e);
+    if (run) {
+        turn_request_free(q);
+    } else if (e.status || run_start(rs, c->owner, q, retry, NULL, &run, &e)) {
+        turn_request_free(q);
+        client_answer_error(c, &e);
+        return;
+    }
+    client_read(c, run, stream ? READ_SSE : READ_BODY, 0, NULL);
+}
+
+void responses_create(struct client *c)
 {
     struct api_error e = {0};
     cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
     struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
-    if (!q || !model_check(c->server, q->model, &e) || !turn_request_count(q, c->server, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
-        conn_answer_error(c, &e);
+        client_answer_error(c, &e);
         return;
     }
-    if (retry_attach(c, RUN_RESPONSES, q->stream)) {
-        turn_request_free(q);
-        return;
-    }
-    run_start(c, q, q->stream ? SUBSCRIBE_SSE : SUBSCRIBE_BODY);
+    client_start(c, q);
 }
 
-static bool id_or_404(struct conn *c)
+static bool id_or_404(struct client *c)
 {
     if (id_valid("resp_", c->request.param)) {
         return true;
     }
     struct api_error e;
     api_error_set(&e, 404, "response_not_found", "id", "There is no response with id '%.100s'.", c->request.param);
-    conn_answer_error(c, &e);
+    client_answer_error(c, &e);
     return false;
 }
 
-static void got(struct conn *c, struct op *op, const struct session_result *r)
+static void got(struct client *c, struct op *op, const struct session_result *r)
 {
-    struct run *run = r->n_responses ? run_from_stored(c->server, c->owner, &r->responses[0]) : NULL;
+    struct run *run = r->n_responses ? run_from_stored(&c->api->runs, c->owner, &r->responses[0]) : NULL;
     if (!run) {
-        conn_answer(c, 500, NULL, NULL);
+        client_answer(c, 500, NULL, NULL);
         return;
     }
     if (op->flag) {
         /* For this reader alone: another one may ask for another part. */
         run->hidden = true;
-        run_subscribe(run, c, SUBSCRIBE_SSE, responses_replay(run, op->number), NULL);
+        client_read(c, run, READ_SSE, responses_replay(run, op->number), NULL);
         run_remember(run);
         return;
     }
-    conn_answer_json(c, 200, response_object(run));
+    client_answer_json(c, 200, response_object(run));
     run_free(run);
 }
 
-void responses_get(struct conn *c)
+void responses_get(struct client *c)
 {
     if (!id_or_404(c)) {
         return;
     }
     const struct route_query *query = &c->request.query;
     bool stream = query->stream && c->request.method == METHOD_GET; /* HEAD has no body */
-    struct run *run = run_find(c->server, c->owner, c->request.param);
-    if (run && stream && run->request->api == RUN_RESPONSES && run->started) {
-        size_t from = (size_t)(query->starting_after + 1);
-        run_subscribe(run, c, SUBSCRIBE_SSE, from > run->n_log ? run->n_log : from, NULL);
+    struct run *run = run_find(&c->api->runs, c->owner, c->request.param);
+    if (run && stream && run->request->format == &responses_format && run->started) {
+        client_read(c, run, READ_SSE, (size_t)(query->starting_after + 1), NULL);
         return;
     }
     if (run && (!run->ended || run->failed) && run->request->store) {
-        conn_answer_json(c, 200, response_object(run));
+        client_answer_json(c, 200, response_object(run));
         return;
     }
     struct op *op = op_new(c, c->request.param, got);
     if (op) {
         op->flag = stream;
         op->number = query->starting_after;
-        op_posted(c, op, session_response_get(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
 
-static void deleted(struct conn *c, struct op *op, const struct session_result *r)
+static void deleted(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)r;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", op->id);
     cJSON_AddStringToObject(o, "object", "response");
     cJSON_AddBoolToObject(o, "deleted", true);
-    conn_answer_json(c, 200, o);
+    client_answer_json(c, 200, o);
 }
 
-void responses_delete(struct conn *c)
+void responses_delete(struct client *c)
 {
     if (!id_or_404(c)) {
         return;
@@ -476,42 +492,42 @@ void responses_delete(struct conn *c)
     struct op *op = op_new(c, c->request.param, deleted);
     if (op) {
         op->deletes = true;
-        op_posted(c, op, session_response_delete(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_response_delete(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
 
-void responses_cancel(struct conn *c)
+void responses_cancel(struct client *c)
 {
     if (!id_or_404(c)) {
         return;
     }
-    struct run *run = run_find(c->server, c->owner, c->request.param);
+    struct run *run = run_find(&c->api->runs, c->owner, c->request.param);
     if (run && !run->ended) {
-        session_cancel(c->server->session, c->owner, run->id);
-        run_subscribe(run, c, SUBSCRIBE_BODY, 0, NULL);
+        run_cancel(run);
+        client_read(c, run, READ_BODY, 0, NULL);
         return;
     }
     c->request.query.stream = false;
     responses_get(c);
 }
 
-static void got_input(struct conn *c, struct op *op, const struct session_result *r)
+static void got_input(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)op;
     cJSON *items = cJSON_CreateArray();
     if (r->n_responses) {
         response_items(&r->responses[0], false, items);
     }
-    conn_answer_page(c, items);
+    client_answer_page(c, items);
 }
 
-void responses_input_items(struct conn *c)
+void responses_input_items(struct client *c)
 {
     if (!id_or_404(c)) {
         return;
     }
     struct op *op = op_new(c, c->request.param, got_input);
     if (op) {
-        op_posted(c, op, session_response_get(c->server->session, c->owner, op->id, op_done, op));
+        op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }

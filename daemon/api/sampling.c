@@ -5,7 +5,7 @@
 #include <openssl/rand.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 /* Numbers up to here survive JSON (RFC 8259, 6), so a turn can be repeated from the seed that it is shown with. */
 #define SEED_MAX ((1LL << 53) - 1)

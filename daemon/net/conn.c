@@ -7,44 +7,47 @@
  * bytes that it cannot take in that state; it must be on again to write, so conn_wake() switches it.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/net/net_internal.h"
 
-#define PUMP_BYTES (64 * 1024) /* of events queued ahead of the socket */
-
-static struct conn **bucket(struct server *s, uint64_t id)
+static struct conn **bucket(struct net *n, uint64_t id)
 {
-    return &s->buckets[id % CONN_BUCKETS];
+    return &n->buckets[id % CONN_BUCKETS];
 }
 
-struct conn *conn_new(struct server *s, struct lws *wsi, const char *address)
+struct conn *conn_new(struct net *n, struct lws *wsi, const char *address)
 {
     struct conn *c = calloc(1, sizeof(*c));
     if (!c) {
         return NULL;
     }
-    c->server = s;
+    c->client.ops = &conn_ops;
+    c->client.api = n->api;
+    c->client.id = ++n->next_conn_id;
+    c->client.home.owner = c->client.owner;
+    c->net = n;
     c->wsi = wsi;
-    c->id = ++s->next_conn_id;
     snprintf(c->address, sizeof(c->address), "%s", address);
-    struct conn **head = bucket(s, c->id);
+    struct conn **head = bucket(n, c->client.id);
     c->next = *head;
     if (c->next) {
         c->next->prev = c;
     }
     *head = c;
-    s->n_conns++;
-    s->counters.connections++;
+    n->api->n_clients = ++n->n_conns;
+    n->api->metrics.connections++;
     return c;
 }
 
-struct conn *conn_find(struct server *s, uint64_t id)
+struct client *conn_find(struct api *api, uint64_t id)
 {
-    for (struct conn *c = *bucket(s, id); c; c = c->next) {
-        if (c->id == id) {
-            return c->dropped ? NULL : c;
+    struct net *n = api->find_arg;
+    for (struct conn *c = *bucket(n, id); c; c = c->next) {
+        if (c->client.id == id) {
+            return c->client.dropped ? NULL : &c->client;
         }
     }
     return NULL;
@@ -52,48 +55,46 @@ struct conn *conn_find(struct server *s, uint64_t id)
 
 void conn_request_clear(struct conn *c)
 {
-    free(c->request.path);
-    free(c->request.origin);
-    free(c->request.cors_headers);
-    free(c->request.idempotency_key);
-    free(c->request.body);
-    server_give_bytes(c->server, c->request.body_size);
-    memset(&c->request, 0, sizeof(c->request));
-    c->streaming = c->answer_complete = c->discard = false;
+    free(c->http.path);
+    free(c->http.origin);
+    free(c->http.cors_headers);
+    budget_give(&c->net->api->budget, c->http.body_size);
+    memset(&c->http, 0, sizeof(c->http));
+    client_request_clear(&c->client);
+    c->discard = false;
 }
 
 void conn_free(struct conn *c)
 {
-    struct server *s = c->server;
-    c->dropped = true;
-    while (c->subscribers) {
-        subscriber_unlink(c->subscribers);
-    }
-    ws_free(c);
+    struct net *n = c->net;
+    client_free(&c->client);
     while (c->out_head) {
         struct chunk *next = c->out_head->next;
         free(c->out_head);
         c->out_head = next;
     }
     conn_request_clear(c);
+    budget_give(&n->api->budget, c->message_size);
+    free(c->message);
     if (c->prev) {
         c->prev->next = c->next;
     } else {
-        *bucket(s, c->id) = c->next;
+        *bucket(n, c->client.id) = c->next;
     }
     if (c->next) {
         c->next->prev = c->prev;
     }
-    s->n_conns--;
+    n->api->n_clients = --n->n_conns;
     free(c);
 }
 
-void conn_wake(struct conn *c)
+static void wake(struct client *client)
 {
+    struct conn *c = (struct conn *)client;
     /* conn_write() looks at everything once more before it returns. Asking for another WRITEABLE there and then
      * stopping to read would leave the request standing, and the library spins on a socket that may write but is
      * stopped. */
-    if (c->dropped || c->writing) {
+    if (c->client.dropped || c->writing) {
         return;
     }
     if (c->flow_stopped && c->phase != CONN_WEBSOCKET && lws_rx_flow_control(c->wsi, 1) < 0) {
@@ -105,17 +106,17 @@ void conn_wake(struct conn *c)
 
 void conn_drop(struct conn *c)
 {
-    if (c->dropped) {
+    if (c->client.dropped) {
         return;
     }
-    c->dropped = true;
+    c->client.dropped = true;
     lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
 }
 
 /* Queues the parts as one chunk. */
 static void queue(struct conn *c, const char *a, size_t a_len, const char *b, size_t b_len, const char *d, size_t d_len)
 {
-    if (c->dropped) {
+    if (c->client.dropped) {
         return;
     }
     size_t len = a_len + b_len + d_len;
@@ -144,8 +145,8 @@ static void queue(struct conn *c, const char *a, size_t a_len, const char *b, si
         c->stalled_since_ms = clock_ms();
     }
     c->out_tail = chunk;
-    c->out_bytes += len;
-    conn_wake(c);
+    c->client.queued_bytes += len;
+    wake(&c->client);
 }
 
 static const char *status_text(int status)
@@ -180,7 +181,8 @@ static const char *status_text(int status)
 /* Status line and headers, up to the empty line. length < 0: a stream of unknown length. */
 static int headers(const struct conn *c, int status, const char *content_type, int64_t length, char *out, size_t size)
 {
-    const struct http_request *r = &c->request;
+    const struct http_request *r = &c->http;
+    bool preflight = c->client.request.method == METHOD_OPTIONS;
     char framing[64] = "";
     if (length >= 0) {
         snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
@@ -188,7 +190,7 @@ static int headers(const struct conn *c, int status, const char *content_type, i
         snprintf(framing, sizeof(framing), "Transfer-Encoding: chunked\r\n");
     }
     char cors[1200] = "";
-    if (r->origin && r->method == METHOD_OPTIONS) {
+    if (r->origin && preflight) {
         snprintf(
             cors, sizeof(cors),
             "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Allow-Methods: GET, POST, DELETE\r\n"
@@ -209,12 +211,9 @@ static int headers(const struct conn *c, int status, const char *content_type, i
     return n < 0 || (size_t)n >= size ? -1 : n;
 }
 
-void conn_answer(struct conn *c, int status, const char *content_type, char *body)
+static void answer(struct client *client, int status, const char *content_type, char *body)
 {
-    if (c->dropped || c->answer_complete) {
-        free(body);
-        return;
-    }
+    struct conn *c = (struct conn *)client;
     static const char no_memory[] = "{\"error\":{\"message\":\"Out of memory.\",\"type\":\"server_error\","
                                     "\"param\":null,\"code\":\"server_error\"}}";
     const char *text = body ? body : status == 204 ? "" : no_memory;
@@ -231,44 +230,17 @@ void conn_answer(struct conn *c, int status, const char *content_type, char *bod
         return;
     }
     if (status >= 400) {
-        c->server->counters.errors++;
+        c->net->api->metrics.errors++;
     }
     c->phase = CONN_ANSWERING;
-    c->answer_complete = true;
-    queue(c, head, (size_t)n, text, c->request.method == METHOD_HEAD ? 0 : len, NULL, 0);
+    c->client.answered = true;
+    queue(c, head, (size_t)n, text, c->client.request.method == METHOD_HEAD ? 0 : len, NULL, 0);
     free(body);
 }
 
-void conn_answer_json(struct conn *c, int status, cJSON *json)
+static void stream_begin(struct client *client)
 {
-    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
-    cJSON_Delete(json);
-    conn_answer(c, status, "application/json", text);
-}
-
-void conn_answer_error(struct conn *c, const struct api_error *e)
-{
-    if (c->phase == CONN_WEBSOCKET) {
-        conn_ws_error(c, e, NULL);
-        return;
-    }
-    if (c->streaming) {
-        cJSON *flat = api_error_json(e);
-        cJSON_AddStringToObject(flat, "type", "error");
-        char *text = cJSON_PrintUnformatted(flat);
-        cJSON_Delete(flat);
-        conn_sse_event(c, "error", text ? text : "{}");
-        free(text);
-        conn_sse_end(c);
-        return;
-    }
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddItemToObject(o, "error", api_error_json(e));
-    conn_answer_json(c, e->status, o);
-}
-
-void conn_sse_begin(struct conn *c)
-{
+    struct conn *c = (struct conn *)client;
     char head[2048];
     int n = headers(c, 200, "text/event-stream; charset=utf-8", -1, head, sizeof(head));
     if (n < 0) {
@@ -276,13 +248,13 @@ void conn_sse_begin(struct conn *c)
         return;
     }
     c->phase = CONN_ANSWERING;
-    c->streaming = true;
+    c->client.streaming = true;
     queue(c, head, (size_t)n, NULL, 0, NULL, 0);
 }
 
 static void sse_send(struct conn *c, const char *text, size_t len)
 {
-    if (c->request.http10) {
+    if (c->http.http10) {
         queue(c, text, len, NULL, 0, NULL, 0);
         return;
     }
@@ -291,8 +263,9 @@ static void sse_send(struct conn *c, const char *text, size_t len)
     queue(c, size, (size_t)n, text, len, "\r\n", 2);
 }
 
-void conn_sse_event(struct conn *c, const char *name, const char *data)
+static void stream_event(struct client *client, const char *name, const char *data)
 {
+    struct conn *c = (struct conn *)client;
     char *text = NULL;
     int n = name ? asprintf(&text, "event: %s\ndata: %s\n\n", name, data) : asprintf(&text, "data: %s\n\n", data);
     if (n < 0) {
@@ -303,142 +276,38 @@ void conn_sse_event(struct conn *c, const char *name, const char *data)
     free(text);
 }
 
-void conn_sse_comment(struct conn *c)
+void conn_comment(struct conn *c)
 {
     sse_send(c, ":\n\n", 3);
 }
 
-void conn_sse_end(struct conn *c)
+static void stream_end(struct client *client)
 {
-    if (!c->streaming || c->answer_complete) {
+    struct conn *c = (struct conn *)client;
+    if (!c->client.streaming || c->client.answered) {
         return;
     }
-    c->answer_complete = true;
-    if (c->request.http10) {
-        conn_wake(c);
+    c->client.answered = true;
+    if (c->http.http10) {
+        wake(&c->client);
     } else {
         queue(c, "0\r\n\r\n", 5, NULL, 0, NULL, 0);
     }
 }
 
-void conn_ws_send(struct conn *c, const char *json, const char *stream_id)
-{
-    if (!stream_id) {
-        queue(c, json, strlen(json), NULL, 0, NULL, 0);
-        return;
-    }
-    /* stream_id is of a safe alphabet, and json begins with '{' and is not empty. */
-    char head[STREAM_ID_MAX + 32];
-    int n = snprintf(head, sizeof(head), "{\"stream_id\":\"%s\",", stream_id);
-    queue(c, head, (size_t)n, json + 1, strlen(json) - 1, NULL, 0);
-}
-
-void conn_ws_error(struct conn *c, const struct api_error *e, const char *stream_id)
-{
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "type", "error");
-    cJSON_AddNumberToObject(o, "status", e->status);
-    cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
-    c->server->counters.errors++;
-    if (!text) {
-        conn_drop(c);
-        return;
-    }
-    conn_ws_send(c, text, stream_id);
-    free(text);
-    if (c->out_bytes > QUEUE_BYTES_MAX) {
-        c->server->counters.dropped_slow++;
-        conn_drop(c);
-    }
-}
-
-void conn_ws_close(struct conn *c, int code, const char *reason)
+void conn_close(struct conn *c, int code, const char *reason)
 {
     if (!c->close_code) {
         c->close_code = code;
         c->close_reason = reason;
-        conn_wake(c);
-    }
-}
-
-/* One entry of the run's log to this subscriber, or its end. False: it has nothing to take now (or is gone). */
-static bool deliver(struct subscriber *sub)
-{
-    struct conn *c = sub->conn;
-    struct run *run = sub->run;
-    if (sub->kind == SUBSCRIBE_BODY) {
-        if (!run->ended) {
-            return false;
-        }
-        if (run->answer) {
-            conn_answer(c, run->answer_status, "application/json", strdup(run->answer));
-        } else {
-            conn_answer_error(c, &run->error);
-        }
-        subscriber_unlink(sub);
-        return true;
-    }
-    if (sub->next < run->n_log) {
-        const struct log_entry *entry = &run->log[sub->next++];
-        sub->delivered_bytes += entry->len;
-        if (sub->kind == SUBSCRIBE_WS || sub->kind == SUBSCRIBE_WATCH) {
-            conn_ws_send(c, entry->data, sub->stream_id);
-        } else {
-            if (!c->streaming) {
-                conn_sse_begin(c);
-            }
-            conn_sse_event(c, entry->name, entry->data);
-        }
-        return true;
-    }
-    if (!run->ended) {
-        return false;
-    }
-    if (sub->kind == SUBSCRIBE_SSE) {
-        if (run->n_log == 0) {
-            conn_answer_error(c, &run->error);
-        } else if (!c->streaming) {
-            conn_sse_begin(c); /* resumed after the last event */
-            conn_sse_end(c);
-        } else {
-            conn_sse_end(c);
-        }
-        subscriber_unlink(sub);
-    } else {
-        if (run->n_log == 0) {
-            conn_ws_error(c, &run->error, sub->stream_id);
-        }
-        char *stream_id = sub->stream_id;
-        bool lane = sub->kind == SUBSCRIBE_WS;
-        sub->stream_id = NULL;
-        subscriber_unlink(sub);
-        if (lane) {
-            ws_lane_ended(c, stream_id);
-        }
-        free(stream_id);
-    }
-    return true;
-}
-
-void conn_pump(struct conn *c)
-{
-    bool progress = true;
-    while (progress && !c->dropped && c->out_bytes < PUMP_BYTES) {
-        progress = false;
-        struct subscriber *next;
-        for (struct subscriber *sub = c->subscribers; sub && c->out_bytes < PUMP_BYTES; sub = next) {
-            next = sub->next_in_conn;
-            progress |= deliver(sub);
-        }
+        wake(&c->client);
     }
 }
 
 /* The answer has been handed over: ready for the next request, or close. */
 static int finish(struct conn *c)
 {
-    bool close_after = c->close_after || c->request.http10;
+    bool close_after = c->close_after || c->http.http10;
     conn_request_clear(c);
     c->phase = CONN_IDLE;
     if (close_after) {
@@ -455,7 +324,7 @@ static int finish(struct conn *c)
 
 static int write_some(struct conn *c)
 {
-    conn_pump(c);
+    client_pump(&c->client);
     struct chunk *chunk = c->out_head;
     if (chunk) {
         size_t left = chunk->len - chunk->sent;
@@ -468,7 +337,7 @@ static int write_some(struct conn *c)
             return -1;
         }
         chunk->sent += n;
-        c->out_bytes -= n;
+        c->client.queued_bytes -= n;
         c->stalled_since_ms = clock_ms();
         if (chunk->sent == chunk->len) {
             c->out_head = chunk->next;
@@ -478,7 +347,7 @@ static int write_some(struct conn *c)
             free(chunk);
         }
     }
-    conn_pump(c);
+    client_pump(&c->client);
     if (c->out_head) {
         lws_callback_on_writable(c->wsi);
         return 0;
@@ -489,7 +358,7 @@ static int write_some(struct conn *c)
                          strlen(c->close_reason));
         return -1;
     }
-    if (c->answer_complete) {
+    if (c->client.answered) {
         return finish(c);
     }
     if (c->flow_stopped && c->phase != CONN_WEBSOCKET && lws_rx_flow_control(c->wsi, 0) < 0) {
@@ -500,7 +369,7 @@ static int write_some(struct conn *c)
 
 int conn_write(struct conn *c)
 {
-    if (c->dropped) {
+    if (c->client.dropped) {
         return -1;
     }
     c->writing = true;
@@ -508,3 +377,34 @@ int conn_write(struct conn *c)
     c->writing = false;
     return rc;
 }
+
+void conn_refuse(struct conn *c, const struct api_error *e)
+{
+    client_answer_error(&c->client, e);
+}
+
+static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
+{
+    queue((struct conn *)client, head, head_len, tail, tail_len, NULL, 0);
+}
+
+static void close_client(struct client *client, int code, const char *reason)
+{
+    conn_close((struct conn *)client, code, reason);
+}
+
+static void drop(struct client *client)
+{
+    conn_drop((struct conn *)client);
+}
+
+const struct client_ops conn_ops = {
+    .answer = answer,
+    .stream_begin = stream_begin,
+    .stream_event = stream_event,
+    .stream_end = stream_end,
+    .message = message,
+    .close = close_client,
+    .drop = drop,
+    .wake = wake,
+};

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct conn;
+struct client;
 
 enum route_method { METHOD_GET, METHOD_POST, METHOD_DELETE, METHOD_OPTIONS, METHOD_HEAD, METHOD_OTHER };
 
@@ -20,7 +20,7 @@ enum route_method { METHOD_GET, METHOD_POST, METHOD_DELETE, METHOD_OPTIONS, METH
 struct route {
     enum route_method method;
     const char *pattern; /* one "{id}" stands for a path segment */
-    void (*handler)(struct conn *c);
+    void (*handler)(struct client *c);
     bool open;        /* needs no token */
     bool needs_model; /* 503 while the model loads */
 };
@@ -41,7 +41,5 @@ bool route_query_add(struct route_query *q, const char *pair, size_t len);
 /* What a value must be, in words. */
 const char *route_query_range(const char *name);
 void route_query_init(struct route_query *q);
-/* "123" and nothing else; at most 18 digits. -1: malformed. */
-int64_t route_content_length(const char *value, size_t len);
 
 #endif

@@ -4,7 +4,7 @@
  * pass over the text, without recursion, refuses all of that before cJSON sees it; then every field is read through a
  * function that checks its type and names it when it is wrong.
  */
-#include "daemon/json.h"
+#include "daemon/api/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -17,33 +17,6 @@
 #define METADATA_KEY_MAX   64
 #define METADATA_VALUE_MAX 512
 #define STOP_BYTES_MAX     256
-
-void api_error_set(struct api_error *e, int status, const char *code, const char *param, const char *format, ...)
-{
-    e->status = status;
-    e->type = status == 401   ? "authentication_error"
-              : status == 403 ? "permission_error"
-              : status == 429 ? "rate_limit_error"
-              : status >= 500 ? "server_error"
-                              : "invalid_request_error";
-    e->code = code;
-    snprintf(e->param, sizeof(e->param), "%s", param ? param : "");
-    va_list args;
-    va_start(args, format);
-    vsnprintf(e->message, sizeof(e->message), format, args);
-    va_end(args);
-    /* A cut or foreign byte sequence must not make the error itself invalid. */
-    for (char *p = e->message; *p; p++) {
-        if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f) {
-            *p = '?';
-        }
-    }
-    for (char *p = e->param; *p; p++) {
-        if ((unsigned char)*p < 0x20 || (unsigned char)*p >= 0x7f) {
-            *p = '?';
-        }
-    }
-}
 
 cJSON *api_error_json(const struct api_error *e)
 {
@@ -61,33 +34,6 @@ cJSON *api_error_json(const struct api_error *e)
         cJSON_AddNullToObject(o, "code");
     }
     return o;
-}
-
-bool utf8_valid(const char *s, size_t len)
-{
-    const unsigned char *p = (const unsigned char *)s, *end = p + len;
-    while (p < end) {
-        unsigned c = *p++;
-        if (c < 0x80) {
-            continue;
-        }
-        int more = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : 1;
-        if (c < 0xc2 || c > 0xf4 || end - p < more) {
-            return false;
-        }
-        unsigned lowest = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-        unsigned highest = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-        if (p[0] < lowest || p[0] > highest) {
-            return false;
-        }
-        for (int i = 1; i < more; i++) {
-            if (p[i] < 0x80 || p[i] > 0xbf) {
-                return false;
-            }
-        }
-        p += more;
-    }
-    return true;
 }
 
 /* Depth, number of values, NUL and \u0000, in one pass. */

@@ -4,29 +4,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
-void service_health(struct conn *c)
+void service_health(struct client *c)
 {
-    conn_answer(c, 200, "application/json", strdup("{\"status\":\"ok\"}"));
+    client_answer(c, 200, "application/json", strdup("{\"status\":\"ok\"}"));
 }
 
-void service_ready(struct conn *c)
+void service_ready(struct client *c)
 {
-    struct server *s = c->server;
+    struct api *s = c->api;
     cJSON *o = cJSON_CreateObject();
-    bool ready = s->session && !s->stopping;
+    bool ready = s->runs.session && !s->stopping;
     cJSON_AddStringToObject(o, "status", ready ? "ready" : s->stopping ? "stopping" : "loading");
     if (!ready && !s->stopping) {
         cJSON_AddNumberToObject(o, "progress", s->load_promille / 1000.0);
         cJSON_AddStringToObject(o, "stage", s->load_what);
     }
-    conn_answer_json(c, ready ? 200 : 503, o);
+    client_answer_json(c, ready ? 200 : 503, o);
 }
 
-static cJSON *model_object(const struct server *s)
+static cJSON *model_object(const struct api *s)
 {
-    const struct engine_info *m = session_model(s->session);
+    const struct engine_info *m = session_model(s->runs.session);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", s->model_name);
     cJSON_AddStringToObject(o, "object", "model");
@@ -44,30 +44,30 @@ static cJSON *model_object(const struct server *s)
     return o;
 }
 
-void service_models(struct conn *c)
+void service_models(struct client *c)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "object", "list");
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "data"), model_object(c->server));
-    conn_answer_json(c, 200, o);
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "data"), model_object(c->api));
+    client_answer_json(c, 200, o);
 }
 
-void service_model(struct conn *c)
+void service_model(struct client *c)
 {
     struct api_error e = {0};
-    if (!model_check(c->server, c->request.param, &e)) {
-        conn_answer_error(c, &e);
+    if (!model_check(c->api, c->request.param, &e)) {
+        client_answer_error(c, &e);
         return;
     }
-    conn_answer_json(c, 200, model_object(c->server));
+    client_answer_json(c, 200, model_object(c->api));
 }
 
-void service_status(struct conn *c)
+void service_status(struct client *c)
 {
-    struct server *s = c->server;
-    const struct engine_info *m = session_model(s->session);
+    struct api *s = c->api;
+    const struct engine_info *m = session_model(s->runs.session);
     struct session_status st;
-    session_status(s->session, &st);
+    session_status(s->runs.session, &st);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "version", CONVOD_VERSION);
     cJSON_AddNumberToObject(o, "uptime_seconds", (double)((now_ms() - s->started_ms) / 1000));
@@ -113,41 +113,88 @@ void service_status(struct conn *c)
     cJSON_AddNumberToObject(tokens, "reprefilled", (double)st.tokens_reprefilled);
     cJSON_AddNumberToObject(o, "engine_steps", (double)st.engine_steps);
     cJSON_AddBoolToObject(o, "stuck", st.stuck);
-    cJSON_AddNumberToObject(o, "connections", (double)s->n_conns);
-    conn_answer_json(c, 200, o);
+    cJSON_AddNumberToObject(o, "connections", (double)s->n_clients);
+    client_answer_json(c, 200, o);
+}
+
+void service_metrics(struct client *c)
+{
+    struct session_status st = {0};
+    struct session *session = c->api->runs.session;
+    if (session) {
+        session_status(session, &st);
+    }
+    client_answer(c, 200, "text/plain; version=0.0.4; charset=utf-8",
+                  metrics_text(&c->api->metrics, &st, session != NULL, c->api->n_clients));
 }
 
 /* ---- tokenizer ------------------------------------------------------------------------------------------------------
  */
 
-/* [worker thread] A long text takes a while, so it has a thread of its own. */
+/* A long text takes a while, so it has a thread of its own. */
+struct tokenizing {
+    struct event event; /* first */
+    struct api *api;
+    const struct session *session;
+    uint64_t client_id;
+    char *text;
+    size_t len;
+    bool special;
+    int rc;
+    struct engine_tokens tokens;
+};
+
+static void tokenizing_free(struct tokenizing *t)
+{
+    if (t) {
+        free(t->text);
+        engine_tokens_free(&t->tokens);
+        free(t);
+    }
+}
+
+/* Network thread. */
+static void tokenized(struct event *event, bool closing)
+{
+    struct tokenizing *t = (struct tokenizing *)event;
+    struct api *api = t->api;
+    api->n_workers--;
+    struct client *c = closing ? NULL : api->find(api, t->client_id);
+    if (c && t->rc) {
+        struct api_error e;
+        if (t->rc == -EINVAL) {
+            api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
+        } else {
+            api_error_set(&e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-t->rc));
+        }
+        client_answer_error(c, &e);
+    } else if (c) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON *list = cJSON_CreateIntArray(t->tokens.ids, (int)t->tokens.n);
+        cJSON_AddItemToObject(o, "tokens", list ? list : cJSON_CreateArray());
+        client_answer_json(c, 200, o);
+    }
+    tokenizing_free(t);
+    if (api->worker_ended) {
+        api->worker_ended(api);
+    }
+}
+
 static void *tokenize(void *arg)
 {
-    struct op *op = arg;
-    op->rc = session_tokenize(op->session, op->text, op->len, op->flag, &op->tokens);
-    struct event *e = op->event;
-    op->event = NULL;
-    e->number = op->rc;
-    events_post(&op->server->events, e);
+    struct tokenizing *t = arg;
+    t->rc = session_tokenize(t->session, t->text, t->len, t->special, &t->tokens);
+    events_post(t->api->events, &t->event);
     return NULL;
 }
 
-static void tokenized(struct conn *c, struct op *op, const struct session_result *r)
+void service_tokenize(struct client *c)
 {
-    (void)r;
-    cJSON *o = cJSON_CreateObject();
-    cJSON *list = cJSON_CreateIntArray(op->tokens.ids, (int)op->tokens.n);
-    cJSON_AddItemToObject(o, "tokens", list ? list : cJSON_CreateArray());
-    conn_answer_json(c, 200, o);
-}
-
-void service_tokenize(struct conn *c)
-{
-    struct server *s = c->server;
+    struct api *api = c->api;
     struct api_error e = {0};
     const char *content = NULL;
     bool special = false;
-    struct op *op = NULL;
+    struct tokenizing *t = NULL;
     cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
     if (!body || json_string(body, "", "content", TOKENIZE_BYTES_MAX, &content, &e) ||
         json_bool(body, "", "add_special", &special, &e)) {
@@ -157,32 +204,28 @@ void service_tokenize(struct conn *c)
         api_error_set(&e, 400, "missing_required_parameter", "content", "'content' is missing.");
         goto refuse;
     }
-    if (s->n_workers >= TOKENIZE_RUNNING_MAX) {
+    if (api->n_workers >= TOKENIZE_RUNNING_MAX) {
         api_error_set(&e, 429, "rate_limit_exceeded", NULL, "Too many texts are being tokenized.");
         goto refuse;
     }
-    op = op_new(c, "", tokenized);
-    if (!op) {
-        cJSON_Delete(body);
-        return;
-    }
-    op->text = strdup(content);
-    op->len = strlen(content);
-    op->flag = special;
-    op->session = s->session;
-    op->event = event_new(EVENT_WORK);
+    t = calloc(1, sizeof(*t));
     pthread_attr_t detached;
-    if (!op->text || !op->event || pthread_attr_init(&detached)) {
+    if (!t || !(t->text = strdup(content)) || pthread_attr_init(&detached)) {
         goto no_memory;
     }
-    op->event->op = op;
+    t->event.take = tokenized;
+    t->api = api;
+    t->session = api->runs.session;
+    t->client_id = c->id;
+    t->len = strlen(content);
+    t->special = special;
     pthread_t thread;
     int rc = pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     if (!rc) {
-        s->n_workers++;
-        rc = pthread_create(&thread, &detached, tokenize, op);
+        api->n_workers++;
+        rc = pthread_create(&thread, &detached, tokenize, t);
         if (rc) {
-            s->n_workers--;
+            api->n_workers--;
         }
     }
     pthread_attr_destroy(&detached);
@@ -191,11 +234,9 @@ void service_tokenize(struct conn *c)
         return;
     }
 no_memory:
-    event_free(op->event);
-    op->event = NULL;
-    op_free(op);
+    tokenizing_free(t);
     api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
 refuse:
     cJSON_Delete(body);
-    conn_answer_error(c, &e);
+    client_answer_error(c, &e);
 }

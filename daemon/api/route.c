@@ -1,8 +1,10 @@
 /* route.c - what a request line asks for. */
-#include "daemon/route.h"
+#include "daemon/api/route.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "daemon/daemon.h"
 
 /* Matches one pattern; copies the segment that stands at {id}. */
 static bool match(const char *pattern, const char *path, char param[ROUTE_PARAM_MAX])
@@ -73,11 +75,11 @@ bool route_query_add(struct route_query *q, const char *pair, size_t len)
     size_t value_len = (size_t)(pair + len - value);
 #define IS(name) (name_len == sizeof(name) - 1 && memcmp(pair, name, name_len) == 0)
     if (IS("limit")) {
-        q->limit = route_content_length(value, value_len);
+        q->limit = text_digits(value, value_len);
         return q->limit >= 1 && q->limit <= 100;
     }
     if (IS("starting_after")) {
-        q->starting_after = route_content_length(value, value_len);
+        q->starting_after = text_digits(value, value_len);
         return q->starting_after >= 0;
     }
     if (IS("after")) {
@@ -107,19 +109,4 @@ bool route_query_add(struct route_query *q, const char *pair, size_t len)
     }
 #undef IS
     return true;
-}
-
-int64_t route_content_length(const char *value, size_t len)
-{
-    if (len == 0 || len > 18) {
-        return -1;
-    }
-    int64_t n = 0;
-    for (size_t i = 0; i < len; i++) {
-        if (value[i] < '0' || value[i] > '9') {
-            return -1;
-        }
-        n = n * 10 + (value[i] - '0');
-    }
-    return n;
 }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/run/run.h"
 
 #define ID_RANDOM_BYTES 16
 #define ID_TAIL_MAX     40
