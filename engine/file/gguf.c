@@ -379,7 +379,7 @@ const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *nam
 
 static int parse_start(struct reader *r, uint64_t *n_tensors, uint64_t *n_keys)
 {
-    const uint8_t *magic;
+    const uint8_t *magic = NULL;
     int rc = take(r, 4, "the magic number", &magic);
     if (rc)
         return rc;
