@@ -110,6 +110,7 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
     info->file_bytes = gguf_bytes(e->gguf);
     info->arch = model_arch_name(m);
     info->chat_format = e->chat ? chat_format(e->chat) : NULL;
+    info->notes = vocab_notes(e->vocab);
     info->quantization = m->quantization;
     info->parameters = m->parameters;
     info->weight_bytes = m->weight_bytes;
