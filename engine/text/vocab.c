@@ -7,6 +7,7 @@
 #include "engine/text/vocab_private.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
