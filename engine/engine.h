@@ -32,6 +32,7 @@ struct engine_opts {
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
     const char *kv_type;     /* "bf16" (NULL) or "f16" */
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
+    bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */

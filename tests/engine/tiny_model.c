@@ -368,7 +368,11 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
     }
     if (m->window)
         maybe_u32(m, w, "attention.sliding_window", (uint32_t)m->window);
-    tiny_vocab_bpe(w, "qwen2");
+    static const char *const CONTROL[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    if (m->no_template)
+        tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
+    else
+        tiny_vocab_bpe(w, "qwen2");
     write_rope(m, w);
     maybe_tensor(m, w, "token_embd.weight", m->n_vocab, m->n_embd, 0);
     for (int l = 0; l < m->n_layers; l++) {

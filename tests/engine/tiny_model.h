@@ -46,6 +46,7 @@ struct tiny_model {
     int window; /* where the architecture has windows */
     float rope_base;
     bool tied; /* no output.weight */
+    bool no_template;
     uint64_t seed;
     const char *omit; /* a key (without the architecture) or tensor that is left out; NULL: none */
     const char *also; /* a second one */
