@@ -59,7 +59,8 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     {                                                                                                                  \
         SLOT_POST_FFN_NORM                                                                                             \
     }
-#define DENSE .dense = {{SLOT_GATE}, {SLOT_UP}, {SLOT_DOWN}}
+#define DENSE   .dense = {{SLOT_GATE}, {SLOT_UP}, {SLOT_DOWN}}
+#define EXPERTS .experts = {{SLOT_ROUTER}, {SLOT_GATE_EXPERTS}, {SLOT_UP_EXPERTS}, {SLOT_DOWN_EXPERTS}}
 
 static const struct model_arch ARCHS[] = {
     {
@@ -73,6 +74,8 @@ static const struct model_arch ARCHS[] = {
         /* Llama 2 and 3, Mistral, SmolLM2 */
         .name = "llama",
         .rope_kind = KERNELS_ROPE_PAIRS,
+        .mixture = MIXTURE_MAYBE, /* Mixtral (arXiv:2401.04088) */
+        EXPERTS,
         .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {SLOT_O_BIAS, MODEL_OPTIONAL}},
         DENSE,
     },
@@ -93,6 +96,15 @@ static const struct model_arch ARCHS[] = {
         .rope_kind = KERNELS_ROPE_HALVES,
         .tensors = {BLOCK, QKV, QK_NORMS},
         DENSE,
+    },
+    {
+        /* Qwen 3's mixtures: the experts' width has a key of its own */
+        .name = "qwen3moe",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .mixture = MIXTURE_ALWAYS,
+        .expert_ff_key = "expert_feed_forward_length",
+        .tensors = {BLOCK, QKV, QK_NORMS},
+        EXPERTS,
     },
     {
         /* Gemma 2 (arXiv:2408.00118) */

@@ -21,7 +21,6 @@
 #define MAX_HEAD_DIM 256
 #define MAX_CTX      (1 << 24)
 #define MAX_VOCAB    (1 << 24)
-#define MAX_EXPERTS  1024
 
 struct reader {
     const struct gguf *g;
@@ -218,8 +217,8 @@ static int read_mixture(struct reader *r)
         return rc;
     if (r->arch->mixture == MIXTURE_NEVER)
         return fail(r, -ENOTSUP, "%s is set, but convod cannot run mixtures of experts of this architecture", key.text);
-    if (experts < 2 || experts > MAX_EXPERTS)
-        return fail(r, -EBADMSG, "%s is %u; it must be between 2 and %d", key.text, experts, MAX_EXPERTS);
+    if (experts < 2 || experts > KERNELS_MAX_EXPERTS)
+        return fail(r, -EBADMSG, "%s is %u; it must be between 2 and %d", key.text, experts, KERNELS_MAX_EXPERTS);
     key = full_key(r, "expert_used_count");
     if ((rc = gguf_get_u32(r->g, key.text, GGUF_REQUIRED, &used, r->err, r->err_size)))
         return rc;

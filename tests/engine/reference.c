@@ -16,6 +16,7 @@ struct matrix {
 
 struct layer {
     struct matrix q, k, v, o, gate, up, down;
+    struct matrix router, gates, ups, downs; /* of experts: their matrices one behind the other */
     struct matrix attn_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm;
 };
 
@@ -51,7 +52,7 @@ static struct matrix read_matrix(struct reference *r, const char *name)
     if (t == NULL)
         return out;
     out.cols = (int)t->dims[0];
-    out.rows = (int)t->dims[1];
+    out.rows = (int)(t->dims[1] * t->dims[2]);
     out.quantized = kernels_type_info(t->type)->block_values > 1;
     out.w = doubles((size_t)out.rows * (size_t)out.cols);
     void *packed = need(aligned_alloc(64, (kernels_packed_bytes(t->type, out.rows, out.cols) + 63) & ~(size_t)63));
@@ -116,6 +117,10 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
             {&y->gate, "ffn_gate.weight"},
             {&y->up, "ffn_up.weight"},
             {&y->down, "ffn_down.weight"},
+            {&y->router, "ffn_gate_inp.weight"},
+            {&y->gates, "ffn_gate_exps.weight"},
+            {&y->ups, "ffn_up_exps.weight"},
+            {&y->downs, "ffn_down_exps.weight"},
             {&y->attn_norm, "attn_norm.weight"},
             {&y->ffn_norm, "ffn_norm.weight"},
             {&y->q_bias, "attn_q.bias"},
@@ -147,22 +152,10 @@ void reference_close(struct reference *r)
 {
     for (int l = 0; l < r->m.n_layers; l++) {
         struct layer *y = &r->layers[l];
-        struct matrix *all[] = {&y->q,
-                                &y->k,
-                                &y->v,
-                                &y->o,
-                                &y->gate,
-                                &y->up,
-                                &y->down,
-                                &y->attn_norm,
-                                &y->ffn_norm,
-                                &y->q_bias,
-                                &y->k_bias,
-                                &y->v_bias,
-                                &y->q_norm,
-                                &y->k_norm,
-                                &y->post_attn_norm,
-                                &y->post_ffn_norm};
+        struct matrix *all[] = {
+            &y->q,      &y->k,      &y->v,      &y->o,      &y->gate,           &y->up,           &y->down,
+            &y->router, &y->gates,  &y->ups,    &y->downs,  &y->attn_norm,      &y->ffn_norm,     &y->q_bias,
+            &y->k_bias, &y->v_bias, &y->q_norm, &y->k_norm, &y->post_attn_norm, &y->post_ffn_norm};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]->w);
     }
@@ -317,6 +310,60 @@ static double activation(const struct reference *r, double x)
     return x / (1 + exp(-x));
 }
 
+/* gate, up, activation, down: of a whole part or of one expert. */
+static void feed_forward(const struct reference *r, const struct matrix *gate, const struct matrix *up,
+                         const struct matrix *down, const double *h, double *out)
+{
+    double *g = doubles((size_t)gate->rows), *u = doubles((size_t)gate->rows);
+    multiply(r, gate, NULL, h, g);
+    multiply(r, up, NULL, h, u);
+    for (int i = 0; i < gate->rows; i++)
+        g[i] = activation(r, g[i]) * u[i];
+    multiply(r, down, NULL, g, out);
+    free(g);
+    free(u);
+}
+
+static struct matrix expert_of(const struct matrix *all, int expert, int rows)
+{
+    struct matrix out = *all;
+    out.w += (size_t)expert * (size_t)rows * (size_t)all->cols;
+    out.rows = rows;
+    return out;
+}
+
+/* The experts with the largest logits, weighed by the softmax over all of them, made to add up to 1. */
+static void mix(const struct reference *r, const struct layer *y, const double *h, double *out)
+{
+    const struct tiny_model *m = &r->m;
+    double p[64], one[512], total = 0, most = -INFINITY;
+    bool taken[64] = {false};
+    multiply(r, &y->router, NULL, h, p);
+    for (int i = 0; i < m->n_experts; i++)
+        most = fmax(most, p[i]);
+    for (int i = 0; i < m->n_experts; i++)
+        p[i] = exp(p[i] - most);
+    for (int k = 0; k < m->n_used; k++) {
+        int best = -1;
+        for (int i = 0; i < m->n_experts; i++)
+            if (!taken[i] && (best < 0 || p[i] > p[best]))
+                best = i;
+        taken[best] = true;
+        total += p[best];
+    }
+    for (int i = 0; i < m->n_embd; i++)
+        out[i] = 0;
+    for (int e = 0; e < m->n_experts; e++) {
+        if (!taken[e])
+            continue;
+        struct matrix gate = expert_of(&y->gates, e, m->n_ff), up = expert_of(&y->ups, e, m->n_ff);
+        struct matrix down = expert_of(&y->downs, e, m->n_embd);
+        feed_forward(r, &gate, &up, &down, h, one);
+        for (int i = 0; i < m->n_embd; i++)
+            out[i] += p[e] / total * one[i];
+    }
+}
+
 /* ---- the pass ---- */
 
 static void add_block(const struct reference *r, const struct matrix *post_norm, double *block, double *x)
@@ -334,7 +381,7 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
     bool window_layer = tiny_model_windowed(m, index);
     size_t d = (size_t)m->head_dim, kv_row = (size_t)m->n_kv_heads * d;
     double *h = doubles((size_t)m->n_embd), *q = doubles((size_t)m->n_heads * d), *a = doubles((size_t)m->n_heads * d);
-    double *gate = doubles((size_t)m->n_ff), *up = doubles((size_t)m->n_ff);
+    double *mixed = doubles((size_t)m->n_embd);
     double *new_k = k + (size_t)pos * kv_row, *new_v = v + (size_t)pos * kv_row;
 
     normalize(x, m->n_embd, y->attn_norm.w, h);
@@ -363,18 +410,17 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
     add_block(r, &y->post_attn_norm, h, x);
 
     normalize(x, m->n_embd, y->ffn_norm.w, h);
-    multiply(r, &y->gate, NULL, h, gate);
-    multiply(r, &y->up, NULL, h, up);
-    for (int i = 0; i < m->n_ff; i++)
-        gate[i] = activation(r, gate[i]) * up[i];
-    multiply(r, &y->down, NULL, gate, h);
+    if (m->n_experts)
+        mix(r, y, h, mixed);
+    else
+        feed_forward(r, &y->gate, &y->up, &y->down, h, mixed);
+    memcpy(h, mixed, (size_t)m->n_embd * sizeof *h);
     add_block(r, &y->post_ffn_norm, h, x);
 
     free(h);
     free(q);
     free(a);
-    free(gate);
-    free(up);
+    free(mixed);
 }
 
 void reference_run(struct reference *r, const int32_t *tokens, int n, double *out)
