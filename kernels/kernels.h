@@ -145,7 +145,11 @@ struct kernels_linear {
     bool accumulate;
 };
 
-enum kernels_glu_kind { KERNELS_SILU, KERNELS_GELU_TANH };
+enum kernels_glu_kind {
+    KERNELS_SILU,
+    KERNELS_GELU_TANH,
+    KERNELS_SWIGLU_CLAMPED, /* gpt-oss: gate sigmoid(1.702 gate) (up + 1), gate at most 7, up within 7 */
+};
 
 #define KERNELS_MAX_EXPERTS      1024
 #define KERNELS_MAX_EXPERTS_USED 64 /* by one row; a multiple of 16 */
@@ -154,9 +158,10 @@ struct kernels_attention {
     const float *q; /* [rows][heads][head_dim], rotated */
     float *out;     /* [rows][heads][head_dim] */
     int rows, heads;
-    float scale;   /* multiplies q.k */
-    int window;    /* 0 = full; else position p sees keys at distance < window */
-    float softcap; /* 0 = none; else s = cap * tanh(s / cap) */
+    float scale;        /* multiplies q.k */
+    int window;         /* 0 = full; else position p sees keys at distance < window */
+    float softcap;      /* 0 = none; else s = cap * tanh(s / cap) */
+    const float *sinks; /* [heads] or NULL: a score that each query sees beside its keys', with a value of zeros */
     struct kernels_kv kv;
     const struct kernels_run *runs; /* cover rows [0, rows) in order */
     int n_runs;

@@ -243,7 +243,8 @@ static void mixture(struct engine *e, const struct model_layer *y, int n, float 
     struct step_scratch *s = e->step;
     size_t slots = (size_t)n * (size_t)m->n_experts_used;
     int32_t *ints = (int32_t *)(void *)s->expert_ints.p;
-    e->ops->linear(e->kernels, s->h.p, n, m->n_embd, &(struct kernels_linear){.w = &y->router, .y = s->router.p}, 1);
+    e->ops->linear(e->kernels, s->h.p, n, m->n_embd,
+                   &(struct kernels_linear){.w = &y->router, .bias = y->router_bias, .y = s->router.p}, 1);
     const struct kernels_mixture mix = {
         .experts = m->n_experts,
         .used = m->n_experts_used,
@@ -251,6 +252,9 @@ static void mixture(struct engine *e, const struct model_layer *y, int n, float 
         .gate = y->gate_experts,
         .up = y->up_experts,
         .down = y->down_experts,
+        .gate_bias = y->gate_experts_bias,
+        .up_bias = y->up_experts_bias,
+        .down_bias = y->down_experts_bias,
         .glu = m->glu,
         .rows = s->rows.p,
         .gate_out = s->gate.p,
@@ -292,6 +296,7 @@ static void forward(struct engine *e, int n, int n_runs, int n_want)
                                                       .scale = y->attn_scale,
                                                       .window = y->window,
                                                       .softcap = m->attn_softcap,
+                                                      .sinks = y->sinks,
                                                       .kv = y->kv,
                                                       .runs = runs,
                                                       .n_runs = n_runs});

@@ -133,4 +133,8 @@ float kernels_widen_one(enum kernels_kv_type type, uint16_t x);
 #define KERNELS_GELU_CUBE 0.044715f
 #define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
 
+/* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
+#define KERNELS_SWIGLU_ALPHA 1.702f
+#define KERNELS_SWIGLU_LIMIT 7.0f
+
 #endif

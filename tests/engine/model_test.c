@@ -89,7 +89,9 @@ static void test_shape(void **state)
         assert_int_equal(m->ctx_model, t.ctx);
         assert_int_equal(m->window, t.window);
         assert_int_equal(m->rope_kind, facts->pairs ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES);
-        assert_int_equal(m->glu, facts->gelu ? KERNELS_GELU_TANH : KERNELS_SILU);
+        assert_int_equal(m->glu, facts->gelu      ? KERNELS_GELU_TANH
+                                 : facts->gpt_oss ? KERNELS_SWIGLU_CLAMPED
+                                                  : KERNELS_SILU);
         assert_true(m->embed_scale == (facts->scaled_embedding ? sqrtf((float)t.n_embd) : 1.0f));
         assert_string_equal(m->quantization, "Q8_0");
         assert_ptr_equal(m->output.data == m->embed.data, t.tied);

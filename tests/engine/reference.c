@@ -18,6 +18,7 @@ struct layer {
     struct matrix q, k, v, o, gate, up, down;
     struct matrix router, gates, ups, downs; /* of experts: their matrices one behind the other */
     struct matrix attn_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm;
+    struct matrix o_bias, sinks, router_bias, gates_bias, ups_bias, downs_bias; /* gpt-oss */
 };
 
 struct reference {
@@ -121,6 +122,12 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
             {&y->gates, "ffn_gate_exps.weight"},
             {&y->ups, "ffn_up_exps.weight"},
             {&y->downs, "ffn_down_exps.weight"},
+            {&y->o_bias, "attn_output.bias"},
+            {&y->sinks, "attn_sinks.weight"},
+            {&y->router_bias, "ffn_gate_inp.bias"},
+            {&y->gates_bias, "ffn_gate_exps.bias"},
+            {&y->ups_bias, "ffn_up_exps.bias"},
+            {&y->downs_bias, "ffn_down_exps.bias"},
             {&y->attn_norm, "attn_norm.weight"},
             {&y->ffn_norm, "ffn_norm.weight"},
             {&y->q_bias, "attn_q.bias"},
@@ -133,6 +140,10 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
         };
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             *all[i].to = read_layer_matrix(r, l, all[i].name);
+        if (tiny_facts(m)->gpt_oss) { /* named as others name what is behind attention */
+            y->ffn_norm = y->post_attn_norm;
+            y->post_attn_norm = (struct matrix){0};
+        }
         if (tiny_facts(m)->joined) {
             int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
             struct matrix qkv = read_layer_matrix(r, l, "attn_qkv.weight"), both = y->up;
@@ -249,7 +260,9 @@ double reference_frequencies(const struct tiny_model *m, bool window_layer, doub
             out[i] /= tiny_model_divisor(i);
     if (m->rope != TINY_ROPE_YARN)
         return 1;
-    double low = fmax(floor(yarn_correction(m, 32)), 0), high = fmin(ceil(yarn_correction(m, 1)), m->rot - 1);
+    double low = yarn_correction(m, 32), high = yarn_correction(m, 1);
+    low = fmax(a->gpt_oss ? low : floor(low), 0);
+    high = fmin(a->gpt_oss ? high : ceil(high), m->rot - 1);
     for (int i = 0; i < m->rot / 2; i++) {
         double keep = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1); /* of the unscaled frequency */
         out[i] = out[i] / TINY_ROPE_FACTOR * (1 - keep) + out[i] * keep;
@@ -280,7 +293,7 @@ static double cap(double x, double c)
 
 /* One head's answer at position pos. k, v: [pos + 1][n_kv_heads * head_dim]. */
 static void attend(const struct reference *r, const double *q, const double *k, const double *v, int kv_head, int pos,
-                   bool window_layer, double *out)
+                   bool window_layer, const double *sink, double *out)
 {
     const struct tiny_model *m = &r->m;
     size_t d = (size_t)m->head_dim, row = (size_t)m->n_kv_heads * d, at = (size_t)kv_head * d;
@@ -293,8 +306,12 @@ static void attend(const struct reference *r, const double *q, const double *k, 
         p[t] = cap(p[t], tiny_facts(m)->attn_cap);
         most = fmax(most, p[t]);
     }
+    if (sink)
+        most = fmax(most, *sink);
     for (int t = first; t <= pos; t++)
         total += p[t] = exp(p[t] - most);
+    if (sink)
+        total += exp(*sink - most);
     for (size_t i = 0; i < d; i++) {
         out[i] = 0;
         for (int t = first; t <= pos; t++)
@@ -310,16 +327,22 @@ static double activation(const struct reference *r, double x)
     return x / (1 + exp(-x));
 }
 
-/* gate, up, activation, down: of a whole part or of one expert. */
+/* gate, up, activation, down: of a whole part or of one expert, with its biases [3] or NULL. */
 static void feed_forward(const struct reference *r, const struct matrix *gate, const struct matrix *up,
-                         const struct matrix *down, const double *h, double *out)
+                         const struct matrix *down, const struct matrix *biases, const double *h, double *out)
 {
     double *g = doubles((size_t)gate->rows), *u = doubles((size_t)gate->rows);
-    multiply(r, gate, NULL, h, g);
-    multiply(r, up, NULL, h, u);
-    for (int i = 0; i < gate->rows; i++)
-        g[i] = activation(r, g[i]) * u[i];
-    multiply(r, down, NULL, g, out);
+    multiply(r, gate, biases ? &biases[0] : NULL, h, g);
+    multiply(r, up, biases ? &biases[1] : NULL, h, u);
+    for (int i = 0; i < gate->rows; i++) {
+        if (tiny_facts(&r->m)->gpt_oss) { /* as its reference code has it: alpha 1.702, limit 7 */
+            double x = fmin(g[i], 7), y = fmax(fmin(u[i], 7), -7);
+            g[i] = x / (1 + exp(-1.702 * x)) * (y + 1);
+        } else {
+            g[i] = activation(r, g[i]) * u[i];
+        }
+    }
+    multiply(r, down, biases ? &biases[2] : NULL, g, out);
     free(g);
     free(u);
 }
@@ -327,6 +350,8 @@ static void feed_forward(const struct reference *r, const struct matrix *gate, c
 static struct matrix expert_of(const struct matrix *all, int expert, int rows)
 {
     struct matrix out = *all;
+    if (all->w == NULL)
+        return out;
     out.w += (size_t)expert * (size_t)rows * (size_t)all->cols;
     out.rows = rows;
     return out;
@@ -338,7 +363,7 @@ static void mix(const struct reference *r, const struct layer *y, const double *
     const struct tiny_model *m = &r->m;
     double p[64], one[512], total = 0, most = -INFINITY;
     bool taken[64] = {false};
-    multiply(r, &y->router, NULL, h, p);
+    multiply(r, &y->router, &y->router_bias, h, p);
     for (int i = 0; i < m->n_experts; i++)
         most = fmax(most, p[i]);
     for (int i = 0; i < m->n_experts; i++)
@@ -358,7 +383,9 @@ static void mix(const struct reference *r, const struct layer *y, const double *
             continue;
         struct matrix gate = expert_of(&y->gates, e, m->n_ff), up = expert_of(&y->ups, e, m->n_ff);
         struct matrix down = expert_of(&y->downs, e, m->n_embd);
-        feed_forward(r, &gate, &up, &down, h, one);
+        const struct matrix biases[3] = {expert_of(&y->gates_bias, e, 1), expert_of(&y->ups_bias, e, 1),
+                                         expert_of(&y->downs_bias, e, 1)};
+        feed_forward(r, &gate, &up, &down, y->gates_bias.w ? biases : NULL, h, one);
         for (int i = 0; i < m->n_embd; i++)
             out[i] += p[e] / total * one[i];
     }
@@ -405,15 +432,16 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
         new_v[i] = round_kv(r, new_v[i]);
     }
     for (int i = 0; i < m->n_heads; i++)
-        attend(r, q + (size_t)i * d, k, v, i / (m->n_heads / m->n_kv_heads), pos, window_layer, a + (size_t)i * d);
-    multiply(r, &y->o, NULL, a, h);
+        attend(r, q + (size_t)i * d, k, v, i / (m->n_heads / m->n_kv_heads), pos, window_layer,
+               y->sinks.w ? &y->sinks.w[i] : NULL, a + (size_t)i * d);
+    multiply(r, &y->o, &y->o_bias, a, h);
     add_block(r, &y->post_attn_norm, h, x);
 
     normalize(x, m->n_embd, y->ffn_norm.w, h);
     if (m->n_experts)
         mix(r, y, h, mixed);
     else
-        feed_forward(r, &y->gate, &y->up, &y->down, h, mixed);
+        feed_forward(r, &y->gate, &y->up, &y->down, NULL, h, mixed);
     memcpy(h, mixed, (size_t)m->n_embd * sizeof *h);
     add_block(r, &y->post_ffn_norm, h, x);
 

@@ -156,7 +156,7 @@ static void test_every_weight_type_is_the_reference(void **state)
 
 static const struct tiny_model *models(int *n)
 {
-    static struct tiny_model all[10];
+    static struct tiny_model all[11];
     all[0] = tiny_model_of(TINY_QWEN2);
     all[1] = tiny_model_of(TINY_GEMMA3);
     all[2] = tiny_model_typed(TINY_LLAMA, KERNELS_Q4_K);
@@ -168,7 +168,9 @@ static const struct tiny_model *models(int *n)
     all[7] = tiny_model_of(TINY_MISTRAL3);
     all[8] = tiny_model_of(TINY_QWEN3MOE);
     all[9] = tiny_model_typed(TINY_MIXTRAL, KERNELS_Q4_K);
-    *n = 10;
+    all[10] = tiny_model_typed(TINY_GPT_OSS, KERNELS_Q8_0);
+    all[10].rope = TINY_ROPE_YARN;
+    *n = 11;
     return all;
 }
 

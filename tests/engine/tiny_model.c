@@ -78,6 +78,12 @@ const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS] = {
                        .qk_norms = true,
                        .expert_key = true,
                        .sizes = SIZES(3, 4, 1, 40, 1e6f, .n_experts = 9, .n_used = 4, .n_ff = 56)},
+    [TINY_GPT_OSS] = {.name = "gpt-oss",
+                      .qkv_bias = true,
+                      .full_period = 2,
+                      .gpt_oss = true,
+                      .expert_key = true,
+                      .sizes = SIZES(4, 4, 2, 24, 150000.0f, .window = 45, .n_experts = 6, .n_used = 3, .n_ff = 56)},
 };
 
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
@@ -290,12 +296,17 @@ void tiny_model_experts(const struct tiny_model *m, struct gguf_writer *w, const
     free(data);
 }
 
+/* What files keep in floats whatever their type is. */
+static bool float_tensor(const char *name)
+{
+    return strstr(name, "gate_inp") != NULL || strstr(name, ".bias") != NULL;
+}
+
 static void maybe_tensor(const struct tiny_model *m, struct gguf_writer *w, const char *name, int rows, int cols,
                          float center)
 {
     if (!omitted(m, name))
-        tiny_model_tensor(m, w, name, rows && strstr(name, "gate_inp") == NULL ? m->type : KERNELS_F32, rows, cols,
-                          center);
+        tiny_model_tensor(m, w, name, rows && !float_tensor(name) ? m->type : KERNELS_F32, rows, cols, center);
 }
 
 float tiny_model_divisor(int i)
@@ -325,8 +336,11 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         {"attn_q_norm.weight", a->qk_norms, 0, m->head_dim, 1},
         {"attn_k_norm.weight", a->qk_norms, 0, m->head_dim, 1},
         {"attn_output.weight", true, m->n_embd, q, 0},
-        {"post_attention_norm.weight", a->post_norms, 0, m->n_embd, 1},
-        {"ffn_norm.weight", true, 0, m->n_embd, 1},
+        {"attn_output.bias", a->gpt_oss, 0, m->n_embd, 0.1f},
+        {"attn_sinks.weight", a->gpt_oss, 0, m->n_heads, 0.5f},
+        {"post_attention_norm.weight", a->post_norms || a->gpt_oss, 0, m->n_embd, 1},
+        {"ffn_norm.weight", !a->gpt_oss, 0, m->n_embd, 1},
+        {"ffn_gate_inp.bias", a->gpt_oss, 0, m->n_experts, 0},
         {"ffn_gate.weight", !a->joined && !experts, m->n_ff, m->n_embd, 0},
         {"ffn_up.weight", !experts, a->joined ? 2 * m->n_ff : m->n_ff, m->n_embd, 0},
         {"ffn_down.weight", !experts, m->n_embd, m->n_ff, 0},
@@ -334,6 +348,9 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         {"ffn_gate_exps.weight", experts, m->n_ff, m->n_embd, 0},
         {"ffn_up_exps.weight", experts, m->n_ff, m->n_embd, 0},
         {"ffn_down_exps.weight", experts, m->n_embd, m->n_ff, 0},
+        {"ffn_gate_exps.bias", a->gpt_oss, m->n_experts, m->n_ff, 0},
+        {"ffn_up_exps.bias", a->gpt_oss, m->n_experts, m->n_ff, 0},
+        {"ffn_down_exps.bias", a->gpt_oss, m->n_experts, m->n_embd, 0},
         {"post_ffw_norm.weight", a->post_norms, 0, m->n_embd, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
@@ -342,7 +359,7 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         snprintf(out[n].name, sizeof out[n].name, "blk.%d.%s", layer, tensors[i].name);
         out[n].rows = tensors[i].rows;
         out[n].cols = tensors[i].cols;
-        out[n].experts = strstr(tensors[i].name, "_exps.") != NULL ? m->n_experts : 0;
+        out[n].experts = strstr(tensors[i].name, "_exps.weight") != NULL ? m->n_experts : 0;
         out[n++].center = tensors[i].center;
     }
     return n;

@@ -23,6 +23,7 @@ enum tiny_arch {
     TINY_SMOLLM3,
     TINY_MIXTRAL, /* llama, with experts */
     TINY_QWEN3MOE,
+    TINY_GPT_OSS,
     TINY_ARCHS
 };
 enum tiny_rope {
@@ -71,9 +72,11 @@ struct tiny_arch_facts {
     bool joined;                /* queries, keys and values are one tensor, gate and up another */
     double temperature;         /* queries are multiplied by 1 + t * log(1 + floor(position / original context)) */
     bool plain_yarn;            /* YaRN without its factor on cosine and sine */
-    bool expert_key;            /* the experts' width has a key of its own */
-    bool long_rope;             /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
-    struct tiny_model sizes;    /* odd ones */
+    bool gpt_oss;    /* biases of the output, the router and the experts; sinks; its own activation; no rounding of
+                        YaRN's borders; the feed-forward norm's name */
+    bool expert_key; /* the experts' width has a key of its own */
+    bool long_rope;  /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
+    struct tiny_model sizes; /* odd ones */
 };
 extern const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS];
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m);
