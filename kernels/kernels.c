@@ -200,6 +200,7 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .attention = kernels_op_attention,
         .glu = kernels_op_glu,
         .add = kernels_op_add,
+        .softcap = kernels_op_softcap,
         .kv_export = kernels_op_kv_export,
         .kv_import = kernels_op_kv_import,
     };

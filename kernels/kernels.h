@@ -212,6 +212,9 @@ struct kernels_ops {
     /* x[i] += y[i], n values. */
     void (*add)(struct kernels *k, float *x, const float *y, size_t n);
 
+    /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
+    void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
      * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */
     void (*kv_export)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,

@@ -87,6 +87,57 @@ static const struct model_arch ARCHS[] = {
         .tensors = {BLOCK, QKV, QK_NORMS, POST_NORMS},
         DENSE,
     },
+    {
+        /* Qwen 3 (arXiv:2505.09388) */
+        .name = "qwen3",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .tensors = {BLOCK, QKV, QK_NORMS},
+        DENSE,
+    },
+    {
+        /* Gemma 2 (arXiv:2408.00118) */
+        .name = "gemma2",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .glu = KERNELS_GELU_TANH,
+        .scaled_embedding = true,
+        .width_scaled_layers = 46, /* 27B */
+        .window = {WINDOW_OPTIONAL, .tokens = 4096, .full_period = 2},
+        .attn_softcap = {true, 50.0f},
+        .final_softcap = {true, 30.0f},
+        .tensors = {BLOCK, QKV, POST_NORMS},
+        DENSE,
+    },
+    {
+        /* Phi 3 (arXiv:2404.14219), 3.5 and 4: joined tensors, windows on every layer or none */
+        .name = "phi3",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .window = {WINDOW_OPTIONAL},
+        .long_rope = true,
+        .tensors = {BLOCK,
+                    {SLOT_Q, MODEL_REQUIRED, "attn_qkv.weight", SLICE_Q},
+                    {SLOT_K, MODEL_REQUIRED, "attn_qkv.weight", SLICE_K},
+                    {SLOT_V, MODEL_REQUIRED, "attn_qkv.weight", SLICE_V}},
+        .dense = {{SLOT_GATE, MODEL_REQUIRED, "ffn_up.weight", SLICE_FIRST},
+                  {SLOT_UP, MODEL_REQUIRED, "ffn_up.weight", SLICE_SECOND},
+                  {SLOT_DOWN}},
+    },
+    {
+        /* Ministral 3: as Llama, with queries that grow beyond the first context */
+        .name = "mistral3",
+        .rope_kind = KERNELS_ROPE_PAIRS,
+        .temperature = true,
+        .plain_yarn = true,
+        .tensors = {BLOCK, QKV},
+        DENSE,
+    },
+    {
+        /* SmolLM3: as Llama, every fourth layer without rotation */
+        .name = "smollm3",
+        .rope_kind = KERNELS_ROPE_PAIRS,
+        .unrotated_period = 4,
+        .tensors = {BLOCK, QKV},
+        DENSE,
+    },
 };
 
 const struct model_arch *model_arch_at(size_t i)

@@ -273,6 +273,8 @@ static void forward(struct engine *e, int n, int n_runs, int n_want)
     }
     ops->rms_norm(k, x, n_want, m->n_embd, m->output_norm, m->rms_eps, s->h.p);
     ops->linear(k, s->h.p, n_want, m->n_embd, &(struct kernels_linear){.w = &m->output, .y = s->logits.p}, 1);
+    if (m->final_softcap > 0.0f)
+        ops->softcap(k, s->logits.p, (size_t)n_want * (size_t)m->n_vocab, m->final_softcap);
 }
 
 static bool well_formed(const struct engine *e, const struct engine_step_item *items, int n_items)

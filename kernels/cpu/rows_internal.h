@@ -37,6 +37,9 @@ struct kernels_rows_set {
     /* x[i] += y[i] */
     void (*add)(float *x, const float *y, size_t n);
 
+    /* x[i] = cap * tanh(x[i] / cap) */
+    void (*softcap)(float *x, size_t n, float cap);
+
     /* Between f32 and a KV type: nearest even, NaN stays NaN; widening is exact. */
     void (*narrow)(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out);
     void (*widen)(enum kernels_kv_type type, const uint16_t *x, size_t n, float *out);

@@ -171,6 +171,16 @@ static void add(float *x, const float *y, size_t n)
         x[i] += y[i];
 }
 
+static void softcap(float *x, size_t n, float cap)
+{
+    v16 c = v16_set1(cap);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load(x + i), c))));
+    if (i < n)
+        v16_store_first(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load_first(x + i, n - i), c))), n - i);
+}
+
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
 
 static void narrow(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out)
@@ -457,6 +467,7 @@ const struct kernels_rows_set LANES_SET = {
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,

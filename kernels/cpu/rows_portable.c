@@ -96,6 +96,12 @@ static void add(float *x, const float *y, size_t n)
         x[i] += y[i];
 }
 
+static void softcap(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = cap * tanh_one(x[i] / cap);
+}
+
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
 
 static uint16_t narrow_bf16(uint32_t u)
@@ -251,6 +257,7 @@ const struct kernels_rows_set kernels_rows_portable = {
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,

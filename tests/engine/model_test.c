@@ -256,6 +256,75 @@ static void test_hostile_floats(void **state)
     expect_opens(w);
 }
 
+/* Numbers that some architectures have, and others must not. */
+static void test_caps_and_temperature(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_GEMMA2);
+    struct model_file f = open_written(written(&t)); /* the file says nothing */
+    assert_true(f.rc == 0 && f.m.attn_softcap == 50.0f && f.m.final_softcap == 30.0f && f.m.temperature == 0.0f);
+    close_file(&f);
+    struct gguf_writer *w = written(&t);
+    tiny_model_f32(&t, w, "attn_logit_softcapping", 20.5f);
+    tiny_model_f32(&t, w, "final_logit_softcapping", 0.0f);
+    f = open_written(w);
+    assert_true(f.rc == 0 && f.m.attn_softcap == 20.5f && f.m.final_softcap == 0.0f);
+    close_file(&f);
+    static const float BAD[] = {-1.0f, NAN, INFINITY, 1e7f};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        w = written(&t);
+        tiny_model_f32(&t, w, "attn_logit_softcapping", BAD[i]);
+        expect_refusal(w, -EBADMSG, "gemma2.attn_logit_softcapping");
+    }
+    t = tiny_model_of(TINY_MISTRAL3);
+    f = open_written(written(&t));
+    assert_true(f.rc == 0 && f.m.temperature == 0.1f);
+    close_file(&f);
+    t = tiny_model_of(TINY_LLAMA);
+    w = written(&t);
+    tiny_model_f32(&t, w, "attention.temperature_scale", 0.1f);
+    expect_refusal(w, -ENOTSUP, "llama.attention.temperature_scale is set");
+}
+
+/* A window that no context reaches is none; a window of 0 where the architecture may have none, likewise. */
+static void test_windows_that_are_none(void **state)
+{
+    (void)state;
+    static const uint32_t NONE[] = {0, 1024, 262144};
+    for (size_t i = 0; i < sizeof NONE / sizeof *NONE; i++) {
+        struct tiny_model t = tiny_model_of(TINY_PHI3_WINDOWS);
+        t.omit = "attention.sliding_window";
+        struct gguf_writer *w = written(&t);
+        tiny_model_u32(&t, w, t.omit, NONE[i]);
+        struct model_file f = open_written(w);
+        if (f.rc != 0)
+            fail_msg("%s", f.err);
+        assert_int_equal(f.m.window, 0);
+        for (int l = 0; l < f.m.n_layers; l++)
+            assert_true(f.m.layers[l].group == MODEL_FULL && f.m.layers[l].window == 0);
+        close_file(&f);
+    }
+    struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    t.omit = "attention.sliding_window";
+    struct gguf_writer *w = written(&t);
+    tiny_model_u32(&t, w, t.omit, 0);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window is 0");
+    w = written(&t);
+    tiny_model_u32(&t, w, t.omit, (1 << 24) + 1);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window");
+}
+
+static void test_layers_without_rotation(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_SMOLLM3);
+    struct model_file f = open_written(written(&t));
+    assert_int_equal(f.rc, 0);
+    for (int l = 0; l < t.n_layers; l++)
+        assert_int_equal(f.m.layers[l].rope, l == 3 ? -1 : 0);
+    close_file(&f);
+}
+
 static void test_values_per_layer(void **state)
 {
     (void)state;
@@ -430,6 +499,9 @@ int main(void)
         cmocka_unit_test(test_missing_keys),
         cmocka_unit_test(test_hostile_numbers),
         cmocka_unit_test(test_hostile_floats),
+        cmocka_unit_test(test_caps_and_temperature),
+        cmocka_unit_test(test_windows_that_are_none),
+        cmocka_unit_test(test_layers_without_rotation),
         cmocka_unit_test(test_values_per_layer),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_missing_and_misshapen_tensors),

@@ -80,6 +80,14 @@ static struct matrix read_layer_matrix(struct reference *r, int layer, const cha
     return read_matrix(r, full);
 }
 
+/* Some of a matrix's rows, as a matrix. */
+static struct matrix cut(const struct matrix *m, int first, int rows)
+{
+    struct matrix out = {doubles((size_t)rows * (size_t)m->cols), rows, m->cols, m->quantized};
+    memcpy(out.w, m->w + (size_t)first * (size_t)m->cols, (size_t)rows * (size_t)m->cols * sizeof *out.w);
+    return out;
+}
+
 struct reference *reference_open(const struct tiny_model *m, const char *path, enum kernels_kv_type kv_type)
 {
     struct reference *r = need(calloc(1, sizeof *r));
@@ -120,6 +128,17 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
         };
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             *all[i].to = read_layer_matrix(r, l, all[i].name);
+        if (tiny_facts(m)->joined) {
+            int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
+            struct matrix qkv = read_layer_matrix(r, l, "attn_qkv.weight"), both = y->up;
+            y->q = cut(&qkv, 0, q);
+            y->k = cut(&qkv, q, kv);
+            y->v = cut(&qkv, q + kv, kv);
+            y->gate = cut(&both, 0, m->n_ff);
+            y->up = cut(&both, m->n_ff, m->n_ff);
+            free(qkv.w);
+            free(both.w);
+        }
     }
     return r;
 }
@@ -224,6 +243,11 @@ double reference_frequencies(const struct tiny_model *m, bool window_layer, doub
         out[i] = pow(base, -(2.0 * i) / m->rot);
     if (own_base || m->rope == TINY_ROPE_PLAIN)
         return 1;
+    if (m->rope == TINY_ROPE_LONG) {
+        for (int i = 0; i < m->rot / 2; i++)
+            out[i] /= tiny_model_divisor(i) / (m->ctx > TINY_YARN_ORIGINAL ? 1 : 2);
+        return TINY_ATTN_FACTOR;
+    }
     if (m->rope == TINY_ROPE_LINEAR)
         for (int i = 0; i < m->rot / 2; i++)
             out[i] /= TINY_ROPE_FACTOR;
@@ -237,7 +261,7 @@ double reference_frequencies(const struct tiny_model *m, bool window_layer, doub
         double keep = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1); /* of the unscaled frequency */
         out[i] = out[i] / TINY_ROPE_FACTOR * (1 - keep) + out[i] * keep;
     }
-    return 0.1 * log(TINY_ROPE_FACTOR) + 1;
+    return a->plain_yarn ? 1 : 0.1 * log(TINY_ROPE_FACTOR) + 1;
 }
 
 static void rotate(const struct reference *r, double *heads, int n_heads, int pos, bool window_layer)
@@ -256,6 +280,11 @@ static void rotate(const struct reference *r, double *heads, int n_heads, int po
         }
 }
 
+static double cap(double x, double c)
+{
+    return c > 0 ? c * tanh(x / c) : x;
+}
+
 /* One head's answer at position pos. k, v: [pos + 1][n_kv_heads * head_dim]. */
 static void attend(const struct reference *r, const double *q, const double *k, const double *v, int kv_head, int pos,
                    bool window_layer, double *out)
@@ -268,6 +297,7 @@ static void attend(const struct reference *r, const double *q, const double *k, 
         for (size_t i = 0; i < d; i++)
             p[t] += q[i] * k[(size_t)t * row + at + i];
         p[t] /= sqrt((double)m->head_dim);
+        p[t] = cap(p[t], tiny_facts(m)->attn_cap);
         most = fmax(most, p[t]);
     }
     for (int t = first; t <= pos; t++)
@@ -315,8 +345,14 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
         normalize(q + (size_t)i * d, m->head_dim, y->q_norm.w, q + (size_t)i * d);
     for (int i = 0; y->k_norm.w && i < m->n_kv_heads; i++)
         normalize(new_k + (size_t)i * d, m->head_dim, y->k_norm.w, new_k + (size_t)i * d);
-    rotate(r, q, m->n_heads, pos, window_layer);
-    rotate(r, new_k, m->n_kv_heads, pos, window_layer);
+    int unrotated = tiny_facts(m)->unrotated_period;
+    if (!unrotated || index % unrotated != unrotated - 1) {
+        rotate(r, q, m->n_heads, pos, window_layer);
+        rotate(r, new_k, m->n_kv_heads, pos, window_layer);
+    }
+    double growth = 1 + tiny_facts(m)->temperature * log(1 + floor((double)pos / TINY_YARN_ORIGINAL));
+    for (size_t i = 0; i < (size_t)m->n_heads * d; i++)
+        q[i] *= growth;
     for (size_t i = 0; i < kv_row; i++) {
         new_k[i] = round_kv(r, new_k[i]);
         new_v[i] = round_kv(r, new_v[i]);
@@ -354,7 +390,10 @@ void reference_run(struct reference *r, const int32_t *tokens, int n, double *ou
         for (int l = 0; l < m->n_layers; l++)
             run_layer(r, l, pos, x, k + (size_t)l * layer_values, v + (size_t)l * layer_values);
         normalize(x, m->n_embd, r->output_norm.w, x);
-        multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, out + (size_t)pos * (size_t)m->n_vocab);
+        double *logits = out + (size_t)pos * (size_t)m->n_vocab;
+        multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, logits);
+        for (int i = 0; i < m->n_vocab; i++)
+            logits[i] = cap(logits[i], tiny_facts(m)->final_cap);
     }
     free(k);
     free(v);

@@ -49,6 +49,30 @@ const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS] = {
                      .full_period = 6, /* five local layers, then a global one */
                      .window_base = 10000,
                      .sizes = SIZES(7, 4, 1, 40, 1e6f, .window = 45, .tied = true)},
+    [TINY_QWEN3] = {.name = "qwen3", .qk_norms = true, .sizes = SIZES(3, 4, 2, 40, 1e6f, .tied = true)},
+    [TINY_GEMMA2] = {.name = "gemma2",
+                     .gelu = true,
+                     .scaled_embedding = true,
+                     .post_norms = true,
+                     .full_period = 2,
+                     .attn_cap = 50,
+                     .final_cap = 30,
+                     .sizes = SIZES(4, 4, 2, 24, 10000.0f, .window = 45, .tied = true)},
+    [TINY_PHI3] = {.name = "phi3", .joined = true, .long_rope = true, .sizes = SIZES(3, 6, 2, 16, 10000.0f, )},
+    [TINY_PHI3_WINDOWS] = {.name = "phi3",
+                           .joined = true,
+                           .long_rope = true,
+                           .full_period = -1,
+                           .sizes = SIZES(3, 4, 4, 24, 10000.0f, .window = 77)},
+    [TINY_MISTRAL3] = {.name = "mistral3",
+                       .pairs = true,
+                       .temperature = 0.1,
+                       .plain_yarn = true,
+                       .sizes = SIZES(3, 4, 2, 24, 1e6f, .tied = true)},
+    [TINY_SMOLLM3] = {.name = "smollm3",
+                      .pairs = true,
+                      .unrotated_period = 4,
+                      .sizes = SIZES(5, 4, 1, 24, 2e6f, .tied = true)},
 };
 
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
@@ -59,7 +83,13 @@ const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
 bool tiny_model_windowed(const struct tiny_model *m, int layer)
 {
     int period = tiny_facts(m)->full_period;
-    return period && layer % period != period - 1;
+    return period < 0 || (period && layer % period != period - 1);
+}
+
+bool tiny_model_has_rope(enum tiny_arch arch, enum tiny_rope rope)
+{
+    bool long_rope = TINY_ARCH[arch].long_rope;
+    return rope == TINY_ROPE_LONG ? long_rope : rope != TINY_ROPE_DIVISORS || !long_rope;
 }
 
 struct tiny_model tiny_model_of(enum tiny_arch arch)
@@ -265,9 +295,10 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         float center;
     } tensors[] = {
         {"attn_norm.weight", true, 0, m->n_embd, 1},
-        {"attn_q.weight", true, q, m->n_embd, 0},
-        {"attn_k.weight", true, kv, m->n_embd, 0},
-        {"attn_v.weight", true, kv, m->n_embd, 0},
+        {"attn_q.weight", !a->joined, q, m->n_embd, 0},
+        {"attn_k.weight", !a->joined, kv, m->n_embd, 0},
+        {"attn_v.weight", !a->joined, kv, m->n_embd, 0},
+        {"attn_qkv.weight", a->joined, q + 2 * kv, m->n_embd, 0},
         {"attn_q.bias", a->qkv_bias, 0, q, 0},
         {"attn_k.bias", a->qkv_bias, 0, kv, 0.1f},
         {"attn_v.bias", a->qkv_bias, 0, kv, -0.1f},
@@ -276,8 +307,8 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         {"attn_output.weight", true, m->n_embd, q, 0},
         {"post_attention_norm.weight", a->post_norms, 0, m->n_embd, 1},
         {"ffn_norm.weight", true, 0, m->n_embd, 1},
-        {"ffn_gate.weight", true, m->n_ff, m->n_embd, 0},
-        {"ffn_up.weight", true, m->n_ff, m->n_embd, 0},
+        {"ffn_gate.weight", !a->joined, m->n_ff, m->n_embd, 0},
+        {"ffn_up.weight", true, a->joined ? 2 * m->n_ff : m->n_ff, m->n_embd, 0},
         {"ffn_down.weight", true, m->n_embd, m->n_ff, 0},
         {"post_ffw_norm.weight", a->post_norms, 0, m->n_embd, 1},
     };
@@ -301,14 +332,22 @@ static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
         gguf_writer_string(w, full_key(m, "rope.scaling.type", key), m->rope == TINY_ROPE_YARN ? "yarn" : "linear");
         maybe_f32(m, w, "rope.scaling.factor", TINY_ROPE_FACTOR);
     }
-    if (m->rope == TINY_ROPE_YARN)
+    if (m->rope == TINY_ROPE_YARN || m->rope == TINY_ROPE_LONG || tiny_facts(m)->temperature != 0)
         maybe_u32(m, w, "rope.scaling.original_context_length", TINY_YARN_ORIGINAL);
-    if (m->rope == TINY_ROPE_DIVISORS) {
-        float divisors[128];
-        for (int i = 0; i < m->rot / 2; i++)
-            divisors[i] = tiny_model_divisor(i);
-        const uint64_t dims[] = {(uint64_t)m->rot / 2};
-        gguf_writer_tensor(w, "rope_freqs.weight", KERNELS_F32, 1, dims, divisors, dims[0] * 4);
+    if (tiny_facts(m)->temperature != 0)
+        maybe_f32(m, w, "attention.temperature_scale", (float)tiny_facts(m)->temperature);
+    float divisors[2][128];
+    const uint64_t dims[] = {(uint64_t)m->rot / 2};
+    for (int i = 0; i < m->rot / 2; i++) {
+        divisors[0][i] = tiny_model_divisor(i);
+        divisors[1][i] = divisors[0][i] / 2;
+    }
+    if (m->rope == TINY_ROPE_DIVISORS)
+        gguf_writer_tensor(w, "rope_freqs.weight", KERNELS_F32, 1, dims, divisors[0], dims[0] * 4);
+    if (m->rope == TINY_ROPE_LONG) {
+        maybe_f32(m, w, "rope.scaling.attn_factor", TINY_ATTN_FACTOR);
+        gguf_writer_tensor(w, "rope_factors_long.weight", KERNELS_F32, 1, dims, divisors[0], dims[0] * 4);
+        gguf_writer_tensor(w, "rope_factors_short.weight", KERNELS_F32, 1, dims, divisors[1], dims[0] * 4);
     }
 }
 
@@ -329,7 +368,11 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
     }
     if (m->window)
         maybe_u32(m, w, "attention.sliding_window", (uint32_t)m->window);
-    tiny_vocab_bpe(w, "qwen2");
+    static const char *const CONTROL[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    if (m->no_template)
+        tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
+    else
+        tiny_vocab_bpe(w, "qwen2");
     write_rope(m, w);
     maybe_tensor(m, w, "token_embd.weight", m->n_vocab, m->n_embd, 0);
     for (int l = 0; l < m->n_layers; l++) {

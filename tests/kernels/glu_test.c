@@ -92,6 +92,55 @@ static void test_any_bits(void **state)
     free(y);
 }
 
+/* Caps, over small and large values, at every length of an odd end. */
+static void test_softcap(void **state)
+{
+    (void)state;
+    enum { N = 20001 };
+    static const float caps[] = {30.0f, 50.0f, 0.3f};
+    float *x = rows_calloc(N, sizeof(float)), *first = rows_calloc(N, sizeof(float));
+    float *y = rows_calloc(N + 1, sizeof(float));
+    double *want = rows_calloc(N, sizeof(double));
+    const struct kernels_rows_set *sets[MAX_SETS];
+    const char *names[MAX_SETS];
+    int count = rows_sets(sets, names);
+    for (size_t c = 0; c < sizeof caps / sizeof caps[0]; c++) {
+        for (int i = 0; i < N; i++) {
+            x[i] = (-100.0f + (float)i * (200.0f / N)) * (i % 3 ? 1.0f : 0.001f);
+            want[i] = (double)caps[c] * tanh((double)x[i] / (double)caps[c]);
+        }
+        memcpy(first, x, N * sizeof(float));
+        sets[0]->softcap(first, N, caps[c]);
+        double error = rows_error(first, want, N);
+        print_message("softcap %g: greatest error %.2g\n", (double)caps[c], error);
+        rows_assert_error("softcap", error, TOLERANCE);
+        for (int s = 0; s < count; s++)
+            for (size_t n = N - 17; n <= N; n++) {
+                memcpy(y, x, n * sizeof(float));
+                y[n] = 7.0f;
+                sets[s]->softcap(y, n, caps[c]);
+                rows_assert_bits(names[s], y, first, n);
+                assert_true(y[n] == 7.0f);
+            }
+    }
+    struct kernels *k = rows_open("cpu-portable", 2);
+    memcpy(y, x, N * sizeof(float));
+    kernels_ops(k)->softcap(k, y, N, caps[2]);
+    rows_assert_bits("the operation", y, first, N);
+    kernels_close(k);
+    float odd[] = {INFINITY, -INFINITY, NAN, 0.0f, -0.0f};
+    for (int s = 0; s < count; s++) {
+        float z[5];
+        memcpy(z, odd, sizeof odd);
+        sets[s]->softcap(z, 5, 30.0f);
+        assert_true(z[0] == 30.0f && z[1] == -30.0f && isnan(z[2]) && z[3] == 0.0f && z[4] == 0.0f);
+    }
+    free(x);
+    free(first);
+    free(y);
+    free(want);
+}
+
 static void test_ops(void **state)
 {
     (void)state;
@@ -132,6 +181,6 @@ static void test_ops(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_any_bits),
-                                       cmocka_unit_test(test_ops)};
+                                       cmocka_unit_test(test_softcap), cmocka_unit_test(test_ops)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
