@@ -4,6 +4,8 @@
 # others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
+# One name for one folder, or what was noted of its headers by the other name would be overlooked.
+override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 SAN ?=
 CC ?= cc
 AR ?= ar

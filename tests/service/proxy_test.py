@@ -5,6 +5,7 @@ through it to a real convod, over TLS.
 Proxies are those that tests/service/proxies unpacked, or that are installed; what is not here is skipped. What is changed of an
 example for the test: names, ports and certificates.
 """
+import base64
 import json
 import os
 import re
@@ -19,11 +20,6 @@ import threading
 import time
 import unittest
 from pathlib import Path
-
-try:
-    from websockets.sync.client import connect
-except ImportError:
-    connect = None
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 from daemon import BUILD, Daemon  # noqa: E402
@@ -190,18 +186,24 @@ class Proxies(unittest.TestCase):
             self.relay.gate.set()
         while b"response.completed" not in got and b"response.incomplete" not in got:
             got += self.more(s)
-        # The same over a WebSocket.
-        if connect is None:
-            self.skipTest("Python's websockets is not here")
-        with connect(f"wss://localhost:{self.port}/v1/responses", ssl=self.tls, origin=origin, proxy=None, max_size=None,
-                     additional_headers={"Authorization": f"Bearer {TOKEN}"}) as w:
-            for _ in range(2):
-                w.send(json.dumps({"type": "response.create", "input": "hello", "max_output_tokens": 20}))
-                kinds = []
-                while not kinds or kinds[-1] not in ("response.completed", "response.incomplete", "error"):
-                    kinds.append(json.loads(w.recv(timeout=LIMIT))["type"])
-                self.assertEqual(kinds[0], "response.created")
-                self.assertNotEqual(kinds[-1], "error")
+        # The same over a WebSocket, two turns on one.
+        s, got = self.request("GET", "/v1/responses", headers=[
+            "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", f"Origin: {origin}",
+            "Sec-WebSocket-Key: " + base64.b64encode(os.urandom(16)).decode()])
+        self.assertRegex(got.decode(), r"^HTTP/1.1 101 ")
+        frames = s.makefile("rb")
+        for _ in range(2):
+            message = json.dumps({"type": "response.create", "input": "hello", "max_output_tokens": 20}).encode()
+            s.sendall(b"\x81" + bytes([0x80 | len(message)]) + bytes(4) + message)  # a mask of zeros
+            kinds = []
+            while not kinds or kinds[-1] not in ("response.completed", "response.incomplete", "error"):
+                opcode, size = frames.read(2)
+                self.assertEqual(opcode, 0x81)
+                if size > 125:
+                    size = int.from_bytes(frames.read(2 if size == 126 else 8), "big")
+                kinds.append(json.loads(frames.read(size))["type"])
+            self.assertEqual(kinds[0], "response.created")
+            self.assertNotEqual(kinds[-1], "error")
 
     @unittest.skipUnless(program("nginx"), "nginx is not here")
     def test_nginx(self):
