@@ -74,26 +74,31 @@ static bool place_is_anothers(const struct storage_ledger *l, const struct drop 
            !pack_record_parse(head, sizeof head, false, &r) && memcmp(r.key, d->key, sizeof r.key);
 }
 
+/* What cannot be cut out now is tried again while running. */
 static int intents_carry_out(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
+    size_t left = 0;
     int rc = intents_read(r);
-    if (rc || !r->n)
-        return rc;
-    rc = control(l, S_KV_BEGIN);
+    if (!rc)
+        rc = control(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
-    if (!rc)
-        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->kv, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
-    if (!rc)
-        rc = control(l, S_BEGIN);
+    if (rc)
+        return rc;
+    int logs_rc = erase_logs(l);
+    rc = control(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
         const struct drop *d = &r->intents[i];
-        int cut = place_is_anothers(l, d) ? 0 : packs_punch(&l->st->packs, d->pack, d->offset, d->bytes);
+        bool given_back;
+        int cut = place_is_anothers(l, d)
+                      ? 0
+                      : packs_cut(&l->st->packs, d->pack, &(struct place){d->offset, d->bytes}, 1, &given_back);
         if (cut) {
-            storage_log(l->st, LOG_ERR, "pack %u: cannot give space back: %s", d->pack, strerror(-cut));
+            storage_log(l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", d->pack, strerror(-cut));
+            r->intents[left++] = *d;
             continue;
         }
         sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
@@ -102,11 +107,11 @@ static int intents_carry_out(struct recovery *r)
             rc = stmt_run(l, s, NULL);
         }
     }
+    if (!rc && !left && !logs_rc)
+        rc = control(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = control(l, S_COMMIT);
-    if (!rc)
-        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
-    return rc;
+    return rc ? rc : erase_left(l, r->intents, left);
 }
 
 static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *rec,
@@ -117,9 +122,10 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     if (rc != 1)
         return r->rc = rc;
     /* Stored twice: the later copy goes. */
-    rc = packs_punch(&r->l->st->packs, pack, offset, bytes);
+    bool given_back;
+    rc = packs_cut(&r->l->st->packs, pack, &(struct place){offset, bytes}, 1, &given_back);
     if (rc)
-        storage_log(r->l->st, LOG_ERR, "pack %u: cannot give space back: %s", pack, strerror(-rc));
+        storage_log(r->l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", pack, strerror(-rc));
     return 0;
 }
 
@@ -164,7 +170,7 @@ static int totals(struct recovery *r)
         return rc;
     rc = stmt_step(l, s);
     if (rc == 1) {
-        atomic_store(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
+        atomic_fetch_add(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
         atomic_store(&l->st->segments, (uint64_t)sqlite3_column_int64(s, 1));
         if ((uint64_t)sqlite3_column_int64(s, 2) > r->last) {
             r->last = (uint32_t)sqlite3_column_int64(s, 2);

@@ -134,6 +134,10 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes)
 {
+    /* Its row came back with a transaction of the index that failed: the intent is there. */
+    for (size_t i = 0; i < l->n_waiting; i++)
+        if (l->waiting[i].wait == WAIT_INDEX && l->waiting[i].pack == pack && l->waiting[i].offset == offset)
+            return 0;
     if (l->n_drops == l->cap_drops) {
         size_t cap = l->cap_drops ? l->cap_drops * 2 : 64;
         struct drop *grown = realloc(l->drops, cap * sizeof *grown);

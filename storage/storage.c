@@ -2,7 +2,7 @@
  *
  * One process holds a directory: DIR/lock is locked with flock() for the process's life and holds its pid. The order
  * of closing is the order in which work flows: the writer ends first (it needs the ledger thread), then the readers,
- * then the ledger thread, which commits what all of them left.
+ * then the ledger thread, which commits what all of them left and waits for the cutter.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "storage/storage_internal.h"
@@ -34,6 +35,13 @@ void storage_log(struct storage *st, int priority, const char *fmt, ...)
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     st->log(st->log_arg, priority, text);
+}
+
+int64_t monotonic_ms(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 void storage_mark_kv_damaged(struct storage *st)
@@ -138,6 +146,9 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!kv_hurt(l, rc))
         return rc;
     storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
+    erase_give_up(l);
+    atomic_store(&st->disk_used, 0);
+    l->n_dead = 0;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);
     l->kv = NULL;
@@ -178,6 +189,10 @@ static int threads_start(struct storage *st, int readers)
     if (rc)
         return -rc;
     st->ledger_started = true;
+    rc = pthread_create(&st->cutter_thread, NULL, cutter_thread, st);
+    if (rc)
+        return -rc;
+    st->cutter_started = true;
     rc = pthread_create(&st->writer_thread, NULL, writer_thread, st);
     if (rc)
         return -rc;
@@ -203,7 +218,8 @@ static int locks_init(struct storage *st)
     if (pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) || pthread_mutex_init(&st->jobs_lock, NULL) ||
         pthread_cond_init(&st->jobs_cond, &monotonic) || pthread_mutex_init(&st->writer_lock, NULL) ||
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
-        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
+        pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -230,6 +246,7 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->jobs_tail = &st->jobs;
     st->writes_tail = &st->writes;
     st->reads_tail = &st->reads;
+    st->cuts_tail = &st->cuts;
     st->ledger.st = st;
     int rc = locks_init(st);
     if (rc) {
@@ -295,6 +312,9 @@ void storage_close(struct storage *st)
     stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
     if (st->ledger_started)
         (void)pthread_join(st->ledger_thread, NULL);
+    stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
+    if (st->cutter_started)
+        (void)pthread_join(st->cutter_thread, NULL);
     struct storage_ledger *l = &st->ledger;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->db);
@@ -305,6 +325,7 @@ void storage_close(struct storage *st)
     free(l->waiting);
     free(l->dead_turns);
     free(l->cleared);
+    free(l->dead);
     free(st->pins);
     free(st->touched);
     free(st->reader_threads);
@@ -317,9 +338,11 @@ void storage_close(struct storage *st)
     (void)pthread_cond_destroy(&st->jobs_cond);
     (void)pthread_cond_destroy(&st->writer_cond);
     (void)pthread_cond_destroy(&st->reader_cond);
+    (void)pthread_cond_destroy(&st->cutter_cond);
     (void)pthread_mutex_destroy(&st->jobs_lock);
     (void)pthread_mutex_destroy(&st->writer_lock);
     (void)pthread_mutex_destroy(&st->reader_lock);
+    (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
     free(st);
 }

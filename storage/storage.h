@@ -98,8 +98,13 @@ int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t 
 /* Writes title, metadata, instructions, head and updated_ms of row c->id. */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
- * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. */
+ * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
+ * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */
 int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+
+/* Whether a conversation or turn is gone for its owner, but something of it may still be readable on the disk: 1, 0 or
+ * negative. */
+int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
 /* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
  * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that

@@ -227,9 +227,10 @@ static int make_room(const struct group *g, uint64_t bytes)
 static void discard(struct storage *st, struct item *it)
 {
     it->written = false;
-    int rc = packs_punch(&st->packs, it->pack, it->offset, it->blob->bytes);
+    bool given_back;
+    int rc = packs_cut(&st->packs, it->pack, &(struct place){it->offset, it->blob->bytes}, 1, &given_back);
     if (rc)
-        storage_log(st, LOG_ERR, "pack %u: cannot give space back: %s", it->pack, strerror(-rc));
+        storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", it->pack, strerror(-rc));
     atomic_fetch_sub(&st->disk_used, it->blob->bytes);
     atomic_fetch_sub(&st->segments, 1);
 }

@@ -111,11 +111,17 @@ static struct {
     const char *file;
     sqlite3_int64 from;
     int opens;
+    atomic_int *sync_error;
 } unreadable;
 
 static int u_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
 {
     return at + n > unreadable.from ? SQLITE_IOERR_READ : unreadable.real_methods->xRead(f, p, n, at);
+}
+
+static int u_sync(sqlite3_file *f, int flags)
+{
+    return atomic_load(unreadable.sync_error) ? SQLITE_IOERR_FSYNC : unreadable.real_methods->xSync(f, flags);
 }
 
 static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *out)
@@ -127,14 +133,24 @@ static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags
         unreadable.real_methods = f->pMethods;
         unreadable.methods = *f->pMethods;
         unreadable.methods.iVersion = 2; /* no mapping into memory */
-        unreadable.methods.xRead = u_read;
+        if (unreadable.sync_error)
+            unreadable.methods.xSync = u_sync;
+        else
+            unreadable.methods.xRead = u_read;
         f->pMethods = &unreadable.methods;
     }
     return rc;
 }
 
+void faults_sqlite_unsyncable(const char *file, atomic_int *error)
+{
+    faults_sqlite_unreadable(file, 0, INT32_MAX);
+    unreadable.sync_error = error;
+}
+
 void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
 {
+    unreadable.sync_error = NULL;
     if (unreadable.file)
         assert_int_equal(sqlite3_vfs_unregister(&unreadable.vfs), SQLITE_OK);
     unreadable.file = file;
