@@ -9,7 +9,8 @@
  * What a job took away is cut out of the packs after the commit; see erase.c. Jobs that wait for that, because they
  * made room or deleted something for its owner, are reported later.
  *
- * When nothing waits the thread looks through the index for segments that nothing holds, a few rows at a time.
+ * When nothing waits the thread looks through the index for segments that nothing holds, a few rows at a time: once
+ * after open, and again for what is newer when storage_sweep() says that turns have ended.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -147,24 +148,6 @@ static int job_run(struct storage_ledger *l, struct job *j)
     return control(l, S_RELEASE);
 }
 
-/* What cannot be noted was not used, as far as eviction knows. */
-static void touched_flush(struct storage_ledger *l)
-{
-    struct storage *st = l->st;
-    uint8_t keys[TOUCHED_MAX][STORAGE_KEY_BYTES];
-    pthread_mutex_lock(&st->pin_lock);
-    size_t n = st->n_touched;
-    memcpy(keys, st->touched, n * sizeof *keys);
-    st->n_touched = 0;
-    pthread_mutex_unlock(&st->pin_lock);
-    l->used++;
-    int rc = 0;
-    for (size_t i = 0; i < n && !rc; i++)
-        rc = segment_touch(l, keys[i]);
-    if (rc && !l->kv_rc && sqlite3_get_autocommit(l->kv))
-        kv_lose(l, rc);
-}
-
 /* Runs a batch and commits it. Returns why the ledger did not commit; *kv_rc why kv.db did not. */
 static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
 {
@@ -175,10 +158,8 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
         rc = erase_marks_clear(l);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j);
-    if (!rc) {
-        touched_flush(l);
+    if (!rc)
         rc = control(l, S_COMMIT);
-    }
     if (rc) {
         roll_back(l->db);
         roll_back(l->kv);
@@ -187,6 +168,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
         kv_control(l, S_KV_COMMIT);
     }
     erase_marks_cleared(l, rc);
+    atomic_store(&l->st->clock, l->used);
     *kv_rc = rc ? 0 : l->kv_rc;
     l->kv_rc = 0;
     return rc;
@@ -270,14 +252,33 @@ static void sweep(struct storage_ledger *l)
 {
     int64_t before = l->sweep_at;
     (void)jobs_run_alone(l, sweep_run);
-    if (l->sweep_at == before)
-        l->sweep_at = INT64_MAX; /* it cannot go on: leave it to the next start */
+    if (l->sweep_at == before) { /* it cannot go on: leave it to the next search */
+        l->sweep_at = INT64_MAX;
+        l->sweep_from = before < l->sweep_from ? before : l->sweep_from;
+    }
     if (l->sweep_at == INT64_MAX) {
         pthread_mutex_lock(&l->st->jobs_lock);
-        l->st->sweep_done = true;
+        l->st->sweep_done = !l->st->sweep_wanted;
         pthread_cond_broadcast(&l->st->jobs_cond);
         pthread_mutex_unlock(&l->st->jobs_lock);
     }
+}
+
+uint64_t storage_clock(struct storage *st)
+{
+    return atomic_load(&st->clock);
+}
+
+void storage_sweep(struct storage *st, uint64_t clock)
+{
+    pthread_mutex_lock(&st->jobs_lock);
+    if (clock > st->sweep_clock) {
+        st->sweep_clock = clock;
+        st->sweep_wanted = true;
+        st->sweep_done = false;
+        pthread_cond_broadcast(&st->jobs_cond);
+    }
+    pthread_mutex_unlock(&st->jobs_lock);
 }
 
 void jobs_sweep_wait(struct storage *st)
@@ -309,8 +310,12 @@ void *jobs_thread(void *arg)
             due = sweep_due;
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
-        while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout)
+        while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
+               !(st->sweep_wanted && !sweep_due))
             timeout = wait_until(st, due);
+        bool sweep_begins = st->sweep_wanted && !sweep_due;
+        uint64_t sweep_clock = st->sweep_clock;
+        st->sweep_wanted &= !sweep_begins;
         struct job *batch = st->jobs, **end = &batch;
         for (int n = 0; *end && n < JOBS_BATCH; n++)
             end = &(*end)->next;
@@ -334,10 +339,12 @@ void *jobs_thread(void *arg)
         erase_retry(l);
         if (erase_finish(l))
             (void)batch_run(l, NULL);
-        if (timeout && !stop && sweep_due)
+        if (sweep_begins)
+            segment_sweep_begin(l, sweep_clock);
+        else if (timeout && !stop && sweep_due)
             sweep(l);
     }
-    /* What reads touched and which intents are done. */
+    /* Which intents are done. */
     (void)batch_run(l, NULL);
     erase_give_up(l);
     return NULL;

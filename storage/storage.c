@@ -254,9 +254,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         return fail(err, err_size, rc, opts->dir, "storage");
     }
     rc = ram_init(&st->ram, opts->ram_bytes ? opts->ram_bytes : RAM_BYTES_DEFAULT);
-    st->touched = rc ? NULL : malloc(TOUCHED_MAX * sizeof *st->touched);
-    if (!st->touched)
-        rc = fail(err, err_size, -ENOMEM, opts->dir, "storage");
+    if (rc)
+        (void)fail(err, err_size, rc, opts->dir, "storage");
     if (!rc)
         rc = directory_open(st, opts->dir, err, err_size);
     if (!rc)
@@ -327,7 +326,6 @@ void storage_close(struct storage *st)
     free(l->cleared);
     free(l->dead);
     free(st->pins);
-    free(st->touched);
     free(st->reader_threads);
     free(st->dir);
     /* Closing the file gives the lock up. */

@@ -233,6 +233,12 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
 
+/* A clock that counts uses of segments. What is found or put from now on is used later. [any thread] */
+uint64_t storage_clock(struct storage *st);
+/* Segments that no turn holds are dropped in the background, as far as they were used last at this clock or before: it
+ * is the one from before the oldest turn that still runs or is being saved. [any thread] */
+void storage_sweep(struct storage *st, uint64_t clock);
+
 /* Drops RAM copies of segments that are on disk. keys == NULL: all. [any thread] */
 void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
 

@@ -252,15 +252,17 @@ struct storage_ledger {
     size_t n_dead_turns, cap_dead_turns;
     int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
     size_t n_cleared, cap_cleared;
-    bool deferred;      /* the running job is reported after the holes are cut */
-    struct mark *marks; /* of what it deleted for its owner: it is reported after the logs are emptied too */
-    bool wrote_kv;      /* the running job's result depends on kv.db */
-    int kv_rc;          /* of the batch: why kv.db is out of it; its statements give this then */
-    int kv_said;        /* what the log said last about that */
-    bool kv_marked;     /* that kv.db is damaged is noted on disk */
-    int64_t sweep_at;   /* background search for orphans: last row looked at; INT64_MAX: finished */
-    int64_t sweep_end;  /* the last row at open; running turns hold theirs when they end */
-    uint64_t used;      /* clock of uses */
+    bool deferred;        /* the running job is reported after the holes are cut */
+    struct mark *marks;   /* of what it deleted for its owner: it is reported after the logs are emptied too */
+    bool wrote_kv;        /* the running job's result depends on kv.db */
+    int kv_rc;            /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;          /* what the log said last about that */
+    bool kv_marked;       /* that kv.db is damaged is noted on disk */
+    int64_t sweep_at;     /* background search for orphans: last row looked at; INT64_MAX: finished */
+    int64_t sweep_end;    /* the last row when it began */
+    int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
+    uint64_t sweep_clock; /* what was used later is passed over */
+    uint64_t used;        /* clock of uses */
 };
 
 /* The statement, reset. NULL: *rc gets why. */
@@ -302,6 +304,9 @@ int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes);
+/* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. */
+int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                             uint64_t offset, uint64_t bytes);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
@@ -316,9 +321,10 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
  * gets how many were. */
 int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
                   uint64_t *freed);
-int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
-/* Touches one that was used at `used` last, unless so little came after that it is among the latest anyway. */
-void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used);
+/* Notes that it was used now. */
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Whether a row has no place: 1, 0 or negative. */
+int segment_any_forgotten(struct storage_ledger *l);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes);
@@ -331,7 +337,8 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
-/* One piece of the background search. */
+/* The background search: begins one, and does a piece of it. */
+void segment_sweep_begin(struct storage_ledger *l, uint64_t clock);
 int segment_sweep(struct storage_ledger *l, int rows);
 /* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all
  * records. Sets the statistics and the active pack. -ESTALE: the ledger is another's; nothing was changed. */
@@ -386,12 +393,13 @@ struct storage {
     int n_readers;
     bool ledger_started, writer_started, cutter_started;
 
-    pthread_mutex_t jobs_lock; /* guards the seven below */
+    pthread_mutex_t jobs_lock; /* guards the nine below */
     pthread_cond_t jobs_cond;
     struct job *jobs, **jobs_tail;
     bool jobs_stop;
     bool unpinned; /* a doomed record lost its last pin */
-    bool sweep_done;
+    bool sweep_done, sweep_wanted;
+    uint64_t sweep_clock; /* of the one that is wanted, or was last */
     struct cut *cut_results;
 
     pthread_mutex_t cutter_lock; /* guards the queue */
@@ -409,18 +417,15 @@ struct storage {
     struct read_op *reads, **reads_tail;
     bool reader_stop;
 
-    pthread_mutex_t pin_lock; /* guards pins and touched keys */
+    pthread_mutex_t pin_lock; /* guards pins */
     struct pin *pins;
     size_t n_pins, cap_pins;
-    uint8_t (*touched)[STORAGE_KEY_BYTES];
-    size_t n_touched;
 
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
+    atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */
     atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
 };
-
-#define TOUCHED_MAX 256u
 
 __attribute__((format(printf, 3, 4))) void storage_log(struct storage *st, int priority, const char *fmt, ...);
 int64_t monotonic_ms(void);
@@ -479,6 +484,8 @@ bool pin_held(struct storage *st, uint32_t pack, uint64_t offset);
 bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset);
 
 /* codec.c */
+/* Whether an encoded payload is as it was written, by its checksums: 0 or -EBADMSG. */
+int codec_verify(const void *encoded, size_t n);
 /* Bytes of a payload; 0: the layout or count is out of range. */
 size_t codec_payload_bytes(const struct storage_layout *layout, uint32_t count);
 

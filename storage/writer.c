@@ -446,6 +446,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
     uint8_t at[STORAGE_KEY_BYTES];
     memcpy(at, g->last, sizeof at);
     memcpy(end, at, sizeof at);
+    /* Where a row is, there are those before it. Only a forgotten one leaves a gap. */
+    int forgotten = segment_any_forgotten(l);
+    if (forgotten < 0)
+        return forgotten;
+    bool used = false;
     for (unsigned n = 0; !pack_is_zero(at, sizeof at); n++) {
         struct segment_row row;
         int rc = n < CHAIN_MAX ? segment_get(l, at, &row) : -EBADMSG;
@@ -454,8 +459,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
         if (rc == 1) {
             if (row.pack == STORAGE_PACK_NONE)
                 g->stale = -ESTALE;
-            else
-                segment_use(l, at, row.used);
+            else if (!used)
+                segment_use(l, at);
+            used = true;
+            if (!forgotten)
+                return 0;
             memcpy(at, row.parent, sizeof at);
             continue;
         }
