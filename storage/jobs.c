@@ -200,6 +200,8 @@ static int batch_run(struct storage_ledger *l, struct job *batch)
     int rc = batch_commit(l, batch, &kv_rc);
     if (rc)
         storage_log(st, LOG_ERR, "ledger: a commit of jobs failed: %s", strerror(-rc));
+    if (room_is_full(rc) || room_is_full(kv_rc))
+        atomic_store(&st->room_hit, true);
     if (kv_rc && kv_rc != l->kv_said)
         storage_log(st, LOG_ERR, "index of segments: a commit failed: %s", strerror(-kv_rc));
     if (!rc)
@@ -239,6 +241,20 @@ int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l
     j->job = (struct storage_job){.run = alone_run, .done = alone_done, .arg = &a};
     (void)batch_run(l, j);
     return a.rc;
+}
+
+void jobs_cuts_wait(struct storage_ledger *l)
+{
+    struct storage *st = l->st;
+    while (l->n_cuts) {
+        pthread_mutex_lock(&st->jobs_lock);
+        while (!st->cut_results)
+            pthread_cond_wait(&st->jobs_cond, &st->jobs_lock);
+        struct cut *results = st->cut_results;
+        st->cut_results = NULL;
+        pthread_mutex_unlock(&st->jobs_lock);
+        erase_results(l, results);
+    }
 }
 
 static int sweep_run(struct storage_ledger *l, void *arg)
@@ -304,6 +320,7 @@ void *jobs_thread(void *arg)
 {
     struct storage *st = arg;
     struct storage_ledger *l = &st->ledger;
+    bool started = false;
     for (;;) {
         int64_t due = erase_due_ms(l), sweep_due = l->sweep_at == INT64_MAX ? 0 : monotonic_ms() + SWEEP_PAUSE_MS;
         if (!due || (sweep_due && sweep_due < due))
@@ -311,7 +328,7 @@ void *jobs_thread(void *arg)
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
         while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
-               !(st->sweep_wanted && !sweep_due))
+               !(st->sweep_wanted && !sweep_due) && started)
             timeout = wait_until(st, due);
         bool sweep_begins = st->sweep_wanted && !sweep_due;
         uint64_t sweep_clock = st->sweep_clock;
@@ -332,6 +349,9 @@ void *jobs_thread(void *arg)
         erase_results(l, results);
         if (unpinned)
             erase_unpinned(l);
+        if (batch || !started)
+            room_make(l);
+        started = true;
         if (batch)
             (void)batch_run(l, batch);
         else if (stop && !l->n_cuts && !results)

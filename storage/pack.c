@@ -32,16 +32,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
 #include "storage/storage_internal.h"
 
-#define PACK_NAME_BYTES   24
-#define PACK_PAIR_AT      16 /* in the first block */
-#define PREALLOCATE_BYTES ((uint64_t)64 << 20)
-#define UNREADABLE_MAX    16 /* places of a pack that a scan passes over; a disk may take seconds for each */
+#define PACK_NAME_BYTES 24
+#define PACK_PAIR_AT    16 /* in the first block */
+#define UNREADABLE_MAX  16 /* places of a pack that a scan passes over; a disk may take seconds for each */
 
 static const char record_magic[8] = "convodS1";
 static const char pack_magic[8] = "convodP1";
@@ -78,12 +78,22 @@ static int sys_fallocate(void *ctx, int fd, int mode, off_t at, off_t n)
     (void)ctx;
     return fallocate(fd, mode, at, n);
 }
+static int sys_free_bytes(void *ctx, int dirfd, uint64_t *bytes)
+{
+    struct statvfs v;
+    (void)ctx;
+    if (fstatvfs(dirfd, &v))
+        return -1;
+    *bytes = (uint64_t)v.f_bavail * v.f_frsize;
+    return 0;
+}
 const struct storage_io storage_io_system = {.open = sys_open,
                                              .pread = sys_pread,
                                              .pwrite = sys_pwrite,
                                              .fdatasync = sys_fdatasync,
                                              .fsync_dir = sys_fsync_dir,
-                                             .fallocate = sys_fallocate};
+                                             .fallocate = sys_fallocate,
+                                             .free_bytes = sys_free_bytes};
 
 /* ---- records ----------------------------------------------------------------------------------------------------- */
 
@@ -285,7 +295,7 @@ int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *
             return rc;
     }
     if (p->end + bytes > p->allocated) {
-        uint64_t want = bytes > PREALLOCATE_BYTES ? bytes : PREALLOCATE_BYTES;
+        uint64_t want = bytes > p->ahead_bytes ? bytes : p->ahead_bytes;
         if (p->end + want > p->pack_bytes)
             want = p->pack_bytes > p->end + bytes ? p->pack_bytes - p->end : bytes;
         int rc = p->io->fallocate(p->io->ctx, p->fd, 0, (off_t)p->end, (off_t)want);

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -57,7 +56,8 @@ void storage_mark_kv_damaged(struct storage *st)
 static int fail(char *err, size_t err_size, int rc, const char *dir, const char *what)
 {
     if (err_size)
-        (void)snprintf(err, err_size, "%s: %s: %s", dir, what, strerror(-rc));
+        (void)snprintf(err, err_size, "%s: %s: %s%s", dir, what, strerror(-rc),
+                       room_is_full(rc) ? "; free some space there" : "");
     return rc;
 }
 
@@ -71,15 +71,17 @@ static int lock_take(struct storage *st, char *err, size_t err_size)
         int rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
         ssize_t n = pread(st->lockfd, text, sizeof text - 1, 0);
         text[n > 0 ? n : 0] = '\0';
-        text[strcspn(text, "\n")] = '\0';
+        text[strcspn(text, " \n")] = '\0';
         if (err_size && rc == -EBUSY)
             (void)snprintf(err, err_size, "%s is in use by process %s", st->dir, *text ? text : "unknown");
         else
             (void)fail(err, err_size, rc, st->dir, "lock");
         return rc;
     }
-    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(st->lockfd, 0) || pwrite(st->lockfd, text, (size_t)n, 0) != n)
+    /* As long as it was before: a full disk has no room for a new block. */
+    (void)snprintf(text, sizeof text, "%-*ld", (int)sizeof text - 2, (long)getpid());
+    text[sizeof text - 2] = '\n';
+    if (pwrite(st->lockfd, text, sizeof text - 1, 0) < 0 && !room_is_full(-errno))
         return fail(err, err_size, -errno, st->dir, "lock");
     return 0;
 }
@@ -170,10 +172,9 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
 {
     st->disk_budget = opts->disk_bytes;
     if (!st->disk_budget) {
-        struct statvfs v;
-        if (fstatvfs(st->dirfd, &v))
+        if (st->io.free_bytes(st->io.ctx, st->dirfd, &st->disk_budget))
             return fail(err, err_size, -errno, st->dir, "free space");
-        st->disk_budget = (uint64_t)v.f_bavail * v.f_frsize / 2;
+        st->disk_budget /= 2;
     }
     st->packs.pack_bytes = st->disk_budget / 8;
     if (st->packs.pack_bytes > PACK_BYTES_MAX)
@@ -262,6 +263,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         rc = lock_take(st, err, err_size);
     if (!rc)
         rc = budgets_set(st, opts, err, err_size);
+    if (!rc)
+        room_open(st);
     st->packs.io = &st->io;
     st->packs.dirfd = st->dirfd;
     if (!rc)

@@ -6,6 +6,7 @@
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
+ *   room.c      a full disk: the ledger's room comes first
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
  *   vfs.c       between SQLite and the files: what is deleted is overwritten
@@ -43,6 +44,7 @@ struct storage_io {
     int (*fdatasync)(void *ctx, int fd);
     int (*fsync_dir)(void *ctx, int dirfd);
     int (*fallocate)(void *ctx, int fd, int mode, off_t at, off_t n);
+    int (*free_bytes)(void *ctx, int dirfd, uint64_t *bytes); /* of the file system, for us */
     void *ctx;
 };
 extern const struct storage_io storage_io_system;
@@ -83,6 +85,7 @@ struct packs {
     const struct storage_io *io;
     int dirfd;
     uint64_t pack_bytes;      /* size at which a new pack is begun */
+    uint64_t ahead_bytes;     /* that are allocated at once, as far as the pack goes */
     uint8_t pair[PAIR_BYTES]; /* of the ledger that the packs belong to; all zero: not known yet */
     /* The active pack; the writer thread's. */
     int fd; /* -1: none */
@@ -243,6 +246,7 @@ struct storage_ledger {
     size_t n_cuts;       /* the cutter has */
     struct retry retry_cuts, retry_logs;
     int cut_said; /* what the log said last about cutting */
+    uint64_t room_freed;
     struct dead { /* space that could not be given back, by pack */
         uint32_t pack;
         uint64_t bytes;
@@ -344,6 +348,20 @@ int segment_sweep(struct storage_ledger *l, int rows);
  * records. Sets the statistics and the active pack. -ESTALE: the ledger is another's; nothing was changed. */
 int segments_recover(struct storage_ledger *l, bool rebuild);
 
+/* ---- room on the disk (room.c) -----------------------------------------------------------------------------------
+ */
+#define ROOM_LEDGER_BYTES ((uint64_t)8 << 20) /* that KV leaves free */
+/* Before the databases are opened: makes the reserve, or gives it up. */
+void room_open(struct storage *st);
+/* Bytes that are free on the disk; without an answer plenty. [any thread] */
+uint64_t room_free(const struct storage *st);
+/* Whether KV of this size leaves the ledger its room. [any thread] */
+bool room_for_kv(const struct storage *st, uint64_t bytes);
+/* Whether an error says that the disk or a quota is full. */
+bool room_is_full(int rc);
+/* Between batches: lets KV go when little is free. */
+void room_make(struct storage_ledger *l);
+
 /* ---- which ledger (pair.c) ---------------------------------------------------------------------------------------
  */
 /* Before ledger.db is opened, which would create it: 0; -ESTALE (err says how to go on): it is missing or empty beside
@@ -384,9 +402,12 @@ struct storage {
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
     uint64_t disk_budget;
+    bool reserved;        /* DIR/reserve holds room for the ledger; its thread's */
+    atomic_bool room_hit; /* a write met a full disk or quota */
 
     struct storage_ledger ledger; /* the ledger thread's */
     struct packs packs;           /* the active pack is the writer's; io and dirfd are constant */
+    bool evict_in_vain;           /* giving segments back did not make room on a full disk; the writer's */
     struct ram ram;
 
     pthread_t ledger_thread, writer_thread, cutter_thread, *reader_threads;
@@ -466,6 +487,8 @@ void *cutter_thread(void *st);
 
 /* jobs.c */
 void *jobs_thread(void *st);
+/* Waits until the cutter has nothing. Ledger thread, between batches. */
+void jobs_cuts_wait(struct storage_ledger *l);
 /* Runs fn as a batch of its own. Ledger thread, between batches. */
 int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l, void *arg));
 /* Runs fn on the ledger thread and waits for its commit. Not from the ledger thread. */

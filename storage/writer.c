@@ -21,7 +21,10 @@
 
 #define EVICT_MORE  16
 #define EVICT_SHARE 1024
-#define CHAIN_MAX   (1u << 16) /* segments; a longer chain is a damaged index's */
+#define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
+#define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
+#define AHEAD_SHARE 16                   /* but not more than this share of what is free */
+#define CHAIN_MAX   (1u << 16)           /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
@@ -265,6 +268,16 @@ static void group_sync(struct group *g)
     packs_release(&st->packs);
 }
 
+static int place(struct group *g, struct item *it, uint64_t bytes)
+{
+    struct storage *st = g->st;
+    uint64_t free = room_free(st);
+    if (free < ROOM_LEDGER_BYTES + bytes)
+        return -ENOSPC;
+    st->packs.ahead_bytes = free / AHEAD_SHARE < AHEAD_BYTES ? free / AHEAD_SHARE : AHEAD_BYTES;
+    return packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+}
+
 static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
@@ -276,14 +289,17 @@ static int append(struct group *g, struct item *it)
         group_sync(g);
         packs_release(&st->packs);
     }
-    rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
-    if (rc == -ENOSPC || rc == -EDQUOT) {
-        /* The disk is full before the budget is: once more after giving some of ours back. */
+    rc = place(g, it, bytes);
+    if (room_is_full(rc) && !st->evict_in_vain) {
+        /* The disk is full before the budget is: once more after giving some of ours back. If that does not help,
+         * others' segments stay until something could be written again. */
         uint64_t freed;
-        if (!evict(g, bytes + ((uint64_t)4 << 20), &freed) && freed)
-            rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+        if (!evict(g, bytes + EVICT_FULL, &freed) && freed)
+            rc = place(g, it, bytes);
+        st->evict_in_vain = rc != 0;
     }
     if (!rc) {
+        st->evict_in_vain = false;
         it->written = true;
         atomic_fetch_add(&st->disk_used, bytes);
         atomic_fetch_add(&st->segments, 1);

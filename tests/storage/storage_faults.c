@@ -80,6 +80,17 @@ static int f_fallocate(void *ctx, int fd, int mode, off_t at, off_t n)
     return fail ? -1 : fallocate(fd, mode, at, n);
 }
 
+static int f_free_bytes(void *ctx, int dirfd, uint64_t *bytes)
+{
+    struct faults *f = ctx;
+    if (!f)
+        return storage_io_system.free_bytes(NULL, dirfd, bytes);
+    pthread_mutex_lock(&f->lock);
+    *bytes = f->free_bytes;
+    pthread_mutex_unlock(&f->lock);
+    return *bytes ? 0 : storage_io_system.free_bytes(NULL, dirfd, bytes);
+}
+
 void faults_init(struct faults *f, struct storage_io *io)
 {
     *f = (struct faults){.lock = PTHREAD_MUTEX_INITIALIZER, .writes_left = -1};
@@ -89,6 +100,7 @@ void faults_init(struct faults *f, struct storage_io *io)
                               .fdatasync = f_fdatasync,
                               .fsync_dir = f_fsync_dir,
                               .fallocate = f_fallocate,
+                              .free_bytes = f_free_bytes,
                               .ctx = f};
 }
 
@@ -337,7 +349,8 @@ void faults_die_at(int n, struct storage_io *io)
                               .pwrite = d_pwrite,
                               .fdatasync = d_fdatasync,
                               .fsync_dir = d_fsync_dir,
-                              .fallocate = d_fallocate};
+                              .fallocate = d_fallocate,
+                              .free_bytes = f_free_bytes};
     real_vfs = sqlite3_vfs_find("unix");
     vfs = *real_vfs;
     vfs.zName = "dying";

@@ -14,6 +14,7 @@ struct faults {
     int punch_errno;      /* every hole */
     int read_errno;       /* every pread of what lies in [read_from, read_to) */
     off_t read_from, read_to;
+    uint64_t free_bytes;   /* what the file system says is free; 0: the truth */
     bool short_writes;     /* at most 1000 bytes at a time */
     bool fail_once;        /* an error is given once */
     int n_writes, n_syncs; /* calls that were made */
