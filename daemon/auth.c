@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
 
 #define TOKENS_MAX           10000
 #define TOKEN_FILE_LINE_MAX  1024
@@ -280,7 +280,7 @@ int auth_listen_parse(const char *listen, char *address, size_t address_size, in
     if (n >= address_size) {
         return -EINVAL;
     }
-    int64_t value = route_content_length(colon + 1, strlen(colon + 1));
+    int64_t value = text_digits(colon + 1, strlen(colon + 1));
     if (value < 0 || value > 65535) {
         return -EINVAL;
     }

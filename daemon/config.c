@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
 
 #define CONFIG_FILE_MAX (256 * 1024)
 
@@ -70,7 +70,7 @@ static const struct setting settings[] = {
 int daemon_bytes_parse(const char *text, uint64_t *out)
 {
     size_t digits = strspn(text, "0123456789");
-    int64_t n = route_content_length(text, digits);
+    int64_t n = text_digits(text, digits);
     if (n < 0) {
         return -EINVAL;
     }
@@ -98,7 +98,7 @@ static int assign(struct daemon_config *c, const struct setting *s, const char *
     char *base = (char *)c;
     if (s->type == INTEGER) {
         bool negative = *value == '-';
-        int64_t n = route_content_length(value + negative, strlen(value + negative));
+        int64_t n = text_digits(value + negative, strlen(value + negative));
         if (negative || n < s->min || n > s->max) {
             snprintf(err, err_size, "%s: %s must be a number from %lld to %lld", where, s->name, (long long)s->min,
                      (long long)s->max);

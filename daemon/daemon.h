@@ -1,7 +1,11 @@
-/* daemon.h - convod as a program: its configuration and its server.
+/* daemon.h - convod as a program: its configuration, its server, and what all rooms of the daemon use.
  *
  * main() reads a configuration and runs one server. The server owns the network thread, which is the thread that calls
  * server_run(); everything that happens elsewhere (model loading, turns, storage) reaches it as an event.
+ *
+ * The rooms are net/ (sockets, HTTP and WebSocket framing), api/ (the interfaces) and run/ (turns that the session runs
+ * for us). net calls api, api calls run, run calls the session; what goes the other way goes through a function that
+ * was handed down. server.c puts them together.
  *
  * Errors: 0 or a negative errno value; err gets what a person will read.
  */
@@ -58,6 +62,65 @@ struct daemon_log {
 };
 void daemon_log(const struct daemon_log *log, int priority, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* ---- clocks, text (clock.c, text.c) --------------------------------------------------------------------------------
+ */
+
+int64_t now_ms(void);   /* wall clock */
+int64_t clock_us(void); /* monotonic */
+int64_t clock_ms(void);
+bool utf8_valid(const char *s, size_t len);
+/* "123" and nothing else; at most 18 digits. -1: malformed. */
+int64_t text_digits(const char *value, size_t len);
+
+/* ---- who may speak (auth.c) -----------------------------------------------------------------------------------------
+ */
+
+#define OWNER_SIZE         64
+#define TOKEN_DIGEST_BYTES 32
+
+struct auth;
+/* path NULL: everyone is owner "local". */
+int auth_open(const char *path, struct auth **out, char *err, size_t err_size);
+void auth_free(struct auth *a);
+bool auth_required(const struct auth *a);
+/* authorization: the header's value or NULL. True, the owner's name and the token's digest when it is accepted. */
+bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
+                unsigned char digest[TOKEN_DIGEST_BYTES]);
+/* Would what auth_owner() has accepted be accepted still, as the same owner? */
+bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES]);
+/* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
+bool auth_host_allowed(const struct daemon_config *c, const char *host);
+/* Same host as the request, or configured. */
+bool auth_origin_allowed(const struct daemon_config *c, const char *origin, const char *host);
+/* "127.0.0.1:8080", "[::1]:0" -> address and port. */
+int auth_listen_parse(const char *listen, char *address, size_t address_size, int *port);
+bool auth_address_loopback(const char *address);
+
+/* ---- systemd (notify.c) ---------------------------------------------------------------------------------------------
+ */
+
+/* One datagram to systemd; a NULL path does nothing. */
+int notify_send(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- metrics (metrics.c) --------------------------------------------------------------------------------------------
+ */
+
+struct histogram {
+    uint64_t count[16]; /* per bucket, the last is +Inf */
+    double sum;
+    uint64_t total;
+};
+
+/* What the rooms count; network thread. What the session counts is in its status. */
+struct metrics {
+    uint64_t requests, errors, connections, dropped_slow, refused;
+    struct histogram ttft, itl, queue, prefill, restore;
+};
+struct session_status;
+void metrics_observe(struct histogram *h, double seconds);
+/* The text of /metrics. malloc'd; NULL: out of memory. */
+char *metrics_text(const struct metrics *m, const struct session_status *st, bool ready, size_t n_conns);
 
 /* ---- server ------------------------------------------------------------------------------------------------------ */
 

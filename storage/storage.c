@@ -91,16 +91,28 @@ static int directory_open(struct storage *st, const char *dir, char *err, size_t
 static int kv_remove(struct storage *st)
 {
     static const char *const files[] = {"kv.db", "kv.db-wal", "kv.db-shm", KV_DAMAGED};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        if (unlinkat(st->dirfd, files[i], 0) && errno != ENOENT)
-            return -errno;
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files && !rc; i++)
+        rc = vfs_erase(st->dirfd, files[i]);
+    return rc;
 }
 
 /* Whether only the index is hurt: it is damaged, or cannot be read. */
 static bool kv_hurt(const struct storage_ledger *l, int rc)
 {
     return rc == -EBADMSG || (rc == -EIO && (!l->kv || (sqlite3_errcode(l->kv) & 0xff) == SQLITE_IOERR));
+}
+
+/* What versions before this one left of deleted rows. Where that fails it is tried again at the next start. */
+static void databases_scrub(struct storage *st)
+{
+    static const char *const names[] = {[STMT_LEDGER] = "ledger.db", [STMT_KV] = "kv.db"};
+    for (int which = STMT_LEDGER; which <= STMT_KV; which++) {
+        int rc = schema_scrub(&st->ledger, (enum stmt_db)which);
+        if (rc)
+            storage_log(st, LOG_WARNING, "%s: what was deleted by an older version may still be in it: %s",
+                        names[which], strerror(-rc));
+    }
 }
 
 static int databases_open(struct storage *st, char *err, size_t err_size)
@@ -238,6 +250,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->packs.dirfd = st->dirfd;
     if (!rc)
         rc = databases_open(st, err, err_size);
+    if (!rc)
+        databases_scrub(st);
     /* The names of new files. */
     if (!rc && st->io.fsync_dir(st->io.ctx, st->dirfd))
         rc = fail(err, err_size, -errno, st->dir, "sync");

@@ -7,6 +7,7 @@
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
+ *   vfs.c       between SQLite and the files: what is deleted is overwritten
  *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
  *
  * Locks. `jobs_lock`, `writer_lock`, `reader_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock` pins and the
@@ -154,6 +155,20 @@ void ram_drop_turn(struct ram *r, int64_t turn);
 int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above);
 
+/* ---- files that SQLite writes (vfs.c) ----------------------------------------------------------------------------
+ */
+#define VFS_PAGES_MAX 33554431 /* 0x01ffffff; pages of a database: what vfs.c tells pages apart by ends there */
+/* The name of the layer that overwrites what is deleted, for sqlite3_open_v2(); NULL: out of memory. */
+const char *vfs_name(void);
+/* The system's error of this thread's last call to a file that failed, once; 0: none. */
+int vfs_error_take(void);
+/* Zeros in what is not allocated of a b-tree page of n bytes. True: it was changed. Others stay as they are. */
+bool vfs_scrub_page(uint8_t *page, size_t n, bool first);
+/* The same for every page of a database that was opened with vfs_name(), in place. Its log must be empty. */
+int vfs_scrub(sqlite3 *db, int page_bytes);
+/* Overwrites a file with zeros, syncs and unlinks it. One that is not there is gone. */
+int vfs_erase(int dirfd, const char *name);
+
 /* ---- databases (schema.c) ----------------------------------------------------------------------------------------
  */
 struct schema {
@@ -164,9 +179,10 @@ struct schema {
     bool large_pages;
 };
 extern const struct schema schema_ledger, schema_kv;
-/* Opens or creates; brings an older version up to date after a snapshot FILE.vN beside it. `dir` is the path of dirfd.
- */
+/* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
+ * the path of dirfd. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+/* An SQLite result that this thread has just got, as an errno value: the system's, where it said why. */
 int schema_errno(int sqlite_rc);
 
 enum stmt_db { STMT_LEDGER, STMT_KV };
@@ -176,6 +192,9 @@ enum stmt_id {
 #undef STMT
     STMT_COUNT
 };
+
+/* Once in a database's life: what versions before left in the unallocated space of its pages is overwritten. */
+int schema_scrub(struct storage_ledger *l, enum stmt_db which);
 
 struct drop { /* a record that is gone from the index and is to be cut out of its pack */
     int64_t intent;

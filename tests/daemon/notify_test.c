@@ -12,7 +12,7 @@
 
 #include "tests/daemon/harness.h"
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
 
 static int listen_at(const char *path)
 {

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 struct refusal {

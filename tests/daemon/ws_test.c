@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 #define MESSAGE_LIMIT (16 * 1024 * 1024)

@@ -1,0 +1,264 @@
+/* ws.c - messages of a WebSocket, and lanes of turns.
+ *
+ * A lane is the turns that carry one stream_id (those without one are a lane too). Turns of a lane run one after the
+ * other; lanes run side by side, up to LANES_ACTIVE_MAX.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+struct waiting {
+    struct waiting *next;
+    struct turn_request *request;
+};
+
+struct lane {
+    struct lane *next;
+    char *stream_id; /* NULL: the lane of requests without one */
+    struct waiting *first, **last;
+    bool active;
+};
+
+static struct lane *lane_find(struct client *c, const char *stream_id)
+{
+    for (struct lane *l = c->lanes; l; l = l->next) {
+        if (stream_id ? l->stream_id && strcmp(l->stream_id, stream_id) == 0 : !l->stream_id) {
+            return l;
+        }
+    }
+    return NULL;
+}
+
+static struct lane *lane_get(struct client *c, const char *stream_id, struct api_error *e)
+{
+    struct lane *l = lane_find(c, stream_id);
+    if (l) {
+        return l;
+    }
+    if (stream_id && c->n_lanes == LANES_MAX) {
+        api_error_set(e, 400, "too_many_streams", "stream_id", "A connection has at most %d named streams.", LANES_MAX);
+        return NULL;
+    }
+    l = calloc(1, sizeof(*l));
+    char *id = stream_id ? strdup(stream_id) : NULL;
+    if (!l || (stream_id && !id)) {
+        free(l);
+        free(id);
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return NULL;
+    }
+    l->stream_id = id;
+    l->last = &l->first;
+    l->next = c->lanes;
+    c->lanes = l;
+    if (id) {
+        c->n_lanes++;
+    }
+    return l;
+}
+
+/* Starts a turn of a lane. Takes request. On refusal the lane is free again. */
+static void lane_start(struct client *c, struct turn_request *request)
+{
+    struct run *run;
+    struct api_error e = {0};
+    if (run_start(&c->api->runs, c->owner, request, NULL, &c->home, &run, &e) == 0) {
+        client_read(c, run, READ_WS, 0, request->stream_id);
+        return;
+    }
+    client_ws_error(c, &e, request->stream_id);
+    ws_lane_ended(c, request->stream_id);
+    turn_request_free(request);
+}
+
+/* Starts what can be started. */
+static void lanes_run(struct client *c)
+{
+    for (struct lane *l = c->lanes; l && !c->dropped; l = l->next) {
+        while (!l->active && l->first && c->n_active < LANES_ACTIVE_MAX && !c->dropped) {
+            struct waiting *w = l->first;
+            l->first = w->next;
+            if (!l->first) {
+                l->last = &l->first;
+            }
+            c->n_waiting--;
+            l->active = true;
+            c->n_active++;
+            struct turn_request *request = w->request;
+            free(w);
+            lane_start(c, request);
+        }
+    }
+}
+
+void ws_lane_ended(struct client *c, const char *stream_id)
+{
+    struct lane *l = lane_find(c, stream_id);
+    if (!l || !l->active) {
+        return;
+    }
+    l->active = false;
+    c->n_active--;
+    if (!c->lanes_busy) {
+        /* Not from within lanes_run(), which goes on by itself. */
+        c->lanes_busy = true;
+        lanes_run(c);
+        c->lanes_busy = false;
+    }
+}
+
+void ws_free(struct client *c)
+{
+    while (c->lanes) {
+        struct lane *l = c->lanes;
+        c->lanes = l->next;
+        while (l->first) {
+            struct waiting *w = l->first;
+            l->first = w->next;
+            turn_request_free(w->request);
+            free(w);
+        }
+        free(l->stream_id);
+        free(l);
+    }
+}
+
+static void create(struct client *c, cJSON *body, size_t len, const char *stream_id)
+{
+    struct api_error e = {0};
+    struct api *api = c->api;
+    struct turn_request *q = responses_parse(body, true, &e);
+    struct lane *l = NULL;
+    struct waiting *w = NULL;
+    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, len, &e)) {
+        goto refuse;
+    }
+    if (!api->runs.session) {
+        api_error_set(&e, 503, api->stopping ? "server_shutdown" : "model_loading", NULL, "%s",
+                      api->stopping ? "The server is stopping." : "The model is still loading.");
+        goto refuse;
+    }
+    if (c->n_waiting >= LANE_WAITING_MAX) {
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "More than %d requests wait on this connection.",
+                      LANE_WAITING_MAX);
+        goto refuse;
+    }
+    l = lane_get(c, q->stream_id, &e);
+    if (!l) {
+        goto refuse;
+    }
+    w = calloc(1, sizeof(*w));
+    if (!w) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        goto refuse;
+    }
+    w->request = q;
+    *l->last = w;
+    l->last = &w->next;
+    c->n_waiting++;
+    c->lanes_busy = true;
+    lanes_run(c);
+    c->lanes_busy = false;
+    return;
+refuse:
+    client_ws_error(c, &e, stream_id && stream_id_valid(stream_id) ? stream_id : NULL);
+    turn_request_free(q);
+}
+
+/* The run that this connection follows in this lane. */
+static struct run *lane_active_run(struct client *c, const char *stream_id)
+{
+    for (struct reader *r = c->readers; r; r = r->next) {
+        bool same = stream_id ? r->stream_id && strcmp(r->stream_id, stream_id) == 0 : !r->stream_id;
+        if (same && r->kind == READ_WS && !r->sub.run->ended) {
+            return r->sub.run;
+        }
+    }
+    return NULL;
+}
+
+static void cancel(struct client *c, const cJSON *body, const char *stream_id)
+{
+    struct api_error e = {0};
+    const char *id = NULL;
+    if (json_string(body, "", "response_id", 256, &id, &e)) {
+        client_ws_error(c, &e, stream_id);
+        return;
+    }
+    struct run *run = id ? run_find(&c->api->runs, c->owner, id) : lane_active_run(c, stream_id);
+    if (!run) {
+        api_error_set(&e, 404, id ? "response_not_found" : "no_active_response", id ? "response_id" : NULL,
+                      id ? "There is no such response." : "No response is active in this stream.");
+        client_ws_error(c, &e, stream_id);
+        return;
+    }
+    run_cancel(run);
+}
+
+/* Joins a response that runs, or ran lately: a second device, or this one after its connection broke. */
+static void attach(struct client *c, const cJSON *body, const char *stream_id)
+{
+    struct api_error e = {0};
+    const char *id = NULL;
+    int64_t after = -1;
+    if (json_string(body, "", "response_id", 256, &id, &e) ||
+        json_int(body, "", "starting_after", -1, (1LL << 53) - 1, &after, &e)) {
+        client_ws_error(c, &e, stream_id);
+        return;
+    }
+    struct run *run = id ? run_find(&c->api->runs, c->owner, id) : NULL;
+    if (!run || run->request->format != &responses_format) {
+        api_error_set(&e, 404, "response_not_found", "response_id",
+                      "This response is not running; GET /v1/responses/{id} has it when it is stored.");
+        client_ws_error(c, &e, stream_id);
+        return;
+    }
+    if (c->n_watched >= WATCHED_MAX) {
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "A connection follows at most %d responses.", WATCHED_MAX);
+        client_ws_error(c, &e, stream_id);
+        return;
+    }
+    client_read(c, run, READ_WATCH, (size_t)(after + 1), stream_id);
+}
+
+void ws_message(struct client *c, const char *text, size_t len)
+{
+    struct api_error e = {0};
+    c->api->metrics.requests++;
+    cJSON *body = json_parse_request(text, len, &e);
+    const char *type = NULL, *stream_id = NULL;
+    if (body) {
+        /* So that an error about anything else can be routed. */
+        const cJSON *v = json_get(body, "stream_id");
+        if (cJSON_IsString(v) && stream_id_valid(v->valuestring)) {
+            stream_id = v->valuestring;
+        }
+    }
+    if (!body || json_string(body, "", "type", 64, &type, &e)) {
+        client_ws_error(c, &e, stream_id);
+        cJSON_Delete(body);
+        return;
+    }
+    char *lane = stream_id ? strdup(stream_id) : NULL;
+    if (stream_id && !lane) {
+        cJSON_Delete(body);
+        c->ops->drop(c);
+        return;
+    }
+    if (type && strcmp(type, "response.create") == 0) {
+        create(c, body, len, lane);
+        body = NULL;
+    } else if (type && strcmp(type, "response.cancel") == 0) {
+        cancel(c, body, lane);
+    } else if (type && strcmp(type, "convod.response.attach") == 0) {
+        attach(c, body, lane);
+    } else {
+        api_error_set(&e, 400, type ? "invalid_value" : "missing_required_parameter", "type",
+                      "'type' must be response.create, response.cancel or convod.response.attach.");
+        client_ws_error(c, &e, lane);
+    }
+    free(lane);
+    cJSON_Delete(body);
+}
