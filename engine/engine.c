@@ -177,7 +177,7 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
 
     if ((rc = open_kv(e, o, err, err_size)))
         return rc;
-    if ((rc = step_scratch_open(e)))
+    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e)))
         snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
     return rc;
 }

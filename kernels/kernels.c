@@ -200,6 +200,8 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .attention = kernels_op_attention,
         .glu = kernels_op_glu,
         .add = kernels_op_add,
+        .reserve_pick = kernels_pick_reserve,
+        .pick = kernels_op_pick,
         .kv_export = kernels_op_kv_export,
         .kv_import = kernels_op_kv_import,
     };
@@ -221,6 +223,7 @@ void kernels_close(struct kernels *k)
     kernels_pool_close(k->pool);
     kernels_linear_release(k);
     kernels_attention_release(k);
+    kernels_pick_release(k);
     free(k);
 }
 

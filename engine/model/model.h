@@ -116,6 +116,7 @@ struct engine {
 
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
+int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
 
 /* SHA-256 of the model file, from cache_dir when inode, size and time are known there (fingerprint.c). */
