@@ -1,18 +1,22 @@
 /* auth.c - who may speak to us, and as whom.
  *
- * Tokens are kept as SHA-256 digests and compared in constant time, all of them every time. A page in a browser can
- * reach a loopback listener under any name it makes resolve there, so Host and Origin are checked as well: Host must
- * name this machine when we listen on loopback without tokens, Origin must be the same host or configured.
+ * Tokens are kept as SHA-256 digests and compared in constant time, all of them every time. A token file that others
+ * can read or write is refused: what is in it may be known to them, or theirs. A page in a browser can reach a loopback
+ * listener under any name it makes resolve there, so Host and Origin are checked as well: Host must name this machine
+ * when we listen on loopback without tokens, Origin must be the same host or configured.
  */
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "daemon/daemon.h"
 
@@ -70,6 +74,56 @@ static int parse_line(struct auth *a, char *line, int number, const char *path, 
     return 0;
 }
 
+/* Whether nobody else can know or set what is in the file: it is ours or root's, and has no rights for others. Root's
+ * may be readable by a group; that is also how a service sees its credential, which is root's with an entry for its
+ * user. */
+static int check_private(int fd, const char *path, char *err, size_t err_size)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        int rc = -errno;
+        snprintf(err, err_size, "token file %s: %s", path, strerror(-rc));
+        return rc;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        snprintf(err, err_size, "token file %s is not a regular file", path);
+        return -EINVAL;
+    }
+    if (st.st_uid != geteuid() && st.st_uid != 0) {
+        snprintf(err, err_size, "token file %s belongs to another user (%u): it must be ours or root's", path,
+                 st.st_uid);
+        return -EPERM;
+    }
+    mode_t others = st.st_mode & (S_IRWXG | S_IRWXO);
+    if (others & ~(st.st_uid == 0 ? (mode_t)S_IRGRP : 0)) {
+        snprintf(err, err_size,
+                 "token file %s can be read or written by others (mode %04o): chmod 600 makes it private", path,
+                 st.st_mode & 07777);
+        return -EPERM;
+    }
+    return 0;
+}
+
+static FILE *open_private(const char *path, int *rc, char *err, size_t err_size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) {
+        *rc = -errno;
+        const char *credentials = getenv("CREDENTIALS_DIRECTORY");
+        bool hint = *rc == -EACCES && credentials;
+        snprintf(err, err_size, "token file %s: %s%s%s%s", path, strerror(-*rc),
+                 hint ? "; a service reads its copy, " : "", hint ? credentials : "", hint ? "/tokens" : "");
+        return NULL;
+    }
+    *rc = check_private(fd, path, err, err_size);
+    FILE *f = *rc ? NULL : fdopen(fd, "r");
+    if (!f) {
+        *rc = *rc ? *rc : -ENOMEM;
+        close(fd);
+    }
+    return f;
+}
+
 int auth_open(const char *path, struct auth **out, char *err, size_t err_size)
 {
     struct auth *a = calloc(1, sizeof(*a));
@@ -82,10 +136,8 @@ int auth_open(const char *path, struct auth **out, char *err, size_t err_size)
     }
     a->required = true;
     int rc = 0;
-    FILE *f = fopen(path, "re");
+    FILE *f = open_private(path, &rc, err, err_size);
     if (!f) {
-        rc = -errno;
-        snprintf(err, err_size, "token file %s: %s", path, strerror(-rc));
         goto fail;
     }
     char line[TOKEN_FILE_LINE_MAX];

@@ -61,10 +61,8 @@ static void *take_signals(void *arg)
     }
 }
 
-static int run(const struct daemon_config *config)
+static int run(const struct daemon_config *config, struct daemon_log log)
 {
-    struct daemon_log log = {
-        .fd = STDERR_FILENO, .level = log_level(config->log_level), .journal = stderr_is_journal()};
     struct signals signals;
     sigemptyset(&signals.set);
     sigaddset(&signals.set, SIGTERM);
@@ -136,12 +134,13 @@ int main(int argc, char **argv)
     struct daemon_config config;
     enum daemon_config_action action;
     char err[512] = "";
+    struct daemon_log log = {.fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal()};
     keep_buffers();
     int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
                                 getenv("XDG_CACHE_HOME"), &action, err, sizeof(err));
     int status = EXIT_SUCCESS;
     if (rc) {
-        fprintf(stderr, "convod: %s\n", err);
+        daemon_log(&log, LOG_ERR, "%s", err);
         status = EXIT_USAGE;
     } else if (action == DAEMON_HELP) {
         char *help = daemon_config_help();
@@ -150,12 +149,13 @@ int main(int argc, char **argv)
     } else if (action == DAEMON_VERSION) {
         status = printf("convod %s\n", CONVOD_VERSION) > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     } else if (daemon_config_verify(&config, err, sizeof(err))) {
-        fprintf(stderr, "convod: %s\n", err);
+        daemon_log(&log, LOG_ERR, "%s", err);
         status = EXIT_USAGE;
     } else if (action == DAEMON_CHECK) {
         status = printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
     } else {
-        status = run(&config);
+        log.level = log_level(config.log_level);
+        status = run(&config, log);
     }
     daemon_config_free(&config);
     return status;

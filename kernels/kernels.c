@@ -4,7 +4,7 @@
  * A backend is opened and closed on one thread and used by one caller at a time. Its operations are the same functions
  * for every instruction set; they reach the set's inner functions through k->set.
  */
-#include "kernels/kernels_internal.h"
+#include "kernels/cpu/cpu.h"
 
 #include <cpuid.h>
 #include <errno.h>

@@ -147,6 +147,8 @@ struct kernels_linear {
 
 enum kernels_glu_kind { KERNELS_SILU, KERNELS_GELU_TANH };
 
+#define KERNELS_MAX_EXPERTS_USED 64 /* of a token, in a mixture */
+
 struct kernels_attention {
     const float *q; /* [rows][heads][head_dim], rotated */
     float *out;     /* [rows][heads][head_dim] */

@@ -26,15 +26,19 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
         rc = column_bytes(s, 1, o.key, sizeof o.key);
         stmt_reset(s);
     } else {
-        if (RAND_bytes(o.key, sizeof o.key) != 1)
+        /* An id that was never given before, even by a ledger that this one is an older copy of: segments that are
+         * left of that one's owners must not meet a new owner. */
+        uint64_t random;
+        if (RAND_bytes(o.key, sizeof o.key) != 1 || RAND_bytes((unsigned char *)&random, sizeof random) != 1)
             return -EIO;
+        o.id = (int64_t)(random >> 16) + 1;
         s = stmt_get(l, S_OWNER_INSERT, &rc);
         if (!s)
             return rc;
         bind_text(s, 1, name);
         bind_blob(s, 2, o.key, sizeof o.key);
+        (void)sqlite3_bind_int64(s, 3, o.id);
         rc = stmt_run(l, s, NULL);
-        o.id = sqlite3_last_insert_rowid(l->db);
     }
     if (!rc)
         *out = o;

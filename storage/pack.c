@@ -1,6 +1,7 @@
 /* pack.c - records in pack files.
  *
- * A pack begins with one block of 4096 bytes (magic, version, number) and then holds records, each aligned to 4096:
+ * A pack begins with one block of 4096 bytes (magic, version, number, pair id) and then holds records, each aligned to
+ * 4096:
  *
  *   offset  bytes  of a record
  *        0      8  magic "convodS1"
@@ -38,6 +39,7 @@
 #include "storage/storage_internal.h"
 
 #define PACK_NAME_BYTES   24
+#define PACK_PAIR_AT      16 /* in the first block */
 #define PREALLOCATE_BYTES ((uint64_t)64 << 20)
 #define UNREADABLE_MAX    16 /* places of a pack that a scan passes over; a disk may take seconds for each */
 
@@ -250,6 +252,7 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end)
         memcpy(block, pack_magic, 8);
         put32(block + 8, PACK_VERSION);
         put32(block + 12, n);
+        memcpy(block + PACK_PAIR_AT, p->pair, sizeof p->pair);
         rc = write_all(p, fd, block, sizeof block, 0);
         /* The new name must be durable before a row may point at it. */
         if (!rc && p->io->fsync_dir(p->io->ctx, p->dirfd))
@@ -366,6 +369,30 @@ int packs_unlink(const struct packs *p, uint32_t pack)
     return unlinkat(p->dirfd, name, 0) && errno != ENOENT ? -errno : 0;
 }
 
+/* Reads and checks what a pack begins with. */
+static int read_first(const struct packs *p, int fd, uint32_t pack, uint8_t pair[PAIR_BYTES])
+{
+    uint8_t head[PACK_PAIR_AT + PAIR_BYTES];
+    struct stat sb;
+    if (fstat(fd, &sb))
+        return -errno;
+    if (!S_ISREG(sb.st_mode) || read_all(p, fd, head, sizeof head, 0) || memcmp(head, pack_magic, 8) ||
+        get32(head + 8) != PACK_VERSION || get32(head + 12) != pack)
+        return -EBADMSG;
+    memcpy(pair, head + PACK_PAIR_AT, PAIR_BYTES);
+    return 0;
+}
+
+int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES])
+{
+    int fd = open_pack(p, pack, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    int rc = read_first(p, fd, pack, pair);
+    (void)close(fd);
+    return rc;
+}
+
 /* Reads for a scan. 1: it cannot be read and is to be passed over. */
 static int scan_read(const struct packs *p, int fd, void *buf, size_t n, uint64_t at, int *unreadable)
 {
@@ -385,10 +412,10 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
     if (fd < 0)
         return fd;
     struct stat sb;
-    int rc = fstat(fd, &sb) ? -errno : 0;
-    if (!rc && (!S_ISREG(sb.st_mode) || read_all(p, fd, head, 16, 0) || memcmp(head, pack_magic, 8) ||
-                get32(head + 8) != PACK_VERSION || get32(head + 12) != pack))
-        rc = -EBADMSG;
+    uint8_t pair[PAIR_BYTES];
+    int rc = fstat(fd, &sb) ? -errno : read_first(p, fd, pack, pair);
+    if (!rc && !pack_is_zero(pair, sizeof pair) && memcmp(pair, p->pair, sizeof pair))
+        rc = -ESTALE;
     uint64_t at = *end, size = rc ? 0 : (uint64_t)sb.st_size;
     int unreadable = 0;
     while (!rc && at < size && size - at >= PACK_HEADER_BYTES) {

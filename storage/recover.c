@@ -1,5 +1,6 @@
 /* recover.c - bringing index, packs and intents together at open. Runs before the threads start.
  *
+ *   - A ledger that is not the one the rest belongs to is refused before anything is changed.
  *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
  * the index knows for its pack: it is taken in again, also behind holes that were cut since. Without such a loss there
@@ -48,6 +49,9 @@ static int intents_read(struct recovery *r)
                            .pack = (uint32_t)sqlite3_column_int64(s, 2),
                            .offset = (uint64_t)sqlite3_column_int64(s, 3),
                            .bytes = (uint64_t)sqlite3_column_int64(s, 4)};
+        rc = column_bytes(s, 1, d->key, sizeof d->key);
+        if (rc)
+            break;
         r->n++;
     }
     stmt_reset(s);
@@ -61,6 +65,15 @@ static int control(struct storage_ledger *l, enum stmt_id id)
     return s ? stmt_run(l, s, NULL) : rc;
 }
 
+/* Whether another segment lies there: packs that were put back from a backup have used the place again. */
+static bool place_is_anothers(const struct storage_ledger *l, const struct drop *d)
+{
+    uint8_t head[PACK_HEADER_BYTES];
+    struct pack_record r;
+    return !packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) &&
+           !pack_record_parse(head, sizeof head, false, &r) && memcmp(r.key, d->key, sizeof r.key);
+}
+
 static int intents_carry_out(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
@@ -69,7 +82,7 @@ static int intents_carry_out(struct recovery *r)
         return rc;
     rc = control(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
-        rc = segment_cut(l, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
+        rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
     if (!rc)
@@ -78,7 +91,7 @@ static int intents_carry_out(struct recovery *r)
         rc = control(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
         const struct drop *d = &r->intents[i];
-        int cut = packs_punch(&l->st->packs, d->pack, d->offset, d->bytes);
+        int cut = place_is_anothers(l, d) ? 0 : packs_punch(&l->st->packs, d->pack, d->offset, d->bytes);
         if (cut) {
             storage_log(l->st, LOG_ERR, "pack %u: cannot give space back: %s", d->pack, strerror(-cut));
             continue;
@@ -179,7 +192,9 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
 {
     struct recovery r = {.l = l, .rebuild = rebuild};
     struct storage *st = l->st;
-    int rc = intents_carry_out(&r);
+    int rc = pair_settle(l);
+    if (!rc)
+        rc = intents_carry_out(&r);
     free(r.intents);
     if (!rc)
         rc = control(l, S_KV_BEGIN);

@@ -353,23 +353,27 @@ void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES],
         (void)segment_touch(l, key);
 }
 
-int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes)
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
+                uint64_t bytes)
 {
-    uint8_t key[STORAGE_KEY_BYTES];
+    struct segment_row row;
+    int rc = segment_get(l, key, &row);
+    if (rc != 1 || row.pack != pack || row.offset != offset)
+        return rc < 0 ? rc : 0;
+    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
+    return rc ? rc : key_run(l, S_SEG_DELETE, key);
+}
+
+int segment_any(struct storage_ledger *l)
+{
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_AT, &rc);
+    sqlite3_stmt *s = stmt_get(l, S_SEG_ANY, &rc);
     if (!s)
         return rc;
-    (void)sqlite3_bind_int64(s, 1, pack);
-    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)offset);
     rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc;
-    rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
-    stmt_reset(s);
-    if (!rc)
-        rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_DELETE, key);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
 }
 
 int segment_sweep(struct storage_ledger *l, int rows)

@@ -91,10 +91,10 @@ static int directory_open(struct storage *st, const char *dir, char *err, size_t
 static int kv_remove(struct storage *st)
 {
     static const char *const files[] = {"kv.db", "kv.db-wal", "kv.db-shm", KV_DAMAGED};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        if (unlinkat(st->dirfd, files[i], 0) && errno != ENOENT)
-            return -errno;
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files && !rc; i++)
+        rc = vfs_erase(st->dirfd, files[i]);
+    return rc;
 }
 
 /* Whether only the index is hurt: it is damaged, or cannot be read. */
@@ -103,10 +103,24 @@ static bool kv_hurt(const struct storage_ledger *l, int rc)
     return rc == -EBADMSG || (rc == -EIO && (!l->kv || (sqlite3_errcode(l->kv) & 0xff) == SQLITE_IOERR));
 }
 
+/* What versions before this one left of deleted rows. Where that fails it is tried again at the next start. */
+static void databases_scrub(struct storage *st)
+{
+    static const char *const names[] = {[STMT_LEDGER] = "ledger.db", [STMT_KV] = "kv.db"};
+    for (int which = STMT_LEDGER; which <= STMT_KV; which++) {
+        int rc = schema_scrub(&st->ledger, (enum stmt_db)which);
+        if (rc)
+            storage_log(st, LOG_WARNING, "%s: what was deleted by an older version may still be in it: %s",
+                        names[which], strerror(-rc));
+    }
+}
+
 static int databases_open(struct storage *st, char *err, size_t err_size)
 {
     struct storage_ledger *l = &st->ledger;
-    int rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
+    int rc = pair_before_open(st, err, err_size);
+    if (!rc)
+        rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
     if (rc)
         return rc;
     bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
@@ -116,6 +130,8 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
         rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
     if (!rc) {
         rc = segments_recover(l, rebuild);
+        if (rc == -ESTALE)
+            return pair_refuse(st, "is another directory's", err, err_size);
         if (rc && !kv_hurt(l, rc))
             return fail(err, err_size, rc, st->dir, "recovery of the segments");
     }
@@ -134,6 +150,8 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (rc)
         return rc;
     rc = segments_recover(l, true);
+    if (rc == -ESTALE)
+        return pair_refuse(st, "is another directory's", err, err_size);
     return rc ? fail(err, err_size, rc, st->dir, "recovery of the segments") : 0;
 }
 
@@ -232,6 +250,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->packs.dirfd = st->dirfd;
     if (!rc)
         rc = databases_open(st, err, err_size);
+    if (!rc)
+        databases_scrub(st);
     /* The names of new files. */
     if (!rc && st->io.fsync_dir(st->io.ctx, st->dirfd))
         rc = fail(err, err_size, -errno, st->dir, "sync");

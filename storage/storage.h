@@ -35,7 +35,8 @@ struct storage_opts {
 };
 
 /* Opens a data directory and starts the threads. -EBUSY: another process holds it (err says its pid); -EPROTO: it was
- * written by a newer version; -EBADMSG: the ledger is damaged. A missing, damaged or unreadable kv.db is rebuilt from
+ * written by a newer version; -EBADMSG: the ledger is damaged; -ESTALE: it is missing or not the one that the index and
+ * the packs belong to (err says how to go on). A missing, damaged or unreadable kv.db is rebuilt from
  * the packs, as far as they can be read. */
 int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size);
 

@@ -5,7 +5,9 @@
  *   writer.c, reader.c   the threads that encode and append, and read and decode
  *   jobs.c      the ledger thread: group commit, and what follows a commit (holes, deletes)
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
+ *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
+ *   vfs.c       between SQLite and the files: what is deleted is overwritten
  *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
  *
  * Locks. `jobs_lock`, `writer_lock`, `reader_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock` pins and the
@@ -50,6 +52,7 @@ extern const struct storage_io storage_io_system;
 #define PACK_HEADER_BYTES 256u /* of a record; its label follows, then (64-byte aligned) the payload */
 #define PACK_VERSION      1u
 #define PACK_RECORD_MAX   ((uint64_t)2 << 30)
+#define PAIR_BYTES        16u /* the pair id, see pair.c */
 
 /* One record's header in memory. */
 struct pack_record {
@@ -78,7 +81,8 @@ bool pack_is_zero(const void *p, size_t n);
 struct packs {
     const struct storage_io *io;
     int dirfd;
-    uint64_t pack_bytes; /* size at which a new pack is begun */
+    uint64_t pack_bytes;      /* size at which a new pack is begun */
+    uint8_t pair[PAIR_BYTES]; /* of the ledger that the packs belong to; all zero: not known yet */
     /* The active pack; the writer thread's. */
     int fd; /* -1: none */
     uint32_t n;
@@ -97,8 +101,11 @@ int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t 
 /* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
 int packs_unlink(const struct packs *p, uint32_t pack);
+/* The pair id of a pack; all zero: it is from before there was one. */
+int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
 /* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage. *end gets the
- * end of the last record. -EIO: some of the pack cannot be read; fn was called for the rest. */
+ * end of the last record. -EIO: some of the pack cannot be read; fn was called for the rest. -ESTALE: it belongs to
+ * another ledger. */
 int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
@@ -148,6 +155,20 @@ void ram_drop_turn(struct ram *r, int64_t turn);
 int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above);
 
+/* ---- files that SQLite writes (vfs.c) ----------------------------------------------------------------------------
+ */
+#define VFS_PAGES_MAX 33554431 /* 0x01ffffff; pages of a database: what vfs.c tells pages apart by ends there */
+/* The name of the layer that overwrites what is deleted, for sqlite3_open_v2(); NULL: out of memory. */
+const char *vfs_name(void);
+/* The system's error of this thread's last call to a file that failed, once; 0: none. */
+int vfs_error_take(void);
+/* Zeros in what is not allocated of a b-tree page of n bytes. True: it was changed. Others stay as they are. */
+bool vfs_scrub_page(uint8_t *page, size_t n, bool first);
+/* The same for every page of a database that was opened with vfs_name(), in place. Its log must be empty. */
+int vfs_scrub(sqlite3 *db, int page_bytes);
+/* Overwrites a file with zeros, syncs and unlinks it. One that is not there is gone. */
+int vfs_erase(int dirfd, const char *name);
+
 /* ---- databases (schema.c) ----------------------------------------------------------------------------------------
  */
 struct schema {
@@ -158,9 +179,10 @@ struct schema {
     bool large_pages;
 };
 extern const struct schema schema_ledger, schema_kv;
-/* Opens or creates; brings an older version up to date after a snapshot FILE.vN beside it. `dir` is the path of dirfd.
- */
+/* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
+ * the path of dirfd. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+/* An SQLite result that this thread has just got, as an errno value: the system's, where it said why. */
 int schema_errno(int sqlite_rc);
 
 enum stmt_db { STMT_LEDGER, STMT_KV };
@@ -170,6 +192,9 @@ enum stmt_id {
 #undef STMT
     STMT_COUNT
 };
+
+/* Once in a database's life: what versions before left in the unallocated space of its pages is overwritten. */
+int schema_scrub(struct storage_ledger *l, enum stmt_db which);
 
 struct drop { /* a record that is gone from the index and is to be cut out of its pack */
     int64_t intent;
@@ -217,6 +242,11 @@ void bind_blob(sqlite3_stmt *s, int at, const void *p, size_t n);
 int column_text(sqlite3_stmt *s, int at, char **out);              /* NULL is NULL; -ENOMEM */
 int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n); /* exactly n, or NULL as zeros; -EBADMSG */
 
+/* schema.c: values that belong to a database as a whole, by name; the statements say which database. A blob of up to
+ * `size` bytes. 1: found, *n gets its size; 0: none; -EBADMSG: it is longer. */
+int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *value, size_t size, size_t *n);
+int meta_set(struct storage_ledger *l, enum stmt_id set, const char *key, const void *value, size_t n);
+
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
@@ -257,15 +287,28 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
                         uint64_t bytes);
 /* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
 int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
-/* Takes the row at this place out of the index, if there is one, without an intent. */
-int segment_cut(struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes);
+/* Takes this segment's row out of the index, if it lies at this place, without an intent. */
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
+                uint64_t bytes);
+/* Whether there is any row: 1, 0 or negative. */
+int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
 /* One piece of the background search. */
 int segment_sweep(struct storage_ledger *l, int rows);
 /* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all
- * records. Sets the statistics and the active pack. */
+ * records. Sets the statistics and the active pack. -ESTALE: the ledger is another's; nothing was changed. */
 int segments_recover(struct storage_ledger *l, bool rebuild);
+
+/* ---- which ledger (pair.c) ---------------------------------------------------------------------------------------
+ */
+/* Before ledger.db is opened, which would create it: 0; -ESTALE (err says how to go on): it is missing or empty beside
+ * what belongs to one. */
+int pair_before_open(struct storage *st, char *err, size_t err_size);
+/* When both databases are open: -ESTALE: they, or with a new index the packs, do not belong together. */
+int pair_settle(struct storage_ledger *l);
+/* Writes the refusal ("ledger.db <what>, but ...") and returns -ESTALE. */
+int pair_refuse(struct storage *st, const char *what, char *err, size_t err_size);
 
 /* ---- queues -------------------------------------------------------------------------------------------------------
  */

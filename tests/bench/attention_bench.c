@@ -5,7 +5,7 @@
  * at 2k and 8k, in GB/s of keys and values, with the pages of as many layers as the cache cannot hold. Each figure is
  * the median of several rounds. Usage: attention_bench [threads [heads kv_heads head_dim]]
  */
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 #include <immintrin.h>
 #include <stdio.h>

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/daemon/harness.h"
@@ -77,6 +78,50 @@ static void token_files(void **state)
     auth_free(a);
 }
 
+/* Others' rights, other kinds of files. */
+static void private_files(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/convod_auth_XXXXXX", path[64], fifo[64], err[256];
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/tokens", dir);
+    snprintf(fifo, sizeof(fifo), "%s/fifo", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("alice 0123456789abcdef\n", f);
+    fclose(f);
+    struct auth *a;
+    static const mode_t refused[] = {0604, 0602, 0601, 0620, 0610, 0660, 0644, 0666, 0777};
+    for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++) {
+        assert_int_equal(chmod(path, refused[i]), 0);
+        assert_int_equal(auth_open(path, &a, err, sizeof(err)), -EPERM);
+        assert_non_null(strstr(err, "chmod 600"));
+    }
+    static const mode_t taken[] = {0600, 0400, 0700};
+    for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++) {
+        assert_int_equal(chmod(path, taken[i]), 0);
+        assert_int_equal(auth_open(path, &a, err, sizeof(err)), 0);
+        auth_free(a);
+    }
+    /* A group may read what is root's; a user's own file is for that user. */
+    assert_int_equal(chmod(path, 0640), 0);
+    int rc = auth_open(path, &a, err, sizeof(err));
+    assert_int_equal(rc, geteuid() == 0 ? 0 : -EPERM);
+    auth_free(rc ? NULL : a);
+    if (geteuid() == 0) {
+        assert_int_equal(chmod(path, 0600), 0);
+        assert_int_equal(chown(path, 65534, (gid_t)-1), 0);
+        assert_int_equal(auth_open(path, &a, err, sizeof(err)), -EPERM);
+        assert_non_null(strstr(err, "another user"));
+    }
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(auth_open(fifo, &a, err, sizeof(err)), -EINVAL);
+    assert_int_equal(auth_open(dir, &a, err, sizeof(err)), -EINVAL);
+    unlink(path);
+    unlink(fifo);
+    rmdir(dir);
+}
+
 static void addresses(void **state)
 {
     (void)state;
@@ -148,10 +193,8 @@ static void ids(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(token_files),
-        cmocka_unit_test(addresses),
-        cmocka_unit_test(hosts_and_origins),
-        cmocka_unit_test(ids),
+        cmocka_unit_test(token_files),       cmocka_unit_test(private_files), cmocka_unit_test(addresses),
+        cmocka_unit_test(hosts_and_origins), cmocka_unit_test(ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -171,20 +171,58 @@ static void help(void **state)
     free(text);
 }
 
-/* The example that is installed must be one that we accept, and name every key. */
-static void example_file(void **state)
+static void read_text(const char *path, char *text, size_t size)
 {
-    (void)state;
-    FILE *f = fopen("systemd/convod.conf.example", "r");
+    FILE *f = fopen(path, "r");
     if (!f) {
         print_message("skip: not run from the source folder\n");
         skip();
     }
-    char text[16384] = "", enabled[16384] = "", err[256];
-    size_t n = fread(text, 1, sizeof(text) - 1, f);
+    text[fread(text, 1, size - 1, f)] = '\0';
+    assert_true(feof(f));
     fclose(f);
+}
+
+/* Both manual pages tell of every option, as they spell it. */
+static void manual_pages(void **state)
+{
+    (void)state;
+    static char page[65536], file_page[65536];
+    read_text("docs/convod.1", page, sizeof(page));
+    read_text("docs/convod.conf.5", file_page, sizeof(file_page));
+    char *help_text = daemon_config_help();
+    assert_non_null(help_text);
+    for (const char *p = strstr(help_text, "\n  --"); p; p = strstr(p + 1, "\n  --")) {
+        char option[128] = "\\-\\-", key[128] = ".BI ";
+        size_t n = strlen(option), m = strlen(key);
+        for (const char *c = p + 5; *c != ' '; c++) {
+            n += (size_t)snprintf(option + n, sizeof(option) - n, *c == '-' ? "\\-" : "%c", *c);
+            m += (size_t)snprintf(key + m, sizeof(key) - m, *c == '-' ? "\\-" : "%c", *c);
+        }
+        snprintf(key + m, sizeof(key) - m, " \"");
+        if (!strstr(page, option)) {
+            fail_msg("%s is not in docs/convod.1", option);
+        }
+        static const char *const only_options[] = {"config", "check\\-config", "help", "version"};
+        bool option_only = false;
+        for (size_t i = 0; i < sizeof(only_options) / sizeof(*only_options); i++) {
+            option_only |= strncmp(key + 4, only_options[i], m - 4) == 0;
+        }
+        if (!option_only && !strstr(file_page, key)) {
+            fail_msg("`%s` is not in docs/convod.conf.5", key);
+        }
+    }
+    free(help_text);
+}
+
+/* The example that is installed must be one that we accept, and name every key. */
+static void example_file(void **state)
+{
+    (void)state;
+    char text[16384] = "", enabled[16384] = "", err[256];
+    read_text("systemd/convod.conf.example", text, sizeof(text));
     struct daemon_config c = {0};
-    assert_int_equal(daemon_config_parse(&c, text, n, "convod.conf", err, sizeof(err)), 0);
+    assert_int_equal(daemon_config_parse(&c, text, strlen(text), "convod.conf", err, sizeof(err)), 0);
     daemon_config_free(&c);
     /* Every "#key = value" line, taken as a setting. */
     char *save = NULL;
@@ -224,6 +262,7 @@ int main(void)
         cmocka_unit_test(files),
         cmocka_unit_test(sizes),
         cmocka_unit_test(help),
+        cmocka_unit_test(manual_pages),
         cmocka_unit_test(example_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,7 +4,7 @@
  * tests/data/chat-rendered.jsonl holds, for members of every family, a short template with the marks of the published
  * one, messages, and the rendering that both give. The tokens must be those of the rendered text as a whole.
  */
-#include "engine/chat_internal.h"
+#include "engine/text/text.h"
 #include "tests/engine/golden.h"
 #include "tests/engine/models.h"
 #include "tests/engine/text_fixture.h"

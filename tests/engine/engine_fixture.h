@@ -2,7 +2,7 @@
 #ifndef CONVOD_TESTS_ENGINE_FIXTURE_H
 #define CONVOD_TESTS_ENGINE_FIXTURE_H
 
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/tiny_model.h"
 
 #define FIXTURE_KV_BYTES ((size_t)24 << 20)

@@ -5,20 +5,21 @@
  * activations, the differences here are the same). Measured over all steps and their ten most likely tokens: Qwen 0.5B
  * mean 0.069, largest 0.52; Gemma 270M mean 0.134, largest 1.02. A wrong graph is off by whole units in the mean.
  */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/engine/models.h"
 #include "tests/engine/tiny_vocab.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
+#include <openssl/evp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -38,15 +39,22 @@ static void expect_refusal(const struct engine_opts *o, int code, const char *pa
     assert_ptr_equal(e, (struct engine *)-1); /* outputs are written on success only */
 }
 
+static void note_progress(void *arg, double fraction, const char *what)
+{
+    double *last = arg;
+    assert_true(fraction >= *last && fraction <= 1.0);
+    assert_non_null(what);
+    *last = fraction;
+}
+
 static void test_info(void **state)
 {
     (void)state;
-    static const char *const ARCHS[] = {"qwen2", "llama", "gemma3"};
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++) {
         const struct tiny_model m = tiny_model_typed(a, KERNELS_Q6_K);
         struct fixture f = fixture_open(m, (struct fixture_opts){.step_tokens = 33});
         const struct engine_info *info = engine_info(f.e);
-        assert_string_equal(info->arch, ARCHS[a]);
+        assert_string_equal(info->arch, TINY_ARCH[a].name);
         assert_string_equal(info->file, f.path);
         assert_string_equal(info->name, strrchr(f.path, '/') + 1);
         assert_string_equal(info->backend, "cpu-portable");
@@ -118,7 +126,7 @@ static void test_settings_that_are_refused(void **state)
 static void test_context_is_capped_by_the_budget(void **state)
 {
     (void)state;
-    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += 2) {
+    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += TINY_GEMMA3 - TINY_QWEN2) {
         const struct tiny_model m = tiny_model_of(a);
         struct fixture f = fixture_open(m, (struct fixture_opts){.kv_bytes = 300 << 10});
         int ctx = engine_info(f.e)->ctx_tokens;
@@ -147,23 +155,111 @@ static void test_context_is_capped_by_the_budget(void **state)
     tiny_model_remove(path);
 }
 
+/* Nothing of it is read: the file is sparse, and larger than the memory. */
 static void test_a_model_that_does_not_fit_into_memory(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    m.n_embd = 4096;
+    m.omit = "token_embd.weight";
+    m.also = "output.weight"; /* then it is the embedding */
+    const uint64_t dims[] = {4096, memory / 4096 / 4 + 1};
+    if (dims[1] > 1 << 24) {
+        printf("skip: no model is larger than the memory here\n");
+        skip();
+    }
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(&m, w);
+    gguf_writer_tensor_raw(w, m.omit, 0 /* F32 */, 2, dims, NULL, 0, 0);
+    char *path = tiny_model_save_writer(w);
+    gguf_writer_free(w);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    if (truncate(path, st.st_size + (off_t)(dims[0] * dims[1] * 4)) != 0) {
+        printf("skip: no file of %llu bytes can be made here\n", (unsigned long long)memory);
+        tiny_model_remove(path);
+        skip();
+    }
+    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1}, -ENOMEM, "memory are available");
+    tiny_model_remove(path);
+}
+
+/* More pages than there is memory for are refused before the weights are read. */
+static void test_kv_pages_that_do_not_fit_into_memory(void **state)
 {
     (void)state;
     const struct tiny_model m = tiny_model_of(TINY_QWEN2);
     char *path = tiny_model_save(&m);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    assert_true(fd >= 0);
-    const off_t bytes = (off_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) * 2;
-    if (ftruncate(fd, bytes) != 0) {
-        printf("skip: no file of %lld bytes can be made here\n", (long long)bytes);
-        close(fd);
-        tiny_model_remove(path);
-        skip();
-    }
-    assert_int_equal(close(fd), 0);
-    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1}, -ENOMEM, "memory are available");
+    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    double progress = 0;
+    expect_refusal(&(struct engine_opts){.model_path = path,
+                                         .threads = 1,
+                                         .kv_bytes = memory + 1,
+                                         .progress = note_progress,
+                                         .progress_arg = &progress},
+                   -ENOMEM, "lower kv-bytes");
+    assert_true(progress == 0);
     tiny_model_remove(path);
+}
+
+/* The hash is that of the file, computed in the pass that loads it, and remembered. */
+static void test_the_hash_is_the_files(void **state)
+{
+    (void)state;
+    char cache[] = "/tmp/convod-cache-XXXXXX", command[64], err[512] = "";
+    assert_non_null(mkdtemp(cache));
+    struct tiny_model m = tiny_model_of(TINY_GEMMA3);
+    m.rope = TINY_ROPE_DIVISORS; /* a tensor that is no weight */
+    char *path = tiny_model_save(&m);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    uint8_t *bytes = malloc(1 << 24), wanted[32];
+    assert_non_null(bytes);
+    size_t n = fread(bytes, 1, 1 << 24, f);
+    assert_true(n > 0 && n < 1 << 24 && fclose(f) == 0);
+    assert_int_equal(EVP_Digest(bytes, n, wanted, NULL, EVP_sha256(), NULL), 1);
+    free(bytes);
+    for (int again = 0; again < 2; again++) {
+        struct engine *e;
+        double progress = 0;
+        const struct engine_opts o = {.model_path = path,
+                                      .threads = 1,
+                                      .kv_bytes = 1 << 20,
+                                      .cache_dir = cache,
+                                      .progress = note_progress,
+                                      .progress_arg = &progress};
+        if (engine_open(&o, &e, err, sizeof err) != 0)
+            fail_msg("%s", err);
+        assert_memory_equal(engine_info(e)->model_sha256, wanted, 32);
+        assert_true(progress == 1.0);
+        engine_close(e);
+    }
+    snprintf(command, sizeof command, "rm -r %s", cache);
+    assert_int_equal(system(command), 0);
+    tiny_model_remove(path);
+}
+
+/* A file may be cut once it is loaded: texts, templates and names were kept, and tokens come out as before. */
+static void test_the_file_is_not_read_again(void **state)
+{
+    (void)state;
+    struct fixture f = fixture_open(tiny_model_of(TINY_LLAMA), (struct fixture_opts){0});
+    static const char TEXT[] = "hello <|im_end|> h\xc3\xa9llo";
+    const struct engine_message message = {ENGINE_USER, TEXT, sizeof TEXT - 1};
+    struct engine_tokens before = {0}, after = {0};
+    char err[256];
+    for (int pass = 0; pass < 2; pass++) {
+        struct engine_tokens *out = pass ? &after : &before;
+        assert_int_equal(engine_tokenize(f.e, TEXT, sizeof TEXT - 1, true, out), 0);
+        assert_int_equal(engine_chat_render(f.e, &message, 1, ENGINE_CHAT_FIRST, out, err, sizeof err), 0);
+        assert_int_equal(truncate(f.path, 0), 0);
+    }
+    assert_int_equal(before.n, after.n);
+    assert_memory_equal(before.ids, after.ids, before.n * sizeof *before.ids);
+    engine_tokens_free(&before);
+    engine_tokens_free(&after);
+    fixture_close(&f);
 }
 
 static void test_vocabulary_and_embedding(void **state)
@@ -318,6 +414,9 @@ int main(void)
         cmocka_unit_test(test_settings_that_are_refused),
         cmocka_unit_test(test_context_is_capped_by_the_budget),
         cmocka_unit_test(test_a_model_that_does_not_fit_into_memory),
+        cmocka_unit_test(test_kv_pages_that_do_not_fit_into_memory),
+        cmocka_unit_test(test_the_hash_is_the_files),
+        cmocka_unit_test(test_the_file_is_not_read_again),
         cmocka_unit_test(test_vocabulary_and_embedding),
         cmocka_unit_test(test_name),
         cmocka_unit_test(test_golden_qwen),

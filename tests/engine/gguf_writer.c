@@ -1,7 +1,7 @@
 /* gguf_writer.c - see gguf_writer.h. Keys, tensor headers and data grow in three buffers that finish() joins. */
 #include "tests/engine/gguf_writer.h"
 
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #define CONVOD_TESTS_GOLDEN_H
 
 #include "engine/engine.h"
-#include "engine/vocab_internal.h"
+#include "engine/text/text.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* merge_test.c - the heap of merges against the obvious way: join the best pair, over and over. */
-#include "engine/merge_internal.h"
+#include "engine/text/merge_internal.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* model_rope_test.c - frequencies from the file's settings against their definitions, and settings that are refused. */
-#include "engine/engine_internal.h"
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
+#include "engine/model/arch.h"
 #include "tests/engine/reference.h"
 
 #include <errno.h>
@@ -18,6 +18,7 @@ struct rope_file {
     void *bytes;
     struct gguf *g;
     struct model m;
+    struct model_layer layer;
 };
 
 /* What model_rope_open() says of a writer's file; the shape is the tiny model's. */
@@ -27,13 +28,17 @@ static int open_rope(const struct tiny_model *t, struct gguf_writer *w, struct r
     *f = (struct rope_file){.w = w, .bytes = gguf_writer_finish(w, &size)};
     if (gguf_open_memory(f->bytes, size, "test.gguf", &f->g, err, err_size) != 0)
         fail_msg("%s", err);
-    f->m = (struct model){.head_dim = t->head_dim, .ctx_model = t->ctx};
-    return model_rope_open(f->g, tiny_model_arch(t), &f->m, err, err_size);
+    f->layer.kv.head_dim = t->head_dim;
+    f->m = (struct model){.arch = model_arch_find(tiny_model_arch(t), strlen(tiny_model_arch(t))),
+                          .n_layers = 1,
+                          .layers = &f->layer,
+                          .ctx_model = t->ctx};
+    return model_rope_open(f->g, t->ctx, &f->m, err, err_size);
 }
 
 static void close_rope(struct rope_file *f)
 {
-    for (int i = 0; i < MODEL_GROUPS; i++)
+    for (int i = 0; i < MODEL_ROPES; i++)
         free(f->m.rope[i].inv_freq);
     gguf_close(f->g);
     free(f->bytes);
@@ -55,9 +60,9 @@ static void test_frequencies(void **state)
             tiny_model_write(&t, w);
             if (open_rope(&t, w, &f, err, sizeof err) != 0)
                 fail_msg("%s", err);
-            for (int g = 0; g < MODEL_GROUPS; g++) {
+            for (int g = 0; g < (TINY_ARCH[a].full_period ? MODEL_ROPES : 1); g++) {
                 const struct model_rope *r = &f.m.rope[g];
-                double magnitude = reference_frequencies(&t, g == MODEL_WINDOW, wanted);
+                double magnitude = reference_frequencies(&t, g == 1, wanted);
                 assert_int_equal(r->rot, t.rot);
                 /* float settings: a factor of 4 and bases are exact in them */
                 assert_true(fabs(r->magnitude - magnitude) <= 1e-12);
@@ -171,8 +176,8 @@ static void test_settings_that_mean_no_scaling(void **state)
         if (open_changed(&CHANGES[i], &f, err, sizeof err) != 0)
             fail_msg("%zu: %s", i, err);
         for (int j = 0; j < t.rot / 2; j++)
-            assert_true(fabs(f.m.rope[MODEL_FULL].inv_freq[j] / wanted[j] - 1) <= 1e-12);
-        assert_true(f.m.rope[MODEL_FULL].magnitude == 1.0);
+            assert_true(fabs(f.m.rope[0].inv_freq[j] / wanted[j] - 1) <= 1e-12);
+        assert_true(f.m.rope[0].magnitude == 1.0);
         close_rope(&f);
     }
 }

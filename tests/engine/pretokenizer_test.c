@@ -1,6 +1,6 @@
 /* pretokenizer_test.c - where text is cut. tests/data/pretokenizer.jsonl was made with another regular expression
  * library from the expressions of the models' own tokenizer files. */
-#include "engine/vocab_private.h"
+#include "engine/text/vocab_private.h"
 #include "tests/engine/gguf_writer.h"
 #include "tests/engine/golden.h"
 

@@ -1,7 +1,7 @@
 /* reference.c - see reference.h. */
 #include "tests/engine/reference.h"
 
-#include "engine/gguf_internal.h"
+#include "engine/file/file.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -55,8 +55,12 @@ static struct matrix read_matrix(struct reference *r, const char *name)
     out.quantized = kernels_type_info(t->type)->block_values > 1;
     out.w = doubles((size_t)out.rows * (size_t)out.cols);
     void *packed = need(aligned_alloc(64, (kernels_packed_bytes(t->type, out.rows, out.cols) + 63) & ~(size_t)63));
+    void *data = need(malloc(t->bytes));
+    if (gguf_tensor_read(r->g, t, 0, t->bytes, data, NULL, 0) != 0)
+        abort();
     for (int i = 0; i < (out.rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; i++)
-        kernels_pack_group(t->type, out.rows, out.cols, i, t->data, packed);
+        kernels_pack_group(t->type, out.rows, out.cols, i, data, packed);
+    free(data);
     const struct kernels_matrix w = {t->type, out.rows, out.cols, packed};
     float *row = need(malloc((size_t)out.cols * sizeof *row));
     for (int32_t i = 0; i < out.rows; i++) {
@@ -213,10 +217,12 @@ static double yarn_correction(const struct tiny_model *m, double turns)
 
 double reference_frequencies(const struct tiny_model *m, bool window_layer, double *out)
 {
-    double base = window_layer ? 10000.0 : m->rope_base;
+    const struct tiny_arch_facts *a = tiny_facts(m);
+    bool own_base = window_layer && a->window_base != 0;
+    double base = own_base ? a->window_base : m->rope_base;
     for (int i = 0; i < m->rot / 2; i++)
         out[i] = pow(base, -(2.0 * i) / m->rot);
-    if (window_layer || m->rope == TINY_ROPE_PLAIN)
+    if (own_base || m->rope == TINY_ROPE_PLAIN)
         return 1;
     if (m->rope == TINY_ROPE_LINEAR)
         for (int i = 0; i < m->rot / 2; i++)
@@ -241,8 +247,9 @@ static void rotate(const struct reference *r, double *heads, int n_heads, int po
     for (int h = 0; h < n_heads; h++)
         for (int i = 0; i < half; i++) {
             double *head = heads + (size_t)h * (size_t)r->m.head_dim;
-            double *a = r->m.arch == TINY_LLAMA ? &head[2 * i] : &head[i];
-            double *b = r->m.arch == TINY_LLAMA ? &head[2 * i + 1] : &head[half + i];
+            bool pairs = tiny_facts(&r->m)->pairs;
+            double *a = pairs ? &head[2 * i] : &head[i];
+            double *b = pairs ? &head[2 * i + 1] : &head[half + i];
             double c = cos(pos * freq[i]) * magnitude, s = sin(pos * freq[i]) * magnitude, x = *a, y = *b;
             *a = x * c - y * s;
             *b = x * s + y * c;
@@ -275,7 +282,7 @@ static void attend(const struct reference *r, const double *q, const double *k, 
 
 static double activation(const struct reference *r, double x)
 {
-    if (r->m.arch == TINY_GEMMA3)
+    if (tiny_facts(&r->m)->gelu)
         return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return x / (1 + exp(-x));
 }
@@ -294,7 +301,7 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
 {
     const struct tiny_model *m = &r->m;
     const struct layer *y = &r->layers[index];
-    bool window_layer = m->arch == TINY_GEMMA3 && index % 6 != 5; /* five local layers, then a global one */
+    bool window_layer = tiny_model_windowed(m, index);
     size_t d = (size_t)m->head_dim, kv_row = (size_t)m->n_kv_heads * d;
     double *h = doubles((size_t)m->n_embd), *q = doubles((size_t)m->n_heads * d), *a = doubles((size_t)m->n_heads * d);
     double *gate = doubles((size_t)m->n_ff), *up = doubles((size_t)m->n_ff);
@@ -342,7 +349,8 @@ void reference_run(struct reference *r, const int32_t *tokens, int n, double *ou
     double *x = doubles(embd);
     for (int pos = 0; pos < n; pos++) {
         for (size_t i = 0; i < embd; i++)
-            x[i] = r->embed.w[(size_t)tokens[pos] * embd + i] * (m->arch == TINY_GEMMA3 ? sqrt((double)embd) : 1);
+            x[i] =
+                r->embed.w[(size_t)tokens[pos] * embd + i] * (tiny_facts(m)->scaled_embedding ? sqrt((double)embd) : 1);
         for (int l = 0; l < m->n_layers; l++)
             run_layer(r, l, pos, x, k + (size_t)l * layer_values, v + (size_t)l * layer_values);
         normalize(x, m->n_embd, r->output_norm.w, x);

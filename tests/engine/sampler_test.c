@@ -1,5 +1,5 @@
 /* sampler_test.c - which tokens can be picked, against a brute-force reading of the settings, and how often. */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 
 #include <errno.h>
 #include <float.h>

@@ -7,7 +7,7 @@
  * quantized ones, whose activations the reference rounds too, mean 0.008 and largest 0.17 (without that rounding the
  * mean is 0.03). A wrong graph gives a mean near 1: the tolerances lie between.
  */
-#include "engine/engine_internal.h"
+#include "engine/model/model.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/engine/reference.h"
 

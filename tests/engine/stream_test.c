@@ -1,5 +1,5 @@
 /* stream_test.c - streamed text: characters and stop strings across token borders, nothing lost, nothing twice. */
-#include "engine/stream_internal.h"
+#include "engine/text/text.h"
 #include "tests/engine/models.h"
 #include "tests/engine/text_fixture.h"
 #include "tests/engine/tiny_vocab.h"

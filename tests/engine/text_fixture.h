@@ -2,7 +2,7 @@
 #ifndef CONVOD_TESTS_TEXT_FIXTURE_H
 #define CONVOD_TESTS_TEXT_FIXTURE_H
 
-#include "engine/vocab_internal.h"
+#include "engine/text/text.h"
 #include "tests/engine/gguf_writer.h"
 
 struct text_fixture {

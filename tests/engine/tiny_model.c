@@ -31,37 +31,48 @@ static float uniform(uint64_t seed, size_t i)
     return (float)((double)(mix(seed + i * 0x632be59bd9b4e019u) >> 40) / (double)(1 << 23) - 1.0);
 }
 
+/* ---- the architectures ---- */
+
+#define SIZES(layers, heads, kv, dim, base, ...)                                                                       \
+    {                                                                                                                  \
+        .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .head_dim = dim, .rope_base = base, __VA_ARGS__        \
+    }
+
+const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS] = {
+    [TINY_QWEN2] = {.name = "qwen2", .qkv_bias = true, .sizes = SIZES(3, 6, 2, 16, 1e6f, )},
+    [TINY_LLAMA] = {.name = "llama", .pairs = true, .sizes = SIZES(2, 4, 4, 24, 10000.0f, )},
+    [TINY_GEMMA3] = {.name = "gemma3",
+                     .gelu = true,
+                     .scaled_embedding = true,
+                     .qk_norms = true,
+                     .post_norms = true,
+                     .full_period = 6, /* five local layers, then a global one */
+                     .window_base = 10000,
+                     .sizes = SIZES(7, 4, 1, 40, 1e6f, .window = 45, .tied = true)},
+};
+
+const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
+{
+    return &TINY_ARCH[m->arch];
+}
+
+bool tiny_model_windowed(const struct tiny_model *m, int layer)
+{
+    int period = tiny_facts(m)->full_period;
+    return period && layer % period != period - 1;
+}
+
 struct tiny_model tiny_model_of(enum tiny_arch arch)
 {
-    struct tiny_model m = {.arch = arch,
-                           .type = KERNELS_F32,
-                           .n_layers = 3,
-                           .n_embd = 96,
-                           .n_ff = 136,
-                           .n_heads = 6,
-                           .n_kv_heads = 2,
-                           .head_dim = 16,
-                           .n_vocab = TINY_TOKENS + 5,
-                           .ctx = 1024,
-                           .rope_base = 10000.0f,
-                           .seed = 7};
-    if (arch == TINY_QWEN2)
-        m.rope_base = 1e6f;
-    if (arch == TINY_LLAMA) {
-        m.n_layers = 2;
-        m.n_heads = m.n_kv_heads = 4;
-        m.head_dim = 24;
-    }
-    if (arch == TINY_GEMMA3) {
-        m.n_layers = 7;
-        m.n_heads = 4;
-        m.n_kv_heads = 1;
-        m.head_dim = 40;
-        m.window = 45;
-        m.rope_base = 1e6f;
-        m.tied = true;
-    }
+    struct tiny_model m = TINY_ARCH[arch].sizes;
+    m.arch = arch;
+    m.type = KERNELS_F32;
+    m.n_embd = 96;
+    m.n_ff = 136;
+    m.n_vocab = TINY_TOKENS + 5;
+    m.ctx = 1024;
     m.rot = m.head_dim;
+    m.seed = 7;
     return m;
 }
 
@@ -84,8 +95,7 @@ struct tiny_model tiny_model_typed(enum tiny_arch arch, enum kernels_type type)
 
 const char *tiny_model_arch(const struct tiny_model *m)
 {
-    static const char *const NAMES[TINY_ARCHS] = {"qwen2", "llama", "gemma3"};
-    return NAMES[m->arch];
+    return tiny_facts(m)->name;
 }
 
 static bool omitted(const struct tiny_model *m, const char *name)
@@ -244,10 +254,10 @@ float tiny_model_divisor(int i)
     return i < 2 ? 1.0f : 1.0f + 1.75f * (float)i;
 }
 
-static void write_layer(const struct tiny_model *m, struct gguf_writer *w, int layer)
+int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor out[TINY_MAX_TENSORS])
 {
-    int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
-    bool gemma3 = m->arch == TINY_GEMMA3, qwen2 = m->arch == TINY_QWEN2;
+    const struct tiny_arch_facts *a = tiny_facts(m);
+    int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, n = 0;
     const struct {
         const char *name;
         bool written;
@@ -258,25 +268,28 @@ static void write_layer(const struct tiny_model *m, struct gguf_writer *w, int l
         {"attn_q.weight", true, q, m->n_embd, 0},
         {"attn_k.weight", true, kv, m->n_embd, 0},
         {"attn_v.weight", true, kv, m->n_embd, 0},
-        {"attn_q.bias", qwen2, 0, q, 0},
-        {"attn_k.bias", qwen2, 0, kv, 0.1f},
-        {"attn_v.bias", qwen2, 0, kv, -0.1f},
-        {"attn_q_norm.weight", gemma3, 0, m->head_dim, 1},
-        {"attn_k_norm.weight", gemma3, 0, m->head_dim, 1},
+        {"attn_q.bias", a->qkv_bias, 0, q, 0},
+        {"attn_k.bias", a->qkv_bias, 0, kv, 0.1f},
+        {"attn_v.bias", a->qkv_bias, 0, kv, -0.1f},
+        {"attn_q_norm.weight", a->qk_norms, 0, m->head_dim, 1},
+        {"attn_k_norm.weight", a->qk_norms, 0, m->head_dim, 1},
         {"attn_output.weight", true, m->n_embd, q, 0},
-        {"post_attention_norm.weight", gemma3, 0, m->n_embd, 1},
+        {"post_attention_norm.weight", a->post_norms, 0, m->n_embd, 1},
         {"ffn_norm.weight", true, 0, m->n_embd, 1},
         {"ffn_gate.weight", true, m->n_ff, m->n_embd, 0},
         {"ffn_up.weight", true, m->n_ff, m->n_embd, 0},
         {"ffn_down.weight", true, m->n_embd, m->n_ff, 0},
-        {"post_ffw_norm.weight", gemma3, 0, m->n_embd, 1},
+        {"post_ffw_norm.weight", a->post_norms, 0, m->n_embd, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "blk.%d.%s", layer, tensors[i].name);
-        if (tensors[i].written)
-            maybe_tensor(m, w, name, tensors[i].rows, tensors[i].cols, tensors[i].center);
+        if (!tensors[i].written)
+            continue;
+        snprintf(out[n].name, sizeof out[n].name, "blk.%d.%s", layer, tensors[i].name);
+        out[n].rows = tensors[i].rows;
+        out[n].cols = tensors[i].cols;
+        out[n++].center = tensors[i].center;
     }
+    return n;
 }
 
 static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
@@ -314,13 +327,16 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
         maybe_u32(m, w, "attention.key_length", (uint32_t)m->head_dim);
         maybe_u32(m, w, "attention.value_length", (uint32_t)m->head_dim);
     }
-    if (m->arch == TINY_GEMMA3)
+    if (m->window)
         maybe_u32(m, w, "attention.sliding_window", (uint32_t)m->window);
     tiny_vocab_bpe(w, "qwen2");
     write_rope(m, w);
     maybe_tensor(m, w, "token_embd.weight", m->n_vocab, m->n_embd, 0);
-    for (int l = 0; l < m->n_layers; l++)
-        write_layer(m, w, l);
+    for (int l = 0; l < m->n_layers; l++) {
+        struct tiny_tensor t[TINY_MAX_TENSORS];
+        for (int i = 0, n = tiny_model_layer(m, l, t); i < n; i++)
+            maybe_tensor(m, w, t[i].name, t[i].rows, t[i].cols, t[i].center);
+    }
     maybe_tensor(m, w, "output_norm.weight", 0, m->n_embd, 1);
     if (!m->tied)
         maybe_tensor(m, w, "output.weight", m->n_vocab, m->n_embd, 0);

@@ -24,7 +24,7 @@ struct tiny_model {
     enum tiny_rope rope;
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, ctx;
     int rot;    /* rotated dimensions of a head */
-    int window; /* gemma3 */
+    int window; /* where the architecture has windows */
     float rope_base;
     bool tied; /* no output.weight */
     uint64_t seed;
@@ -32,11 +32,38 @@ struct tiny_model {
     const char *also; /* a second one */
 };
 
+/* An architecture as the tests know it, written down from its paper and reference code: the files are made and the
+ * reference runs by this table, so that the library's own is compared with something. */
+struct tiny_arch_facts {
+    const char *name;
+    bool pairs;              /* pairs of neighbours are rotated, not halves */
+    bool gelu;               /* else SiLU */
+    bool scaled_embedding;   /* by sqrt(n_embd) */
+    bool qkv_bias, qk_norms; /* a norm over each head's queries and keys */
+    bool post_norms;         /* behind attention and behind the feed-forward part */
+    int full_period;         /* every so many layers one has no window; 0: there are none */
+    double window_base;      /* of the rotation in layers with windows, which is not scaled then; 0: as in the others */
+    struct tiny_model sizes; /* odd ones */
+};
+extern const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS];
+const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m);
+/* Whether a layer sees a window only. */
+bool tiny_model_windowed(const struct tiny_model *m, int layer);
+
 /* Odd sizes. */
 struct tiny_model tiny_model_of(enum tiny_arch arch);
 /* The same with matrices of a type, and row lengths that the type allows. */
 struct tiny_model tiny_model_typed(enum tiny_arch arch, enum kernels_type type);
 const char *tiny_model_arch(const struct tiny_model *m); /* "qwen2" */
+
+/* A layer's tensors, as they are written: rows == 0 is a vector of cols values around `center`. */
+struct tiny_tensor {
+    char name[64];
+    int rows, cols;
+    float center;
+};
+#define TINY_MAX_TENSORS 32
+int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor out[TINY_MAX_TENSORS]);
 
 /* Writes keys, vocabulary and tensors. */
 void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w);

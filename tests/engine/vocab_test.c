@@ -1,6 +1,6 @@
 /* vocab_test.c - loading a vocabulary: hostile files, special ids, markers with the wrong type, and how long it takes.
  */
-#include "engine/vocab_internal.h"
+#include "engine/text/text.h"
 #include "tests/engine/models.h"
 #include "tests/engine/text_fixture.h"
 #include "tests/engine/tiny_vocab.h"

@@ -4,11 +4,9 @@
  * root of the source). Both express every byte, so tokens must give the text back, and the stream must give valid
  * UTF-8; a user's text must never hold a control token.
  */
-#include "engine/chat_internal.h"
-#include "engine/gguf_internal.h"
-#include "engine/stream_internal.h"
-#include "engine/utf8_internal.h"
-#include "engine/vocab_internal.h"
+#include "engine/file/file.h"
+#include "engine/text/text.h"
+#include "engine/text/utf8_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* pool_test.c - every item of a run is done exactly once, whatever the number of workers, and a run that returned is
  * over. */
-#include "kernels/kernels_internal.h"
+#include "kernels/cpu/cpu.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* quant.h - weights for the tests of kernels/: pseudo-random blocks of every type, and a plain dequantizer written from
- * the GGUF specification, independent of kernels/pack.c. */
+ * the GGUF specification, independent of kernels/cpu/pack.c. */
 #ifndef CONVOD_TESTS_QUANT_H
 #define CONVOD_TESTS_QUANT_H
 

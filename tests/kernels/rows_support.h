@@ -2,7 +2,7 @@
 #ifndef CONVOD_TESTS_ROWS_SUPPORT_H
 #define CONVOD_TESTS_ROWS_SUPPORT_H
 
-#include "kernels/rows_internal.h"
+#include "kernels/cpu/rows_internal.h"
 
 /* clang-format off */
 #include <setjmp.h>

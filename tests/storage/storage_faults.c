@@ -142,7 +142,7 @@ void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
         return;
     unreadable.from = from;
     unreadable.opens = opens;
-    unreadable.real = sqlite3_vfs_find(NULL);
+    unreadable.real = sqlite3_vfs_find("unix");
     unreadable.vfs = *unreadable.real;
     unreadable.vfs.zName = "unreadable";
     unreadable.vfs.xOpen = u_open;
@@ -322,7 +322,7 @@ void faults_die_at(int n, struct storage_io *io)
                               .fdatasync = d_fdatasync,
                               .fsync_dir = d_fsync_dir,
                               .fallocate = d_fallocate};
-    real_vfs = sqlite3_vfs_find(NULL);
+    real_vfs = sqlite3_vfs_find("unix");
     vfs = *real_vfs;
     vfs.zName = "dying";
     vfs.szOsFile = real_vfs->szOsFile + (int)sizeof(struct file);

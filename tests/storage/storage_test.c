@@ -91,7 +91,9 @@ static void test_newer_version(void **state)
     storage_close(testing_open(dir));
     sql("ledger.db", "PRAGMA user_version = 99");
     refused(dir, -EPROTO, "newer version");
-    sql("ledger.db", "PRAGMA user_version = 1");
+    char back[64];
+    (void)snprintf(back, sizeof back, "PRAGMA user_version = %d", schema_ledger.n_steps);
+    sql("ledger.db", back);
     sql("kv.db", "PRAGMA user_version = 99");
     refused(dir, -EPROTO, "newer version");
 }

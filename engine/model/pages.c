@@ -1,0 +1,409 @@
+/* pages.c - KV pages and sequences.
+ *
+ * A pool holds the pages of one group of layers; a page id stands for 64 tokens of every layer of the group. Sequences
+ * refer to pages by id, and several may refer to the same one. What always holds:
+ *   - a page that more than one sequence refers to is full up to what they share and is never written: whoever wants to
+ * write into it first takes a copy;
+ *   - a page is zeroed when it is taken, so that nothing of another conversation can be read from it;
+ *   - a sequence's tables cover exactly its tokens; in the window group leading entries may be -1 (left behind).
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model/model.h"
+
+static int pages_for(int tokens)
+{
+    return tokens / KERNELS_PAGE_TOKENS + (tokens % KERNELS_PAGE_TOKENS != 0);
+}
+
+/* ---- pools ---- */
+
+/* Window pages that are worth having beside n_full pages: as many, up to what this many sequences at full stretch keep.
+ */
+#define WINDOW_SEQUENCES 64
+
+static int64_t window_pages(const struct engine *e, int64_t n_full)
+{
+    int64_t per_sequence = pages_for(e->model.window + e->info.step_tokens) + 2;
+    int64_t most = per_sequence * WINDOW_SEQUENCES;
+    return n_full < most ? n_full : most;
+}
+
+static void pool_sizes(const struct engine *e, size_t bytes, int64_t *n_full, int64_t *n_window)
+{
+    size_t full = e->pools[MODEL_FULL].page_bytes, window = e->pools[MODEL_WINDOW].page_bytes;
+    *n_full = *n_window = 0;
+    if (window == 0) {
+        *n_full = (int64_t)(bytes / full);
+    } else if (full == 0) {
+        *n_window = (int64_t)(bytes / window);
+    } else {
+        int64_t low = 0, high = (int64_t)(bytes / full);
+        while (low < high) {
+            int64_t mid = low + (high - low + 1) / 2;
+            if ((size_t)mid * full + (size_t)window_pages(e, mid) * window <= bytes)
+                low = mid;
+            else
+                high = mid - 1;
+        }
+        *n_full = low;
+        *n_window = window_pages(e, low);
+    }
+    if (*n_full > INT32_MAX)
+        *n_full = INT32_MAX;
+    if (*n_window > INT32_MAX)
+        *n_window = INT32_MAX;
+}
+
+void kv_pools_size(struct engine *e)
+{
+    for (int g = 0; g < MODEL_GROUPS; g++)
+        e->pools[g].page_bytes = 0;
+    for (int l = 0; l < e->model.n_layers; l++) {
+        struct model_layer *layer = &e->model.layers[l];
+        struct kv_pool *pool = &e->pools[layer->group];
+        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * KERNELS_PAGE_TOKENS * 2;
+        half = (half + 63) & ~(size_t)63;
+        layer->kv.k_offset = pool->page_bytes;
+        layer->kv.v_offset = pool->page_bytes + half;
+        pool->page_bytes += 2 * half;
+    }
+    for (int g = 0; g < MODEL_GROUPS; g++)
+        e->pools[g].token_bytes = e->pools[g].page_bytes / KERNELS_PAGE_TOKENS;
+}
+
+int kv_capacity_tokens(const struct engine *e, size_t bytes)
+{
+    int64_t n_full, n_window;
+    pool_sizes(e, bytes, &n_full, &n_window);
+    int64_t tokens = (n_full ? n_full : n_window) * KERNELS_PAGE_TOKENS;
+    return tokens > INT_MAX ? INT_MAX : (int)tokens;
+}
+
+int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size)
+{
+    int64_t n[MODEL_GROUPS];
+    pool_sizes(e, bytes, &n[MODEL_FULL], &n[MODEL_WINDOW]);
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        struct kv_pool *pool = &e->pools[g];
+        if (pool->page_bytes == 0)
+            continue;
+        if (n[g] < 2) {
+            snprintf(err, err_size, "%zu bytes are too few for KV pages: one page of this model takes %zu bytes", bytes,
+                     pool->page_bytes);
+            return -EINVAL;
+        }
+        pool->n_pages = (int32_t)n[g];
+        pool->memory = e->ops->alloc(e->kernels, (size_t)n[g] * pool->page_bytes);
+        pool->free = malloc((size_t)n[g] * sizeof *pool->free);
+        pool->uses = calloc((size_t)n[g], sizeof *pool->uses);
+        if (!pool->memory || !pool->free || !pool->uses) {
+            snprintf(err, err_size, "not enough memory for %zu bytes of KV pages; set a smaller KV budget", bytes);
+            return -ENOMEM;
+        }
+        for (int32_t i = 0; i < pool->n_pages; i++)
+            pool->free[i] = pool->n_pages - 1 - i;
+        pool->n_free = pool->n_pages;
+    }
+    for (int l = 0; l < e->model.n_layers; l++) {
+        struct model_layer *layer = &e->model.layers[l];
+        layer->kv.pool = e->pools[layer->group].memory;
+        layer->kv.page_bytes = e->pools[layer->group].page_bytes;
+    }
+    return 0;
+}
+
+void kv_pools_close(struct engine *e)
+{
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        struct kv_pool *pool = &e->pools[g];
+        if (pool->memory)
+            e->ops->release(e->kernels, pool->memory, (size_t)pool->n_pages * pool->page_bytes);
+        free(pool->free);
+        free(pool->uses);
+        memset(pool, 0, sizeof *pool);
+    }
+}
+
+static uint8_t *page_at(struct kv_pool *pool, int32_t page)
+{
+    return pool->memory + (size_t)page * pool->page_bytes;
+}
+
+/* A zeroed page; the pool must have one free. */
+static int32_t page_take(struct engine *e, struct kv_pool *pool)
+{
+    int32_t page = pool->free[--pool->n_free];
+    pool->uses[page] = 1;
+    e->ops->zero(e->kernels, page_at(pool, page), pool->page_bytes);
+    return page;
+}
+
+static void page_drop(struct kv_pool *pool, int32_t page)
+{
+    if (page >= 0 && --pool->uses[page] == 0)
+        pool->free[pool->n_free++] = page;
+}
+
+/* ---- sequences ---- */
+
+struct engine_seq *engine_seq_new(struct engine *e)
+{
+    struct engine_seq *s = calloc(1, sizeof *s);
+    if (s) {
+        s->engine = e;
+        e->n_seqs++;
+    }
+    return s;
+}
+
+void engine_seq_free(struct engine_seq *s)
+{
+    if (!s)
+        return;
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        for (int i = 0; i < s->table[g].count; i++)
+            page_drop(&s->engine->pools[g], s->table[g].pages[i]);
+        free(s->table[g].pages);
+    }
+    engine_tokens_free(&s->tokens);
+    s->engine->n_seqs--;
+    free(s);
+}
+
+int engine_seq_length(const struct engine_seq *s)
+{
+    return (int)s->tokens.n;
+}
+
+const engine_token *engine_seq_tokens(const struct engine_seq *s)
+{
+    return s->tokens.ids;
+}
+
+/* First position that a query at position `length` sees in window layers. */
+static int window_start(const struct engine *e, int length)
+{
+    int start = length - e->model.window + 1;
+    return start > 0 ? start : 0;
+}
+
+/* Whether window layers still hold what a query at position n would see. */
+static bool window_intact(const struct engine_seq *s, int n)
+{
+    const struct kv_table *window = &s->table[MODEL_WINDOW];
+    for (int i = window_start(s->engine, n) / KERNELS_PAGE_TOKENS; i < pages_for(n) && i < window->count; i++)
+        if (window->pages[i] < 0)
+            return false;
+    return true;
+}
+
+int engine_seq_truncate(struct engine_seq *s, int n)
+{
+    struct engine *e = s->engine;
+    int length = engine_seq_length(s);
+    if (n < 0 || n > length)
+        return -EINVAL;
+    if (n == length)
+        return 0;
+    if (!window_intact(s, n))
+        return -ERANGE;
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        struct kv_table *t = &s->table[g];
+        while (t->count > pages_for(n))
+            page_drop(&e->pools[g], t->pages[--t->count]);
+    }
+    s->tokens.n = (size_t)n;
+    return 0;
+}
+
+void engine_seq_settle(struct engine_seq *s)
+{
+    struct engine *e = s->engine;
+    struct kv_table *t = &s->table[MODEL_WINDOW];
+    int keep = window_start(e, engine_seq_length(s)), block = engine_seq_length(s) / KERNELS_ATTENTION_BLOCK;
+    if (keep > block * KERNELS_ATTENTION_BLOCK)
+        keep = block * KERNELS_ATTENTION_BLOCK;
+    keep /= KERNELS_PAGE_TOKENS;
+    for (int i = 0; i < keep && i < t->count; i++) {
+        page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
+        t->pages[i] = -1;
+    }
+}
+
+static int table_grow(struct kv_table *t, int count)
+{
+    if (count <= t->capacity)
+        return 0;
+    int capacity = t->capacity ? t->capacity : 16;
+    while (capacity < count)
+        capacity *= 2;
+    int32_t *pages = realloc(t->pages, (size_t)capacity * sizeof *pages);
+    if (!pages)
+        return -ENOMEM;
+    t->pages = pages;
+    t->capacity = capacity;
+    return 0;
+}
+
+/* Pages that n more tokens take in a group: new ones, and a copy when the last one is partly filled and shared. */
+static int pages_needed(const struct engine *e, const struct engine_seq *s, int g, int n, bool *copy_last)
+{
+    *copy_last = false;
+    if (e->pools[g].page_bytes == 0 || n == 0)
+        return 0;
+    int length = s ? engine_seq_length(s) : 0;
+    if (n > INT_MAX - length)
+        return INT_MAX;
+    int need = pages_for(length + n) - pages_for(length);
+    if (length % KERNELS_PAGE_TOKENS != 0) {
+        int32_t last = s->table[g].pages[s->table[g].count - 1];
+        if (last >= 0 && e->pools[g].uses[last] > 1) {
+            *copy_last = true;
+            need++;
+        }
+    }
+    return need;
+}
+
+/* Makes pages for n more tokens writable (copying a shared last page). Nothing has changed when it fails. */
+static int reserve(struct engine_seq *s, int n)
+{
+    struct engine *e = s->engine;
+    bool copy_last[MODEL_GROUPS];
+    int count = pages_for(engine_seq_length(s) + n);
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        if (pages_needed(e, s, g, n, &copy_last[g]) > e->pools[g].n_free)
+            return -ENOSPC;
+        if (e->pools[g].page_bytes && table_grow(&s->table[g], count))
+            return -ENOMEM;
+    }
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        struct kv_pool *pool = &e->pools[g];
+        struct kv_table *t = &s->table[g];
+        if (pool->page_bytes == 0)
+            continue;
+        if (copy_last[g]) {
+            int32_t shared = t->pages[t->count - 1], own = page_take(e, pool);
+            e->ops->copy(e->kernels, page_at(pool, own), page_at(pool, shared), pool->page_bytes);
+            page_drop(pool, shared);
+            t->pages[t->count - 1] = own;
+        }
+        while (t->count < count)
+            t->pages[t->count++] = page_take(e, pool);
+    }
+    return 0;
+}
+
+int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
+{
+    size_t length = s->tokens.n;
+    if (n > s->engine->info.ctx_tokens - (int)length)
+        return -EOVERFLOW;
+    /* The tokens first: they can be taken back without a trace. */
+    int rc = engine_tokens_append(&s->tokens, tokens, (size_t)n);
+    if (rc)
+        return rc;
+    s->tokens.n = length;
+    rc = reserve(s, n);
+    if (rc == 0)
+        s->tokens.n = length + (size_t)n;
+    return rc;
+}
+
+struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
+{
+    struct engine *e = s->engine;
+    if (n < 0 || n > engine_seq_length(s) || !window_intact(s, n))
+        return NULL;
+    struct engine_seq *f = engine_seq_new(e);
+    if (!f)
+        return NULL;
+    if (engine_tokens_append(&f->tokens, s->tokens.ids, (size_t)n))
+        goto fail;
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        if (e->pools[g].page_bytes == 0)
+            continue;
+        if (table_grow(&f->table[g], pages_for(n)))
+            goto fail;
+        for (int i = 0; i < pages_for(n); i++) {
+            int32_t page = s->table[g].pages[i];
+            if (page >= 0 && e->pools[g].uses[page] == UINT16_MAX)
+                goto fail;
+            if (page >= 0)
+                e->pools[g].uses[page]++;
+            f->table[g].pages[f->table[g].count++] = page;
+        }
+    }
+    return f;
+fail:
+    engine_seq_free(f);
+    return NULL;
+}
+
+struct engine_kv_use engine_kv_use(const struct engine *e)
+{
+    struct engine_kv_use use = {0};
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        const struct kv_pool *pool = &e->pools[g];
+        use.used_bytes += (size_t)(pool->n_pages - pool->n_free) * pool->page_bytes;
+        use.budget_bytes += (size_t)pool->n_pages * pool->page_bytes;
+    }
+    return use;
+}
+
+bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
+{
+    bool copy_last;
+    for (int g = 0; g < MODEL_GROUPS; g++)
+        if (pages_needed(e, s, g, n, &copy_last) > e->pools[g].n_free)
+            return false;
+    return true;
+}
+
+/* ---- keys and values in and out ---- */
+
+int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
+{
+    struct engine *e = s->engine;
+    if (first < 0 || n <= 0 || first > engine_seq_length(s) - n)
+        return -ERANGE;
+    const struct kv_table *window = &s->table[MODEL_WINDOW];
+    for (int i = first / KERNELS_PAGE_TOKENS; i < pages_for(first + n) && i < window->count; i++)
+        if (window->pages[i] < 0)
+            return -ERANGE;
+    uint16_t *out = buf;
+    for (int l = 0; l < e->model.n_layers; l++) {
+        const struct model_layer *layer = &e->model.layers[l];
+        const struct kv_table *t = &s->table[layer->group];
+        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * (size_t)n;
+        e->ops->kv_export(e->kernels, &layer->kv, (struct kernels_pages){t->pages, t->count}, first, n, out,
+                          out + half);
+        out += 2 * half;
+    }
+    return 0;
+}
+
+int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf)
+{
+    struct engine *e = s->engine;
+    int first = engine_seq_length(s);
+    if (n <= 0)
+        return -EINVAL;
+    int rc = kv_seq_extend(s, tokens, n);
+    if (rc)
+        return rc;
+    const uint16_t *in = buf;
+    for (int l = 0; l < e->model.n_layers; l++) {
+        const struct model_layer *layer = &e->model.layers[l];
+        const struct kv_table *t = &s->table[layer->group];
+        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * (size_t)n;
+        e->ops->kv_import(e->kernels, &layer->kv, (struct kernels_pages){t->pages, t->count}, first, n, in, in + half);
+        in += 2 * half;
+    }
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* glu.c - gated activations and element-wise addition. Elements are independent; a worker takes whole chunks, so that
+ * no two workers write to one cache line. */
+#include "kernels/cpu/rows_internal.h"
+
+#define CHUNK 2048
+
+struct glu_job {
+    const struct kernels_rows_set *set;
+    enum kernels_glu_kind kind;
+    const float *gate, *up; /* [n]; for add: up is what is added */
+    size_t n;
+    float *out; /* [n] */
+};
+
+static void glu_chunks(void *arg, int worker, int first, int end)
+{
+    (void)worker;
+    const struct glu_job *job = arg;
+    size_t from = (size_t)first * CHUNK, to = (size_t)end * CHUNK < job->n ? (size_t)end * CHUNK : job->n;
+    job->set->glu(job->kind, job->gate + from, job->up + from, to - from, job->out + from);
+}
+
+static void add_chunks(void *arg, int worker, int first, int end)
+{
+    (void)worker;
+    const struct glu_job *job = arg;
+    size_t from = (size_t)first * CHUNK, to = (size_t)end * CHUNK < job->n ? (size_t)end * CHUNK : job->n;
+    job->set->add(job->out + from, job->up + from, to - from);
+}
+
+void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
+                    float *out)
+{
+    struct glu_job job = {k->set->rows, kind, gate, up, n, out};
+    kernels_rows_share(k, n * 2, (int)((n + CHUNK - 1) / CHUNK), 1, glu_chunks, &job);
+}
+
+void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n)
+{
+    struct glu_job job = {.set = k->set->rows, .up = y, .n = n, .out = x};
+    kernels_rows_share(k, n / 2, (int)((n + CHUNK - 1) / CHUNK), 4, add_chunks, &job);
+}

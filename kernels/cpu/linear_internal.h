@@ -1,0 +1,78 @@
+/* linear_internal.h - what linear.c, pack.c and the instruction sets' products share: the layouts of packed weights,
+ * quantized activations and unpacked weights, and the inner functions of an instruction set.
+ *
+ * Packed weights. A group is 16 rows. For each block of the file (32 or 256 values) the 16 rows' fields lie side by
+ * side, a field cut into units: 2 bytes for an f16, 1 byte for the packed scales of the K types, 4 bytes for
+ * everything else (4 bytes of nibbles, high bits or int8, so that a 64-byte line is 16 rows x 4 bytes). Order of
+ * fields within a block ([units][16 rows][unit bytes] each):
+ *
+ *   Q8_0       d | q[32]
+ *   Q4_0       d | nibbles[16]
+ *   Q4_1       d, m, nibbles[16]
+ *   Q5_0       d | high[4] nibbles[16]
+ *   Q5_1       d, m, high[4] nibbles[16]
+ *   Q4_K       d, dmin, scales[12], nibbles[128]
+ *   Q5_K       d, dmin, scales[12], high[32], nibbles[128]
+ *   Q6_K       d | scales[16], high[64], nibbles[128]
+ *   F32 ...    the value
+ *
+ * Left of the bar is a header of half a cache line. Two blocks share a line for it: header, header, rest, rest; a last
+ * odd block is header, rest. The four high bytes of a Q5_0 or Q5_1 block are transposed: bit c of byte i belongs to
+ * value 4 c + i (in the file, bit 4 c + i of the word), so that one shift brings a chunk's bits in place.
+ *
+ * Quantized activations. Rows are cut into tiles of 8 tokens, the rest into tiles of 4, 2 and 1. A tile of T tokens is,
+ * for each block of 32 values: int8 q[T][32], float d[T], float dsum[T], int32 neg[T], int32 neg_low[T],
+ * int32 neg_high[T]; where dsum = d * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15
+ * and 16..31. A block is T * KERNELS_TOKEN_BLOCK_BYTES long, so the tile that begins at token i begins at i * blocks *
+ * KERNELS_TOKEN_BLOCK_BYTES.
+ *
+ * Unpacked weights. A block of 32 values of 16 rows: bytes [8 chunks][16 rows][4 values], float scale[16],
+ * float second[16]; where second is what is added per unit of the activations' sum (types with a minimum), or the scale
+ * of values 16..31 (Q6_K). Bytes are unsigned, the type's offset not yet subtracted; what a Q8_0 byte is, is the
+ * instruction set's own affair.
+ */
+#ifndef CONVOD_KERNELS_LINEAR_INTERNAL_H
+#define CONVOD_KERNELS_LINEAR_INTERNAL_H
+
+#include "kernels/cpu/cpu.h"
+
+#define KERNELS_BLOCK 32 /* values per block of activations */
+#define KERNELS_TILE  8  /* tokens of a full tile */
+
+#define KERNELS_TOKEN_BLOCK_BYTES    52
+#define KERNELS_UNPACKED_BLOCK_BYTES 640
+
+/* A block of activations whose largest magnitude is below this is zero. */
+#define KERNELS_TINY 0x1p-100f
+
+struct kernels_linear_set {
+    /* Quantizes row x[cols] as token `token` of a tile of `tokens`. */
+    void (*quantize)(const float *x, int cols, int tokens, int token, uint8_t *tile);
+
+    /* acc[16] = products of one token (a tile of its own) with a packed group. NULL: unpack and tile do it. */
+    void (*one)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc);
+
+    /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
+    void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);
+
+    /* acc[tokens][16] += products of `count` unpacked blocks with the tile's, `tile` at the first of them. */
+    void (*tile)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
+                 float *acc);
+
+    /* acc[tokens][16] = products of x[tokens][cols] with a packed group of F32, F16 or BF16. */
+    void (*floats)(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc);
+};
+
+/* Where a block of a packed group lies (pack.c). `rest` is what follows the header, or all of a type without one. */
+struct kernels_packed_block {
+    const uint8_t *header, *rest;
+};
+struct kernels_packed_block kernels_packed_block(enum kernels_type type, const uint8_t *group, int cols, int block);
+
+/* Writes row `row` of a packed matrix, dequantized (pack.c). */
+void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);
+
+/* The value of an IEEE half, exactly. */
+float kernels_half(uint16_t bits);
+
+#endif

@@ -1,0 +1,469 @@
+/* rows_lanes.h - the inner functions of rows_internal.h, written once over 16-lane vectors. Included by exactly two
+ * files, rows_avx2.c and rows_avx512.c, each after the lanes_*.h that says what a vector is; LANES_SET names the table
+ * that is defined here. Each function takes the same steps as its twin in rows_portable.c, lane by lane, so the bits
+ * are equal.
+ *
+ * The products of attention hold a tile of queries times vectors in registers (LANES_MAX_QUERIES, LANES_VECTORS): a
+ * vector of keys or values is loaded once for all queries of the tile, a query's value once for all its vectors.
+ */
+#include "kernels/cpu/rows_internal.h"
+
+#include <math.h>
+
+#define LANES 16
+#ifdef __clang__
+#define LANES_UNROLL _Pragma("unroll")
+#else
+#define LANES_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* ---- functions --------------------------------------------------------------------------------------------------- */
+
+/* exp(x) = 2^n * p, n in the low bits of t; right where x is a number from KERNELS_EXP_MIN to KERNELS_EXP_MAX. */
+LANES_INLINE v16 exp_parts(v16 x, v16 *t_out)
+{
+    v16 t = v16_fma(x, v16_set1(KERNELS_EXP_LOG2E), v16_set1(KERNELS_EXP_SHIFT));
+    v16 n = v16_sub(t, v16_set1(KERNELS_EXP_SHIFT));
+    v16 r = v16_fma(n, v16_set1(-KERNELS_EXP_LN2_HI), x);
+    r = v16_fma(n, v16_set1(-KERNELS_EXP_LN2_LO), r);
+    v16 p = v16_set1(KERNELS_EXP_C6);
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C5));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C4));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C3));
+    p = v16_fma(p, r, v16_set1(KERNELS_EXP_C2));
+    p = v16_fma(p, r, v16_set1(1.0f));
+    *t_out = t;
+    return v16_fma(p, r, v16_set1(1.0f));
+}
+
+LANES_INLINE v16 exp_lanes(v16 x)
+{
+    v16 t, p = exp_parts(x, &t);
+    v16 y = v16_select(v16_less(v16_set1(KERNELS_EXP_MAX), x), v16_set1(INFINITY), v16_add_exponent(p, t));
+    y = v16_select(v16_less(x, v16_set1(KERNELS_EXP_MIN)), v16_set1(0.0f), y);
+    return v16_select(v16_is_nan(x), x, y);
+}
+
+LANES_INLINE v16 tanh_lanes(v16 x)
+{
+    v16 sign = v16_and(x, v16_set1(-0.0f)), a = v16_xor(x, sign);
+    v16 z = v16_mul(x, x);
+    v16 p = v16_set1(KERNELS_TANH_C4);
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C3));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C2));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C1));
+    p = v16_fma(p, z, v16_set1(KERNELS_TANH_C0));
+    v16 small = v16_fma(v16_mul(x, z), p, x);
+    v16 e = exp_lanes(v16_mul(v16_set1(2.0f), a));
+    v16 big = v16_sub(v16_set1(1.0f), v16_div(v16_set1(2.0f), v16_add(e, v16_set1(1.0f))));
+    return v16_select(v16_less(a, v16_set1(KERNELS_TANH_SMALL)), small, v16_or(big, sign));
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+static void rms_norm(const float *x, int d, const float *weight, float eps, float *y)
+{
+    v16 sum = v16_set1(0.0f);
+    int i = 0, rest = d % LANES;
+    for (; i < d - rest; i += LANES) {
+        v16 a = v16_load(x + i);
+        sum = v16_fma(a, a, sum);
+    }
+    if (rest) {
+        v16 a = v16_load_first(x + i, rest);
+        sum = v16_fma(a, a, sum);
+    }
+    float r = 1.0f / sqrtf(v16_tree_add(sum) / (float)d + eps);
+    for (i = 0; i < d - rest; i += LANES)
+        v16_store(y + i, v16_mul(v16_mul(v16_load(x + i), v16_set1(r)), v16_load(weight + i)));
+    if (rest)
+        v16_store_first(
+            y + i, v16_mul(v16_mul(v16_load_first(x + i, rest), v16_set1(r)), v16_load_first(weight + i, rest)), rest);
+}
+
+static void rope_halves(float *x, int half, const float *table)
+{
+    for (int i = 0; i < half; i += LANES) {
+        int n = half - i < LANES ? half - i : LANES, pairs = 2 * n;
+        v16 c, s, t0, t1, a, b;
+        if (n == LANES) {
+            t0 = v16_load(table + 2 * i), t1 = v16_load(table + 2 * i + LANES);
+            a = v16_load(x + i), b = v16_load(x + half + i);
+        } else {
+            t0 = v16_load_first(table + 2 * i, pairs < LANES ? pairs : LANES);
+            t1 = pairs > LANES ? v16_load_first(table + 2 * i + LANES, pairs - LANES) : v16_set1(0.0f);
+            a = v16_load_first(x + i, n), b = v16_load_first(x + half + i, n);
+        }
+        v16_split_pairs(t0, t1, &c, &s);
+        v16 minus = v16_xor(v16_mul(b, s), v16_set1(-0.0f));
+        v16 first = v16_fma(a, c, minus), second = v16_fma(b, c, v16_mul(a, s));
+        if (n == LANES) {
+            v16_store(x + i, first);
+            v16_store(x + half + i, second);
+        } else {
+            v16_store_first(x + i, first, n);
+            v16_store_first(x + half + i, second, n);
+        }
+    }
+}
+
+static void rope_pairs(float *x, int rot, const float *table)
+{
+    for (int i = 0; i < rot; i += LANES) {
+        int n = rot - i < LANES ? rot - i : LANES;
+        v16 t = n == LANES ? v16_load(table + i) : v16_load_first(table + i, n);
+        v16 a = n == LANES ? v16_load(x + i) : v16_load_first(x + i, n);
+        v16 other = v16_mul(v16_swap_pairs(a), v16_double_odd(t));
+        v16 y = v16_fma_alternate(a, v16_double_even(t), other);
+        if (n == LANES)
+            v16_store(x + i, y);
+        else
+            v16_store_first(x + i, y, n);
+    }
+}
+
+static void rope(float *x, int heads, int head_dim, int rot, enum kernels_rope_kind kind, const float *table)
+{
+    for (int h = 0; h < heads; h++, x += head_dim) {
+        if (kind == KERNELS_ROPE_HALVES)
+            rope_halves(x, rot / 2, table);
+        else
+            rope_pairs(x, rot / 2 * 2, table);
+    }
+}
+
+LANES_INLINE v16 glu_lanes(enum kernels_glu_kind kind, v16 x, v16 up)
+{
+    v16 e;
+    if (kind == KERNELS_SILU) {
+        e = exp_lanes(v16_xor(x, v16_set1(-0.0f)));
+    } else {
+        v16 cube = v16_mul(v16_set1(KERNELS_GELU_CUBE), v16_mul(x, x));
+        e = exp_lanes(v16_mul(v16_set1(-KERNELS_GELU_2U), v16_fma(cube, x, x)));
+    }
+    return v16_mul(v16_div(x, v16_add(v16_set1(1.0f), e)), up);
+}
+
+LANES_INLINE void glu_kind(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(out + i, glu_lanes(kind, v16_load(gate + i), v16_load(up + i)));
+    int rest = (int)(n - i);
+    if (rest)
+        v16_store_first(out + i, glu_lanes(kind, v16_load_first(gate + i, rest), v16_load_first(up + i, rest)), rest);
+}
+
+static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
+{
+    if (kind == KERNELS_SILU)
+        glu_kind(KERNELS_SILU, gate, up, n, out);
+    else
+        glu_kind(KERNELS_GELU_TANH, gate, up, n, out);
+}
+
+static void add(float *x, const float *y, size_t n)
+{
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(x + i, v16_add(v16_load(x + i), v16_load(y + i)));
+    for (; i < n; i++)
+        x[i] += y[i];
+}
+
+/* ---- KV types ---------------------------------------------------------------------------------------------------- */
+
+static void narrow(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out)
+{
+    size_t i = 0;
+    if (type == KERNELS_KV_BF16)
+        for (; i + LANES <= n; i += LANES)
+            v16_narrow_bf16(out + i, v16_load(x + i));
+    else
+        for (; i + LANES <= n; i += LANES)
+            v16_narrow_f16(out + i, v16_load(x + i));
+    for (; i < n; i++)
+        out[i] = kernels_narrow_one(type, x[i]);
+}
+
+static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float *out)
+{
+    size_t i = 0;
+    if (type == KERNELS_KV_BF16)
+        for (; i + LANES <= n; i += LANES)
+            v16_store(out + i, v16_widen_bf16(x + i));
+    else
+        for (; i + LANES <= n; i += LANES)
+            v16_store(out + i, v16_widen_f16(x + i));
+    for (; i < n; i++)
+        out[i] = kernels_widen_one(type, x[i]);
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* 16 keys or values at p + at, of a KV type or f32: constant where this is inlined. */
+enum source { SOURCE_BF16 = KERNELS_KV_BF16, SOURCE_F16 = KERNELS_KV_F16, SOURCE_F32 };
+
+LANES_INLINE v16 load_source(const void *p, size_t at, const enum source source)
+{
+    if (source == SOURCE_F32)
+        return v16_load((const float *)p + at);
+    return source == SOURCE_BF16 ? v16_widen_bf16((const uint16_t *)p + at) : v16_widen_f16((const uint16_t *)p + at);
+}
+
+/* Asks for what nv vectors of 16-bit values take, line by line. */
+LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, const int nv)
+{
+    if (source == SOURCE_F32)
+        return;
+    LANES_UNROLL
+    for (int i = 0; i < nv; i += 2)
+        _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
+}
+
+/* nq queries, nv groups from group g on; nq, nv and source are constant where this is inlined. */
+LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const uint16_t *next, int g, float *s,
+                             const enum source source, const int nq, const int nv)
+{
+    v16 sum[8][4];
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int v = 0; v < nv; v++)
+        sum[i][v] = v16_set1(0.0f);
+    for (int d = 0; d < head_dim; d++) {
+        v16 key[4];
+        prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
+        LANES_UNROLL
+        for (int v = 0; v < nv; v++)
+            key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
+        LANES_UNROLL
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
+            LANES_UNROLL
+            for (int v = 0; v < nv; v++)
+                sum[i][v] = v16_fma(key[v], x, sum[i][v]);
+        }
+    }
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int v = 0; v < nv; v++)
+        v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + (g + v) * LANES, sum[i][v]);
+}
+
+LANES_INLINE void score_groups(const float *q, int head_dim, const void *k, const uint16_t *next, int groups, float *s,
+                               const enum source source, const int nq)
+{
+    int g = 0;
+    for (; g + LANES_VECTORS(nq) <= groups; g += LANES_VECTORS(nq))
+        score_tile(q, head_dim, k, next, g, s, source, nq, LANES_VECTORS(nq));
+    for (; g < groups; g++)
+        score_tile(q, head_dim, k, next, g, s, source, nq, 1);
+}
+
+/* acc[nq][dims] from dimension d on: nv vectors beside each other. */
+LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next, int tokens, int dims, int d,
+                             float *acc, const enum source source, const int nq, const int nv)
+{
+    v16 sum[8][4];
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int j = 0; j < nv; j++)
+        sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
+    for (int t = 0; t < tokens; t++) {
+        v16 value[4];
+        prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
+        LANES_UNROLL
+        for (int j = 0; j < nv; j++)
+            value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
+        LANES_UNROLL
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
+            LANES_UNROLL
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = v16_fma(x, value[j], sum[i][j]);
+        }
+    }
+    LANES_UNROLL
+    for (int i = 0; i < nq; i++)
+        LANES_UNROLL
+    for (int j = 0; j < nv; j++)
+        v16_store(acc + (size_t)i * (size_t)dims + d + j * LANES, sum[i][j]);
+}
+
+LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next, int tokens, int dims, float *acc,
+                             const enum source source, const int nq)
+{
+    int d = 0;
+    for (; d + LANES_VECTORS(nq) * LANES <= dims; d += LANES_VECTORS(nq) * LANES)
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, LANES_VECTORS(nq));
+    for (; d < dims; d += LANES)
+        value_tile(p, v, next, tokens, dims, d, acc, source, nq, 1);
+}
+
+/* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
+#define LANES_CASE(n, body)                                                                                            \
+    case n:                                                                                                            \
+        body(n);                                                                                                       \
+        break;
+#if LANES_MAX_QUERIES == 8
+#define LANES_LARGE_CASES(body) LANES_CASE(7, body) LANES_CASE(8, body)
+#else
+#define LANES_LARGE_CASES(body)
+#endif
+#define LANES_TILES(nq, body)                                                                                          \
+    for (int i = 0, tiles = ((nq) + LANES_MAX_QUERIES - 1) / LANES_MAX_QUERIES, n; i < (nq); i += n, tiles--) {        \
+        n = ((nq)-i + tiles - 1) / tiles;                                                                              \
+        switch (n) {                                                                                                   \
+            LANES_CASE(1, body)                                                                                        \
+            LANES_CASE(2, body)                                                                                        \
+            LANES_CASE(3, body)                                                                                        \
+            LANES_CASE(4, body)                                                                                        \
+            LANES_CASE(5, body)                                                                                        \
+            LANES_CASE(6, body)                                                                                        \
+            LANES_LARGE_CASES(body)                                                                                    \
+        }                                                                                                              \
+    }
+
+LANES_INLINE void score_source(const float *q, int nq, int head_dim, const void *k, const uint16_t *next, int groups,
+                               float *s, const enum source source)
+{
+#define LANES_BODY(n)                                                                                                  \
+    score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, next, groups, s + (size_t)i * KERNELS_SCORE_STRIDE,    \
+                 source, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
+{
+    score_source(q, nq, head_dim, k, NULL, groups, s, SOURCE_F32);
+}
+
+static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
+                      const uint16_t *next, int groups, float *s)
+{
+    if (type == KERNELS_KV_BF16)
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_BF16);
+    else
+        score_source(q, nq, head_dim, k, next, groups, s, SOURCE_F16);
+}
+
+LANES_INLINE void value_source(const float *p, int nq, const void *v, const uint16_t *next, int tokens, int dims,
+                               float *acc, const enum source source)
+{
+#define LANES_BODY(n)                                                                                                  \
+    value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, next, tokens, dims, acc + (size_t)i * (size_t)dims, source, n)
+    LANES_TILES(nq, LANES_BODY)
+#undef LANES_BODY
+}
+
+static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
+{
+    value_source(p, nq, v, NULL, tokens, dims, acc, SOURCE_F32);
+}
+
+static void values_kv(enum kernels_kv_type type, const float *p, int nq, const uint16_t *v, const uint16_t *next,
+                      int tokens, int dims, float *acc)
+{
+    if (type == KERNELS_KV_BF16)
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_BF16);
+    else
+        value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
+}
+
+/* One group of 16 columns in softmax's first pass: x = s * scale, or with a softcap x itself is stored. Lanes outside
+ * `seen` (used with `partial` only) count for nothing. */
+LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool partial, m16 seen, v16 *top, v16 *bad)
+{
+    v16 x = v16_mul(v16_load(s), v16_set1(scale)), checked = x;
+    if (softcap > 0) {
+        x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
+        v16_store(s, x);
+    }
+    if (partial) {
+        x = v16_select(seen, x, v16_set1(-INFINITY));
+        checked = v16_select(seen, checked, v16_set1(0.0f));
+    }
+    *top = v16_max(x, *top);
+    *bad = v16_fma(checked, v16_set1(0.0f), *bad);
+}
+
+/* And in the second: s = exp(s * scale - m), which is added to *sum. */
+LANES_INLINE void softmax_exp(float *s, float scale, float m, const bool partial, m16 seen, v16 *sum)
+{
+    v16 t, x = v16_fma(v16_load(s), v16_set1(scale), v16_set1(-m)), p = exp_parts(x, &t);
+    p = v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), v16_add_exponent(p, t));
+    if (partial)
+        p = v16_zero_unless(seen, p);
+    v16_store(s, p);
+    *sum = v16_add(*sum, p);
+}
+
+static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+{
+    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, whole_end = hi / LANES * LANES;
+    m16 head = m16_range(lo - first, hi - first), tail = m16_range(0, hi - whole_end), none = m16_range(0, 0);
+    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
+    if (first < whole)
+        softmax_top(s + first, scale, softcap, true, head, &top[0], &bad[0]);
+    int t = whole;
+    for (; t + 2 * LANES <= whole_end; t += 2 * LANES) {
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+        softmax_top(s + t + LANES, scale, softcap, false, none, &top[1], &bad[1]);
+    }
+    for (; t < whole_end; t += LANES)
+        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
+    if (t < hi)
+        softmax_top(s + t, scale, softcap, true, tail, &top[0], &bad[0]);
+    float m = v16_tree_max(v16_max(top[0], top[1])), poison = v16_tree_add(v16_add(bad[0], bad[1]));
+    if (softcap > 0)
+        scale = 1.0f;
+    v16 sum = v16_set1(0.0f);
+    if (first < whole)
+        softmax_exp(s + first, scale, m, true, head, &sum);
+    for (t = whole; t < whole_end; t += LANES)
+        softmax_exp(s + t, scale, m, false, none, &sum);
+    if (t < hi)
+        softmax_exp(s + t, scale, m, true, tail, &sum);
+    *l = v16_tree_add(sum) + poison;
+    return m;
+}
+
+static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
+{
+    bool rises = mb > *m; /* of the two factors one is exp(0) = 1 */
+    v16 e = exp_lanes(v16_set1(rises ? *m - mb : mb - *m)), one = v16_set1(1.0f);
+    v16 a = rises ? e : one, b = rises ? one : e;
+    *m = rises ? mb : *m;
+    *l = fmaf(*l, v16_first(a), lb * v16_first(b));
+    for (int d = 0; d < dims; d += LANES)
+        v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
+}
+
+static void finish(const float *acc, float l, int n, float *out)
+{
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(out + i, v16_div(v16_load(acc + i), v16_set1(l)));
+    for (; i < n; i++)
+        out[i] = acc[i] / l;
+}
+
+const struct kernels_rows_set LANES_SET = {
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .glu = glu,
+    .add = add,
+    .narrow = narrow,
+    .widen = widen,
+    .scores = scores,
+    .scores_kv = scores_kv,
+    .softmax = softmax,
+    .values = values,
+    .values_kv = values_kv,
+    .merge = merge,
+    .finish = finish,
+};

@@ -1,6 +1,0 @@
-/* rows_avx512.c - the inner functions of rows_internal.h for AVX-512 (F, BW, VL, DQ): rows_lanes.h over registers of
- * 16 lanes. */
-#include "kernels/lanes_avx512.h"
-
-#define LANES_SET kernels_rows_avx512
-#include "kernels/rows_lanes.h"

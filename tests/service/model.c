@@ -1,0 +1,37 @@
+/* model.c - writes a model file with random weights that can be chatted with: for tests of whole programs, which need a
+ * model and not its wisdom.
+ *
+ *     build/tests/service/model FILE
+ */
+#include "tests/engine/tiny_model.h"
+
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: model FILE\n");
+        return 2;
+    }
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    char *path = tiny_model_save(&m);
+    FILE *from = fopen(path, "rb"), *to = fopen(argv[1], "wb");
+    char piece[65536];
+    size_t n = 0;
+    int rc = from && to ? 0 : 1;
+    while (!rc && (n = fread(piece, 1, sizeof(piece), from)) > 0) {
+        rc = fwrite(piece, 1, n, to) != n;
+    }
+    rc |= from && ferror(from);
+    if (from) {
+        fclose(from);
+    }
+    if (to) {
+        rc |= fclose(to) != 0;
+    }
+    tiny_model_remove(path);
+    if (rc) {
+        perror(argv[1]);
+    }
+    return rc;
+}
