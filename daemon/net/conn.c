@@ -75,14 +75,22 @@ struct client *conn_find(struct api *api, uint64_t id)
     return NULL;
 }
 
+void conn_forget_body(struct conn *c)
+{
+    free(c->client.request.body);
+    c->client.request.body = NULL;
+    c->client.request.body_len = 0;
+    budget_give(&c->net->api->budget, c->body_size);
+    c->body_size = 0;
+}
+
 /* The request has been answered, or never will be. */
 static void request_free(struct conn *c)
 {
     free(c->origin);
     free(c->cors_headers);
     c->origin = c->cors_headers = NULL;
-    budget_give(&c->net->api->budget, c->body_size);
-    c->body_size = 0;
+    conn_forget_body(c);
     client_request_clear(&c->client);
 }
 

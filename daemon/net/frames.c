@@ -18,8 +18,6 @@
 
 #include "daemon/net/net_internal.h"
 
-#define WS_TRY_AGAIN_LATER 1013 /* IANA's registry of close codes */
-
 void frames_free(struct conn *c)
 {
     budget_give(&c->net->api->budget, c->message_size);
@@ -128,7 +126,7 @@ static bool take_piece(struct conn *c, const char *data, size_t len)
         frames_close(c, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "message too large");
         return false;
     }
-    int rc = budget_grow(&c->net->api->budget, &c->message, &c->message_size, c->message_len + len + 1, &e);
+    int rc = net_grow(c, &c->message, &c->message_size, c->message_len + len + 1, &e);
     if (rc == -EDQUOT) {
         frames_close(c, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
         return false;

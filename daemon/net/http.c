@@ -505,7 +505,7 @@ static size_t body_room(struct conn *c, size_t want)
     struct api_error e;
     size_t left = (size_t)c->length - r->body_len;
     want = want < left ? want : left;
-    int rc = budget_grow(&c->net->api->budget, &r->body, &c->body_size, r->body_len + want + 1, &e);
+    int rc = net_grow(c, &r->body, &c->body_size, r->body_len + want + 1, &e);
     if (rc == -EDQUOT) {
         http_refuse(c, &e);
         return 0;

@@ -122,6 +122,40 @@ bool net_admit_as(struct net *n, struct conn *c, const char *address)
     return fits;
 }
 
+/* Of an unfinished request or message. */
+static size_t held(const struct conn *c)
+{
+    return c->client.dropped || c->close_code ? 0
+           : c->phase == CONN_BODY            ? c->body_size
+           : c->message_since_ms              ? c->message_size
+                                              : 0;
+}
+
+int net_grow(struct conn *c, char **buffer, size_t *size, size_t need, struct api_error *e)
+{
+    struct net *n = c->net;
+    for (;;) {
+        int rc = budget_grow(&n->api->budget, buffer, size, need, e);
+        struct conn *most = NULL;
+        for (size_t i = 0; i < CONN_BUCKETS && rc == -EDQUOT; i++) {
+            for (struct conn *other = n->buckets[i]; other; other = other->next) {
+                bool more = held(other) > (most ? held(most) : need);
+                most = other != c && more ? other : most;
+            }
+        }
+        if (!most) {
+            return rc;
+        }
+        n->api->metrics.refused++;
+        if (most->client.websocket) {
+            frames_close(most, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
+        } else {
+            http_refuse(most, e);
+            conn_forget_body(most);
+        }
+    }
+}
+
 static void tell_over_limit(struct net *n, int fd, const char *peer, int status, const char *what)
 {
     n->api->metrics.refused++;

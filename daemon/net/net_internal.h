@@ -20,6 +20,7 @@
 #define CLOSE_POLICY_VIOLATION 1008
 #define FRAME_HEAD_MAX         14
 #define CONTROL_BYTES_MAX      125
+#define WS_TRY_AGAIN_LATER     1013 /* IANA's registry of close codes */
 #define CONN_BUCKETS           1024
 #define ADDRESS_SIZE           64
 
@@ -135,6 +136,8 @@ struct client *conn_find(struct api *api, uint64_t id); /* api->find */
 void conn_drop(struct conn *c);
 /* The library has closed the socket. */
 void conn_gone(struct conn *c);
+/* Frees a body that will not be used. */
+void conn_forget_body(struct conn *c);
 /* Something can be written. */
 void conn_wake(struct conn *c);
 /* Queues the parts as one chunk. */
@@ -188,5 +191,8 @@ void frames_free(struct conn *c);
 
 /* The head named another address (a trusted proxy's client): does it still fit? */
 bool net_admit_as(struct net *n, struct conn *c, const char *address);
+/* budget_grow() for what arrives on c. When there is no room, those give way that hold more of an unfinished request or
+ * message than c would, the largest first. */
+int net_grow(struct conn *c, char **buffer, size_t *size, size_t need, struct api_error *e);
 
 #endif

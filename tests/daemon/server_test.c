@@ -226,6 +226,24 @@ static void requests_share_a_budget(void **state)
     assert_int_equal(code, 1013);
     close(fd);
 
+    /* Who holds most of what is unfinished gives way: others are served, and the next largest stay. */
+    int halves[3];
+    for (int i = 0; i < 3; i++) {
+        halves[i] = i ? ws_dial(h) : dial(h);
+        if (i) {
+            ws_send_frame(halves[i], 1, false, large, 30000);
+        } else {
+            send_text(halves[i], "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n");
+            send_bytes(halves[i], large, 40000);
+        }
+    }
+    r = read_reply(halves[0]);
+    assert_int_equal(r.status, 503);
+    reply_free(&r);
+    for (int i = 0; i < 3; i++) {
+        close(halves[i]);
+    }
+
     fd = ws_dial(h);
     int before = fake_turns_started();
     for (int i = 0; i < 4; i++) {
