@@ -51,6 +51,8 @@ static const struct setting settings[] = {
      "a web page's origin that may connect; may be repeated"},
     {"allow-host", LIST, AT(hosts), AT(n_hosts), 0, 0, "NAME", NULL,
      "another name under which this machine is reached; may be repeated"},
+    {"trusted-proxy", LIST, AT(proxies), AT(n_proxies), 0, 0, "ADDRESS[/BITS]", NULL,
+     "a proxy whose X-Forwarded-For is believed; may be repeated"},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn"},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once"},
@@ -390,6 +392,16 @@ static const char *malformed_origin(const struct daemon_config *c)
     return NULL;
 }
 
+static const char *malformed_proxy(const struct daemon_config *c)
+{
+    for (size_t i = 0; i < c->n_proxies; i++) {
+        if (!auth_network_valid(c->proxies[i])) {
+            return c->proxies[i];
+        }
+    }
+    return NULL;
+}
+
 int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size)
 {
     static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
@@ -410,6 +422,9 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
     } else if (malformed_origin(c)) {
         snprintf(err, err_size, "allow-origin must be SCHEME://HOST[:PORT], as https://chat.example.org, not `%.100s`",
                  malformed_origin(c));
+    } else if (malformed_proxy(c)) {
+        snprintf(err, err_size, "trusted-proxy must be ADDRESS or ADDRESS/BITS, as 10.0.0.0/8, not `%.100s`",
+                 malformed_proxy(c));
     } else if (!one_of(c->backend, backends)) {
         snprintf(err, err_size, "backend must be auto, cpu, cpu-portable, cpu-avx2, cpu-avx512 or cuda, not `%.100s`",
                  c->backend);

@@ -179,6 +179,28 @@ struct kernels_mixture {
     int32_t *ids, *order, *place;
 };
 
+/* A logit that counts instead of the row's own (penalties). */
+struct kernels_logit {
+    int32_t id;
+    float value;
+};
+
+#define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
+
+/* One token to pick from a row of logits: docs/numerics.md, "Sampling". All settings within the ranges that
+ * engine_sampling_check() gives. */
+struct kernels_pick {
+    const float *logits; /* [n] */
+    int n;
+    const struct kernels_logit *changed; /* [n_changed], distinct ids in [0, n) */
+    int n_changed;
+    float temperature; /* 0: the greatest */
+    int top_k;         /* 0: all */
+    float top_p, min_p;
+    double random; /* in [0, 1) */
+    int32_t id;    /* out; -1: a logit is NaN, or the greatest is not finite */
+};
+
 /* Pointers are to memory of the backend (alloc). Shapes are row-major. No operation allows its outputs to overlap
  * its inputs unless it says so. Operations cannot fail for valid arguments; a lack of scratch memory is found by
  * reserve(). */
@@ -238,6 +260,11 @@ struct kernels_ops {
 
     /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
     void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+
+    /* Picks a token from each of n rows. Rows may be the same. reserve_pick() makes room for rows of up to max_logits,
+     * at most KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM; call it before the first pick, and again for longer rows. */
+    int (*reserve_pick)(struct kernels *k, int max_logits);
+    void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
 
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
      * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */

@@ -166,6 +166,7 @@ struct engine {
 uint64_t step_scratch_bytes(const struct engine *e);
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
+int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
 
 /* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */

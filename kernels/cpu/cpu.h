@@ -21,6 +21,7 @@ struct kernels {
     int threads;
     struct kernels_linear_scratch *linear;       /* owned by linear.c, made by its reserve function */
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
+    struct kernels_pick_scratch *pick;           /* owned by pick.c, likewise */
 };
 
 /* ---- workers (pool.c) -------------------------------------------------------------------------------------------- */
@@ -79,5 +80,9 @@ void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct
 int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, int max_head_dim);
 void kernels_attention_release(struct kernels *k);
 void kernels_op_attention(struct kernels *k, const struct kernels_attention *a);
+/* pick.c: */
+int kernels_pick_reserve(struct kernels *k, int max_logits);
+void kernels_pick_release(struct kernels *k);
+void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n);
 
 #endif
