@@ -26,14 +26,19 @@ enum kernels_type {
     KERNELS_F32,
     KERNELS_F16,
     KERNELS_BF16,
-    KERNELS_Q8_0, /* 32 values: f16 scale, 32 int8 */
-    KERNELS_Q4_0, /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
-    KERNELS_Q4_1, /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
-    KERNELS_Q5_0, /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
-    KERNELS_Q5_1, /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
-    KERNELS_Q4_K, /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
-    KERNELS_Q5_K, /* as Q4_K with 32 bytes of high bits before the nibbles */
-    KERNELS_Q6_K, /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q8_0,   /* 32 values: f16 scale, 32 int8 */
+    KERNELS_Q4_0,   /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
+    KERNELS_Q4_1,   /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
+    KERNELS_Q5_0,   /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
+    KERNELS_Q5_1,   /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
+    KERNELS_Q4_K,   /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
+    KERNELS_Q5_K,   /* as Q4_K with 32 bytes of high bits before the nibbles */
+    KERNELS_Q6_K,   /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q2_K,   /* 256 values: 16 bytes of four-bit scales and minima, 64 bytes of pairs, f16 d, f16 dmin */
+    KERNELS_Q3_K,   /* 256 values: 32 bytes of high bits, 64 bytes of pairs, 16 six-bit scales in 12 bytes, f16 d */
+    KERNELS_IQ4_NL, /* 32 values: f16 scale, 16 bytes of nibbles that stand for 16 uneven values */
+    KERNELS_IQ4_XS, /* 256 values: f16 d, 8 six-bit scales in 6 bytes, 128 bytes of such nibbles */
+    KERNELS_MXFP4,  /* 32 values: a power of two as a byte, 16 bytes of four-bit floats */
     KERNELS_TYPE_COUNT
 };
 
