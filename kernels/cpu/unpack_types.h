@@ -1,6 +1,7 @@
 /* unpack_types.h - weight types that are multiplied as another type: their values are unpacked to what that type's
  * product takes (linear_internal.h, "Unpacked weights"), 16 rows side by side. Included by unpack_portable.c and
- * unpack_avx2.c, which differ in how sixteen bytes are looked up; UNPACK names the function that is defined here.
+ * unpack_avx2.c, behind what they do with a line (look_up, take, load_halves, scale_rows, power_rows); UNPACK names the
+ * function that is defined here.
  *
  *   IQ4_NL, IQ4_XS, MXFP4   as Q8_0: the value that a nibble stands for, and a scale
  *   Q3_K                    as Q6_K: a scale per 16 values, of which 28 more than Q3_K's are written
@@ -14,29 +15,9 @@
 
 #define ROWS KERNELS_ROW_GROUP
 
-/* ((byte >> shift) & mask) * times + plus, of a line; what to add to is the old value where `more` is set. Copies, so
- * that the compiler sees that nothing overlaps. */
-static inline __attribute__((always_inline)) void take(const uint8_t *from, int shift, int mask, int times, int plus,
-                                                       uint8_t *to, bool more)
-{
-    uint8_t in[64], out[64];
-    memcpy(in, from, 64);
-    if (more)
-        memcpy(out, to, 64);
-    for (int i = 0; i < 64; i++)
-        out[i] = (uint8_t)((more ? out[i] : 0) + ((in[i] >> shift) & mask) * times + plus);
-    memcpy(to, out, 64);
-}
-
 static inline void store_floats(uint8_t *out, const float *values)
 {
     memcpy(out, values, ROWS * sizeof *values);
-}
-
-static inline void load_halves(const uint8_t *p, float *out)
-{
-    for (int r = 0; r < ROWS; r++)
-        out[r] = kernels_half((uint16_t)(p[2 * r] | p[2 * r + 1] << 8));
 }
 
 static const float NOTHING[ROWS];
@@ -51,26 +32,33 @@ static inline void unpack_nibbles(const uint8_t *p, const int8_t *table, uint8_t
 
 static inline void unpack_iq4_xs(const uint8_t *p, uint8_t mask, uint8_t *out)
 {
-    const uint8_t *high = p + 2 * ROWS, *low = p + 4 * ROWS, *nibbles = p + 8 * ROWS;
+    const uint8_t *words = p + 2 * ROWS, *nibbles = p + 8 * ROWS;
+    uint8_t high[64], low[64], six[64];
     float d[ROWS], s[ROWS];
     load_halves(p, d);
-    for (int j = 0; j < 8; j++, out += KERNELS_UNPACKED_BLOCK_BYTES) {
-        for (int r = 0; r < ROWS; r++) {
-            int word = high[2 * r] | high[2 * r + 1] << 8;
-            int scale = (low[j / 2 * ROWS + r] >> (j % 2 * 4) & 15) | (word >> (2 * j) & 3) << 4;
-            s[r] = d[r] * (float)(scale - 32);
+    memcpy(low, p + 4 * ROWS, sizeof low);
+    for (int half = 0; half < 2; half++) {
+        /* Scales 4 half to 4 half + 3: nibbles of two rows of `low`, pairs of bits of a byte of the words. */
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < 4; j++)
+                high[j * ROWS + r] = (uint8_t)(words[2 * r + half] >> (2 * j) & 3);
+        for (int j = 0; j < 4; j++)
+            for (int r = 0; r < ROWS; r++)
+                six[j * ROWS + r] = (uint8_t)((low[(2 * half + j / 2) * ROWS + r] >> (j % 2 * 4) & 15) - 32);
+        take(high, 0, 3, 4, 0, six, true);
+        for (int j = 0; j < 4; j++, out += KERNELS_UNPACKED_BLOCK_BYTES) {
+            scale_rows(d, six + j * ROWS, s);
+            unpack_nibbles(nibbles + (4 * half + j) * 256, KERNELS_IQ4_VALUES, mask, out);
+            store_floats(out + 512, s);
+            store_floats(out + 576, NOTHING);
         }
-        unpack_nibbles(nibbles + j * 256, KERNELS_IQ4_VALUES, mask, out);
-        store_floats(out + 512, s);
-        store_floats(out + 576, NOTHING);
     }
 }
 
 static inline void unpack_mxfp4(const uint8_t *p, uint8_t mask, uint8_t *out)
 {
     float s[ROWS];
-    for (int r = 0; r < ROWS; r++)
-        s[r] = kernels_power(p[r]);
+    power_rows(p, s);
     unpack_nibbles(p + ROWS, KERNELS_FP4_VALUES, mask, out);
     store_floats(out + 512, s);
     store_floats(out + 576, NOTHING);
@@ -80,25 +68,25 @@ static inline void unpack_mxfp4(const uint8_t *p, uint8_t mask, uint8_t *out)
 static inline void unpack_pairs(const uint8_t *p, int j, int plus, uint8_t *out)
 {
     for (int c = 0; c < 8; c++)
-        take(p + c * 64, 2 * j, 3, 1, plus, out + c * 64, false);
+        take(p + c * 64, 2 * j, 3, 0, plus, out + c * 64, false);
 }
 
 static inline void unpack_q3_k(const uint8_t *p, uint8_t *out)
 {
     const uint8_t *scales = p + 2 * ROWS, *high = p + 14 * ROWS, *pairs = high + 32 * ROWS;
     float d[ROWS], s[2][ROWS];
+    uint8_t six[16 * ROWS];
     load_halves(p, d);
+    for (int i = 0; i < 4; i++) { /* four scales of all rows are a line */
+        take(scales + i % 2 * 64, i / 2 * 4, 15, 0, -32, six + i * 64, false);
+        take(scales + 128, 2 * i, 3, 4, 0, six + i * 64, true);
+    }
     for (int b = 0; b < 8; b++, out += KERNELS_UNPACKED_BLOCK_BYTES) {
         for (int i = 0; i < 2; i++)
-            for (int r = 0; r < ROWS; r++) {
-                int k = 2 * b + i;
-                int nibble = k < 8 ? scales[k * ROWS + r] & 15 : scales[(k - 8) * ROWS + r] >> 4;
-                int top = scales[(8 + k % 4) * ROWS + r] >> (2 * (k / 4)) & 3;
-                s[i][r] = d[r] * (float)((nibble | top << 4) - 32);
-            }
+            scale_rows(d, six + (2 * b + i) * ROWS, s[i]);
         unpack_pairs(pairs + b / 4 * 512, b % 4, 28, out);
         for (int c = 0; c < 8; c++)
-            take(high + c * 64, b, 1, 4, 0, out + c * 64, true);
+            take(high + c * 64, b, 1, 2, 0, out + c * 64, true);
         store_floats(out + 512, s[0]);
         store_floats(out + 576, s[1]);
     }
@@ -106,24 +94,29 @@ static inline void unpack_q3_k(const uint8_t *p, uint8_t *out)
 
 static inline void unpack_q2_k(const uint8_t *p, uint8_t *out)
 {
-    const uint8_t *scales = p + 4 * ROWS, *pairs = p + 20 * ROWS;
-    float d[ROWS], dmin[ROWS], s[2][ROWS], m[2][ROWS];
+    const uint8_t *bytes = p + 4 * ROWS, *pairs = p + 20 * ROWS;
+    float d[ROWS], minus[ROWS], s[2][ROWS], m[2][ROWS];
+    uint8_t scales[16 * ROWS], minima[16 * ROWS];
     load_halves(p, d);
-    load_halves(p + 2 * ROWS, dmin);
+    load_halves(p + 2 * ROWS, minus);
+    for (int r = 0; r < ROWS; r++)
+        minus[r] = -minus[r];
+    for (int i = 0; i < 4; i++) {
+        take(bytes + i * 64, 0, 15, 0, 0, scales + i * 64, false);
+        take(bytes + i * 64, 4, 15, 0, 0, minima + i * 64, false);
+    }
     for (int b = 0; b < 8; b++, out += 2 * KERNELS_UNPACKED_BLOCK_BYTES) {
-        uint8_t *minima = out + KERNELS_UNPACKED_BLOCK_BYTES;
-        for (int i = 0; i < 2; i++)
-            for (int r = 0; r < ROWS; r++) {
-                int byte = scales[(2 * b + i) * ROWS + r];
-                s[i][r] = d[r] * (float)(byte & 15);
-                m[i][r] = -(dmin[r] * (float)(byte >> 4));
-            }
+        uint8_t *ones = out + KERNELS_UNPACKED_BLOCK_BYTES;
+        for (int i = 0; i < 2; i++) {
+            scale_rows(d, scales + (2 * b + i) * ROWS, s[i]);
+            scale_rows(minus, minima + (2 * b + i) * ROWS, m[i]);
+        }
         unpack_pairs(pairs + b / 4 * 512, b % 4, 32, out);
         store_floats(out + 512, s[0]);
         store_floats(out + 576, s[1]);
-        memset(minima, 33, 512);
-        store_floats(minima + 512, m[0]);
-        store_floats(minima + 576, m[1]);
+        memset(ones, 33, 512);
+        store_floats(ones + 512, m[0]);
+        store_floats(ones + 576, m[1]);
     }
 }
 
