@@ -25,7 +25,7 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file */
+    const char *model_path;  /* a GGUF file; of a model in parts the first */
     const char *backend;     /* kernels_opts.backend; NULL = "auto" */
     int threads;             /* 0 = one per available core */
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */

@@ -481,10 +481,18 @@ int gguf_tensor_get(const struct gguf *g, const char *name, enum gguf_presence p
     const struct gguf_tensor *t = gguf_tensor_find(g, name);
     if (t == NULL && p == GGUF_REQUIRED)
         return gguf_fail(g, err, err_size, -EBADMSG, "tensor %s is missing", name);
-    if (t != NULL && t->type == KERNELS_TYPE_COUNT)
+    if (t != NULL && t->type == KERNELS_TYPE_COUNT) {
+        const struct element_type *type = &ELEMENT_TYPES[t->ggml_type];
+        int bits = 8 * type->block_bytes / type->block_values;
         return gguf_fail(g, err, err_size, -ENOTSUP,
-                         "tensor %s has type %s, which convod cannot read; use a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file",
-                         name, t->type_name);
+                         "tensor %s has type %s, which convod cannot read; the nearest that it can is a %s file", name,
+                         t->type_name,
+                         bits < 3    ? "Q2_K"
+                         : bits < 4  ? "Q3_K_M"
+                         : bits < 6  ? "Q4_K_M"
+                         : bits < 16 ? "Q8_0"
+                                     : "BF16");
+    }
     *out = t;
     return 0;
 }
