@@ -58,6 +58,8 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
+.DEFAULT_GOAL := all
+include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
@@ -146,6 +148,8 @@ help:
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
+	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
 	@echo 'make deb             build a Debian package in $(BUILD)/deb'
 	@echo 'make install         install under PREFIX (now $(PREFIX)), below DESTDIR if set; make uninstall undoes it'
 	@echo 'make deps            install the Debian packages that building wants'
@@ -184,12 +188,12 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@$(if $(HAVE_DEBHELPER),$(MAKE) $(QUIET) deb-build)
-	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
+	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
 
@@ -205,7 +209,7 @@ lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
 format:
-	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch]))
+	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch] $d/*.c[cu] $d/*/*.c[cu]))
 
 # The clients of other makers that tests and measurements use, each in a throw-away environment.
 $(BUILD)/venv/.complete: tests/requirements.txt

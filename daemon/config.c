@@ -95,6 +95,16 @@ static void origin_allowed(char *out, size_t size)
     snprintf(out, size, "SCHEME://HOST[:PORT], as https://chat.example.org");
 }
 
+static bool proxy_fits(const char *value)
+{
+    return auth_network_valid(value);
+}
+
+static void proxy_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "ADDRESS or ADDRESS/BITS, as 10.0.0.0/8");
+}
+
 #define AT(field)     offsetof(struct daemon_config, field)
 #define ANY           NULL, NULL, NULL
 #define CHOICES(list) list, NULL, NULL
@@ -125,6 +135,8 @@ static const struct setting settings[] = {
      "a web page's origin that may connect; may be repeated", FITS(origin)},
     {"allow-host", LIST, AT(hosts), AT(n_hosts), 0, 0, "NAME", NULL,
      "another name under which this machine is reached; may be repeated", FITS(host)},
+    {"trusted-proxy", LIST, AT(proxies), AT(n_proxies), 0, 0, "ADDRESS[/BITS]", NULL,
+     "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
@@ -471,17 +483,12 @@ int daemon_config_load(struct daemon_config *c, int argc, char **argv, const cha
 void daemon_config_free(struct daemon_config *c)
 {
     for (size_t i = 0; i < N_SETTINGS; i++) {
-        char *p;
-        if (settings[i].type == STRING) {
-            memcpy(&p, (char *)c + settings[i].offset, sizeof(p));
-            free(p);
+        const struct setting *s = &settings[i];
+        char **field = (char **)(void *)((char *)c + s->offset);
+        size_t n = s->type == STRING ? 1 : s->type == LIST ? *(size_t *)(void *)((char *)c + s->count_offset) : 0;
+        for (size_t j = 0; j < n; j++) {
+            free(field[j]);
         }
-    }
-    for (size_t i = 0; i < c->n_origins; i++) {
-        free(c->origins[i]);
-    }
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        free(c->hosts[i]);
     }
     free(c->file);
     memset(c, 0, sizeof(*c));

@@ -210,7 +210,7 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
     if (rc || (rc = kv_pools_open(e, kv_bytes, err, err_size)))
         return rc;
     info->kv_bytes = engine_kv_use(e).budget_bytes;
-    if ((rc = step_scratch_open(e))) {
+    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e))) {
         snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
         return rc;
     }

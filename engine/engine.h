@@ -213,11 +213,20 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-/* Picks the next token. The random number is a function of (seed, position) only; position = tokens before the new one;
- * context = those tokens (for penalties). logits [n_vocab] are not changed. -EDOM: the logits hold a NaN or no finite
- * value; that answer must fail and its KV must not be kept. */
-int engine_sample(struct engine *e, const struct engine_sampling *s, const float *logits, const engine_token *context,
-                  int position, engine_token *out);
+/* One token to pick. */
+struct engine_sample {
+    const struct engine_sampling *settings; /* checked */
+    const float *logits;                    /* [n_vocab] */
+    const engine_token *context;            /* [position], for penalties */
+    int position;                           /* tokens before the new one */
+    engine_token token;                     /* out, where result is 0 */
+    int result; /* out: 0; -EDOM: the logits hold a NaN or no finite value; that answer must fail and its KV must not be
+                   kept */
+};
+
+/* Picks the next token of each of n sequences. The random number is a function of (seed, position) only, and no pick
+ * depends on the others. -ENOMEM: nothing was picked. */
+int engine_sample(struct engine *e, struct engine_sample *samples, int n);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 

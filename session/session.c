@@ -174,20 +174,31 @@ static bool run_step(struct session *s)
         double each = (double)(now - start) / 1e6 / n_tokens;
         s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
     }
+    struct engine_sample samples[MAX_RUNNING];
+    int n_samples = 0;
+    for (int i = 0; i < n_items && rc == 0; i++)
+        if (items[i].result == 0 && items[i].n_want) {
+            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
+                                                          .logits = logits,
+                                                          .context = turns[i]->context.ids,
+                                                          .position = (int)turns[i]->context.n};
+            logits += s->info->n_vocab;
+        }
+    int sampled = engine_sample(s->engine, samples, n_samples);
+    const struct engine_sample *next = samples;
     for (int i = 0; i < n_items; i++) {
-        int result = rc ? rc : items[i].result;
+        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
+        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
         if (result == -ENOSPC)
             continue; /* its neighbours took the pages: next time */
         if (result) {
             turn_step_failed(turns[i], result);
             continue;
         }
-        const float *mine = items[i].n_want ? logits : NULL;
         if (turns[i]->prefill_ns == 0)
             turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine, now);
-        if (mine)
-            logits += s->info->n_vocab;
+        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
+        next += mine;
     }
     return true;
 }

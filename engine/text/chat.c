@@ -92,6 +92,8 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
     int rc = read ? chat_read_common(c, t) : 0;
     if (rc == 0 && read && f->read != NULL)
         rc = f->read(c, t);
+    if (rc == 0 && f->preamble != NULL)
+        rc = cut_pieces(v, f->preamble, &c->preamble);
     for (int role = 0; rc == 0 && role < CHAT_ROLES; role++)
         if ((rc = cut_pieces(v, f->role[role].before, &c->before[role])) == 0)
             rc = cut_pieces(v, f->role[role].after, &c->after[role]);
@@ -317,6 +319,8 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
                           unsigned flags)
 {
     bool has_system = n > 0 && messages[0].role == ENGINE_SYSTEM;
+    if (flags & ENGINE_CHAT_FIRST)
+        add_pieces(b, &c->preamble);
     if ((flags & ENGINE_CHAT_FIRST) && !has_system && (c->system_default || c->system_prefix)) {
         add_pieces(b, &c->before[ENGINE_SYSTEM]);
         add(b, c->system_prefix ? c->system_prefix : c->system_default);

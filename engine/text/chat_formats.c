@@ -306,6 +306,19 @@ static const struct chat_format FORMATS[] = {
                                        "{eos}"}},
     },
     {
+        /* gpt-oss. Answers open in the channel that the user sees: the others are left out. */
+        .name = "harmony",
+        .marks = {"<|start|>", "<|channel|>", "<|message|>"},
+        .needed = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>"},
+        .order = CHAT_SYSTEM_FIRST,
+        .preamble = "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+                    "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n"
+                    "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>",
+        .role = {[ENGINE_SYSTEM] = {"<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>"},
+                 [ENGINE_USER] = {"<|start|>user<|message|>", "<|end|>"},
+                 [ENGINE_ASSISTANT] = {"<|start|>assistant<|channel|>final<|message|>", "<|end|>"}},
+    },
+    {
         .name = "llama2",
         .marks = {"[INST]", "[/INST]", "<<SYS>>"},
         .needs_eos = true,

@@ -33,6 +33,7 @@ struct chat_format {
     bool inst; /* Mistral's and Llama 2's way: an answer has nothing before it, and the system prompt lies in the user's
                   turn */
     enum chat_order order;
+    const char *preamble; /* what every context begins with, behind BOS; NULL: nothing */
     struct {
         const char *before, *after;
     } role[CHAT_ROLES];
@@ -62,7 +63,7 @@ struct chat {
     const struct chat_format *format;
     bool bos;   /* the context begins with BOS */
     bool strip; /* white space behind a token is not there */
-    struct chat_pieces before[CHAT_ROLES], after[CHAT_ROLES];
+    struct chat_pieces preamble, before[CHAT_ROLES], after[CHAT_ROLES];
     struct chat_pieces opening; /* of an answer, behind what is before it */
     char *opening_text;         /* what those pieces point into; NULL: nothing */
     char *system_default;       /* written when there is no system message; NULL: nothing */

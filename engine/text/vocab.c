@@ -29,13 +29,15 @@ static const char *const MARKERS[] = {
     "[/TOOL_RESULTS]",   "[TOOL_CALLS]",       "<|im_sep|>",
     "<|user|>",          "<|assistant|>",      "<|system|>",
     "<|end|>",           DEEPSEEK("User"),     DEEPSEEK("Assistant"),
-    DEEPSEEK_BEGIN,      DEEPSEEK_END,
+    DEEPSEEK_BEGIN,      DEEPSEEK_END,         "<|start|>",
+    "<|message|>",       "<|channel|>",        "<|return|>",
+    "<|call|>",          "<|constrain|>",
 };
 
 /* Tokens that end an answer. "</s>" only where the file makes it a control token: to Gemma it is an HTML tag. */
 static const char *const ENDS[] = {
     "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
-    "<|end|>",    "</s>",          "<eos>",           DEEPSEEK_END,
+    "<|end|>",    "</s>",          "<eos>",           "<|return|>", "<|call|>",   DEEPSEEK_END,
 };
 
 /* User-defined tokens that chat formats give a meaning. */

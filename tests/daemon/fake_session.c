@@ -462,8 +462,13 @@ static void run(struct turn *t)
         finish(t, "", NULL);
         return;
     }
-    if (strcmp(text, "wait") == 0 && !wait_release(t)) {
+    bool fails = strcmp(text, "fail late") == 0;
+    if ((fails || strcmp(text, "wait") == 0) && !wait_release(t)) {
         finish(t, "", stop_reason(t));
+        return;
+    }
+    if (fails) {
+        fail(t, SESSION_INTERNAL);
         return;
     }
     bool hold = strncmp(text, "hold ", 5) == 0;

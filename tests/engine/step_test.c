@@ -138,12 +138,16 @@ static void test_window_layers_alone(void **state)
     compare(m, NULL, 280, FLOAT_MEAN, FLOAT_LARGEST);
 }
 
+/* Mixtures are left out: where two experts are nearly equal, the rounding of activations decides which is asked. */
 static void test_every_weight_type_is_the_reference(void **state)
 {
     (void)state;
-    for (enum kernels_type t = KERNELS_F16; t < KERNELS_TYPE_COUNT; t++) {
+    int a = 0;
+    for (enum kernels_type t = KERNELS_F16; t < KERNELS_TYPE_COUNT; t++, a++) {
         bool quantized = kernels_type_info(t)->block_values > 1;
-        compare(tiny_model_typed((enum tiny_arch)(t % TINY_ARCHS), t), NULL, 66,
+        while (TINY_ARCH[a % TINY_ARCHS].sizes.n_experts)
+            a++;
+        compare(tiny_model_typed((enum tiny_arch)(a % TINY_ARCHS), t), NULL, 66,
                 quantized ? QUANTIZED_MEAN : FLOAT_MEAN, quantized ? QUANTIZED_WORST : FLOAT_LARGEST);
     }
 }
@@ -152,7 +156,7 @@ static void test_every_weight_type_is_the_reference(void **state)
 
 static const struct tiny_model *models(int *n)
 {
-    static struct tiny_model all[8];
+    static struct tiny_model all[11];
     all[0] = tiny_model_of(TINY_QWEN2);
     all[1] = tiny_model_of(TINY_GEMMA3);
     all[2] = tiny_model_typed(TINY_LLAMA, KERNELS_Q4_K);
@@ -162,7 +166,11 @@ static const struct tiny_model *models(int *n)
     all[5] = tiny_model_typed(TINY_GEMMA2, KERNELS_Q4_0);
     all[6] = tiny_model_typed(TINY_PHI3_WINDOWS, KERNELS_Q8_0);
     all[7] = tiny_model_of(TINY_MISTRAL3);
-    *n = 8;
+    all[8] = tiny_model_of(TINY_QWEN3MOE);
+    all[9] = tiny_model_typed(TINY_MIXTRAL, KERNELS_Q4_K);
+    all[10] = tiny_model_typed(TINY_GPT_OSS, KERNELS_Q8_0);
+    all[10].rope = TINY_ROPE_YARN;
+    *n = 11;
     return all;
 }
 

@@ -73,6 +73,17 @@ const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS] = {
                       .pairs = true,
                       .unrotated_period = 4,
                       .sizes = SIZES(5, 4, 1, 24, 2e6f, .tied = true)},
+    [TINY_MIXTRAL] = {.name = "llama", .pairs = true, .sizes = SIZES(3, 4, 2, 24, 1e6f, .n_experts = 5, .n_used = 2)},
+    [TINY_QWEN3MOE] = {.name = "qwen3moe",
+                       .qk_norms = true,
+                       .expert_key = true,
+                       .sizes = SIZES(3, 4, 1, 40, 1e6f, .n_experts = 9, .n_used = 4, .n_ff = 56)},
+    [TINY_GPT_OSS] = {.name = "gpt-oss",
+                      .qkv_bias = true,
+                      .full_period = 2,
+                      .gpt_oss = true,
+                      .expert_key = true,
+                      .sizes = SIZES(4, 4, 2, 24, 150000.0f, .window = 45, .n_experts = 6, .n_used = 3, .n_ff = 56)},
 };
 
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
@@ -98,7 +109,7 @@ struct tiny_model tiny_model_of(enum tiny_arch arch)
     m.arch = arch;
     m.type = KERNELS_F32;
     m.n_embd = 96;
-    m.n_ff = 136;
+    m.n_ff = m.n_ff ? m.n_ff : 136;
     m.n_vocab = TINY_TOKENS + 5;
     m.ctx = 1024;
     m.rot = m.head_dim;
@@ -118,7 +129,7 @@ struct tiny_model tiny_model_typed(enum tiny_arch arch, enum kernels_type type)
         m.n_heads = 4;
         m.n_kv_heads = m.n_kv_heads < 2 ? 1 : 2;
     } else if (block > 1) {
-        m.n_ff = 160;
+        m.n_ff = (m.n_ff + 31) / 32 * 32;
     }
     return m;
 }
@@ -272,11 +283,30 @@ void tiny_model_tensor(const struct tiny_model *m, struct gguf_writer *w, const 
     free(data);
 }
 
+void tiny_model_experts(const struct tiny_model *m, struct gguf_writer *w, const char *name, enum kernels_type type,
+                        int experts, int rows, int cols)
+{
+    size_t values = (size_t)cols * (size_t)rows * (size_t)experts, bytes = file_bytes(type, values);
+    uint8_t *data = malloc(bytes);
+    if (data == NULL)
+        abort();
+    fill(type, name_seed(m, name), values, 0, 1.5f / sqrtf((float)cols), data);
+    const uint64_t dims[3] = {(uint64_t)cols, (uint64_t)rows, (uint64_t)experts};
+    gguf_writer_tensor(w, name, type, 3, dims, data, bytes);
+    free(data);
+}
+
+/* What files keep in floats whatever their type is. */
+static bool float_tensor(const char *name)
+{
+    return strstr(name, "gate_inp") != NULL || strstr(name, ".bias") != NULL;
+}
+
 static void maybe_tensor(const struct tiny_model *m, struct gguf_writer *w, const char *name, int rows, int cols,
                          float center)
 {
     if (!omitted(m, name))
-        tiny_model_tensor(m, w, name, rows ? m->type : KERNELS_F32, rows, cols, center);
+        tiny_model_tensor(m, w, name, rows && !float_tensor(name) ? m->type : KERNELS_F32, rows, cols, center);
 }
 
 float tiny_model_divisor(int i)
@@ -288,6 +318,7 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
 {
     const struct tiny_arch_facts *a = tiny_facts(m);
     int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim, n = 0;
+    bool experts = m->n_experts > 0;
     const struct {
         const char *name;
         bool written;
@@ -305,11 +336,21 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         {"attn_q_norm.weight", a->qk_norms, 0, m->head_dim, 1},
         {"attn_k_norm.weight", a->qk_norms, 0, m->head_dim, 1},
         {"attn_output.weight", true, m->n_embd, q, 0},
-        {"post_attention_norm.weight", a->post_norms, 0, m->n_embd, 1},
-        {"ffn_norm.weight", true, 0, m->n_embd, 1},
-        {"ffn_gate.weight", !a->joined, m->n_ff, m->n_embd, 0},
-        {"ffn_up.weight", true, a->joined ? 2 * m->n_ff : m->n_ff, m->n_embd, 0},
-        {"ffn_down.weight", true, m->n_embd, m->n_ff, 0},
+        {"attn_output.bias", a->gpt_oss, 0, m->n_embd, 0.1f},
+        {"attn_sinks.weight", a->gpt_oss, 0, m->n_heads, 0.5f},
+        {"post_attention_norm.weight", a->post_norms || a->gpt_oss, 0, m->n_embd, 1},
+        {"ffn_norm.weight", !a->gpt_oss, 0, m->n_embd, 1},
+        {"ffn_gate_inp.bias", a->gpt_oss, 0, m->n_experts, 0},
+        {"ffn_gate.weight", !a->joined && !experts, m->n_ff, m->n_embd, 0},
+        {"ffn_up.weight", !experts, a->joined ? 2 * m->n_ff : m->n_ff, m->n_embd, 0},
+        {"ffn_down.weight", !experts, m->n_embd, m->n_ff, 0},
+        {"ffn_gate_inp.weight", experts, m->n_experts, m->n_embd, 0},
+        {"ffn_gate_exps.weight", experts, m->n_ff, m->n_embd, 0},
+        {"ffn_up_exps.weight", experts, m->n_ff, m->n_embd, 0},
+        {"ffn_down_exps.weight", experts, m->n_embd, m->n_ff, 0},
+        {"ffn_gate_exps.bias", a->gpt_oss, m->n_experts, m->n_ff, 0},
+        {"ffn_up_exps.bias", a->gpt_oss, m->n_experts, m->n_ff, 0},
+        {"ffn_down_exps.bias", a->gpt_oss, m->n_experts, m->n_embd, 0},
         {"post_ffw_norm.weight", a->post_norms, 0, m->n_embd, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
@@ -318,6 +359,7 @@ int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor o
         snprintf(out[n].name, sizeof out[n].name, "blk.%d.%s", layer, tensors[i].name);
         out[n].rows = tensors[i].rows;
         out[n].cols = tensors[i].cols;
+        out[n].experts = strstr(tensors[i].name, "_exps.weight") != NULL ? m->n_experts : 0;
         out[n++].center = tensors[i].center;
     }
     return n;
@@ -358,7 +400,13 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
     maybe_u32(m, w, "block_count", (uint32_t)m->n_layers);
     maybe_u32(m, w, "context_length", (uint32_t)m->ctx);
     maybe_u32(m, w, "embedding_length", (uint32_t)m->n_embd);
-    maybe_u32(m, w, "feed_forward_length", (uint32_t)m->n_ff);
+    maybe_u32(m, w, "feed_forward_length", (uint32_t)(tiny_facts(m)->expert_key ? 3 * m->n_ff : m->n_ff));
+    if (tiny_facts(m)->expert_key)
+        maybe_u32(m, w, "expert_feed_forward_length", (uint32_t)m->n_ff);
+    if (m->n_experts) {
+        maybe_u32(m, w, "expert_count", (uint32_t)m->n_experts);
+        maybe_u32(m, w, "expert_used_count", (uint32_t)m->n_used);
+    }
     maybe_u32(m, w, "attention.head_count", (uint32_t)m->n_heads);
     maybe_u32(m, w, "attention.head_count_kv", (uint32_t)m->n_kv_heads);
     maybe_f32(m, w, "attention.layer_norm_rms_epsilon", 1e-6f);
@@ -377,8 +425,12 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
     maybe_tensor(m, w, "token_embd.weight", m->n_vocab, m->n_embd, 0);
     for (int l = 0; l < m->n_layers; l++) {
         struct tiny_tensor t[TINY_MAX_TENSORS];
-        for (int i = 0, n = tiny_model_layer(m, l, t); i < n; i++)
-            maybe_tensor(m, w, t[i].name, t[i].rows, t[i].cols, t[i].center);
+        for (int i = 0, n = tiny_model_layer(m, l, t); i < n; i++) {
+            if (t[i].experts == 0)
+                maybe_tensor(m, w, t[i].name, t[i].rows, t[i].cols, t[i].center);
+            else if (!omitted(m, t[i].name))
+                tiny_model_experts(m, w, t[i].name, m->type, t[i].experts, t[i].rows, t[i].cols);
+        }
     }
     maybe_tensor(m, w, "output_norm.weight", 0, m->n_embd, 1);
     if (!m->tied)

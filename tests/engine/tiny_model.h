@@ -21,6 +21,9 @@ enum tiny_arch {
     TINY_PHI3_WINDOWS, /* of Phi 3 mini, 4k */
     TINY_MISTRAL3,
     TINY_SMOLLM3,
+    TINY_MIXTRAL, /* llama, with experts */
+    TINY_QWEN3MOE,
+    TINY_GPT_OSS,
     TINY_ARCHS
 };
 enum tiny_rope {
@@ -42,8 +45,9 @@ struct tiny_model {
     enum kernels_type type; /* of all matrices */
     enum tiny_rope rope;
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, ctx;
-    int rot;    /* rotated dimensions of a head */
-    int window; /* where the architecture has windows */
+    int rot;               /* rotated dimensions of a head */
+    int n_experts, n_used; /* 0: no mixture; n_ff is the width of one expert */
+    int window;            /* where the architecture has windows */
     float rope_base;
     bool tied; /* no output.weight */
     bool no_template;
@@ -68,8 +72,11 @@ struct tiny_arch_facts {
     bool joined;                /* queries, keys and values are one tensor, gate and up another */
     double temperature;         /* queries are multiplied by 1 + t * log(1 + floor(position / original context)) */
     bool plain_yarn;            /* YaRN without its factor on cosine and sine */
-    bool long_rope;             /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
-    struct tiny_model sizes;    /* odd ones */
+    bool gpt_oss;    /* biases of the output, the router and the experts; sinks; its own activation; no rounding of
+                        YaRN's borders; the feed-forward norm's name */
+    bool expert_key; /* the experts' width has a key of its own */
+    bool long_rope;  /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
+    struct tiny_model sizes; /* odd ones */
 };
 extern const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS];
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m);
@@ -87,6 +94,7 @@ struct tiny_tensor {
     char name[64];
     int rows, cols;
     float center;
+    int experts; /* so many matrices, one behind the other; 0: one */
 };
 #define TINY_MAX_TENSORS 32
 int tiny_model_layer(const struct tiny_model *m, int layer, struct tiny_tensor out[TINY_MAX_TENSORS]);
@@ -99,6 +107,9 @@ void tiny_model_f32(const struct tiny_model *m, struct gguf_writer *w, const cha
 /* A tensor with random values: rows == 0 is a vector of cols values around `center`. */
 void tiny_model_tensor(const struct tiny_model *m, struct gguf_writer *w, const char *name, enum kernels_type type,
                        int rows, int cols, float center);
+/* Such a matrix, `experts` times. */
+void tiny_model_experts(const struct tiny_model *m, struct gguf_writer *w, const char *name, enum kernels_type type,
+                        int experts, int rows, int cols);
 
 /* Whether an architecture's files come with such a rotation. */
 bool tiny_model_has_rope(enum tiny_arch arch, enum tiny_rope rope);

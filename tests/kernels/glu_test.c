@@ -8,6 +8,10 @@ static double reference(enum kernels_glu_kind kind, double x, double up)
 {
     if (kind == KERNELS_SILU)
         return x / (1 + exp(-x)) * up;
+    if (kind == KERNELS_SWIGLU_CLAMPED) {
+        x = fmin(x, 7);
+        return x / (1 + exp(-1.702 * x)) * (fmax(fmin(up, 7), -7) + 1);
+    }
     return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x))) * up;
 }
 
@@ -22,7 +26,8 @@ static void check_values(enum kernels_glu_kind kind, const float *gate, const fl
         want[i] = reference(kind, (double)gate[i], (double)up[i]);
     sets[0]->glu(kind, gate, up, n, first);
     double error = rows_error(first, want, n);
-    print_message("%s: greatest error %.2g\n", kind == KERNELS_SILU ? "silu" : "gelu", error);
+    static const char *const kinds[] = {"silu", "gelu", "swiglu, clamped"};
+    print_message("%s: greatest error %.2g\n", kinds[kind], error);
     rows_assert_error("glu", error, TOLERANCE);
     for (int s = 0; s < count; s++) {
         memset(y, 0, n * sizeof(float));
@@ -47,13 +52,14 @@ static void test_values(void **state)
     uint64_t seed = 4;
     for (int i = 0; i < N; i++) {
         gate[i] = -100.0f + (float)i * (200.0f / N);
-        up[i] = rows_uniform(&seed);
+        up[i] = rows_uniform(&seed) * (i % 5 ? 1.0f : 20.0f);
     }
     for (int n = N; n > N - 17; n--) {
         if (n < N - 1 && n > N - 15)
             continue;
         check_values(KERNELS_SILU, gate, up, (size_t)n);
         check_values(KERNELS_GELU_TANH, gate, up, (size_t)n);
+        check_values(KERNELS_SWIGLU_CLAMPED, gate, up, (size_t)n);
     }
     free(gate);
     free(up);
@@ -77,14 +83,14 @@ static void test_any_bits(void **state)
     const struct kernels_rows_set *sets[MAX_SETS];
     const char *names[MAX_SETS];
     int count = rows_sets(sets, names);
-    for (int kind = KERNELS_SILU; kind <= KERNELS_GELU_TANH; kind++) {
+    for (int kind = KERNELS_SILU; kind <= KERNELS_SWIGLU_CLAMPED; kind++) {
         for (int s = 0; s < count; s++) {
             sets[s]->glu((enum kernels_glu_kind)kind, gate, up, N, s ? y : first);
             rows_assert_bits(names[s], s ? y : first, first, N);
         }
         for (int i = 0; i < N; i++)
             assert_true(!isnan(gate[i]) || isnan(first[i]));
-        assert_true(first[0] == 0.0f && first[2] == INFINITY);
+        assert_true(first[0] == 0.0f && (first[2] == INFINITY || kind == KERNELS_SWIGLU_CLAMPED));
     }
     free(gate);
     free(up);
