@@ -44,6 +44,10 @@ struct engine_opts {
  * err names the file, the field and what would help. */
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size);
 
+/* What engine_open() would refuse, without loading: the file's header, vocabulary and chat format, the backend, and
+ * whether weights, KV pages and scratch fit into the memory of this machine (as a whole: others may use it now). */
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
+
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);
 

@@ -326,6 +326,22 @@ static int open_thread(struct session *s)
     return -rc;
 }
 
+static int check_limits(int max_running, int max_waiting, int idle_ms, char *err, size_t err_size)
+{
+    if (max_running >= 1 && max_running <= MAX_RUNNING && max_waiting >= 1 && idle_ms >= 0)
+        return 0;
+    snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
+             MAX_RUNNING);
+    return -EINVAL;
+}
+
+int session_check(const struct session_opts *opts, char *err, size_t err_size)
+{
+    int rc = check_limits(opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT,
+                          opts->max_waiting ? opts->max_waiting : MAX_WAITING_DEFAULT, opts->idle_ms, err, err_size);
+    return rc ? rc : engine_check(&opts->engine, err, err_size);
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     struct session *s = calloc(1, sizeof *s);
@@ -341,12 +357,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
-    if (s->max_running < 1 || s->max_running > MAX_RUNNING || s->max_waiting < 1 || s->idle_ms < 0) {
-        snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
-                 MAX_RUNNING);
-        rc = -EINVAL;
+    if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
-    }
     const struct storage_opts storage = {.dir = opts->data_dir,
                                          .ram_bytes = opts->ram_bytes,
                                          .disk_bytes = opts->disk_bytes,
