@@ -15,6 +15,7 @@
 
 #include "session/session_internal.h"
 
+#define CLOSE_MS_MIN        300 /* for storage to end, when the turns took all the time there was */
 #define MAX_WAITING_DEFAULT 256
 #define MAX_RUNNING_DEFAULT 8
 #define MAX_RUNNING         256
@@ -380,6 +381,7 @@ void session_close(struct session *s, int drain_ms)
 {
     if (!s)
         return;
+    int64_t deadline_ms = session_now_ns() / 1000000 + drain_ms;
     if (s->thread_started) {
         pthread_mutex_lock(&s->lock);
         s->stop = true;
@@ -391,7 +393,9 @@ void session_close(struct session *s, int drain_ms)
     /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
      * storage any more. */
     s->closing = true;
-    storage_close(s->storage);
+    int64_t left_ms = deadline_ms - session_now_ns() / 1000000;
+    if (!storage_close_within(s->storage, left_ms > CLOSE_MS_MIN ? (int)left_ms : CLOSE_MS_MIN))
+        return; /* its threads may still come back to the session: it stays, until the process ends */
     s->storage = NULL;
     for (struct command *list; (list = take_commands(s, 0));)
         run_commands(s, list);
