@@ -125,29 +125,31 @@ static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
 }
 
 /* Encodes a segment into a record. */
-static int encode(struct storage *st, struct write_op *op)
+static struct blob *encode(struct storage *st, struct write_op *op)
 {
     size_t at = pack_payload_offset(op->rec.label_bytes);
     size_t bound = storage_codec_bound(&op->layout, op->rec.count);
     uint64_t most = bound ? pack_record_bytes(op->rec.label_bytes, bound) : 0;
     uint8_t *record = most ? malloc(most) : NULL;
+    op->rc = most ? -ENOMEM : -EOVERFLOW;
     if (!record)
-        return most ? -ENOMEM : -EOVERFLOW;
+        return NULL;
     int64_t n = storage_codec_encode(&op->layout, op->rec.count, op->payload, record + at, bound);
     if (n < 0) {
         free(record);
-        return (int)n;
+        op->rc = (int)n;
+        return NULL;
     }
     op->rec.payload_bytes = (uint64_t)n;
     uint64_t bytes = pack_record_bytes(op->rec.label_bytes, (uint64_t)n);
     pack_record_seal(record, &op->rec, op->label);
     uint8_t *fitted = realloc(record, bytes);
-    op->blob = blob_new(fitted ? fitted : record, bytes);
-    if (!op->blob)
-        return -ENOMEM;
-    atomic_fetch_add(&st->raw_bytes, op->payload_bytes);
-    atomic_fetch_add(&st->encoded_bytes, (uint64_t)n);
-    return 0;
+    struct blob *b = blob_new(fitted ? fitted : record, bytes);
+    if (b) {
+        atomic_fetch_add(&st->raw_bytes, op->payload_bytes);
+        atomic_fetch_add(&st->encoded_bytes, (uint64_t)n);
+    }
+    return b;
 }
 
 static void prepare(struct storage *st, struct write_op *op)
@@ -158,7 +160,7 @@ static void prepare(struct storage *st, struct write_op *op)
         return;
     op->blob = state == RAM_ONLY ? ram_get(&st->ram, op->rec.key) : NULL;
     if (!op->blob)
-        op->rc = encode(st, op);
+        op->blob = encode(st, op);
 }
 
 static struct write_op *next_raw(struct storage *st)
