@@ -199,7 +199,9 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .kv_write = kernels_op_kv_write,
         .attention = kernels_op_attention,
         .glu = kernels_op_glu,
+        .mixture = kernels_op_mixture,
         .add = kernels_op_add,
+        .softcap = kernels_op_softcap,
         .kv_export = kernels_op_kv_export,
         .kv_import = kernels_op_kv_import,
     };

@@ -342,10 +342,14 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
                                          .disk_bytes = opts->disk_bytes,
                                          .log = opts->log,
                                          .log_arg = opts->log_arg};
+    struct engine_opts engine = opts->engine;
+    engine.need_chat = true; /* without it no turn could be rendered */
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
-        (rc = engine_open(&opts->engine, &s->engine, err, err_size)))
+        (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->info = engine_info(s->engine);
+    for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
+        session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {

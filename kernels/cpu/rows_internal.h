@@ -37,6 +37,9 @@ struct kernels_rows_set {
     /* x[i] += y[i] */
     void (*add)(float *x, const float *y, size_t n);
 
+    /* x[i] = cap * tanh(x[i] / cap) */
+    void (*softcap)(float *x, size_t n, float cap);
+
     /* Between f32 and a KV type: nearest even, NaN stays NaN; widening is exact. */
     void (*narrow)(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out);
     void (*widen)(enum kernels_kv_type type, const uint16_t *x, size_t n, float *out);
@@ -129,5 +132,9 @@ float kernels_widen_one(enum kernels_kv_type type, uint16_t x);
 /* GELU, tanh form: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + CUBE * x^3). */
 #define KERNELS_GELU_CUBE 0.044715f
 #define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
+
+/* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
+#define KERNELS_SWIGLU_ALPHA 1.702f
+#define KERNELS_SWIGLU_LIMIT 7.0f
 
 #endif
