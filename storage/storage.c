@@ -152,6 +152,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     erase_give_up(l);
     atomic_store(&st->disk_used, 0);
+    atomic_store(&st->disk_dead, 0);
     l->n_dead = 0;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);

@@ -2,7 +2,7 @@
  *
  * Layers, each above the next:
  *   storage.c   open and close, the lock file, statistics
- *   encode.c, writer.c, reader.c   the threads that encode, that append, and that read and decode
+ *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
@@ -311,6 +311,8 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
 /* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. */
 int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                              uint64_t offset, uint64_t bytes);
+/* Notes that its record lies elsewhere now; the old one is dropped. */
+int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
@@ -467,6 +469,7 @@ struct storage {
 
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
     atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */
+    atomic_uint_fast64_t disk_dead;        /* of disk_used: space of packs in which nothing lies */
     atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
 };
@@ -524,6 +527,11 @@ void *encoder_thread(void *st);
 void write_op_free(struct write_op *op);
 /* So many bytes that were put are no longer in hand. */
 void encode_over(struct storage *st, uint64_t bytes);
+
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+ * writer.
+ */
+int compact(struct storage *st);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);

@@ -21,6 +21,7 @@
 
 #define EVICT_MORE  16
 #define EVICT_SHARE 1024
+#define DEAD_SHARE  4                    /* of the budget may be space of packs in which nothing lies */
 #define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
 #define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
 #define AHEAD_SHARE 16                   /* but not more than this share of what is free */
@@ -106,16 +107,22 @@ static int evict(const struct group *g, uint64_t bytes, uint64_t *freed)
 static int make_room(const struct group *g, uint64_t bytes)
 {
     struct storage *st = g->st;
-    uint64_t used = atomic_load(&st->disk_used), freed;
+    uint64_t used = atomic_load(&st->disk_used), dead = atomic_load(&st->disk_dead), freed;
     if (bytes > st->disk_budget)
         return -ENOSPC;
     if (used + bytes <= st->disk_budget)
         return 0;
-    uint64_t want = used + bytes - st->disk_budget;
+    /* Where space does not come back with each record, some of the budget is for what packs keep of it. */
+    uint64_t most = dead ? st->disk_budget - st->disk_budget / DEAD_SHARE : st->disk_budget;
+    uint64_t want = used - dead + bytes > most ? used - dead + bytes - most : 0;
     /* Some more at once where it is little, so that not every segment waits for an eviction. */
-    if (st->disk_budget / EVICT_SHARE > bytes)
+    if (want && st->disk_budget / EVICT_SHARE > bytes)
         want += EVICT_MORE * bytes;
-    int rc = evict(g, want, &freed);
+    int rc = want ? evict(g, want, &freed) : 0;
+    while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && atomic_load(&st->disk_dead))
+        rc = compact(st);
+    if (rc == -ENOENT)
+        rc = 0;
     if (rc)
         return rc;
     return atomic_load(&st->disk_used) + bytes <= st->disk_budget ? 0 : -ENOSPC;
@@ -129,7 +136,8 @@ static void discard(struct storage *st, struct item *it)
     int rc = packs_cut(&st->packs, it->pack, &(struct place){it->offset, it->blob->bytes}, 1, &given_back);
     if (rc)
         storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", it->pack, strerror(-rc));
-    atomic_fetch_sub(&st->disk_used, it->blob->bytes);
+    if (given_back) /* otherwise the next open finds out */
+        atomic_fetch_sub(&st->disk_used, it->blob->bytes);
     atomic_fetch_sub(&st->segments, 1);
 }
 
