@@ -191,6 +191,7 @@ static void saving_over(struct session *s, void *arg)
     free(saving->holders);
     free(saving->detail);
     free(saving);
+    hot_sweep(s);
 }
 
 static int saving_run(struct storage_ledger *l, void *arg)
@@ -282,6 +283,7 @@ static void save_kv(struct turn *t, int64_t turn)
     saving->session = s;
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
+    saving->clock = t->clock;
     if (!t->rebased && !turn_touches(t) && t->found.n_path)
         saving->from = t->found.path[t->found.n_path - 1].n_tokens;
     saving->next = s->savings;

@@ -296,6 +296,20 @@ void hot_discard(struct session *s, struct hot *h)
             put_again(other, held_tokens(s, other) / SESSION_SEGMENT_TOKENS);
 }
 
+void hot_sweep(struct session *s)
+{
+    if (!s->storage || s->prunes)
+        return;
+    uint64_t clock = storage_clock(s->storage);
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state != TURN_OVER && t->clock < clock)
+            clock = t->clock;
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->clock < clock)
+            clock = saving->clock;
+    storage_sweep(s->storage, clock);
+}
+
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int k = first / SESSION_SEGMENT_TOKENS;

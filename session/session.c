@@ -213,15 +213,19 @@ static bool give_way(struct session *s)
 
 static void reap(struct session *s)
 {
+    bool ended = false;
     for (struct turn **p = &s->turns; *p;) {
         struct turn *t = *p;
         if (t->state == TURN_OVER && t->n_reading == 0) {
             *p = t->next;
             turn_free(t);
+            ended = true;
         } else {
             p = &t->next;
         }
     }
+    if (ended)
+        hot_sweep(s);
 }
 
 static void cancel_stopped(struct session *s)

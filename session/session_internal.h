@@ -73,6 +73,8 @@ void hot_distrust(struct session *s, int64_t owner);
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
+/* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */
+void hot_sweep(struct session *s);
 /* Notes that segment [first, first + count) is stored under key. */
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
@@ -120,6 +122,7 @@ struct turn {
     struct turn *next;
     struct session *session;
     enum turn_state state;
+    uint64_t clock; /* of storage, when it began: what it puts and finds is used later */
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *input, *instructions, *params;
@@ -196,8 +199,9 @@ struct saving {
     struct saving *next;
     struct session *session;
     int64_t turn, conversation;
-    int64_t from; /* tokens of the context that those before have saved */
-    char *detail; /* of the turn, with saved = "pending"; NULL: nothing is told of it */
+    uint64_t clock; /* of its turn */
+    int64_t from;   /* tokens of the context that those before have saved */
+    char *detail;   /* of the turn, with saved = "pending"; NULL: nothing is told of it */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;
@@ -239,6 +243,7 @@ struct session {
     double step_token_ms; /* measured: what one more prefilled token adds to a step */
     int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     int saves;            /* turns whose saving has not ended */
+    int prunes;           /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
