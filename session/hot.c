@@ -55,6 +55,7 @@ void hot_free(struct session *s, struct hot *h)
 {
     if (!h)
         return;
+    unsaved_forget(s, h);
     for (struct hot **p = &s->hots; *p; p = &(*p)->next)
         if (*p == h) {
             *p = h->next;
@@ -162,6 +163,8 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
         bool whole = common == engine_seq_length(own->seq);
         if (common >= best_common && (whole || (!own->ephemeral && hot_truncate(own, common) == 0)))
             h = own;
+        if (h && !whole)
+            unsaved_forget(s, h);
     }
     if (!h && best && best_common >= SHARE_MIN_TOKENS)
         h = fork_hot(s, best, best_common);

@@ -280,6 +280,7 @@ static void *engine_thread(void *arg)
         }
         bool posted = s->commands != NULL;
         pthread_mutex_unlock(&s->lock);
+        unsaved_retry(s, s->closing);
         cancel_stopped(s);
         turn_begin_behind(s);
         turn_admit(s);

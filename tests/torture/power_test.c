@@ -12,7 +12,7 @@
 
 #include "tests/storage/storage_testing.h"
 
-#define CASES_DEFAULT 150
+#define CASES_DEFAULT 90
 #define STEPS         70
 #define CONVS_MAX     64
 #define BUDGET        ((uint64_t)1 << 20) /* some forty segments: others are evicted all the time */
