@@ -63,7 +63,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -147,6 +147,7 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
+	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
 	@echo 'make bench           measure, side by side with a peer'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
@@ -204,6 +205,11 @@ test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/te
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
+
+# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
+TORTURE_CASES ?= 20000
+torture: $(BUILD)/tests/torture/power_test
+	@TORTURE_CASES='$(TORTURE_CASES)' $<
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint

@@ -43,7 +43,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
 int session_check(const struct session_opts *opts, char *err, size_t err_size);
 
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
- * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. */
+ * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
+ * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */
 void session_close(struct session *s, int drain_ms);
 
 /* Facts about the model, constant for the session's life. */
