@@ -4,6 +4,8 @@
 # others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
+# One name for one folder, or what was noted of its headers by the other name would be overlooked.
+override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 SAN ?=
 CC ?= cc
 AR ?= ar
@@ -186,7 +188,7 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service/model $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
@@ -198,7 +200,7 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service
 # T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
-test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete)
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
@@ -214,6 +216,9 @@ $(BUILD)/venv/.complete: tests/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
+
+$(BUILD)/proxies: tests/service/proxies
+	@tests/service/proxies $@
 
 $(BUILD)/peer/.complete:
 	$(PYTHON) -m venv $(@D)
@@ -257,6 +262,7 @@ deb-build:
 INSTALLED := $(foreach n,1 5,$(foreach m,$(wildcard docs/*.$n),$m:$(PREFIX)/share/man/man$n/$(notdir $m))) \
 	systemd/convod.conf.example:$(PREFIX)/share/doc/convod/convod.conf.example \
 	systemd/convod.sysusers:$(SYSUSERSDIR)/convod.conf \
+	$(foreach p,$(wildcard systemd/proxy/*),$p:$(PREFIX)/share/doc/convod/examples/$(notdir $p)) \
 	$(foreach p,convod convo,clients/completion/$p.bash:$(PREFIX)/share/bash-completion/completions/$p \
 		clients/completion/$p.zsh:$(ZSHDIR)/_$p)
 to_install = $(word 2,$(subst :, ,$1))

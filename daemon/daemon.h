@@ -29,6 +29,8 @@ struct daemon_config {
     size_t n_origins;
     char *hosts[DAEMON_ORIGINS_MAX]; /* allow-host */
     size_t n_hosts;
+    char *proxies[DAEMON_ORIGINS_MAX]; /* trusted-proxy */
+    size_t n_proxies;
 };
 
 enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_HELP, DAEMON_VERSION };
@@ -70,6 +72,8 @@ int64_t now_ms(void);   /* wall clock */
 int64_t clock_us(void); /* monotonic */
 int64_t clock_ms(void);
 bool utf8_valid(const char *s, size_t len);
+/* How much of it is whole characters, when more may follow: all but up to three bytes. -1: it is not UTF-8. */
+ptrdiff_t utf8_prefix(const char *s, size_t len);
 /* "123" and nothing else; at most 18 digits. -1: malformed. */
 int64_t text_digits(const char *value, size_t len);
 
@@ -96,6 +100,10 @@ bool auth_origin_allowed(const struct daemon_config *c, const char *origin, cons
 /* "127.0.0.1:8080", "[::1]:0" -> address and port. */
 int auth_listen_parse(const char *listen, char *address, size_t address_size, int *port);
 bool auth_address_loopback(const char *address);
+/* Is this address one of the trusted proxies, or in one of their networks ("10.0.0.0/8")? */
+bool auth_proxy_trusted(const struct daemon_config *c, const char *address);
+/* ADDRESS or ADDRESS/BITS. */
+bool auth_network_valid(const char *network);
 
 /* ---- systemd (notify.c) ---------------------------------------------------------------------------------------------
  */
@@ -116,6 +124,7 @@ struct histogram {
 struct metrics {
     uint64_t requests, errors, connections, dropped_slow, refused;
     struct histogram ttft, itl, queue, prefill, restore;
+    struct histogram stall; /* of the network thread: one piece of work, during which nobody else is served */
 };
 struct session_status;
 void metrics_observe(struct histogram *h, double seconds);

@@ -466,12 +466,12 @@ void server_free(struct server *s)
     if (s->loader_started) {
         /* Stopped while the model was loading: it cannot be interrupted. */
         pthread_join(s->loader, NULL);
-        events_take(&s->events, true);
+        events_drop(&s->events);
     }
     while (s->api.n_workers > 0) {
         /* The loop broke while a text was being tokenized; nobody is served any more. */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        events_take(&s->events, true);
+        events_drop(&s->events);
     }
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);
@@ -480,7 +480,7 @@ void server_free(struct server *s)
     } else {
         session_close(s->closing_session ? s->closing_session : s->api.runs.session, 0);
     }
-    events_take(&s->events, true);
+    events_drop(&s->events);
     events_destroy(&s->events);
     run_free_all(&s->api.runs);
     auth_free(s->auth);

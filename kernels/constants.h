@@ -30,4 +30,8 @@
 #define KERNELS_GELU_CUBE 0.044715f
 #define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
 
+/* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
+#define KERNELS_SWIGLU_ALPHA 1.702f
+#define KERNELS_SWIGLU_LIMIT 7.0f
+
 #endif

@@ -133,6 +133,13 @@ static __global__ void __launch_bounds__(THREADS, 16) attend(struct cuda_attenti
         m = new_m;
         any = true;
     }
+    /* A sink is one block more behind the others, with a value of zeros. */
+    if (any && a.sinks) {
+        float mb = a.sinks[head], new_m = mb > m ? mb : m, keep = exp_one(m - new_m), take = exp_one(mb - new_m);
+        l = fmaf(l, keep, 1.0f * take);
+        for (int d = me; d < dim; d += THREADS)
+            acc[d] = fmaf(acc[d], keep, 0.0f * take);
+    }
     for (int d = me; d < dim; d += THREADS)
         a.out[at + d] = any ? acc[d] / l : not_a_number();
 }

@@ -50,6 +50,9 @@ int cuda_glu(cudaStream_t s, enum kernels_glu_kind kind, const float *gate, cons
 /* x[i] += y[i], n values. */
 int cuda_add(cudaStream_t s, float *x, const float *y, size_t n);
 
+/* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
+int cuda_softcap(cudaStream_t s, float *x, size_t n, float cap);
+
 /* Rounds key[rows][kv_heads][head_dim] and value (same shape) to the KV type and writes them to their pages. Rows whose
  * page was dropped or lies past the table are left out. kv->pool is device memory. */
 int cuda_kv_write(cudaStream_t s, struct kernels_kv kv, struct cuda_rows rows, const float *key, const float *value);
@@ -71,6 +74,7 @@ struct cuda_attention {
     float scale;
     int window;
     float softcap;
+    const float *sinks; /* [heads] or NULL */
     struct kernels_kv kv;
 };
 int cuda_attention_exact(cudaStream_t s, struct cuda_attention a, struct cuda_rows rows);

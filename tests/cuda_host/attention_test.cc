@@ -11,14 +11,15 @@ struct shape {
     enum kernels_kv_type type;
     int window;
     float softcap;
+    bool sinks;
     int tokens;
 };
 
 static const struct shape shapes[] = {
-    {7, 1, 64, KERNELS_KV_BF16, 0, 0, 270},   {3, 1, 256, KERNELS_KV_BF16, 40, 0, 130},
-    {2, 2, 80, KERNELS_KV_F16, 0, 0, 260},    {4, 2, 96, KERNELS_KV_BF16, 0, 30.0f, 130},
-    {1, 1, 128, KERNELS_KV_F16, 270, 0, 530}, {5, 1, 40, KERNELS_KV_BF16, 17, 5.0f, 100},
-    {2, 1, 32, KERNELS_KV_BF16, 512, 0, 700},
+    {7, 1, 64, KERNELS_KV_BF16, 0, 0, false, 270},   {3, 1, 256, KERNELS_KV_BF16, 40, 0, false, 130},
+    {2, 2, 80, KERNELS_KV_F16, 0, 0, true, 260},     {4, 2, 96, KERNELS_KV_BF16, 0, 30.0f, false, 130},
+    {1, 1, 128, KERNELS_KV_F16, 270, 0, false, 530}, {5, 1, 40, KERNELS_KV_BF16, 17, 5.0f, true, 100},
+    {2, 1, 32, KERNELS_KV_BF16, 512, 0, true, 700},
 };
 
 /* Two sequences: a batch holds the last rows of each. The pool is the same bytes on both sides, unwritten slots NaN. */
@@ -114,13 +115,33 @@ static void attend_both(const struct problem *p, const on_device<uint8_t> *pool,
     size_t n = (size_t)(2 * rows * p->s.heads * p->s.head_dim);
     std::vector<float> q = twins_numbers(n, 11, false), want(n);
     float scale = 1.0f / sqrtf((float)p->s.head_dim);
-    struct kernels_attention a = {q.data(),    want.data(),  2 * rows, p->s.heads,  scale,
-                                  p->s.window, p->s.softcap, p->kv,    runs.data(), 2};
+    std::vector<float> sinks = twins_numbers((size_t)p->s.heads, 12, false);
+    on_device<float> device_sinks(sinks);
+    struct kernels_attention a = {};
+    a.q = q.data();
+    a.out = want.data();
+    a.rows = 2 * rows;
+    a.heads = p->s.heads;
+    a.scale = scale;
+    a.window = p->s.window;
+    a.softcap = p->s.softcap;
+    a.sinks = p->s.sinks ? sinks.data() : nullptr;
+    a.kv = p->kv;
+    a.runs = runs.data();
+    a.n_runs = 2;
     a.kv.pool = (uint8_t *)p->pool.data();
     kernels_ops(k)->attention(k, &a);
     struct device_rows *d = rows_on_device(runs);
     on_device<float> dq(q), out(n);
-    struct cuda_attention c = {dq.p, out.p, p->s.heads, scale, p->s.window, p->s.softcap, p->kv};
+    struct cuda_attention c = {};
+    c.q = dq.p;
+    c.out = out.p;
+    c.heads = a.heads;
+    c.scale = scale;
+    c.window = a.window;
+    c.softcap = a.softcap;
+    c.sinks = a.sinks ? device_sinks.p : nullptr;
+    c.kv = p->kv;
     c.kv.pool = pool->p;
     assert_int_equal(cuda_attention_exact(nullptr, c, d->rows), 0);
     support_assert_bits(what, out.fetch().data(), want.data(), n);

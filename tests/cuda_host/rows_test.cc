@@ -50,11 +50,11 @@ static void test_rope(void **)
         }
 }
 
-static void test_glu_and_add(void **)
+static void test_glu_add_and_softcap(void **)
 {
     struct kernels *k = twins_cpu();
     for (size_t n : {(size_t)1, (size_t)255, (size_t)5000})
-        for (enum kernels_glu_kind kind : {KERNELS_SILU, KERNELS_GELU_TANH}) {
+        for (enum kernels_glu_kind kind : {KERNELS_SILU, KERNELS_GELU_TANH, KERNELS_SWIGLU_CLAMPED}) {
             std::vector<float> gate = twins_numbers(n, n, true), up = twins_numbers(n, 2, true), want(n);
             kernels_ops(k)->glu(k, kind, gate.data(), up.data(), n, want.data());
             on_device<float> dg(gate), du(up);
@@ -63,6 +63,9 @@ static void test_glu_and_add(void **)
             kernels_ops(k)->add(k, want.data(), up.data(), n);
             assert_int_equal(cuda_add(nullptr, dg.p, du.p, n), 0);
             check("add", dg.fetch(), want);
+            kernels_ops(k)->softcap(k, want.data(), n, 30.0f);
+            assert_int_equal(cuda_softcap(nullptr, dg.p, n, 30.0f), 0);
+            check("softcap", dg.fetch(), want);
         }
 }
 
@@ -102,7 +105,7 @@ static void test_gather(void **)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_rope),   cmocka_unit_test(test_glu_and_add),
+    cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_rope),   cmocka_unit_test(test_glu_add_and_softcap),
     cmocka_unit_test(test_embed),    cmocka_unit_test(test_gather),
 };
 

@@ -252,6 +252,12 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return 0;
 }
 
+const char *engine_chat_format_at(size_t i)
+{
+    static const char *const names[] = {"chatml", "llama2"};
+    return i < 2 ? names[i] : NULL;
+}
+
 void engine_tokens_free(struct engine_tokens *t)
 {
     free(t->ids);
@@ -444,8 +450,13 @@ static void run(struct turn *t)
         finish(t, "", NULL);
         return;
     }
-    if (strcmp(text, "wait") == 0 && !wait_release(t)) {
+    bool fails = strcmp(text, "fail late") == 0;
+    if ((fails || strcmp(text, "wait") == 0) && !wait_release(t)) {
         finish(t, "", stop_reason(t));
+        return;
+    }
+    if (fails) {
+        fail(t, SESSION_INTERNAL);
         return;
     }
     bool hold = strncmp(text, "hold ", 5) == 0;
