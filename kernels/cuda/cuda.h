@@ -53,6 +53,14 @@ int cuda_add(cudaStream_t s, float *x, const float *y, size_t n);
 /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
 int cuda_softcap(cudaStream_t s, float *x, size_t n, float cap);
 
+/* For each of n rows: the `used` of its `experts` with the largest logits [n][experts], in order (ids [n][used]), and
+ * their weights [n][used]. At most KERNELS_MAX_EXPERTS and KERNELS_MAX_EXPERTS_USED; used <= experts. */
+int cuda_route(cudaStream_t s, const float *logits, int n, int experts, int used, int32_t *ids, float *weights);
+
+/* y[n][cols] += the sum over a row's experts, in order, of weights[n][used] * said[places[n][used]][cols]. */
+int cuda_mix(cudaStream_t s, const float *said, const int32_t *places, const float *weights, int n, int used, int cols,
+             float *y);
+
 /* Rounds key[rows][kv_heads][head_dim] and value (same shape) to the KV type and writes them to their pages. Rows whose
  * page was dropped or lies past the table are left out. kv->pool is device memory. */
 int cuda_kv_write(cudaStream_t s, struct kernels_kv kv, struct cuda_rows rows, const float *key, const float *value);
