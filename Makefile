@@ -201,7 +201,8 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service
 # T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
-test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies)
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies) \
+		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
