@@ -36,7 +36,8 @@ static const struct setting settings[] = {
      "what can be computed again ($XDG_CACHE_HOME/convod, ~/.cache/convod)"},
     {"listen", STRING, AT(listen), 0, 0, 0, "ADDRESS:PORT", "127.0.0.1:8642", "port 0 takes a free one"},
     {"ctx", INTEGER, AT(ctx), 0, 0, 1 << 24, "N", "0", "longest context in tokens; 0 = the model's own"},
-    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto", "auto, cpu, cpu-portable, cpu-avx2, cpu-avx512, cuda"},
+    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto",
+     "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda"},
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core"},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16"},
     {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0", "memory for KV pages; 0 = half of what is free"},
@@ -376,7 +377,8 @@ static const char *malformed_origin(const struct daemon_config *c)
 
 int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size)
 {
-    static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
+    static const char *const backends[] = {"auto",        "cpu",        "cpu-portable", "cpu-avx2",
+                                           "cpu-avxvnni", "cpu-avx512", "cuda",         NULL};
     static const char *const kv_types[] = {"bf16", "f16", NULL};
     static const char *const formats[] = {"auto", "chatml", "llama3", "gemma", "mistral", NULL};
     static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
@@ -395,7 +397,8 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
         snprintf(err, err_size, "allow-origin must be SCHEME://HOST[:PORT], as https://chat.example.org, not `%.100s`",
                  malformed_origin(c));
     } else if (!one_of(c->backend, backends)) {
-        snprintf(err, err_size, "backend must be auto, cpu, cpu-portable, cpu-avx2, cpu-avx512 or cuda, not `%.100s`",
+        snprintf(err, err_size,
+                 "backend must be auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512 or cuda, not `%.100s`",
                  c->backend);
     } else if (!one_of(c->kv_type, kv_types)) {
         snprintf(err, err_size, "kv-type must be bf16 or f16, not `%.100s`", c->kv_type);
