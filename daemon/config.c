@@ -18,7 +18,7 @@
 
 #define NEAR 2 /* letters that may differ in a name that is meant */
 
-static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
+static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512", "cuda", NULL};
 static const char *const kv_types[] = {"bf16", "f16", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 

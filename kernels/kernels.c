@@ -45,6 +45,12 @@ static bool has_avx2(void)
            __builtin_cpu_supports("fma");
 }
 
+static bool has_avxvnni(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+
 static bool has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -58,6 +64,7 @@ static const struct {
     bool (*supported)(void);
 } sets[] = {
     {{"cpu-avx512", &kernels_linear_avx512, &kernels_rows_avx512}, has_avx512},
+    {{"cpu-avxvnni", &kernels_linear_avxvnni, &kernels_rows_avx2}, has_avxvnni},
     {{"cpu-avx2", &kernels_linear_avx2, &kernels_rows_avx2}, has_avx2},
     {{"cpu-portable", &kernels_linear_portable, &kernels_rows_portable}, always},
 };
@@ -83,7 +90,8 @@ static const struct kernels_set *choose_set(const char *name, char *err, size_t 
     if (!strcmp(name, "cuda"))
         snprintf(err, err_size, "backend cuda: this build has no CUDA");
     else
-        snprintf(err, err_size, "backend %s is unknown; there are auto, cpu, cpu-portable, cpu-avx2 and cpu-avx512",
+        snprintf(err, err_size,
+                 "backend %s is unknown; there are auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni and cpu-avx512",
                  name);
     return NULL;
 }

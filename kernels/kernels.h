@@ -7,7 +7,7 @@
  * What always holds (docs/numerics.md gives the rounding and order of every operation):
  *   - a row of an output depends on its own inputs only: not on how many rows are in the call, not on which other
  *     rows, not on the number of workers;
- *   - all CPU instruction sets (portable, avx2, avx512) give equal bits.
+ *   - all CPU instruction sets (portable, avx2, avxvnni, avx512) give equal bits.
  *
  * Threads: one caller at a time per `struct kernels` (the engine thread), except where a function says otherwise.
  * Errors: 0 or a negative errno value; text for a person goes to err (always terminated when err_size > 0).
@@ -59,9 +59,9 @@ enum kernels_kv_type { KERNELS_KV_BF16, KERNELS_KV_F16 };
 struct kernels;
 
 struct kernels_opts {
-    const char
-        *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avx512"; NULL = auto */
-    int threads;  /* workers including the caller; 0 = one per available core */
+    const char *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avxvnni",
+                            "cpu-avx512"; NULL = auto */
+    int threads;         /* workers including the caller; 0 = one per available core */
 };
 
 /* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set or the name is unknown

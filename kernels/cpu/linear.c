@@ -4,9 +4,11 @@
  * goes over all groups of 16 weight rows of all matrices. A group is one worker's from the first block to the last, so
  * an output never depends on how groups were shared out, and no sum is split.
  *
- * One token: the time is that of reading the weights, so groups are used straight from their packed form. More tokens:
- * a chunk of a group is unpacked into a scratch that stays in the first-level cache and meets tile after tile of
- * activations. Tokens are taken in batches whose activations fit into the second-level cache. Both add in one order.
+ * One token: the time is that of reading the weights, so groups are used straight from their packed form. Up to a tile
+ * of tokens: likewise, a block of weights is unpacked in registers and meets one token after the other, while memory
+ * goes on delivering. More tokens: a chunk of a group is unpacked into a scratch that stays in the first-level cache
+ * and meets tile after tile of activations. Tokens are taken in batches whose activations fit into the second-level
+ * cache. All add in one order.
  *
  * Scratch (struct kernels_linear_scratch) is made by reserve and used by one call at a time: the quantized activations,
  * written by the first run and read by the second, and a piece per worker.
@@ -52,10 +54,7 @@ static int group_count(const struct kernels_matrix *w)
  * whatever the batch. */
 static int tile_tokens(int token, int n)
 {
-    int left = n - token, tokens = KERNELS_TILE;
-    while (tokens > left)
-        tokens /= 2;
-    return tokens;
+    return n - token < KERNELS_TILE ? n - token : KERNELS_TILE;
 }
 
 static size_t token_bytes(int cols)
@@ -70,9 +69,7 @@ static void quantize_rows(void *arg, int worker, int first, int end)
     (void)worker;
     const struct call *c = arg;
     for (int i = first; i < end; i++) {
-        int token = i / KERNELS_TILE * KERNELS_TILE, tokens;
-        while (token + (tokens = tile_tokens(token, c->n)) <= i)
-            token += tokens;
+        int token = i / KERNELS_TILE * KERNELS_TILE, tokens = tile_tokens(token, c->n);
         uint8_t *tile = c->k->linear->tiles + (size_t)token * token_bytes(c->cols);
         c->set->quantize(c->x + (size_t)i * (size_t)c->cols, c->cols, tokens, i - token, tile);
     }
@@ -152,6 +149,11 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
     if (c->n == 1 && c->set->one) {
         c->set->one(w->type, packed, c->cols, tiles, s->acc);
         store(job, group, 0, 1, s->acc);
+        return;
+    }
+    if (c->n <= KERNELS_TILE && c->set->few) {
+        c->set->few(w->type, packed, c->cols, tiles, c->n, s->acc);
+        store(job, group, 0, c->n, s->acc);
         return;
     }
     int blocks = c->cols / KERNELS_BLOCK;

@@ -203,6 +203,7 @@ static void test_threads_and_kernel_sets_change_no_bit(void **state)
     (void)state;
     static const struct fixture_opts OPTS[] = {{.backend = "cpu-portable", .threads = 2},
                                                {.backend = "cpu-avx2", .threads = 1},
+                                               {.backend = "cpu-avxvnni", .threads = 2},
                                                {.backend = "cpu-avx512", .threads = 3}};
     int n_models;
     const struct tiny_model *all = models(&n_models);

@@ -15,9 +15,9 @@
 
 #include <cmocka.h>
 
-static const char *const sets[] = {"cpu-portable", "cpu-avx2", "cpu-avx512"};
+static const char *const sets[] = {"cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512"};
 
-enum { SETS = 3, MAX_THREADS = 3 };
+enum { SETS = 4, MAX_THREADS = 3 };
 static struct kernels *opened[SETS][MAX_THREADS + 1]; /* NULL where the processor lacks the set */
 
 #define MAX_N    300
