@@ -340,6 +340,7 @@ static void expire(struct server *s, int64_t now)
     if (now - s->last_expire_ms >= EXPIRE_MS) {
         s->last_expire_ms = now;
         run_expire(&s->api.runs);
+        home_expire(&s->api.runs);
     }
 }
 
@@ -389,6 +390,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
                           .budget = {.most = s->config->request_bytes},
                           .events = &s->events,
                           .started_ms = now_ms(),
+                          .metrics = {.started_ms = now_ms()},
                           .worker_ended = worker_ended};
     s->api.runs =
         (struct runs){.log = s->log, .metrics = &s->api.metrics, .events = &s->events, .model = s->api.model_name};

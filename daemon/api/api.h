@@ -113,6 +113,7 @@ struct client {
     struct lane *lanes;
     int n_lanes, n_active, n_waiting, n_watched;
     bool lanes_busy;
+    uint64_t lanes_used;
 };
 
 /* Readers are unlinked, and their policy is applied; lanes and requests that wait are freed. */
@@ -183,6 +184,13 @@ void responses_get(struct client *c);
 void responses_delete(struct client *c);
 void responses_cancel(struct client *c);
 void responses_input_items(struct client *c);
+
+/* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
+ */
+
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+/* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
+int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
 /* ---- sampling (sampling.c) ----------------------------------------------------------------------------------------
  */

@@ -104,8 +104,9 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
     int64_t max_tokens = 0;
     const char *model = NULL;
     const cJSON *options = NULL;
-    if (json_string(body, "", "model", 256, &model, e) || refuse_unsupported(body, e) ||
-        json_bool(body, "", "stream", &q->stream, e) || json_object(body, "", "stream_options", &options, e) ||
+    if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) ||
+        refuse_unsupported(body, e) || json_bool(body, "", "stream", &q->stream, e) ||
+        json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         json_int(body, "", "max_completion_tokens", 1, 1 << 30, &max_tokens, e) ||

@@ -17,6 +17,7 @@ struct waiting {
 struct lane {
     struct lane *next;
     char *stream_id; /* NULL: the lane of requests without one */
+    uint64_t used;   /* when, in turns of this connection */
     struct waiting *first, **last;
     bool active;
 };
@@ -31,14 +32,37 @@ static struct lane *lane_find(struct client *c, const char *stream_id)
     return NULL;
 }
 
+/* Makes room: the lane that was idle for the longest time goes. False: all have turns. */
+static bool lane_forget(struct client *c)
+{
+    struct lane **oldest = NULL;
+    for (struct lane **at = &c->lanes; *at; at = &(*at)->next) {
+        bool idle = (*at)->stream_id && !(*at)->active && !(*at)->first;
+        if (idle && (!oldest || (*at)->used < (*oldest)->used)) {
+            oldest = at;
+        }
+    }
+    if (!oldest) {
+        return false;
+    }
+    struct lane *l = *oldest;
+    *oldest = l->next;
+    free(l->stream_id);
+    free(l);
+    c->n_lanes--;
+    return true;
+}
+
 static struct lane *lane_get(struct client *c, const char *stream_id, struct api_error *e)
 {
     struct lane *l = lane_find(c, stream_id);
     if (l) {
+        l->used = ++c->lanes_used;
         return l;
     }
-    if (stream_id && c->n_lanes == LANES_MAX) {
-        api_error_set(e, 400, "too_many_streams", "stream_id", "A connection has at most %d named streams.", LANES_MAX);
+    if (stream_id && c->n_lanes == LANES_MAX && !lane_forget(c)) {
+        api_error_set(e, 400, "websocket_stream_limit_reached", "stream_id",
+                      "A connection has at most %d named streams with turns.", LANES_MAX);
         return NULL;
     }
     l = calloc(1, sizeof(*l));
@@ -50,6 +74,7 @@ static struct lane *lane_get(struct client *c, const char *stream_id, struct api
         return NULL;
     }
     l->stream_id = id;
+    l->used = ++c->lanes_used;
     l->last = &l->first;
     l->next = c->lanes;
     c->lanes = l;
