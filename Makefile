@@ -4,6 +4,8 @@
 # others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
+# One name for one folder, or what was noted of its headers by the other name would be overlooked.
+override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 SAN ?=
 CC ?= cc
 AR ?= ar
@@ -56,6 +58,8 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
+.DEFAULT_GOAL := all
+include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
@@ -144,6 +148,8 @@ help:
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
+	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
 	@echo 'make deb             build a Debian package in $(BUILD)/deb'
 	@echo 'make install         install under PREFIX (now $(PREFIX)), below DESTDIR if set; make uninstall undoes it'
 	@echo 'make deps            install the Debian packages that building wants'
@@ -182,19 +188,19 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests $(BUILD)/tests/service/model $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@$(if $(HAVE_DEBHELPER),$(MAKE) $(QUIET) deb-build)
-	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
+	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
 
 # T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
-test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete)
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
@@ -203,13 +209,16 @@ lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
 format:
-	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch]))
+	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch] $d/*.c[cu] $d/*/*.c[cu]))
 
 # The clients of other makers that tests and measurements use, each in a throw-away environment.
 $(BUILD)/venv/.complete: tests/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
+
+$(BUILD)/proxies: tests/service/proxies
+	@tests/service/proxies $@
 
 $(BUILD)/peer/.complete:
 	$(PYTHON) -m venv $(@D)
@@ -253,6 +262,7 @@ deb-build:
 INSTALLED := $(foreach n,1 5,$(foreach m,$(wildcard docs/*.$n),$m:$(PREFIX)/share/man/man$n/$(notdir $m))) \
 	systemd/convod.conf.example:$(PREFIX)/share/doc/convod/convod.conf.example \
 	systemd/convod.sysusers:$(SYSUSERSDIR)/convod.conf \
+	$(foreach p,$(wildcard systemd/proxy/*),$p:$(PREFIX)/share/doc/convod/examples/$(notdir $p)) \
 	$(foreach p,convod convo,clients/completion/$p.bash:$(PREFIX)/share/bash-completion/completions/$p \
 		clients/completion/$p.zsh:$(ZSHDIR)/_$p)
 to_install = $(word 2,$(subst :, ,$1))

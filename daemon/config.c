@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "session/session.h"
 
 #define CONFIG_FILE_MAX (256 * 1024)
 
@@ -43,7 +44,7 @@ static const struct setting settings[] = {
     {"ram-bytes", BYTES, AT(ram_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept in memory; 0 = 256M"},
     {"disk-bytes", BYTES, AT(disk_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept on disk; 0 = half of what is free"},
     {"chat-format", STRING, AT(chat_format), 0, 0, 0, "NAME", "auto",
-     "auto, chatml, llama3, gemma or mistral; auto = the file's own template"},
+     "how messages are written (chatml, llama3, ...); auto = by the file's own template"},
     {"token-file", STRING, AT(token_file), 0, 0, 0, "FILE", NULL,
      "lines of `name token`; needed for an address that is not loopback"},
     {"allow-origin", LIST, AT(origins), AT(n_origins), 0, 0, "URL", NULL,
@@ -349,6 +350,21 @@ int daemon_config_load(struct daemon_config *c, int argc, char **argv, const cha
     return daemon_config_check(c, err, err_size);
 }
 
+/* names gets ", chatml, llama3, ..." */
+static bool chat_format_known(const char *value, char *names, size_t size)
+{
+    bool known = strcmp(value, "auto") == 0;
+    const char *name;
+    size_t n = 0;
+    for (size_t i = 0; (name = engine_chat_format_at(i)) != NULL; i++) {
+        known |= strcmp(value, name) == 0;
+        if (n < size) {
+            n += (size_t)snprintf(names + n, size - n, ", %s", name);
+        }
+    }
+    return known;
+}
+
 static bool one_of(const char *value, const char *const *list)
 {
     for (; *list; list++) {
@@ -390,7 +406,7 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
 {
     static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
     static const char *const kv_types[] = {"bf16", "f16", NULL};
-    static const char *const formats[] = {"auto", "chatml", "llama3", "gemma", "mistral", NULL};
+    char names[256] = "";
     static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
     char address[64];
     int port;
@@ -414,9 +430,8 @@ int daemon_config_check(const struct daemon_config *c, char *err, size_t err_siz
                  c->backend);
     } else if (!one_of(c->kv_type, kv_types)) {
         snprintf(err, err_size, "kv-type must be bf16 or f16, not `%.100s`", c->kv_type);
-    } else if (!one_of(c->chat_format, formats)) {
-        snprintf(err, err_size, "chat-format must be auto, chatml, llama3, gemma or mistral, not `%.100s`",
-                 c->chat_format);
+    } else if (!chat_format_known(c->chat_format, names, sizeof(names))) {
+        snprintf(err, err_size, "chat-format must be auto%s, not `%.100s`", names, c->chat_format);
     } else if (!one_of(c->log_level, levels)) {
         snprintf(err, err_size, "log-level must be error, warning, info or debug, not `%.100s`", c->log_level);
     } else {

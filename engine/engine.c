@@ -87,6 +87,14 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
         (rc = vocab_open(e->gguf, &e->vocab, err, err_size)) ||
         (rc = chat_open(e->gguf, e->vocab, o->chat_format, &e->chat, err, err_size)))
         return rc;
+    if (!e->chat && o->need_chat) {
+        snprintf(
+            err, err_size,
+            "%s: a base model without a chat template; use the model's chat or instruct variant, or name a format with "
+            "the setting chat-format",
+            o->model_path);
+        return -ENOTSUP;
+    }
     const struct model *m = &e->model;
     if (vocab_size(e->vocab) > m->n_vocab) {
         snprintf(err, err_size, "%s: the vocabulary has %d tokens, but token_embd.weight only %d rows", o->model_path,
@@ -110,6 +118,7 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
     info->file_bytes = gguf_bytes(e->gguf);
     info->arch = model_arch_name(m);
     info->chat_format = e->chat ? chat_format(e->chat) : NULL;
+    info->notes = vocab_notes(e->vocab);
     info->quantization = m->quantization;
     info->parameters = m->parameters;
     info->weight_bytes = m->weight_bytes;
@@ -187,7 +196,7 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
     if (rc || (rc = kv_pools_open(e, kv_bytes, err, err_size)))
         return rc;
     info->kv_bytes = engine_kv_use(e).budget_bytes;
-    if ((rc = step_scratch_open(e))) {
+    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e))) {
         snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
         return rc;
     }

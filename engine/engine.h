@@ -31,7 +31,8 @@ struct engine_opts {
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
     const char *kv_type;     /* "bf16" (NULL) or "f16" */
-    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral", "llama2"; NULL = recognise the template */
+    const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
+    bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
@@ -53,6 +54,7 @@ struct engine_info {
     const char *backend;      /* "cpu-avx2" */
     const char *chat_format;  /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
     const char *kv_type;      /* "bf16" */
+    const char *notes;        /* what is wrong in the file but does no harm, a line each; NULL: nothing */
     const char *quantization; /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
@@ -99,6 +101,9 @@ bool engine_token_ends_answer(const struct engine *e, engine_token id);
 /* ---- chat ---------------------------------------------------------------------------------------------------- */
 
 enum engine_role { ENGINE_SYSTEM, ENGINE_USER, ENGINE_ASSISTANT };
+
+/* [any thread] Names of the chat formats ("chatml", ...), i from 0 on; NULL behind the last. */
+const char *engine_chat_format_at(size_t i);
 
 struct engine_message {
     enum engine_role role;
@@ -204,11 +209,20 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-/* Picks the next token. The random number is a function of (seed, position) only; position = tokens before the new one;
- * context = those tokens (for penalties). logits [n_vocab] are not changed. -EDOM: the logits hold a NaN or no finite
- * value; that answer must fail and its KV must not be kept. */
-int engine_sample(struct engine *e, const struct engine_sampling *s, const float *logits, const engine_token *context,
-                  int position, engine_token *out);
+/* One token to pick. */
+struct engine_sample {
+    const struct engine_sampling *settings; /* checked */
+    const float *logits;                    /* [n_vocab] */
+    const engine_token *context;            /* [position], for penalties */
+    int position;                           /* tokens before the new one */
+    engine_token token;                     /* out, where result is 0 */
+    int result; /* out: 0; -EDOM: the logits hold a NaN or no finite value; that answer must fail and its KV must not be
+                   kept */
+};
+
+/* Picks the next token of each of n sequences. The random number is a function of (seed, position) only, and no pick
+ * depends on the others. -ENOMEM: nothing was picked. */
+int engine_sample(struct engine *e, struct engine_sample *samples, int n);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 

@@ -199,7 +199,11 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .kv_write = kernels_op_kv_write,
         .attention = kernels_op_attention,
         .glu = kernels_op_glu,
+        .mixture = kernels_op_mixture,
         .add = kernels_op_add,
+        .softcap = kernels_op_softcap,
+        .reserve_pick = kernels_pick_reserve,
+        .pick = kernels_op_pick,
         .kv_export = kernels_op_kv_export,
         .kv_import = kernels_op_kv_import,
     };
@@ -221,6 +225,7 @@ void kernels_close(struct kernels *k)
     kernels_pool_close(k->pool);
     kernels_linear_release(k);
     kernels_attention_release(k);
+    kernels_pick_release(k);
     free(k);
 }
 

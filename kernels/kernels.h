@@ -145,20 +145,60 @@ struct kernels_linear {
     bool accumulate;
 };
 
-enum kernels_glu_kind { KERNELS_SILU, KERNELS_GELU_TANH };
+enum kernels_glu_kind {
+    KERNELS_SILU,
+    KERNELS_GELU_TANH,
+    KERNELS_SWIGLU_CLAMPED, /* gpt-oss: gate sigmoid(1.702 gate) (up + 1), gate at most 7, up within 7 */
+};
 
-#define KERNELS_MAX_EXPERTS_USED 64 /* of a token, in a mixture */
+#define KERNELS_MAX_EXPERTS      1024
+#define KERNELS_MAX_EXPERTS_USED 64 /* by one row; a multiple of 16 */
 
 struct kernels_attention {
     const float *q; /* [rows][heads][head_dim], rotated */
     float *out;     /* [rows][heads][head_dim] */
     int rows, heads;
-    float scale;   /* multiplies q.k */
-    int window;    /* 0 = full; else position p sees keys at distance < window */
-    float softcap; /* 0 = none; else s = cap * tanh(s / cap) */
+    float scale;        /* multiplies q.k */
+    int window;         /* 0 = full; else position p sees keys at distance < window */
+    float softcap;      /* 0 = none; else s = cap * tanh(s / cap) */
+    const float *sinks; /* [heads] or NULL: a score that each query sees beside its keys', with a value of zeros */
     struct kernels_kv kv;
     const struct kernels_run *runs; /* cover rows [0, rows) in order */
     int n_runs;
+};
+
+/* A feed-forward part of many experts, of which each row asks a few. */
+struct kernels_mixture {
+    int experts, used;                             /* at most the two maxima above; used <= experts */
+    const float *logits;                           /* [n][experts]: the router's */
+    const struct kernels_matrix *gate, *up, *down; /* [experts]: [ff][cols], [ff][cols], [cols][ff] */
+    const float *gate_bias, *up_bias, *down_bias;  /* [experts][ff], [experts][ff], [experts][cols]; or NULL */
+    enum kernels_glu_kind glu;
+    /* Scratch of the caller's: [n * used] of cols, ff, ff and cols values, and of one. */
+    float *rows, *gate_out, *up_out, *out, *weights;
+    int32_t *ids, *order, *place;
+};
+
+/* A logit that counts instead of the row's own (penalties). */
+struct kernels_logit {
+    int32_t id;
+    float value;
+};
+
+#define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
+
+/* One token to pick from a row of logits: docs/numerics.md, "Sampling". All settings within the ranges that
+ * engine_sampling_check() gives. */
+struct kernels_pick {
+    const float *logits; /* [n] */
+    int n;
+    const struct kernels_logit *changed; /* [n_changed], distinct ids in [0, n) */
+    int n_changed;
+    float temperature; /* 0: the greatest */
+    int top_k;         /* 0: all */
+    float top_p, min_p;
+    double random; /* in [0, 1) */
+    int32_t id;    /* out; -1: a logit is NaN, or the greatest is not finite */
 };
 
 /* Pointers are to memory of the backend (alloc). Shapes are row-major. No operation allows its outputs to overlap
@@ -209,8 +249,22 @@ struct kernels_ops {
     void (*glu)(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                 float *out);
 
+    /* For each row of x[n][cols]: the `used` experts with the largest logits, largest first and the lower of equals
+     * first, weigh softmax of those logits; y[n][cols] += the sum over them, in that order, of weight *
+     * (down(act(gate(x))
+     * * up(x)) + bias). Rows that ask the same expert are taken together. */
+    void (*mixture)(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
+
     /* x[i] += y[i], n values. */
     void (*add)(struct kernels *k, float *x, const float *y, size_t n);
+
+    /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
+    void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+
+    /* Picks a token from each of n rows. Rows may be the same. reserve_pick() makes room for rows of up to max_logits,
+     * at most KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM; call it before the first pick, and again for longer rows. */
+    int (*reserve_pick)(struct kernels *k, int max_logits);
+    void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
 
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
      * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */

@@ -337,9 +337,8 @@ static int segment_keys(struct storage_ledger *l, struct query *q)
     return rc;
 }
 
-static int query_run(struct storage_ledger *l, void *arg)
+static int query_find(struct storage_ledger *l, struct query *q)
 {
-    struct query *q = arg;
     int rc = storage_owner_get(l, q->owner, &q->owner_row);
     if (rc)
         return rc;
@@ -369,6 +368,16 @@ static int query_run(struct storage_ledger *l, void *arg)
         break;
     }
     return rc ? rc : add_heads(l, q);
+}
+
+/* What its owner has deleted is told as such until nothing of it is left on the disk. */
+static int query_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    int rc = query_find(l, q);
+    if (rc == -ENOENT && q->id && storage_deleting(l, q->owner_row.id, q->id) == 1)
+        rc = -EINPROGRESS;
+    return rc;
 }
 
 /* ---- delete and evict: the engine thread's part ---- */

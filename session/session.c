@@ -174,20 +174,31 @@ static bool run_step(struct session *s)
         double each = (double)(now - start) / 1e6 / n_tokens;
         s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
     }
+    struct engine_sample samples[MAX_RUNNING];
+    int n_samples = 0;
+    for (int i = 0; i < n_items && rc == 0; i++)
+        if (items[i].result == 0 && items[i].n_want) {
+            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
+                                                          .logits = logits,
+                                                          .context = turns[i]->context.ids,
+                                                          .position = (int)turns[i]->context.n};
+            logits += s->info->n_vocab;
+        }
+    int sampled = engine_sample(s->engine, samples, n_samples);
+    const struct engine_sample *next = samples;
     for (int i = 0; i < n_items; i++) {
-        int result = rc ? rc : items[i].result;
+        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
+        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
         if (result == -ENOSPC)
             continue; /* its neighbours took the pages: next time */
         if (result) {
             turn_step_failed(turns[i], result);
             continue;
         }
-        const float *mine = items[i].n_want ? logits : NULL;
         if (turns[i]->prefill_ns == 0)
             turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine, now);
-        if (mine)
-            logits += s->info->n_vocab;
+        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
+        next += mine;
     }
     return true;
 }
@@ -341,10 +352,14 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
                                          .disk_bytes = opts->disk_bytes,
                                          .log = opts->log,
                                          .log_arg = opts->log_arg};
+    struct engine_opts engine = opts->engine;
+    engine.need_chat = true; /* without it no turn could be rendered */
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
-        (rc = engine_open(&opts->engine, &s->engine, err, err_size)))
+        (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->info = engine_info(s->engine);
+    for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
+        session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {

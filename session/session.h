@@ -181,7 +181,7 @@ struct session_response {
 };
 
 struct session_result {
-    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EIO, ... */
+    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ... */
     const struct session_conversation *conversations;
     size_t n_conversations;
     bool more;                                /* list: there are rows after the last one */

@@ -124,27 +124,6 @@ static int record_decode(const struct read_op *op, const uint8_t *record, size_t
                                 (size_t)r.payload_bytes, op->payload);
 }
 
-static int noop_run(struct storage_ledger *l, void *arg)
-{
-    (void)l;
-    (void)arg;
-    return 0;
-}
-
-static void touch(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    bool flush = false;
-    pthread_mutex_lock(&st->pin_lock);
-    if (st->n_touched < TOUCHED_MAX) {
-        memcpy(st->touched[st->n_touched++], key, STORAGE_KEY_BYTES);
-        flush = st->n_touched == TOUCHED_MAX / 2;
-    }
-    pthread_mutex_unlock(&st->pin_lock);
-    /* Any batch writes them; without one in sight an empty job does. */
-    if (flush && storage_submit(st, (struct storage_job){.run = noop_run}))
-        storage_log(st, LOG_WARNING, "no memory to note which segments were used");
-}
-
 struct forget {
     uint8_t key[STORAGE_KEY_BYTES];
     uint32_t pack;
@@ -235,8 +214,6 @@ static void read_run(struct storage *st, struct read_op *op)
         if (res.rc == -ENOENT && before == -EBADMSG)
             res.rc = -EBADMSG;
     }
-    if (!res.rc)
-        touch(st, op->key);
     if (op->pack != STORAGE_PACK_NONE && !op->pin_rc)
         pin_release(st, op->pack, op->offset);
     op->done(op->arg, res);

@@ -2,7 +2,7 @@
  *
  * One process holds a directory: DIR/lock is locked with flock() for the process's life and holds its pid. The order
  * of closing is the order in which work flows: the writer ends first (it needs the ledger thread), then the readers,
- * then the ledger thread, which commits what all of them left.
+ * then the ledger thread, which commits what all of them left and waits for the cutter.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "storage/storage_internal.h"
@@ -36,6 +36,13 @@ void storage_log(struct storage *st, int priority, const char *fmt, ...)
     st->log(st->log_arg, priority, text);
 }
 
+int64_t monotonic_ms(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 void storage_mark_kv_damaged(struct storage *st)
 {
     int fd = openat(st->dirfd, KV_DAMAGED, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -49,7 +56,8 @@ void storage_mark_kv_damaged(struct storage *st)
 static int fail(char *err, size_t err_size, int rc, const char *dir, const char *what)
 {
     if (err_size)
-        (void)snprintf(err, err_size, "%s: %s: %s", dir, what, strerror(-rc));
+        (void)snprintf(err, err_size, "%s: %s: %s%s", dir, what, strerror(-rc),
+                       room_is_full(rc) ? "; free some space there" : "");
     return rc;
 }
 
@@ -63,15 +71,17 @@ static int lock_take(struct storage *st, char *err, size_t err_size)
         int rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
         ssize_t n = pread(st->lockfd, text, sizeof text - 1, 0);
         text[n > 0 ? n : 0] = '\0';
-        text[strcspn(text, "\n")] = '\0';
+        text[strcspn(text, " \n")] = '\0';
         if (err_size && rc == -EBUSY)
             (void)snprintf(err, err_size, "%s is in use by process %s", st->dir, *text ? text : "unknown");
         else
             (void)fail(err, err_size, rc, st->dir, "lock");
         return rc;
     }
-    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(st->lockfd, 0) || pwrite(st->lockfd, text, (size_t)n, 0) != n)
+    /* As long as it was before: a full disk has no room for a new block. */
+    (void)snprintf(text, sizeof text, "%-*ld", (int)sizeof text - 2, (long)getpid());
+    text[sizeof text - 2] = '\n';
+    if (pwrite(st->lockfd, text, sizeof text - 1, 0) < 0 && !room_is_full(-errno))
         return fail(err, err_size, -errno, st->dir, "lock");
     return 0;
 }
@@ -138,6 +148,9 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!kv_hurt(l, rc))
         return rc;
     storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
+    erase_give_up(l);
+    atomic_store(&st->disk_used, 0);
+    l->n_dead = 0;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);
     l->kv = NULL;
@@ -159,10 +172,9 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
 {
     st->disk_budget = opts->disk_bytes;
     if (!st->disk_budget) {
-        struct statvfs v;
-        if (fstatvfs(st->dirfd, &v))
+        if (st->io.free_bytes(st->io.ctx, st->dirfd, &st->disk_budget))
             return fail(err, err_size, -errno, st->dir, "free space");
-        st->disk_budget = (uint64_t)v.f_bavail * v.f_frsize / 2;
+        st->disk_budget /= 2;
     }
     st->packs.pack_bytes = st->disk_budget / 8;
     if (st->packs.pack_bytes > PACK_BYTES_MAX)
@@ -178,6 +190,10 @@ static int threads_start(struct storage *st, int readers)
     if (rc)
         return -rc;
     st->ledger_started = true;
+    rc = pthread_create(&st->cutter_thread, NULL, cutter_thread, st);
+    if (rc)
+        return -rc;
+    st->cutter_started = true;
     rc = pthread_create(&st->writer_thread, NULL, writer_thread, st);
     if (rc)
         return -rc;
@@ -203,7 +219,8 @@ static int locks_init(struct storage *st)
     if (pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) || pthread_mutex_init(&st->jobs_lock, NULL) ||
         pthread_cond_init(&st->jobs_cond, &monotonic) || pthread_mutex_init(&st->writer_lock, NULL) ||
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
-        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
+        pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -230,6 +247,7 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->jobs_tail = &st->jobs;
     st->writes_tail = &st->writes;
     st->reads_tail = &st->reads;
+    st->cuts_tail = &st->cuts;
     st->ledger.st = st;
     int rc = locks_init(st);
     if (rc) {
@@ -237,15 +255,16 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         return fail(err, err_size, rc, opts->dir, "storage");
     }
     rc = ram_init(&st->ram, opts->ram_bytes ? opts->ram_bytes : RAM_BYTES_DEFAULT);
-    st->touched = rc ? NULL : malloc(TOUCHED_MAX * sizeof *st->touched);
-    if (!st->touched)
-        rc = fail(err, err_size, -ENOMEM, opts->dir, "storage");
+    if (rc)
+        (void)fail(err, err_size, rc, opts->dir, "storage");
     if (!rc)
         rc = directory_open(st, opts->dir, err, err_size);
     if (!rc)
         rc = lock_take(st, err, err_size);
     if (!rc)
         rc = budgets_set(st, opts, err, err_size);
+    if (!rc)
+        room_open(st);
     st->packs.io = &st->io;
     st->packs.dirfd = st->dirfd;
     if (!rc)
@@ -295,6 +314,9 @@ void storage_close(struct storage *st)
     stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
     if (st->ledger_started)
         (void)pthread_join(st->ledger_thread, NULL);
+    stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
+    if (st->cutter_started)
+        (void)pthread_join(st->cutter_thread, NULL);
     struct storage_ledger *l = &st->ledger;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->db);
@@ -305,8 +327,8 @@ void storage_close(struct storage *st)
     free(l->waiting);
     free(l->dead_turns);
     free(l->cleared);
+    free(l->dead);
     free(st->pins);
-    free(st->touched);
     free(st->reader_threads);
     free(st->dir);
     /* Closing the file gives the lock up. */
@@ -317,9 +339,11 @@ void storage_close(struct storage *st)
     (void)pthread_cond_destroy(&st->jobs_cond);
     (void)pthread_cond_destroy(&st->writer_cond);
     (void)pthread_cond_destroy(&st->reader_cond);
+    (void)pthread_cond_destroy(&st->cutter_cond);
     (void)pthread_mutex_destroy(&st->jobs_lock);
     (void)pthread_mutex_destroy(&st->writer_lock);
     (void)pthread_mutex_destroy(&st->reader_lock);
+    (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
     free(st);
 }

@@ -98,8 +98,13 @@ int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t 
 /* Writes title, metadata, instructions, head and updated_ms of row c->id. */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
- * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. */
+ * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
+ * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */
 int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+
+/* Whether a conversation or turn is gone for its owner, but something of it may still be readable on the disk: 1, 0 or
+ * negative. */
+int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
 /* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
  * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
@@ -227,6 +232,12 @@ struct storage_read_result {
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
+
+/* A clock that counts uses of segments. What is found or put from now on is used later. [any thread] */
+uint64_t storage_clock(struct storage *st);
+/* Segments that no turn holds are dropped in the background, as far as they were used last at this clock or before: it
+ * is the one from before the oldest turn that still runs or is being saved. [any thread] */
+void storage_sweep(struct storage *st, uint64_t clock);
 
 /* Drops RAM copies of segments that are on disk. keys == NULL: all. [any thread] */
 void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);

@@ -22,7 +22,10 @@
 
 #define EVICT_MORE  16
 #define EVICT_SHARE 1024
-#define CHAIN_MAX   (1u << 16) /* segments; a longer chain is a damaged index's */
+#define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
+#define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
+#define AHEAD_SHARE 16                   /* but not more than this share of what is free */
+#define CHAIN_MAX   (1u << 16)           /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
@@ -228,9 +231,10 @@ static int make_room(const struct group *g, uint64_t bytes)
 static void discard(struct storage *st, struct item *it)
 {
     it->written = false;
-    int rc = packs_punch(&st->packs, it->pack, it->offset, it->blob->bytes);
+    bool given_back;
+    int rc = packs_cut(&st->packs, it->pack, &(struct place){it->offset, it->blob->bytes}, 1, &given_back);
     if (rc)
-        storage_log(st, LOG_ERR, "pack %u: cannot give space back: %s", it->pack, strerror(-rc));
+        storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", it->pack, strerror(-rc));
     atomic_fetch_sub(&st->disk_used, it->blob->bytes);
     atomic_fetch_sub(&st->segments, 1);
 }
@@ -265,6 +269,16 @@ static void group_sync(struct group *g)
     packs_release(&st->packs);
 }
 
+static int place(struct group *g, struct item *it, uint64_t bytes)
+{
+    struct storage *st = g->st;
+    uint64_t free = room_free(st);
+    if (free < ROOM_LEDGER_BYTES + bytes)
+        return -ENOSPC;
+    st->packs.ahead_bytes = free / AHEAD_SHARE < AHEAD_BYTES ? free / AHEAD_SHARE : AHEAD_BYTES;
+    return packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+}
+
 static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
@@ -276,14 +290,17 @@ static int append(struct group *g, struct item *it)
         group_sync(g);
         packs_release(&st->packs);
     }
-    rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
-    if (rc == -ENOSPC || rc == -EDQUOT) {
-        /* The disk is full before the budget is: once more after giving some of ours back. */
+    rc = place(g, it, bytes);
+    if (room_is_full(rc) && !st->evict_in_vain) {
+        /* The disk is full before the budget is: once more after giving some of ours back. If that does not help,
+         * others' segments stay until something could be written again. */
         uint64_t freed;
-        if (!evict(g, bytes + ((uint64_t)4 << 20), &freed) && freed)
-            rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+        if (!evict(g, bytes + EVICT_FULL, &freed) && freed)
+            rc = place(g, it, bytes);
+        st->evict_in_vain = rc != 0;
     }
     if (!rc) {
+        st->evict_in_vain = false;
         it->written = true;
         atomic_fetch_add(&st->disk_used, bytes);
         atomic_fetch_add(&st->segments, 1);
@@ -446,6 +463,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
     uint8_t at[STORAGE_KEY_BYTES];
     memcpy(at, g->last, sizeof at);
     memcpy(end, at, sizeof at);
+    /* Where a row is, there are those before it. Only a forgotten one leaves a gap. */
+    int forgotten = segment_any_forgotten(l);
+    if (forgotten < 0)
+        return forgotten;
+    bool used = false;
     for (unsigned n = 0; !pack_is_zero(at, sizeof at); n++) {
         struct segment_row row;
         int rc = n < CHAIN_MAX ? segment_get(l, at, &row) : -EBADMSG;
@@ -454,8 +476,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
         if (rc == 1) {
             if (row.pack == STORAGE_PACK_NONE)
                 g->stale = -ESTALE;
-            else
-                segment_use(l, at, row.used);
+            else if (!used)
+                segment_use(l, at);
+            used = true;
+            if (!forgotten)
+                return 0;
             memcpy(at, row.parent, sizeof at);
             continue;
         }

@@ -164,7 +164,7 @@ void op_posted(struct client *c, struct op *op, int rc)
 
 static void result(struct op *op, const struct session_result *r)
 {
-    if (op->deletes && r->rc == 0) {
+    if (op->deletes && (r->rc == 0 || r->rc == -EINPROGRESS)) {
         run_hide(&op->api->runs, op->owner, op->id);
     }
     struct client *c = op->api->find(op->api, op->client_id);
@@ -181,6 +181,11 @@ static void result(struct op *op, const struct session_result *r)
                 api_error_set(&e, 400, "conversation_locked", NULL, "A turn is running on conversation '%s'.", op->id);
             } else if (r->rc == -EBUSY) {
                 api_error_set(&e, 400, "response_in_use", NULL, "Other responses follow '%s'.", op->id);
+            } else if (r->rc == -EINPROGRESS) {
+                api_error_set(&e, 409, "deleting", NULL,
+                              "'%s' is deleted, but something of it could not be erased from the disk yet. This is "
+                              "tried again by itself.",
+                              op->id);
             } else if (r->rc == -EEXIST) {
                 api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
             } else if (r->rc == -EINVAL) {

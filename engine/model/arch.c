@@ -31,6 +31,11 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     [SLOT_GATE_EXPERTS] = {"ffn_gate_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(gate_experts)},
     [SLOT_UP_EXPERTS] = {"ffn_up_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(up_experts)},
     [SLOT_DOWN_EXPERTS] = {"ffn_down_exps.weight", SLOT_EXPERTS, DIM_EMBD, DIM_FF, AT(down_experts)},
+    [SLOT_SINKS] = {"attn_sinks.weight", SLOT_VECTOR, 0, DIM_HEADS, AT(sinks)},
+    [SLOT_ROUTER_BIAS] = {"ffn_gate_inp.bias", SLOT_VECTOR, 0, DIM_EXPERTS, AT(router_bias)},
+    [SLOT_GATE_EXPERTS_BIAS] = {"ffn_gate_exps.bias", SLOT_VECTORS, 0, DIM_FF, AT(gate_experts_bias)},
+    [SLOT_UP_EXPERTS_BIAS] = {"ffn_up_exps.bias", SLOT_VECTORS, 0, DIM_FF, AT(up_experts_bias)},
+    [SLOT_DOWN_EXPERTS_BIAS] = {"ffn_down_exps.bias", SLOT_VECTORS, 0, DIM_EMBD, AT(down_experts_bias)},
 };
 
 /* What most have. */
@@ -59,7 +64,8 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     {                                                                                                                  \
         SLOT_POST_FFN_NORM                                                                                             \
     }
-#define DENSE .dense = {{SLOT_GATE}, {SLOT_UP}, {SLOT_DOWN}}
+#define DENSE   .dense = {{SLOT_GATE}, {SLOT_UP}, {SLOT_DOWN}}
+#define EXPERTS .experts = {{SLOT_ROUTER}, {SLOT_GATE_EXPERTS}, {SLOT_UP_EXPERTS}, {SLOT_DOWN_EXPERTS}}
 
 static const struct model_arch ARCHS[] = {
     {
@@ -73,6 +79,8 @@ static const struct model_arch ARCHS[] = {
         /* Llama 2 and 3, Mistral, SmolLM2 */
         .name = "llama",
         .rope_kind = KERNELS_ROPE_PAIRS,
+        .mixture = MIXTURE_MAYBE, /* Mixtral (arXiv:2401.04088) */
+        EXPERTS,
         .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {SLOT_O_BIAS, MODEL_OPTIONAL}},
         DENSE,
     },
@@ -85,6 +93,91 @@ static const struct model_arch ARCHS[] = {
         .width_scaled_layers = 62, /* 27B */
         .window = {WINDOW_REQUIRED, .full_period = 6, .rope_base = 10000.0f},
         .tensors = {BLOCK, QKV, QK_NORMS, POST_NORMS},
+        DENSE,
+    },
+    {
+        /* Qwen 3 (arXiv:2505.09388) */
+        .name = "qwen3",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .tensors = {BLOCK, QKV, QK_NORMS},
+        DENSE,
+    },
+    {
+        /* Qwen 3's mixtures: the experts' width has a key of its own */
+        .name = "qwen3moe",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .mixture = MIXTURE_ALWAYS,
+        .expert_ff_key = "expert_feed_forward_length",
+        .tensors = {BLOCK, QKV, QK_NORMS},
+        EXPERTS,
+    },
+    {
+        /* gpt-oss (arXiv:2508.10925): biases everywhere, sinks, a norm under another name */
+        .name = "gpt-oss",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .glu = KERNELS_SWIGLU_CLAMPED,
+        .window = {WINDOW_OPTIONAL, .tokens = 128, .full_period = 2},
+        .exact_yarn = true,
+        .mixture = MIXTURE_ALWAYS,
+        .expert_ff_key = "expert_feed_forward_length",
+        .tensors = {{SLOT_ATTN_NORM},
+                    QKV,
+                    QKV_BIASES(MODEL_REQUIRED),
+                    {SLOT_SINKS},
+                    {SLOT_O},
+                    {SLOT_O_BIAS},
+                    {SLOT_FFN_NORM, MODEL_REQUIRED, "post_attention_norm.weight"}},
+        .experts = {{SLOT_ROUTER},
+                    {SLOT_ROUTER_BIAS},
+                    {SLOT_GATE_EXPERTS},
+                    {SLOT_UP_EXPERTS},
+                    {SLOT_DOWN_EXPERTS},
+                    {SLOT_GATE_EXPERTS_BIAS},
+                    {SLOT_UP_EXPERTS_BIAS},
+                    {SLOT_DOWN_EXPERTS_BIAS}},
+    },
+    {
+        /* Gemma 2 (arXiv:2408.00118) */
+        .name = "gemma2",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .glu = KERNELS_GELU_TANH,
+        .scaled_embedding = true,
+        .width_scaled_layers = 46, /* 27B */
+        .window = {WINDOW_OPTIONAL, .tokens = 4096, .full_period = 2},
+        .attn_softcap = {true, 50.0f},
+        .final_softcap = {true, 30.0f},
+        .tensors = {BLOCK, QKV, POST_NORMS},
+        DENSE,
+    },
+    {
+        /* Phi 3 (arXiv:2404.14219), 3.5 and 4: joined tensors, windows on every layer or none */
+        .name = "phi3",
+        .rope_kind = KERNELS_ROPE_HALVES,
+        .window = {WINDOW_OPTIONAL},
+        .long_rope = true,
+        .tensors = {BLOCK,
+                    {SLOT_Q, MODEL_REQUIRED, "attn_qkv.weight", SLICE_Q},
+                    {SLOT_K, MODEL_REQUIRED, "attn_qkv.weight", SLICE_K},
+                    {SLOT_V, MODEL_REQUIRED, "attn_qkv.weight", SLICE_V}},
+        .dense = {{SLOT_GATE, MODEL_REQUIRED, "ffn_up.weight", SLICE_FIRST},
+                  {SLOT_UP, MODEL_REQUIRED, "ffn_up.weight", SLICE_SECOND},
+                  {SLOT_DOWN}},
+    },
+    {
+        /* Ministral 3: as Llama, with queries that grow beyond the first context */
+        .name = "mistral3",
+        .rope_kind = KERNELS_ROPE_PAIRS,
+        .temperature = true,
+        .plain_yarn = true,
+        .tensors = {BLOCK, QKV},
+        DENSE,
+    },
+    {
+        /* SmolLM3: as Llama, every fourth layer without rotation */
+        .name = "smollm3",
+        .rope_kind = KERNELS_ROPE_PAIRS,
+        .unrotated_period = 4,
+        .tensors = {BLOCK, QKV},
         DENSE,
     },
 };

@@ -17,12 +17,14 @@ enum model_dim {
     DIM_HEAD,
     DIM_FF, /* of one expert, in a mixture */
     DIM_EXPERTS,
+    DIM_HEADS,
 };
 
 enum model_slot_kind {
     SLOT_VECTOR,  /* const float *: [cols] */
     SLOT_MATRIX,  /* struct kernels_matrix: [rows][cols] */
     SLOT_EXPERTS, /* struct kernels_matrix *: [experts] of [rows][cols] */
+    SLOT_VECTORS, /* const float *: [experts][cols] */
 };
 
 /* Where a layer's tensors go, and what they are called unless a row says otherwise. */
@@ -39,6 +41,7 @@ enum model_slot {
     SLOT_K_NORM,
     SLOT_O,
     SLOT_O_BIAS,
+    SLOT_SINKS,
     SLOT_POST_ATTN_NORM,
     SLOT_FFN_NORM,
     SLOT_GATE,
@@ -49,6 +52,10 @@ enum model_slot {
     SLOT_GATE_EXPERTS,
     SLOT_UP_EXPERTS,
     SLOT_DOWN_EXPERTS,
+    SLOT_ROUTER_BIAS,
+    SLOT_GATE_EXPERTS_BIAS,
+    SLOT_UP_EXPERTS_BIAS,
+    SLOT_DOWN_EXPERTS_BIAS,
     MODEL_SLOTS
 };
 
@@ -103,12 +110,13 @@ struct model_arch {
     int unrotated_period; /* every so many layers one does not rotate; 0: all do */
     struct model_key attn_softcap, final_softcap;
     bool temperature; /* queries grow with the logarithm of their position */
+    bool exact_yarn;  /* YaRN's borders lie where they are computed, not at whole dimensions */
     bool plain_yarn;  /* YaRN without its factor on cos and sin */
     bool long_rope;   /* two lists of divisors, for short and for long contexts */
     enum { MIXTURE_NEVER, MIXTURE_MAYBE, MIXTURE_ALWAYS } mixture;
     const char *expert_ff_key;                      /* width of an expert; NULL: feed_forward_length */
     struct model_tensor tensors[MODEL_MAX_TENSORS]; /* of every layer */
-    struct model_tensor dense[4], experts[5];       /* and of its feed-forward part, whichever it is */
+    struct model_tensor dense[4], experts[9];       /* and of its feed-forward part, whichever it is */
 };
 
 /* NULL: not in the table. */

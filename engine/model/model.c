@@ -21,7 +21,6 @@
 #define MAX_HEAD_DIM 256
 #define MAX_CTX      (1 << 24)
 #define MAX_VOCAB    (1 << 24)
-#define MAX_EXPERTS  1024
 
 struct reader {
     const struct gguf *g;
@@ -218,8 +217,8 @@ static int read_mixture(struct reader *r)
         return rc;
     if (r->arch->mixture == MIXTURE_NEVER)
         return fail(r, -ENOTSUP, "%s is set, but convod cannot run mixtures of experts of this architecture", key.text);
-    if (experts < 2 || experts > MAX_EXPERTS)
-        return fail(r, -EBADMSG, "%s is %u; it must be between 2 and %d", key.text, experts, MAX_EXPERTS);
+    if (experts < 2 || experts > KERNELS_MAX_EXPERTS)
+        return fail(r, -EBADMSG, "%s is %u; it must be between 2 and %d", key.text, experts, KERNELS_MAX_EXPERTS);
     key = full_key(r, "expert_used_count");
     if ((rc = gguf_get_u32(r->g, key.text, GGUF_REQUIRED, &used, r->err, r->err_size)))
         return rc;
@@ -295,6 +294,8 @@ static int dim_of(const struct model *m, const struct model_layer *layer, enum m
         return layer->n_ff;
     case DIM_EXPERTS:
         return m->n_experts;
+    case DIM_HEADS:
+        return layer->n_heads;
     default:
         return m->n_embd;
     }
@@ -367,18 +368,41 @@ static int want_experts(struct reader *r, const char *name, int rows, int cols, 
     return rc;
 }
 
-static int want_vector(struct reader *r, const char *name, bool required, int whole, int first, int n, const float **to)
+static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
+{
+    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16)
+        return fail(r, -ENOTSUP, "tensor %s has type %s; a vector must be F32 or BF16", t->name, t->type_name);
+    return 0;
+}
+
+static int want_vector(struct reader *r, const char *name, bool required, int n, const float **to)
 {
     const struct gguf_tensor *t;
     int rc = gguf_tensor_get(r->g, name, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &t, r->err, r->err_size);
     if (rc || !t)
         return rc;
-    if (t->values != (uint64_t)whole || t->dims[0] != (uint64_t)whole)
+    if (t->values != (uint64_t)n || t->dims[0] != (uint64_t)n)
         return fail(r, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
-                    whole);
-    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16)
-        return fail(r, -ENOTSUP, "tensor %s has type %s; a vector must be F32 or BF16", name, t->type_name);
-    return add_job(r, (struct model_job){t, t->bytes / (uint64_t)whole * (uint64_t)first, 1, n, true, to});
+                    n);
+    rc = check_vector_type(r, t);
+    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n, true, to});
+}
+
+/* A vector per expert. */
+static int want_vectors(struct reader *r, const char *name, int n, const float **to)
+{
+    const struct gguf_tensor *t;
+    int experts = r->m->n_experts;
+    int rc = gguf_tensor_get(r->g, name, GGUF_REQUIRED, &t, r->err, r->err_size);
+    if (rc)
+        return rc;
+    if (t->n_dims != 2 || t->dims[0] != (uint64_t)n || t->dims[1] != (uint64_t)experts)
+        return fail(r, -EBADMSG, "tensor %s is %llu x %llu; this model needs %d x %d", name,
+                    (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], n, experts);
+    if (experts > INT32_MAX / n)
+        return fail(r, -EBADMSG, "tensor %s is too large", name);
+    rc = check_vector_type(r, t);
+    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n * experts, true, to});
 }
 
 /* Where a slice of `size` begins, and how long the whole is. */
@@ -404,11 +428,13 @@ static int read_tensors(struct reader *r, int l, const struct model_tensor *list
         char name[GGUF_MAX_NAME_BYTES + 1];
         snprintf(name, sizeof name, "blk.%d.%s", l, want->name ? want->name : slot->name);
         bool vector = slot->kind == SLOT_VECTOR, required = want->presence == MODEL_REQUIRED;
-        int whole = slice_of(r->m, layer, want->slice, vector ? cols : rows, &first);
+        int whole = slice_of(r->m, layer, want->slice, rows, &first);
         if (!required && gguf_tensor_find(r->g, name) == NULL)
             continue;
         if (vector)
-            rc = want_vector(r, name, required, whole, first, cols, to);
+            rc = want_vector(r, name, required, cols, to);
+        else if (slot->kind == SLOT_VECTORS)
+            rc = want_vectors(r, name, cols, to);
         else if (slot->kind == SLOT_EXPERTS)
             rc = want_experts(r, name, rows, cols, to);
         else
@@ -452,7 +478,7 @@ static int read_weights(struct reader *r)
                           : read_tensors(r, l, a->dense, sizeof a->dense / sizeof *a->dense)))
             return rc;
     }
-    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, 0, m->n_embd, &m->output_norm)))
+    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, &m->output_norm)))
         return rc;
     if (gguf_tensor_find(r->g, "output.weight")) {
         m->embed_bytes = kernels_packed_bytes(embed->type, m->n_vocab, m->n_embd);

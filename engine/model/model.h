@@ -42,10 +42,11 @@ struct model_layer {
     struct kernels_kv kv; /* key/value heads and head size; the pool pointer is set when the pools are made */
     /* NULL, or without rows: the architecture has none. */
     const float *attn_norm, *ffn_norm, *post_attn_norm, *post_ffn_norm, *q_norm, *k_norm;
-    const float *q_bias, *k_bias, *v_bias, *o_bias;
+    const float *q_bias, *k_bias, *v_bias, *o_bias, *sinks;
     struct kernels_matrix q, k, v, o, gate, up, down;
     struct kernels_matrix router;
-    struct kernels_matrix *gate_experts, *up_experts, *down_experts; /* [n_experts] */
+    const float *router_bias, *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [n_experts][...] */
+    struct kernels_matrix *gate_experts, *up_experts, *down_experts;                    /* [n_experts] */
 };
 
 /* A tensor, or a slice of it, that has to be read and packed; made by model_read(), done by model_load(). */
@@ -165,6 +166,7 @@ struct engine {
 uint64_t step_scratch_bytes(const struct engine *e);
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
+int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
 
 /* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */

@@ -24,6 +24,7 @@ struct scaling {
     float factor;
     uint32_t original_ctx;
     float beta_fast, beta_slow, attn_factor;
+    bool exact; /* YaRN's borders are not rounded to whole dimensions */
     bool plain; /* YaRN without its factor on cos and sin */
 };
 
@@ -42,8 +43,10 @@ static int set_rope(struct model_rope *r, int rot, double base, const struct sca
         return -ENOMEM;
     double low = 0, high = 0;
     if (s->kind == SCALE_YARN) {
-        low = floor(yarn_dim(rot, base, s->original_ctx, s->beta_fast));
-        high = ceil(yarn_dim(rot, base, s->original_ctx, s->beta_slow));
+        low = yarn_dim(rot, base, s->original_ctx, s->beta_fast);
+        high = yarn_dim(rot, base, s->original_ctx, s->beta_slow);
+        low = s->exact ? low : floor(low);
+        high = s->exact ? high : ceil(high);
         low = low < 0 ? 0 : low;
         high = high > rot - 1 ? rot - 1 : high;
         r->magnitude = (double)s->attn_factor * (s->factor > 1.0f && !s->plain ? 1.0 + 0.1 * log(s->factor) : 1.0);
@@ -82,6 +85,7 @@ static int read_scaling(const struct gguf *g, const struct model *m, struct scal
                           .beta_fast = YARN_BETA_FAST,
                           .beta_slow = YARN_BETA_SLOW,
                           .attn_factor = 1.0f,
+                          .exact = m->arch->exact_yarn,
                           .plain = m->arch->plain_yarn};
 #define KEY(suffix) (snprintf(key, sizeof key, "%s.rope." suffix, m->arch->name), key)
     if ((rc = gguf_get_string(g, KEY("scaling.type"), GGUF_OPTIONAL, &kind, err, err_size)) ||

@@ -22,7 +22,9 @@ struct buffer {
 struct step_scratch {
     struct buffer x, h, q, k, v, attn, gate, up, logits;
     struct buffer rope[MODEL_ROPES];
-    struct buffer rope_q;                   /* of queries that grow with their position */
+    struct buffer rope_q; /* of queries that grow with their position */
+    /* Of mixtures: the router's logits, and the scratch of kernels_mixture. */
+    struct buffer router, rows, expert_out, expert_weights, expert_ints;
     struct kernels_run *runs[MODEL_GROUPS]; /* [capacity_runs] */
     int capacity_runs;
     int *positions;     /* [step_tokens] */
@@ -53,7 +55,7 @@ static int max_int(int a, int b)
 }
 
 /* The buffers of a step and the values that each has per row; 0: this model needs none. */
-#define MAX_BUFFERS 16
+#define MAX_BUFFERS 24
 struct sized {
     struct buffer *b;
     size_t cols;
@@ -64,6 +66,7 @@ static size_t list_buffers(const struct engine *e, struct step_scratch *s, struc
     const struct model *m = &e->model;
     size_t embd = (size_t)m->n_embd, q = (size_t)model_most_q(m), kv = (size_t)model_most_kv(m);
     size_t ff = (size_t)model_most_ff(m), rot = (size_t)model_most_head_dim(m);
+    size_t used = (size_t)m->n_experts_used, mixed = used ? used : 1; /* rows of gate and up beside each other */
     const struct sized all[] = {
         {&s->x, embd},
         {&s->h, embd},
@@ -71,12 +74,18 @@ static size_t list_buffers(const struct engine *e, struct step_scratch *s, struc
         {&s->k, kv},
         {&s->v, kv},
         {&s->attn, q},
-        {&s->gate, ff},
-        {&s->up, ff},
+        {&s->gate, ff * mixed},
+        {&s->up, ff * mixed},
         {&s->rope[0], rot},
         {&s->rope[1], rot},
         {&s->rope_q, m->temperature != 0.0f ? rot : 0},
+        {&s->router, (size_t)m->n_experts},
+        {&s->rows, embd * used},
+        {&s->expert_out, embd * used},
+        {&s->expert_weights, used},
+        {&s->expert_ints, 3 * used},
     };
+    _Static_assert(sizeof all / sizeof *all <= MAX_BUFFERS, "more buffers than there is room for");
     memcpy(out, all, sizeof all);
     return sizeof all / sizeof *all;
 }
@@ -228,6 +237,37 @@ static void dense(struct engine *e, const struct model_layer *y, int n, float *x
     residual(e, s->gate.p, n, y->n_ff, &y->down, NULL, y->post_ffn_norm, x);
 }
 
+static void mixture(struct engine *e, const struct model_layer *y, int n, float *x)
+{
+    const struct model *m = &e->model;
+    struct step_scratch *s = e->step;
+    size_t slots = (size_t)n * (size_t)m->n_experts_used;
+    int32_t *ints = (int32_t *)(void *)s->expert_ints.p;
+    e->ops->linear(e->kernels, s->h.p, n, m->n_embd,
+                   &(struct kernels_linear){.w = &y->router, .bias = y->router_bias, .y = s->router.p}, 1);
+    const struct kernels_mixture mix = {
+        .experts = m->n_experts,
+        .used = m->n_experts_used,
+        .logits = s->router.p,
+        .gate = y->gate_experts,
+        .up = y->up_experts,
+        .down = y->down_experts,
+        .gate_bias = y->gate_experts_bias,
+        .up_bias = y->up_experts_bias,
+        .down_bias = y->down_experts_bias,
+        .glu = m->glu,
+        .rows = s->rows.p,
+        .gate_out = s->gate.p,
+        .up_out = s->up.p,
+        .out = s->expert_out.p,
+        .weights = s->expert_weights.p,
+        .ids = ints,
+        .order = ints + slots,
+        .place = ints + 2 * slots,
+    };
+    e->ops->mixture(e->kernels, s->h.p, n, m->n_embd, &mix, x);
+}
+
 static void forward(struct engine *e, int n, int n_runs, int n_want)
 {
     const struct model *m = &e->model;
@@ -256,6 +296,7 @@ static void forward(struct engine *e, int n, int n_runs, int n_want)
                                                       .scale = y->attn_scale,
                                                       .window = y->window,
                                                       .softcap = m->attn_softcap,
+                                                      .sinks = y->sinks,
                                                       .kv = y->kv,
                                                       .runs = runs,
                                                       .n_runs = n_runs});
@@ -269,10 +310,15 @@ static void forward(struct engine *e, int n, int n_runs, int n_want)
         }
         residual(e, attn, rows, q_cols, &y->o, y->o_bias, y->post_attn_norm, x);
         ops->rms_norm(k, x, rows, m->n_embd, y->ffn_norm, m->rms_eps, s->h.p);
-        dense(e, y, rows, x);
+        if (y->ffn == MODEL_MIXTURE)
+            mixture(e, y, rows, x);
+        else
+            dense(e, y, rows, x);
     }
     ops->rms_norm(k, x, n_want, m->n_embd, m->output_norm, m->rms_eps, s->h.p);
     ops->linear(k, s->h.p, n_want, m->n_embd, &(struct kernels_linear){.w = &m->output, .y = s->logits.p}, 1);
+    if (m->final_softcap > 0.0f)
+        ops->softcap(k, s->logits.p, (size_t)n_want * (size_t)m->n_vocab, m->final_softcap);
 }
 
 static bool well_formed(const struct engine *e, const struct engine_step_item *items, int n_items)

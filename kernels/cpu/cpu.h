@@ -21,6 +21,7 @@ struct kernels {
     int threads;
     struct kernels_linear_scratch *linear;       /* owned by linear.c, made by its reserve function */
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
+    struct kernels_pick_scratch *pick;           /* owned by pick.c, likewise */
 };
 
 /* ---- workers (pool.c) -------------------------------------------------------------------------------------------- */
@@ -65,6 +66,9 @@ void kernels_op_rope(struct kernels *k, float *x, int n, int heads, int head_dim
 void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                     float *out);
 void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n);
+void kernels_op_softcap(struct kernels *k, float *x, size_t n, float cap);
+/* mixture.c: */
+void kernels_op_mixture(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
 /* kv.c: */
 void kernels_op_kv_write(struct kernels *k, const struct kernels_kv *kv, const float *key, const float *value,
                          const struct kernels_run *runs, int n_runs);
@@ -76,5 +80,9 @@ void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct
 int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, int max_head_dim);
 void kernels_attention_release(struct kernels *k);
 void kernels_op_attention(struct kernels *k, const struct kernels_attention *a);
+/* pick.c: */
+int kernels_pick_reserve(struct kernels *k, int max_logits);
+void kernels_pick_release(struct kernels *k);
+void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n);
 
 #endif

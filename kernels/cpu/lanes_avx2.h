@@ -3,8 +3,9 @@
 #ifndef CONVOD_KERNELS_LANES_AVX2_H
 #define CONVOD_KERNELS_LANES_AVX2_H
 
+#include "kernels/cpu/rows_internal.h"
+
 #include <immintrin.h>
-#include <stdint.h>
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
@@ -109,6 +110,22 @@ LANES_INLINE m16 v16_is_nan(v16 a)
 {
     m16 r = {_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)};
     return r;
+}
+
+LANES_INLINE m16 v16_unordered(v16 a, v16 b) /* one of them is NaN */
+{
+    m16 r = {_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q)};
+    return r;
+}
+
+LANES_INLINE m16 m16_or(m16 a, m16 b)
+{
+    return v16_or(a, b);
+}
+
+LANES_INLINE uint32_t m16_bits(m16 m)
+{
+    return (uint32_t)_mm256_movemask_ps(m.lo) | (uint32_t)_mm256_movemask_ps(m.hi) << 8;
 }
 
 /* m ? a : b */
@@ -223,6 +240,41 @@ LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Sums of numbers in [0, 1] in whole units of 1 / KERNELS_WEIGHT_ONE. */
+typedef struct {
+    __m256i part[2];
+} v16_fixed;
+
+LANES_INLINE v16_fixed v16_fixed_zero(void)
+{
+    v16_fixed r = {{_mm256_setzero_si256(), _mm256_setzero_si256()}};
+    return r;
+}
+
+LANES_INLINE __m256i v16_fixed_units(__m128 a)
+{
+    __m256d shift = _mm256_set1_pd(KERNELS_WEIGHT_SHIFT);
+    __m256d shifted = _mm256_add_pd(_mm256_cvtps_pd(a), shift);
+    return _mm256_sub_epi64(_mm256_castpd_si256(shifted), _mm256_castpd_si256(shift));
+}
+
+LANES_INLINE v16_fixed v16_fixed_add(v16_fixed sum, v16 a)
+{
+    __m256i lo = _mm256_add_epi64(v16_fixed_units(_mm256_castps256_ps128(a.lo)),
+                                  v16_fixed_units(_mm256_extractf128_ps(a.lo, 1)));
+    __m256i hi = _mm256_add_epi64(v16_fixed_units(_mm256_castps256_ps128(a.hi)),
+                                  v16_fixed_units(_mm256_extractf128_ps(a.hi, 1)));
+    v16_fixed r = {{_mm256_add_epi64(sum.part[0], lo), _mm256_add_epi64(sum.part[1], hi)}};
+    return r;
+}
+
+LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
+{
+    __m256i all = _mm256_add_epi64(sum.part[0], sum.part[1]);
+    __m128i half = _mm_add_epi64(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(half, _mm_unpackhi_epi64(half, half)));
 }
 
 #endif

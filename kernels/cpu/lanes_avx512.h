@@ -3,8 +3,9 @@
 #ifndef CONVOD_KERNELS_LANES_AVX512_H
 #define CONVOD_KERNELS_LANES_AVX512_H
 
+#include "kernels/cpu/rows_internal.h"
+
 #include <immintrin.h>
-#include <stdint.h>
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
@@ -90,6 +91,21 @@ LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
 LANES_INLINE m16 v16_is_nan(v16 a)
 {
     return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+
+LANES_INLINE m16 v16_unordered(v16 a, v16 b) /* one of them is NaN */
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+
+LANES_INLINE m16 m16_or(m16 a, m16 b)
+{
+    return (m16)(a | b);
+}
+
+LANES_INLINE uint32_t m16_bits(m16 m)
+{
+    return m;
 }
 
 /* m ? a : b */
@@ -179,6 +195,30 @@ LANES_INLINE void v16_narrow_bf16(uint16_t *p, v16 a)
 LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Sums of numbers in [0, 1] in whole units of 1 / KERNELS_WEIGHT_ONE. */
+typedef struct {
+    __m512i lo, hi;
+} v16_fixed;
+
+LANES_INLINE v16_fixed v16_fixed_zero(void)
+{
+    v16_fixed r = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    return r;
+}
+
+LANES_INLINE v16_fixed v16_fixed_add(v16_fixed sum, v16 a)
+{
+    v16 units = _mm512_mul_ps(a, _mm512_set1_ps((float)KERNELS_WEIGHT_ONE));
+    v16_fixed r = {_mm512_add_epi64(sum.lo, _mm512_cvtps_epi64(_mm512_castps512_ps256(units))),
+                   _mm512_add_epi64(sum.hi, _mm512_cvtps_epi64(_mm512_extractf32x8_ps(units, 1)))};
+    return r;
+}
+
+LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
+{
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(sum.lo, sum.hi));
 }
 
 #endif

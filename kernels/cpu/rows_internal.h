@@ -20,6 +20,13 @@
  * rows of many queries do not fall into the same cache sets. */
 #define KERNELS_SCORE_STRIDE (KERNELS_ATTENTION_BLOCK + 16)
 
+#define KERNELS_TOP_BLOCK 128 /* logits per block of top() */
+
+#define KERNELS_WEIGHT_ONE (UINT64_C(1) << 39) /* the weight of the greatest logit */
+
+/* Added to a number in [0, 1] as a double, leaves it rounded to units of 1 / KERNELS_WEIGHT_ONE in the lowest bits. */
+#define KERNELS_WEIGHT_SHIFT 0x1.8p+13
+
 /* Below so many values a pass over them costs less than two barriers. */
 #define KERNELS_ROWS_SMALL 16384
 
@@ -36,6 +43,9 @@ struct kernels_rows_set {
 
     /* x[i] += y[i] */
     void (*add)(float *x, const float *y, size_t n);
+
+    /* x[i] = cap * tanh(x[i] / cap) */
+    void (*softcap)(float *x, size_t n, float cap);
 
     /* Between f32 and a KV type: nearest even, NaN stays NaN; widening is exact. */
     void (*narrow)(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out);
@@ -69,6 +79,18 @@ struct kernels_rows_set {
 
     /* out[i] = acc[i] / l */
     void (*finish)(const float *acc, float l, int n, float *out);
+
+    /* Logits. tops[b] = the greatest of x[KERNELS_TOP_BLOCK * b ...), for each block begun; returns the greatest of
+     * all, or a NaN where one is NaN (tops may then hold anything). n > 0. */
+    float (*top)(const float *x, size_t n, float *tops);
+
+    /* Writes the ids of x >= from, ascending; returns how many. tops as top() gave them; no x is NaN. */
+    size_t (*collect)(const float *x, size_t n, const float *tops, float from, int32_t *ids);
+
+    /* The sum of weights: exp((x - max) * scale), with both operations rounded, in whole units of
+     * 1 / KERNELS_WEIGHT_ONE (nearest, ties to even). Integers, so that no order changes the sum. x <= max, scale > 0.
+     */
+    uint64_t (*mass)(const float *x, size_t n, float max, float scale);
 };
 
 /* Shares items [0, n) out over the workers, or runs them on the caller where `work` (in values touched, roughly) is too
@@ -129,5 +151,9 @@ float kernels_widen_one(enum kernels_kv_type type, uint16_t x);
 /* GELU, tanh form: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + CUBE * x^3). */
 #define KERNELS_GELU_CUBE 0.044715f
 #define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
+
+/* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
+#define KERNELS_SWIGLU_ALPHA 1.702f
+#define KERNELS_SWIGLU_LIMIT 7.0f
 
 #endif

@@ -137,9 +137,15 @@ LANES_INLINE v16 glu_lanes(enum kernels_glu_kind kind, v16 x, v16 up)
     v16 e;
     if (kind == KERNELS_SILU) {
         e = exp_lanes(v16_xor(x, v16_set1(-0.0f)));
-    } else {
+    } else if (kind == KERNELS_GELU_TANH) {
         v16 cube = v16_mul(v16_set1(KERNELS_GELU_CUBE), v16_mul(x, x));
         e = exp_lanes(v16_mul(v16_set1(-KERNELS_GELU_2U), v16_fma(cube, x, x)));
+    } else {
+        v16 limit = v16_set1(KERNELS_SWIGLU_LIMIT), below = v16_set1(-KERNELS_SWIGLU_LIMIT);
+        x = v16_select(v16_less(limit, x), limit, x); /* a NaN stays */
+        up = v16_select(v16_less(limit, up), limit, v16_select(v16_less(up, below), below, up));
+        up = v16_add(up, v16_set1(1.0f));
+        e = exp_lanes(v16_mul(v16_set1(-KERNELS_SWIGLU_ALPHA), x));
     }
     return v16_mul(v16_div(x, v16_add(v16_set1(1.0f), e)), up);
 }
@@ -158,8 +164,10 @@ static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, 
 {
     if (kind == KERNELS_SILU)
         glu_kind(KERNELS_SILU, gate, up, n, out);
-    else
+    else if (kind == KERNELS_GELU_TANH)
         glu_kind(KERNELS_GELU_TANH, gate, up, n, out);
+    else
+        glu_kind(KERNELS_SWIGLU_CLAMPED, gate, up, n, out);
 }
 
 static void add(float *x, const float *y, size_t n)
@@ -169,6 +177,16 @@ static void add(float *x, const float *y, size_t n)
         v16_store(x + i, v16_add(v16_load(x + i), v16_load(y + i)));
     for (; i < n; i++)
         x[i] += y[i];
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    v16 c = v16_set1(cap);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load(x + i), c))));
+    if (i < n)
+        v16_store_first(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load_first(x + i, n - i), c))), n - i);
 }
 
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
@@ -452,11 +470,85 @@ static void finish(const float *acc, float l, int n, float *out)
         out[i] = acc[i] / l;
 }
 
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
+
+/* The lanes behind the row's end stand below every logit. */
+LANES_INLINE v16 logits_first(const float *x, size_t n, float behind)
+{
+    return v16_select(m16_range(0, (int)n), v16_load_first(x, (int)n), v16_set1(behind));
+}
+
+static float top(const float *x, size_t n, float *tops)
+{
+    v16 most = v16_set1(-INFINITY);
+    m16 bad = m16_range(0, 0);
+    for (size_t i = 0; i < n; tops++) {
+        v16 a, b = v16_set1(-INFINITY), block = b;
+        if (n - i >= KERNELS_TOP_BLOCK) {
+            for (size_t end = i + KERNELS_TOP_BLOCK; i < end; i += 2 * LANES) {
+                a = v16_load(x + i);
+                b = v16_load(x + i + LANES);
+                bad = m16_or(bad, v16_unordered(a, b));
+                block = v16_max(block, v16_max(a, b));
+            }
+        } else {
+            for (; i < n; i += LANES) {
+                a = n - i >= LANES ? v16_load(x + i) : logits_first(x + i, n - i, -INFINITY);
+                bad = m16_or(bad, v16_is_nan(a));
+                block = v16_max(block, a);
+            }
+        }
+        most = v16_max(most, block);
+        *tops = v16_tree_max(block);
+    }
+    return m16_bits(bad) ? NAN : v16_tree_max(most);
+}
+
+static size_t collect(const float *x, size_t n, const float *tops, float from, int32_t *ids)
+{
+    size_t count = 0;
+    const v16 least = v16_set1(from);
+    for (size_t first = 0; first < n; first += KERNELS_TOP_BLOCK) {
+        if (!(tops[first / KERNELS_TOP_BLOCK] >= from))
+            continue;
+        size_t end = n - first < KERNELS_TOP_BLOCK ? n : first + KERNELS_TOP_BLOCK;
+        for (size_t i = first; i < end; i += LANES) {
+            v16 a = end - i >= LANES ? v16_load(x + i) : v16_load_first(x + i, (int)(end - i));
+            uint32_t bits = m16_bits(v16_less_equal(least, a));
+            if (end - i < LANES)
+                bits &= (1u << (end - i)) - 1;
+            for (; bits; bits &= bits - 1)
+                ids[count++] = (int32_t)(i + (size_t)__builtin_ctz(bits));
+        }
+    }
+    return count;
+}
+
+LANES_INLINE v16 weight_lanes(v16 x, v16 max, v16 scale)
+{
+    v16 at = v16_mul(v16_sub(x, max), scale);
+    v16 t, p = exp_parts(at, &t);
+    return v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), v16_add_exponent(p, t));
+}
+
+static uint64_t mass(const float *x, size_t n, float max, float scale)
+{
+    const v16 m = v16_set1(max), s = v16_set1(scale);
+    v16_fixed sum = v16_fixed_zero();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = v16_fixed_add(sum, weight_lanes(v16_load(x + i), m, s));
+    if (i < n)
+        sum = v16_fixed_add(sum, weight_lanes(logits_first(x + i, n - i, -INFINITY), m, s));
+    return v16_fixed_total(sum);
+}
+
 const struct kernels_rows_set LANES_SET = {
     .rms_norm = rms_norm,
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
@@ -466,4 +558,7 @@ const struct kernels_rows_set LANES_SET = {
     .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
+    .top = top,
+    .collect = collect,
+    .mass = mass,
 };

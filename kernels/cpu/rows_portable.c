@@ -80,13 +80,19 @@ static void rope(float *x, int heads, int head_dim, int rot, enum kernels_rope_k
 
 static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
 {
+    const float limit = KERNELS_SWIGLU_LIMIT;
     for (size_t i = 0; i < n; i++) {
-        float x = gate[i], e;
-        if (kind == KERNELS_SILU)
+        float x = gate[i], y = up[i], e;
+        if (kind == KERNELS_SILU) {
             e = exp_one(-x);
-        else
+        } else if (kind == KERNELS_GELU_TANH) {
             e = exp_one(-(KERNELS_GELU_2U * fmaf(KERNELS_GELU_CUBE * (x * x), x, x)));
-        out[i] = x / (1.0f + e) * up[i];
+        } else {
+            x = x > limit ? limit : x; /* a NaN stays */
+            y = (y > limit ? limit : y < -limit ? -limit : y) + 1.0f;
+            e = exp_one(-KERNELS_SWIGLU_ALPHA * x);
+        }
+        out[i] = x / (1.0f + e) * y;
     }
 }
 
@@ -94,6 +100,12 @@ static void add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] += y[i];
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = cap * tanh_one(x[i] / cap);
 }
 
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
@@ -246,11 +258,54 @@ static void finish(const float *acc, float l, int n, float *out)
         out[i] = acc[i] / l;
 }
 
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
+
+static float top(const float *x, size_t n, float *tops)
+{
+    float most = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        float *block = &tops[i / KERNELS_TOP_BLOCK];
+        if (x[i] != x[i])
+            return x[i];
+        if (i % KERNELS_TOP_BLOCK == 0 || x[i] > *block)
+            *block = x[i];
+        most = x[i] > most ? x[i] : most;
+    }
+    return most;
+}
+
+static size_t collect(const float *x, size_t n, const float *tops, float from, int32_t *ids)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (tops[i / KERNELS_TOP_BLOCK] >= from && x[i] >= from)
+            ids[count++] = (int32_t)i;
+    return count;
+}
+
+static uint64_t double_bits(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static uint64_t mass(const float *x, size_t n, float max, float scale)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double shifted = (double)exp_one((x[i] - max) * scale) + KERNELS_WEIGHT_SHIFT;
+        sum += double_bits(shifted) - double_bits(KERNELS_WEIGHT_SHIFT);
+    }
+    return sum;
+}
+
 const struct kernels_rows_set kernels_rows_portable = {
     .rms_norm = rms_norm,
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,
@@ -260,4 +315,7 @@ const struct kernels_rows_set kernels_rows_portable = {
     .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
+    .top = top,
+    .collect = collect,
+    .mass = mass,
 };

@@ -252,6 +252,12 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return 0;
 }
 
+const char *engine_chat_format_at(size_t i)
+{
+    static const char *const names[] = {"chatml", "llama2"};
+    return i < 2 ? names[i] : NULL;
+}
+
 void engine_tokens_free(struct engine_tokens *t)
 {
     free(t->ids);

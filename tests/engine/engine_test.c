@@ -277,6 +277,31 @@ static void test_vocabulary_and_embedding(void **state)
     fixture_close(&f);
 }
 
+/* A base model opens, unless something will be asked of it. */
+static void test_a_model_without_a_template(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    m.no_template = true;
+    char *path = tiny_model_save(&m), err[512] = "";
+    struct engine_opts o = {.model_path = path, .threads = 1, .kv_bytes = 1 << 20, .need_chat = true};
+    expect_refusal(&o, -ENOTSUP, "a base model without a chat template");
+    expect_refusal(&o, -ENOTSUP, "the setting chat-format");
+    struct engine *e;
+    o.chat_format = "chatml";
+    if (engine_open(&o, &e, err, sizeof err) != 0)
+        fail_msg("%s", err);
+    assert_string_equal(engine_info(e)->chat_format, "chatml");
+    engine_close(e);
+    o.chat_format = NULL;
+    o.need_chat = false;
+    assert_int_equal(engine_open(&o, &e, err, sizeof err), 0);
+    assert_null(engine_info(e)->chat_format);
+    assert_null(engine_info(e)->notes);
+    engine_close(e);
+    tiny_model_remove(path);
+}
+
 static void test_name(void **state)
 {
     (void)state;
@@ -418,6 +443,7 @@ int main(void)
         cmocka_unit_test(test_the_hash_is_the_files),
         cmocka_unit_test(test_the_file_is_not_read_again),
         cmocka_unit_test(test_vocabulary_and_embedding),
+        cmocka_unit_test(test_a_model_without_a_template),
         cmocka_unit_test(test_name),
         cmocka_unit_test(test_golden_qwen),
         cmocka_unit_test(test_golden_gemma),

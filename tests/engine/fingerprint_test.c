@@ -47,6 +47,8 @@ static void test_what_it_depends_on(void **state)
     assert_false(same(first, print_of(other, none)));
     for (enum tiny_rope p = TINY_ROPE_LINEAR; p < TINY_ROPES; p++) {
         other = m;
+        if (!tiny_model_has_rope(other.arch, p))
+            continue;
         other.rope = p;
         assert_false(same(first, print_of(other, none)));
     }

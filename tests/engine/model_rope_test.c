@@ -31,6 +31,7 @@ static int open_rope(const struct tiny_model *t, struct gguf_writer *w, struct r
     f->layer.kv.head_dim = t->head_dim;
     f->m = (struct model){.arch = model_arch_find(tiny_model_arch(t), strlen(tiny_model_arch(t))),
                           .n_layers = 1,
+                          .temperature = (float)tiny_facts(t)->temperature,
                           .layers = &f->layer,
                           .ctx_model = t->ctx};
     return model_rope_open(f->g, t->ctx, &f->m, err, err_size);
@@ -50,12 +51,14 @@ static void test_frequencies(void **state)
     (void)state;
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++)
         for (enum tiny_rope p = 0; p < TINY_ROPES; p++) {
+            if (!tiny_model_has_rope(a, p))
+                continue;
             struct tiny_model t = tiny_model_of(a);
             struct rope_file f;
             char err[512] = "";
             double wanted[128];
             t.rope = p;
-            t.rot = t.head_dim - (p == TINY_ROPE_YARN ? 0 : 2);
+            t.rot = t.head_dim - (p == TINY_ROPE_YARN || TINY_ARCH[a].temperature != 0 ? 0 : 2);
             struct gguf_writer *w = gguf_writer_new();
             tiny_model_write(&t, w);
             if (open_rope(&t, w, &f, err, sizeof err) != 0)
@@ -158,6 +161,21 @@ static void test_settings_that_are_refused(void **state)
     }
 }
 
+/* A table of queries scales whole heads. */
+static void test_temperature_wants_whole_heads(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_MISTRAL3);
+    struct rope_file f;
+    char err[512] = "";
+    t.rot -= 2;
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(&t, w);
+    assert_int_equal(open_rope(&t, w, &f, err, sizeof err), -ENOTSUP);
+    assert_non_null(strstr(err, "mistral3.rope.dimension_count is 22"));
+    close_rope(&f);
+}
+
 static void test_settings_that_mean_no_scaling(void **state)
 {
     (void)state;
@@ -213,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_settings_that_are_refused),
+        cmocka_unit_test(test_temperature_wants_whole_heads),
         cmocka_unit_test(test_settings_that_mean_no_scaling),
         cmocka_unit_test(test_divisors_that_are_refused),
     };

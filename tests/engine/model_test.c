@@ -89,7 +89,9 @@ static void test_shape(void **state)
         assert_int_equal(m->ctx_model, t.ctx);
         assert_int_equal(m->window, t.window);
         assert_int_equal(m->rope_kind, facts->pairs ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES);
-        assert_int_equal(m->glu, facts->gelu ? KERNELS_GELU_TANH : KERNELS_SILU);
+        assert_int_equal(m->glu, facts->gelu      ? KERNELS_GELU_TANH
+                                 : facts->gpt_oss ? KERNELS_SWIGLU_CLAMPED
+                                                  : KERNELS_SILU);
         assert_true(m->embed_scale == (facts->scaled_embedding ? sqrtf((float)t.n_embd) : 1.0f));
         assert_string_equal(m->quantization, "Q8_0");
         assert_ptr_equal(m->output.data == m->embed.data, t.tied);
@@ -256,6 +258,122 @@ static void test_hostile_floats(void **state)
     expect_opens(w);
 }
 
+/* Numbers that some architectures have, and others must not. */
+static void test_caps_and_temperature(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_GEMMA2);
+    struct model_file f = open_written(written(&t)); /* the file says nothing */
+    assert_true(f.rc == 0 && f.m.attn_softcap == 50.0f && f.m.final_softcap == 30.0f && f.m.temperature == 0.0f);
+    close_file(&f);
+    struct gguf_writer *w = written(&t);
+    tiny_model_f32(&t, w, "attn_logit_softcapping", 20.5f);
+    tiny_model_f32(&t, w, "final_logit_softcapping", 0.0f);
+    f = open_written(w);
+    assert_true(f.rc == 0 && f.m.attn_softcap == 20.5f && f.m.final_softcap == 0.0f);
+    close_file(&f);
+    static const float BAD[] = {-1.0f, NAN, INFINITY, 1e7f};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        w = written(&t);
+        tiny_model_f32(&t, w, "attn_logit_softcapping", BAD[i]);
+        expect_refusal(w, -EBADMSG, "gemma2.attn_logit_softcapping");
+    }
+    t = tiny_model_of(TINY_MISTRAL3);
+    f = open_written(written(&t));
+    assert_true(f.rc == 0 && f.m.temperature == 0.1f);
+    close_file(&f);
+    t = tiny_model_of(TINY_LLAMA);
+    w = written(&t);
+    tiny_model_f32(&t, w, "attention.temperature_scale", 0.1f);
+    expect_refusal(w, -ENOTSUP, "llama.attention.temperature_scale is set");
+}
+
+static void test_mixtures(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_QWEN3MOE);
+    struct model_file f = open_written(written(&t));
+    if (f.rc != 0)
+        fail_msg("%s", f.err);
+    assert_int_equal(f.m.n_experts, 9);
+    assert_int_equal(f.m.n_experts_used, 4);
+    for (int l = 0; l < f.m.n_layers; l++) {
+        const struct model_layer *y = &f.m.layers[l];
+        assert_int_equal(y->ffn, MODEL_MIXTURE);
+        assert_int_equal(y->n_ff, t.n_ff); /* not that of feed_forward_length */
+        assert_null(y->gate.data);
+        for (int e = 0; e < 9; e++)
+            assert_true(y->down_experts[e].rows == t.n_embd && y->down_experts[e].cols == t.n_ff);
+    }
+    close_file(&f);
+    static const struct {
+        enum tiny_arch arch;
+        const char *key;
+        uint32_t value;
+        int code;
+        const char *part;
+    } BAD[] = {
+        {TINY_QWEN3MOE, "expert_count", 0, -EBADMSG, "qwen3moe.expert_count is 0"},
+        {TINY_QWEN3MOE, "expert_count", 1, -EBADMSG, "qwen3moe.expert_count is 1; it must be between 2 and 1024"},
+        {TINY_QWEN3MOE, "expert_count", 1025, -EBADMSG, "qwen3moe.expert_count is 1025"},
+        {TINY_QWEN3MOE, "expert_count", 1u << 31, -EBADMSG, "qwen3moe.expert_count is 2147483648"},
+        {TINY_QWEN3MOE, "expert_used_count", 0, -EBADMSG, "qwen3moe.expert_used_count is 0"},
+        {TINY_QWEN3MOE, "expert_used_count", 10, -EBADMSG, "between 1 and the 9 experts that there are"},
+        {TINY_QWEN3MOE, "expert_used_count", 1u << 31, -EBADMSG, "qwen3moe.expert_used_count is 2147483648"},
+        {TINY_QWEN3MOE, "expert_count", 8, -EBADMSG, "ffn_gate_inp.weight"},
+        {TINY_QWEN3MOE, "expert_feed_forward_length", 55, -EBADMSG, "ffn_gate_exps.weight"},
+        {TINY_MIXTRAL, "expert_count", 0, -EBADMSG, "ffn_gate.weight is missing"},
+        {TINY_LLAMA, "expert_count", 2, -EBADMSG, "llama.expert_used_count is missing"},
+        {TINY_QWEN3, "expert_count", 2, -ENOTSUP, "qwen3.expert_count is set"},
+    };
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        struct tiny_model m = tiny_model_of(BAD[i].arch);
+        m.omit = BAD[i].key;
+        struct gguf_writer *w = written(&m);
+        tiny_model_u32(&m, w, BAD[i].key, BAD[i].value);
+        expect_refusal(w, BAD[i].code, BAD[i].part);
+    }
+}
+
+/* A window that no context reaches is none; a window of 0 where the architecture may have none, likewise. */
+static void test_windows_that_are_none(void **state)
+{
+    (void)state;
+    static const uint32_t NONE[] = {0, 1024, 262144};
+    for (size_t i = 0; i < sizeof NONE / sizeof *NONE; i++) {
+        struct tiny_model t = tiny_model_of(TINY_PHI3_WINDOWS);
+        t.omit = "attention.sliding_window";
+        struct gguf_writer *w = written(&t);
+        tiny_model_u32(&t, w, t.omit, NONE[i]);
+        struct model_file f = open_written(w);
+        if (f.rc != 0)
+            fail_msg("%s", f.err);
+        assert_int_equal(f.m.window, 0);
+        for (int l = 0; l < f.m.n_layers; l++)
+            assert_true(f.m.layers[l].group == MODEL_FULL && f.m.layers[l].window == 0);
+        close_file(&f);
+    }
+    struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    t.omit = "attention.sliding_window";
+    struct gguf_writer *w = written(&t);
+    tiny_model_u32(&t, w, t.omit, 0);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window is 0");
+    w = written(&t);
+    tiny_model_u32(&t, w, t.omit, (1 << 24) + 1);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window");
+}
+
+static void test_layers_without_rotation(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_SMOLLM3);
+    struct model_file f = open_written(written(&t));
+    assert_int_equal(f.rc, 0);
+    for (int l = 0; l < t.n_layers; l++)
+        assert_int_equal(f.m.layers[l].rope, l == 3 ? -1 : 0);
+    close_file(&f);
+}
+
 static void test_values_per_layer(void **state)
 {
     (void)state;
@@ -327,6 +445,7 @@ static void test_missing_and_misshapen_tensors(void **state)
             struct model_file whole = open_written(written(&t));
             assert_non_null(right = gguf_tensor_find(whole.g, name));
             int cols = (int)right->dims[0], rows = right->n_dims == 1 ? 0 : (int)right->dims[1];
+            int experts = all[i].experts;
             close_file(&whole);
 
             t.omit = name;
@@ -337,7 +456,14 @@ static void test_missing_and_misshapen_tensors(void **state)
                                      {cols, rows ? rows : 1},
                                      {rows ? rows - 1 : 2, cols},
                                      {rows ? 0 : 1, rows ? cols * rows : cols * 2}};
-            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            const int thick[][3] = {{experts + 1, rows, cols}, {experts - 1, rows, cols}, {experts, rows + 1, cols},
+                                    {experts, rows, cols - 1}, {1, rows * experts, cols}, {rows, experts, cols}};
+            for (size_t s = 0; experts && s < sizeof thick / sizeof *thick; s++) {
+                struct gguf_writer *w = written(&t);
+                tiny_model_experts(&t, w, name, KERNELS_F32, thick[s][0], thick[s][1], thick[s][2]);
+                expect_refusal(w, -EBADMSG, name);
+            }
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes && !experts; s++) {
                 struct gguf_writer *w = written(&t);
                 tiny_model_tensor(&t, w, name, KERNELS_F32, shapes[s][0], shapes[s][1], 0);
                 if (shapes[s][1] == cols && (shapes[s][0] == rows || (rows == 0 && shapes[s][0] == 1)))
@@ -430,6 +556,10 @@ int main(void)
         cmocka_unit_test(test_missing_keys),
         cmocka_unit_test(test_hostile_numbers),
         cmocka_unit_test(test_hostile_floats),
+        cmocka_unit_test(test_caps_and_temperature),
+        cmocka_unit_test(test_mixtures),
+        cmocka_unit_test(test_windows_that_are_none),
+        cmocka_unit_test(test_layers_without_rotation),
         cmocka_unit_test(test_values_per_layer),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_missing_and_misshapen_tensors),

@@ -80,10 +80,10 @@ static void use_vocab(const struct gguf *g)
         struct gguf_string s = vocab_token_text(v, id);
         touch(s.text, s.len);
     }
-    static const char *const FORMATS[] = {NULL, "chatml", "llama3", "gemma", "mistral", "llama2"};
     struct engine_message m[] = {{ENGINE_SYSTEM, TEXT, 8}, {ENGINE_USER, TEXT, sizeof TEXT - 1}};
-    for (size_t i = 0; i < 6; i++) {
-        if (chat_open(g, v, FORMATS[i], &c, err, sizeof err) != 0 || c == NULL)
+    const char *format = NULL; /* the file's own, then every other */
+    for (size_t i = 0; i == 0 || format != NULL; format = chat_name_at(i++)) {
+        if (chat_open(g, v, format, &c, err, sizeof err) != 0 || c == NULL)
             continue;
         (void)chat_render(c, v, m, 2, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &out, err, sizeof err);
         (void)chat_render(c, v, m + 1, 1, ENGINE_CHAT_FIRST, &out, err, sizeof err);

@@ -81,23 +81,6 @@ static bool readable(struct storage *st, unsigned parent, unsigned id)
     return testing_find(st, testing_owner(st, "a"), parent, id, &f) == 0 && testing_read(st, &f, id).rc == 0;
 }
 
-static bool contains(const char *dir, const char *file, const char *text)
-{
-    char *path = testing_path(dir, file);
-    FILE *f = fopen(path, "rb");
-    free(path);
-    if (!f)
-        return false;
-    size_t n = (size_t)testing_size(dir, file);
-    char *all = malloc(n + 1);
-    assert_non_null(all);
-    assert_int_equal(fread(all, 1, n, f), n);
-    (void)fclose(f);
-    bool found = n && memmem(all, n, text, strlen(text)) != NULL;
-    free(all);
-    return found;
-}
-
 static void check(const char *dir, enum step reached, int n)
 {
     struct storage *st = testing_open(dir);
@@ -125,8 +108,8 @@ static void check(const char *dir, enum step reached, int n)
         assert_true(!readable(st, 1, 3) && !readable(st, 3, 4));
         static const char *const files[] = {"ledger.db", "ledger.db-wal", "kv.db", "kv.db-wal", "pack-00000001"};
         for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-            if (contains(dir, files[i], "secret") || contains(dir, files[i], "label 3") ||
-                contains(dir, files[i], "label 4"))
+            if (testing_contains(dir, files[i], "secret") || testing_contains(dir, files[i], "label 3") ||
+                testing_contains(dir, files[i], "label 4"))
                 fail_msg("died at %d: %s still has what was deleted", n, files[i]);
     }
     if (reached >= STEP_SAVED_3)
