@@ -399,6 +399,11 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     if (rc) {
         goto fail;
     }
+    rc = workers_start(&s->events, &s->api.workers);
+    if (rc) {
+        snprintf(err, err_size, "cannot start a thread");
+        goto fail;
+    }
     struct net_opts net = {.config = s->config, .log = s->log, .api = &s->api, .auth = s->auth};
     rc = net_start(&net, &s->net, err, err_size);
     if (rc) {
@@ -417,6 +422,8 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     return 0;
 fail:
     net_free(s->net);
+    workers_stop(s->api.workers);
+    events_drop(&s->events);
     auth_free(s->auth);
     events_destroy(&s->events);
     free(s);
@@ -470,11 +477,9 @@ void server_free(struct server *s)
         pthread_join(s->loader, NULL);
         events_drop(&s->events);
     }
-    while (s->api.n_workers > 0) {
-        /* The loop broke while a text was being tokenized; nobody is served any more. */
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        events_drop(&s->events);
-    }
+    /* Nobody is served any more; what is being tokenized still uses the session. */
+    workers_stop(s->api.workers);
+    events_drop(&s->events);
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);
     if (s->closer_started) {

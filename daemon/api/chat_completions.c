@@ -133,8 +133,7 @@ fail:
 void chat_create(struct client *c)
 {
     struct api_error e = {0};
-    cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
-    struct turn_request *q = body ? chat_parse(body, &e) : NULL;
+    struct turn_request *q = client_turn(c, &e);
     if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);

@@ -376,6 +376,11 @@ fail:
     return NULL;
 }
 
+struct turn_request *responses_parse_post(cJSON *body, struct api_error *e)
+{
+    return responses_parse(body, false, e);
+}
+
 bool model_check(const struct api *api, const char *model, struct api_error *e)
 {
     if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||
@@ -396,7 +401,6 @@ void client_start(struct client *c, struct turn_request *q)
     struct runs *rs = &c->api->runs;
     struct run_retry *retry = &c->request.retry;
     bool stream = q->stream;
-    retry_digest(c->request.body, c->request.body_len, retry->digest);
     struct run *run = retry_find(rs, c->owner, q->format, retry, &e);
     if (run) {
         turn_request_free(q);
@@ -411,8 +415,7 @@ void client_start(struct client *c, struct turn_request *q)
 void responses_create(struct client *c)
 {
     struct api_error e = {0};
-    cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
-    struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
+    struct turn_request *q = client_turn(c, &e);
     if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
