@@ -134,12 +134,24 @@ struct histogram {
 };
 
 /* What the rooms count; network thread. What the session counts is in its status. */
+#define METRICS_REASONS_MAX 16
 struct metrics {
     uint64_t requests, errors, connections, dropped_slow, refused;
+    int64_t started_ms; /* wall clock */
+    uint64_t prompt_tokens, cached_tokens, restore_bytes;
+    struct {
+        const char *name; /* static */
+        uint64_t tokens;
+    } reasons[METRICS_REASONS_MAX]; /* of tokens that were computed again */
+    size_t n_reasons;
     struct histogram ttft, itl, queue, prefill, restore;
     struct histogram stall; /* of the network thread: one piece of work, during which nobody else is served */
 };
 struct session_status;
+struct session_receipt;
+/* An answered turn; itl: the times between its tokens. */
+void metrics_turn(struct metrics *m, int input_tokens, int cached_tokens, const struct session_receipt *r,
+                  const struct histogram *itl);
 void metrics_observe(struct histogram *h, double seconds);
 /* The text of /metrics. malloc'd; NULL: out of memory. */
 char *metrics_text(const struct metrics *m, const struct session_status *st, bool ready, size_t n_conns);

@@ -341,6 +341,7 @@ static void expire(struct server *s, int64_t now)
     if (now - s->last_expire_ms >= EXPIRE_MS) {
         s->last_expire_ms = now;
         run_expire(&s->api.runs);
+        home_expire(&s->api.runs);
     }
 }
 
@@ -400,12 +401,18 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
                           .budget = {.most = s->config->request_bytes},
                           .events = &s->events,
                           .started_ms = now_ms(),
+                          .metrics = {.started_ms = now_ms()},
                           .worker_ended = worker_ended};
     s->api.runs =
         (struct runs){.log = s->log, .metrics = &s->api.metrics, .events = &s->events, .model = s->api.model_name};
     s->last_sparse_ms = s->last_expire_ms = clock_ms(); /* last_notify_ms: 0, systemd is told at once */
     rc = auth_open(s->config->token_file, &s->auth, err, err_size);
     if (rc) {
+        goto fail;
+    }
+    rc = workers_start(&s->events, &s->api.workers);
+    if (rc) {
+        snprintf(err, err_size, "cannot start a thread");
         goto fail;
     }
     struct net_opts net = {.config = s->config, .log = s->log, .api = &s->api, .auth = s->auth};
@@ -426,6 +433,8 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     return 0;
 fail:
     net_free(s->net);
+    workers_stop(s->api.workers);
+    events_drop(&s->events);
     auth_free(s->auth);
     events_destroy(&s->events);
     free(s);
@@ -479,11 +488,9 @@ void server_free(struct server *s)
         pthread_join(s->loader, NULL);
         events_drop(&s->events);
     }
-    while (s->api.n_workers > 0) {
-        /* The loop broke while a text was being tokenized; nobody is served any more. */
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        events_drop(&s->events);
-    }
+    /* Nobody is served any more; what is being tokenized still uses the session. */
+    workers_stop(s->api.workers);
+    events_drop(&s->events);
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);
     if (s->closer_started) {

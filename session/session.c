@@ -472,6 +472,8 @@ void session_status(struct session *s, struct session_status *out)
     out->disk_used = stats.disk_used;
     out->disk_budget = stats.disk_budget;
     out->segments = stats.segments;
+    out->saved_bytes = stats.encoded_bytes;
+    out->save_us = stats.save_us;
     out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 

@@ -89,6 +89,8 @@ struct session_receipt {
     int n_reprefilled;
     uint64_t bytes_read;
     double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
+    const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
+    int n_gaps;
     const char *saved;   /* "yes", "pending", "failed", "off" (store: false) */
     const char *backend; /* "cpu-avx2" */
     const char *model;
@@ -222,6 +224,7 @@ struct session_status {
     size_t hot_used, hot_budget, ram_used, ram_budget; /* bytes */
     uint64_t disk_used, disk_budget;
     uint64_t pending_saves, save_failures, segments;
+    uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */

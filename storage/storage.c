@@ -411,4 +411,5 @@ void storage_stats(struct storage *st, struct storage_stats *out)
     out->encoded_bytes = atomic_load(&st->encoded_bytes);
     out->damaged = atomic_load(&st->damaged);
     out->save_failures = atomic_load(&st->save_failures);
+    out->save_us = atomic_load(&st->save_us);
 }

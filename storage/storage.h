@@ -252,6 +252,7 @@ struct storage_stats {
     uint64_t pending_puts;             /* taken, not yet durable */
     uint64_t raw_bytes, encoded_bytes; /* of all segments encoded since start */
     uint64_t damaged, save_failures;   /* since start */
+    uint64_t save_us;                  /* that the writer spent on encoding and writing since start */
 };
 /* [any thread] */
 void storage_stats(struct storage *st, struct storage_stats *out);

@@ -474,7 +474,7 @@ struct storage {
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
     atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */
     atomic_uint_fast64_t disk_dead;        /* of disk_used: space of packs in which nothing lies */
-    atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
+    atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures, save_us;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
 };
 

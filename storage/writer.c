@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "storage/storage_internal.h"
 
@@ -488,6 +489,8 @@ void *writer_thread(void *arg)
         pthread_mutex_unlock(&st->writer_lock);
         if (!op)
             break;
+        struct timespec began, ended;
+        clock_gettime(CLOCK_MONOTONIC, &began);
         if (!g)
             g = group_new(st);
         if (!g) {
@@ -504,6 +507,9 @@ void *writer_thread(void *arg)
             put(g, op);
         }
         write_op_free(op);
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+        atomic_fetch_add(&st->save_us,
+                         (uint64_t)((ended.tv_sec - began.tv_sec) * 1000000 + (ended.tv_nsec - began.tv_nsec) / 1000));
     }
     if (g) {
         /* Put, but never committed: nothing can find them. */

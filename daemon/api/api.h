@@ -25,7 +25,26 @@
 #define WATCHED_MAX          32                 /* responses that a WebSocket has attached to */
 #define STREAM_ID_MAX        256
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
-#define TOKENIZE_RUNNING_MAX 4
+#define TOKENIZE_RUNNING_MAX 2 /* of the threads that work, so that bodies are parsed meanwhile */
+
+/* ---- work away from the network thread (work.c) --------------------------------------------------------------------
+ */
+
+#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once */
+
+struct workers;
+
+/* Stands first in what a piece of work needs. */
+struct work {
+    struct event event; /* first: its way back */
+    struct work *next;
+    void (*run)(struct work *w);                /* on a thread of its own */
+    void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
+};
+int workers_start(struct events *events, struct workers **out);
+/* What has not been begun is given back undone. NULL is fine. */
+void workers_stop(struct workers *ws);
+void work_submit(struct workers *ws, struct work *w);
 
 /* ---- what all interfaces share -------------------------------------------------------------------------------------
  */
@@ -39,6 +58,7 @@ struct api {
     struct budget budget;
     struct metrics metrics;
     struct events *events;
+    struct workers *workers;
     bool stopping;
     int load_promille;
     char load_what[64];
@@ -80,8 +100,13 @@ struct client_request {
     char param[ROUTE_PARAM_MAX]; /* the id in the path */
     struct route_query query;
     struct run_retry retry;
-    char *body; /* terminated; NULL: none */
+    char *body; /* terminated; NULL: none, or it was parsed */
     size_t body_len;
+    /* Of a large body, parsed before the handler was called: */
+    cJSON *json;
+    struct turn_request *turn;
+    struct api_error refused;
+    bool parsed;
 };
 
 /* One reader of a run on a client. */
@@ -94,6 +119,7 @@ struct reader {
 };
 
 struct lane;
+struct message;
 
 /* A connection as the interfaces see it. Stands first in net's own. */
 struct client {
@@ -113,11 +139,18 @@ struct client {
     struct lane *lanes;
     int n_lanes, n_active, n_waiting, n_watched;
     bool lanes_busy;
+    struct message *inbox; /* messages that are being parsed, or wait for those before them */
+    int n_inbox;
+    uint64_t lanes_used;
 };
 
 /* Readers are unlinked, and their policy is applied; lanes and requests that wait are freed. */
 void client_free(struct client *c);
 void client_request_clear(struct client *c);
+/* The request's body; the caller's. An empty one is {} where that is allowed. NULL and *e: it is refused. */
+cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e);
+/* The turn that it asks for, as its route parses it; the caller's. Its digest is in retry. */
+struct turn_request *client_turn(struct client *c, struct api_error *e);
 void client_answer(struct client *c, int status, const char *content_type, char *body); /* takes body */
 void client_answer_json(struct client *c, int status, cJSON *json);                     /* takes json */
 void client_answer_error(struct client *c, const struct api_error *e);
@@ -144,7 +177,8 @@ extern const size_t api_n_routes;
 /* ---- WebSocket messages (ws.c) ------------------------------------------------------------------------------------
  */
 
-void ws_message(struct client *c, const char *text, size_t len);
+/* counted: bytes of the budget that text holds. True: text was taken, and they are given back. */
+bool ws_message(struct client *c, char *text, size_t len, size_t counted);
 /* A run of this lane has ended: start the next. */
 void ws_lane_ended(struct client *c, const char *stream_id);
 void ws_free(struct client *c);
@@ -156,6 +190,7 @@ extern const struct run_format responses_format;
 /* Parses a create body. Takes body in every case. NULL and *e on refusal. websocket: `stream` is ignored, and turns of
  * a conversation go on without their readers. */
 struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e);
+struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 /* A run as it would be remembered, from what is stored. NULL: out of memory. */
 struct run *run_from_stored(struct runs *rs, const char *owner, const struct session_response *r);
@@ -183,6 +218,13 @@ void responses_get(struct client *c);
 void responses_delete(struct client *c);
 void responses_cancel(struct client *c);
 void responses_input_items(struct client *c);
+
+/* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
+ */
+
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+/* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
+int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
 /* ---- sampling (sampling.c) ----------------------------------------------------------------------------------------
  */

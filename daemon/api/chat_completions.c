@@ -104,8 +104,9 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
     int64_t max_tokens = 0;
     const char *model = NULL;
     const cJSON *options = NULL;
-    if (json_string(body, "", "model", 256, &model, e) || refuse_unsupported(body, e) ||
-        json_bool(body, "", "stream", &q->stream, e) || json_object(body, "", "stream_options", &options, e) ||
+    if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) ||
+        refuse_unsupported(body, e) || json_bool(body, "", "stream", &q->stream, e) ||
+        json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         json_int(body, "", "max_completion_tokens", 1, 1 << 30, &max_tokens, e) ||
@@ -132,8 +133,7 @@ fail:
 void chat_create(struct client *c)
 {
     struct api_error e = {0};
-    cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
-    struct turn_request *q = body ? chat_parse(body, &e) : NULL;
+    struct turn_request *q = client_turn(c, &e);
     if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);

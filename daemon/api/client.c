@@ -14,6 +14,8 @@ void client_request_clear(struct client *c)
 {
     free(c->request.retry.idempotency_key);
     free(c->request.body);
+    cJSON_Delete(c->request.json);
+    turn_request_free(c->request.turn);
     memset(&c->request, 0, sizeof(c->request));
     c->streaming = c->answered = false;
 }
@@ -277,12 +279,33 @@ void client_answered(const struct client *c, int status, int64_t ms)
     log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms);
 }
 
-void api_dispatch(struct client *c)
+/* A large body on its way to being parsed. */
+struct parsing {
+    struct work work; /* first */
+    struct api *api;
+    uint64_t client_id;
+    struct client_request request; /* what is parsed of it, and its body */
+};
+
+static void parse(struct client_request *r)
 {
-    if (c->request.method == METHOD_OPTIONS) {
-        client_answer(c, 204, NULL, NULL);
-        return;
+    r->parsed = true;
+    r->json = json_parse_request(r->body ? r->body : "", r->body_len, &r->refused);
+    if (r->route->turn) {
+        retry_digest(r->body, r->body_len, r->retry.digest);
+        r->turn = r->json ? r->route->turn(r->json, &r->refused) : NULL; /* takes it */
+        r->json = NULL;
     }
+}
+
+/* [worker] */
+static void parse_away(struct work *w)
+{
+    parse(&((struct parsing *)w)->request);
+}
+
+static void handle(struct client *c)
+{
     /* The model was there when the headers came; the server may have begun to stop since. */
     if (c->request.route->needs_model && !c->api->runs.session) {
         struct api_error e;
@@ -291,4 +314,75 @@ void api_dispatch(struct client *c)
         return;
     }
     c->request.route->handler(c);
+}
+
+static void parsed(struct work *w, bool closing)
+{
+    struct parsing *p = (struct parsing *)w;
+    struct client *c = closing ? NULL : p->api->find(p->api, p->client_id);
+    struct client_request *r = &p->request;
+    if (c) {
+        c->request.parsed = true;
+        c->request.json = r->json;
+        c->request.turn = r->turn;
+        c->request.refused = r->refused;
+        memcpy(c->request.retry.digest, r->retry.digest, sizeof(r->retry.digest));
+        r->json = NULL;
+        r->turn = NULL;
+        handle(c);
+    }
+    cJSON_Delete(r->json);
+    turn_request_free(r->turn);
+    free(r->body);
+    free(p);
+}
+
+cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
+{
+    struct client_request *r = &c->request;
+    if (may_be_empty && r->body_len == 0) {
+        return json_parse_request("{}", 2, e);
+    }
+    if (!r->parsed) {
+        parse(r);
+    }
+    cJSON *json = r->json;
+    r->json = NULL;
+    *e = r->refused;
+    return json;
+}
+
+struct turn_request *client_turn(struct client *c, struct api_error *e)
+{
+    struct client_request *r = &c->request;
+    if (!r->parsed) {
+        parse(r);
+    }
+    struct turn_request *q = r->turn;
+    r->turn = NULL;
+    *e = r->refused;
+    return q;
+}
+
+void api_dispatch(struct client *c)
+{
+    if (c->request.method == METHOD_OPTIONS) {
+        client_answer(c, 204, NULL, NULL);
+        return;
+    }
+    bool large = c->request.method == METHOD_POST && c->request.body_len > WORK_BYTES_MIN;
+    struct parsing *p = large ? calloc(1, sizeof(*p)) : NULL;
+    if (p) {
+        p->work.run = parse_away;
+        p->work.done = parsed;
+        p->api = c->api;
+        p->client_id = c->id;
+        p->request.route = c->request.route;
+        p->request.body = c->request.body;
+        p->request.body_len = c->request.body_len;
+        c->request.body = NULL;
+        work_submit(c->api->workers, &p->work);
+        return;
+    }
+    handle(c);
 }

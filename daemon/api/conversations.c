@@ -88,8 +88,7 @@ static int read_fields(struct client *c, struct fields *f)
     struct api_error e = {0};
     const cJSON *own = NULL, *metadata = NULL;
     memset(f, 0, sizeof(*f));
-    bool empty = c->request.body_len == 0;
-    f->body = json_parse_request(empty ? "{}" : c->request.body, empty ? 2 : c->request.body_len, &e);
+    f->body = client_json(c, true, &e);
     if (!f->body || json_metadata(f->body, "metadata", &metadata, &e) || json_object(f->body, "", "convod", &own, &e) ||
         json_string(f->body, "", "title", TITLE_MAX, &f->title, &e) ||
         json_string(f->body, "", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e) ||
@@ -286,8 +285,7 @@ void conversations_evict(struct client *c)
     if (!id_or_404(c)) {
         return;
     }
-    bool empty = c->request.body_len == 0;
-    cJSON *body = json_parse_request(empty ? "{}" : c->request.body, empty ? 2 : c->request.body_len, &e);
+    cJSON *body = client_json(c, true, &e);
     if (!body || json_string(body, "", "to", 16, &to, &e)) {
         goto refuse;
     }

@@ -279,15 +279,15 @@ static int parse_chain(struct turn_request *q, const cJSON *body, struct api_err
 static int parse_stream_id(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     const char *id = NULL;
-    if (json_string(body, "", "stream_id", STREAM_ID_MAX, &id, e)) {
+    if (json_string(body, "", "stream_id", SIZE_MAX, &id, e)) {
         return -1;
     }
     if (!id) {
         return 0;
     }
     if (!stream_id_valid(id)) {
-        api_error_set(e, 400, "invalid_value", "stream_id", "'stream_id' has 1 to %d characters of A-Z a-z 0-9 _ . -",
-                      STREAM_ID_MAX);
+        api_error_set(e, 400, "invalid_stream_id", "stream_id",
+                      "'stream_id' has 1 to %d characters of A-Z a-z 0-9 _ . -", STREAM_ID_MAX);
         return -1;
     }
     q->stream_id = strdup(id);
@@ -339,8 +339,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     const char *model = NULL, *instructions = NULL;
     const cJSON *metadata = NULL;
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
-        refuse_unsupported(body, e) || json_bool(body, "", "store", &q->store, e) ||
-        json_bool(body, "", "generate", &q->generate, e) ||
+        unsupported_check(body, UNSUPPORTED_RESPONSES, e) || refuse_unsupported(body, e) ||
+        json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
         (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
         json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
@@ -376,6 +376,11 @@ fail:
     return NULL;
 }
 
+struct turn_request *responses_parse_post(cJSON *body, struct api_error *e)
+{
+    return responses_parse(body, false, e);
+}
+
 bool model_check(const struct api *api, const char *model, struct api_error *e)
 {
     if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||
@@ -396,7 +401,6 @@ void client_start(struct client *c, struct turn_request *q)
     struct runs *rs = &c->api->runs;
     struct run_retry *retry = &c->request.retry;
     bool stream = q->stream;
-    retry_digest(c->request.body, c->request.body_len, retry->digest);
     struct run *run = retry_find(rs, c->owner, q->format, retry, &e);
     if (run) {
         turn_request_free(q);
@@ -411,8 +415,7 @@ void client_start(struct client *c, struct turn_request *q)
 void responses_create(struct client *c)
 {
     struct api_error e = {0};
-    cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
-    struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
+    struct turn_request *q = client_turn(c, &e);
     if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);

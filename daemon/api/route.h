@@ -9,7 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <cjson/cJSON.h>
+
 struct client;
+struct turn_request;
+struct api_error;
 
 enum route_method { METHOD_GET, METHOD_POST, METHOD_DELETE, METHOD_OPTIONS, METHOD_HEAD, METHOD_OTHER };
 
@@ -21,8 +25,9 @@ struct route {
     enum route_method method;
     const char *pattern; /* one "{id}" stands for a path segment */
     void (*handler)(struct client *c);
-    bool open;        /* needs no token */
-    bool needs_model; /* 503 while the model loads */
+    bool open;                                                      /* needs no token */
+    bool needs_model;                                               /* 503 while the model loads */
+    struct turn_request *(*turn)(cJSON *body, struct api_error *e); /* how its body becomes a turn; NULL: it does not */
 };
 
 struct route_query {

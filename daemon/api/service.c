@@ -1,6 +1,6 @@
 /* service.c - what the daemon says about itself: health, readiness, models, status; and the tokenizer. */
 #include <errno.h>
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,32 +131,53 @@ void service_metrics(struct client *c)
 /* ---- tokenizer ------------------------------------------------------------------------------------------------------
  */
 
-/* A long text takes a while, so it has a thread of its own. */
+/* A long text takes a while, and so does the list of its tokens. */
 struct tokenizing {
-    struct event event; /* first */
+    struct work work; /* first */
     struct api *api;
     const struct session *session;
     uint64_t client_id;
-    char *text;
-    size_t len;
+    cJSON *body;
+    const char *content;
     bool special;
     int rc;
-    struct engine_tokens tokens;
+    char *answer;
 };
 
-static void tokenizing_free(struct tokenizing *t)
+/* [worker] {"tokens":[1,2]} */
+static char *token_list(const struct engine_tokens *tokens)
 {
-    if (t) {
-        free(t->text);
-        engine_tokens_free(&t->tokens);
-        free(t);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) {
+        return NULL;
     }
+    fputs("{\"tokens\":[", f);
+    for (size_t i = 0; i < tokens->n; i++) {
+        fprintf(f, i ? ",%d" : "%d", tokens->ids[i]);
+    }
+    fputs("]}", f);
+    if (fclose(f) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
 }
 
-/* Network thread. */
-static void tokenized(struct event *event, bool closing)
+/* [worker] */
+static void tokenize(struct work *w)
 {
-    struct tokenizing *t = (struct tokenizing *)event;
+    struct tokenizing *t = (struct tokenizing *)w;
+    struct engine_tokens tokens = {0};
+    t->rc = session_tokenize(t->session, t->content, strlen(t->content), t->special, &tokens);
+    t->answer = t->rc ? NULL : token_list(&tokens);
+    engine_tokens_free(&tokens);
+}
+
+static void tokenized(struct work *w, bool closing)
+{
+    struct tokenizing *t = (struct tokenizing *)w;
     struct api *api = t->api;
     api->n_workers--;
     struct client *c = closing ? NULL : api->find(api, t->client_id);
@@ -169,23 +190,15 @@ static void tokenized(struct event *event, bool closing)
         }
         client_answer_error(c, &e);
     } else if (c) {
-        cJSON *o = cJSON_CreateObject();
-        cJSON *list = cJSON_CreateIntArray(t->tokens.ids, (int)t->tokens.n);
-        cJSON_AddItemToObject(o, "tokens", list ? list : cJSON_CreateArray());
-        client_answer_json(c, 200, o);
+        client_answer(c, 200, "application/json", t->answer);
+        t->answer = NULL;
     }
-    tokenizing_free(t);
+    free(t->answer);
+    cJSON_Delete(t->body);
+    free(t);
     if (api->worker_ended) {
         api->worker_ended(api);
     }
-}
-
-static void *tokenize(void *arg)
-{
-    struct tokenizing *t = arg;
-    t->rc = session_tokenize(t->session, t->text, t->len, t->special, &t->tokens);
-    events_post(t->api->events, &t->event);
-    return NULL;
 }
 
 void service_tokenize(struct client *c)
@@ -195,7 +208,7 @@ void service_tokenize(struct client *c)
     const char *content = NULL;
     bool special = false;
     struct tokenizing *t = NULL;
-    cJSON *body = json_parse_request(c->request.body ? c->request.body : "", c->request.body_len, &e);
+    cJSON *body = client_json(c, false, &e);
     if (!body || json_string(body, "", "content", TOKENIZE_BYTES_MAX, &content, &e) ||
         json_bool(body, "", "add_special", &special, &e)) {
         goto refuse;
@@ -209,33 +222,20 @@ void service_tokenize(struct client *c)
         goto refuse;
     }
     t = calloc(1, sizeof(*t));
-    pthread_attr_t detached;
-    if (!t || !(t->text = strdup(content)) || pthread_attr_init(&detached)) {
-        goto no_memory;
+    if (!t) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        goto refuse;
     }
-    t->event.take = tokenized;
-    t->api = api;
-    t->session = api->runs.session;
-    t->client_id = c->id;
-    t->len = strlen(content);
-    t->special = special;
-    pthread_t thread;
-    int rc = pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    if (!rc) {
-        api->n_workers++;
-        rc = pthread_create(&thread, &detached, tokenize, t);
-        if (rc) {
-            api->n_workers--;
-        }
-    }
-    pthread_attr_destroy(&detached);
-    if (!rc) {
-        cJSON_Delete(body);
-        return;
-    }
-no_memory:
-    tokenizing_free(t);
-    api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    *t = (struct tokenizing){.work = {.run = tokenize, .done = tokenized},
+                             .api = api,
+                             .session = api->runs.session,
+                             .client_id = c->id,
+                             .body = body,
+                             .content = content,
+                             .special = special};
+    api->n_workers++;
+    work_submit(api->workers, &t->work);
+    return;
 refuse:
     cJSON_Delete(body);
     client_answer_error(c, &e);

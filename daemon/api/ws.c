@@ -4,6 +4,7 @@
  * other; lanes run side by side, up to LANES_ACTIVE_MAX.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ struct waiting {
 struct lane {
     struct lane *next;
     char *stream_id; /* NULL: the lane of requests without one */
+    uint64_t used;   /* when, in turns of this connection */
     struct waiting *first, **last;
     bool active;
 };
@@ -31,14 +33,37 @@ static struct lane *lane_find(struct client *c, const char *stream_id)
     return NULL;
 }
 
+/* Makes room: the lane that was idle for the longest time goes. False: all have turns. */
+static bool lane_forget(struct client *c)
+{
+    struct lane **oldest = NULL;
+    for (struct lane **at = &c->lanes; *at; at = &(*at)->next) {
+        bool idle = (*at)->stream_id && !(*at)->active && !(*at)->first;
+        if (idle && (!oldest || (*at)->used < (*oldest)->used)) {
+            oldest = at;
+        }
+    }
+    if (!oldest) {
+        return false;
+    }
+    struct lane *l = *oldest;
+    *oldest = l->next;
+    free(l->stream_id);
+    free(l);
+    c->n_lanes--;
+    return true;
+}
+
 static struct lane *lane_get(struct client *c, const char *stream_id, struct api_error *e)
 {
     struct lane *l = lane_find(c, stream_id);
     if (l) {
+        l->used = ++c->lanes_used;
         return l;
     }
-    if (stream_id && c->n_lanes == LANES_MAX) {
-        api_error_set(e, 400, "too_many_streams", "stream_id", "A connection has at most %d named streams.", LANES_MAX);
+    if (stream_id && c->n_lanes == LANES_MAX && !lane_forget(c)) {
+        api_error_set(e, 400, "websocket_stream_limit_reached", "stream_id",
+                      "A connection has at most %d named streams with turns.", LANES_MAX);
         return NULL;
     }
     l = calloc(1, sizeof(*l));
@@ -50,6 +75,7 @@ static struct lane *lane_get(struct client *c, const char *stream_id, struct api
         return NULL;
     }
     l->stream_id = id;
+    l->used = ++c->lanes_used;
     l->last = &l->first;
     l->next = c->lanes;
     c->lanes = l;
@@ -109,7 +135,7 @@ void ws_lane_ended(struct client *c, const char *stream_id)
     }
 }
 
-void ws_free(struct client *c)
+static void lanes_free(struct client *c)
 {
     while (c->lanes) {
         struct lane *l = c->lanes;
@@ -125,11 +151,10 @@ void ws_free(struct client *c)
     }
 }
 
-static void create(struct client *c, cJSON *body, size_t len, const char *stream_id)
+/* Takes q; NULL: it was refused, with e. */
+static void create(struct client *c, struct turn_request *q, size_t len, const char *stream_id, struct api_error e)
 {
-    struct api_error e = {0};
     struct api *api = c->api;
-    struct turn_request *q = responses_parse(body, true, &e);
     struct lane *l = NULL;
     struct waiting *w = NULL;
     if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, len, &e)) {
@@ -223,42 +248,158 @@ static void attach(struct client *c, const cJSON *body, const char *stream_id)
     client_read(c, run, READ_WATCH, (size_t)(after + 1), stream_id);
 }
 
-void ws_message(struct client *c, const char *text, size_t len)
+/* A message, from its text to what it asks for. */
+struct message {
+    struct work work; /* first */
+    struct message *next;
+    struct client *client; /* NULL: it has gone */
+    struct api *api;
+    char *text;
+    size_t len, counted; /* counted: of the budget */
+    struct api_error e;  /* set: it is refused */
+    char *lane;          /* its stream_id, so that an error about anything else can be routed */
+    char type[64];       /* "" = it has none */
+    cJSON *body;
+    struct turn_request *turn;
+};
+
+/* [any thread] */
+static void message_read(struct message *m)
 {
-    struct api_error e = {0};
-    c->api->metrics.requests++;
-    cJSON *body = json_parse_request(text, len, &e);
-    const char *type = NULL, *stream_id = NULL;
-    if (body) {
-        /* So that an error about anything else can be routed. */
-        const cJSON *v = json_get(body, "stream_id");
-        if (cJSON_IsString(v) && stream_id_valid(v->valuestring)) {
-            stream_id = v->valuestring;
+    const char *type = NULL;
+    m->body = json_parse_request(m->text, m->len, &m->e);
+    if (!m->body) {
+        return;
+    }
+    const cJSON *v = json_get(m->body, "stream_id");
+    if (cJSON_IsString(v) && stream_id_valid(v->valuestring)) {
+        m->lane = strdup(v->valuestring);
+        if (!m->lane) {
+            api_error_set(&m->e, 500, "server_error", NULL, "Out of memory.");
+            return;
         }
     }
-    if (!body || json_string(body, "", "type", 64, &type, &e)) {
-        client_ws_error(c, &e, stream_id);
-        cJSON_Delete(body);
+    if (json_string(m->body, "", "type", sizeof(m->type) - 1, &type, &m->e)) {
         return;
     }
-    char *lane = stream_id ? strdup(stream_id) : NULL;
-    if (stream_id && !lane) {
-        cJSON_Delete(body);
-        c->ops->drop(c);
-        return;
+    snprintf(m->type, sizeof(m->type), "%s", type ? type : "");
+    if (strcmp(m->type, "response.create") == 0) {
+        m->turn = responses_parse(m->body, true, &m->e); /* takes it */
+        m->body = NULL;
     }
-    if (type && strcmp(type, "response.create") == 0) {
-        create(c, body, len, lane);
-        body = NULL;
-    } else if (type && strcmp(type, "response.cancel") == 0) {
-        cancel(c, body, lane);
-    } else if (type && strcmp(type, "convod.response.attach") == 0) {
-        attach(c, body, lane);
+}
+
+static void message_act(struct client *c, struct message *m)
+{
+    if (strcmp(m->type, "response.create") == 0) {
+        create(c, m->turn, m->len, m->lane, m->e);
+        m->turn = NULL;
+    } else if (m->e.status) {
+        client_ws_error(c, &m->e, m->lane);
+    } else if (strcmp(m->type, "response.cancel") == 0) {
+        cancel(c, m->body, m->lane);
+    } else if (strcmp(m->type, "convod.response.attach") == 0) {
+        attach(c, m->body, m->lane);
     } else {
-        api_error_set(&e, 400, type ? "invalid_value" : "missing_required_parameter", "type",
+        api_error_set(&m->e, 400, m->type[0] ? "invalid_value" : "missing_required_parameter", "type",
                       "'type' must be response.create, response.cancel or convod.response.attach.");
-        client_ws_error(c, &e, lane);
+        client_ws_error(c, &m->e, m->lane);
     }
-    free(lane);
-    cJSON_Delete(body);
+}
+
+static void message_clear(struct message *m)
+{
+    free(m->lane);
+    cJSON_Delete(m->body);
+    turn_request_free(m->turn);
+}
+
+static void message_free(struct message *m)
+{
+    message_clear(m);
+    budget_give(&m->api->budget, m->counted);
+    free(m->text);
+    free(m);
+}
+
+/* [worker] */
+static void message_read_away(struct work *w)
+{
+    message_read((struct message *)w);
+}
+
+/* The first of the inbox has been read. */
+static void message_done(struct work *w, bool closing)
+{
+    struct message *m = (struct message *)w;
+    struct client *c = m->client;
+    if (c) {
+        c->inbox = m->next;
+        c->n_inbox--;
+        if (!closing && !c->dropped) {
+            message_act(c, m);
+        }
+        if (c->inbox && !closing) {
+            work_submit(c->api->workers, &c->inbox->work);
+        }
+    }
+    message_free(m);
+}
+
+/* One that is being read frees itself. */
+static void inbox_free(struct client *c)
+{
+    struct message *m = c->inbox;
+    if (m) {
+        m->client = NULL;
+        m = m->next;
+    }
+    while (m) {
+        struct message *next = m->next;
+        message_free(m);
+        m = next;
+    }
+    c->inbox = NULL;
+}
+
+bool ws_message(struct client *c, char *text, size_t len, size_t counted)
+{
+    c->api->metrics.requests++;
+    if (len <= WORK_BYTES_MIN && !c->inbox) {
+        struct message m = {.text = text, .len = len};
+        message_read(&m);
+        message_act(c, &m);
+        message_clear(&m);
+        return false;
+    }
+    struct message *m = c->n_inbox < LANE_WAITING_MAX ? calloc(1, sizeof(*m)) : NULL;
+    if (!m) {
+        struct api_error e;
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "More than %d messages wait on this connection.",
+                      LANE_WAITING_MAX);
+        client_ws_error(c, &e, NULL);
+        return false;
+    }
+    *m = (struct message){.work = {.run = message_read_away, .done = message_done},
+                          .client = c,
+                          .api = c->api,
+                          .text = text,
+                          .len = len,
+                          .counted = counted};
+    struct message **at = &c->inbox;
+    while (*at) {
+        at = &(*at)->next;
+    }
+    *at = m;
+    c->n_inbox++;
+    if (c->inbox == m) {
+        work_submit(c->api->workers, &m->work);
+    }
+    return true;
+}
+
+void ws_free(struct client *c)
+{
+    inbox_free(c);
+    lanes_free(c);
 }

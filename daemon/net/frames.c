@@ -176,7 +176,11 @@ int frames_receive(struct conn *c, const char *data, size_t len)
     c->message[message_len] = '\0';
     c->message_len = c->message_checked = 0;
     c->message_since_ms = 0;
-    ws_message(&c->client, c->message, message_len);
+    if (ws_message(&c->client, c->message, message_len, c->message_size)) {
+        c->message = NULL;
+        c->message_size = 0;
+        return 0;
+    }
     /* An idle connection holds no large buffer. */
     if (c->message_size > BUFFER_BYTES_MIN) {
         frames_free(c);

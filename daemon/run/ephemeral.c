@@ -1,5 +1,5 @@
 /* ephemeral.c - store:false responses: nothing of them is on disk, and they can be followed from the place where they
- * were made until that goes away.
+ * were made until that goes away, for EPHEMERAL_SECONDS. They are counted, for each place and in all.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 
 struct ephemeral {
     struct ephemeral *next;
+    int64_t made_ms;
     char id[ID_SIZE];
 };
 
@@ -52,6 +53,7 @@ void home_drop(struct runs *rs, struct run_home *home, const char *id)
     *at = e->next;
     forget(rs, home, e->id);
     free(e);
+    rs->n_ephemerals--;
     if (--home->n > 0) {
         return;
     }
@@ -68,14 +70,16 @@ void home_drop(struct runs *rs, struct run_home *home, const char *id)
 
 void home_add(struct runs *rs, struct run_home *home, const char *id)
 {
-    struct ephemeral *e = calloc(1, sizeof(*e));
+    struct ephemeral *e = rs->n_ephemerals < EPHEMERAL_ALL_MAX ? calloc(1, sizeof(*e)) : NULL;
     if (!e) {
         forget(rs, home, id);
         return;
     }
     snprintf(e->id, sizeof(e->id), "%s", id);
+    e->made_ms = clock_ms();
     e->next = home->list;
     home->list = e;
+    rs->n_ephemerals++;
     if (++home->n == 1) {
         home->next = rs->homes;
         if (home->next) {
@@ -88,6 +92,25 @@ void home_add(struct runs *rs, struct run_home *home, const char *id)
             e = e->next;
         }
         home_drop(rs, home, e->id);
+    }
+}
+
+void home_expire(struct runs *rs)
+{
+    int64_t oldest = clock_ms() - (int64_t)EPHEMERAL_SECONDS * 1000;
+    struct run_home *next;
+    for (struct run_home *home = rs->homes; home; home = next) {
+        next = home->next; /* a home without any leaves the list */
+        while (home->list) {
+            const struct ephemeral *last = home->list;
+            while (last->next) {
+                last = last->next;
+            }
+            if (last->made_ms >= oldest) {
+                break;
+            }
+            home_drop(rs, home, last->id);
+        }
     }
 }
 

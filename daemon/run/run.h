@@ -28,6 +28,8 @@
 #define BUFFER_BYTES_MIN    4096              /* of a body or message that arrives; it doubles */
 #define LAG_BYTES_MAX       (8 * 1024 * 1024) /* of events that a subscriber is behind by */
 #define EPHEMERAL_MAX       256               /* store:false responses that a home keeps; the oldest is dropped */
+#define EPHEMERAL_ALL_MAX   8192              /* that all homes keep */
+#define EPHEMERAL_SECONDS   3600              /* after which one is dropped */
 #define RECENT_RUNS_MAX     256
 #define RECENT_BYTES_MAX    (64 * 1024 * 1024)
 #define RECENT_FAILED_MAX   32 /* of one owner, */
@@ -170,6 +172,7 @@ struct runs {
     struct run *running, *recent; /* recent: ended, and kept for those who come back */
     size_t n_running, n_recent;
     struct run_home *homes;
+    size_t n_ephemerals;
 };
 
 /* One reader. Stands first in what its owner keeps for it. */
@@ -196,7 +199,7 @@ struct run {
     unsigned char digest[RETRY_DIGEST_BYTES];
     char conversation[ID_SIZE];
     struct run_home *home; /* store:false: where it may be followed from; NULL = nowhere */
-    int64_t created_ms, completed_ms, ended_clock_ms, last_delta_us;
+    int64_t created_ms, completed_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed, item_open;
     bool abandoned;     /* cancelled because nobody read it any more */
@@ -262,6 +265,8 @@ bool home_foreign(const struct runs *rs, const struct run_home *home, const char
 /* Newest first; the oldest goes when there are too many. */
 void home_add(struct runs *rs, struct run_home *home, const char *id);
 void home_drop(struct runs *rs, struct run_home *home, const char *id);
+/* [now and then] Drops those that nobody follows any more. */
+void home_expire(struct runs *rs);
 /* Forgets all, and that runs have come from here. */
 void home_free(struct runs *rs, struct run_home *home);
 

@@ -425,10 +425,7 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
             run->failed = true;
         }
         if (e->receipt_json) {
-            metrics_observe(&m->ttft, e->receipt.ttft_ms / 1000);
-            metrics_observe(&m->queue, e->receipt.queue_ms / 1000);
-            metrics_observe(&m->prefill, e->receipt.prefill_ms / 1000);
-            metrics_observe(&m->restore, e->receipt.restore_ms / 1000);
+            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
         }
     } else {
         run->failed = true;
@@ -465,10 +462,6 @@ static void take_event(struct event *event, bool closing)
         if (!run_append(run, ev->text, ev->len)) {
             break;
         }
-        if (run->last_delta_us) {
-            metrics_observe(&run->runs->metrics->itl, (double)(clock_us() - run->last_delta_us) / 1e6);
-        }
-        run->last_delta_us = clock_us();
         format->delta(run, ev->text);
         break;
     case SESSION_EVENT_DONE:

@@ -60,7 +60,10 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
         }
         e->receipt = *ev->receipt;
         e->receipt.conversation = e->receipt.saved = e->receipt.backend = e->receipt.model = NULL;
-        e->receipt.n_reprefilled = 0;
+        for (int i = 0; i < ev->receipt->n_gaps; i++) {
+            metrics_observe(&e->itl, (double)ev->receipt->gaps_ms[i] / 1000);
+        }
+        e->receipt.gaps_ms = NULL;
     }
     return e;
 }

@@ -9,7 +9,8 @@ struct turn_event {
     struct run *run;
     struct session_event turn; /* strings lie in `text` and `receipt_json` */
     char *text, *receipt_json;
-    struct session_receipt receipt; /* its numbers; the strings are NULL */
+    struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
+    struct histogram itl;           /* of its tokens */
 };
 
 /* [any thread] NULL: out of memory. */

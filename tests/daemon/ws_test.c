@@ -247,7 +247,7 @@ static void lane_limits(void **state)
         e = ws_read_json(fd);
         bool error = strcmp(str(e, "type"), "error") == 0;
         if (error) {
-            assert_string_equal(str(e, "error.code"), "too_many_streams");
+            assert_string_equal(str(e, "error.code"), "websocket_stream_limit_reached");
             assert_string_equal(str(e, "stream_id"), "one-more");
         }
         cJSON_Delete(e);
@@ -280,11 +280,18 @@ static void lane_limits(void **state)
     name[257] = '\0';
     snprintf(field, sizeof(field), ",\"stream_id\":\"%s\"", name);
     ws_create(fd, "echo a", field);
-    assert_error(fd, "invalid_value", NULL);
+    assert_error(fd, "invalid_stream_id", NULL);
     ws_create(fd, "echo a", ",\"stream_id\":\"sp ace\"");
-    assert_error(fd, "invalid_value", NULL);
+    assert_error(fd, "invalid_stream_id", NULL);
     ws_create(fd, "echo a", ",\"stream_id\":\"\"");
-    assert_error(fd, "invalid_value", NULL);
+    assert_error(fd, "invalid_stream_id", NULL);
+    /* Lanes that are no longer used make room. */
+    for (int i = 0; i < 3 * LANES_MAX; i++) {
+        snprintf(field, sizeof(field), ",\"stream_id\":\"later%d\"", i);
+        ws_create(fd, "echo a", field);
+        e = ws_until(fd, "response.completed");
+        cJSON_Delete(e);
+    }
     /* Requests that wait: 64, and one past it. */
     fake_reset();
     for (int i = 0; i < 65; i++) {
