@@ -157,6 +157,7 @@ static void loaded(struct server_event *e)
     s->api.runs.session = e->session;
     e->session = NULL;
     s->loaded = true;
+    responses_requeue(&s->api);
     s->api.load_promille = 1000;
     close_line(s);
     const struct engine_info *m = session_model(s->api.runs.session);

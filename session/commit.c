@@ -4,6 +4,7 @@
  * the stored receipt (`saved`): a turn whose KV could not be saved is complete all the same.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <syslog.h>
@@ -101,13 +102,61 @@ static void save_touched(struct turn *t)
     hot_unsaved(t->session, h->conversation, 0);
 }
 
+/* The rest of the turn's row. 0 or -ENOMEM. */
+static int fill_row(struct turn *t)
+{
+    struct session *s = t->session;
+    size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
+    char kv[65];
+    context_fingerprint(s->info, kv);
+    t->row = (struct storage_turn){
+        .status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED,
+        .reason = (char *)t->reason,
+        .answered = t->generate,
+        .tokens = t->context.ids + from,
+        .tokens_bytes = (t->context.n - from) * sizeof(engine_token),
+        .prompt_bytes = ((size_t)t->n_prompt - from) * sizeof(engine_token),
+        .rebased = t->rebased,
+        .n_tokens = (int64_t)t->context.n,
+        .evaluated = receipt_evaluated(t),
+        .kv = strdup(kv),
+        .receipt = receipt_stored(&t->receipt),
+        .saved = t->hot ? STORAGE_SAVED_PENDING : STORAGE_SAVED_YES,
+        .input_tokens = t->n_prompt,
+        .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
+        .output_tokens = t->receipt.output,
+        .completed_ms = t->completed_ms,
+    };
+    memcpy(t->row.fingerprint, s->info->model_sha256, sizeof t->row.fingerprint);
+    if (t->match && t->generate)
+        chat_hash(t, t->row.chat_hash);
+    if (t->generate) {
+        /* "resp_X" answers with "msg_X": who reads along knows the item's id from the first event on. */
+        const char *tail = strchr(t->response_id, '_');
+        size_t n = strlen(t->response_id) + sizeof "msg_";
+        t->answer = (struct storage_item){.output = true,
+                                          .public_id = malloc(n),
+                                          .kind = (char *)"message",
+                                          .role = (char *)stored_role_name(ENGINE_ASSISTANT),
+                                          .incomplete = t->reason != NULL,
+                                          .created_ms = t->completed_ms,
+                                          .text = t->text};
+        if (!t->answer.public_id)
+            return -ENOMEM;
+        (void)snprintf(t->answer.public_id, n, "msg%s", tail ? tail : "_");
+        t->row.items = &t->answer;
+        t->row.n_items = 1;
+    }
+    return t->row.kv && t->row.receipt ? 0 : -ENOMEM;
+}
+
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
     const char *text = NULL;
     size_t len = 0;
     if (t->cancelled && !t->reason)
-        t->reason = s->closing ? "shutdown" : "cancelled";
+        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : "cancelled";
     if (t->stream && !t->stopped_by_string &&
         (engine_stream_finish(t->stream, &text, &len) || turn_deliver(t, text, len))) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
@@ -122,8 +171,8 @@ void turn_finish(struct turn *t)
         receipt_finish(t);
         if (!touch)
             remember_ephemeral(t);
-        else if (t->hot && t->found.n_path) {
-            t->hot->turn = t->found.path[t->found.n_path - 1].id;
+        else if (t->hot && t->found.parent.id) {
+            t->hot->turn = t->found.parent.id;
             t->hot->conversation = t->found.conversation.id;
             save_touched(t);
         } else if (t->hot && t->previous) {
@@ -137,33 +186,11 @@ void turn_finish(struct turn *t)
         return;
     }
     receipt_finish(t);
-    struct storage_turn *row = &t->row;
-    size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
-    row->owner = t->found.owner.id;
-    row->parent = t->found.n_path ? t->found.path[t->found.n_path - 1].id : 0;
-    row->public_id = t->response_id;
-    row->status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED;
-    row->reason = (char *)t->reason;
-    row->instructions = (char *)t->in_force;
-    row->input = t->input;
-    row->output = t->generate ? t->text : NULL;
-    row->tokens = t->context.ids + from;
-    row->tokens_bytes = (t->context.n - from) * sizeof(engine_token);
-    row->prompt_bytes = ((size_t)t->n_prompt - from) * sizeof(engine_token);
-    row->rebased = t->rebased;
-    row->n_tokens = (int64_t)t->context.n;
-    memcpy(row->fingerprint, s->info->model_sha256, sizeof row->fingerprint);
-    if (t->match && t->generate)
-        chat_hash(t, row->chat_hash);
-    row->created_ms = t->created_ms;
-    row->completed_ms = t->completed_ms;
-    row->detail = receipt_detail(&t->receipt, t);
-    t->state = TURN_COMMITTING;
-    s->jobs++;
-    if (!row->detail || lookup_commit(t)) {
-        s->jobs--;
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+    if (fill_row(t) || accept_commit(t)) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
     }
+    t->state = TURN_COMMITTING;
 }
 
 /* ---- after the commit: KV ---- */
@@ -181,7 +208,6 @@ static void count_saves(struct session *s, int change)
 void saving_free(struct saving *saving)
 {
     free(saving->holders);
-    free(saving->detail);
     free(saving);
 }
 
@@ -196,7 +222,7 @@ static void saving_over(struct session *s, void *arg)
             *p = saving->next;
             break;
         }
-    if (saving->rc && saving->hot && saving->detail && s->storage && !s->closing)
+    if (saving->rc && saving->hot && saving->told && s->storage && !s->closing)
         unsaved_add(s, saving);
     else
         saving_free(saving);
@@ -206,7 +232,7 @@ static void saving_over(struct session *s, void *arg)
 static int saving_run(struct storage_ledger *l, void *arg)
 {
     struct saving *saving = arg;
-    return storage_turn_set_detail(l, saving->turn, saving->detail);
+    return storage_turn_set_saved(l, saving->turn, saving->rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
 }
 
 static void saving_run_done(void *arg, int rc)
@@ -220,7 +246,6 @@ static void saving_run_done(void *arg, int rc)
 static void tell_saved(struct session *s, void *arg)
 {
     struct saving *saving = arg;
-    const char *before = saving->failed ? "\"saved\":\"failed\"" : "\"saved\":\"pending\"";
     bool again = saving->failed && saving->rc;
     if (saving->rc) {
         /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
@@ -233,16 +258,10 @@ static void tell_saved(struct session *s, void *arg)
     } else {
         s->unsaved_pause_ms = 0;
     }
-    char *at = saving->detail && !again ? strstr(saving->detail, before) : NULL;
     saving->failed |= saving->rc != 0;
-    if (at) {
-        const char *now = saving->rc ? "\"saved\":\"failed\"" : "\"saved\":\"yes\"";
-        size_t old_len = strlen(before), new_len = strlen(now);
-        memmove(at + new_len, at + old_len, strlen(at + old_len) + 1);
-        memcpy(at, now, new_len);
-        if (s->storage && storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
-            return;
-    }
+    if (saving->told && !again && s->storage &&
+        storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
+        return;
     saving_over(s, saving);
 }
 
@@ -266,19 +285,14 @@ static void kv_commit_done(void *arg, int rc)
  * one is stored. */
 static void find_holders(struct turn *t, struct saving *saving)
 {
-    size_t n = t->found.n_path;
-    if (t->rebased || n == 0 || engine_seq_length(t->hot->seq) < t->found.path[n - 1].n_tokens - 1)
+    const struct storage_turn *parent = &t->found.parent;
+    if (t->rebased || !parent->id || engine_seq_length(t->hot->seq) < parent->n_tokens - 1)
         return; /* or it was stopped before it came there */
-    int k = (int)((t->found.path[n - 1].n_tokens - 1) / SESSION_SEGMENT_TOKENS);
-    saving->holders = calloc(n, sizeof *saving->holders);
-    if (!saving->holders)
-        return; /* the shorter one stays beside it */
-    saving->longer_at = k;
-    for (size_t i = n; i-- > 0 && t->found.path[i].n_tokens > (int64_t)k * SESSION_SEGMENT_TOKENS;) {
-        saving->holders[saving->n_holders++] = t->found.path[i].id;
-        if (t->found.path[i].rebased)
-            break;
-    }
+    saving->longer_at = (int)((parent->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
+    saving->holders = t->found.near;
+    saving->n_holders = t->found.n_near;
+    t->found.near = NULL;
+    t->found.n_near = 0;
 }
 
 void saving_begin(struct session *s, struct saving *saving, struct hot *h)
@@ -316,10 +330,9 @@ static void save_kv(struct turn *t, int64_t turn)
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
     saving->clock = t->clock;
-    if (!t->rebased && !turn_touches(t) && t->found.n_path)
-        saving->from = t->found.path[t->found.n_path - 1].n_tokens;
-    saving->detail = t->row.detail;
-    t->row.detail = NULL;
+    if (!t->rebased && !turn_touches(t) && t->found.parent.id)
+        saving->from = t->found.parent.n_tokens;
+    saving->told = !turn_touches(t);
     find_holders(t, saving);
     saving_begin(s, saving, t->hot);
 }
@@ -328,16 +341,19 @@ void turn_committed(struct session *s, void *turn)
 {
     struct turn *t = turn;
     s->jobs--;
+    t->n_jobs--;
+    if (t->terminal) /* it could not be accepted, and that was told */
+        return;
     if (t->commit_rc) {
         if (t->commit_rc == -ENOENT) {
-            turn_fail(t, SESSION_CONVERSATION_NOT_FOUND, "the conversation was deleted meanwhile");
+            t->in_ledger = ROW_NONE;
+            turn_fail(t, SESSION_GONE, "the response was deleted meanwhile");
             return;
         }
         session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
         return;
     }
-    t->found.conversation.id = t->row.conversation;
     if (t->hot) {
         t->hot->turn = t->row.id;
         t->hot->conversation = t->found.conversation.id;

@@ -5,7 +5,6 @@
  * another model), the context is built anew from the stored messages and, for the same model, the stored tokens of the
  * answers; such a turn is `rebased`.
  */
-#include <cjson/cJSON.h>
 #include <ctype.h>
 #include <errno.h>
 #include <openssl/evp.h>
@@ -15,7 +14,7 @@
 
 #include "session/session_internal.h"
 
-/* Messages of stored input items, with the JSON that their texts point into. */
+/* Messages; their texts are others'. */
 struct messages {
     struct engine_message *m;
     size_t n, capacity;
@@ -32,39 +31,6 @@ static int add_message(struct messages *list, enum engine_role role, const char 
         list->capacity = capacity;
     }
     list->m[list->n++] = (struct engine_message){role, text, strlen(text)};
-    return 0;
-}
-
-static enum engine_role role_of(const cJSON *item)
-{
-    const char *role = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "role"));
-    if (role && !strcmp(role, "assistant"))
-        return ENGINE_ASSISTANT;
-    if (role && (!strcmp(role, "system") || !strcmp(role, "developer")))
-        return ENGINE_SYSTEM;
-    return ENGINE_USER;
-}
-
-/* Appends the messages of stored items: content is a text or a list of parts with one. */
-static int add_items(struct messages *list, const cJSON *items)
-{
-    const cJSON *item, *part;
-    int rc = 0;
-    cJSON_ArrayForEach(item, items)
-    {
-        const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
-        if (cJSON_IsString(content))
-            rc = add_message(list, role_of(item), content->valuestring);
-        else
-            cJSON_ArrayForEach(part, content)
-            {
-                const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(part, "text"));
-                if (text && (rc = add_message(list, role_of(item), text)))
-                    return rc;
-            }
-        if (rc)
-            return rc;
-    }
     return 0;
 }
 
@@ -113,19 +79,28 @@ static int render_new(struct turn *t)
     return rc;
 }
 
+/* A stored answer's text: of its items that are messages. */
+static int tokenize_answer(struct turn *t, const struct storage_turn *row)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < row->n_items; i++)
+        if (row->items[i].output && row->items[i].text)
+            rc =
+                engine_tokenize(t->session->engine, row->items[i].text, strlen(row->items[i].text), false, &t->context);
+    return rc;
+}
+
 /* Everything before this turn, rendered anew under the instructions in force. */
 static int rebuild(struct turn *t, bool same_model)
 {
     struct messages list = {0};
-    cJSON **parsed = calloc(t->found.n_path, sizeof *parsed);
-    int rc = parsed ? 0 : -ENOMEM;
-    if (!rc && t->in_force)
-        rc = add_message(&list, ENGINE_SYSTEM, t->in_force);
+    int rc = t->in_force ? add_message(&list, ENGINE_SYSTEM, t->in_force) : 0;
     for (size_t i = 0; !rc && i < t->found.n_path; i++) {
         const struct storage_turn *row = &t->found.path[i];
-        parsed[i] = cJSON_Parse(row->input ? row->input : "[]");
-        rc = add_items(&list, parsed[i]);
-        if (rc || !row->output)
+        for (size_t k = 0; !rc && k < row->n_items; k++)
+            if (!row->items[k].output && row->items[k].text)
+                rc = add_message(&list, stored_role(row->items[k].role), row->items[k].text);
+        if (rc || !row->answered)
             continue;
         if ((rc = render(t, list.m, list.n, true)))
             goto cleanup;
@@ -134,7 +109,7 @@ static int rebuild(struct turn *t, bool same_model)
             rc = append_bytes(&t->context, (const char *)row->tokens + row->prompt_bytes,
                               row->tokens_bytes - row->prompt_bytes);
         else
-            rc = engine_tokenize(t->session->engine, row->output, strlen(row->output), false, &t->context);
+            rc = tokenize_answer(t, row);
         if (!rc)
             rc = engine_chat_close(t->session->engine, &t->context);
     }
@@ -148,9 +123,6 @@ static int rebuild(struct turn *t, bool same_model)
     if (rc)
         out_of_memory(t);
 cleanup:
-    for (size_t i = 0; parsed && i < t->found.n_path; i++)
-        cJSON_Delete(parsed[i]);
-    free(parsed);
     free(list.m);
     return rc;
 }
@@ -161,38 +133,29 @@ void context_fingerprint(const struct engine_info *info, char out[65])
         snprintf(out + 2 * i, 3, "%02x", info->fingerprint[i]);
 }
 
-int context_of_path(const struct storage_turn *path, size_t n, struct engine_tokens *out, size_t *first)
+int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)
 {
-    size_t from = n - 1;
-    while (from > 0 && !path[from].rebased)
-        from--;
-    if (first)
-        *first = from;
-    for (size_t i = from; i < n; i++)
-        if (append_bytes(out, path[i].tokens, path[i].tokens_bytes))
-            return -ENOMEM;
-    return 0;
+    void *tokens = NULL;
+    size_t bytes = 0;
+    int rc = storage_turn_context(l, owner, turn, &tokens, &bytes);
+    if (!rc)
+        rc = append_bytes(out, tokens, bytes);
+    free(tokens);
+    return rc;
 }
 
-/* Reads what the parent's detail says of its KV: tokens that went through the model, and why they might not be found.
- */
+/* What the parent's row says of its KV: tokens that went through the model, and why they might not be found. */
 static void expect(struct turn *t, const struct storage_turn *parent)
 {
     char fingerprint[65];
     context_fingerprint(t->session->info, fingerprint);
-    cJSON *detail = cJSON_Parse(parent->detail ? parent->detail : "{}");
-    const cJSON *evaluated = cJSON_GetObjectItemCaseSensitive(detail, "evaluated");
-    const char *kv = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(detail, "kv"));
-    const cJSON *receipt = cJSON_GetObjectItemCaseSensitive(detail, "receipt");
-    const char *saved = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(receipt, "saved"));
     t->n_expected = t->n_inherited;
-    if (cJSON_IsNumber(evaluated) && evaluated->valuedouble >= 0 && evaluated->valuedouble < t->n_inherited)
-        t->n_expected = (int)evaluated->valuedouble;
-    if (kv && strcmp(kv, fingerprint))
+    if (parent->evaluated >= 0 && parent->evaluated < t->n_inherited)
+        t->n_expected = (int)parent->evaluated;
+    if (parent->kv && strcmp(parent->kv, fingerprint))
         t->lost_reason = "blob_foreign";
     else
-        t->lost_reason = saved && !strcmp(saved, "yes") ? "blob_missing" : "not_saved";
-    cJSON_Delete(detail);
+        t->lost_reason = parent->saved == STORAGE_SAVED_YES ? "blob_missing" : "not_saved";
 }
 
 static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
@@ -217,16 +180,32 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     return render_new(t);
 }
 
+/* Instructions of the turn: its own, otherwise its conversation's. */
+static const char *instructions_in_force(const struct turn *t)
+{
+    const char *text = t->instructions ? t->instructions : t->found.conversation.instructions;
+    return text && *text ? text : NULL;
+}
+
+static bool same_model(const struct turn *t)
+{
+    return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
+}
+
+bool context_past_changes(const struct turn *t)
+{
+    /* Chat completions carry their instructions in their messages, which matched. */
+    return !same_model(t) || !(t->match || same_text(instructions_in_force(t), t->found.parent.instructions));
+}
+
 int context_build(struct turn *t)
 {
     struct session *s = t->session;
     struct found *f = &t->found;
-    t->in_force = t->instructions ? t->instructions : f->conversation.instructions;
-    if (t->in_force && !*t->in_force)
-        t->in_force = NULL;
+    t->in_force = instructions_in_force(t);
 
     struct ephemeral *e = NULL;
-    if (t->previous && f->n_path == 0)
+    if (t->previous && !f->parent.id)
         for (e = s->ephemerals; e; e = e->next)
             if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
                 break;
@@ -234,29 +213,23 @@ int context_build(struct turn *t)
     if (e) {
         if ((rc = build_from_ephemeral(t, e)))
             return rc;
-    } else if (f->n_path == 0) {
+    } else if (!f->parent.id) {
         if ((rc = render_new(t)))
             return rc;
+    } else if (f->n_path) {
+        t->rebased = t->past_changed = true;
+        t->lost_reason = same_model(t) ? "instructions_changed" : "blob_foreign";
+        if ((rc = rebuild(t, same_model(t))))
+            return rc;
     } else {
-        const struct storage_turn *parent = &f->path[f->n_path - 1];
-        bool same_model = !memcmp(parent->fingerprint, s->info->model_sha256, 32);
-        /* Chat completions carry their instructions in their messages, which matched. */
-        bool same_instructions = t->match || same_text(t->in_force, parent->instructions);
-        if (!same_model || !same_instructions) {
-            t->rebased = t->past_changed = true;
-            t->lost_reason = same_model ? "instructions_changed" : "blob_foreign";
-            if ((rc = rebuild(t, same_model)))
-                return rc;
-        } else {
-            if (context_of_path(f->path, f->n_path, &t->context, NULL))
-                return out_of_memory(t);
-            t->n_inherited = t->rebased_from = (int)t->context.n;
-            expect(t, parent);
-            if (!turn_touches(t) && parent->output && engine_chat_close(s->engine, &t->context))
-                return out_of_memory(t);
-            if ((rc = render_new(t)))
-                return rc;
-        }
+        if (append_bytes(&t->context, f->tokens, f->tokens_bytes))
+            return out_of_memory(t);
+        t->n_inherited = t->rebased_from = (int)t->context.n;
+        expect(t, &f->parent);
+        if (!turn_touches(t) && f->parent.answered && engine_chat_close(s->engine, &t->context))
+            return out_of_memory(t);
+        if ((rc = render_new(t)))
+            return rc;
     }
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {

@@ -1,11 +1,10 @@
 /* conversations.c - everything that is asked of conversations and responses apart from running a turn.
  *
  * A query is copied, runs as one job on the ledger thread and answers from there. Two need the engine thread first:
- * delete and evict must not meet a turn that runs on the conversation (-EBUSY), wait until the saving of its last turn
- * has ended (otherwise it would come back to life, or be lost), and drop its pages. They go: ledger (find the row) ->
- * engine -> ledger -> answer.
+ * delete stops a turn that runs on the conversation, and evict must not meet one (-EBUSY); both wait until the saving
+ * of its last turn has ended (otherwise it would come back to life, or be lost), and drop its pages. They go: ledger
+ * (find the row) -> engine -> ledger -> answer.
  */
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,24 +13,27 @@
 
 #define LIST_MAX 100
 
-enum query_kind { CREATE, GET, UPDATE, DELETE, LIST, RESPONSES, EVICT, RESPONSE_GET, RESPONSE_DELETE };
+enum query_kind { CREATE, GET, UPDATE, DELETE, LIST, ITEMS, EVICT, RESPONSE_GET, RESPONSE_DELETE };
 
 struct query {
     struct query *next;
     struct session *session;
     enum query_kind kind;
-    char *owner, *id, *title, *metadata, *instructions, *text;
+    char *owner, *id, *title, *metadata, *instructions, *text, *key;
+    uint8_t digest[SESSION_DIGEST_BYTES];
     int limit;
-    bool to_disk;
+    bool to_disk, descending;
     session_done *done;
     void *arg;
 
     struct storage_owner owner_row;
     struct storage_conversation *conversations; /* [limit + 1] for LIST, else [1] */
     size_t n_conversations;
-    char **heads; /* public id of each row's head, or NULL */
-    struct storage_turn *turns;
-    size_t n_turns;
+    char **heads;             /* public id of each row's head, or NULL */
+    struct storage_turn turn; /* of RESPONSE_*, id 0: none */
+    char *previous;
+    struct storage_item *items; /* [limit + 1] of a page */
+    size_t n_items;
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
     struct prune *prune;
@@ -42,7 +44,7 @@ struct query {
 
 static void query_free(struct query *q)
 {
-    char *texts[] = {q->owner, q->id, q->title, q->metadata, q->instructions, q->text};
+    char *texts[] = {q->owner, q->id, q->title, q->metadata, q->instructions, q->text, q->key, q->previous};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
     for (size_t i = 0; i < q->n_conversations; i++) {
@@ -52,9 +54,8 @@ static void query_free(struct query *q)
     }
     free(q->conversations);
     free(q->heads);
-    for (size_t i = 0; i < q->n_turns; i++)
-        storage_turn_free(&q->turns[i]);
-    free(q->turns);
+    storage_turn_free(&q->turn);
+    storage_items_free(q->items, q->n_items);
     free(q->keys);
     prune_free(q->prune);
     free(q);
@@ -123,51 +124,15 @@ static void fill_conversation(struct session *s, const struct storage_conversati
                                          .n_tokens = row->n_tokens};
 }
 
-static int detail_number(const cJSON *object, const char *name)
-{
-    const cJSON *n = cJSON_GetObjectItemCaseSensitive(object, name);
-    return cJSON_IsNumber(n) ? n->valueint : 0;
-}
-
-/* texts[2] get what the response's strings point to and the caller frees: params and receipt. */
-static void fill_response(const struct query *q, size_t i, struct session_response *out, char *texts[2])
-{
-    static const char *const statuses[] = {"completed", "incomplete", "failed"};
-    const struct storage_turn *row = &q->turns[i];
-    const struct storage_conversation *c = q->n_conversations ? &q->conversations[0] : NULL;
-    cJSON *detail = cJSON_Parse(row->detail ? row->detail : "{}");
-    const cJSON *usage = cJSON_GetObjectItemCaseSensitive(detail, "usage");
-    cJSON *params = cJSON_GetObjectItemCaseSensitive(detail, "params");
-    cJSON *receipt = cJSON_GetObjectItemCaseSensitive(detail, "receipt");
-    texts[0] = params ? cJSON_PrintUnformatted(params) : NULL;
-    texts[1] = receipt ? cJSON_PrintUnformatted(receipt) : NULL;
-    *out = (struct session_response){.id = row->public_id,
-                                     .conversation = c ? c->public_id : NULL,
-                                     .previous = i > 0 ? q->turns[i - 1].public_id : NULL,
-                                     .listed = c && c->kind == STORAGE_CONVERSATION_LISTED,
-                                     .status = statuses[row->status],
-                                     .reason = row->reason,
-                                     .instructions = row->instructions,
-                                     .input = row->input ? row->input : "[]",
-                                     .output = row->output ? row->output : "",
-                                     .params = texts[0],
-                                     .receipt = texts[1],
-                                     .input_tokens = detail_number(usage, "input"),
-                                     .cached_tokens = detail_number(usage, "cached"),
-                                     .output_tokens = detail_number(usage, "output"),
-                                     .created_ms = row->created_ms,
-                                     .completed_ms = row->completed_ms};
-    cJSON_Delete(detail);
-}
-
 static void answer(struct query *q, int rc)
 {
     struct session_result result = {.rc = rc};
     struct session_conversation *conversations = NULL;
-    struct session_response *responses = NULL;
+    struct session_response response;
+    struct session_item *items = NULL;
+    struct stored *own = NULL;
     struct live *live = NULL;
-    char *(*texts)[2] = NULL;
-    size_t n = q->n_conversations, first = 0;
+    size_t n = q->n_conversations, n_items = q->n_items;
     if (rc == 0 && n > 0) {
         if (q->kind == LIST && n > (size_t)q->limit) {
             n = (size_t)q->limit;
@@ -181,30 +146,29 @@ static void answer(struct query *q, int rc)
         if (!conversations || !live)
             result.rc = -ENOMEM;
     }
-    if (rc == 0 && q->n_turns > 0) {
-        responses = calloc(q->n_turns, sizeof *responses);
-        texts = calloc(q->n_turns, sizeof *texts);
-        first = q->kind == RESPONSE_GET ? q->n_turns - 1 : 0;
-        for (size_t i = first; responses && texts && i < q->n_turns; i++)
-            fill_response(q, i, &responses[i], texts[i]);
-        if (!responses || !texts)
-            result.rc = -ENOMEM;
+    if (rc == 0 && q->kind == RESPONSE_GET)
+        result.rc = stored_response(&q->turn, &q->conversations[0], q->previous, &response, &own);
+    if (rc == 0 && q->kind == ITEMS) {
+        if (n_items > (size_t)q->limit) {
+            n_items = (size_t)q->limit;
+            result.more = true;
+        }
+        items = stored_items(q->items, n_items);
+        result.rc = items ? 0 : -ENOMEM;
     }
     if (result.rc == 0) {
         result.conversations = conversations;
         result.n_conversations = conversations ? n : 0;
-        result.responses = responses ? responses + first : NULL;
-        result.n_responses = responses ? q->n_turns - first : 0;
+        result.responses = own ? &response : NULL;
+        result.n_responses = own != NULL;
+        result.items = items;
+        result.n_items = items ? n_items : 0;
     }
     q->done(q->arg, &result);
-    for (size_t i = 0; texts && i < q->n_turns; i++) {
-        free(texts[i][0]);
-        free(texts[i][1]);
-    }
-    free(texts);
+    stored_free(own);
+    free(items);
     free(conversations);
     free(live);
-    free(responses);
     query_free(q);
 }
 
@@ -248,11 +212,37 @@ static int replace(char **field, const char *text)
     return 0;
 }
 
+/* 0: nothing was made with the query's key; 1: the conversation was. */
+static int created_before(struct storage_ledger *l, struct query *q, const uint8_t key[STORAGE_DIGEST_BYTES])
+{
+    char *target = NULL;
+    int rc = storage_key_get(l, q->owner_row.id, key, q->digest, &target);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc == -EINVAL ? -EKEYREJECTED : rc;
+    rc = storage_conversation_get(l, q->owner_row.id, target, &q->conversations[0]);
+    free(target);
+    if (rc)
+        return rc;
+    q->n_conversations = 1;
+    return 1;
+}
+
 static int create(struct storage_ledger *l, struct query *q)
 {
+    uint8_t key[STORAGE_DIGEST_BYTES], digest[STORAGE_DIGEST_BYTES];
     q->conversations = calloc(1, sizeof *q->conversations);
     if (!q->conversations)
         return -ENOMEM;
+    if (q->key) {
+        int rc = accept_hash(&q->owner_row, q->key, strlen(q->key), key);
+        if (!rc)
+            rc = accept_hash(&q->owner_row, q->digest, sizeof q->digest, digest);
+        if (rc)
+            return rc;
+        memcpy(q->digest, digest, sizeof digest);
+        if ((rc = created_before(l, q, key)))
+            return rc < 0 ? rc : add_heads(l, q);
+    }
     struct storage_conversation *c = &q->conversations[0];
     q->n_conversations = 1;
     c->owner = q->owner_row.id;
@@ -261,7 +251,8 @@ static int create(struct storage_ledger *l, struct query *q)
     if (replace(&c->public_id, q->id) || replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
-    return storage_conversation_insert(l, c);
+    int rc = storage_conversation_insert(l, c);
+    return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 
 static int update(struct storage_ledger *l, struct query *q)
@@ -288,19 +279,16 @@ static int list(struct storage_ledger *l, struct query *q)
 
 static int get_response(struct storage_ledger *l, struct query *q)
 {
-    struct storage_turn turn;
-    int rc = storage_turn_get(l, q->owner_row.id, q->id, &turn);
+    int rc = storage_turn_get(l, q->owner_row.id, q->id, STORAGE_TURN_ITEMS, &q->turn);
     if (rc)
         return rc;
-    int64_t id = turn.id, conversation = turn.conversation;
-    storage_turn_free(&turn);
     q->conversations = calloc(1, sizeof *q->conversations);
     if (!q->conversations)
         return -ENOMEM;
-    if ((rc = storage_conversation_by_id(l, q->owner_row.id, conversation, &q->conversations[0])))
+    if ((rc = storage_conversation_by_id(l, q->owner_row.id, q->turn.conversation, &q->conversations[0])))
         return rc;
     q->n_conversations = 1;
-    return storage_turn_path(l, q->owner_row.id, id, false, &q->turns, &q->n_turns);
+    return q->turn.parent ? storage_turn_public_id(l, q->turn.parent, &q->previous) : 0;
 }
 
 static int take_key(void *arg, struct storage_found *found, int pos, int used)
@@ -321,19 +309,11 @@ static int segment_keys(struct storage_ledger *l, struct query *q)
 {
     static const uint8_t root[STORAGE_KEY_BYTES];
     struct engine_tokens tokens = {0};
-    struct storage_turn *path = NULL;
-    size_t n = 0;
     if (!q->conversations[0].head)
         return 0;
-    int rc = storage_turn_path(l, q->owner_row.id, q->conversations[0].head, true, &path, &n);
-    if (rc)
-        return rc;
-    rc = context_of_path(path, n, &tokens, NULL);
+    int rc = context_of_turn(l, q->owner_row.id, q->conversations[0].head, &tokens);
     if (!rc)
         rc = lookup_walk(l, q->session, q->owner_row.id, root, tokens.ids, 0, (int)tokens.n, take_key, q);
-    for (size_t i = 0; i < n; i++)
-        storage_turn_free(&path[i]);
-    free(path);
     engine_tokens_free(&tokens);
     return rc;
 }
@@ -355,10 +335,12 @@ static int query_find(struct storage_ledger *l, struct query *q)
     case LIST:
         rc = list(l, q);
         break;
-    case RESPONSES:
-        rc = get_conversation(l, q);
-        if (!rc && q->conversations[0].head)
-            rc = storage_turn_path(l, q->owner_row.id, q->conversations[0].head, false, &q->turns, &q->n_turns);
+    case ITEMS:
+        if ((rc = get_conversation(l, q)))
+            break;
+        rc = storage_items_page(l, q->owner_row.id, q->conversations[0].id, q->conversations[0].head, q->descending,
+                                q->text, (size_t)q->limit + 1, &q->items, &q->n_items);
+        rc = rc == -ENOENT ? -ERANGE : rc;
         break;
     case DELETE:
     case EVICT:
@@ -389,11 +371,11 @@ static int settled_run(struct storage_ledger *l, void *arg)
     if (q->kind == EVICT)
         return segment_keys(l, q); /* now that all of them are in the index */
     if (q->kind == RESPONSE_DELETE && !q->pruned) {
-        int rc = storage_turn_is_leaf(l, q->turns[q->n_turns - 1].id);
+        int rc = storage_turn_is_leaf(l, q->turn.id);
         if (rc <= 0)
             return rc ? rc : -EBUSY;
-        if (q->n_turns > 1) /* without it the deletion is as good */
-            (void)prune_find(l, q->session, &q->owner_row, q->turns[q->n_turns - 2].id, &q->prune);
+        if (q->turn.parent && q->turn.status != STORAGE_TURN_FAILED) /* without it the deletion is as good */
+            (void)prune_find(l, q->session, &q->owner_row, q->turn.parent, &q->prune);
         return 0;
     }
     if (q->kind == RESPONSE_DELETE)
@@ -433,8 +415,6 @@ static void settled_answer(struct session *s, void *arg)
     }
     if (q->rc == 0)
         hot_distrust(s, q->owner_row.id);
-    for (; q->n_turns > 0; q->n_turns--) /* nothing of it is shown: it is gone */
-        storage_turn_free(&q->turns[q->n_turns - 1]);
     answer(q, q->rc);
 }
 
@@ -457,15 +437,24 @@ static bool runs_on(const struct turn *t, const struct query *q)
     return t->found.conversation.id == c->id;
 }
 
-/* True when the query is answered or on its way; false: it must wait for a saving. */
+/* True when the query is answered or on its way; false: it must wait for a saving, or for a turn that it has stopped.
+ */
 static bool settle(struct session *s, struct query *q)
 {
     int64_t conversation = q->conversations[0].id;
-    for (struct turn *t = s->turns; t; t = t->next)
-        if (runs_on(t, q)) {
+    bool running = false;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (!runs_on(t, q))
+            continue;
+        /* What is to be deleted is stopped, and goes when it has ended. */
+        if (q->kind == EVICT || (q->kind == RESPONSE_DELETE && strcmp(t->response_id, q->id) != 0)) {
             answer(q, -EBUSY);
             return true;
         }
+        t->cancelled = running = true;
+    }
+    if (running)
+        return false;
     if (q->kind == EVICT && !q->tried) { /* before its pages go */
         q->tried = true;
         (void)unsaved_try(s, conversation);
@@ -573,8 +562,8 @@ static int start(struct session *s, enum query_kind kind, const char *owner, con
     *q = settings;
     q->session = s;
     q->kind = kind;
-    const char *const from[] = {owner, id, title, metadata, instructions, settings.text};
-    char **to[] = {&q->owner, &q->id, &q->title, &q->metadata, &q->instructions, &q->text};
+    const char *const from[] = {owner, id, title, metadata, instructions, settings.text, settings.key};
+    char **to[] = {&q->owner, &q->id, &q->title, &q->metadata, &q->instructions, &q->text, &q->key};
     bool failed = false;
     for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
         *to[i] = from[i] ? strdup(from[i]) : NULL;
@@ -590,9 +579,15 @@ static int start(struct session *s, enum query_kind kind, const char *owner, con
 }
 
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg)
+                                const char *metadata, const char *instructions, const char *key,
+                                const unsigned char *digest, session_done *done, void *arg)
 {
-    return start(s, CREATE, owner, id, title, metadata, instructions, (struct query){.done = done, .arg = arg});
+    struct query settings = {.done = done, .arg = arg};
+    if (key && digest) {
+        settings.key = (char *)key;
+        memcpy(settings.digest, digest, sizeof settings.digest);
+    }
+    return start(s, CREATE, owner, id, title, metadata, instructions, settings);
 }
 
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
@@ -620,9 +615,14 @@ int session_conversation_list(struct session *s, const char *owner, const char *
                  (struct query){.done = done, .arg = arg, .limit = limit, .text = (char *)query});
 }
 
-int session_conversation_responses(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+int session_conversation_items(struct session *s, const char *owner, const char *id, bool descending, const char *after,
+                               int limit, session_done *done, void *arg)
 {
-    return start(s, RESPONSES, owner, id, NULL, NULL, NULL, (struct query){.done = done, .arg = arg});
+    if (limit < 1 || limit > LIST_MAX)
+        return -EINVAL;
+    return start(
+        s, ITEMS, owner, id, NULL, NULL, NULL,
+        (struct query){.done = done, .arg = arg, .limit = limit, .descending = descending, .text = (char *)after});
 }
 
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,

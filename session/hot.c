@@ -137,7 +137,7 @@ static struct hot *fork_hot(struct session *s, struct hot *from, int n)
 
 struct hot *hot_acquire(struct session *s, struct turn *t, int most)
 {
-    int64_t parent = t->found.n_path ? t->found.path[t->found.n_path - 1].id : 0;
+    int64_t parent = t->found.parent.id;
     struct hot *own = NULL, *best = NULL;
     int best_common = 0;
     for (struct hot *h = s->hots; h; h = h->next) {
@@ -173,7 +173,7 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     if (h) {
         h->user = t;
         /* A touch of a response that is not stored leaves nothing on disk either, whatever its own `store` says. */
-        h->in_ledger = t->store && (!turn_touches(t) || t->found.n_path > 0);
+        h->in_ledger = t->store && (!turn_touches(t) || t->found.parent.id);
         free(h->ephemeral);
         h->ephemeral = NULL;
     }
@@ -243,9 +243,9 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     const struct turn *t = h->user;
     if (!t)
         return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
-    if (!t->store || t->rebased || !t->found.n_path)
+    const struct storage_turn *parent = &t->found.parent;
+    if (!t->store || t->rebased || !parent->id)
         return 0;
-    const struct storage_turn *parent = &t->found.path[t->found.n_path - 1];
     return saving_under_way(s, parent->id) ? 0 : parent->n_tokens;
 }
 

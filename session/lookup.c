@@ -1,7 +1,7 @@
-/* lookup.c - a turn's jobs on the ledger thread.
+/* lookup.c - a turn's jobs on the ledger thread that read.
  *
- * While a job is under way it owns turn->found (find), turn->plan (plan) or turn->row (commit), and reads the request
- * and the context, which do not change meanwhile. The result comes back to the engine thread as a command.
+ * While a job is under way it owns turn->found and the digests (find) or turn->plan (plan), and reads the request and
+ * the context, which do not change meanwhile. The result comes back to the engine thread as a command.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 
 #include "session/session_internal.h"
 
-#define MATCH_TRIES 64 /* answers, from the last one, whose history is looked for */
+#define MATCH_TRIES  64 /* answers, from the last one, whose history is looked for */
+#define REPEAT_TRIES 8  /* turns with the same body that are looked at */
 
 static void back(struct turn *t, void (*run)(struct session *s, void *arg))
 {
@@ -25,6 +26,16 @@ static int refuse(struct turn *t, enum session_failure failure, const char *mess
 {
     t->found.failure = failure;
     t->found.message = message;
+    return 0;
+}
+
+/* What naming a response as the one to be followed means: one that failed stands for what it followed. Nothing follows
+ * what is still running. */
+static int follow(struct turn *t, const struct storage_turn *turn, int64_t *parent)
+{
+    if (turn->status >= STORAGE_TURN_RUNNING)
+        return refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
+    *parent = turn->status == STORAGE_TURN_FAILED ? turn->parent : turn->id;
     return 0;
 }
 
@@ -43,28 +54,44 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     if (!t->parent[0])
         return 0;
     struct storage_turn turn;
-    rc = storage_turn_get(l, f->owner.id, t->parent, &turn);
+    rc = storage_turn_get(l, f->owner.id, t->parent, 0, &turn);
     if (rc && rc != -ENOENT)
         return rc;
     if (rc || turn.conversation != f->conversation.id)
         refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
     else
-        *parent = turn.id;
+        follow(t, &turn, parent);
     if (!rc)
         storage_turn_free(&turn);
     return 0;
+}
+
+/* A turn that waits in the ledger goes on where it was accepted. */
+static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_turn turn;
+    int rc = storage_turn_get(l, f->owner.id, t->response_id, 0, &turn);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_GONE, "the response was deleted");
+    if (rc)
+        return rc;
+    *parent = turn.parent;
+    rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
+    storage_turn_free(&turn);
+    return rc;
 }
 
 static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
     struct storage_turn turn;
-    int rc = storage_turn_get(l, f->owner.id, t->previous, &turn);
+    int rc = storage_turn_get(l, f->owner.id, t->previous, 0, &turn);
     if (rc == -ENOENT)
         return refuse(t, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
     if (rc)
         return rc;
-    *parent = turn.id;
+    follow(t, &turn, parent);
     rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
     storage_turn_free(&turn);
     return rc;
@@ -97,20 +124,129 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     return storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
 }
 
+/* ---- find: is it a repetition? ---- */
+
+static bool given_up(const struct storage_turn *turn)
+{
+    return turn->status == STORAGE_TURN_FAILED ||
+           (turn->status == STORAGE_TURN_INCOMPLETE && turn->reason && !strcmp(turn->reason, "abandoned"));
+}
+
+/* `first` was the first attempt at this request: its answer is this one's, or where it has none that anybody wants,
+ * this turn takes its place. Takes over `first`. */
+static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn *first, int64_t *parent)
+{
+    struct found *f = &t->found;
+    int leaf = given_up(first) ? storage_turn_is_leaf(l, first->id) : 0;
+    int rc = leaf < 0 ? leaf : 0;
+    f->failure = SESSION_OK;
+    if (!rc && first->status >= STORAGE_TURN_RUNNING)
+        refuse(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request has not ended yet");
+    else if (!rc && !(leaf == 1 && *parent && t->match)) { /* what is matched goes on where the match is */
+        storage_conversation_free(&f->conversation);
+        rc = storage_conversation_by_id(l, f->owner.id, first->conversation, &f->conversation);
+        *parent = first->parent;
+    }
+    if (!rc && f->failure == SESSION_OK && leaf == 1) {
+        f->replaces = first->id;
+    } else if (!rc && f->failure == SESSION_OK) {
+        rc = storage_turn_by_id(l, f->owner.id, first->id, STORAGE_TURN_ITEMS, &f->stored);
+        if (!rc && first->parent)
+            rc = storage_turn_public_id(l, first->parent, &f->stored_previous);
+    }
+    storage_turn_free(first);
+    return rc;
+}
+
+/* By its key. */
+static int find_key(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_turn first;
+    char *target = NULL;
+    int rc = storage_key_get(l, f->owner.id, t->key_hash, t->digest, &target);
+    if (rc == -ENOENT)
+        return 0; /* nothing was made with it */
+    if (rc == -EINVAL)
+        return refuse(t, SESSION_KEY_REUSED, "this idempotency key came with another request before");
+    if (rc)
+        return rc;
+    rc = storage_turn_get(l, f->owner.id, target, 0, &first);
+    free(target);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_GONE, "what was made with this idempotency key has been deleted");
+    return rc ? rc : repeat(l, t, &first, parent);
+}
+
+/* By its body: the latest turn of the owner with that, if it stands where this one would, and if whoever asked for it
+ * may not have got the answer. */
+static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_turn first;
+    int64_t before = INT64_MAX;
+    for (int tries = 0; tries < REPEAT_TRIES; tries++) {
+        int rc = storage_turn_by_digest(l, f->owner.id, t->digest, before, &first);
+        if (rc)
+            return rc == -ENOENT ? 0 : rc;
+        before = first.id;
+        bool here = first.parent == *parent && (first.parent || !t->conversation || t->parent) &&
+                    (!t->conversation || first.conversation == f->conversation.id);
+        if (t->conversation && !t->parent)
+            here = first.conversation == f->conversation.id &&
+                   (first.id == f->conversation.head ||
+                    (first.status >= STORAGE_TURN_FAILED && first.parent == f->conversation.head));
+        if (first.age_ms > STORAGE_KEY_KEPT_MS) {
+            storage_turn_free(&first);
+            return 0;
+        }
+        if (here && (!first.delivered || given_up(&first)))
+            return repeat(l, t, &first, parent);
+        storage_turn_free(&first);
+    }
+    return 0;
+}
+
+/* What it follows, with its tokens; all of its past only where that must be rendered anew. */
+static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
+{
+    struct found *f = &t->found;
+    int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
+    if (!rc && context_past_changes(t))
+        return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
+                                 &f->n_path);
+    if (!rc)
+        rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
+    if (!rc)
+        rc = storage_turn_near(l, parent, (f->parent.n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
+                               &f->near, &f->n_near);
+    return rc;
+}
+
 static int find_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
     struct found *f = &t->found;
     int64_t parent = 0;
+    uint8_t digest[STORAGE_DIGEST_BYTES];
     int rc = storage_owner_get(l, t->owner, &f->owner);
-    if (!rc && t->conversation)
+    /* Stored, a digest must not tell what was asked to those who can guess it. */
+    if (!rc && t->has_digest && !(rc = accept_hash(&f->owner, t->digest, sizeof t->digest, digest)))
+        memcpy(t->digest, digest, sizeof digest);
+    if (!rc && t->requeued)
+        rc = find_requeued(l, t, &parent);
+    else if (!rc && t->conversation)
         rc = find_conversation(l, t, &parent);
     else if (!rc && t->previous)
         rc = find_previous(l, t, &parent);
     else if (!rc && t->match)
         rc = find_match(l, t, &parent);
-    if (!rc && f->failure == SESSION_OK && parent)
-        rc = storage_turn_path(l, f->owner.id, parent, true, &f->path, &f->n_path);
+    if (!rc && t->key && t->store && !(rc = accept_hash(&f->owner, t->key, strlen(t->key), t->key_hash)))
+        rc = find_key(l, t, &parent);
+    else if (!rc && f->failure == SESSION_OK && t->retry && t->has_digest && t->store)
+        rc = find_repetition(l, t, &parent);
+    if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
+        rc = read_parent(l, t, parent);
     return rc;
 }
 
@@ -222,72 +358,4 @@ static void plan_done(void *arg, int rc)
 int lookup_plan(struct turn *t)
 {
     return storage_submit(t->session->storage, (struct storage_job){plan_run, plan_done, t});
-}
-
-/* ---- commit ---- */
-
-static int new_id(const char *prefix, char *out, size_t out_size)
-{
-    uint8_t random[16];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return -EIO;
-    size_t n = strlen(prefix);
-    if (n + 2 * sizeof random + 1 > out_size)
-        return -EINVAL;
-    memcpy(out, prefix, n);
-    for (size_t i = 0; i < sizeof random; i++) {
-        out[n + 2 * i] = "0123456789abcdef"[random[i] >> 4];
-        out[n + 2 * i + 1] = "0123456789abcdef"[random[i] & 15];
-    }
-    out[n + 2 * sizeof random] = 0;
-    return 0;
-}
-
-static int commit_run(struct storage_ledger *l, void *arg)
-{
-    struct turn *t = arg;
-    int rc;
-    t->row.conversation = t->found.conversation.id;
-    if (t->row.conversation == 0) {
-        struct storage_conversation c = {.owner = t->found.owner.id,
-                                         .public_id = t->found.conversation.public_id,
-                                         .kind = t->match ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_CHAIN,
-                                         .created_ms = t->row.created_ms,
-                                         .updated_ms = t->row.created_ms};
-        if ((rc = storage_conversation_insert(l, &c)))
-            return rc;
-        t->row.conversation = c.id;
-    }
-    if ((rc = storage_turn_insert(l, &t->row)))
-        return rc;
-    /* Others may have renamed it meanwhile: only the head moves. */
-    struct storage_conversation now;
-    if ((rc = storage_conversation_by_id(l, t->found.owner.id, t->row.conversation, &now)))
-        return rc;
-    now.head = t->row.id;
-    now.updated_ms = t->row.completed_ms;
-    rc = storage_conversation_update(l, &now);
-    storage_conversation_free(&now);
-    return rc;
-}
-
-static void commit_done(void *arg, int rc)
-{
-    struct turn *t = arg;
-    t->commit_rc = rc;
-    back(t, turn_committed);
-}
-
-int lookup_name(struct turn *t)
-{
-    char id[48];
-    int rc = new_id("conv_", id, sizeof id);
-    if (!rc && !(t->found.conversation.public_id = strdup(id)))
-        rc = -ENOMEM;
-    return rc;
-}
-
-int lookup_commit(struct turn *t)
-{
-    return storage_submit(t->session->storage, (struct storage_job){commit_run, commit_done, t});
 }

@@ -53,30 +53,16 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
                struct prune **out)
 {
     struct engine_tokens tokens = {0};
-    struct storage_turn *path = NULL;
     struct prune *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
-    size_t n = 0, first = 0;
-    int rc = storage_turn_path(l, owner->id, turn, true, &path, &n);
-    if (rc) {
-        prune_free(p);
-        return rc;
-    }
     p->session = s;
     p->owner = *owner;
-    rc = context_of_path(path, n, &tokens, &first);
+    int rc = context_of_turn(l, owner->id, turn, &tokens);
     if (!rc)
         rc = lookup_walk(l, s, owner->id, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
-    p->holders = calloc(n, sizeof *p->holders);
-    if (!rc && !p->holders)
-        rc = -ENOMEM;
-    for (size_t i = first; !rc && i < n; i++)
-        if (p->found.label && path[i].n_tokens > p->first)
-            p->holders[p->n_holders++] = path[i].id;
-    for (size_t i = 0; i < n; i++)
-        storage_turn_free(&path[i]);
-    free(path);
+    if (!rc && p->found.label)
+        rc = storage_turn_near(l, turn, p->first, &p->holders, &p->n_holders);
     engine_tokens_free(&tokens);
     if (rc || p->n_holders == 0) {
         prune_free(p);

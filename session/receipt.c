@@ -21,7 +21,7 @@ void receipt_finish(struct turn *t)
 {
     struct session_receipt *r = &t->receipt;
     r->conversation = t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
-    r->turn = (int)t->found.n_path + 1;
+    r->turn = t->found.parent.depth + 1;
     r->output = t->n_output;
     /* A turn that was stopped may not have come to all that was to be prefilled again. */
     int repeated = 0, n = 0;
@@ -105,22 +105,24 @@ int receipt_evaluated(const struct turn *t)
     return t->past_changed || length > before ? length : before;
 }
 
-char *receipt_detail(const struct session_receipt *r, const struct turn *t)
+char *receipt_stored(const struct session_receipt *r)
 {
-    char fingerprint[65];
-    context_fingerprint(t->session->info, fingerprint);
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "evaluated", receipt_evaluated(t));
-    cJSON_AddStringToObject(o, "kv", fingerprint);
-    cJSON *usage = cJSON_AddObjectToObject(o, "usage");
-    cJSON_AddNumberToObject(usage, "input", t->n_prompt);
-    cJSON_AddNumberToObject(usage, "cached", r->hot + r->ram + r->disk);
-    cJSON_AddNumberToObject(usage, "output", r->output);
-    cJSON_AddItemToObject(o, "receipt", receipt_object(r));
-    cJSON *params = t->params ? cJSON_Parse(t->params) : NULL;
-    if (params)
-        cJSON_AddItemToObject(o, "params", params);
+    cJSON *o = receipt_object(r);
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "saved");
     char *text = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
+    return text;
+}
+
+char *receipt_with_saved(const char *stored, enum storage_saved saved)
+{
+    static const char *const names[] = {"off", "pending", "yes", "failed"};
+    size_t n = strlen(stored);
+    char *text = malloc(n + 32);
+    if (!text)
+        return NULL;
+    bool object = n > 2 && stored[n - 1] == '}';
+    (void)snprintf(text, n + 32, "%.*s%s\"saved\":\"%s\"}", object ? (int)n - 1 : 1, object ? stored : "{",
+                   object ? "," : "", names[saved]);
     return text;
 }

@@ -227,7 +227,7 @@ static void reap(struct session *s)
     bool ended = false;
     for (struct turn **p = &s->turns; *p;) {
         struct turn *t = *p;
-        if (t->state == TURN_OVER && t->n_reading == 0) {
+        if (t->state == TURN_OVER && t->n_reading == 0 && t->n_jobs == 0) {
             *p = t->next;
             turn_free(t);
             ended = true;
@@ -498,21 +498,31 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->conversation = copy(r->conversation, &failed);
     t->previous = copy(r->previous, &failed);
     t->parent = copy(r->parent, &failed);
-    t->input = copy(r->input ? r->input : "[]", &failed);
     t->instructions = copy(r->instructions, &failed);
     t->params = copy(r->params, &failed);
-    t->messages = calloc(r->n_messages + 1, sizeof *t->messages);
+    t->key = copy(r->key, &failed);
+    t->request = copy(r->request, &failed);
+    t->items = calloc(r->n_items + 1, sizeof *t->items);
+    t->messages = calloc(r->n_items + 1, sizeof *t->messages);
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
-    failed |= !t->messages || !t->stops;
-    for (size_t i = 0; !failed && i < r->n_messages; i++) {
-        char *text = malloc(r->messages[i].len + 1);
-        failed |= !text;
-        if (text) {
-            if (r->messages[i].len)
-                memcpy(text, r->messages[i].text, r->messages[i].len);
-            text[r->messages[i].len] = 0;
-            t->messages[t->n_messages++] = (struct engine_message){r->messages[i].role, text, r->messages[i].len};
+    failed |= !t->items || !t->messages || !t->stops;
+    t->created_ms = session_wall_ms();
+    for (size_t i = 0; !failed && i < r->n_items; i++) {
+        const struct session_item *from = &r->items[i];
+        struct storage_item *item = &t->items[t->n_messages];
+        *item = (struct storage_item){.public_id = copy(from->id, &failed),
+                                      .kind = copy(from->kind, &failed),
+                                      .role = copy(stored_role_name(from->role), &failed),
+                                      .body = copy(from->body, &failed),
+                                      .text = malloc(from->len + 1),
+                                      .created_ms = t->created_ms};
+        failed |= !item->text;
+        if (item->text) {
+            if (from->len)
+                memcpy(item->text, from->text, from->len);
+            item->text[from->len] = 0;
         }
+        t->messages[t->n_messages++] = (struct engine_message){from->role, item->text, from->len};
     }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
         t->stops[t->n_stops] = copy(r->stops[i], &failed);
@@ -525,8 +535,13 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->generate = r->generate;
     t->event = r->event;
     t->arg = r->arg;
+    t->retry = r->retry;
+    t->requeued = r->requeued;
+    if (r->digest) {
+        t->has_digest = true;
+        memcpy(t->digest, r->digest, sizeof t->digest);
+    }
     t->received_ns = session_now_ns();
-    t->created_ms = session_wall_ms();
     if (failed || session_post(s, turn_begin, t)) {
         turn_free(t);
         return -ENOMEM;
@@ -535,7 +550,9 @@ int session_turn_start(struct session *s, const struct session_turn *r)
 }
 
 struct target {
+    struct session *session;
     char *owner, *response_id;
+    enum session_stop why;
 };
 
 static void target_free(struct target *target)
@@ -549,8 +566,10 @@ static void cancel(struct session *s, void *arg)
 {
     struct target *target = arg;
     for (struct turn *t = s->turns; t; t = t->next)
-        if (!strcmp(t->response_id, target->response_id) && !strcmp(t->owner, target->owner))
+        if (!strcmp(t->response_id, target->response_id) && !strcmp(t->owner, target->owner)) {
+            t->abandoned = target->why == SESSION_STOP_ABANDONED && (!t->cancelled || t->abandoned);
             t->cancelled = true;
+        }
     target_free(target);
 }
 
@@ -576,24 +595,101 @@ static void forget(struct session *s, void *arg)
     target_free(target);
 }
 
-static void post_target(struct session *s, const char *owner, const char *response_id,
-                        void (*run)(struct session *s, void *arg))
+static struct target *target_new(struct session *s, const char *owner, const char *response_id)
 {
     struct target *target = calloc(1, sizeof *target);
     if (!target)
-        return;
+        return NULL;
+    target->session = s;
     target->owner = strdup(owner);
     target->response_id = strdup(response_id);
-    if (!target->owner || !target->response_id || session_post(s, run, target))
-        target_free(target);
+    if (target->owner && target->response_id)
+        return target;
+    target_free(target);
+    return NULL;
 }
 
-void session_cancel(struct session *s, const char *owner, const char *response_id)
+void session_cancel(struct session *s, const char *owner, const char *response_id, enum session_stop why)
 {
-    post_target(s, owner, response_id, cancel);
+    struct target *target = target_new(s, owner, response_id);
+    if (target)
+        target->why = why;
+    if (target && session_post(s, cancel, target))
+        target_free(target);
 }
 
 void session_forget(struct session *s, const char *owner, const char *response_id)
 {
-    post_target(s, owner, response_id, forget);
+    struct target *target = target_new(s, owner, response_id);
+    if (target && session_post(s, forget, target))
+        target_free(target);
+}
+
+static int delivered_run(struct storage_ledger *l, void *arg)
+{
+    struct target *target = arg;
+    struct storage_owner owner;
+    int rc = storage_owner_get(l, target->owner, &owner);
+    return rc ? rc : storage_turn_set_delivered(l, owner.id, target->response_id);
+}
+
+static void delivered_done(void *arg, int rc)
+{
+    (void)rc; /* it may have been deleted */
+    target_free(arg);
+}
+
+static void delivered(struct session *s, void *arg)
+{
+    if (!s->storage || storage_submit(s->storage, (struct storage_job){delivered_run, delivered_done, arg}))
+        target_free(arg);
+}
+
+void session_delivered(struct session *s, const char *owner, const char *response_id)
+{
+    struct target *target = target_new(s, owner, response_id);
+    if (target && session_post(s, delivered, target))
+        target_free(target);
+}
+
+/* ---- what waits in the ledger ---- */
+
+struct requeue {
+    void (*each)(void *arg, const char *owner, const char *response_id, const char *request);
+    void *arg;
+};
+
+static int requeue_run(struct storage_ledger *l, void *arg)
+{
+    struct requeue *r = arg;
+    int64_t id = 0;
+    for (;;) {
+        char *owner = NULL, *response_id = NULL, *request = NULL;
+        int rc = storage_turn_queued(l, id, &id, &owner, &response_id, &request);
+        if (rc)
+            return rc == -ENOENT ? 0 : rc;
+        r->each(r->arg, owner, response_id, request);
+        free(owner);
+        free(response_id);
+        free(request);
+    }
+}
+
+static void requeue_done(void *arg, int rc)
+{
+    (void)rc;
+    free(arg);
+}
+
+int session_requeue(struct session *s,
+                    void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
+{
+    struct requeue *r = malloc(sizeof *r);
+    if (!r)
+        return -ENOMEM;
+    *r = (struct requeue){each, arg};
+    int rc = storage_submit(s->storage, (struct storage_job){requeue_run, requeue_done, r});
+    if (rc)
+        free(r);
+    return rc;
 }

@@ -71,6 +71,9 @@ enum session_failure {
     SESSION_MODEL,                  /* the model's numbers are not finite */
     SESSION_SHUTDOWN,
     SESSION_INTERNAL,
+    SESSION_GONE,       /* response_not_found: what this key made was deleted */
+    SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
+    SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
 };
 
 struct session_receipt {
@@ -99,13 +102,44 @@ struct session_receipt {
 /* The receipt as the JSON object that clients see under "convod". malloc'd, NULL: out of memory. */
 char *session_receipt_json(const struct session_receipt *r);
 
+/* What a turn is asked with, or answers: one item of the API's lists. */
+struct session_item {
+    const char *id;   /* "msg_…"; NULL in a new turn: the session makes one */
+    const char *kind; /* "message" */
+    enum engine_role role;
+    const char *text;
+    size_t len;
+    const char *body; /* JSON object: what the API shows of it beside role and text; may be NULL */
+    /* Of stored ones: */
+    bool output, incomplete;
+    const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */
+    bool running;
+    int64_t created_ms;
+};
+
+/* A turn as it is stored. */
+struct session_response {
+    const char *id, *conversation, *previous; /* previous may be NULL */
+    bool listed;                              /* its conversation was made by /v1/conversations */
+    const char *status;                       /* "completed", "incomplete", "failed", "in_progress", "queued" */
+    const char *reason, *instructions;        /* may be NULL */
+    const struct session_item *items;         /* input, then output */
+    size_t n_items;
+    bool answered;       /* there is an output, be it empty */
+    const char *params;  /* as given to the turn; may be NULL */
+    const char *receipt; /* JSON object, `saved` up to date; NULL until it has ended */
+    int input_tokens, cached_tokens, output_tokens;
+    int64_t created_ms, completed_ms;
+};
+
 enum session_event_kind {
-    SESSION_EVENT_STARTED,  /* accepted and found; `conversation` is set. First event of every turn that is not refused
-                             */
+    SESSION_EVENT_STARTED,  /* accepted, found and, if it is to be stored, in the ledger; `conversation` is set. First
+                             * event of every turn that is neither refused nor a repetition */
+    SESSION_EVENT_STORED,   /* terminal: a repetition of what was answered already: `stored` is that */
     SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total */
     SESSION_EVENT_DELTA,    /* text[0..len): whole UTF-8 characters */
     SESSION_EVENT_DONE,     /* terminal: committed (or not to be stored) */
-    SESSION_EVENT_FAILED,   /* terminal: nothing of this turn was kept */
+    SESSION_EVENT_FAILED,   /* terminal. Before STARTED: refused, there is nothing of it; after it: its input is kept */
 };
 
 struct session_event {
@@ -116,13 +150,17 @@ struct session_event {
     const char *text;         /* DELTA: the piece; DONE: the whole answer */
     size_t len;
     bool incomplete;        /* DONE */
-    const char *reason;     /* DONE and incomplete: "max_output_tokens", "cancelled", "shutdown", "context_length" */
+    const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
+                               "shutdown" */
     bool stopped_by_string; /* DONE: a stop string ended it */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
     enum session_failure failure;                   /* FAILED */
     const char *message;                            /* FAILED: for a person */
+    const struct session_response *stored;          /* STORED */
 };
+
+#define SESSION_DIGEST_BYTES 32
 
 struct session_turn {
     const char *owner;       /* who the token belongs to */
@@ -130,12 +168,11 @@ struct session_turn {
     /* What the turn follows: at most one of these; none = a new chain. */
     const char *conversation; /* named conversation: its head, or `parent` */
     const char *previous;     /* response id */
-    bool match; /* chat completions: `messages` are the whole history; the longest stored prefix is found */
-    const char
-        *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at the start */
-    const struct engine_message *messages; /* the new messages (with match: all); the last one is answered */
-    size_t n_messages;
-    const char *input;        /* JSON array of the input items, stored as it is */
+    bool match;         /* chat completions: `messages` are the whole history; the longest stored prefix is found */
+    const char *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at
+                           the start. One that failed stands for what it followed */
+    const struct session_item *items; /* the new messages (with match: all); the last one is answered */
+    size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
@@ -145,6 +182,14 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
+     * is known by its digest, and only where the first one's answer was not delivered. */
+    const char *key;             /* NULL: none */
+    const unsigned char *digest; /* SESSION_DIGEST_BYTES, of route and body; NULL: none, and then no key either */
+    bool retry;                  /* the client says that it has sent this before */
+    /* Background: it waits in the ledger as `queued`, and would run after a restart: `request` is given back then. */
+    const char *request; /* NULL: not in the background */
+    bool requeued;       /* it is one that was given back: its row is there */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 };
@@ -154,8 +199,19 @@ struct session_turn {
 int session_turn_start(struct session *s, const struct session_turn *t);
 
 /* Stops a turn (waiting, restoring, prefilling or decoding) at the next token border. What there is of the answer is
- * committed as `incomplete` with reason "cancelled". Unknown ids are ignored (it may just have ended). */
-void session_cancel(struct session *s, const char *owner, const char *response_id);
+ * committed as `incomplete` with reason "cancelled"; or "abandoned": nobody reads it, and if the request comes again
+ * the new turn takes its place. Unknown ids are ignored (it may just have ended). */
+enum session_stop { SESSION_STOP_CANCELLED, SESSION_STOP_ABANDONED };
+void session_cancel(struct session *s, const char *owner, const char *response_id, enum session_stop why);
+
+/* The peer has acknowledged all of a stored answer: a later request with the same digest is another one. */
+void session_delivered(struct session *s, const char *owner, const char *response_id);
+
+/* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread; start
+ * them again with `requeued`. 0 or -ENOMEM. */
+int session_requeue(struct session *s,
+                    void (*each)(void *arg, const char *owner, const char *response_id, const char *request),
+                    void *arg);
 
 /* Drops a store:false response and its context. */
 void session_forget(struct session *s, const char *owner, const char *response_id);
@@ -173,47 +229,44 @@ struct session_conversation {
     int64_t n_turns, n_tokens;
 };
 
-struct session_response {
-    const char *id, *conversation, *previous; /* previous may be NULL */
-    bool listed;                              /* its conversation was made by /v1/conversations */
-    const char *status;                       /* "completed", "incomplete", "failed" */
-    const char *reason, *instructions;        /* may be NULL */
-    const char *input, *output;
-    const char *params;  /* as given to the turn; may be NULL */
-    const char *receipt; /* JSON object, `saved` up to date */
-    int input_tokens, cached_tokens, output_tokens;
-    int64_t created_ms, completed_ms;
-};
-
 struct session_result {
-    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ... */
+    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
+             * of a creation with a key: -EKEYREJECTED: the key came with another request, -EDQUOT: the owner has too
+             * many; of a page: -ERANGE: there is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;
-    bool more;                                /* list: there are rows after the last one */
-    const struct session_response *responses; /* oldest first */
+    bool more; /* list or page: there are rows after the last one */
+    const struct session_response *responses;
     size_t n_responses;
+    const struct session_item *items; /* of a page */
+    size_t n_items;
 };
 typedef void session_done(void *arg, const struct session_result *r);
 
 /* Each posts a command (0, or negative and done is not called) and reports one result. Strings are copied. */
+/* key and digest as in session_turn: of a repetition the result is the conversation that there is. */
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg);
+                                const char *metadata, const char *instructions, const char *key,
+                                const unsigned char *digest, session_done *done, void *arg);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* NULL fields stay as they are, "" empties one. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, session_done *done, void *arg);
+/* A turn that runs on it is stopped first. */
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* Latest first. after: id of the last row seen, or NULL. limit 1..100. query: part of a title, or NULL. */
 int session_conversation_list(struct session *s, const char *owner, const char *after, int limit, const char *query,
                               session_done *done, void *arg);
-/* The responses on the path to the head (their input and output are the conversation's items). */
-int session_conversation_responses(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+/* A page of the items on the path to the head, and of the turns behind it that wait, run or have failed: in order, or
+ * with `descending` from the last one back, after item `after` (NULL: from that end on). limit 1..100. */
+int session_conversation_items(struct session *s, const char *owner, const char *id, bool descending, const char *after,
+                               int limit, session_done *done, void *arg);
 /* Drops its pages (to_disk false: encoded segments stay in RAM; true: not those either) after saving what is not saved.
  * Answers when it is done. */
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
                                void *arg);
 int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* -EBUSY: other turns follow it. */
+/* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
 /* ---- state

@@ -5,10 +5,12 @@
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
- * lookup.c       the ledger jobs of a turn: what it follows, which segments there are, its commit
+ * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
+ * accept.c       those that write: it is accepted, committed, has failed
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
  * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
+ * stored.c       rows of the ledger as users of the session see them
  * receipt.c      the receipt as JSON
  *
  * Everything belongs to the engine thread except: `struct job`-like parts that a ledger job owns while it is under way
@@ -114,9 +116,25 @@ struct found {
     const char *message;
     struct storage_owner owner;
     struct storage_conversation conversation; /* id 0: none yet */
-    struct storage_turn *path;
+    struct storage_turn parent;               /* id 0: none */
+    void *tokens;                             /* of the context at its end */
+    size_t tokens_bytes;
+    /* Turns up to the parent that end in the same segment as it does. */
+    int64_t *near;
+    size_t n_near;
+    struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
     size_t n_path;
-    size_t matched; /* match: messages that the path covers */
+    size_t matched;             /* match: messages that the path covers */
+    int64_t replaces;           /* the first attempt at this request, whose place it takes; 0 = none */
+    struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
+    char *stored_previous;
+};
+
+/* Where a turn's row in the ledger is. */
+enum turn_row {
+    ROW_NONE,  /* there is none, and there will be none */
+    ROW_ASKED, /* ledger job */
+    ROW_THERE,
 };
 
 struct turn {
@@ -126,9 +144,12 @@ struct turn {
     uint64_t clock; /* of storage, when it began: what it puts and finds is used later */
 
     /* The request, copied. */
-    char *owner, *response_id, *conversation, *previous, *parent, *input, *instructions, *params;
-    struct engine_message *messages;
+    char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
+    struct storage_item *items;      /* what is stored of the messages */
+    struct engine_message *messages; /* their texts are the items' */
     size_t n_messages;
+    uint8_t digest[SESSION_DIGEST_BYTES];
+    bool has_digest, retry, requeued;
     struct engine_sampling sampling;
     char **stops;
     size_t n_stops;
@@ -157,7 +178,7 @@ struct turn {
     struct engine_stream *stream;
     char *text; /* the answer so far */
     size_t text_len, text_capacity;
-    bool cancelled;
+    bool cancelled, abandoned;
     const char *reason; /* incomplete because */
     bool stopped_by_string;
     int n_output;
@@ -167,8 +188,17 @@ struct turn {
     float *gaps_ms;
     int n_gaps, gaps_capacity;
 
-    struct storage_turn row; /* commit job's, while COMMITTING; row.conversation is where the turn went */
-    int commit_rc;
+    /* Ledger jobs under way: until they are over the turn is not freed. `accepted` is the accept job's while ROW_ASKED,
+     * and `row`, the rest of it, the commit job's while COMMITTING. */
+    int n_jobs;
+    enum turn_row in_ledger;
+    struct storage_turn accepted, row;
+    struct storage_item answer; /* of the row */
+    uint8_t key_hash[STORAGE_DIGEST_BYTES];
+    int accept_rc, commit_rc;
+    enum session_failure failure; /* it has failed, and its row is being told */
+    const char *failure_message;
+    bool started;  /* STARTED was sent: from here on others are */
     bool terminal; /* the terminal event was sent */
 };
 
@@ -204,7 +234,7 @@ struct saving {
     struct hot *hot; /* that has the pages; NULL: they have gone */
     bool failed;     /* that is told already */
     int64_t from;    /* tokens of the context that those before have saved */
-    char *detail;    /* of the turn, with saved = "pending"; NULL: nothing is told of it */
+    bool told;       /* the turn's row is told how it ended */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;
@@ -265,8 +295,10 @@ void turn_free(struct turn *t);
 /* Commands: a new turn; and what a turn's ledger jobs come back with. */
 void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
+void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
 void turn_committed(struct session *s, void *turn); /* commit.c */
+void turn_failed(struct session *s, void *turn);
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
 void turn_admit(struct session *s);        /* lets waiting turns run */
@@ -290,9 +322,11 @@ void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
 int context_build(struct turn *t); /* 0 or negative after turn_fail() */
-/* Appends the context at the end of a path of n > 0 turns; *first (may be NULL) gets the turn it begins at, the last
- * rebased one. 0 or -ENOMEM. */
-int context_of_path(const struct storage_turn *path, size_t n, struct engine_tokens *out, size_t *first);
+/* Whether what came before the turn, as found, has to be rendered anew: under other instructions, or for another model.
+ * Any thread that owns `found`. */
+bool context_past_changes(const struct turn *t);
+/* The tokens of the context at the end of a stored turn, in a job. 0 or negative. */
+int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out);
 /* The model's KV fingerprint as stored with a turn: out[65], terminated. */
 void context_fingerprint(const struct engine_info *info, char out[65]);
 /* The chain of hashes over the turn's messages: out[i] after message i, out[n_messages] after the answer (NULL: none,
@@ -308,8 +342,30 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);
 int lookup_plan(struct turn *t);
-int lookup_name(struct turn *t); /* gives a new chain its public id */
-int lookup_commit(struct turn *t);
+
+/* accept.c: a turn's row in the ledger. Each starts a job that comes back with turn_accepted(), turn_committed(),
+ * turn_failed(); 0 or -ENOMEM. */
+int accept_start(struct turn *t);
+int accept_commit(struct turn *t);
+int accept_fail(struct turn *t);
+/* Gives a new chain its public id. 0 or negative. */
+int accept_name(struct turn *t);
+/* A background turn is queued no longer. What becomes of that is not waited for. */
+void accept_running(struct turn *t);
+/* A random public id. 0 or -EIO. */
+int accept_new_id(const char *prefix, char out[48]);
+/* HMAC-SHA256 with the owner's key: tells requests apart and says nothing about them. 0 or -EIO. */
+int accept_hash(const struct storage_owner *owner, const void *data, size_t len, uint8_t out[STORAGE_DIGEST_BYTES]);
+
+/* stored.c: rows of the ledger as the session's users see them. */
+struct stored; /* what a session_response points to */
+int stored_response(const struct storage_turn *row, const struct storage_conversation *c, const char *previous,
+                    struct session_response *out, struct stored **own);
+void stored_free(struct stored *own);
+/* Items as users see them, malloc'd; the texts are the rows'. NULL: no memory. */
+struct session_item *stored_items(const struct storage_item *rows, size_t n);
+enum engine_role stored_role(const char *name);
+const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
 /* Rewrites s->live; s->lock is held. */
@@ -351,6 +407,9 @@ int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t 
 void receipt_finish(struct turn *t);
 /* Tokens of the turn's context that have been through the model, now or before. */
 int receipt_evaluated(const struct turn *t);
-char *receipt_detail(const struct session_receipt *r, const struct turn *t);
+/* The receipt as it is stored: all but how its saving ended, which is known later. malloc'd, NULL: out of memory. */
+char *receipt_stored(const struct session_receipt *r);
+/* A stored one with that. */
+char *receipt_with_saved(const char *stored, enum storage_saved saved);
 
 #endif

@@ -1,8 +1,10 @@
 /* turn.c - a turn's life on the engine thread.
  *
  * FINDING (what does it follow?) -> WAITING (for a place) -> PLANNING (what is stored?) -> RUNNING (restore, prefill,
- * decode) -> COMMITTING -> OVER. A turn is refused or fails at any point by turn_fail(), which keeps nothing of it; it
- * is stopped by turn_finish(), which commits what there is. In RUNNING the sequence's length says how far it is:
+ * decode) -> COMMITTING -> OVER. From WAITING on it is accepted, and beside all this the ledger gets a row of it
+ * (accept.c); what is told of it waits for that. A turn is refused or fails at any point by turn_fail(): before it is
+ * accepted there is nothing of it, after that its input stays, as `failed`. It is stopped by turn_finish(), which
+ * commits what there is. In RUNNING the sequence's length says how far it is:
  * segments are imported, and everything up to n_prompt that no segment brings is prefilled, in the order of positions,
  * so that a damaged segment in the middle costs only itself.
  */
@@ -17,7 +19,8 @@
 
 void turn_emit(struct turn *t, const struct session_event *ev)
 {
-    if (t->event)
+    /* Until the ledger has the turn nothing is told of it. */
+    if (t->event && (t->started || ev->kind != SESSION_EVENT_PROGRESS))
         t->event(t->arg, ev);
 }
 
@@ -35,21 +38,23 @@ void turn_free(struct turn *t)
 {
     if (!t)
         return;
-    char **texts[] = {&t->owner,  &t->response_id, &t->conversation, &t->previous,
-                      &t->parent, &t->input,       &t->instructions, &t->params};
+    char *texts[] = {t->owner,        t->response_id, t->conversation, t->previous, t->parent,
+                     t->instructions, t->params,      t->key,          t->request};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        free(*texts[i]);
-    for (size_t i = 0; i < t->n_messages; i++)
-        free((char *)t->messages[i].text);
+        free(texts[i]);
+    storage_items_free(t->items, t->n_messages);
     free(t->messages);
     for (size_t i = 0; i < t->n_stops; i++)
         free(t->stops[i]);
     free(t->stops);
     if (t->found.conversation.public_id)
         storage_conversation_free(&t->found.conversation);
-    for (size_t i = 0; i < t->found.n_path; i++)
-        storage_turn_free(&t->found.path[i]);
-    free(t->found.path);
+    storage_turn_free(&t->found.parent);
+    storage_turn_free(&t->found.stored);
+    storage_turns_free(t->found.path, t->found.n_path);
+    free(t->found.tokens);
+    free(t->found.near);
+    free(t->found.stored_previous);
     engine_tokens_free(&t->context);
     for (int i = 0; i < t->n_plan; i++) {
         free(t->plan[i].found.label);
@@ -59,7 +64,9 @@ void turn_free(struct turn *t)
     engine_stream_free(t->stream);
     free(t->text);
     free(t->gaps_ms);
-    free(t->row.detail);
+    free(t->row.receipt);
+    free(t->row.kv);
+    free(t->answer.public_id);
     free(t);
 }
 
@@ -76,16 +83,36 @@ void turn_let_go(struct turn *t, bool keep_pages)
     t->hot = NULL;
 }
 
-void turn_fail(struct turn *t, enum session_failure failure, const char *message)
+static void failed(struct turn *t)
 {
-    if (t->terminal)
-        return;
     t->terminal = true;
     t->state = TURN_OVER;
+    t->session->status.turns_failed++;
+    turn_emit(
+        t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = t->failure, .message = t->failure_message});
+}
+
+void turn_fail(struct turn *t, enum session_failure failure, const char *message)
+{
+    if (t->terminal || t->failure != SESSION_OK)
+        return;
+    t->failure = failure;
+    t->failure_message = message;
     /* Its tokens may be of no use to anyone, and after numbers that are not finite its pages must not be reused. */
     turn_let_go(t, false);
-    t->session->status.turns_failed++;
-    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = failure, .message = message});
+    if (t->in_ledger != ROW_NONE && accept_fail(t) == 0)
+        t->state = TURN_COMMITTING;
+    else
+        failed(t);
+}
+
+void turn_failed(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    t->n_jobs--;
+    if (!t->terminal)
+        failed(t);
 }
 
 /* ---- finding ---- */
@@ -121,8 +148,10 @@ static void start_finding(struct turn *t)
 {
     t->state = TURN_FINDING;
     t->session->jobs++;
+    t->n_jobs++;
     if (lookup_find(t)) {
         t->session->jobs--;
+        t->n_jobs--;
         turn_fail(t, SESSION_INTERNAL, "out of memory");
     }
 }
@@ -187,14 +216,78 @@ static bool cannot_fit(const struct turn *t)
     return false;
 }
 
+/* What this request was answered with before is its answer. */
+static void answer_stored(struct turn *t)
+{
+    struct session_response response;
+    struct stored *own = NULL;
+    if (stored_response(&t->found.stored, &t->found.conversation, t->found.stored_previous, &response, &own)) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
+    }
+    t->terminal = true;
+    t->state = TURN_OVER;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STORED, .stored = &response});
+    stored_free(own);
+}
+
+/* The turn is accepted: others may know of it. */
+static void tell_started(struct turn *t)
+{
+    struct session *s = t->session;
+    int ahead = 0, running = 0;
+    t->started = true;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
+    for (struct turn *other = s->turns; other != t; other = other->next)
+        ahead += other->state == TURN_WAITING;
+    for (struct turn *other = s->turns; other; other = other->next)
+        running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
+    if (t->state == TURN_WAITING && running >= s->max_running)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
+}
+
+static void not_accepted(struct turn *t)
+{
+    t->in_ledger = ROW_NONE;
+    if (t->accept_rc == -ENOENT)
+        turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
+    else if (t->accept_rc == -EDQUOT)
+        turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
+    else if (t->accept_rc == -EBUSY)
+        turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
+    else {
+        session_log(t->session, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->accept_rc));
+        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+    }
+}
+
+void turn_accepted(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    t->n_jobs--;
+    if (t->accept_rc == 0) {
+        t->in_ledger = ROW_THERE;
+        t->found.conversation.id = t->accepted.conversation;
+        tell_started(t);
+    } else if (t->state != TURN_PLANNING) { /* whose job looks at the pages */
+        not_accepted(t);
+    }
+}
+
 void turn_found(struct session *s, void *turn)
 {
     struct turn *t = turn;
     s->jobs--;
+    t->n_jobs--;
     if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && follows_ephemeral(t))
         t->found.failure = SESSION_OK;
     if (t->found.failure != SESSION_OK) {
         turn_fail(t, t->found.failure, t->found.message);
+        return;
+    }
+    if (t->found.stored.id) {
+        answer_stored(t);
         return;
     }
     if (locked(t, true)) {
@@ -221,19 +314,15 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_INVALID, "there is no new message to answer");
         return;
     }
-    if (t->store && !turn_touches(t) && !t->found.conversation.public_id && lookup_name(t)) {
+    if (t->store && !turn_touches(t) && !t->found.conversation.public_id && accept_name(t)) {
         turn_fail(t, SESSION_INTERNAL, "no name for a new conversation could be made");
         return;
     }
     t->state = TURN_WAITING;
-    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
-    int ahead = 0, running = 0;
-    for (struct turn *other = s->turns; other != t; other = other->next)
-        ahead += other->state == TURN_WAITING;
-    for (struct turn *other = s->turns; other; other = other->next)
-        running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
-    if (running >= s->max_running)
-        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
+    if (!t->store || turn_touches(t))
+        tell_started(t);
+    else if (accept_start(t))
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
 
 /* ---- admission and plan ---- */
@@ -271,6 +360,11 @@ void turn_admit(struct session *s)
     for (struct turn *t = s->turns; t; t = t->next) {
         if (t->state != TURN_WAITING)
             continue;
+        if (t->cancelled && s->closing && t->request) {
+            t->in_ledger = ROW_NONE; /* its row stays in the queue: the next start runs it */
+            turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
+            continue;
+        }
         if (t->cancelled) {
             turn_finish(t);
             continue;
@@ -298,15 +392,17 @@ void turn_admit(struct session *s)
         t->receipt.hot = engine_seq_length(t->hot->seq);
         t->plan_most = most;
         t->state = TURN_RUNNING;
+        if (t->request)
+            accept_running(t);
         /* Continuing what is hot needs no index; anything else may share something that is stored. */
         bool complete = t->n_expected > 0 && t->receipt.hot >= t->n_expected;
         if (complete || t->receipt.hot >= most)
             continue;
-        s->jobs++;
-        if (lookup_plan(t) == 0)
+        if (lookup_plan(t) == 0) {
             t->state = TURN_PLANNING;
-        else
-            s->jobs--;
+            s->jobs++;
+            t->n_jobs++;
+        }
     }
 }
 
@@ -348,7 +444,10 @@ void turn_planned(struct session *s, void *turn)
 {
     struct turn *t = turn;
     s->jobs--;
+    t->n_jobs--;
     t->state = TURN_RUNNING;
+    if (t->accept_rc)
+        not_accepted(t);
 }
 
 /* ---- restore ---- */
@@ -488,7 +587,11 @@ int turn_wants(struct turn *t, int *first)
         int gap = t->plan[t->next_plan].first - length;
         return gap > 0 ? gap : 0;
     }
-    return (int)t->context.n - length;
+    int n = (int)t->context.n - length;
+    /* The first token of the answer waits for the ledger: it would only be held back. */
+    if (t->in_ledger == ROW_ASKED && t->generate && n > 0 && (int)t->context.n == t->n_prompt)
+        n--;
+    return n;
 }
 
 int turn_append_text(struct turn *t, const char *text, size_t len)

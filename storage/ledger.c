@@ -145,8 +145,7 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
     bind_text(s, 2, c->title);
     bind_text(s, 3, c->metadata);
     bind_text(s, 4, c->instructions);
-    (void)sqlite3_bind_int64(s, 5, c->head);
-    (void)sqlite3_bind_int64(s, 6, c->updated_ms);
+    (void)sqlite3_bind_int64(s, 5, c->updated_ms);
     rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
 }

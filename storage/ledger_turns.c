@@ -1,7 +1,7 @@
 /* ledger_turns.c - rows of turns: a tree per conversation. Ledger thread only, inside a job.
  *
  * A turn's parent is a turn of the same conversation and owner, so that deleting a conversation never leaves a turn
- * without its past.
+ * without its past. What can be a parent has ended well: turns that wait, run or failed are leaves, and on no path.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,50 +13,53 @@ void storage_turn_free(struct storage_turn *t)
 {
     if (!t)
         return;
-    free(t->public_id);
-    free(t->reason);
-    free(t->instructions);
-    free(t->input);
-    free(t->output);
-    free(t->detail);
+    char *texts[] = {t->public_id, t->reason, t->instructions, t->kv, t->params, t->receipt, t->request};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        free(texts[i]);
     free(t->tokens);
+    storage_items_free(t->items, t->n_items);
     *t = (struct storage_turn){0};
 }
 
-static int turn_read(sqlite3_stmt *s, bool with_tokens, struct storage_turn *out)
+void storage_turns_free(struct storage_turn *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        storage_turn_free(&rows[i]);
+    free(rows);
+}
+
+/* The order is that of TURN_COLUMNS. */
+static int turn_read(struct storage_ledger *l, sqlite3_stmt *s, struct storage_turn *out)
 {
     struct storage_turn t = {.id = sqlite3_column_int64(s, 0),
                              .owner = sqlite3_column_int64(s, 1),
                              .conversation = sqlite3_column_int64(s, 2),
                              .parent = sqlite3_column_int64(s, 3),
-                             .status = (enum storage_turn_status)sqlite3_column_int(s, 5),
-                             .prompt_bytes = (size_t)sqlite3_column_int64(s, 11),
-                             .rebased = sqlite3_column_int(s, 12) != 0,
-                             .n_tokens = sqlite3_column_int64(s, 13),
+                             .status = (enum storage_turn_status)sqlite3_column_int(s, 11),
+                             .saved = (enum storage_saved)sqlite3_column_int(s, 12),
+                             .prompt_bytes = (size_t)sqlite3_column_int64(s, 13),
+                             .rebased = sqlite3_column_int(s, 14) != 0,
+                             .n_tokens = sqlite3_column_int64(s, 15),
                              .created_ms = sqlite3_column_int64(s, 16),
-                             .completed_ms = sqlite3_column_int64(s, 17)};
-    char **texts[] = {&t.public_id, NULL, &t.reason, &t.instructions, &t.input, &t.output, &t.detail};
+                             .completed_ms = sqlite3_column_int64(s, 17),
+                             .depth = sqlite3_column_int(s, 18),
+                             .answered = sqlite3_column_int(s, 19) != 0,
+                             .delivered = sqlite3_column_int(s, 20) != 0,
+                             .age_ms = ledger_clock_ms(l) - sqlite3_column_int64(s, 21),
+                             .input_tokens = sqlite3_column_int(s, 22),
+                             .cached_tokens = sqlite3_column_int(s, 23),
+                             .output_tokens = sqlite3_column_int(s, 24),
+                             .evaluated = sqlite3_column_int64(s, 25)};
+    char **const texts[] = {&t.public_id, &t.reason, &t.instructions, &t.kv, &t.params, &t.receipt, &t.request};
     int rc = 0;
-    for (int i = 0; i < 7 && !rc; i++)
-        if (texts[i])
-            rc = column_text(s, 4 + i, texts[i]);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts && !rc; i++)
+        rc = column_text(s, 4 + (int)i, texts[i]);
     if (!rc)
-        rc = column_bytes(s, 14, t.fingerprint, sizeof t.fingerprint);
+        rc = column_bytes(s, 26, t.fingerprint, sizeof t.fingerprint);
     if (!rc)
-        rc = column_bytes(s, 15, t.chat_hash, sizeof t.chat_hash);
-    if (!rc && with_tokens) {
-        const void *tokens = sqlite3_column_blob(s, 18);
-        t.tokens_bytes = (size_t)sqlite3_column_bytes(s, 18);
-        t.tokens = malloc(t.tokens_bytes ? t.tokens_bytes : 1);
-        if (!t.tokens || (!tokens && t.tokens_bytes))
-            rc = -ENOMEM;
-        else if (t.tokens_bytes)
-            memcpy(t.tokens, tokens, t.tokens_bytes);
-    }
-    if (!rc && with_tokens && t.prompt_bytes > t.tokens_bytes)
-        rc = -EBADMSG;
-    if (!rc && ((int)t.status < STORAGE_TURN_COMPLETED || (int)t.status > STORAGE_TURN_FAILED || t.n_tokens < 0 ||
-                t.n_tokens > INT32_MAX))
+        rc = column_bytes(s, 27, t.chat_hash, sizeof t.chat_hash);
+    if (!rc && ((int)t.status < STORAGE_TURN_COMPLETED || (int)t.status > STORAGE_TURN_QUEUED || t.n_tokens < 0 ||
+                t.n_tokens > INT32_MAX || (int)t.saved < 0 || (int)t.saved > STORAGE_SAVED_FAILED))
         rc = -EBADMSG;
     if (rc)
         storage_turn_free(&t);
@@ -65,87 +68,40 @@ static int turn_read(sqlite3_stmt *s, bool with_tokens, struct storage_turn *out
     return rc;
 }
 
-static int count_turns(struct storage_ledger *l, int64_t conversation, int change)
+/* Reads what is wanted beside the row. Frees t where that fails. */
+static int turn_parts(struct storage_ledger *l, unsigned parts, struct storage_turn *t)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_COUNT, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, conversation);
-    (void)sqlite3_bind_int(s, 2, change);
-    return stmt_run(l, s, NULL);
-}
-
-int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
-{
-    int rc;
-    sqlite3_stmt *s;
-    if (t->prompt_bytes > t->tokens_bytes)
-        return -EINVAL;
-    if (t->parent) {
-        s = stmt_get(l, S_TURN_PLACE, &rc);
-        if (!s)
-            return rc;
-        (void)sqlite3_bind_int64(s, 1, t->parent);
-        (void)sqlite3_bind_int64(s, 2, t->owner);
-        (void)sqlite3_bind_int64(s, 3, t->conversation);
-        rc = stmt_step(l, s);
-        stmt_reset(s);
-        if (rc != 1)
-            return rc ? rc : -EINVAL;
+    int rc = 0;
+    if (parts & STORAGE_TURN_TOKENS) {
+        sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_GET, &rc, t->id);
+        rc = stmt_one(l, s, rc);
+        if (rc == 1) {
+            rc = column_copy(s, 0, &t->tokens, &t->tokens_bytes);
+            stmt_reset(s);
+        }
+        if (!rc && t->prompt_bytes > t->tokens_bytes)
+            rc = -EBADMSG;
     }
-    s = stmt_get(l, S_CONV_OWNED, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, t->conversation);
-    (void)sqlite3_bind_int64(s, 2, t->owner);
-    rc = stmt_step(l, s);
-    stmt_reset(s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    s = stmt_get(l, S_TURN_INSERT, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, t->owner);
-    (void)sqlite3_bind_int64(s, 2, t->conversation);
-    if (t->parent)
-        (void)sqlite3_bind_int64(s, 3, t->parent);
-    bind_text(s, 4, t->public_id);
-    (void)sqlite3_bind_int(s, 5, (int)t->status);
-    bind_text(s, 6, t->reason);
-    bind_text(s, 7, t->instructions);
-    bind_text(s, 8, t->input);
-    bind_text(s, 9, t->output);
-    bind_text(s, 10, t->detail);
-    (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)t->prompt_bytes);
-    (void)sqlite3_bind_int(s, 12, t->rebased);
-    (void)sqlite3_bind_int64(s, 13, t->n_tokens);
-    bind_blob(s, 14, t->fingerprint, sizeof t->fingerprint);
-    if (!pack_is_zero(t->chat_hash, sizeof t->chat_hash))
-        bind_blob(s, 15, t->chat_hash, sizeof t->chat_hash);
-    (void)sqlite3_bind_int64(s, 16, t->created_ms);
-    (void)sqlite3_bind_int64(s, 17, t->completed_ms);
-    bind_blob(s, 18, t->tokens, t->tokens_bytes);
-    rc = stmt_run(l, s, NULL);
-    int64_t id = sqlite3_last_insert_rowid(l->db);
-    if (!rc)
-        rc = count_turns(l, t->conversation, 1);
-    if (!rc)
-        t->id = id;
+    if (!rc && parts & STORAGE_TURN_ITEMS)
+        rc = items_of(l, t->id, &t->items, &t->n_items);
+    if (rc)
+        storage_turn_free(t);
     return rc;
 }
 
-static int turn_one(struct storage_ledger *l, sqlite3_stmt *s, bool with_tokens, struct storage_turn *out)
+/* The one row of a query. */
+static int turn_one(struct storage_ledger *l, sqlite3_stmt *s, unsigned parts, struct storage_turn *out)
 {
     int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
-    rc = turn_read(s, with_tokens, out);
+    rc = turn_read(l, s, out);
     stmt_reset(s);
-    return rc;
+    return rc ? rc : turn_parts(l, parts, out);
 }
 
-int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_turn *out)
+int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, unsigned parts,
+                     struct storage_turn *out)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_TURN_GET, &rc);
@@ -153,28 +109,32 @@ int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public
         return rc;
     bind_text(s, 1, public_id);
     (void)sqlite3_bind_int64(s, 2, owner);
-    return turn_one(l, s, true, out);
+    return turn_one(l, s, parts, out);
 }
 
-static int turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, bool with_tokens, struct storage_turn *out)
+int storage_turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, unsigned parts, struct storage_turn *out)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_BY_ID, &rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_ID, &rc, id, owner);
+    return s ? turn_one(l, s, parts, out) : rc;
+}
+
+int storage_turn_by_digest(struct storage_ledger *l, int64_t owner, const uint8_t digest[STORAGE_DIGEST_BYTES],
+                           int64_t before, struct storage_turn *out)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_DIGEST, &rc, owner, 0, before);
     if (!s)
         return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    (void)sqlite3_bind_int64(s, 2, owner);
-    return turn_one(l, s, with_tokens, out);
+    bind_blob(s, 2, digest, STORAGE_DIGEST_BYTES);
+    return turn_one(l, s, 0, out);
 }
 
 int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_PUBLIC_ID, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_step(l, s);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_PUBLIC_ID, &rc, id);
+    rc = stmt_one(l, s, rc);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     rc = column_text(s, 0, out);
@@ -182,20 +142,201 @@ int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
     return rc;
 }
 
-int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail)
+/* ---- a turn's life ---- */
+
+static int count_turns(struct storage_ledger *l, int64_t conversation, int change)
 {
-    int rc, changes;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_SET_DETAIL, &rc);
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COUNT, &rc, conversation, change);
+    return s ? stmt_run(l, s, NULL) : rc;
+}
+
+int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
+{
+    int rc, depth = 1;
+    sqlite3_stmt *s;
+    if (t->status != STORAGE_TURN_RUNNING && t->status != STORAGE_TURN_QUEUED)
+        return -EINVAL;
+    if (t->parent) {
+        s = STMT_WITH(l, S_TURN_PLACE, &rc, t->parent, t->owner, t->conversation);
+        rc = stmt_one(l, s, rc);
+        if (rc != 1)
+            return rc ? rc : -ENOENT;
+        depth = sqlite3_column_int(s, 0) + 1;
+        stmt_reset(s);
+    }
+    s = STMT_WITH(l, S_CONV_OWNED, &rc, t->conversation, t->owner);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    stmt_reset(s);
+    s = STMT_WITH(l, S_TURN_INSERT, &rc, t->owner, t->conversation);
     if (!s)
         return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    bind_text(s, 2, detail);
-    rc = stmt_run(l, s, &changes);
+    if (t->parent)
+        (void)sqlite3_bind_int64(s, 3, t->parent);
+    bind_text(s, 4, t->public_id);
+    (void)sqlite3_bind_int(s, 5, (int)t->status);
+    bind_text(s, 6, t->instructions);
+    bind_blob(s, 7, t->fingerprint, sizeof t->fingerprint);
+    (void)sqlite3_bind_int64(s, 8, t->created_ms);
+    (void)sqlite3_bind_int(s, 9, depth);
+    (void)sqlite3_bind_int64(s, 10, ledger_clock_ms(l));
+    if (!pack_is_zero(t->digest, sizeof t->digest))
+        bind_blob(s, 11, t->digest, sizeof t->digest);
+    bind_text(s, 12, t->params);
+    bind_text(s, 13, t->request);
+    rc = stmt_run(l, s, NULL);
+    int64_t id = sqlite3_last_insert_rowid(l->db);
+    if (!rc)
+        rc = items_insert(l, id, t->items, t->n_items);
+    if (!rc)
+        t->id = id;
+    return rc;
+}
+
+/* Runs a statement that changes one row. -ENOENT: it changed none. */
+static int change_one(struct storage_ledger *l, sqlite3_stmt *s, int rc)
+{
+    int changes = 0;
+    if (s)
+        rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
 }
 
-int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, bool with_tokens,
-                      struct storage_turn **rows, size_t *n)
+int storage_turn_run(struct storage_ledger *l, int64_t id)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_RUN, &rc, id);
+    return change_one(l, s, rc);
+}
+
+int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
+{
+    int rc;
+    if (t->prompt_bytes > t->tokens_bytes ||
+        (t->status != STORAGE_TURN_COMPLETED && t->status != STORAGE_TURN_INCOMPLETE))
+        return -EINVAL;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COMMIT, &rc, t->id, (int64_t)t->status);
+    if (!s)
+        return rc;
+    bind_text(s, 3, t->reason);
+    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)t->prompt_bytes);
+    (void)sqlite3_bind_int(s, 5, t->rebased);
+    (void)sqlite3_bind_int64(s, 6, t->n_tokens);
+    bind_blob(s, 7, t->fingerprint, sizeof t->fingerprint);
+    if (!pack_is_zero(t->chat_hash, sizeof t->chat_hash))
+        bind_blob(s, 8, t->chat_hash, sizeof t->chat_hash);
+    (void)sqlite3_bind_int64(s, 9, t->completed_ms);
+    (void)sqlite3_bind_int(s, 10, t->answered);
+    (void)sqlite3_bind_int(s, 11, (int)t->saved);
+    (void)sqlite3_bind_int(s, 12, t->input_tokens);
+    (void)sqlite3_bind_int(s, 13, t->cached_tokens);
+    (void)sqlite3_bind_int(s, 14, t->output_tokens);
+    (void)sqlite3_bind_int64(s, 15, t->evaluated);
+    bind_text(s, 16, t->kv);
+    bind_text(s, 17, t->receipt);
+    rc = stmt_step(l, s);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    t->conversation = sqlite3_column_int64(s, 0);
+    stmt_reset(s);
+    s = STMT_WITH(l, S_TOKENS_SET, &rc, t->id);
+    if (!s)
+        return rc;
+    bind_blob(s, 2, t->tokens, t->tokens_bytes);
+    if ((rc = stmt_run(l, s, NULL)) || (rc = items_insert(l, t->id, t->items, t->n_items)))
+        return rc;
+    s = STMT_WITH(l, S_CONV_ADVANCE, &rc, t->conversation, t->id, t->completed_ms);
+    return change_one(l, s, rc);
+}
+
+int storage_turn_fail(struct storage_ledger *l, int64_t id, const char *reason, int64_t completed_ms)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_FAIL, &rc, id, 0, completed_ms);
+    if (s)
+        bind_text(s, 2, reason);
+    return change_one(l, s, rc);
+}
+
+int storage_turn_set_saved(struct storage_ledger *l, int64_t id, enum storage_saved saved)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_SET_SAVED, &rc, id, (int64_t)saved);
+    return change_one(l, s, rc);
+}
+
+int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const char *public_id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_DELIVERED, &rc);
+    if (s) {
+        bind_text(s, 1, public_id);
+        (void)sqlite3_bind_int64(s, 2, owner);
+    }
+    return change_one(l, s, rc);
+}
+
+/* Whether the segment that a turn holds reaches as far as its KV does: the last token has none. */
+static bool held_to_end(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], int64_t n_tokens)
+{
+    struct segment_row row;
+    return segment_get(l, key, &row) == 1 && row.end >= n_tokens - 1;
+}
+
+int turns_interrupted(struct storage_ledger *l, int64_t now_ms)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_INTERRUPTED, &rc, now_ms);
+    if (!s || (rc = stmt_run(l, s, NULL)))
+        return rc;
+    for (;;) { /* each leaves the set that is asked for */
+        uint8_t key[STORAGE_KEY_BYTES];
+        s = stmt_get(l, S_TURNS_PENDING, &rc);
+        rc = stmt_one(l, s, rc);
+        if (rc != 1)
+            return rc;
+        int64_t id = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
+        rc = column_bytes(s, 2, key, sizeof key);
+        stmt_reset(s);
+        if (!rc)
+            rc =
+                storage_turn_set_saved(l, id, held_to_end(l, key, n_tokens) ? STORAGE_SAVED_YES : STORAGE_SAVED_FAILED);
+        if (rc)
+            return rc;
+    }
+}
+
+int storage_turn_queued(struct storage_ledger *l, int64_t after, int64_t *id, char **owner, char **public_id,
+                        char **request)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_QUEUED, &rc, after);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    *id = sqlite3_column_int64(s, 0);
+    char **const texts[] = {owner, public_id, request};
+    rc = 0;
+    for (int i = 0; i < 3; i++) {
+        int one = column_text(s, 1 + i, texts[i]);
+        rc = rc ? rc : one;
+    }
+    stmt_reset(s);
+    if (!rc && (!*owner || !*public_id || !*request))
+        rc = -EBADMSG;
+    for (int i = 0; i < 3 && rc; i++) {
+        free(*texts[i]);
+        *texts[i] = NULL;
+    }
+    return rc;
+}
+
+/* ---- chains of turns ---- */
+
+int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, unsigned parts, struct storage_turn **rows,
+                      size_t *n)
 {
     struct storage_turn *path = NULL;
     size_t found = 0, cap = 0;
@@ -211,7 +352,7 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, boo
             path = grown;
             cap = more;
         }
-        rc = turn_by_id(l, owner, turn, with_tokens, &path[found]);
+        rc = storage_turn_by_id(l, owner, turn, parts, &path[found]);
         if (rc == -ENOENT && found)
             rc = -EBADMSG;
         if (rc)
@@ -223,9 +364,7 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, boo
         turn = parent;
     }
     if (rc) {
-        for (size_t i = 0; i < found; i++)
-            storage_turn_free(&path[i]);
-        free(path);
+        storage_turns_free(path, found);
         return rc;
     }
     for (size_t i = 0; i < found / 2; i++) {
@@ -235,6 +374,52 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, boo
     }
     *rows = path;
     *n = found;
+    return 0;
+}
+
+int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_UP, &rc, turn, owner);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = sqlite3_column_int64(s, 0) ? column_copy(s, 1, tokens, bytes) : -ENOENT;
+    stmt_reset(s);
+    return rc;
+}
+
+int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n)
+{
+    int64_t *found = NULL;
+    size_t count = 0;
+    bool rebased = false;
+    int rc = 0;
+    while (turn && !rebased) {
+        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, &rc, turn);
+        if ((rc = stmt_one(l, s, rc)) != 1)
+            break;
+        int64_t up = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
+        rebased = sqlite3_column_int64(s, 2) != 0;
+        stmt_reset(s);
+        rc = 0;
+        if (n_tokens <= tokens)
+            break;
+        int64_t *grown = realloc(found, (count + 1) * sizeof *found);
+        if (!grown) {
+            rc = -ENOMEM;
+            break;
+        }
+        found = grown;
+        found[count++] = turn;
+        turn = up;
+    }
+    if (rc) {
+        free(found);
+        return rc;
+    }
+    *ids = found;
+    *n = count;
     return 0;
 }
 
@@ -294,52 +479,52 @@ static int holds_within(struct storage_ledger *l, int64_t turn)
     return rc;
 }
 
+/* Takes a leaf out of the tree. */
+static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
+{
+    uint8_t held[STORAGE_KEY_BYTES] = {0};
+    int rc = storage_turn_is_leaf(l, t->id);
+    if (rc <= 0)
+        return rc ? rc : -EBUSY;
+    if ((rc = segment_held_by(l, t->id, held)) < 0)
+        return rc;
+    /* What was asked behind it in vain stays, behind the one before. */
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, &rc, t->id, t->parent);
+    if (!s || (rc = stmt_run(l, s, NULL)))
+        return rc;
+    s = STMT_WITH(l, S_TURN_DELETE, &rc, t->id); /* its hold, items and tokens go with it */
+    if (!s || (rc = stmt_run(l, s, NULL)))
+        return rc;
+    s = STMT_WITH(l, S_HEAD_MOVE, &rc, t->conversation, t->parent, t->id);
+    if (!s || (rc = stmt_run(l, s, NULL)))
+        return rc;
+    if (t->status <= STORAGE_TURN_INCOMPLETE)
+        rc = count_turns(l, t->conversation, -1);
+    if (!rc)
+        rc = ledger_dead_turn(l, t->id);
+    if (!rc && !t->rebased)
+        rc = holds_within(l, t->parent);
+    return rc ? rc : segment_release(l, held);
+}
+
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id)
 {
     struct storage_turn t;
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_GET, &rc);
-    if (!s)
-        return rc;
-    bind_text(s, 1, public_id);
-    (void)sqlite3_bind_int64(s, 2, owner);
-    rc = turn_one(l, s, false, &t);
+    int rc = storage_turn_get(l, owner, public_id, 0, &t);
     if (rc)
         return rc;
-    int64_t id = t.id, parent = t.parent, conversation = t.conversation;
-    bool rebased = t.rebased;
+    rc = turn_remove(l, &t);
     storage_turn_free(&t);
-    rc = storage_turn_is_leaf(l, id);
-    if (rc <= 0)
-        return rc ? rc : -EBUSY;
-
-    uint8_t held[STORAGE_KEY_BYTES] = {0};
-    rc = segment_held_by(l, id, held);
-    if (rc < 0)
-        return rc;
-
-    s = stmt_get(l, S_TURN_DELETE, &rc); /* its hold goes with it */
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_run(l, s, NULL);
-    if (rc)
-        return rc;
-    s = stmt_get(l, S_HEAD_MOVE, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, conversation);
-    (void)sqlite3_bind_int64(s, 2, parent);
-    (void)sqlite3_bind_int64(s, 3, id);
-    rc = stmt_run(l, s, NULL);
-    if (rc)
-        return rc;
-    rc = count_turns(l, conversation, -1);
-    if (!rc)
-        rc = ledger_dead_turn(l, id);
-    if (!rc && !rebased)
-        rc = holds_within(l, parent);
-    if (!rc)
-        rc = segment_release(l, held);
     return rc ? rc : erase_mark(l, owner, public_id);
+}
+
+int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id)
+{
+    struct storage_turn t;
+    int rc = storage_turn_by_id(l, owner, id, 0, &t);
+    if (rc)
+        return rc;
+    rc = turn_remove(l, &t);
+    storage_turn_free(&t);
+    return rc;
 }

@@ -42,6 +42,61 @@ static const char *const ledger_steps[] = {
     "CREATE TABLE intents(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, pack INTEGER NOT NULL,"
     " offset INTEGER NOT NULL, bytes INTEGER NOT NULL);",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
+    /* A turn has a row from its acceptance on. What it says and what it was asked are rows of items, its tokens stand
+     * apart, so that walking along a chain of turns reads no long text. */
+    "CREATE TABLE items(id INTEGER PRIMARY KEY AUTOINCREMENT,"
+    " turn INTEGER NOT NULL REFERENCES turns(id) ON DELETE CASCADE, place INTEGER NOT NULL, output INTEGER NOT NULL,"
+    " public_id TEXT NOT NULL, kind TEXT NOT NULL, role TEXT, status INTEGER NOT NULL, created_ms INTEGER NOT NULL,"
+    " text TEXT, body TEXT);"
+    "CREATE UNIQUE INDEX items_place ON items(turn, place);"
+    "CREATE INDEX items_public_id ON items(public_id);"
+    "CREATE TABLE tokens(turn INTEGER PRIMARY KEY REFERENCES turns(id) ON DELETE CASCADE, ids BLOB NOT NULL);"
+    "CREATE TABLE keys(owner INTEGER NOT NULL REFERENCES owners(id), key BLOB NOT NULL, digest BLOB NOT NULL,"
+    " target TEXT NOT NULL, clock INTEGER NOT NULL, PRIMARY KEY(owner, key)) WITHOUT ROWID;"
+    "CREATE INDEX keys_clock ON keys(clock);"
+    "ALTER TABLE turns ADD COLUMN depth INTEGER NOT NULL DEFAULT 1;"
+    "ALTER TABLE turns ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN saved INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN delivered INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN clock INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN input_tokens INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN cached_tokens INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN output_tokens INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN evaluated INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN kv TEXT;"
+    "ALTER TABLE turns ADD COLUMN digest BLOB;"
+    "ALTER TABLE turns ADD COLUMN params TEXT;"
+    "ALTER TABLE turns ADD COLUMN receipt TEXT;"
+    "ALTER TABLE turns ADD COLUMN request TEXT;"
+    "INSERT INTO tokens(turn, ids) SELECT id, tokens FROM turns;"
+    "INSERT INTO items(turn, place, output, public_id, kind, role, status, created_ms, text)"
+    " SELECT t.id, j.key, 0, json_extract(j.value, '$.id'), 'message',"
+    " CASE json_extract(j.value, '$.role') WHEN 'developer' THEN 'system' ELSE json_extract(j.value, '$.role') END, 0,"
+    " t.created_ms, coalesce(json_extract(j.value, '$.content[0].text'), json_extract(j.value, '$.content'))"
+    " FROM turns t, json_each(CASE WHEN json_valid(t.input) THEN t.input ELSE '[]' END) j"
+    " WHERE json_type(j.value, '$.id') = 'text' AND json_type(j.value, '$.role') = 'text' ORDER BY t.id, j.key;"
+    "INSERT INTO items(turn, place, output, public_id, kind, role, status, created_ms, text)"
+    " SELECT t.id, (SELECT count(*) FROM items i WHERE i.turn = t.id), 1, 'msg_' || substr(t.public_id, 6), 'message',"
+    " 'assistant', t.status <> 0, t.completed_ms, t.output FROM turns t WHERE t.output IS NOT NULL ORDER BY t.id;"
+    "UPDATE turns SET answered = output IS NOT NULL,"
+    " params = json_extract(detail, '$.params'), receipt = json_remove(json_extract(detail, '$.receipt'), '$.saved'),"
+    " saved = CASE json_extract(detail, '$.receipt.saved') WHEN 'yes' THEN 2 WHEN 'pending' THEN 1 WHEN 'failed' THEN 3"
+    " ELSE 0 END,"
+    " input_tokens = ifnull(json_extract(detail, '$.usage.input'), 0),"
+    " cached_tokens = ifnull(json_extract(detail, '$.usage.cached'), 0),"
+    " output_tokens = ifnull(json_extract(detail, '$.usage.output'), 0),"
+    " evaluated = ifnull(json_extract(detail, '$.evaluated'), n_tokens), kv = json_extract(detail, '$.kv')"
+    " WHERE json_valid(detail);"
+    "WITH RECURSIVE tree(id, depth) AS (SELECT id, 1 FROM turns WHERE parent IS NULL"
+    " UNION ALL SELECT t.id, tree.depth + 1 FROM turns t JOIN tree ON t.parent = tree.id)"
+    "UPDATE turns SET depth = tree.depth FROM tree WHERE tree.id = turns.id;"
+    "ALTER TABLE turns DROP COLUMN input;"
+    "ALTER TABLE turns DROP COLUMN output;"
+    "ALTER TABLE turns DROP COLUMN detail;"
+    "ALTER TABLE turns DROP COLUMN tokens;"
+    "CREATE INDEX turns_open ON turns(conversation) WHERE status >= 2;"
+    "CREATE INDEX turns_pending ON turns(saved) WHERE saved = 1;"
+    "CREATE INDEX turns_digest ON turns(owner, digest) WHERE digest IS NOT NULL;",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,
@@ -112,6 +167,48 @@ static void contains(sqlite3_context *ctx, int n, sqlite3_value **v)
     (void)n;
     const char *text = (const char *)sqlite3_value_text(v[0]), *part = (const char *)sqlite3_value_text(v[1]);
     sqlite3_result_int(ctx, text && part && strcasestr(text, part) != NULL);
+}
+
+/* joined(blob): all of a group, one after the other, in the order of the rows. */
+struct joined {
+    char *bytes;
+    size_t n, capacity;
+};
+
+static void joined_step(sqlite3_context *ctx, int n_values, sqlite3_value **v)
+{
+    (void)n_values;
+    struct joined *j = sqlite3_aggregate_context(ctx, sizeof *j);
+    const void *bytes = sqlite3_value_blob(v[0]);
+    size_t n = (size_t)sqlite3_value_bytes(v[0]);
+    if (!j || (n && !bytes)) {
+        sqlite3_result_error_nomem(ctx);
+        return;
+    }
+    if (j->n + n > j->capacity) {
+        size_t capacity = j->capacity ? j->capacity : 4096;
+        while (capacity < j->n + n)
+            capacity *= 2;
+        char *grown = sqlite3_realloc64(j->bytes, capacity);
+        if (!grown) {
+            sqlite3_result_error_nomem(ctx);
+            return;
+        }
+        j->bytes = grown;
+        j->capacity = capacity;
+    }
+    if (n)
+        memcpy(j->bytes + j->n, bytes, n);
+    j->n += n;
+}
+
+static void joined_final(sqlite3_context *ctx)
+{
+    struct joined *j = sqlite3_aggregate_context(ctx, 0);
+    if (j && j->bytes)
+        sqlite3_result_blob64(ctx, j->bytes, j->n, sqlite3_free);
+    else
+        sqlite3_result_blob(ctx, "", 0, SQLITE_STATIC);
 }
 
 static int pragma_int(sqlite3 *db, const char *sql, int *value)
@@ -277,7 +374,9 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
         rc = -EBADMSG;
     if (!rc && (sqlite3_db_config(db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL) != SQLITE_OK ||
                 sqlite3_create_function_v2(db, "contains", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, contains, NULL,
-                                           NULL, NULL) != SQLITE_OK))
+                                           NULL, NULL) != SQLITE_OK ||
+                sqlite3_create_function_v2(db, "joined", 1, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, NULL, joined_step,
+                                           joined_final, NULL) != SQLITE_OK))
         rc = -ENOMEM;
     /* Of a new file: labels of a thousand bytes and more should not need overflow pages. */
     if (!rc && objects == 0 && s->large_pages)
@@ -326,6 +425,19 @@ sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id, int *rc)
             sqlite3_prepare_v3(db, statements[id].sql, -1, SQLITE_PREPARE_PERSISTENT, &l->stmts[id], NULL));
     }
     return l->stmts[id];
+}
+
+sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, int *rc, size_t n, const int64_t *values)
+{
+    sqlite3_stmt *s = stmt_get(l, id, rc);
+    for (size_t i = 0; s && i < n; i++)
+        (void)sqlite3_bind_int64(s, (int)i + 1, values[i]);
+    return s;
+}
+
+int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc)
+{
+    return s ? stmt_step(l, s) : rc;
 }
 
 int stmt_step(struct storage_ledger *l, sqlite3_stmt *s)
@@ -388,6 +500,18 @@ int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n)
     if ((size_t)sqlite3_column_bytes(s, at) != n)
         return -EBADMSG;
     memcpy(out, sqlite3_column_blob(s, at), n);
+    return 0;
+}
+
+int column_copy(sqlite3_stmt *s, int at, void **out, size_t *n)
+{
+    const void *bytes = sqlite3_column_blob(s, at);
+    *n = (size_t)sqlite3_column_bytes(s, at);
+    *out = malloc(*n ? *n : 1);
+    if (!*out || (*n && !bytes))
+        return -ENOMEM;
+    if (*n)
+        memcpy(*out, bytes, *n);
     return 0;
 }
 

@@ -135,6 +135,8 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
         rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
     if (rc)
         return rc;
+    if ((rc = ledger_clock_start(l)))
+        return fail(err, err_size, rc, st->dir, "ledger.db");
     bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
     if (faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EBADMSG;
@@ -186,6 +188,15 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
     if (st->packs.pack_bytes < PACK_BYTES_MIN)
         st->packs.pack_bytes = PACK_BYTES_MIN;
     return 0;
+}
+
+/* What an earlier process left unfinished. */
+static int interrupted_run(struct storage_ledger *l, void *arg)
+{
+    struct timespec now;
+    (void)arg;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    return turns_interrupted(l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
 }
 
 static int threads_start(struct storage *st, int readers)
@@ -295,6 +306,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         if (rc)
             (void)fail(err, err_size, rc, st->dir, "threads");
     }
+    if (!rc && (rc = jobs_call(st, interrupted_run, NULL)))
+        (void)fail(err, err_size, rc, st->dir, "turns of the ledger");
     if (rc)
         storage_close(st);
     else

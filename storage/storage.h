@@ -98,7 +98,7 @@ int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char
                              struct storage_conversation *out);
 /* By row id. */
 int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out);
-/* Writes title, metadata, instructions, head and updated_ms of row c->id. */
+/* Writes title, metadata, instructions and updated_ms of row c->id. */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
  * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
@@ -115,7 +115,43 @@ int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
                               struct storage_conversation *rows, size_t max, size_t *n);
 
-enum storage_turn_status { STORAGE_TURN_COMPLETED = 0, STORAGE_TURN_INCOMPLETE = 1, STORAGE_TURN_FAILED = 2 };
+/* A turn has a row from the moment it is accepted. QUEUED and RUNNING ones become COMPLETED or INCOMPLETE with
+ * storage_turn_commit(), or FAILED. Only the first two are on a path, can be followed, matched and counted, and hold
+ * segments. */
+enum storage_turn_status {
+    STORAGE_TURN_COMPLETED = 0,
+    STORAGE_TURN_INCOMPLETE = 1,
+    STORAGE_TURN_FAILED = 2,
+    STORAGE_TURN_RUNNING = 3,
+    STORAGE_TURN_QUEUED = 4,
+};
+/* What became of a turn's KV. */
+enum storage_saved {
+    STORAGE_SAVED_OFF = 0,
+    STORAGE_SAVED_PENDING = 1,
+    STORAGE_SAVED_YES = 2,
+    STORAGE_SAVED_FAILED = 3
+};
+
+/* What a turn was asked with, or answered: one item of the API's lists. */
+struct storage_item {
+    int64_t turn;
+    int place; /* among its turn's items, from 0 */
+    bool output;
+    char *public_id; /* "msg_…" */
+    char *kind;      /* "message" */
+    char *role;      /* "user", "assistant", "system"; may be NULL */
+    bool incomplete; /* it was cut */
+    int64_t created_ms;
+    char *text;                           /* may be NULL */
+    char *body;                           /* JSON object: what the API shows beside that; may be NULL */
+    char *turn_id;                        /* out, of a page: its turn's public id */
+    enum storage_turn_status turn_status; /* out, of a page */
+};
+/* Frees n rows and the array. NULL is fine. */
+void storage_items_free(struct storage_item *items, size_t n);
+
+#define STORAGE_DIGEST_BYTES 32
 
 struct storage_turn {
     int64_t id;
@@ -123,41 +159,103 @@ struct storage_turn {
     int64_t parent; /* 0: the conversation's first */
     char *public_id;
     enum storage_turn_status status;
-    char *reason;       /* why it is incomplete or failed ("max_output_tokens"), may be NULL */
-    char *instructions; /* in force for this turn, may be NULL */
-    char *input;        /* JSON array of input items as the API shows them */
-    char *output;       /* the answer's text */
-    char *detail;       /* JSON object: parameters, usage, receipt */
-    void *tokens;       /* the tokens that this turn added to its parent's context (opaque bytes) */
+    int depth;                            /* out: 1 = the first on its branch */
+    char *reason;                         /* why it is incomplete or failed ("max_output_tokens"), may be NULL */
+    char *instructions;                   /* in force for this turn, may be NULL */
+    char *params;                         /* JSON object: request parameters to echo; may be NULL */
+    char *request;                        /* of a QUEUED one: what it takes to run it; opaque text */
+    uint8_t digest[STORAGE_DIGEST_BYTES]; /* insert: of the request, for retries without a key; zero = none */
+    struct storage_item *items;           /* insert: the input; commit: the output, added; out: all, where asked for */
+    size_t n_items;
+    /* From here on: of a committed one. */
+    bool answered; /* false: it took messages in and gave no answer */
+    void *tokens;  /* those that this turn added to its parent's context (opaque bytes); out: where asked for */
     size_t tokens_bytes;
     size_t prompt_bytes; /* of those, the ones before the answer */
     bool rebased;        /* tokens hold the whole context, not what was added to the parent's (instructions changed) */
     int64_t n_tokens;    /* tokens of the whole context at the end of this turn */
+    int64_t evaluated;   /* of those, tokens that have been through the model */
     uint8_t fingerprint[32]; /* model that the tokens belong to */
     uint8_t chat_hash[32];   /* hash over the messages up to this answer, for matching; all zero = none */
+    char *kv;                /* fingerprint of the KV that was computed, as text */
+    char *receipt;           /* JSON object without "saved" */
+    enum storage_saved saved;
+    int input_tokens, cached_tokens, output_tokens;
+    bool delivered; /* out: the peer has acknowledged every byte of the answer */
+    int64_t age_ms; /* out: running time since it was accepted */
     int64_t created_ms, completed_ms;
 };
 void storage_turn_free(struct storage_turn *t);
+/* Frees n rows and the array. */
+void storage_turns_free(struct storage_turn *rows, size_t n);
 
-/* Inserts; t->id is set. */
+/* Inserts a RUNNING or QUEUED turn with its input; t->id is set. -ENOENT: the conversation or the parent is gone;
+ * -EEXIST: public_id is taken. */
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t);
-int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_turn *out);
+/* A QUEUED turn runs from now on. -ENOENT: there is none. */
+int storage_turn_run(struct storage_ledger *l, int64_t id);
+/* Ends row t->id as t->status, COMPLETED or INCOMPLETE, with its tokens and output, and makes it the head of its
+ * conversation, whose row id t->conversation gets. -ENOENT: the row is gone. */
+int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t);
+/* Ends it as FAILED; its input stays. -ENOENT: the row is gone. */
+int storage_turn_fail(struct storage_ledger *l, int64_t id, const char *reason, int64_t completed_ms);
+/* The first QUEUED turn behind row `after`: *id, and malloc'd copies of its owner's name, public id and request.
+ * -ENOENT: none. */
+int storage_turn_queued(struct storage_ledger *l, int64_t after, int64_t *id, char **owner, char **public_id,
+                        char **request);
+
+enum storage_turn_parts { STORAGE_TURN_TOKENS = 1, STORAGE_TURN_ITEMS = 2 };
+/* parts: what is read beside the row. */
+int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, unsigned parts,
+                     struct storage_turn *out);
+/* By row id. */
+int storage_turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, unsigned parts, struct storage_turn *out);
+/* The owner's latest turn with this digest that is older than row `before` (INT64_MAX: the latest). -ENOENT. */
+int storage_turn_by_digest(struct storage_ledger *l, int64_t owner, const uint8_t digest[STORAGE_DIGEST_BYTES],
+                           int64_t before, struct storage_turn *out);
 /* The public id of turn `id` (malloc'd). -ENOENT. */
 int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out);
-/* Replaces the detail of a turn (how its saving ended). -ENOENT. */
-int storage_turn_set_detail(struct storage_ledger *l, int64_t id, const char *detail);
-/* The turns from the first to `turn`, in order, by following parents. *rows (malloc'd, each to be freed with
- * storage_turn_free, then free) of *n. with_tokens false leaves tokens NULL. */
-int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, bool with_tokens,
-                      struct storage_turn **rows, size_t *n);
+/* -ENOENT: there is no such turn (any more). */
+int storage_turn_set_saved(struct storage_ledger *l, int64_t id, enum storage_saved saved);
+int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const char *public_id);
+/* The turns from the first to `turn`, in order, by following parents. *rows of *n: storage_turns_free(). */
+int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, unsigned parts, struct storage_turn **rows,
+                      size_t *n);
+/* The tokens of the context at the end of `turn`, whatever its length in one query: *tokens (malloc'd) of *bytes. */
+int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes);
+/* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
+ * anew: *ids (malloc'd) of *n. */
+int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);
 /* The latest turn of the owner with this chat_hash and fingerprint. *turn, *conversation get row ids. -ENOENT. */
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation);
-/* 1: no turn follows this one; 0: one does, or negative. */
+/* 1: no turn follows this one (those that failed do not count); 0: one does, or negative. */
 int storage_turn_is_leaf(struct storage_ledger *l, int64_t id);
 /* Deletes one turn that has no children (else -EBUSY); the conversation's head moves to its parent. Segments that reach
  * beyond the parent are held by none of the turns before it afterwards. */
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+/* The same by row id for a turn whose place is taken by another one: not a deletion that its owner asked for. */
+int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id);
+
+/* A page of the items on the path to turn `head` (0: none) of a conversation, and of turns that wait, run or have
+ * failed behind it, in order or, with `descending`, from the last one back; after the item with public id `after`
+ * (NULL: from the end that is first). At most `max` rows in *rows (malloc'd): storage_items_free(). -ENOENT: no such
+ * item. */
+int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, bool descending,
+                       const char *after, size_t max, struct storage_item **rows, size_t *n);
+
+/* ---- keys of requests ---- */
+
+#define STORAGE_KEY_KEPT_MS    (15 * 60 * 1000) /* of running time */
+#define STORAGE_KEYS_PER_OWNER 4096
+
+/* What a request key made: *target (malloc'd) is the public id. -ENOENT: not used in the last STORAGE_KEY_KEPT_MS of
+ * running time; -EINVAL: used with another digest. The key is told apart by its bytes. */
+int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
+                    const uint8_t digest[STORAGE_DIGEST_BYTES], char **target);
+/* Notes it, in place of an older one. -EDQUOT: the owner has STORAGE_KEYS_PER_OWNER. */
+int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
+                    const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 

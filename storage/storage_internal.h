@@ -5,7 +5,7 @@
  *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
- *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
+ *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c   rows of ledger.db and kv.db
  *   room.c      a full disk: the ledger's room comes first
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
@@ -271,6 +271,7 @@ struct storage_ledger {
     int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
     uint64_t sweep_clock; /* what was used later is passed over */
     uint64_t used;        /* clock of uses */
+    int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
 /* The statement, reset. NULL: *rc gets why. */
@@ -283,16 +284,37 @@ void stmt_reset(sqlite3_stmt *s);
 int stmt_run(struct storage_ledger *l, sqlite3_stmt *s, int *changes);
 void stmt_finalize_all(struct storage_ledger *l);
 
+/* The statement with whole numbers bound to its first parameters. NULL: *rc gets why. */
+sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, int *rc, size_t n, const int64_t *values);
+#define STMT_WITH(l, id, rc, ...)                                                                                      \
+    stmt_with((l), (id), (rc), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
+/* Steps a query for one row. 1: there it is, read it and reset; 0: none; negative; also where stmt is NULL (rc). */
+int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc);
+
 /* Binding and reading columns. Strings and blobs are not copied when bound; they are when read. */
 void bind_text(sqlite3_stmt *s, int at, const char *text); /* NULL is NULL */
 void bind_blob(sqlite3_stmt *s, int at, const void *p, size_t n);
 int column_text(sqlite3_stmt *s, int at, char **out);              /* NULL is NULL; -ENOMEM */
 int column_bytes(sqlite3_stmt *s, int at, uint8_t *out, size_t n); /* exactly n, or NULL as zeros; -EBADMSG */
+int column_copy(sqlite3_stmt *s, int at, void **out, size_t *n);   /* malloc'd; -ENOMEM */
 
 /* schema.c: values that belong to a database as a whole, by name; the statements say which database. A blob of up to
  * `size` bytes. 1: found, *n gets its size; 0: none; -EBADMSG: it is longer. */
 int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *value, size_t size, size_t *n);
 int meta_set(struct storage_ledger *l, enum stmt_id set, const char *key, const void *value, size_t n);
+
+/* ledger_keys.c: milliseconds that this ledger has been open for, in all its life as far as it was noted. */
+int64_t ledger_clock_ms(const struct storage_ledger *l);
+/* At open. */
+int ledger_clock_start(struct storage_ledger *l);
+
+/* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
+ * not. */
+int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
+
+/* ledger_items.c */
+int items_insert(struct storage_ledger *l, int64_t turn, const struct storage_item *items, size_t n);
+int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows, size_t *n);
 
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);

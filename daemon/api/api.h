@@ -114,8 +114,9 @@ struct reader {
     struct subscriber sub; /* first */
     struct reader *next;
     struct client *client;
-    enum { READ_BODY, READ_SSE, READ_WS, READ_WATCH } kind; /* WATCH: a WebSocket, no lane waits */
-    char *stream_id;                                        /* WS: echoed in every event; NULL = none */
+    /* ACCEPTED: the answer says that it was; WATCH: a WebSocket, no lane waits. */
+    enum { READ_BODY, READ_ACCEPTED, READ_SSE, READ_WS, READ_WATCH } kind;
+    char *stream_id; /* WS: echoed in every event; NULL = none */
 };
 
 struct lane;
@@ -142,8 +143,11 @@ struct client {
     struct message *inbox; /* messages that are being parsed, or wait for those before them */
     int n_inbox;
     uint64_t lanes_used;
+    char unacknowledged[ID_SIZE]; /* the stored response whose answer was queued to its end; "" = none */
 };
 
+/* The peer has acknowledged all that was sent. */
+void client_acknowledged(struct client *c);
 /* Readers are unlinked, and their policy is applied; lanes and requests that wait are freed. */
 void client_free(struct client *c);
 void client_request_clear(struct client *c);
@@ -192,17 +196,22 @@ extern const struct run_format responses_format;
 struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e);
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
-/* A run as it would be remembered, from what is stored. NULL: out of memory. */
-struct run *run_from_stored(struct runs *rs, const char *owner, const struct session_response *r);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
- * of the first entry that follows. */
+ * of the first entry that follows; SIZE_MAX: there never was such an event. */
 size_t responses_replay(struct run *run, int64_t starting_after);
-/* The stored input and output as items; appended to `items`. 0 or -ENOMEM. */
-int response_items(const struct session_response *r, bool with_output, cJSON *items);
+/* Reads the events of a response behind `starting_after`: from its run, where that is remembered (false: it is not), or
+ * from what is stored. */
+bool responses_follow(struct client *c, int kind, const char *id, int64_t starting_after, const char *stream_id);
+void responses_attach(struct client *c, int kind, int64_t starting_after, const char *stream_id,
+                      const struct session_response *r);
+/* A cursor that no event of a response ever had. */
+void responses_cursor_error(struct api_error *e);
+/* An item of the API's lists. */
+cJSON *item_object(const struct session_item *item);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
-/* One page of items, newest first unless order=asc. Takes items. */
-void client_answer_page(struct client *c, cJSON *items);
+/* Items in a list. */
+cJSON *item_list(const struct session_item *items, size_t n, bool more);
 
 /* Shared with Chat Completions. Text of a message's content (a string or text parts), malloc'd; where names the field.
  */
@@ -210,8 +219,12 @@ char *message_text(const cJSON *content, const char *where, struct api_error *e)
 int message_role(const char *name, enum engine_role *role);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
+#define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
 /* Starts a turn for a POST, or joins the one that it repeats. Takes q. */
 void client_start(struct client *c, struct turn_request *q);
+
+/* Turns that an earlier process left in the queue run again. */
+void responses_requeue(struct api *api);
 
 void responses_create(struct client *c);
 void responses_get(struct client *c);
@@ -266,6 +279,7 @@ struct op {
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
     bool flag, deletes;
+    char *text;
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
     struct session_result result; /* deep copy */
 };

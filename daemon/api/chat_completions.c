@@ -21,9 +21,9 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
                       "'messages' must be a list with at least one message.");
         return -1;
     }
-    q->messages = calloc((size_t)n, sizeof(*q->messages));
+    q->items = calloc((size_t)n, sizeof(*q->items));
     q->texts = cJSON_CreateArray();
-    if (!q->messages || !q->texts) {
+    if (!q->items || !q->texts) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
@@ -31,7 +31,7 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
     cJSON_ArrayForEach(message, list)
     {
         char where[64], param[96];
-        snprintf(where, sizeof(where), "messages[%zu].", q->n_messages);
+        snprintf(where, sizeof(where), "messages[%zu].", q->n_items);
         const char *role_name = NULL;
         enum engine_role role;
         if (!cJSON_IsObject(message)) {
@@ -60,10 +60,10 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
             return -1;
         }
         cJSON_AddItemToArray(q->texts, stored);
-        q->messages[q->n_messages++] =
-            (struct engine_message){.role = role, .text = stored->valuestring, .len = strlen(stored->valuestring)};
+        q->items[q->n_items++] = (struct session_item){
+            .kind = "message", .role = role, .text = stored->valuestring, .len = strlen(stored->valuestring)};
     }
-    if (q->messages[n - 1].role == ENGINE_USER && q->messages[n - 1].len == 0) {
+    if (q->items[n - 1].role == ENGINE_USER && q->items[n - 1].len == 0) {
         char param[96];
         snprintf(param, sizeof(param), "messages[%d].content", n - 1);
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
@@ -117,8 +117,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
     }
     q->max_output_tokens = (int)max_tokens;
     q->model = model ? strdup(model) : NULL;
-    q->input = strdup("[]");
-    if (!q->input || (model && !q->model)) {
+    if (model && !q->model) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         goto fail;
     }

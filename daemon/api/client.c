@@ -178,6 +178,22 @@ void client_read(struct client *c, struct run *run, int kind, size_t from, const
     run_subscribe(run, &r->sub, from);
 }
 
+/* The answer of a run is queued to its end: when the peer has all of it, that is worth knowing. */
+static void note_answered(struct client *c, const struct run *run)
+{
+    if (!run->failed && run->request->store) {
+        snprintf(c->unacknowledged, sizeof(c->unacknowledged), "%s", run->id);
+    }
+}
+
+void client_acknowledged(struct client *c)
+{
+    if (c->unacknowledged[0]) {
+        run_delivered(&c->api->runs, c->owner, c->unacknowledged);
+        c->unacknowledged[0] = '\0';
+    }
+}
+
 static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms)
 {
     daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms",
@@ -190,6 +206,18 @@ static bool deliver(struct reader *r)
 {
     struct client *c = r->client;
     struct run *run = r->sub.run;
+    if (r->kind == READ_ACCEPTED) {
+        if (!run->started && !run->ended) {
+            return false;
+        }
+        if (run->started) {
+            client_answer_json(c, 200, response_object(run));
+        } else {
+            client_answer_error(c, &run->error);
+        }
+        reader_free(r);
+        return true;
+    }
     if (r->kind == READ_BODY) {
         if (!run->ended) {
             return false;
@@ -197,6 +225,7 @@ static bool deliver(struct reader *r)
         count_tokens(c, run);
         if (run->answer) {
             client_answer(c, run->answer_status, "application/json", strdup(run->answer));
+            note_answered(c, run);
         } else {
             client_answer_error(c, &run->error);
         }
@@ -219,20 +248,25 @@ static bool deliver(struct reader *r)
     if (!run->ended) {
         return false;
     }
+    struct api_error never = {0};
+    if (r->sub.next > run->n_log && run->n_log > 0) {
+        responses_cursor_error(&never);
+    }
     count_tokens(c, run);
     if (r->kind == READ_SSE) {
-        if (run->n_log == 0) {
-            client_answer_error(c, &run->error);
+        if (run->n_log == 0 || never.status) {
+            client_answer_error(c, never.status ? &never : &run->error);
         } else {
             if (!c->streaming) {
                 c->ops->stream_begin(c); /* resumed after the last event */
             }
             c->ops->stream_end(c);
+            note_answered(c, run);
         }
         reader_free(r);
     } else {
-        if (run->n_log == 0) {
-            client_ws_error(c, &run->error, r->stream_id);
+        if (run->n_log == 0 || never.status) {
+            client_ws_error(c, never.status ? &never : &run->error, r->stream_id);
         }
         int status = run->failed ? run->error.status : 200;
         int64_t ms = now_ms() - run->created_ms;
@@ -291,10 +325,14 @@ static void parse(struct client_request *r)
 {
     r->parsed = true;
     r->json = json_parse_request(r->body ? r->body : "", r->body_len, &r->refused);
+    retry_digest(r->route->pattern, r->body, r->body_len, r->retry.digest);
     if (r->route->turn) {
-        retry_digest(r->body, r->body_len, r->retry.digest);
         r->turn = r->json ? r->route->turn(r->json, &r->refused) : NULL; /* takes it */
         r->json = NULL;
+    }
+    if (r->turn && r->turn->background) {
+        r->turn->body = r->body;
+        r->body = NULL;
     }
 }
 
@@ -341,6 +379,7 @@ cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
 {
     struct client_request *r = &c->request;
     if (may_be_empty && r->body_len == 0) {
+        retry_digest(r->route->pattern, NULL, 0, r->retry.digest);
         return json_parse_request("{}", 2, e);
     }
     if (!r->parsed) {

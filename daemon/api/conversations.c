@@ -11,7 +11,6 @@
 
 #define TITLE_MAX        512
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
-#define LIMIT_DEFAULT    20
 
 static void text_or_null(cJSON *o, const char *key, const char *value)
 {
@@ -123,11 +122,12 @@ void conversations_create(struct client *c)
     if (read_fields(c, &f)) {
         return;
     }
+    struct run_retry *retry = &c->request.retry;
     struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, got_one);
     if (op) {
         op_posted(c, op,
                   session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
-                                              op_done, op));
+                                              retry->idempotency_key, retry->digest, op_done, op));
     } else {
         client_answer(c, 500, NULL, NULL);
     }
@@ -201,70 +201,26 @@ void conversations_list(struct client *c)
     if (op) {
         op_posted(c, op,
                   session_conversation_list(c->api->runs.session, c->owner, q->after[0] ? q->after : NULL,
-                                            q->limit > 0 ? (int)q->limit : LIMIT_DEFAULT, q->q[0] ? q->q : NULL,
-                                            op_done, op));
+                                            q->limit > 0 ? (int)q->limit : PAGE_DEFAULT, q->q[0] ? q->q : NULL, op_done,
+                                            op));
     }
-}
-
-void client_answer_page(struct client *c, cJSON *items)
-{
-    const struct route_query *query = &c->request.query;
-    bool ascending = query->has_order && query->order_asc;
-    int n = cJSON_GetArraySize(items), limit = query->limit > 0 ? (int)query->limit : LIMIT_DEFAULT;
-    const cJSON **all = n ? calloc((size_t)n, sizeof(*all)) : NULL;
-    cJSON *page = cJSON_CreateArray();
-    int begin = query->after[0] ? -1 : 0, i = 0;
-    if (n && !all) {
-        cJSON_Delete(items);
-        cJSON_Delete(page);
-        client_answer(c, 500, NULL, NULL);
-        return;
-    }
-    const cJSON *item;
-    cJSON_ArrayForEach(item, items)
-    {
-        all[ascending ? i : n - 1 - i] = item;
-        i++;
-    }
-    for (i = 0; i < n && begin < 0; i++) {
-        const cJSON *id = json_get(all[i], "id");
-        if (cJSON_IsString(id) && strcmp(id->valuestring, query->after) == 0) {
-            begin = i + 1;
-        }
-    }
-    if (begin < 0) {
-        struct api_error e;
-        free(all);
-        cJSON_Delete(items);
-        cJSON_Delete(page);
-        api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
-        client_answer_error(c, &e);
-        return;
-    }
-    for (i = begin; i < n && i < begin + limit; i++) {
-        cJSON_AddItemToArray(page, cJSON_DetachItemViaPointer(items, (cJSON *)all[i]));
-    }
-    bool more = i < n;
-    free(all);
-    cJSON_Delete(items);
-    client_answer_json(c, 200, list_object(page, more));
 }
 
 static void got_items(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)op;
-    cJSON *items = cJSON_CreateArray();
-    for (size_t i = 0; i < r->n_responses; i++) {
-        response_items(&r->responses[i], true, items);
-    }
-    client_answer_page(c, items);
+    client_answer_json(c, 200, item_list(r->items, r->n_items, r->more));
 }
 
 void conversations_items(struct client *c)
 {
+    const struct route_query *q = &c->request.query;
     struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_items) : NULL;
     if (op) {
-        op_posted(c, op, session_conversation_responses(c->api->runs.session, c->owner, op->id, op_done, op));
+        op_posted(c, op,
+                  session_conversation_items(c->api->runs.session, c->owner, op->id, !(q->has_order && q->order_asc),
+                                             q->after[0] ? q->after : NULL, q->limit > 0 ? (int)q->limit : PAGE_DEFAULT,
+                                             op_done, op));
     }
 }
 

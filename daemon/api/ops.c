@@ -36,24 +36,6 @@ static int copy_conversation(const struct session_conversation *f, struct sessio
                : 0;
 }
 
-static int copy_response(const struct session_response *f, struct session_response *t)
-{
-    const char *const *from[] = {&f->id,           &f->conversation, &f->previous, &f->status, &f->reason,
-                                 &f->instructions, &f->input,        &f->output,   &f->params, &f->receipt};
-    *t = *f;
-    const char **to[] = {&t->id,           &t->conversation, &t->previous, &t->status, &t->reason,
-                         &t->instructions, &t->input,        &t->output,   &t->params, &t->receipt};
-    for (size_t i = 0; i < sizeof(to) / sizeof(*to); i++) {
-        *to[i] = NULL;
-    }
-    for (size_t i = 0; i < sizeof(to) / sizeof(*to); i++) {
-        if (copy_string(*from[i], to[i])) {
-            return -ENOMEM;
-        }
-    }
-    return 0;
-}
-
 static int session_result_copy(const struct session_result *from, struct session_result *to)
 {
     memset(to, 0, sizeof(*to));
@@ -72,6 +54,13 @@ static int session_result_copy(const struct session_result *from, struct session
             }
         }
     }
+    if (from->items) {
+        to->items = items_copy(from->items, from->n_items);
+        if (!to->items) {
+            return -ENOMEM;
+        }
+        to->n_items = from->n_items;
+    }
     if (from->n_responses) {
         struct session_response *list = calloc(from->n_responses, sizeof(*list));
         if (!list) {
@@ -80,7 +69,8 @@ static int session_result_copy(const struct session_result *from, struct session
         to->responses = list;
         for (size_t i = 0; i < from->n_responses; i++) {
             to->n_responses = i + 1;
-            if (copy_response(&from->responses[i], &list[i])) {
+            if (response_copy(&from->responses[i], &list[i])) {
+                to->n_responses = i;
                 return -ENOMEM;
             }
         }
@@ -100,18 +90,9 @@ static void session_result_free(struct session_result *r)
         free((char *)c->running_response);
     }
     for (size_t i = 0; i < r->n_responses; i++) {
-        const struct session_response *p = &r->responses[i];
-        free((char *)p->id);
-        free((char *)p->conversation);
-        free((char *)p->previous);
-        free((char *)p->status);
-        free((char *)p->reason);
-        free((char *)p->instructions);
-        free((char *)p->input);
-        free((char *)p->output);
-        free((char *)p->params);
-        free((char *)p->receipt);
+        response_free((struct session_response *)&r->responses[i]);
     }
+    items_free((struct session_item *)r->items, r->items ? r->n_items : 0);
     free((void *)r->conversations);
     free((void *)r->responses);
     memset(r, 0, sizeof(*r));
@@ -144,6 +125,7 @@ void op_free(struct op *op)
         return;
     }
     session_result_free(&op->result);
+    free(op->text);
     free(op);
 }
 
@@ -188,6 +170,12 @@ static void result(struct op *op, const struct session_result *r)
                               op->id);
             } else if (r->rc == -EEXIST) {
                 api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
+            } else if (r->rc == -ERANGE) {
+                api_error_set(&e, 400, "invalid_value", "after", "There is no such item in this list.");
+            } else if (r->rc == -EKEYREJECTED) {
+                api_error_session(SESSION_KEY_REUSED, NULL, &e);
+            } else if (r->rc == -EDQUOT) {
+                api_error_session(SESSION_KEY_LIMIT, NULL, &e);
             } else if (r->rc == -EINVAL) {
                 api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
             } else {

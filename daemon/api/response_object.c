@@ -117,7 +117,7 @@ cJSON *response_object(const struct run *run)
         cJSON_AddNullToObject(o, "completed_at");
     }
     cJSON_AddStringToObject(o, "status", run->status);
-    cJSON_AddBoolToObject(o, "background", false);
+    cJSON_AddBoolToObject(o, "background", q->background);
     if (run->failed) {
         cJSON *error = cJSON_AddObjectToObject(o, "error");
         cJSON_AddStringToObject(error, "code", "server_error");
@@ -231,6 +231,11 @@ static void item_end(struct run *run)
 static void responses_started(struct run *run)
 {
     emit_response(run, "response.created");
+    emit_response(run, strcmp(run->status, "queued") == 0 ? "response.queued" : "response.in_progress");
+}
+
+static void responses_running(struct run *run)
+{
     emit_response(run, "response.in_progress");
 }
 
@@ -282,77 +287,23 @@ static void responses_done(struct run *run)
     }
 }
 
-const struct run_format responses_format = {
-    .started = responses_started, .progress = responses_progress, .delta = responses_delta, .done = responses_done};
+const struct run_format responses_format = {.started = responses_started,
+                                            .running = responses_running,
+                                            .progress = responses_progress,
+                                            .delta = responses_delta,
+                                            .done = responses_done};
 
 /* ---- stored responses
  * ------------------------------------------------------------------------------------------------ */
 
-static char *copy(const char *s)
-{
-    return s ? strdup(s) : NULL;
-}
-
-struct run *run_from_stored(struct runs *rs, const char *owner, const struct session_response *r)
-{
-    struct run *run = calloc(1, sizeof(*run));
-    struct turn_request *q = calloc(1, sizeof(*q));
-    if (!run || !q) {
-        free(run);
-        free(q);
-        return NULL;
-    }
-    run->runs = rs;
-    run->request = q;
-    q->format = &responses_format;
-    snprintf(run->id, sizeof(run->id), "%s", r->id);
-    snprintf(run->owner, sizeof(run->owner), "%s", owner);
-    id_derive("msg_", run->id, run->message_id);
-    snprintf(run->conversation, sizeof(run->conversation), "%s", r->conversation ? r->conversation : "");
-    run->created_ms = r->created_ms;
-    run->completed_ms = r->completed_ms;
-    run->started = run->ended = true;
-    run->failed = strcmp(r->status, "failed") == 0;
-    run->status = run->failed ? "failed" : strcmp(r->status, "completed") == 0 ? "completed" : "incomplete";
-    run->input_tokens = r->input_tokens;
-    run->cached_tokens = r->cached_tokens;
-    run->output_tokens = r->output_tokens;
-    run->reason = copy(r->reason);
-    run->receipt = copy(r->receipt);
-    q->instructions = copy(r->instructions);
-    q->previous = r->listed ? NULL : copy(r->previous);
-    q->conversation = r->listed ? copy(r->conversation) : NULL;
-    q->parent = r->listed ? copy(r->previous ? r->previous : "") : NULL;
-    q->has_parent = q->parent != NULL;
-    q->params_json = r->params ? cJSON_Parse(r->params) : NULL;
-    q->store = true;
-    q->generate = r->output != NULL;
-    const cJSON *generate = q->params_json ? json_get(q->params_json, "generate") : NULL;
-    if (generate) {
-        q->generate = !cJSON_IsFalse(generate);
-    }
-    const cJSON *own = q->params_json ? json_get(q->params_json, "convod") : NULL;
-    const cJSON *seed = own ? json_get(own, "seed") : NULL;
-    q->progress = own && cJSON_IsTrue(json_get(own, "progress"));
-    q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)seed->valuedouble : 0;
-    const cJSON *temperature = q->params_json ? json_get(q->params_json, "temperature") : NULL;
-    const cJSON *top_p = q->params_json ? json_get(q->params_json, "top_p") : NULL;
-    q->sampling.temperature = cJSON_IsNumber(temperature) ? (float)temperature->valuedouble : 1;
-    q->sampling.top_p = cJSON_IsNumber(top_p) ? (float)top_p->valuedouble : 1;
-    if (run->failed) {
-        api_error_set(&run->error, 500, "server_error", NULL, "%s", r->reason ? r->reason : "The turn failed.");
-    }
-    if (r->output && !run_append(run, r->output, strlen(r->output))) {
-        run_free(run);
-        return NULL;
-    }
-    return run;
-}
-
 size_t responses_replay(struct run *run, int64_t starting_after)
 {
     const char *final = run->status;
-    bool failed = run->failed, progress = run->request->progress;
+    bool failed = run->failed, progress = run->request->progress || run->request->background;
+    /* Two events at the start, two of the item, a delta for each token and one more, three and one at the end. */
+    if (!progress && starting_after >= 9 + (int64_t)run->output_tokens) {
+        return SIZE_MAX;
+    }
     /* Until the first delta, or the first progress, the numbers are those of the original. After that they are not
      * known: who has them is sent the events that hold the whole text, numbered from where it stopped. With progress it
      * may have stopped before there was an item, so those two come as well. */
@@ -376,22 +327,40 @@ size_t responses_replay(struct run *run, int64_t starting_after)
     return from < run->n_log ? from : run->n_log;
 }
 
-int response_items(const struct session_response *r, bool with_output, cJSON *items)
+cJSON *item_object(const struct session_item *i)
 {
-    cJSON *input = r->input ? cJSON_Parse(r->input) : NULL;
-    while (input && input->child) {
-        cJSON *item = cJSON_DetachItemViaPointer(input, input->child);
-        cJSON_AddItemToArray(items, item);
+    static const char *const roles[] = {[ENGINE_SYSTEM] = "system", [ENGINE_USER] = "user"};
+    cJSON *item;
+    if (i->output) {
+        item = message_item(i->id, i->incomplete ? "incomplete" : "completed", i->text);
+    } else {
+        bool answer = i->role == ENGINE_ASSISTANT;
+        item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "id", i->id);
+        cJSON_AddStringToObject(item, "type", i->kind);
+        cJSON_AddStringToObject(item, "status", "completed");
+        cJSON_AddStringToObject(item, "role", answer ? "assistant" : roles[i->role]);
+        cJSON *part = cJSON_CreateObject();
+        cJSON_AddStringToObject(part, "type", answer ? "output_text" : "input_text");
+        cJSON_AddStringToObject(part, "text", i->text);
+        if (answer) {
+            cJSON_AddArrayToObject(part, "annotations");
+        }
+        cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "content"), part);
     }
-    cJSON_Delete(input);
-    if (with_output && r->output && *r->output) {
-        char id[ID_SIZE];
-        id_derive("msg_", r->id, id);
-        cJSON *item = message_item(id, strcmp(r->status, "completed") == 0 ? "completed" : "incomplete", r->output);
-        cJSON_AddStringToObject(item, "response_id", r->id);
-        cJSON_AddItemToArray(items, item);
+    if (i->response) {
+        cJSON_AddStringToObject(item, "response_id", i->response);
     }
-    return 0;
+    return item;
+}
+
+cJSON *item_list(const struct session_item *items, size_t n, bool more)
+{
+    cJSON *data = cJSON_CreateArray();
+    for (size_t i = 0; i < n; i++) {
+        cJSON_AddItemToArray(data, item_object(&items[i]));
+    }
+    return list_object(data, more);
 }
 
 cJSON *list_object(cJSON *items, bool more)

@@ -3,44 +3,39 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 
 #include "daemon/api/api.h"
 
 #define MODEL_NAME_MAX   256
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
 
-/* Adds one message to the turn and its item to `items`. */
-static int add_message(struct turn_request *q, cJSON *items, enum engine_role role, const char *text,
-                       struct api_error *e)
+/* A copy of `text` that lives as long as the request. NULL: out of memory. */
+static const char *keep(struct turn_request *q, const char *text)
 {
-    static const char *const names[] = {"system", "user", "assistant"};
-    struct engine_message *grown = realloc(q->messages, (q->n_messages + 1) * sizeof(*grown));
-    char id[ID_SIZE];
     cJSON *stored = cJSON_CreateString(text);
-    if (!grown || !stored || id_new("msg_", id)) {
-        q->messages = grown ? grown : q->messages;
+    if (stored && !cJSON_AddItemToArray(q->texts, stored)) {
         cJSON_Delete(stored);
+        stored = NULL;
+    }
+    return stored ? stored->valuestring : NULL;
+}
+
+/* Adds one message to the turn. */
+static int add_message(struct turn_request *q, enum engine_role role, const char *text, struct api_error *e)
+{
+    struct session_item *grown = realloc(q->items, (q->n_items + 1) * sizeof(*grown));
+    char id[ID_SIZE];
+    if (grown) {
+        q->items = grown;
+    }
+    const char *kept = grown && !id_new("msg_", id) ? keep(q, text) : NULL, *kept_id = kept ? keep(q, id) : NULL;
+    if (!kept_id) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
-    q->messages = grown;
-    cJSON_AddItemToArray(q->texts, stored);
-    q->messages[q->n_messages++] =
-        (struct engine_message){.role = role, .text = stored->valuestring, .len = strlen(stored->valuestring)};
-    cJSON *item = cJSON_CreateObject();
-    cJSON_AddStringToObject(item, "id", id);
-    cJSON_AddStringToObject(item, "type", "message");
-    cJSON_AddStringToObject(item, "status", "completed");
-    cJSON_AddStringToObject(item, "role", names[role]);
-    cJSON *content = cJSON_AddArrayToObject(item, "content");
-    cJSON *part = cJSON_CreateObject();
-    cJSON_AddStringToObject(part, "type", role == ENGINE_ASSISTANT ? "output_text" : "input_text");
-    cJSON_AddStringToObject(part, "text", text);
-    if (role == ENGINE_ASSISTANT) {
-        cJSON_AddArrayToObject(part, "annotations");
-    }
-    cJSON_AddItemToArray(content, part);
-    cJSON_AddItemToArray(items, item);
+    q->items[q->n_items++] =
+        (struct session_item){.id = kept_id, .kind = "message", .role = role, .text = kept, .len = strlen(kept)};
     return 0;
 }
 
@@ -113,7 +108,7 @@ char *message_text(const cJSON *content, const char *where, struct api_error *e)
     return joined;
 }
 
-static int parse_item(struct turn_request *q, cJSON *items, const cJSON *item, int index, struct api_error *e)
+static int parse_item(struct turn_request *q, const cJSON *item, int index, struct api_error *e)
 {
     char where[64], param[96];
     snprintf(where, sizeof(where), "input[%d]", index);
@@ -146,7 +141,7 @@ static int parse_item(struct turn_request *q, cJSON *items, const cJSON *item, i
     if (!text) {
         return -1;
     }
-    int rc = add_message(q, items, role, text, e);
+    int rc = add_message(q, role, text, e);
     free(text);
     return rc;
 }
@@ -154,19 +149,18 @@ static int parse_item(struct turn_request *q, cJSON *items, const cJSON *item, i
 static int parse_input(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     const cJSON *input = json_get(body, "input");
-    cJSON *items = cJSON_CreateArray();
     q->texts = cJSON_CreateArray();
     int rc = 0;
     if (cJSON_IsString(input)) {
         if (input->valuestring[0]) {
-            rc = add_message(q, items, ENGINE_USER, input->valuestring, e);
+            rc = add_message(q, ENGINE_USER, input->valuestring, e);
         }
     } else if (cJSON_IsArray(input)) {
         int index = 0;
         const cJSON *item;
         cJSON_ArrayForEach(item, input)
         {
-            rc = parse_item(q, items, item, index++, e);
+            rc = parse_item(q, item, index++, e);
             if (rc) {
                 break;
             }
@@ -177,22 +171,14 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
         rc = -1;
     }
     size_t bytes = 0;
-    for (size_t i = 0; i < q->n_messages; i++) {
-        bytes += q->messages[i].len;
+    for (size_t i = 0; i < q->n_items; i++) {
+        bytes += q->items[i].len;
     }
     if (!rc && q->generate && bytes == 0) {
         api_error_set(e, 400, input ? "invalid_value" : "missing_required_parameter", "input",
                       "'input' must hold at least one message with text.");
         rc = -1;
     }
-    if (!rc) {
-        q->input = cJSON_PrintUnformatted(items);
-        if (!q->input) {
-            api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-            rc = -1;
-        }
-    }
-    cJSON_Delete(items);
     return rc;
 }
 
@@ -200,10 +186,11 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
 static int parse_convod(struct turn_request *q, const cJSON *body, bool websocket, cJSON *echo, struct api_error *e)
 {
     const cJSON *o = NULL;
-    const char *p = "convod.", *parent = NULL, *disconnect = NULL;
+    const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
         json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
         json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e)) {
         return -1;
     }
@@ -225,6 +212,10 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         }
         q->has_parent = true;
         q->parent = strdup(parent);
+    }
+    if (key && !(q->key = strdup(key))) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
     }
     cJSON_AddNumberToObject(echo, "temperature", sampling_shown(q->sampling.temperature));
     cJSON_AddNumberToObject(echo, "top_p", sampling_shown(q->sampling.top_p));
@@ -304,22 +295,30 @@ bool stream_id_valid(const char *id)
 /* Things that change the answer and that we cannot do are refused, not ignored. */
 static int refuse_unsupported(const cJSON *body, struct api_error *e)
 {
-    bool background = false;
     const cJSON *text = NULL, *format = NULL;
     const char *type = "text";
     int64_t top_logprobs = 0;
-    if (json_bool(body, "", "background", &background, e) || json_object(body, "", "text", &text, e) ||
-        (text && json_object(text, "text.", "format", &format, e)) ||
+    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e)) ||
         (format && json_string(format, "text.format.", "type", 64, &type, e)) ||
         json_int(body, "", "top_logprobs", 0, 20, &top_logprobs, e)) {
         return -1;
     }
-    const char *param = background                  ? "background"
-                        : strcmp(type, "text") != 0 ? "text.format"
-                        : top_logprobs > 0          ? "top_logprobs"
-                                                    : NULL;
+    const char *param = strcmp(type, "text") != 0 ? "text.format" : top_logprobs > 0 ? "top_logprobs" : NULL;
     if (param) {
         api_error_set(e, 400, "unsupported_parameter", param, "'%s' is not supported with this value.", param);
+        return -1;
+    }
+    return 0;
+}
+
+/* Who waits for nobody leaves something that can be asked for. */
+static int parse_background(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    if (json_bool(body, "", "background", &q->background, e)) {
+        return -1;
+    }
+    if (q->background && !(q->store && q->generate)) {
+        api_error_set(e, 400, "invalid_value", "background", "'background' needs 'store' and 'generate'.");
         return -1;
     }
     return 0;
@@ -341,8 +340,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
         unsupported_check(body, UNSUPPORTED_RESPONSES, e) || refuse_unsupported(body, e) ||
         json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
-        (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
-        json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
+        parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
+        parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e)) {
@@ -356,6 +355,10 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     }
     if (!q->generate) {
         cJSON_AddBoolToObject(echo, "generate", false);
+    }
+    if (q->background) {
+        cJSON_AddBoolToObject(echo, "background", true);
+        q->finish_on_disconnect = true;
     }
     if (metadata) {
         cJSON_AddItemToObject(echo, "metadata", cJSON_Duplicate(metadata, true));
@@ -400,8 +403,11 @@ void client_start(struct client *c, struct turn_request *q)
     struct api_error e = {0};
     struct runs *rs = &c->api->runs;
     struct run_retry *retry = &c->request.retry;
-    bool stream = q->stream;
-    struct run *run = retry_find(rs, c->owner, q->format, retry, &e);
+    struct run *run = NULL;
+    int kind = q->stream ? READ_SSE : q->background ? READ_ACCEPTED : READ_BODY;
+    if (retry_key(retry, q->key, &e)) {
+        run = retry_find(rs, c->owner, retry, &e);
+    }
     if (run) {
         turn_request_free(q);
     } else if (e.status || run_start(rs, c->owner, q, retry, NULL, &run, &e)) {
@@ -409,7 +415,7 @@ void client_start(struct client *c, struct turn_request *q)
         client_answer_error(c, &e);
         return;
     }
-    client_read(c, run, stream ? READ_SSE : READ_BODY, 0, NULL);
+    client_read(c, run, kind, 0, NULL);
 }
 
 void responses_create(struct client *c)
@@ -435,18 +441,60 @@ static bool id_or_404(struct client *c)
     return false;
 }
 
+void responses_cursor_error(struct api_error *e)
+{
+    api_error_set(e, 400, "invalid_value", "starting_after", "This response never had an event of that number.");
+}
+
+bool responses_follow(struct client *c, int kind, const char *id, int64_t starting_after, const char *stream_id)
+{
+    struct run *run = run_find(&c->api->runs, c->owner, id);
+    if (!run || run->request->format != &responses_format || !run->started) {
+        return false;
+    }
+    client_read(c, run, kind, (size_t)(starting_after + 1), stream_id);
+    return true;
+}
+
+void responses_attach(struct client *c, int kind, int64_t starting_after, const char *stream_id,
+                      const struct session_response *r)
+{
+    struct api_error e = {0};
+    struct run *run = run_from_stored(&c->api->runs, c->owner, &responses_format, r);
+    if (!run) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    } else if (!run->ended) {
+        api_error_set(&e, 503, "server_overloaded", NULL, "The response waits to be run again; try again later.");
+    } else {
+        size_t from = responses_replay(run, starting_after);
+        if (from != SIZE_MAX) {
+            /* For this reader alone: another one may ask for another part. */
+            run->hidden = true;
+            client_read(c, run, kind, from, stream_id);
+            run_remember(run);
+            return;
+        }
+        responses_cursor_error(&e);
+    }
+    if (run) {
+        run_free(run);
+    }
+    if (c->websocket) {
+        client_ws_error(c, &e, stream_id);
+    } else {
+        client_answer_error(c, &e);
+    }
+}
+
 static void got(struct client *c, struct op *op, const struct session_result *r)
 {
-    struct run *run = r->n_responses ? run_from_stored(&c->api->runs, c->owner, &r->responses[0]) : NULL;
-    if (!run) {
-        client_answer(c, 500, NULL, NULL);
+    if (op->flag) {
+        responses_attach(c, READ_SSE, op->number, NULL, &r->responses[0]);
         return;
     }
-    if (op->flag) {
-        /* For this reader alone: another one may ask for another part. */
-        run->hidden = true;
-        client_read(c, run, READ_SSE, responses_replay(run, op->number), NULL);
-        run_remember(run);
+    struct run *run = run_from_stored(&c->api->runs, c->owner, &responses_format, &r->responses[0]);
+    if (!run) {
+        client_answer(c, 500, NULL, NULL);
         return;
     }
     client_answer_json(c, 200, response_object(run));
@@ -461,11 +509,10 @@ void responses_get(struct client *c)
     const struct route_query *query = &c->request.query;
     bool stream = query->stream && c->request.method == METHOD_GET; /* HEAD has no body */
     struct run *run = run_find(&c->api->runs, c->owner, c->request.param);
-    if (run && stream && run->request->format == &responses_format && run->started) {
-        client_read(c, run, READ_SSE, (size_t)(query->starting_after + 1), NULL);
+    if (stream && responses_follow(c, READ_SSE, c->request.param, query->starting_after, NULL)) {
         return;
     }
-    if (run && (!run->ended || run->failed) && run->request->store) {
+    if (run && run->started && !run->ended && run->request->store) {
         client_answer_json(c, 200, response_object(run));
         return;
     }
@@ -514,14 +561,31 @@ void responses_cancel(struct client *c)
     responses_get(c);
 }
 
+/* A page of a response's input: newest first unless the query says otherwise. */
 static void got_input(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)op;
-    cJSON *items = cJSON_CreateArray();
-    if (r->n_responses) {
-        response_items(&r->responses[0], false, items);
+    const struct route_query *query = &c->request.query;
+    const struct session_item *items = r->responses[0].items;
+    bool ascending = query->has_order && query->order_asc;
+    size_t n = 0, at = 0, limit = query->limit > 0 ? (size_t)query->limit : PAGE_DEFAULT;
+    while (n < r->responses[0].n_items && !items[n].output) {
+        n++;
     }
-    client_answer_page(c, items);
+    while (query->after[0] && at < n && strcmp(items[ascending ? at : n - 1 - at].id, query->after) != 0) {
+        at++;
+    }
+    if (query->after[0] && at++ == n) {
+        struct api_error e;
+        api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
+        client_answer_error(c, &e);
+        return;
+    }
+    cJSON *page = cJSON_CreateArray();
+    for (size_t i = at; i < n && i < at + limit; i++) {
+        cJSON_AddItemToArray(page, item_object(&items[ascending ? i : n - 1 - i]));
+    }
+    client_answer_json(c, 200, list_object(page, at + limit < n));
 }
 
 void responses_input_items(struct client *c)
@@ -533,4 +597,64 @@ void responses_input_items(struct client *c)
     if (op) {
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
+}
+
+/* ---- background turns of an earlier process ------------------------------------------------------------------------
+ */
+
+struct requeued {
+    struct event event; /* first */
+    struct api *api;
+    char *owner, *id, *request;
+};
+
+static void requeued_free(struct requeued *r)
+{
+    free(r->owner);
+    free(r->id);
+    free(r->request);
+    free(r);
+}
+
+/* Network thread. */
+static void take_requeued(struct event *event, bool closing)
+{
+    struct requeued *r = (struct requeued *)event;
+    struct api_error e = {0};
+    if (!closing) {
+        cJSON *body = json_parse_request(r->request, strlen(r->request), &e);
+        struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
+        if (q && (q->body = strdup(r->request)) && run_requeue(&r->api->runs, r->owner, r->id, q, &e) == 0) {
+            q = NULL;
+        } else {
+            daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s", e.message);
+        }
+        turn_request_free(q);
+    }
+    requeued_free(r);
+}
+
+/* [storage thread] */
+static void requeue(void *arg, const char *owner, const char *id, const char *request)
+{
+    struct api *api = arg;
+    struct requeued *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return; /* it stays in the queue until the next start */
+    }
+    r->event.take = take_requeued;
+    r->api = api;
+    r->owner = strdup(owner);
+    r->id = strdup(id);
+    r->request = strdup(request);
+    if (r->owner && r->id && r->request) {
+        events_post(api->events, &r->event);
+    } else {
+        requeued_free(r);
+    }
+}
+
+void responses_requeue(struct api *api)
+{
+    (void)session_requeue(api->runs.session, requeue, api);
 }

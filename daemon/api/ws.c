@@ -13,7 +13,16 @@
 struct waiting {
     struct waiting *next;
     struct turn_request *request;
+    unsigned char digest[RETRY_DIGEST_BYTES]; /* of one with a key */
 };
+
+static void waiting_free(struct waiting *w)
+{
+    if (w) {
+        turn_request_free(w->request);
+        free(w);
+    }
+}
 
 struct lane {
     struct lane *next;
@@ -85,18 +94,29 @@ static struct lane *lane_get(struct client *c, const char *stream_id, struct api
     return l;
 }
 
-/* Starts a turn of a lane. Takes request. On refusal the lane is free again. */
-static void lane_start(struct client *c, struct turn_request *request)
+/* Starts a turn of a lane, or joins the one that it repeats. On refusal the lane is free again. */
+static void lane_start(struct client *c, struct waiting *w)
 {
-    struct run *run;
+    struct runs *rs = &c->api->runs;
+    struct run *run = NULL;
     struct api_error e = {0};
-    if (run_start(&c->api->runs, c->owner, request, NULL, &c->home, &run, &e) == 0) {
-        client_read(c, run, READ_WS, 0, request->stream_id);
-        return;
+    struct turn_request *q = w->request;
+    struct run_retry retry = {0};
+    memcpy(retry.digest, w->digest, sizeof(retry.digest));
+    bool fresh = false, known = retry_key(&retry, q->key, &e) && (run = retry_find(rs, c->owner, &retry, &e));
+    if (!known && !e.status) {
+        fresh = run_start(rs, c->owner, q, q->key ? &retry : NULL, &c->home, &run, &e) == 0;
     }
-    client_ws_error(c, &e, request->stream_id);
-    ws_lane_ended(c, request->stream_id);
-    turn_request_free(request);
+    free(retry.idempotency_key);
+    if (run) {
+        client_read(c, run, READ_WS, 0, q->stream_id);
+    } else {
+        client_ws_error(c, &e, q->stream_id);
+        ws_lane_ended(c, q->stream_id);
+    }
+    if (fresh) {
+        w->request = NULL;
+    }
 }
 
 /* Starts what can be started. */
@@ -112,9 +132,8 @@ static void lanes_run(struct client *c)
             c->n_waiting--;
             l->active = true;
             c->n_active++;
-            struct turn_request *request = w->request;
-            free(w);
-            lane_start(c, request);
+            lane_start(c, w);
+            waiting_free(w);
         }
     }
 }
@@ -143,21 +162,38 @@ static void lanes_free(struct client *c)
         while (l->first) {
             struct waiting *w = l->first;
             l->first = w->next;
-            turn_request_free(w->request);
-            free(w);
+            waiting_free(w);
         }
         free(l->stream_id);
         free(l);
     }
 }
 
-/* Takes q; NULL: it was refused, with e. */
-static void create(struct client *c, struct turn_request *q, size_t len, const char *stream_id, struct api_error e)
+/* A message, from its text to what it asks for. */
+struct message {
+    struct work work; /* first */
+    struct message *next;
+    struct client *client; /* NULL: it has gone */
+    struct api *api;
+    char *text;
+    size_t len, counted; /* counted: of the budget */
+    struct api_error e;  /* set: it is refused */
+    char *lane;          /* its stream_id, so that an error about anything else can be routed */
+    char type[64];       /* "" = it has none */
+    cJSON *body;
+    struct turn_request *turn;
+    unsigned char digest[RETRY_DIGEST_BYTES];
+};
+
+/* Takes the message's turn; NULL: it was refused, with its error. */
+static void create(struct client *c, struct message *m)
 {
     struct api *api = c->api;
+    struct api_error e = m->e;
+    struct turn_request *q = m->turn;
     struct lane *l = NULL;
     struct waiting *w = NULL;
-    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, len, &e)) {
+    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, m->len, &e)) {
         goto refuse;
     }
     if (!api->runs.session) {
@@ -179,6 +215,7 @@ static void create(struct client *c, struct turn_request *q, size_t len, const c
         api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
         goto refuse;
     }
+    memcpy(w->digest, m->digest, sizeof(w->digest));
     w->request = q;
     *l->last = w;
     l->last = &w->next;
@@ -188,7 +225,7 @@ static void create(struct client *c, struct turn_request *q, size_t len, const c
     c->lanes_busy = false;
     return;
 refuse:
-    client_ws_error(c, &e, stream_id && stream_id_valid(stream_id) ? stream_id : NULL);
+    client_ws_error(c, &e, m->lane);
     turn_request_free(q);
 }
 
@@ -222,7 +259,12 @@ static void cancel(struct client *c, const cJSON *body, const char *stream_id)
     run_cancel(run);
 }
 
-/* Joins a response that runs, or ran lately: a second device, or this one after its connection broke. */
+static void attach_stored(struct client *c, struct op *op, const struct session_result *r)
+{
+    responses_attach(c, READ_WATCH, op->number, op->text, &r->responses[0]);
+}
+
+/* Joins a response: a second device, or this one after its connection broke. */
 static void attach(struct client *c, const cJSON *body, const char *stream_id)
 {
     struct api_error e = {0};
@@ -233,35 +275,27 @@ static void attach(struct client *c, const cJSON *body, const char *stream_id)
         client_ws_error(c, &e, stream_id);
         return;
     }
-    struct run *run = id ? run_find(&c->api->runs, c->owner, id) : NULL;
-    if (!run || run->request->format != &responses_format) {
-        api_error_set(&e, 404, "response_not_found", "response_id",
-                      "This response is not running; GET /v1/responses/{id} has it when it is stored.");
-        client_ws_error(c, &e, stream_id);
-        return;
-    }
-    if (c->n_watched >= WATCHED_MAX) {
+    if (!id || !id_valid("resp_", id)) {
+        api_error_set(&e, 404, "response_not_found", "response_id", "There is no such response.");
+    } else if (c->n_watched >= WATCHED_MAX) {
         api_error_set(&e, 429, "rate_limit_exceeded", NULL, "A connection follows at most %d responses.", WATCHED_MAX);
+    } else if (!c->api->runs.session) {
+        api_error_session(SESSION_SHUTDOWN, NULL, &e);
+    }
+    if (e.status) {
         client_ws_error(c, &e, stream_id);
         return;
     }
-    client_read(c, run, READ_WATCH, (size_t)(after + 1), stream_id);
+    if (responses_follow(c, READ_WATCH, id, after, stream_id)) {
+        return;
+    }
+    struct op *op = op_new(c, id, attach_stored);
+    if (op) {
+        op->number = after;
+        op->text = stream_id ? strdup(stream_id) : NULL;
+        op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
+    }
 }
-
-/* A message, from its text to what it asks for. */
-struct message {
-    struct work work; /* first */
-    struct message *next;
-    struct client *client; /* NULL: it has gone */
-    struct api *api;
-    char *text;
-    size_t len, counted; /* counted: of the budget */
-    struct api_error e;  /* set: it is refused */
-    char *lane;          /* its stream_id, so that an error about anything else can be routed */
-    char type[64];       /* "" = it has none */
-    cJSON *body;
-    struct turn_request *turn;
-};
 
 /* [any thread] */
 static void message_read(struct message *m)
@@ -286,13 +320,24 @@ static void message_read(struct message *m)
     if (strcmp(m->type, "response.create") == 0) {
         m->turn = responses_parse(m->body, true, &m->e); /* takes it */
         m->body = NULL;
+        if (m->turn && m->turn->key) {
+            retry_digest("websocket", m->text, m->len, m->digest);
+        }
+        if (m->turn && m->turn->background) {
+            m->turn->body = strndup(m->text, m->len);
+            if (!m->turn->body) {
+                turn_request_free(m->turn);
+                m->turn = NULL;
+                api_error_set(&m->e, 500, "server_error", NULL, "Out of memory.");
+            }
+        }
     }
 }
 
 static void message_act(struct client *c, struct message *m)
 {
     if (strcmp(m->type, "response.create") == 0) {
-        create(c, m->turn, m->len, m->lane, m->e);
+        create(c, m);
         m->turn = NULL;
     } else if (m->e.status) {
         client_ws_error(c, &m->e, m->lane);

@@ -14,10 +14,12 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -94,9 +96,19 @@ static void request_free(struct conn *c)
     client_request_clear(&c->client);
 }
 
+void conn_look_acknowledged(struct conn *c)
+{
+    int left = 1; /* bytes, and our end behind them, that the peer's system has not acknowledged */
+    if (c->client.unacknowledged[0] && c->phase == CONN_LINGER && !c->out_head && ioctl(c->fd, SIOCOUTQ, &left) == 0 &&
+        left == 0) {
+        client_acknowledged(&c->client);
+    }
+}
+
 void conn_free(struct conn *c)
 {
     struct net *n = c->net;
+    conn_look_acknowledged(c);
     client_free(&c->client);
     while (c->out_head) {
         struct chunk *next = c->out_head->next;

@@ -24,12 +24,11 @@
 
 #include "daemon/net/net_internal.h"
 
-#define CORS_HEADERS_MAX    512
-#define CORS_HEADER_CHARS   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, "
-#define HEADER_VALUE_MAX    4096
-#define ORIGIN_MAX          300
-#define IDEMPOTENCY_KEY_MAX 255
-#define RESPONSE_HEAD_MAX   2048
+#define CORS_HEADERS_MAX  512
+#define CORS_HEADER_CHARS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, "
+#define HEADER_VALUE_MAX  4096
+#define ORIGIN_MAX        300
+#define RESPONSE_HEAD_MAX 2048
 
 /* ---- answers ------------------------------------------------------------------------------------------------------
  */

@@ -333,6 +333,7 @@ void net_check(struct net *n)
     }
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
+            conn_look_acknowledged(c);
             check_conn(n, c, now, comment);
         }
     }

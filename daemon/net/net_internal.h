@@ -154,6 +154,8 @@ void conn_take(struct conn *c);
 void conn_listen(struct conn *c);
 /* All is written: no more of us, and what still comes is thrown away until the peer ends or is quiet. */
 void conn_linger(struct conn *c);
+/* Whether the peer has all of a stored answer: the API is told once it has. */
+void conn_look_acknowledged(struct conn *c);
 
 /* ---- HTTP (http.c) -------------------------------------------------------------------------------------------------
  */

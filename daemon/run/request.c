@@ -17,11 +17,12 @@ void turn_request_free(struct turn_request *r)
     free(r->previous);
     free(r->parent);
     free(r->instructions);
-    free(r->input);
+    free(r->key);
+    free(r->body);
     free(r->params);
     free(r->stream_id);
     free(r->model);
-    free(r->messages);
+    free(r->items);
     for (size_t i = 0; i < r->n_stops; i++) {
         free(r->stops[i]);
     }

@@ -110,9 +110,11 @@ void events_drop(struct events *q);
 struct run;
 
 /* How an interface shows a run: each writes into the run's log what its readers get. `done` is called once at the end
- * (run->failed says how it ended) and makes run->answer as well, unless it failed. `progress` may be NULL. */
+ * (run->failed says how it ended) and makes run->answer as well, unless it failed. `running` (a background turn waits
+ * no longer) and `progress` may be NULL. */
 struct run_format {
     void (*started)(struct run *run);
+    void (*running)(struct run *run);
     void (*progress)(struct run *run, const struct session_event *ev);
     void (*delta)(struct run *run, const char *text);
     void (*done)(struct run *run);
@@ -122,18 +124,20 @@ struct run_format {
 /* A parsed request, ready to become a turn. Everything in it is owned by it. */
 struct turn_request {
     const struct run_format *format;
-    cJSON *texts;       /* strings that messages point into */
+    cJSON *texts;       /* strings that items point into */
     cJSON *params_json; /* what `params` says */
-    char *conversation, *previous, *parent, *instructions, *input, *params, *stream_id, *model;
-    struct engine_message *messages;
-    size_t n_messages;
+    char *conversation, *previous, *parent, *instructions, *params, *stream_id, *model;
+    char *key;  /* an idempotency key among the fields; NULL: none */
+    char *body; /* of one that runs in the background: what it takes to parse it again */
+    struct session_item *items;
+    size_t n_items;
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
     struct engine_sampling sampling;
     char *stops[16];
     size_t n_stops;
     int max_output_tokens;
-    bool has_parent, store, generate, stream, progress, include_usage;
+    bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
@@ -175,7 +179,8 @@ struct runs {
     size_t n_ephemerals;
 };
 
-/* One reader. Stands first in what its owner keeps for it. */
+/* One reader. Stands first in what its owner keeps for it. `next` may lie behind the newest entry: it waits until the
+ * log is that long. */
 struct subscriber {
     struct subscriber *next_in_run;
     struct run *run;
@@ -195,16 +200,17 @@ struct run {
     char id[ID_SIZE], message_id[ID_SIZE];
     char owner[OWNER_SIZE];
     char *idempotency_key;
-    bool has_digest; /* came as a POST */
+    bool has_digest; /* came as a POST, or with a key */
     unsigned char digest[RETRY_DIGEST_BYTES];
     char conversation[ID_SIZE];
     struct run_home *home; /* store:false: where it may be followed from; NULL = nowhere */
-    int64_t created_ms, completed_ms, ended_clock_ms;
+    int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed, item_open;
     bool abandoned;     /* cancelled because nobody read it any more */
     bool hidden;        /* only those who read it already may; it goes with the last of them */
-    const char *status; /* "in_progress", "completed", "incomplete", "failed" */
+    bool delivered;     /* a reader has acknowledged all of its answer */
+    const char *status; /* "queued", "in_progress", "completed", "incomplete", "failed" */
     char *reason;
     char *text; /* the answer so far */
     size_t text_len, text_size;
@@ -221,22 +227,28 @@ struct run {
     char *receipt;
 };
 
-/* What tells a repeated POST from a new one. */
+/* What tells a repeated request from a new one. */
 struct run_retry {
     char *idempotency_key; /* NULL = none */
     int count;             /* of attempts before this one, as the client says */
     unsigned char digest[RETRY_DIGEST_BYTES];
 };
+#define IDEMPOTENCY_KEY_MAX 255
 
-/* Starts a turn; nobody reads it yet. retry: NULL unless it came as a POST; its key is taken. home: where a store:false
- * response may be followed from; NULL = nowhere. 0, *out, and q belongs to it; -1 and *e, and q is the caller's. */
+/* Starts a turn; nobody reads it yet. retry: NULL unless it came as a POST or with a key; its key is taken. home: where
+ * a store:false response may be followed from; NULL = nowhere. 0, *out, and q belongs to it; -1 and *e, and q is the
+ * caller's. */
 int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
               struct run_home *home, struct run **out, struct api_error *e);
+/* Starts a background turn that an earlier process left in the queue, under its id. As run_start(). */
+int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct api_error *e);
 struct run *run_find(struct runs *rs, const char *owner, const char *id);
 /* The response, or all of the conversation, was deleted: nobody finds it any more. */
 void run_hide(struct runs *rs, const char *owner, const char *id);
 /* Stops it at the next token. */
 void run_cancel(struct run *run);
+/* A reader has acknowledged the answer to its last byte. */
+void run_delivered(struct runs *rs, const char *owner, const char *id);
 /* Reads from entry `from` on. sub's wake and whole are set; it is woken at once when there is something to read. */
 void run_subscribe(struct run *run, struct subscriber *sub, size_t from);
 /* The run may be gone then: with its last reader a run is cancelled, or forgotten, as its policy says. */
@@ -248,13 +260,31 @@ void run_free_all(struct runs *rs);
 void run_free(struct run *run);
 void run_remember(struct run *run); /* an ended run that is in no list yet */
 
+/* ---- turns as they are stored (stored.c) --------------------------------------------------------------------------
+ */
+
+/* Copies of what the session lends during a callback. -ENOMEM; NULL: out of memory. */
+int response_copy(const struct session_response *from, struct session_response *to);
+void response_free(struct session_response *r);
+struct session_item *items_copy(const struct session_item *from, size_t n);
+void items_free(struct session_item *items, size_t n);
+/* The run becomes what is stored. False: out of memory. */
+bool run_take_stored(struct run *run, const struct session_response *r);
+/* A run as it would be remembered, that is in no list. NULL: out of memory. */
+struct run *run_from_stored(struct runs *rs, const char *owner, const struct run_format *format,
+                            const struct session_response *r);
+
 /* ---- POSTs that come again (retry.c) ------------------------------------------------------------------------------
  */
 
-void retry_digest(const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES]);
-/* The run of the first attempt, NULL when this is the first, or NULL and e->status when it is refused. */
-struct run *retry_find(struct runs *rs, const char *owner, const struct run_format *format,
-                       const struct run_retry *retry, struct api_error *e);
+/* Of a request: where it goes, and what it says. */
+void retry_digest(const char *route, const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES]);
+/* The key of a request may stand in its head, or among its fields (NULL: not there): one of them is taken into retry.
+ * False and *e: there are two, or it is too long. */
+bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
+/* The run of the first attempt, NULL when this is the first as far as is known here (the session knows more), or NULL
+ * and e->status when it is refused. */
+struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
 
 /* ---- homes (ephemeral.c) ------------------------------------------------------------------------------------------
  */

@@ -79,10 +79,26 @@ struct run *run_find(struct runs *rs, const char *owner, const char *id)
     return run ? run : find_in(rs->recent, owner, id);
 }
 
-void run_cancel(struct run *run)
+static void stop(struct run *run, enum session_stop why)
 {
     if (!run->ended && run->runs->session) {
-        session_cancel(run->runs->session, run->owner, run->id);
+        session_cancel(run->runs->session, run->owner, run->id, why);
+    }
+}
+
+void run_cancel(struct run *run)
+{
+    stop(run, SESSION_STOP_CANCELLED);
+}
+
+void run_delivered(struct runs *rs, const char *owner, const char *id)
+{
+    struct run *run = run_find(rs, owner, id);
+    if (run) {
+        run->delivered = true;
+    }
+    if (rs->session && !(run && !run->request->store)) {
+        session_delivered(rs->session, owner, id);
     }
 }
 
@@ -124,7 +140,7 @@ static void wake_readers(struct run *run)
 void run_subscribe(struct run *run, struct subscriber *sub, size_t from)
 {
     sub->run = run;
-    sub->next = from < run->n_log ? from : run->n_log;
+    sub->next = from;
     sub->delivered_bytes = 0;
     sub->joined_bytes = run->log_bytes;
     sub->next_in_run = run->subscribers;
@@ -150,7 +166,7 @@ void run_unsubscribe(struct subscriber *sub)
     }
     if (!run->subscribers && !run->ended && !run->request->finish_on_disconnect && run->runs->session) {
         run->abandoned = true;
-        run_cancel(run);
+        stop(run, SESSION_STOP_ABANDONED);
     }
 }
 
@@ -168,7 +184,7 @@ static void on_event(void *arg, const struct session_event *ev)
         /* Without memory for a piece of the answer the answer is not what was generated: give it up. The terminal
          * event must arrive, so it is tried again with nothing in it. */
         struct session_event bare = {.kind = ev->kind, .failure = SESSION_INTERNAL, .message = "Out of memory."};
-        if (ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED) {
+        if (ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED || ev->kind == SESSION_EVENT_STORED) {
             bare.kind = SESSION_EVENT_FAILED;
             e = turn_event_new(run, &bare, take_event);
         }
@@ -179,8 +195,9 @@ static void on_event(void *arg, const struct session_event *ev)
     events_post(run->runs->events, &e->event);
 }
 
-int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
-              struct run_home *home, struct run **out, struct api_error *e)
+/* id: the one that it has already; NULL: it is new. */
+static int start(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
+                 struct run_home *home, struct run **out, struct api_error *e)
 {
     if (!rs->session) {
         api_error_session(SESSION_SHUTDOWN, NULL, e);
@@ -195,7 +212,9 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
-    if (id_new("resp_", run->id)) {
+    if (id) {
+        snprintf(run->id, sizeof(run->id), "%s", id);
+    } else if (id_new("resp_", run->id)) {
         api_error_set(e, 500, "server_error", NULL, "No random numbers.");
         free(run);
         return -1;
@@ -204,7 +223,8 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
     snprintf(run->owner, sizeof(run->owner), "%s", owner);
     id_derive("msg_", run->id, run->message_id);
     run->created_ms = now_ms();
-    run->status = "in_progress";
+    run->created_clock_ms = clock_ms();
+    run->status = q->background ? "queued" : "in_progress";
     run->home = q->store ? NULL : home;
     struct session_turn t = {
         .owner = run->owner,
@@ -213,9 +233,8 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
         .previous = q->previous,
         .match = q->format->match,
         .parent = q->has_parent ? (q->parent ? q->parent : "") : NULL,
-        .messages = q->messages,
-        .n_messages = q->n_messages,
-        .input = q->input,
+        .items = q->items,
+        .n_items = q->n_items,
         .instructions = q->instructions,
         .params = q->params,
         .sampling = q->sampling,
@@ -224,6 +243,11 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
         .max_output_tokens = q->max_output_tokens,
         .store = q->store,
         .generate = q->generate,
+        .key = retry && q->store ? retry->idempotency_key : NULL,
+        .digest = retry ? retry->digest : NULL,
+        .retry = retry && retry->count > 0,
+        .request = q->background ? q->body : NULL,
+        .requeued = id != NULL,
         .event = on_event,
         .arg = run,
     };
@@ -252,6 +276,18 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
     }
     *out = run;
     return 0;
+}
+
+int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
+              struct run_home *home, struct run **out, struct api_error *e)
+{
+    return start(rs, owner, NULL, q, retry, home, out, e);
+}
+
+int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct api_error *e)
+{
+    struct run *run;
+    return start(rs, owner, id, q, NULL, NULL, &run, e);
 }
 
 /* ---- events
@@ -301,6 +337,7 @@ static void shrink(struct run *run)
         *left = (struct turn_request){.format = q->format,
                                       .sampling = q->sampling,
                                       .has_parent = q->has_parent,
+                                      .background = q->background,
                                       .store = q->store,
                                       .generate = q->generate};
         if (run->failed) {
@@ -316,7 +353,7 @@ static void shrink(struct run *run)
         turn_request_free(q);
         run->request = q = left;
     } else {
-        run->kept_bytes = length(q->input) * 2 + length(q->params) + KEPT_PARAMS_BYTES;
+        run->kept_bytes = q->bytes + length(q->params) + KEPT_PARAMS_BYTES;
     }
     free(run->text);
     run->text = NULL;
@@ -439,6 +476,33 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
     settle_ephemeral(run);
 }
 
+/* A background turn waits no longer. */
+static void goes_on(struct run *run)
+{
+    if (strcmp(run->status, "queued") == 0) {
+        run->status = "in_progress";
+        if (run->request->format->running) {
+            run->request->format->running(run);
+        }
+    }
+}
+
+/* What is stored, as the events that gave it; its deltas are one. */
+static void replay(struct run *run)
+{
+    const struct run_format *format = run->request->format;
+    const char *final = run->status;
+    run->ended = false;
+    run->status = "in_progress";
+    format->started(run);
+    if (run->text_len) {
+        format->delta(run, run->text);
+    }
+    run->ended = true;
+    run->status = final;
+    format->done(run);
+}
+
 /* The session says something; network thread. */
 static void take_event(struct event *event, bool closing)
 {
@@ -453,12 +517,27 @@ static void take_event(struct event *event, bool closing)
         snprintf(run->conversation, sizeof(run->conversation), "%s", ev->conversation ? ev->conversation : "");
         format->started(run);
         break;
+    case SESSION_EVENT_STORED:
+        if (run_take_stored(run, &e->stored)) {
+            run->status = run->ended ? run->status : "failed"; /* the session gives what has ended only */
+            replay(run);
+        } else {
+            run->failed = run->ended = true;
+            api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
+            format->done(run);
+        }
+        over = true;
+        break;
     case SESSION_EVENT_PROGRESS:
+        if (!closing && strcmp(ev->stage, "queue") != 0) {
+            goes_on(run);
+        }
         if (format && format->progress && run->request->progress) {
             format->progress(run, ev);
         }
         break;
     case SESSION_EVENT_DELTA:
+        goes_on(run);
         if (!run_append(run, ev->text, ev->len)) {
             break;
         }

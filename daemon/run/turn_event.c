@@ -6,6 +6,7 @@
 
 void turn_event_free(struct turn_event *e)
 {
+    response_free(&e->stored);
     free(e->text);
     free(e->receipt_json);
     free(e);
@@ -52,6 +53,11 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
     e->turn.text = pack(&at, ev->text, text_len);
     e->turn.len = text_len;
     e->turn.receipt = NULL;
+    e->turn.stored = NULL;
+    if (ev->stored && response_copy(ev->stored, &e->stored)) {
+        turn_event_free(e);
+        return NULL;
+    }
     if (ev->receipt) {
         e->receipt_json = session_receipt_json(ev->receipt);
         if (!e->receipt_json) {

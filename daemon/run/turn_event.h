@@ -11,6 +11,7 @@ struct turn_event {
     char *text, *receipt_json;
     struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
     struct histogram itl;           /* of its tokens */
+    struct session_response stored; /* deep copy; id NULL: none */
 };
 
 /* [any thread] NULL: out of memory. */

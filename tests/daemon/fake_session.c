@@ -18,7 +18,7 @@
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int releases, started, cancelled, forgotten, tokenizing;
+    int releases, started, cancelled, forgotten, tokenizing, ended, delivered;
     bool hold_loading, loading_released, fail_loading;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -58,6 +58,24 @@ void fake_wait_cancelled(int n)
 {
     fake_lock();
     while (fake.cancelled < n) {
+        wait_change();
+    }
+    fake_unlock();
+}
+
+void fake_wait_ended(int n)
+{
+    fake_lock();
+    while (fake.ended < n) {
+        wait_change();
+    }
+    fake_unlock();
+}
+
+void fake_wait_delivered(int n)
+{
+    fake_lock();
+    while (fake.delivered < n) {
         wait_change();
     }
     fake_unlock();
@@ -104,7 +122,7 @@ void fake_fail_loading(bool fail)
 void fake_reset(void)
 {
     fake_lock();
-    fake.releases = fake.started = fake.cancelled = fake.forgotten = 0;
+    fake.releases = fake.started = fake.cancelled = fake.forgotten = fake.ended = fake.delivered = 0;
     fake.hold_loading = fake.loading_released = fake.fail_loading = false;
     fake_unlock();
 }
@@ -191,11 +209,15 @@ void fake_free_response(struct response *r)
     free(r->owner);
     free(r->conversation);
     free(r->previous);
-    free(r->input);
     free(r->output);
     free(r->params);
     free(r->instructions);
     free(r->receipt);
+    free(r->key);
+    for (size_t i = 0; i < r->n_items; i++) {
+        free((char *)r->items[i].id);
+        free((char *)r->items[i].text);
+    }
     free(r);
 }
 
@@ -331,7 +353,10 @@ static bool wait_release(struct turn *t)
 static const char *stop_reason(struct turn *t)
 {
     fake_lock();
-    const char *reason = t->session->closing ? "shutdown" : t->cancelled ? "cancelled" : NULL;
+    const char *reason = t->session->closing ? "shutdown"
+                         : t->abandoned      ? "abandoned"
+                         : t->cancelled      ? "cancelled"
+                                             : NULL;
     fake_unlock();
     return reason;
 }
@@ -362,8 +387,26 @@ static void finish(struct turn *t, const char *answer, const char *reason)
         r->owner = fake_copy(t->owner);
         r->conversation = fake_copy(t->conversation);
         r->previous = fake_copy(t->previous);
-        r->input = fake_copy(t->input);
         r->output = t->generate ? fake_copy(answer) : NULL;
+        r->key = fake_copy(t->key);
+        r->has_digest = t->has_digest;
+        memcpy(r->digest, t->digest, sizeof(r->digest));
+        memcpy(r->items, t->items, sizeof(t->items)); /* taken over */
+        r->n_items = t->n_items;
+        t->n_items = 0;
+        if (r->output) {
+            char *id;
+            if (asprintf(&id, "msg_%s", t->id + 5) < 0) {
+                abort();
+            }
+            r->items[r->n_items++] = (struct session_item){.id = id,
+                                                           .kind = "message",
+                                                           .role = ENGINE_ASSISTANT,
+                                                           .text = fake_copy(answer),
+                                                           .len = strlen(answer),
+                                                           .output = true,
+                                                           .incomplete = reason != NULL};
+        }
         r->params = fake_copy(t->params);
         r->instructions = fake_copy(t->instructions);
         struct session_receipt saved = receipt;
@@ -440,10 +483,44 @@ static const char *say(struct turn *t, const char *text, bool hold, char *answer
     return NULL;
 }
 
+/* What this request was answered with before, if it was. True: that has been sent, or an error. */
+static bool repeated(struct turn *t, bool retry)
+{
+    struct session_response shown;
+    bool found = false, other = false;
+    fake_lock();
+    for (struct response *r = t->session->responses; r && !found && !other; r = r->next) {
+        if (strcmp(r->owner, t->owner) != 0 || r->ephemeral || !r->has_digest ||
+            (r->reason && strcmp(r->reason, "abandoned") == 0)) {
+            continue;
+        }
+        bool same = memcmp(r->digest, t->digest, sizeof(r->digest)) == 0;
+        if (t->key && r->key && strcmp(r->key, t->key) == 0) {
+            other = !same;
+            found = same;
+        } else if (!t->key && retry && same && !r->delivered) {
+            found = true;
+        }
+        if (found) {
+            fake_show_response(r, &shown);
+            t->event(t->arg, &(struct session_event){.kind = SESSION_EVENT_STORED, .stored = &shown});
+        }
+    }
+    fake.started -= found || other; /* no turn of its own */
+    fake_unlock();
+    if (other) {
+        fail(t, SESSION_KEY_REUSED);
+    }
+    return found || other;
+}
+
 static void run(struct turn *t)
 {
     const char *text = t->text;
     int number = 0;
+    if (t->has_digest && t->store && repeated(t, t->retry)) {
+        return;
+    }
     if (t->failure) {
         fail(t, (enum session_failure)t->failure);
         return;
@@ -510,22 +587,27 @@ static void *turn_thread(void *arg)
         }
     }
     s->n_threads--;
+    fake.ended++;
     fake_unlock();
     free(t->id);
     free(t->owner);
     free(t->conversation);
     free(t->previous);
     free(t->text);
-    free(t->input);
     free(t->params);
     free(t->instructions);
+    free(t->key);
+    for (size_t i = 0; i < t->n_items; i++) {
+        free((char *)t->items[i].id);
+        free((char *)t->items[i].text);
+    }
     free(t);
     return NULL;
 }
 
 int session_turn_start(struct session *s, const struct session_turn *in)
 {
-    const struct engine_message *last = in->n_messages ? &in->messages[in->n_messages - 1] : NULL;
+    const struct session_item *last = in->n_items ? &in->items[in->n_items - 1] : NULL;
     struct turn *t = calloc(1, sizeof(*t));
     if (!t) {
         return -ENOMEM;
@@ -541,7 +623,18 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     t->id = fake_copy(in->response_id);
     t->owner = fake_copy(in->owner);
     t->previous = fake_copy(in->previous);
-    t->input = fake_copy(in->input);
+    t->key = fake_copy(in->key);
+    t->retry = in->retry;
+    t->has_digest = in->digest != NULL;
+    if (in->digest) {
+        memcpy(t->digest, in->digest, sizeof(t->digest));
+    }
+    for (size_t i = 0; i < in->n_items && i < FAKE_ITEMS; i++) {
+        t->items[i] = in->items[i];
+        t->items[i].id = fake_copy(in->items[i].id ? in->items[i].id : "msg_made");
+        t->items[i].text = strndup(in->items[i].text, in->items[i].len);
+        t->n_items = i + 1;
+    }
     t->params = fake_copy(in->params);
     t->instructions = fake_copy(in->instructions);
     t->store = in->store;
@@ -589,12 +682,13 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     return 0;
 }
 
-void session_cancel(struct session *s, const char *owner, const char *response_id)
+void session_cancel(struct session *s, const char *owner, const char *response_id, enum session_stop why)
 {
     fake_lock();
     for (struct turn *t = s->turns; t; t = t->next) {
         if (strcmp(t->id, response_id) == 0 && strcmp(t->owner, owner) == 0 && !t->cancelled) {
             t->cancelled = true;
+            t->abandoned = why == SESSION_STOP_ABANDONED;
             fake.cancelled++;
         }
     }
@@ -614,4 +708,22 @@ void session_forget(struct session *s, const char *owner, const char *response_i
         }
     }
     fake_unlock();
+}
+
+void session_delivered(struct session *s, const char *owner, const char *response_id)
+{
+    fake_lock();
+    struct response *r = fake_find_response(s, owner, response_id);
+    if (r && !r->delivered) {
+        r->delivered = true;
+        fake.delivered++;
+    }
+    fake_unlock();
+}
+
+int session_requeue(struct session *s,
+                    void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
+{
+    (void)s, (void)each, (void)arg;
+    return 0;
 }

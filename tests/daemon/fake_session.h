@@ -23,6 +23,9 @@ void fake_release(int n);
 /* Blocks until this many turns have been started since fake_reset(). */
 void fake_wait_started(int n);
 void fake_wait_cancelled(int n);
+/* Until so many have ended, and the answers of so many have been delivered. */
+void fake_wait_ended(int n);
+void fake_wait_delivered(int n);
 int fake_turns_started(void);
 int fake_forgotten(void);
 /* The model loads only when released. */

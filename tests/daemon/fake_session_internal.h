@@ -13,11 +13,16 @@ struct conversation {
     const char *tier;
 };
 
+#define FAKE_ITEMS 8 /* of one turn's input; more are not kept */
+
 struct response {
     struct response *next;
-    char *id, *owner, *conversation, *previous, *input, *output, *params, *instructions, *receipt;
+    char *id, *owner, *conversation, *previous, *output, *params, *instructions, *receipt, *key;
+    struct session_item items[FAKE_ITEMS + 1]; /* the input, then the answer */
+    size_t n_items;
+    unsigned char digest[SESSION_DIGEST_BYTES];
     const char *status, *reason;
-    bool listed, ephemeral;
+    bool listed, ephemeral, has_digest, delivered;
     int input_tokens, output_tokens;
     int64_t created_ms;
 };
@@ -25,8 +30,11 @@ struct response {
 struct turn {
     struct turn *next;
     struct session *session;
-    char *id, *owner, *conversation, *previous, *text, *input, *params, *instructions;
-    bool store, generate, cancelled, listed;
+    char *id, *owner, *conversation, *previous, *text, *params, *instructions, *key;
+    struct session_item items[FAKE_ITEMS];
+    size_t n_items;
+    unsigned char digest[SESSION_DIGEST_BYTES];
+    bool store, generate, cancelled, abandoned, listed, has_digest, retry;
     int failure;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -51,5 +59,6 @@ struct conversation *fake_find_conversation(struct session *s, const char *owner
 struct response *fake_find_response(struct session *s, const char *owner, const char *id);
 void fake_free_conversation(struct conversation *c);
 void fake_free_response(struct response *r);
+void fake_show_response(const struct response *r, struct session_response *out);
 
 #endif

@@ -22,7 +22,7 @@ static void show_conversation(const struct conversation *c, struct session_conve
                                          .updated_ms = c->updated_ms};
 }
 
-static void show_response(const struct response *r, struct session_response *out)
+void fake_show_response(const struct response *r, struct session_response *out)
 {
     *out = (struct session_response){.id = r->id,
                                      .conversation = r->conversation,
@@ -31,8 +31,9 @@ static void show_response(const struct response *r, struct session_response *out
                                      .status = r->status,
                                      .reason = r->reason,
                                      .instructions = r->instructions,
-                                     .input = r->input,
-                                     .output = r->output,
+                                     .items = r->items,
+                                     .n_items = r->n_items,
+                                     .answered = r->output != NULL,
                                      .params = r->params,
                                      .receipt = r->receipt,
                                      .input_tokens = r->input_tokens,
@@ -49,8 +50,10 @@ static int answer_code(session_done *done, void *arg, int rc)
 }
 
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg)
+                                const char *metadata, const char *instructions, const char *key,
+                                const unsigned char *digest, session_done *done, void *arg)
 {
+    (void)key, (void)digest;
     struct conversation *c = calloc(1, sizeof(*c));
     if (!c) {
         return -ENOMEM;
@@ -116,6 +119,15 @@ int session_conversation_delete(struct session *s, const char *owner, const char
     fake_lock();
     struct conversation *c = fake_find_conversation(s, owner, id);
     int rc = !c ? -ENOENT : c->running ? -EBUSY : 0;
+    for (struct response **at = &s->responses; !rc && *at;) {
+        struct response *r = *at;
+        if (strcmp(r->conversation, id) == 0) {
+            *at = r->next;
+            fake_free_response(r);
+        } else {
+            at = &r->next;
+        }
+    }
     for (struct conversation **at = &s->conversations; !rc && *at; at = &(*at)->next) {
         if (*at == c) {
             *at = c->next;
@@ -154,25 +166,43 @@ int session_conversation_list(struct session *s, const char *owner, const char *
     return 0;
 }
 
-int session_conversation_responses(struct session *s, const char *owner, const char *id, session_done *done, void *arg)
+int session_conversation_items(struct session *s, const char *owner, const char *id, bool descending, const char *after,
+                               int limit, session_done *done, void *arg)
 {
-    struct session_response shown[256];
-    size_t n = 0;
+    struct session_item all[1024], shown[128];
+    size_t total = 0, n = 0, n_all = 0, at = 0;
     fake_lock();
     if (!fake_find_conversation(s, owner, id)) {
         answer_code(done, arg, -ENOENT);
+        fake_unlock();
+        return 0;
+    }
+    for (struct response *r = s->responses; r; r = r->next) {
+        total += strcmp(r->conversation, id) == 0;
+    }
+    for (size_t skip = total; skip-- > 0;) { /* the list has the newest first */
+        size_t k = 0;
+        struct response *r = s->responses;
+        while (strcmp(r->conversation, id) != 0 || k++ < skip) {
+            r = r->next;
+        }
+        for (size_t i = 0; i < r->n_items && n_all < 1024; i++) {
+            all[n_all] = r->items[i];
+            all[n_all++].response = r->id;
+        }
+    }
+    while (after && at < n_all && strcmp(all[descending ? n_all - 1 - at : at].id, after) != 0) {
+        at++;
+    }
+    bool missing = after && at++ == n_all;
+    while (at < n_all && n < (size_t)limit) {
+        shown[n++] = all[descending ? n_all - 1 - at : at];
+        at++;
+    }
+    if (missing) {
+        answer_code(done, arg, -ERANGE);
     } else {
-        size_t total = 0;
-        for (struct response *r = s->responses; r && total < 256; r = r->next) {
-            total += strcmp(r->conversation, id) == 0;
-        }
-        n = total;
-        for (struct response *r = s->responses; r && total > 0; r = r->next) {
-            if (strcmp(r->conversation, id) == 0) {
-                show_response(r, &shown[--total]);
-            }
-        }
-        done(arg, &(struct session_result){.responses = shown, .n_responses = n});
+        done(arg, &(struct session_result){.items = shown, .n_items = n, .more = at < n_all});
     }
     fake_unlock();
     return 0;
@@ -197,7 +227,7 @@ int session_response_get(struct session *s, const char *owner, const char *id, s
     struct response *r = fake_find_response(s, owner, id);
     struct session_response shown;
     if (r && !r->ephemeral) {
-        show_response(r, &shown);
+        fake_show_response(r, &shown);
         done(arg, &(struct session_result){.responses = &shown, .n_responses = 1});
     } else {
         answer_code(done, arg, -ENOENT);

@@ -45,7 +45,7 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"x\",\"stream\":\"yes\"}", "invalid_type", "stream", 400},
         {"{\"input\":\"x\",\"generate\":0}", "invalid_type", "generate", 400},
         {"{\"input\":\"x\",\"instructions\":[]}", "invalid_type", "instructions", 400},
-        {"{\"input\":\"x\",\"background\":true}", "unsupported_parameter", "background", 400},
+        {"{\"input\":\"x\",\"background\":true,\"store\":false}", "invalid_value", "background", 400},
         {"{\"input\":\"x\",\"top_logprobs\":3}", "unsupported_parameter", "top_logprobs", 400},
         {"{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_object\"}}}", "unsupported_parameter", "text.format",
          400},
@@ -225,8 +225,18 @@ static void life_of_a_response(void **state)
     close(fd);
     snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=100", path);
     r = call(h, "GET", stream, NULL, NULL);
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.param"), "starting_after");
+    reply_free(&r);
+    /* Two at the start, two of the item, two deltas, four at the end: after the last there is nothing. */
+    snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=9", path);
+    r = call(h, "GET", stream, NULL, NULL);
     assert_int_equal(r.status, 200);
     assert_null(strstr(r.body, "event:"));
+    reply_free(&r);
+    snprintf(stream, sizeof(stream), "%s?stream=true&starting_after=10", path);
+    r = call(h, "GET", stream, NULL, NULL);
+    assert_int_equal(r.status, 400);
     reply_free(&r);
     r = call(h, "GET", "/v1/responses/resp_x?stream=maybe", NULL, NULL);
     assert_int_equal(r.status, 400);

@@ -27,25 +27,40 @@ static void repeated_posts(void **state)
     snprintf(id, sizeof(id), "%s", str(r.json, "id"));
     reply_free(&r);
     close(fd);
-    /* After it has ended. */
-    r = call(h, "POST", "/v1/responses", again, body);
-    assert_string_equal(str(r.json, "id"), id);
+    /* After it has ended, when nobody has got the answer; once somebody has all of it, the same words are new ones. */
+    static const char other[] = "{\"input\":\"hold c d\",\"convod\":{\"on_disconnect\":\"finish\"}}";
+    fd = dial(h);
+    send_request(fd, "POST", "/v1/responses", first, other);
+    fake_wait_started(2);
+    close(fd);
+    fake_release(1);
+    fake_wait_ended(2);
+    r = call(h, "POST", "/v1/responses", again, other);
+    assert_string_equal(str(r.json, "output.0.content.0.text"), "c d");
+    assert_string_not_equal(str(r.json, "id"), id);
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
     reply_free(&r);
-    assert_int_equal(fake_turns_started(), 1);
+    assert_int_equal(fake_turns_started(), 2);
+    fake_wait_delivered(2);
+    fake_release(1);
+    r = call(h, "POST", "/v1/responses", again, other);
+    assert_string_not_equal(str(r.json, "id"), id);
+    reply_free(&r);
+    assert_int_equal(fake_turns_started(), 3);
     /* Another body, or no retry, is a new turn; so is the retry of what failed. */
     r = call(h, "POST", "/v1/responses", again, "{\"input\":\"echo a\"}");
     assert_string_not_equal(str(r.json, "id"), id);
     reply_free(&r);
     r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo a\"}");
     reply_free(&r);
-    assert_int_equal(fake_turns_started(), 3);
+    assert_int_equal(fake_turns_started(), 5);
     r = call(h, "POST", "/v1/responses", first, "{\"input\":\"refuse 6\"}");
     assert_int_equal(r.status, 503);
     reply_free(&r);
     r = call(h, "POST", "/v1/responses", again, "{\"input\":\"refuse 6\"}");
     assert_int_equal(r.status, 503);
     reply_free(&r);
-    assert_int_equal(fake_turns_started(), 5);
+    assert_int_equal(fake_turns_started(), 7);
     harness_stop(h);
 }
 

@@ -21,8 +21,8 @@ static struct run *ended_run(struct runs *rs, const char *owner, bool failed, si
     run->status = failed ? "failed" : "completed";
     q->store = q->generate = true;
     q->texts = cJSON_CreateArray();
-    q->input = strdup("[]");
-    q->messages = calloc(1, sizeof(*q->messages));
+    q->body = strdup("{}");
+    q->items = calloc(1, sizeof(*q->items));
     q->stops[0] = strdup("stop");
     q->n_stops = 1;
     q->params = strdup("{\"metadata\":{\"k\":\"v\"}}");
@@ -43,11 +43,11 @@ static void only_what_is_asked_for_is_kept(void **state)
     run_remember(failed);
     assert_int_equal(rs.n_recent, 2);
     assert_null(done->request->texts);
-    assert_null(done->request->messages);
-    assert_null(done->request->input);
+    assert_null(done->request->items);
+    assert_null(done->request->body);
     assert_null(done->request->instructions);
     assert_int_equal(done->request->n_stops, 0);
-    assert_null(failed->request->input);
+    assert_null(failed->request->body);
     assert_string_equal(failed->request->instructions, "be kind");
     assert_true(done->kept_bytes > 100 + sizeof(*done));
     assert_true(failed->kept_bytes > sizeof(*failed));

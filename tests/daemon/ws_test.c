@@ -516,7 +516,7 @@ static void watchers_one_past(void **state)
     cJSON *e = ws_read_json(fd);
     char attach[256];
     snprintf(attach, sizeof(attach),
-             "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\",\"starting_after\":100}",
+             "{\"type\":\"convod.response.attach\",\"response_id\":\"%s\",\"starting_after\":4}",
              str(e, "response.id"));
     cJSON_Delete(e);
     e = ws_until(fd, "response.output_text.delta");
@@ -535,6 +535,8 @@ static void watchers_one_past(void **state)
     }
     /* Those have ended: there is room again. */
     ws_send(watcher, attach);
+    e = ws_until(watcher, "response.completed");
+    cJSON_Delete(e);
     ws_send(watcher, "{\"type\":\"none\"}");
     e = ws_read_json(watcher);
     assert_int_equal(num(e, "status"), 400);

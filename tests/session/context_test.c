@@ -92,7 +92,7 @@ static void cancel_at_prefill(struct answer *a, const struct session_event *ev, 
 {
     (void)arg;
     if (ev->kind == SESSION_EVENT_PROGRESS && !strcmp(ev->stage, "prefill"))
-        session_cancel(a->rig->s, "ann", a->id);
+        session_cancel(a->rig->s, "ann", a->id, SESSION_STOP_CANCELLED);
 }
 
 static void test_change_cut_short(void **state)

@@ -112,20 +112,19 @@ static void test_busy(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     struct pauses p = {GATE_CLOSED, GATE_CLOSED, 0};
-    struct result r[3] = {{.gate = GATE_CLOSED}, {.gate = GATE_CLOSED}, {.gate = GATE_CLOSED}};
+    struct result r[2] = {{.gate = GATE_CLOSED}, {.gate = GATE_CLOSED}};
     assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
     struct answer *first = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     struct answer *a = rig_begin(
         rig, (struct ask){.text = "go on", .conversation = "conv_a", .max = 60, .hook = pause_twice, .hook_arg = &p});
     gate_wait(&p.begun, 1);
-    assert_int_equal(session_conversation_delete(rig->s, "ann", "conv_a", on_result, &r[0]), 0);
-    assert_int_equal(session_conversation_evict(rig->s, "ann", "conv_a", true, on_result, &r[1]), 0);
-    assert_int_equal(session_response_delete(rig->s, "ann", first->id, on_result, &r[2]), 0);
+    assert_int_equal(session_conversation_evict(rig->s, "ann", "conv_a", true, on_result, &r[0]), 0);
+    assert_int_equal(session_response_delete(rig->s, "ann", first->id, on_result, &r[1]), 0);
     gate_open(&p.go);
     gate_wait(&p.begun, 2); /* the engine has passed them on; and now the ledger thread has them behind it */
     rig_ledger(rig);
     gate_open(&p.go);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         gate_wait(&r[i].gate, 1);
         assert_int_equal(r[i].rc, -EBUSY);
     }
@@ -134,6 +133,40 @@ static void test_busy(void **state)
     assert_int_equal(rig_delete_response(rig, "ann", first->id), -EBUSY); /* another follows it */
     assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
     rig_close(rig);
+}
+
+/* What runs is stopped and then deleted, with its conversation or alone. */
+static void test_delete_running(void **state)
+{
+    (void)state;
+    for (int whole = 0; whole < 2; whole++) {
+        struct rig *rig = rig_open((struct rig_opts){0});
+        struct pauses p = {GATE_CLOSED, GATE_CLOSED, 0};
+        struct result r = {.gate = GATE_CLOSED};
+        char head[64], saved[64], status[64];
+        assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+        struct answer *a = rig_begin(rig, (struct ask){.text = "go on",
+                                                       .conversation = "conv_a",
+                                                       .seed = 36, /* 583 tokens, when nobody stops it */
+                                                       .max = 3000,
+                                                       .hook = pause_twice,
+                                                       .hook_arg = &p});
+        gate_wait(&p.begun, 1);
+        assert_int_equal(whole ? session_conversation_delete(rig->s, "ann", "conv_a", on_result, &r)
+                               : session_response_delete(rig->s, "ann", a->id, on_result, &r),
+                         0);
+        gate_open(&p.go);
+        gate_open(&p.go);
+        gate_wait(&r.gate, 1);
+        assert_int_equal(r.rc, 0);
+        rig_end(a);
+        assert_true(a->incomplete);
+        assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), -ENOENT);
+        assert_int_equal(rig_head(rig, "ann", "conv_a", head), whole ? -ENOENT : 0);
+        if (!whole)
+            assert_string_equal(head, "");
+        rig_close(rig);
+    }
 }
 
 /* The tokens of a text, as the labels of segments in packs hold them. */
@@ -461,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_delete_while_saving),
         cmocka_unit_test(test_deleting),
         cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_delete_running),
         cmocka_unit_test(test_delete_response),
         cmocka_unit_test(test_delete_under_another_model),
         cmocka_unit_test(test_touched_and_deleted),

@@ -57,7 +57,8 @@ struct answer {
     void (*hook)(struct answer *a, const struct session_event *ev, void *arg);
     void *hook_arg;
 
-    bool started, over;
+    bool started, over, repeated;
+    char stored[64], stored_status[16]; /* the answer that there was already */
     int n_events, n_restore, n_prefill, n_delta;
     const char *broken; /* a rule of events that was broken */
     char *text;         /* what the deltas said */
@@ -85,6 +86,10 @@ struct ask {
     float temperature; /* 0: 1 */
     const char *stop;
     bool match, ephemeral, warm;
+    const char *key;
+    int digest; /* stands for one; 0: none */
+    bool retry, requeued;
+    const char *request;
     void (*hook)(struct answer *a, const struct session_event *ev, void *arg); /* on the engine thread, without locks */
     void *hook_arg;
 };

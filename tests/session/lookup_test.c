@@ -68,10 +68,10 @@ static void test_behind_one_that_ends(void **state)
         rig, (struct ask){
                  .text = "one", .conversation = "conv_a", .max = 900, .hook = meet_at_first_delta, .hook_arg = &met});
     gate_wait(&met.there, 1);
-    session_cancel(rig->s, "ann", a->id);
+    session_cancel(rig->s, "ann", a->id, SESSION_STOP_CANCELLED);
     struct answer *b = rig_begin(rig, (struct ask){.text = "two", .conversation = "conv_a"});
     struct answer *c = rig_begin(rig, (struct ask){.text = "three", .conversation = "conv_a"}); /* b will run */
-    session_cancel(rig->s, "ann", b->id);
+    session_cancel(rig->s, "ann", b->id, SESSION_STOP_CANCELLED);
     struct answer *d = rig_begin(rig, (struct ask){.text = "four", .conversation = "conv_a"}); /* b will end */
     gate_open(&met.on);
     struct answer *all[] = {a, b, c, d};

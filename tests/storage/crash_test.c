@@ -69,7 +69,7 @@ static int turn_run(struct storage_ledger *l, void *arg)
     struct storage_owner owner;
     int rc = storage_owner_get(l, "a", &owner);
     if (!rc)
-        rc = storage_turn_get(l, owner.id, arg, &t);
+        rc = storage_turn_get(l, owner.id, arg, 0, &t);
     if (!rc)
         storage_turn_free(&t);
     return rc;

@@ -26,56 +26,101 @@ static int teardown(void **state)
 static int fields_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    char id[] = "resp_x", reason[] = "cancelled", text[] = "sys", input[] = "[]", output[] = "Hi", detail[] = "{}";
-    char tokens[] = "\1\0\2\0";
+    char id[] = "resp_x", reason[] = "cancelled", text[] = "sys", params[] = "{\"a\":1}", receipt[] = "{}", kv[] = "ff";
+    char tokens[] = "\1\0\2\0", kind[] = "message", user[] = "user", assistant[] = "assistant";
+    char asked[] = "Hello?", hi[] = "Hi", first[] = "msg_1", second[] = "msg_2", body[] = "{\"b\":2}";
+    struct storage_item in = {.public_id = first, .kind = kind, .role = user, .text = asked, .created_ms = 1};
+    struct storage_item out = {.public_id = second,
+                               .kind = kind,
+                               .role = assistant,
+                               .text = hi,
+                               .body = body,
+                               .output = true,
+                               .incomplete = true};
     struct storage_turn t = {.owner = owner,
                              .conversation = conv,
                              .public_id = id,
-                             .status = STORAGE_TURN_INCOMPLETE,
-                             .reason = reason,
+                             .status = STORAGE_TURN_RUNNING,
                              .instructions = text,
-                             .input = input,
-                             .output = output,
-                             .detail = detail,
-                             .tokens = tokens,
-                             .tokens_bytes = 4,
-                             .prompt_bytes = 2,
-                             .rebased = true,
-                             .n_tokens = 11,
+                             .params = params,
+                             .digest = {8},
+                             .items = &in,
+                             .n_items = 1,
                              .fingerprint = {7},
-                             .chat_hash = {9},
-                             .created_ms = 1,
-                             .completed_ms = 2},
+                             .created_ms = 1},
                         got;
     struct storage_conversation c;
     JOB_CHECK((storage_turn_insert(l, &t)) == (0));
     JOB_CHECK((storage_turn_insert(l, &t)) == (-EEXIST));
-    JOB_CHECK((storage_turn_get(l, owner + 1, id, &got)) == (-ENOENT));
-    JOB_CHECK((storage_turn_get(l, owner, id, &got)) == (0));
+    JOB_CHECK((storage_turn_get(l, owner + 1, id, 0, &got)) == (-ENOENT));
+
+    /* Accepted: there, with its question, and in nobody's way. */
+    JOB_CHECK((storage_turn_get(l, owner, id, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &got)) == (0));
     JOB_CHECK((got.id) == (t.id));
-    JOB_CHECK((got.conversation) == (conv));
-    JOB_CHECK((got.parent) == (0));
+    JOB_CHECK((got.status) == (STORAGE_TURN_RUNNING));
+    JOB_CHECK((got.depth) == (1));
+    JOB_CHECK((got.n_items) == (1));
+    JOB_CHECK(!strcmp(got.items[0].text, asked));
+    JOB_CHECK(!strcmp(got.items[0].role, user));
+    JOB_CHECK(!got.tokens && !got.answered && !got.delivered);
+    JOB_CHECK(got.age_ms >= 0 && got.age_ms < 60000);
+    storage_turn_free(&got);
+    JOB_CHECK((storage_conversation_get(l, owner, "conv_1", &c)) == (0));
+    JOB_CHECK(c.n_turns == 0 && c.head == 0);
+    storage_conversation_free(&c);
+    int64_t running = t.id;
+    t.parent = running;
+    t.public_id = second;
+    JOB_CHECK((storage_turn_insert(l, &t)) == (-ENOENT)); /* nothing follows what has not ended */
+    t.parent = 0;
+    t.public_id = id;
+    t.id = running;
+
+    t.status = STORAGE_TURN_INCOMPLETE;
+    t.reason = reason;
+    t.answered = t.rebased = true;
+    t.items = &out;
+    t.tokens = tokens;
+    t.tokens_bytes = 4;
+    t.prompt_bytes = 5;
+    JOB_CHECK((storage_turn_commit(l, &t)) == (-EINVAL)); /* more prompt than tokens */
+    t.prompt_bytes = 2;
+    t.n_tokens = 11;
+    t.evaluated = 10;
+    t.chat_hash[0] = 9;
+    t.receipt = receipt;
+    t.kv = kv;
+    t.saved = STORAGE_SAVED_PENDING;
+    t.input_tokens = 5, t.cached_tokens = 3, t.output_tokens = 6;
+    t.completed_ms = 2;
+    JOB_CHECK((storage_turn_commit(l, &t)) == (0));
+    JOB_CHECK((t.conversation) == (conv));
+    JOB_CHECK((storage_turn_commit(l, &t)) == (-ENOENT)); /* once */
+    JOB_CHECK((storage_turn_get(l, owner, id, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &got)) == (0));
     JOB_CHECK((got.status) == (STORAGE_TURN_INCOMPLETE));
-    JOB_CHECK(!strcmp(got.reason, reason));
-    JOB_CHECK(!strcmp(got.instructions, text));
-    JOB_CHECK(!strcmp(got.input, input));
-    JOB_CHECK(!strcmp(got.output, output));
-    JOB_CHECK(!strcmp(got.detail, detail));
+    JOB_CHECK(!strcmp(got.reason, reason) && !strcmp(got.instructions, text) && !strcmp(got.params, params));
+    JOB_CHECK(!strcmp(got.receipt, receipt) && !strcmp(got.kv, kv));
+    JOB_CHECK(got.saved == STORAGE_SAVED_PENDING && got.answered && got.rebased);
     JOB_CHECK((got.tokens_bytes) == (4));
     JOB_CHECK(!memcmp(got.tokens, tokens, 4));
-    JOB_CHECK((got.prompt_bytes) == (2));
-    JOB_CHECK(got.rebased);
-    JOB_CHECK((got.n_tokens) == (11));
-    JOB_CHECK(!memcmp(got.fingerprint, t.fingerprint, 32));
-    JOB_CHECK(!memcmp(got.chat_hash, t.chat_hash, 32));
-    JOB_CHECK((got.completed_ms) == (2));
+    JOB_CHECK(got.prompt_bytes == 2 && got.n_tokens == 11 && got.evaluated == 10);
+    JOB_CHECK(got.input_tokens == 5 && got.cached_tokens == 3 && got.output_tokens == 6);
+    JOB_CHECK(got.fingerprint[0] == 7 && got.chat_hash[0] == 9);
+    JOB_CHECK(got.created_ms == 1 && got.completed_ms == 2);
+    JOB_CHECK((got.n_items) == (2));
+    JOB_CHECK(got.items[1].output && got.items[1].incomplete && got.items[1].place == 1);
+    JOB_CHECK(!strcmp(got.items[1].text, hi) && !strcmp(got.items[1].body, body));
     storage_turn_free(&got);
     storage_turn_free(NULL);
-    JOB_CHECK((storage_turn_set_detail(l, t.id, "{\"saved\":\"yes\"}")) == (0));
-    JOB_CHECK((storage_turn_set_detail(l, t.id + 1, "{}")) == (-ENOENT));
-    JOB_CHECK((storage_turn_get(l, owner, id, &got)) == (0));
-    JOB_CHECK(!strcmp(got.detail, "{\"saved\":\"yes\"}"));
+    JOB_CHECK((storage_turn_set_saved(l, t.id, STORAGE_SAVED_YES)) == (0));
+    JOB_CHECK((storage_turn_set_saved(l, t.id + 1, STORAGE_SAVED_YES)) == (-ENOENT));
+    JOB_CHECK((storage_turn_set_delivered(l, owner, id)) == (0));
+    JOB_CHECK((storage_turn_set_delivered(l, owner + 1, id)) == (-ENOENT));
+    JOB_CHECK((storage_turn_by_digest(l, owner, t.digest, INT64_MAX, &got)) == (0));
+    JOB_CHECK(got.id == t.id && got.saved == STORAGE_SAVED_YES && got.delivered);
     storage_turn_free(&got);
+    JOB_CHECK((storage_turn_by_digest(l, owner, t.digest, t.id, &got)) == (-ENOENT));
+    JOB_CHECK((storage_turn_by_digest(l, owner, t.chat_hash, INT64_MAX, &got)) == (-ENOENT));
     char *public_id = NULL;
     JOB_CHECK((storage_turn_public_id(l, t.id, &public_id)) == (0));
     JOB_CHECK(!strcmp(public_id, id));
@@ -83,28 +128,23 @@ static int fields_run(struct storage_ledger *l, void *arg)
     JOB_CHECK((storage_turn_public_id(l, t.id + 1, &public_id)) == (-ENOENT));
 
     JOB_CHECK((storage_conversation_get(l, owner, "conv_1", &c)) == (0));
-    c.head = t.id;
-    JOB_CHECK((storage_conversation_update(l, &c)) == (0));
-    storage_conversation_free(&c);
-    JOB_CHECK((storage_conversation_get(l, owner, "conv_1", &c)) == (0));
-    JOB_CHECK((c.n_turns) == (1));
-    JOB_CHECK((c.n_tokens) == (11));
+    JOB_CHECK(c.n_turns == 1 && c.n_tokens == 11 && c.head == t.id);
     storage_conversation_free(&c);
 
-    /* Not in this conversation, not this owner's, more prompt than tokens. */
+    /* Not in this conversation, not this owner's, ended from the start. */
     char other[] = "resp_y";
     t.public_id = other;
-    t.parent = t.id + 5;
     JOB_CHECK((storage_turn_insert(l, &t)) == (-EINVAL));
+    t.status = STORAGE_TURN_RUNNING;
+    t.items = &in;
+    t.parent = t.id + 5;
+    JOB_CHECK((storage_turn_insert(l, &t)) == (-ENOENT));
     t.parent = 0;
     t.conversation = conv + 5;
     JOB_CHECK((storage_turn_insert(l, &t)) == (-ENOENT));
     t.conversation = conv;
     t.owner = owner + 1;
     JOB_CHECK((storage_turn_insert(l, &t)) == (-ENOENT));
-    t.owner = owner;
-    t.prompt_bytes = 5;
-    JOB_CHECK((storage_turn_insert(l, &t)) == (-EINVAL));
     return 0;
 }
 
@@ -124,7 +164,7 @@ struct path {
 static int path_run(struct storage_ledger *l, void *arg)
 {
     struct path *p = arg;
-    return storage_turn_path(l, p->owner, p->turn, p->with_tokens, &p->rows, &p->n);
+    return storage_turn_path(l, p->owner, p->turn, p->with_tokens ? STORAGE_TURN_TOKENS : 0, &p->rows, &p->n);
 }
 
 static void path_is(int64_t turn, const char *const *ids, size_t n)
@@ -175,10 +215,6 @@ static int head_run(struct storage_ledger *l, void *arg)
     int rc = storage_conversation_get(l, owner, "conv_1", &c);
     if (rc)
         return rc;
-    if (*head) {
-        c.head = *head;
-        rc = storage_conversation_update(l, &c);
-    }
     *head = c.head;
     storage_conversation_free(&c);
     return rc;
@@ -187,8 +223,9 @@ static int head_run(struct storage_ledger *l, void *arg)
 static void test_delete_moves_head(void **state)
 {
     (void)state;
-    int64_t a = testing_turn(st, owner, conv, 0, "a"), b = testing_turn(st, owner, conv, a, "b"), head = b;
+    int64_t a = testing_turn(st, owner, conv, 0, "a"), b = testing_turn(st, owner, conv, a, "b"), head = 0;
     assert_int_equal(jobs_call(st, head_run, &head), 0);
+    assert_int_equal(head, b);
     assert_int_equal(testing_turn_delete(st, owner, "b"), 0);
     head = 0;
     assert_int_equal(jobs_call(st, head_run, &head), 0);
@@ -208,14 +245,18 @@ static int match_run(struct storage_ledger *l, void *arg)
     for (int i = 0; i < 4; i++) {
         char id[16];
         (void)snprintf(id, sizeof id, "m%d", i);
-        struct storage_turn t = {
-            .owner = owner, .conversation = conv, .public_id = id, .tokens = tokens, .tokens_bytes = 1};
+        struct storage_turn t = {.owner = owner, .conversation = conv, .public_id = id, .status = STORAGE_TURN_RUNNING};
+        int rc = storage_turn_insert(l, &t);
+        if (rc)
+            return rc;
+        t.status = STORAGE_TURN_COMPLETED;
+        t.tokens = tokens;
+        t.tokens_bytes = 1;
         if (i < 3)
             memcpy(t.chat_hash, hash, 32);
         if (i != 2)
             memcpy(t.fingerprint, model, 32);
-        int rc = storage_turn_insert(l, &t);
-        if (rc)
+        if ((rc = storage_turn_commit(l, &t)))
             return rc;
         if (i == 1)
             last = t.id;
@@ -235,6 +276,115 @@ static void test_match(void **state)
     assert_int_equal(jobs_call(st, match_run, NULL), 0);
 }
 
+/* ---- turns that did not end well ---- */
+
+static int64_t insert(struct storage_ledger *l, int64_t parent, const char *id, enum storage_turn_status status)
+{
+    char name[32], item[40], kind[] = "message", text[] = "?";
+    (void)snprintf(name, sizeof name, "%s", id);
+    (void)snprintf(item, sizeof item, "msg_%s", id);
+    struct storage_item in = {.public_id = item, .kind = kind, .text = text};
+    struct storage_turn t = {.owner = owner,
+                             .conversation = conv,
+                             .parent = parent,
+                             .public_id = name,
+                             .status = status,
+                             .items = &in,
+                             .n_items = 1};
+    if (status == STORAGE_TURN_QUEUED)
+        t.request = text;
+    int rc = storage_turn_insert(l, &t);
+    return rc ? rc : t.id;
+}
+
+static int status_of(struct storage_ledger *l, const char *id)
+{
+    struct storage_turn t;
+    int rc = storage_turn_get(l, owner, id, 0, &t);
+    if (rc)
+        return rc;
+    int status = (int)t.status;
+    storage_turn_free(&t);
+    return status;
+}
+
+static int failed_run(struct storage_ledger *l, void *arg)
+{
+    int64_t a = *(int64_t *)arg, id;
+    char *owner_name, *public_id, *request;
+    int64_t b = insert(l, a, "b", STORAGE_TURN_RUNNING), q = insert(l, a, "q", STORAGE_TURN_QUEUED);
+    JOB_CHECK(b > 0 && q > 0);
+    JOB_CHECK((storage_turn_is_leaf(l, a)) == (0)); /* somebody waits for an answer to it */
+
+    /* A start finds what an unclean end has left: who ran has failed, who waited waits. */
+    JOB_CHECK((turns_interrupted(l, 5)) == (0));
+    JOB_CHECK((status_of(l, "b")) == (STORAGE_TURN_FAILED));
+    JOB_CHECK((storage_turn_queued(l, 0, &id, &owner_name, &public_id, &request)) == (0));
+    JOB_CHECK(id == q && !strcmp(owner_name, "a") && !strcmp(public_id, "q") && !strcmp(request, "?"));
+    free(owner_name), free(public_id), free(request);
+    JOB_CHECK((storage_turn_queued(l, q, &id, &owner_name, &public_id, &request)) == (-ENOENT));
+    JOB_CHECK((storage_turn_run(l, q)) == (0));
+    JOB_CHECK((storage_turn_run(l, q)) == (-ENOENT));
+    JOB_CHECK((storage_turn_queued(l, 0, &id, &owner_name, &public_id, &request)) == (-ENOENT));
+    JOB_CHECK((storage_turn_fail(l, q, "out of memory", 7)) == (0));
+    JOB_CHECK((storage_turn_fail(l, q, "again", 7)) == (-ENOENT));
+    JOB_CHECK((status_of(l, "q")) == (STORAGE_TURN_FAILED));
+
+    /* What failed holds nothing up: the turn before goes, and the questions stay behind the one before that. */
+    JOB_CHECK((storage_turn_is_leaf(l, a)) == (1));
+    JOB_CHECK((storage_turn_delete(l, owner, "a")) == (0));
+    struct storage_turn t;
+    JOB_CHECK((storage_turn_get(l, owner, "b", 0, &t)) == (0));
+    JOB_CHECK((t.parent) == (0));
+    storage_turn_free(&t);
+    struct storage_conversation c;
+    JOB_CHECK((storage_conversation_get(l, owner, "conv_1", &c)) == (0));
+    JOB_CHECK(c.n_turns == 0 && c.head == 0);
+    storage_conversation_free(&c);
+    JOB_CHECK((storage_turn_delete(l, owner, "b")) == (0));
+    JOB_CHECK((status_of(l, "b")) == (-ENOENT));
+    JOB_CHECK((storage_turn_replace(l, owner, q)) == (0));
+    JOB_CHECK((status_of(l, "q")) == (-ENOENT));
+    return 0;
+}
+
+static void test_failed(void **state)
+{
+    (void)state;
+    int64_t a = testing_turn(st, owner, conv, 0, "a");
+    assert_int_equal(jobs_call(st, failed_run, &a), 0);
+}
+
+static int context_run(struct storage_ledger *l, void *arg)
+{
+    int64_t *turns = arg, *near;
+    void *tokens;
+    size_t n;
+    JOB_CHECK((storage_turn_context(l, owner, turns[2], &tokens, &n)) == (0));
+    JOB_CHECK(n == 24 && !memcmp(tokens, "tokens\0\0tokens\0\0tokens\0", 24));
+    free(tokens);
+    JOB_CHECK((storage_turn_context(l, owner + 1, turns[2], &tokens, &n)) == (-ENOENT));
+    JOB_CHECK((storage_turn_context(l, owner, turns[2] + 5, &tokens, &n)) == (-ENOENT));
+    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT - 1, &near, &n)) == (0));
+    JOB_CHECK(n == 3 && near[0] == turns[2] && near[2] == turns[0]);
+    free(near);
+    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT, &near, &n)) == (0));
+    JOB_CHECK(n == 0);
+    free(near);
+    return 0;
+}
+
+static void test_context(void **state)
+{
+    (void)state;
+    int64_t turns[3];
+    turns[0] = testing_turn(st, owner, conv, 0, "a");
+    turns[1] = testing_turn(st, owner, conv, turns[0], "b");
+    turns[2] = testing_turn(st, owner, conv, turns[1], "c");
+    (void)testing_turn(st, owner, conv, turns[0], "d");
+    assert_int_equal(jobs_call(st, context_run, turns), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +392,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_branches, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_moves_head, setup, teardown),
         cmocka_unit_test_setup_teardown(test_match, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_context, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,6 +81,75 @@ static void test_errors(void **state)
     assert_int_equal(schema_errno(SQLITE_CONSTRAINT_FOREIGNKEY), -EINVAL);
 }
 
+/* ---- a ledger of the first version, brought up to date ---- */
+
+static const char old_rows[] =
+    "INSERT INTO owners VALUES(1, 'ann', zeroblob(32));"
+    "INSERT INTO conversations VALUES(5, 1, 'conv_a', 0, 'Boats', NULL, NULL, 8, 1, 2, 2);"
+    "INSERT INTO turns VALUES(7, 1, 5, NULL, 'resp_a', 0, NULL, 'sys', "
+    "'[{\"id\":\"msg_1\",\"type\":\"message\",\"role\":\"developer\",\"content\":[{\"type\":\"input_text\",\"text\":"
+    "\"Be "
+    "kind.\"}]},{\"id\":\"msg_2\",\"type\":\"message\",\"role\":\"user\",\"content\":[{\"type\":\"input_text\","
+    "\"text\":\"Hi "
+    "\\u00e9\"}]}]', 'Hello', '{\"evaluated\":9,\"kv\":\"ff\",\"usage\":{\"input\":6,\"cached\":2,\"output\":4},"
+    "\"receipt\":{\"turn\":1,\"saved\":\"pending\"},\"params\":{\"top_p\":1}}', 4, 0, 10, zeroblob(32), NULL, 1, 2, "
+    "x'0102030405');"
+    "INSERT INTO turns VALUES(8, 1, 5, 7, 'resp_b', 1, 'cancelled', NULL, 'no JSON', NULL, 'nor this', 0, 0, 11, "
+    "zeroblob(32), NULL, 3, 4, x'06');"
+    "INSERT INTO holds VALUES(7, zeroblob(32));";
+
+static int old_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    struct storage_turn t;
+    struct storage_conversation c;
+    uint8_t key[STORAGE_KEY_BYTES];
+    void *tokens;
+    size_t n;
+    JOB_CHECK((storage_turn_get(l, 1, "resp_a", STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &t)) == (0));
+    JOB_CHECK(t.id == 7 && t.depth == 1 && t.answered && t.n_items == 3 && t.tokens_bytes == 5);
+    JOB_CHECK(!strcmp(t.items[0].public_id, "msg_1") && !strcmp(t.items[0].role, "system"));
+    JOB_CHECK(!strcmp(t.items[0].text, "Be kind.") && !strcmp(t.items[1].text, "Hi \xc3\xa9"));
+    JOB_CHECK(!strcmp(t.items[2].public_id, "msg_a") && t.items[2].output && !strcmp(t.items[2].text, "Hello"));
+    JOB_CHECK(t.evaluated == 9 && !strcmp(t.kv, "ff") && t.input_tokens == 6 && t.cached_tokens == 2 &&
+              t.output_tokens == 4);
+    JOB_CHECK(!strcmp(t.params, "{\"top_p\":1}") && !strcmp(t.receipt, "{\"turn\":1}"));
+    JOB_CHECK(t.saved == STORAGE_SAVED_FAILED); /* what it holds is not there */
+    storage_turn_free(&t);
+    JOB_CHECK((storage_turn_get(l, 1, "resp_b", STORAGE_TURN_ITEMS, &t)) == (0));
+    JOB_CHECK(t.depth == 2 && t.parent == 7 && !t.answered && t.n_items == 0 && t.status == STORAGE_TURN_INCOMPLETE);
+    storage_turn_free(&t);
+    JOB_CHECK((storage_turn_context(l, 1, 8, &tokens, &n)) == (0));
+    JOB_CHECK(n == 6 && !memcmp(tokens, "\1\2\3\4\5\6", 6));
+    free(tokens);
+    JOB_CHECK((storage_conversation_get(l, 1, "conv_a", &c)) == (0));
+    JOB_CHECK(c.head == 8 && c.n_turns == 2 && c.n_tokens == 11);
+    storage_conversation_free(&c);
+    JOB_CHECK((segment_held_by(l, 7, key)) == (1));
+    return 0;
+}
+
+static void test_first_version(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    char err[256];
+    int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
+    sqlite3 *db = NULL;
+    struct schema old = schema_ledger;
+    old.n_steps = 1;
+    assert_int_equal(schema_open(&old, dirfd, dir, &db, err, sizeof err), 0);
+    char *message = NULL;
+    if (sqlite3_exec(db, old_rows, NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_int_equal(close(dirfd), 0);
+    struct storage *st = testing_open(dir);
+    assert_int_equal(jobs_call(st, old_run, NULL), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 /* Every statement compiles. */
 static int all_run(struct storage_ledger *l, void *arg)
 {
@@ -136,10 +205,8 @@ static void test_meta(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_migration),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_statements),
-        cmocka_unit_test(test_meta),
+        cmocka_unit_test(test_migration),  cmocka_unit_test(test_errors), cmocka_unit_test(test_first_version),
+        cmocka_unit_test(test_statements), cmocka_unit_test(test_meta),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -156,11 +156,15 @@ static int turn_run(struct storage_ledger *l, void *arg)
                              .conversation = q->conversation,
                              .parent = q->parent,
                              .public_id = name,
-                             .tokens = tokens,
-                             .tokens_bytes = sizeof tokens,
-                             .prompt_bytes = 4,
-                             .n_tokens = TESTING_COUNT};
+                             .status = STORAGE_TURN_RUNNING};
     int rc = storage_turn_insert(l, &t);
+    t.status = STORAGE_TURN_COMPLETED;
+    t.tokens = tokens;
+    t.tokens_bytes = sizeof tokens;
+    t.prompt_bytes = 4;
+    t.n_tokens = TESTING_COUNT;
+    if (!rc)
+        rc = storage_turn_commit(l, &t);
     q->id = t.id;
     return rc;
 }

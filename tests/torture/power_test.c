@@ -105,7 +105,7 @@ static int found_run(struct storage_ledger *l, void *arg)
     struct storage_turn t;
     int rc = storage_owner_get(l, "a", &owner);
     if (!rc)
-        rc = storage_turn_get(l, owner.id, f->turn, &t);
+        rc = storage_turn_get(l, owner.id, f->turn, STORAGE_TURN_TOKENS, &t);
     f->there = !rc && t.tokens_bytes == 8 && !memcmp(t.tokens, "tokens", 7);
     if (!rc)
         storage_turn_free(&t);

@@ -1,0 +1,109 @@
+/* ledger_items_test.c - pages of items along a path, and behind its end. */
+#include "tests/storage/storage_testing.h"
+
+static char *dir;
+static struct storage *st;
+static int64_t owner, conv;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir();
+    st = testing_open(dir);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+/* A turn that was asked two things; committed, it has answered one. */
+static int64_t turn(struct storage_ledger *l, int64_t parent, const char *name, bool committed)
+{
+    char id[32], first[40], second[40], third[40], kind[] = "message", text[] = "x";
+    (void)snprintf(id, sizeof id, "resp_%s", name);
+    (void)snprintf(first, sizeof first, "%s1", name);
+    (void)snprintf(second, sizeof second, "%s2", name);
+    (void)snprintf(third, sizeof third, "%s3", name);
+    struct storage_item in[] = {{.public_id = first, .kind = kind, .text = text},
+                                {.public_id = second, .kind = kind, .text = text}};
+    struct storage_item out = {.public_id = third, .kind = kind, .text = text, .output = true};
+    struct storage_turn t = {.owner = owner,
+                             .conversation = conv,
+                             .parent = parent,
+                             .public_id = id,
+                             .status = STORAGE_TURN_RUNNING,
+                             .items = in,
+                             .n_items = 2};
+    int rc = storage_turn_insert(l, &t);
+    if (!rc && committed) {
+        t.status = STORAGE_TURN_COMPLETED;
+        t.items = &out;
+        t.n_items = 1;
+        t.tokens = text;
+        t.tokens_bytes = 1;
+        rc = storage_turn_commit(l, &t);
+    }
+    return rc ? rc : t.id;
+}
+
+/* Whether a page holds just these, in this order. */
+static bool page_is(struct storage_ledger *l, int64_t head, bool descending, const char *after, size_t max,
+                    const char *wanted)
+{
+    struct storage_item *items;
+    size_t n;
+    char got[128] = "";
+    if (storage_items_page(l, owner, conv, head, descending, after, max, &items, &n))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        (void)snprintf(got + strlen(got), sizeof got - strlen(got), "%s ", items[i].public_id);
+    storage_items_free(items, n);
+    return !strcmp(got, wanted);
+}
+
+static int pages_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    int64_t a = turn(l, 0, "a", true), b = turn(l, a, "b", true), side = turn(l, a, "s", true),
+            r = turn(l, b, "r", false);
+    JOB_CHECK(a > 0 && b > 0 && side > 0 && r > 0);
+    JOB_CHECK(page_is(l, b, false, NULL, 100, "a1 a2 a3 b1 b2 b3 r1 r2 "));
+    JOB_CHECK(page_is(l, b, true, NULL, 100, "r2 r1 b3 b2 b1 a3 a2 a1 "));
+    JOB_CHECK(
+        page_is(l, side, false, NULL, 100, "a1 a2 a3 s1 s2 s3 ")); /* what runs behind another branch is not here */
+    JOB_CHECK(page_is(l, b, false, "a2", 3, "a3 b1 b2 "));
+    JOB_CHECK(page_is(l, b, true, "b2", 3, "b1 a3 a2 "));
+    JOB_CHECK(page_is(l, b, false, "r2", 3, ""));
+    JOB_CHECK(page_is(l, 0, false, NULL, 100, ""));
+    struct storage_item *items;
+    size_t n;
+    JOB_CHECK((storage_items_page(l, owner, conv, b, false, "zz", 3, &items, &n)) == (-ENOENT));
+    JOB_CHECK((storage_items_page(l, owner, conv + 1, b, false, "a1", 3, &items, &n)) == (-ENOENT));
+    JOB_CHECK((storage_items_page(l, owner + 1, conv, b, false, "a1", 3, &items, &n)) == (-ENOENT));
+    JOB_CHECK((storage_items_page(l, owner, conv, b, true, NULL, 1, &items, &n)) == (0));
+    JOB_CHECK(n == 1 && !strcmp(items[0].turn_id, "resp_r") && items[0].turn_status == STORAGE_TURN_RUNNING);
+    storage_items_free(items, n);
+    storage_items_free(NULL, 0);
+    return 0;
+}
+
+static void test_pages(void **state)
+{
+    (void)state;
+    assert_int_equal(jobs_call(st, pages_run, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_pages, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
