@@ -213,10 +213,6 @@ cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */
 cJSON *item_list(const struct session_item *items, size_t n, bool more);
 
-/* Shared with Chat Completions. Text of a message's content (a string or text parts), malloc'd; where names the field.
- */
-char *message_text(const cJSON *content, const char *where, struct api_error *e);
-int message_role(const char *name, enum engine_role *role);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
 #define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
@@ -231,6 +227,18 @@ void responses_get(struct client *c);
 void responses_delete(struct client *c);
 void responses_cancel(struct client *c);
 void responses_input_items(struct client *c);
+
+/* ---- lists of messages (messages.c) -------------------------------------------------------------------------------
+ */
+
+#define MESSAGES_MAX 8192 /* of one request: with the shortest of texts more than a context of 64k tokens */
+
+/* Reads a list into q's items. items: those of Responses, which have types and get ids. 0, or -1 and *e, whose param
+ * begins with `name`. */
+int messages_parse(struct turn_request *q, const cJSON *list, const char *name, bool items, struct api_error *e);
+/* One message of the user. */
+int messages_single(struct turn_request *q, const char *text, struct api_error *e);
+int message_role(const char *name, enum engine_role *role);
 
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */

@@ -15,57 +15,18 @@
 static int parse_messages(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     const cJSON *list = json_get(body, "messages");
-    int n = cJSON_GetArraySize(list);
-    if (!cJSON_IsArray(list) || n == 0) {
+    if (!cJSON_IsArray(list) || !list->child) {
         api_error_set(e, 400, list ? "invalid_value" : "missing_required_parameter", "messages",
                       "'messages' must be a list with at least one message.");
         return -1;
     }
-    q->items = calloc((size_t)n, sizeof(*q->items));
-    q->texts = cJSON_CreateArray();
-    if (!q->items || !q->texts) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+    if (messages_parse(q, list, "messages", false, e)) {
         return -1;
     }
-    const cJSON *message;
-    cJSON_ArrayForEach(message, list)
-    {
-        char where[64], param[96];
-        snprintf(where, sizeof(where), "messages[%zu].", q->n_items);
-        const char *role_name = NULL;
-        enum engine_role role;
-        if (!cJSON_IsObject(message)) {
-            where[strlen(where) - 1] = '\0';
-            api_error_set(e, 400, "invalid_type", where, "Invalid type for '%s': expected an object.", where);
-            return -1;
-        }
-        if (json_string(message, where, "role", 64, &role_name, e)) {
-            return -1;
-        }
-        if (!role_name || message_role(role_name, &role)) {
-            snprintf(param, sizeof(param), "%srole", where);
-            api_error_set(e, 400, "invalid_value", param, "'%s' must be system, developer, user or assistant.", param);
-            return -1;
-        }
-        snprintf(param, sizeof(param), "%scontent", where);
-        const cJSON *content = json_get(message, "content");
-        /* An assistant's message that only called tools has none. */
-        char *text = content || role != ENGINE_ASSISTANT ? message_text(content, param, e) : strdup("");
-        cJSON *stored = text ? cJSON_CreateString(text) : NULL;
-        free(text);
-        if (!stored) {
-            if (!e->status) {
-                api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-            }
-            return -1;
-        }
-        cJSON_AddItemToArray(q->texts, stored);
-        q->items[q->n_items++] = (struct session_item){
-            .kind = "message", .role = role, .text = stored->valuestring, .len = strlen(stored->valuestring)};
-    }
-    if (q->items[n - 1].role == ENGINE_USER && q->items[n - 1].len == 0) {
+    const struct session_item *last = &q->items[q->n_items - 1];
+    if (last->role == ENGINE_USER && last->len == 0) {
         char param[96];
-        snprintf(param, sizeof(param), "messages[%d].content", n - 1);
+        snprintf(param, sizeof(param), "messages[%zu].content", q->n_items - 1);
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }

@@ -11,7 +11,7 @@ void turn_request_free(struct turn_request *r)
     if (!r) {
         return;
     }
-    cJSON_Delete(r->texts);
+    free(r->texts);
     cJSON_Delete(r->params_json);
     free(r->conversation);
     free(r->previous);

@@ -124,7 +124,7 @@ struct run_format {
 /* A parsed request, ready to become a turn. Everything in it is owned by it. */
 struct turn_request {
     const struct run_format *format;
-    cJSON *texts;       /* strings that items point into */
+    char *texts;        /* one block, which items point into */
     cJSON *params_json; /* what `params` says */
     char *conversation, *previous, *parent, *instructions, *params, *stream_id, *model;
     char *key;  /* an idempotency key among the fields; NULL: none */
