@@ -15,7 +15,6 @@
 
 #include "daemon/daemon.h"
 
-#define WEBSOCKET_GUID      "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 #define WEBSOCKET_KEY_BYTES 16
 #define WEBSOCKET_KEY_LEN   24 /* in base64 */
 
@@ -393,17 +392,19 @@ static int read_upgrade(struct head *h, struct api_error *e)
     if (head_get(h, "Sec-WebSocket-Key", &key) != 1 || !key_valid(key)) {
         return refuse(e, 400, "Sec-WebSocket-Key is not 16 bytes in base64.");
     }
-    char text[WEBSOCKET_KEY_LEN + sizeof(WEBSOCKET_GUID)];
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned int digest_len = 0;
-    memcpy(text, key.at, WEBSOCKET_KEY_LEN);
-    memcpy(text + WEBSOCKET_KEY_LEN, WEBSOCKET_GUID, sizeof(WEBSOCKET_GUID));
-    if (EVP_Digest(text, sizeof(text) - 1, digest, &digest_len, EVP_sha1(), NULL) != 1) {
-        return refuse(e, 500, "The WebSocket key cannot be answered.");
-    }
-    EVP_EncodeBlock((unsigned char *)h->accept, digest, (int)digest_len);
     h->websocket = true;
     return 0;
+}
+
+size_t head_websocket(const struct head *h, bool protocol, char out[HEAD_WEBSOCKET_MAX])
+{
+    struct head_text key;
+    head_get(h, "Sec-WebSocket-Key", &key);
+    int n = snprintf(out, HEAD_WEBSOCKET_MAX,
+                     "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %.*s\r\n%s\r\n",
+                     (int)key.len, key.at, protocol ? "Sec-WebSocket-Protocol: convod\r\n" : "");
+    return (size_t)n;
 }
 
 int head_parse(const char *text, size_t len, struct head *out, struct api_error *e)

@@ -31,9 +31,8 @@ struct head {
     char host[HEAD_HOST_MAX]; /* authority as it was sent; "" only where HTTP/1.0 may leave it out */
     struct head_field fields[HEAD_FIELDS_MAX];
     size_t n_fields;
-    int64_t length;  /* of the body; -1 = none was announced */
-    bool websocket;  /* an upgrade to it is asked for, and its key and version are in order */
-    char accept[32]; /* websocket: what Sec-WebSocket-Accept has to be */
+    int64_t length; /* of the body; -1 = none was announced */
+    bool websocket; /* an upgrade to it is asked for, and its key and version are in order */
     bool expects_continue;
 };
 
@@ -46,6 +45,9 @@ int head_parse(const char *text, size_t len, struct head *out, struct api_error 
 int head_get(const struct head *h, const char *name, struct head_text *value);
 /* Does the list in the fields of this name have the token? */
 bool head_lists(const struct head *h, const char *name, const char *token);
+/* The head of our own making that stands for an upgrade (h->websocket): its length. protocol: convod was offered. */
+#define HEAD_WEBSOCKET_MAX 512
+size_t head_websocket(const struct head *h, bool protocol, char out[HEAD_WEBSOCKET_MAX]);
 /* Copies one name=value of the query, decoded, and moves *query behind it. Its length; -1: the query is at its end;
  * -2: the pair is longer than size. */
 int head_query_next(struct head_text *query, char *out, size_t size);

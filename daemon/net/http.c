@@ -464,8 +464,7 @@ static void upgrade(struct conn *c, const struct head *h)
 {
     struct api_error e = {0};
     bool offered = false;
-    char address[ADDRESS_SIZE], head[512];
-    struct head_text key;
+    char address[ADDRESS_SIZE], head[HEAD_WEBSOCKET_MAX];
     forwarded_for(c, h, address);
     if (!net_admit_as(c->net, c, address)) {
         api_error_set(&e, 429, "too_many_connections", NULL, "There are too many connections from this address.");
@@ -478,16 +477,12 @@ static void upgrade(struct conn *c, const struct head *h)
         http_refuse(c, &e);
         return;
     }
-    head_get(h, "Sec-WebSocket-Key", &key);
-    int n = snprintf(head, sizeof(head),
-                     "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-                     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %.*s\r\n%s\r\n",
-                     (int)key.len, key.at, offered ? "Sec-WebSocket-Protocol: convod\r\n" : "");
+    size_t len = head_websocket(h, offered, head);
     c->phase = CONN_WEBSOCKET;
     c->client.websocket = true;
     c->deadline_ms = 0;
     frames_begin(c);
-    conn_lend(c, head, (size_t)n);
+    conn_lend(c, head, len);
 }
 
 static void complete(struct conn *c)
