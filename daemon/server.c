@@ -397,6 +397,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
         free(s);
         return rc;
     }
+    json_start();
     s->api = (struct api){.config = s->config,
                           .log = s->log,
                           .budget = {.most = s->config->request_bytes},

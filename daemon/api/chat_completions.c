@@ -166,8 +166,7 @@ static void emit(struct run *run, cJSON *delta, const char *reason, bool with_us
     if (with_usage) {
         cJSON_AddItemToObject(o, "usage", usage(run));
     }
-    char *text = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
+    char *text = json_text(o);
     run_log(run, NULL, text);
 }
 
@@ -200,8 +199,7 @@ static char *whole(const struct run *run)
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
     cJSON_AddItemToObject(o, "usage", usage(run));
     add_receipt(o, run);
-    char *text = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
+    char *text = json_text(o);
     return text;
 }
 
@@ -211,8 +209,7 @@ static void chat_done(struct run *run)
         if (run->started) {
             cJSON *o = cJSON_CreateObject();
             cJSON_AddItemToObject(o, "error", api_error_json(&run->error));
-            char *text = cJSON_PrintUnformatted(o);
-            cJSON_Delete(o);
+            char *text = json_text(o);
             run_log(run, NULL, text);
         }
         return;

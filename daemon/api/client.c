@@ -61,8 +61,7 @@ char *api_error_text(const struct api_error *e)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
+    char *text = json_text(o);
     return text;
 }
 
@@ -77,8 +76,7 @@ void client_answer(struct client *c, int status, const char *content_type, char 
 
 void client_answer_json(struct client *c, int status, cJSON *json)
 {
-    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
-    cJSON_Delete(json);
+    char *text = json_text(json);
     client_answer(c, status, "application/json", text);
 }
 
@@ -91,8 +89,7 @@ void client_answer_error(struct client *c, const struct api_error *e)
     if (c->streaming) {
         cJSON *flat = api_error_json(e);
         cJSON_AddStringToObject(flat, "type", "error");
-        char *text = cJSON_PrintUnformatted(flat);
-        cJSON_Delete(flat);
+        char *text = json_text(flat);
         c->ops->stream_event(c, "error", text ? text : "{}");
         free(text);
         c->ops->stream_end(c);
@@ -119,8 +116,7 @@ void client_ws_error(struct client *c, const struct api_error *e, const char *st
     cJSON_AddStringToObject(o, "type", "error");
     cJSON_AddNumberToObject(o, "status", e->status);
     cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = cJSON_PrintUnformatted(o);
-    cJSON_Delete(o);
+    char *text = json_text(o);
     c->api->metrics.errors++;
     if (!text) {
         c->ops->drop(c);

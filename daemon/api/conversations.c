@@ -102,7 +102,7 @@ static int read_fields(struct client *c, struct fields *f)
         goto refuse;
     }
     if (metadata) {
-        f->metadata = cJSON_PrintUnformatted(metadata);
+        f->metadata = json_print(metadata);
         if (!f->metadata) {
             api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
             goto refuse;

@@ -18,6 +18,43 @@
 #define METADATA_VALUE_MAX 512
 #define STOP_BYTES_MAX     256
 
+static _Thread_local bool lost;
+
+void json_lost(void)
+{
+    lost = true;
+}
+
+static void *allocate(size_t size)
+{
+    void *p = malloc(size);
+    lost |= !p;
+    return p;
+}
+
+void json_start(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = free});
+}
+
+char *json_print(const cJSON *o)
+{
+    char *text = o ? cJSON_PrintUnformatted(o) : NULL;
+    if (lost) {
+        free(text);
+        text = NULL;
+    }
+    lost = false;
+    return text;
+}
+
+char *json_text(cJSON *o)
+{
+    char *text = json_print(o);
+    cJSON_Delete(o);
+    return text;
+}
+
 cJSON *api_error_json(const struct api_error *e)
 {
     cJSON *o = cJSON_CreateObject();
@@ -106,7 +143,13 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
         return NULL;
     }
     const char *end = NULL;
+    lost = false;
     cJSON *o = cJSON_ParseWithLengthOpts(text, len, &end, 0);
+    if (!o && lost) {
+        lost = false;
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return NULL;
+    }
     if (!o) {
         api_error_set(e, 400, "invalid_json", NULL, "The body is not valid JSON.");
         return NULL;

@@ -13,6 +13,15 @@
 #define JSON_DEPTH_MAX  64
 #define JSON_VALUES_MAX 200000
 
+/* Every allocation of cJSON is seen: one that fails leaves an object without some of its members, and no call need be
+ * asked for that, because what was built since is not printed. Once, before there are other threads. */
+void json_start(void);
+/* [its hook] An allocation of this thread has failed. */
+void json_lost(void);
+/* The text of what this thread has built; takes it. NULL: out of memory, now or while it was built. */
+char *json_text(cJSON *o);
+/* The same; o stays the caller's. */
+char *json_print(const cJSON *o);
 /* {"message", "type", "code", "param"} */
 cJSON *api_error_json(const struct api_error *e);
 

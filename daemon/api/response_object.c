@@ -175,8 +175,7 @@ static void emit(struct run *run, const char *type, cJSON *e)
 {
     cJSON_AddStringToObject(e, "type", type);
     cJSON_AddNumberToObject(e, "sequence_number", (double)run->sequence++);
-    char *text = cJSON_PrintUnformatted(e);
-    cJSON_Delete(e);
+    char *text = json_text(e);
     run_log(run, type, text);
 }
 
@@ -266,9 +265,8 @@ static void responses_completed(struct run *run)
     }
     emit_response(run, strcmp(run->status, "completed") == 0 ? "response.completed" : "response.incomplete");
     cJSON *o = response_object(run);
-    run->answer = cJSON_PrintUnformatted(o);
+    run->answer = json_text(o);
     run->answer_status = 200;
-    cJSON_Delete(o);
 }
 
 static void responses_failed(struct run *run)

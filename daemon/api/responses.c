@@ -216,7 +216,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     if (metadata) {
         cJSON_AddItemToObject(echo, "metadata", cJSON_Duplicate(metadata, true));
     }
-    q->params = cJSON_PrintUnformatted(echo);
+    q->params = json_print(echo);
     q->params_json = echo;
     echo = NULL;
     if (!q->params || (model && !q->model) || (instructions && !q->instructions)) {

@@ -15,6 +15,7 @@
 
 #include <cjson/cJSON.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -207,6 +208,7 @@ struct run {
     int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed, item_open;
+    atomic_bool gap;    /* a piece of the answer was lost for lack of memory; any thread */
     bool abandoned;     /* cancelled because nobody read it any more */
     bool hidden;        /* only those who read it already may; it goes with the last of them */
     bool delivered;     /* a reader has acknowledged all of its answer */

@@ -104,8 +104,13 @@ void run_delivered(struct runs *rs, const char *owner, const char *id)
 
 void run_log(struct run *run, const char *name, char *data)
 {
+    if (run->gap && !run->ended) {
+        free(data);
+        return;
+    }
     if (!data) {
         /* Out of memory: the stream would have a gap, so it ends. */
+        run->gap = true;
         run_cancel(run);
         return;
     }
@@ -114,6 +119,8 @@ void run_log(struct run *run, const char *name, char *data)
         struct log_entry *grown = realloc(run->log, capacity * sizeof(*grown));
         if (!grown) {
             free(data);
+            run->gap = true;
+            run_cancel(run);
             return;
         }
         run->log = grown;
@@ -189,6 +196,7 @@ static void on_event(void *arg, const struct session_event *ev)
             e = turn_event_new(run, &bare, take_event);
         }
         if (!e) {
+            run->gap = true; /* the turn ends as failed for those who read it */
             return;
         }
     }
@@ -469,6 +477,10 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->status = "failed";
         api_error_session(ev->failure, ev->message, &run->error);
     }
+    run->failed |= run->gap;
+    if (run->failed) {
+        run->status = "failed";
+    }
     if (run->failed && !run->error.status) {
         api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
     }
@@ -539,6 +551,8 @@ static void take_event(struct event *event, bool closing)
     case SESSION_EVENT_DELTA:
         goes_on(run);
         if (!run_append(run, ev->text, ev->len)) {
+            run->gap = true;
+            run_cancel(run);
             break;
         }
         format->delta(run, ev->text);

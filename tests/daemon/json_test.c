@@ -1,7 +1,9 @@
 /* json_test.c - what is refused before it is parsed, and typed access. */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/daemon/harness.h"
 
@@ -136,12 +138,50 @@ static void typed_access(void **state)
     assert_string_equal(e.param, "p??");
 }
 
+/* What lost a member for lack of memory is not printed; what is built after that is. */
+static void nothing_partial_is_printed(void **state)
+{
+    (void)state;
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "a", "b");
+    json_lost();
+    assert_null(json_text(o));
+    o = cJSON_CreateObject();
+    char *text = json_print(o);
+    assert_string_equal(text, "{}");
+    free(text);
+    cJSON_Delete(o);
+    assert_null(json_text(NULL));
+    /* The hook is what notices. */
+    json_start();
+    o = cJSON_CreateObject();
+    char *huge = malloc(1 << 20);
+    assert_non_null(huge);
+    memset(huge, 'x', (1 << 20) - 1);
+    huge[(1 << 20) - 1] = '\0';
+    struct rlimit before, low;
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    low = before;
+    low.rlim_cur = 1;
+    mallopt(M_MMAP_THRESHOLD, 64 * 1024);
+    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
+    const cJSON *added = cJSON_AddStringToObject(o, "huge", huge);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    if (!added) { /* sanitizers have memory of their own */
+        assert_null(json_text(o));
+    } else {
+        cJSON_Delete(o);
+    }
+    free(huge);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes),
         cmocka_unit_test(depth_and_count),
         cmocka_unit_test(typed_access),
+        cmocka_unit_test(nothing_partial_is_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
