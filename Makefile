@@ -269,6 +269,7 @@ deb-build:
 # in the unit are those of this installation.
 INSTALLED := $(foreach n,1 5,$(foreach m,$(wildcard docs/*.$n),$m:$(PREFIX)/share/man/man$n/$(notdir $m))) \
 	systemd/convod.conf.example:$(PREFIX)/share/doc/convod/convod.conf.example \
+	systemd/convod.rules.yml:$(PREFIX)/share/doc/convod/convod.rules.yml \
 	systemd/convod.sysusers:$(SYSUSERSDIR)/convod.conf \
 	$(foreach p,$(wildcard systemd/proxy/*),$p:$(PREFIX)/share/doc/convod/examples/$(notdir $p)) \
 	$(foreach p,convod convo,clients/completion/$p.bash:$(PREFIX)/share/bash-completion/completions/$p \

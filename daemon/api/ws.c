@@ -174,6 +174,7 @@ struct message {
     struct work work; /* first */
     struct message *next;
     struct client *client; /* NULL: it has gone */
+    bool away;             /* it is being read */
     struct api *api;
     char *text;
     size_t len, counted; /* counted: of the budget */
@@ -367,6 +368,12 @@ static void message_free(struct message *m)
     free(m);
 }
 
+static void message_submit(struct message *m)
+{
+    m->away = true;
+    work_submit(m->api->workers, &m->work);
+}
+
 /* [worker] */
 static void message_read_away(struct work *w)
 {
@@ -385,7 +392,7 @@ static void message_done(struct work *w, bool closing)
             message_act(c, m);
         }
         if (c->inbox && !closing) {
-            work_submit(c->api->workers, &c->inbox->work);
+            message_submit(c->inbox);
         }
     }
     message_free(m);
@@ -395,7 +402,7 @@ static void message_done(struct work *w, bool closing)
 static void inbox_free(struct client *c)
 {
     struct message *m = c->inbox;
-    if (m) {
+    if (m && m->away) {
         m->client = NULL;
         m = m->next;
     }
@@ -438,7 +445,7 @@ bool ws_message(struct client *c, char *text, size_t len, size_t counted)
     *at = m;
     c->n_inbox++;
     if (c->inbox == m) {
-        work_submit(c->api->workers, &m->work);
+        message_submit(m);
     }
     return true;
 }

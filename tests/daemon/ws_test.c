@@ -134,6 +134,33 @@ static void masks_and_early_frames(void **state)
     harness_stop(h);
 }
 
+/* Large messages are read elsewhere: all keep their order, and a connection may go meanwhile. */
+static void large_messages_keep_their_order(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    enum { LARGE = 3 * WORK_BYTES_MIN, MESSAGES = 20 };
+    char *text = malloc(LARGE + 128), lane[32];
+    assert_non_null(text);
+    for (int round = 0; round < 2; round++) {
+        int fd = ws_dial(h);
+        for (int i = 0; i < MESSAGES; i++) {
+            size_t pad = i % 3 ? 0 : LARGE;
+            size_t n = (size_t)sprintf(text, "{\"type\":\"none\",\"stream_id\":\"lane%d\"", i);
+            memset(text + n, ' ', pad);
+            strcpy(text + n + pad, "}");
+            ws_send(fd, text);
+        }
+        for (int i = 0; i < MESSAGES && round == 0; i++) {
+            snprintf(lane, sizeof(lane), "lane%d", i);
+            assert_error(fd, "invalid_value", lane);
+        }
+        close(fd);
+    }
+    free(text);
+    harness_stop(h);
+}
+
 static void hostile_json_keeps_the_socket(void **state)
 {
     (void)state;
@@ -552,6 +579,7 @@ int main(void)
         cmocka_unit_test(fragments_are_joined),
         cmocka_unit_test(bad_messages_close),
         cmocka_unit_test(masks_and_early_frames),
+        cmocka_unit_test(large_messages_keep_their_order),
         cmocka_unit_test(hostile_json_keeps_the_socket),
         cmocka_unit_test(lanes),
         cmocka_unit_test(lane_limits),
