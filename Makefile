@@ -25,7 +25,7 @@ BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
-CLI_PACKAGES := libwebsockets libcjson libedit
+CLI_PACKAGES := libwebsockets libcjson libedit libcrypto
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g $(if $(findstring FORTIFY_SOURCE,$(CPPFLAGS)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2))
 # Against faults that we did not find: guarded stacks, addresses that differ each time, tables that are read-only once filled.
@@ -36,7 +36,7 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes 
 override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) $(HARDEN) -ffp-contract=off -fno-math-errno \
 	-pthread -I. $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 override LDFLAGS += -pthread $(HARDEN_LD) $(if $(SAN),-fsanitize=$(SAN))
-DEP_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PACKAGES) libedit 2>/dev/null)
+DEP_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PACKAGES) $(CLI_PACKAGES) 2>/dev/null)
 DEP_LIBS := $(shell $(PKG_CONFIG) --libs $(PACKAGES) 2>/dev/null)
 CLI_LIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PACKAGES) 2>/dev/null)
 

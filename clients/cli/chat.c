@@ -32,6 +32,11 @@ static void set_string(char **to, const char *value)
     *to = copy;
 }
 
+static bool is_blank(const struct buf *text)
+{
+    return text->len == 0 || strspn(text->data, " \t\n") == text->len;
+}
+
 /* ---- turns ---------------------------------------------------------------------------------------------------------
  */
 
@@ -194,6 +199,10 @@ static void do_help(struct chat *chat, const char *argument)
         "/undo              take your last message and its answer back\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
+        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed\n"
+        "/edit [TEXT]       write the next message in $EDITOR\n"
+        "/copy              the last answer to the terminal's clipboard\n"
+        "/save FILE         the last answer into a new file\n"
         "/receipt on|off    the line after each answer\n"
         "/status            the daemon's state\n"
         "/quit              leave; the conversation stays\n"
@@ -249,7 +258,10 @@ static void do_delete(struct chat *chat, const char *argument)
     bool sure = true;
     if (chat->cli->term.in_tty) {
         struct buf answer = {0};
-        term_note(&chat->cli->term, "delete %s for good?", id);
+        struct buf name = {0};
+        cli_name(chat->cli, id, &name);
+        term_note(&chat->cli->term, "delete %s for good?", name.data);
+        buf_free(&name);
         sure = line_reader_read(chat->reader, "y/n> ", &answer) == 1 &&
                (strcmp(answer.data, "y") == 0 || strcmp(answer.data, "yes") == 0);
         buf_free(&answer);
@@ -325,6 +337,103 @@ static void do_system(struct chat *chat, const char *argument)
     cJSON_Delete(about);
 }
 
+/* The last answer's text. NULL: told. Freed by the caller. */
+static char *last_answer(struct chat *chat)
+{
+    chat->code = CLI_OK;
+    cJSON *response = last_response(chat);
+    struct buf text = {0};
+    if (response)
+        text_of_output(response, &text);
+    if (response && text.len == 0)
+        term_note(&chat->cli->term, "the last answer is empty");
+    cJSON_Delete(response);
+    return text.data;
+}
+
+/* The terminal takes it to the clipboard (OSC 52), also over ssh; some are set up not to. */
+static void do_copy(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    char *answer = last_answer(chat);
+    if (!answer)
+        return;
+    if (!chat->cli->term.out_tty) {
+        term_note(&chat->cli->term, "/copy wants a terminal");
+    } else {
+        struct buf sequence = {0};
+        buf_str(&sequence, "\033]52;c;");
+        text_base64(answer, strlen(answer), &sequence);
+        buf_str(&sequence, "\a");
+        term_write(&chat->cli->term, sequence.data, sequence.len);
+        buf_free(&sequence);
+        term_note(&chat->cli->term, "given to the terminal's clipboard: %zu bytes", strlen(answer));
+    }
+    free(answer);
+}
+
+static void do_save(struct chat *chat, const char *argument)
+{
+    if (!*argument) {
+        term_note(&chat->cli->term, "/save FILE");
+        return;
+    }
+    char *answer = last_answer(chat);
+    if (!answer)
+        return;
+    FILE *file = fopen(argument, "wxe");
+    bool good = file && fputs(answer, file) != EOF && fputc('\n', file) != EOF;
+    good = (!file || fclose(file) == 0) && good;
+    if (good)
+        term_note(&chat->cli->term, "saved in %s", argument);
+    else
+        term_error(&chat->cli->term, "%s: %s", argument, errno == EEXIST ? "is there already" : strerror(errno));
+    chat->code = good ? CLI_OK : CLI_FAILED;
+    free(answer);
+}
+
+static void do_set(struct chat *chat, const char *argument)
+{
+    struct sampling *s = &chat->cli->sampling;
+    size_t len = strcspn(argument, " \t");
+    char name[32];
+    snprintf(name, sizeof(name), "%.*s", (int)len, argument);
+    const char *value = argument + len + strspn(argument + len, " \t"), *allowed = NULL;
+    if (*argument && !sampling_set(s, name, value, &allowed)) {
+        term_note(&chat->cli->term,
+                  allowed ? "/set %s %s (or -, for the daemon's own)" : "/set temperature, top-p, max-tokens or seed",
+                  name, allowed);
+        chat->code = CLI_USAGE;
+        return;
+    }
+    struct buf text = {0};
+    sampling_text(s, &text);
+    term_note(&chat->cli->term, "%s", text.data);
+    buf_free(&text);
+}
+
+/* Writes the next message in $VISUAL or $EDITOR, which begins with the argument. */
+static void do_edit(struct chat *chat, const char *argument)
+{
+    struct buf message = {0};
+    if (!chat->cli->term.in_tty) {
+        term_note(&chat->cli->term, "/edit wants a terminal");
+        return;
+    }
+    int rc = edit_text(argument, &message);
+    while (message.len > 0 && message.data[message.len - 1] == '\n')
+        message.data[--message.len] = '\0';
+    if (rc)
+        term_error(&chat->cli->term, "the editor: %s", strerror(-rc));
+    else if (is_blank(&message))
+        term_note(&chat->cli->term, "nothing to send");
+    else if (cli_sendable(chat->cli, "this message", message.data, message.len)) {
+        line_reader_remember(chat->reader, message.data);
+        say(chat, message.data);
+    }
+    buf_free(&message);
+}
+
 static void do_regenerate(struct chat *chat, const char *argument)
 {
     (void)argument;
@@ -356,6 +465,7 @@ static const struct {
     {"help", do_help},     {"new", do_new},       {"list", do_list},   {"resume", do_resume},
     {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},   {"regenerate", do_regenerate},
     {"undo", do_undo},     {"system", do_system}, {"evict", do_evict}, {"receipt", do_receipt},
+    {"set", do_set},       {"copy", do_copy},     {"save", do_save},   {"edit", do_edit},
     {"status", do_status}, {"quit", do_quit},     {"exit", do_quit},   {"?", do_help},
 };
 
@@ -382,6 +492,11 @@ static void run_command(struct chat *chat, const char *line)
     }
     term_note(&chat->cli->term, "there is no /%.*s; /help lists what there is", (int)len, line);
     chat->code = CLI_USAGE;
+}
+
+const char *chat_command_name(size_t i)
+{
+    return i < N_COMMANDS && strcmp(slash_commands[i].name, "?") != 0 ? slash_commands[i].name : NULL;
 }
 
 /* ---- reading messages ----------------------------------------------------------------------------------------------
@@ -424,11 +539,6 @@ static int read_message(struct chat *chat, struct buf *message)
     while (message->len > 0 && message->data[message->len - 1] == '\n')
         message->data[--message->len] = '\0';
     return rc;
-}
-
-static bool is_blank(const struct buf *text)
-{
-    return text->len == 0 || strspn(text->data, " \t\n") == text->len;
 }
 
 /* Does what a message asks for. */
@@ -522,8 +632,12 @@ int chat_run(struct cli *c, const char *id)
         failed = converse(&chat, id != NULL);
     else if (failed == CLI_OK)
         failed = chat.code;
-    if (chat.id && c->term.in_tty)
-        term_note(&c->term, "`convo resume` goes on with this conversation (%s)", chat.id);
+    if (chat.id && c->term.in_tty && failed != CLI_NO_DAEMON) {
+        struct buf name = {0};
+        cli_name(c, chat.id, &name);
+        term_note(&c->term, "`%s resume` goes on with %s", program_invocation_name, name.data);
+        buf_free(&name);
+    }
     line_reader_close(chat.reader);
     cJSON_Delete(chat.listed);
     free(chat.id);

@@ -1,8 +1,8 @@
 /* cli_internal.h - the parts of convo, the command-line client.
  *
- * main.c reads the command line; commands.c holds the commands that ask once and print; chat.c is the conversation at
- * the terminal; turn.c runs one turn and follows its events; net.c speaks HTTP and WebSocket; term.c is the terminal;
- * text.c holds what only works on text.
+ * main.c reads the command line (sampling.c its numbers); commands.c holds the commands that ask once and print; chat.c
+ * is the conversation at the terminal; turn.c runs one turn and follows its events; net.c speaks HTTP and WebSocket;
+ * term.c is the terminal, edit.c calls an editor; text.c holds what only works on text.
  *
  * One thread. Functions return 0 or a negative errno value; `err` then says why, for a person. Memory that runs out
  * ends the program: a client has nothing to save.
@@ -69,6 +69,13 @@ const cJSON *json_field(const cJSON *object, const char *name);
 /* One line about a turn from its receipt, such as
  * "812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */
 void text_receipt(const cJSON *receipt, struct buf *out);
+
+/* "412 bytes", "1.5 MiB", "6 GiB". */
+void text_bytes(double bytes, struct buf *out);
+/* A line's text, cut at a character so that it takes no more than these columns of a terminal. */
+void text_cut(const char *text, int columns, struct buf *out);
+
+void text_base64(const char *text, size_t len, struct buf *out);
 
 /* Where a turn stands, from a progress event: "restoring 256 of 812 tokens". */
 void text_progress(const char *stage, double done, double total, struct buf *out);
@@ -138,6 +145,8 @@ struct term {
     int out_error;     /* errno of the first write to stdout that failed, or 0 */
 };
 void term_open(struct term *t);
+/* The terminal's width; 80 where it is not known. */
+int term_columns(void);
 /* A line that the next one replaces; only on a terminal. */
 void term_status(struct term *t, const char *text);
 void term_status_clear(struct term *t);
@@ -164,6 +173,9 @@ int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line
 void line_reader_feed(struct line_reader *r, const char *text, size_t len);
 void line_reader_remember(struct line_reader *r, const char *message);
 
+/* Has a person edit a text in $VISUAL, $EDITOR or vi. Negative: -errno. */
+int edit_text(const char *text, struct buf *out);
+
 /* ---- turn.c --------------------------------------------------------------------------------------------------------
  */
 
@@ -173,6 +185,12 @@ struct sampling {
     bool has_seed;
     int64_t seed;
 };
+
+/* Sets one by its option's name from text, "-": the daemon's own. False: *allowed says what it may be, NULL: there is
+ * none of that name. */
+bool sampling_set(struct sampling *s, const char *name, const char *value, const char **allowed);
+/* All of them, in a line. */
+void sampling_text(const struct sampling *s, struct buf *out);
 
 struct turn {
     const char *text;         /* what the user says */
@@ -249,6 +267,8 @@ int cli_create(struct cli *c, const char *first_message, const char *instruction
 char *cli_latest(struct cli *c, const char *except, int *code);
 /* Prints the conversations, numbered if `numbers`; ids (if not NULL) gets them as an array of strings. */
 int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids);
+/* What a person knows a conversation by: its title in quotes, or "this conversation" where it has none. */
+void cli_name(struct cli *c, const char *id, struct buf *out);
 int cli_show(struct cli *c, const char *id, int last_items);
 int cli_rename(struct cli *c, const char *id, const char *title);
 int cli_instruct(struct cli *c, const char *id, const char *instructions);
@@ -259,6 +279,8 @@ int cli_status(struct cli *c);
 /* ---- chat.c --------------------------------------------------------------------------------------------------------
  */
 
+/* Names of the commands that begin with a slash, i from 0 on; NULL behind the last. */
+const char *chat_command_name(size_t i);
 /* The conversation at the terminal; id NULL: a new one. Returns the exit code. */
 int chat_run(struct cli *c, const char *id);
 

@@ -313,32 +313,46 @@ static const char *string_of(const cJSON *object, const char *name)
     return cJSON_IsString(field) ? field->valuestring : "";
 }
 
-static void time_text(double seconds, char *out, size_t out_size)
+static void time_text(double seconds, const char *format, char *out, size_t out_size)
 {
     time_t when = (time_t)seconds;
     struct tm local;
     out[0] = '\0';
     if (seconds > 0 && localtime_r(&when, &local))
-        strftime(out, out_size, "%Y-%m-%d %H:%M", &local);
+        strftime(out, out_size, format, &local);
 }
 
+/* Today's time, otherwise the day. */
+static void short_time(double seconds, char *out, size_t out_size)
+{
+    char now[32], then[32];
+    time_text((double)time(NULL), "%F", now, sizeof(now));
+    time_text(seconds, "%F", then, sizeof(then));
+    time_text(seconds, strcmp(now, then) == 0 ? "today %H:%M" : "%F", out, out_size);
+}
+
+/* For a person a row fits the terminal's line: a number stands for the id, where there is one. */
 static void print_row(struct cli *c, const cJSON *row, int number)
 {
     char when[32];
-    double updated = number_of(row, "updated_at");
-    time_text(updated > 0 ? updated : number_of(row, "created_at"), when, sizeof(when));
-    const char *title = string_of(row, "title"), *tier = string_of(row, "tier");
+    double updated = number_of(row, "updated_at"), seconds = updated > 0 ? updated : number_of(row, "created_at");
+    const char *title = string_of(row, "title"), *tier = string_of(row, "tier"), *id = json_string(row, "id", "");
     struct buf clean = {0}, line = {0};
     buf_str(&clean, "");
     text_title(title, 200, &clean);
     if (!c->term.out_tty) {
-        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", json_string(row, "id", ""), when, number_of(row, "turns"), tier,
-                   clean.data);
+        time_text(seconds, "%Y-%m-%d %H:%M", when, sizeof(when));
+        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", id, when, number_of(row, "turns"), tier, clean.data);
     } else {
+        double turns = number_of(row, "turns");
+        short_time(seconds, when, sizeof(when));
         if (number > 0)
-            buf_printf(&line, "%3d  ", number);
-        buf_printf(&line, "%s  %-16s  %4.0f turns  %-4s  %s\n", json_string(row, "id", ""), when,
-                   number_of(row, "turns"), tier, clean.len ? clean.data : "(no title)");
+            buf_printf(&line, "%3d  %-11s  %3.0f turn%s  %-4s  ", number, when, turns, turns == 1 ? " " : "s", tier);
+        else
+            buf_printf(&line, "%s  %-11s  ", id, when);
+        int left = term_columns() - (int)line.len;
+        text_cut(clean.len ? clean.data : "(no title)", left > 10 ? left : 10, &line);
+        buf_str(&line, "\n");
     }
     print_out(c, &line);
     buf_free(&clean);
@@ -465,6 +479,24 @@ static cJSON *items_of(struct cli *c, const char *id, int last_items, int *code)
     return all;
 }
 
+void cli_name(struct cli *c, const char *id, struct buf *out)
+{
+    char *path = conversation_path(id, "");
+    char err[CLI_ERR_SIZE];
+    struct net_reply reply;
+    if (net_http(c->net, "GET", path, NULL, &reply, NULL, NULL, err, sizeof(err)) == 0) {
+        cJSON *about = cJSON_Parse(reply.body.data ? reply.body.data : "");
+        const char *title = string_of(about, "title");
+        if (*title)
+            buf_printf(out, "\u201c%s\u201d", title);
+        cJSON_Delete(about);
+        buf_free(&reply.body);
+    }
+    if (out->len == 0)
+        buf_str(out, "this conversation");
+    free(path);
+}
+
 int cli_show(struct cli *c, const char *id, int last_items)
 {
     int code;
@@ -539,7 +571,8 @@ int cli_evict(struct cli *c, const char *id, const char *to)
 /* ---- status --------------------------------------------------------------------------------------------------------
  */
 
-static void print_flat(const cJSON *value, struct buf *name, struct buf *out)
+/* human: sizes with their units, for reading. */
+static void print_flat(const cJSON *value, bool human, struct buf *name, struct buf *out)
 {
     size_t len = name->len;
     const cJSON *field;
@@ -548,14 +581,23 @@ static void print_flat(const cJSON *value, struct buf *name, struct buf *out)
         {
             if (field->string)
                 buf_printf(name, "%s%s", len ? "." : "", field->string);
-            print_flat(field, name, out);
+            print_flat(field, human, name, out);
             name->len = len;
             if (name->data)
                 name->data[len] = '\0';
         }
         return;
     }
+    static const char bytes[] = "_bytes";
+    size_t suffix = sizeof(bytes) - 1;
     char *plain = cJSON_IsString(value) ? text_copy(value->valuestring) : cJSON_PrintUnformatted(value);
+    if (human && cJSON_IsNumber(value) && len > suffix && strcmp(name->data + len - suffix, bytes) == 0) {
+        struct buf size = {0};
+        text_bytes(value->valuedouble, &size);
+        free(plain);
+        plain = size.data;
+        name->data[len - suffix] = '\0'; /* the unit says it */
+    }
     struct buf clean = {0};
     if (plain)
         text_printable(plain, strlen(plain), &clean);
@@ -588,7 +630,7 @@ int cli_status(struct cli *c)
     if (c->json)
         return cli_print_json(c, status);
     struct buf name = {0}, out = {0};
-    print_flat(status, &name, &out);
+    print_flat(status, c->term.out_tty, &name, &out);
     print_out(c, &out);
     buf_free(&name);
     cJSON_Delete(status);

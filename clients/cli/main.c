@@ -3,7 +3,6 @@
 #include <getopt.h>
 #include <langinfo.h>
 #include <locale.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,46 +93,6 @@ static int usage(const char *what, const char *which)
 {
     fprintf(stderr, "convo: %s%s%s (convo --help tells more)\n", what, which ? " " : "", which ? which : "");
     return CLI_USAGE;
-}
-
-/* What an option's number may be. */
-static int usage_range(int option, const char *value)
-{
-    const char *name = "--temperature", *allowed = "a number from 0 to 10";
-    if (option == OPT_TOP_P) {
-        name = "--top-p";
-        allowed = "a number from 0 to 1";
-    } else if (option == OPT_SEED) {
-        name = "--seed";
-        allowed = "a whole number from 0 to 9007199254740991";
-    } else if (option == OPT_MAX_TOKENS) {
-        name = "--max-tokens";
-        allowed = "a whole number from 1 to 2147483647";
-    }
-    fprintf(stderr, "convo: %s must be %s, not `%s`\n", name, allowed, value);
-    return CLI_USAGE;
-}
-
-static bool parse_real(const char *text, double low, double high, double *out)
-{
-    char *end;
-    errno = 0;
-    double value = strtod(text, &end);
-    if (end == text || *end || errno || !isfinite(value) || value < low || value > high)
-        return false;
-    *out = value;
-    return true;
-}
-
-static bool parse_whole(const char *text, int64_t low, int64_t high, int64_t *out)
-{
-    char *end;
-    errno = 0;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end || errno || value < low || value > high)
-        return false;
-    *out = value;
-    return true;
 }
 
 /* The token from its file, without the newline. NULL: told. */
@@ -333,9 +292,7 @@ static const struct command {
 static int read_options(struct term *t, int argc, char **argv, struct options *o)
 {
     *o = (struct options){.sampling = {.temperature = -1, .top_p = -1}};
-    int64_t whole = 0;
     for (int option; (option = getopt_long(argc, argv, "u:s:c:m:hV", long_options, NULL)) != -1;) {
-        bool good = true;
         switch (option) {
         case 'u':
             o->url = optarg;
@@ -365,20 +322,20 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
             o->to = optarg;
             break;
         case OPT_TEMPERATURE:
-            good = parse_real(optarg, 0, 10, &o->sampling.temperature);
-            break;
         case OPT_TOP_P:
-            good = parse_real(optarg, 0, 1, &o->sampling.top_p);
-            break;
         case OPT_SEED:
-            /* As a JSON number it must be exact. */
-            good = parse_whole(optarg, 0, ((int64_t)1 << 53) - 1, &o->sampling.seed);
-            o->sampling.has_seed = true;
+        case OPT_MAX_TOKENS: {
+            const char *name = option == OPT_TEMPERATURE ? "temperature"
+                               : option == OPT_TOP_P     ? "top-p"
+                               : option == OPT_SEED      ? "seed"
+                                                         : "max-tokens";
+            const char *allowed;
+            if (!sampling_set(&o->sampling, name, optarg, &allowed)) {
+                fprintf(stderr, "convo: --%s must be %s, not `%s`\n", name, allowed, optarg);
+                return CLI_USAGE;
+            }
             break;
-        case OPT_MAX_TOKENS:
-            good = parse_whole(optarg, 1, INT32_MAX, &whole);
-            o->sampling.max_tokens = (int)whole;
-            break;
+        }
         case OPT_RECEIPT:
             o->receipt = true;
             break;
@@ -394,8 +351,6 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
         default:
             return CLI_USAGE; /* getopt has told */
         }
-        if (!good)
-            return usage_range(option, optarg);
     }
     return -1;
 }

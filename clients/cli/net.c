@@ -14,6 +14,9 @@
 #include <time.h>
 
 #include <libwebsockets.h>
+#include <netdb.h>
+#include <openssl/x509_vfy.h>
+#include <sys/socket.h>
 
 #include "clients/cli/cli_internal.h"
 
@@ -60,7 +63,9 @@ struct net {
     bool tls;
     struct http_slot http;
     struct ws_slot ws;
-    char why[160]; /* the library's reason for the last failed connection */
+    char why[160];     /* the library's reason for the last failed connection */
+    long refused_cert; /* what is wrong with the certificate that was shown then (X509_V_ERR_...), or 0 */
+    bool answered;     /* a daemon was there before */
 };
 
 /* ---- message queues ------------------------------------------------------------------------------------------------
@@ -179,6 +184,7 @@ static int http_event(struct net *n, struct lws *wsi, enum lws_callback_reasons 
         return http_write_body(n, wsi);
     case LWS_CALLBACK_ESTABLISHED_CLIENT_HTTP:
         h->state = SLOT_OPEN;
+        n->answered = true;
         h->reply->status = (int)lws_http_client_http_response(wsi);
         break;
     case LWS_CALLBACK_RECEIVE_CLIENT_HTTP: {
@@ -234,6 +240,7 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
         return add_headers(n, wsi, at, *at + len, false);
     }
     case LWS_CALLBACK_CLIENT_ESTABLISHED:
+        n->answered = true;
         w->state = SLOT_OPEN;
         break;
     case LWS_CALLBACK_CLIENT_RECEIVE:
@@ -265,8 +272,13 @@ static int ws_event(struct net *n, struct lws *wsi, enum lws_callback_reasons re
 
 static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t len)
 {
-    (void)user;
     struct net *n = lws_context_user(lws_get_context(wsi));
+    if (reason == LWS_CALLBACK_OPENSSL_PERFORM_SERVER_CERT_VERIFICATION) {
+        /* `len`: whether it is accepted so far. It only says what the library, which decides, does not tell. */
+        if (n && len == 0)
+            n->refused_cert = X509_STORE_CTX_get_error(user);
+        return 0;
+    }
     if (n && wsi && wsi == n->http.wsi)
         return http_event(n, wsi, reason, in, len);
     if (n && wsi && wsi == n->ws.wsi)
@@ -431,13 +443,37 @@ static void connect_slot(struct net *n, struct lws **slot, const char *method, c
         .ssl_connection = LCCSCF_HTTP_NO_FOLLOW_REDIRECT | (n->tls ? LCCSCF_USE_SSL : 0),
     };
     n->why[0] = '\0';
+    n->refused_cert = 0;
     lws_client_connect_via_info(&info);
 }
 
+/* Why no connection came about, and what to do about it. */
 static int no_daemon(const struct net *n, char *err, size_t err_size)
 {
-    snprintf(err, err_size, "no convod at %s: start one with `make chat` or `convod --model FILE`%s%s%s", n->url,
-             n->why[0] ? " (" : "", n->why, n->why[0] ? ")" : "");
+    if (n->refused_cert) {
+        snprintf(err, err_size, "the certificate of %s is not accepted: %s%s", n->url,
+                 X509_verify_cert_error_string(n->refused_cert),
+                 n->refused_cert == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT
+                     ? "; the environment's SSL_CERT_FILE may name a file with it"
+                     : "");
+        return -EPROTO;
+    }
+    if (n->tls && strstr(n->why, "SSL")) {
+        snprintf(err, err_size, "%s does not speak TLS; the address of a daemon without begins with http://", n->url);
+        return -EPROTO;
+    }
+    struct addrinfo *found = NULL, wanted = {.ai_socktype = SOCK_STREAM};
+    int unknown = getaddrinfo(n->host, NULL, &wanted, &found);
+    if (found)
+        freeaddrinfo(found);
+    if (unknown)
+        snprintf(err, err_size, "no convod at %s: %s: %s", n->url, n->host, gai_strerror(unknown));
+    else if (n->answered)
+        snprintf(err, err_size, "convod at %s does not answer any more: it was stopped, or it died; its log says why",
+                 n->url);
+    else
+        snprintf(err, err_size, "no convod at %s: start one with `make chat` or `convod --model FILE`%s%s%s", n->url,
+                 n->why[0] ? " (" : "", n->why, n->why[0] ? ")" : "");
     return -ECONNREFUSED;
 }
 

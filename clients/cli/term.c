@@ -10,12 +10,15 @@
  * signals do what they do to any program.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
@@ -159,6 +162,12 @@ void term_open(struct term *t)
     if (plain)
         t->err_tty = false; /* it can show no line that goes away again */
     t->colour = t->err_tty && !(no_color && *no_color);
+}
+
+int term_columns(void)
+{
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 void term_status(struct term *t, const char *text)
@@ -396,6 +405,80 @@ static int read_char(EditLine *edit, wchar_t *out)
     }
 }
 
+/* Tab: a command that begins with what stands before the cursor, or as much as all that do have in common. */
+static unsigned char complete(EditLine *edit, int key)
+{
+    (void)key;
+    const LineInfo *line = el_line(edit);
+    size_t typed = (size_t)(line->cursor - line->buffer);
+    char common[32] = "";
+    int found = 0;
+    if (typed == 0 || typed >= sizeof(common) || line->buffer[0] != '/' || memchr(line->buffer, ' ', typed))
+        return CC_ERROR;
+    const char *name;
+    for (size_t i = 0; (name = chat_command_name(i)); i++) {
+        if (strncmp(name, line->buffer + 1, typed - 1) != 0)
+            continue;
+        size_t same = 0;
+        while (found && common[same] && common[same] == name[same])
+            same++;
+        snprintf(common, sizeof(common), "%.*s", found ? (int)same : (int)sizeof(common) - 1, name);
+        found++;
+    }
+    if (!found || (found > 1 && strlen(common) == typed - 1))
+        return CC_ERROR;
+    struct buf rest = {0};
+    buf_printf(&rest, "%s%s", common + typed - 1, found == 1 ? " " : "");
+    bool put = el_insertstr(edit, rest.data) == 0;
+    buf_free(&rest);
+    return put ? CC_REFRESH : CC_ERROR;
+}
+
+/* What was said before, across sessions: a private file, unless CONVO_HISTORY names another or is empty. NULL: none. */
+static char *history_path(void)
+{
+    const char *named = getenv("CONVO_HISTORY"), *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    struct buf path = {0};
+    if (named)
+        return *named ? text_copy(named) : NULL;
+    if (state && *state == '/')
+        buf_str(&path, state);
+    else if (home && *home == '/')
+        buf_printf(&path, "%s/.local/state", home);
+    else
+        return NULL;
+    buf_str(&path, "/convod/history");
+    /* The folders on the way, where they can be made. */
+    for (char *slash = strchr(path.data + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(path.data, 0700);
+        *slash = '/';
+    }
+    return path.data;
+}
+
+static void history_load(struct line_reader *r)
+{
+    HistEvent event;
+    char *path = history_path();
+    if (path)
+        history(r->history, &event, H_LOAD, path);
+    free(path);
+}
+
+/* Written with what was said here, for the owner alone to read. */
+static void history_keep(struct line_reader *r)
+{
+    HistEvent event;
+    char *path = history_path();
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    if (fd >= 0) {
+        close(fd);
+        history(r->history, &event, H_SAVE, path);
+    }
+    free(path);
+}
+
 struct line_reader *line_reader_open(struct term *t, struct net *n)
 {
     struct line_reader *r = calloc(1, sizeof(*r));
@@ -421,8 +504,11 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
     el_set(r->edit, EL_HIST, history, r->history);
     el_set(r->edit, EL_BIND, "^W", "ed-delete-prev-word", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(r->edit, EL_ADDFN, "convo-complete", "Complete a command", complete);
+    el_set(r->edit, EL_BIND, "\t", "convo-complete", NULL);
     el_source(r->edit, NULL);
     el_set(r->edit, EL_GETCFN, read_char);
+    history_load(r);
     return r;
 }
 
@@ -431,8 +517,11 @@ void line_reader_close(struct line_reader *r)
     loud();
     if (!r)
         return;
-    if (r->history)
+    if (r->history) {
+        if (r->edit)
+            history_keep(r);
         history_end(r->history);
+    }
     if (r->edit)
         el_end(r->edit);
     buf_free(&r->input);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
 
 #include "clients/cli/cli_internal.h"
 
@@ -198,6 +199,77 @@ static void count_from(struct buf *out, int *listed, double tokens, const char *
         buf_printf(out, "%.0f %s", tokens, where);
 }
 
+/* Why something was read again, in words. */
+static void add_reason(const char *code, struct buf *out)
+{
+    static const char *const words[][2] = {
+        {"blob_damaged", "what was stored is damaged"},
+        {"blob_missing", "it was not stored any more"},
+        {"blob_unreadable", "what was stored could not be read"},
+        {"blob_foreign", "another model made it"},
+        {"not_saved", "it had not been saved"},
+        {"instructions_changed", "the instructions changed"},
+        {"logits", "the last word, for another answer"},
+    };
+    for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+        if (strcmp(code, words[i][0]) == 0) {
+            buf_str(out, words[i][1]);
+            return;
+        }
+    }
+    buf_str(out, "");
+    text_printable(*code ? code : "unknown reason", *code ? strlen(code) : 14, out);
+    for (size_t i = 0; i < out->len; i++)
+        if (out->data[i] == '_')
+            out->data[i] = ' ';
+}
+
+void text_bytes(double bytes, struct buf *out)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    size_t unit = 0;
+    for (; bytes >= 1024 && unit < 4; unit++)
+        bytes /= 1024;
+    buf_printf(out, "%.*f %s", unit > 0 && bytes < 10 ? 1 : 0, bytes, units[unit]);
+}
+
+void text_base64(const char *text, size_t len, struct buf *out)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = (const unsigned char *)text;
+    for (size_t i = 0; i < len; i += 3) {
+        uint32_t three =
+            (uint32_t)p[i] << 16 | (i + 1 < len ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < len ? p[i + 2] : 0);
+        char four[4] = {letters[three >> 18], letters[three >> 12 & 63], '=', '='};
+        if (i + 1 < len)
+            four[2] = letters[three >> 6 & 63];
+        if (i + 2 < len)
+            four[3] = letters[three & 63];
+        buf_add(out, four, sizeof(four));
+    }
+}
+
+void text_cut(const char *text, int columns, struct buf *out)
+{
+    mbstate_t state = {0};
+    size_t len = strlen(text), fits = 0;
+    int width = 0;
+    for (size_t at = 0; at < len;) {
+        wchar_t c;
+        size_t n = mbrtowc(&c, text + at, len - at, &state);
+        if (n == 0 || n == (size_t)-1 || n == (size_t)-2)
+            break;
+        int w = wcwidth(c);
+        width += w > 0 ? w : 0;
+        at += n;
+        if (width <= columns - 1 || (width <= columns && at == len))
+            fits = at;
+    }
+    buf_add(out, text, fits);
+    if (fits < len)
+        buf_str(out, "\u2026");
+}
+
 void text_receipt(const cJSON *receipt, struct buf *out)
 {
     const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(receipt, "tokens");
@@ -219,12 +291,8 @@ void text_receipt(const cJSON *receipt, struct buf *out)
     cJSON_ArrayForEach(again, cJSON_GetObjectItemCaseSensitive(receipt, "reprefilled"))
     {
         struct buf reason = {0};
-        const char *why = json_string(again, "reason", "unknown reason");
-        text_printable(why, strlen(why), &reason);
-        for (size_t i = 0; i < reason.len; i++)
-            if (reason.data[i] == '_')
-                reason.data[i] = ' ';
-        buf_printf(out, ", %.0f of them again (%s)", json_number(again, "tokens", 0), reason.len ? reason.data : "");
+        add_reason(json_string(again, "reason", ""), &reason);
+        buf_printf(out, ", %.0f of them again (%s)", json_number(again, "tokens", 0), reason.data);
         buf_free(&reason);
     }
     double ttft = json_number(ms, "ttft", 0), gap = json_number(ms, "itl_p50", 0);

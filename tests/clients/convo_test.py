@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """convo as a person and a script meet it: in pipes and on a terminal (a pty), against a stand-in for the daemon."""
+import base64
+import http.server
 import json
 import os
 import pty
 import re
 import signal
+import socketserver
+import ssl
 import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import unittest
 from pathlib import Path
 
@@ -222,6 +227,27 @@ class Pipes(Case):
         self.assertEqual([b["input"][0]["content"] for b in self.sent()],
                          ["look at this:\n\none\ntwo", "and this:\n\nthree", "alone", "before behind", "nothing"])
 
+    def test_why_no_connection_came_about(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+                            "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", f"{folder}/key",
+                            "-out", f"{folder}/cert"], check=True, capture_output=True)
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(f"{folder}/cert", f"{folder}/key")
+            server = socketserver.TCPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            server.handle_error = lambda *_: None
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            self.addCleanup(server.shutdown)
+            port = server.server_address[1]
+            for url, more, told in (
+                    (f"https://localhost:{port}", {}, "not accepted: self-signed certificate; the environment's SSL_CERT_FILE"),
+                    (f"https://127.0.0.1:{port}", {"SSL_CERT_FILE": f"{folder}/cert"}, "not accepted: IP address mismatch"),
+                    ("http://nowhere.invalid", {}, "nowhere.invalid: ")):
+                r = run("--url", url, "list", **more)
+                self.assertIn(told, r.stderr)
+                self.assertEqual(r.returncode, 3 if "invalid" in url else 1)
+
     def test_a_value_out_of_range_is_named(self):
         for option, value, allowed in (("--top-p", "200", "from 0 to 1,"), ("--temperature", "hot", "from 0 to 10,"),
                                        ("--max-tokens", "-3", "from 1 to "), ("--seed", "x", "from 0 to ")):
@@ -339,7 +365,7 @@ class OnATerminal(Case):
         t.expect(re.escape("812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s"))
         t.prompt()
         t.type("\x04")
-        t.expect("`convo resume` goes on")
+        t.expect("convo resume` goes on with “say hällo")
         self.assertEqual(t.leave(), 0)
 
     def test_no_receipt(self):
@@ -440,6 +466,60 @@ class OnATerminal(Case):
             self.assertEqual(t.leave(), -number)
             self.assertEqual(t.modes(), before)
 
+    def test_history_lasts_and_is_private(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for keys in ("say remember me\r", "\x1b[A\x1b[A\r"):
+                t = self.terminal(CONVO_HISTORY=f"{folder}/said")
+                t.prompt()
+                t.type(keys)
+                t.expect("remember me\r\n")
+                t.expect("to first token")
+                t.prompt()
+                t.type("/quit\r")
+                t.leave()
+            self.assertEqual((Path(folder) / "said").stat().st_mode & 0o777, 0o600)
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say remember me"] * 2)
+
+    def test_tab_completes_commands(self):
+        t = self.terminal()
+        t.prompt()
+        for keys, told in (("/rec\t\r", "receipts are on"), ("/re\tce\t\r", "receipts are on"), ("/set\t\r", "temperature the")):
+            t.type(keys)
+            t.expect(told)
+            t.prompt()
+        t.type("say a\tb\r")
+        t.expect("to first token")
+        self.assertEqual(self.sent()[0]["input"][0]["content"], "say ab")
+
+    def test_set_copy_save_edit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            editor = Path(folder) / "editor"
+            editor.write_text("#!/bin/sh\nprintf 'say from the editor' >\"$2\"\n")
+            editor.chmod(0o700)
+            t = self.terminal(EDITOR=f"{editor} -w")
+            t.prompt()
+            t.type("/set temperature 99\r")
+            t.expect("temperature a number from 0 to 10")
+            t.type("/set temperature 0.5\r")
+            t.expect(r"temperature 0\.5, top-p the daemon's own, max-tokens the daemon's own, seed another each time")
+            t.type("/set nonsense 1\r")
+            t.expect("temperature, top-p, max-tokens or seed")
+            t.prompt()
+            t.type("/edit\r")
+            t.expect("from the editor\r\n")
+            t.expect("to first token")
+            t.prompt()
+            t.type("/copy\r")
+            t.expect("\x1b]52;c;" + base64.b64encode(b"from the editor").decode() + "\x07")
+            t.prompt()
+            t.type(f"/save {folder}/answer\r")
+            t.expect("saved in")
+            t.prompt()
+            t.type(f"/save {folder}/answer\r")
+            t.expect("is there already")
+            self.assertEqual((Path(folder) / "answer").read_text(), "from the editor\n")
+        self.assertEqual([(b["input"][0]["content"], b["temperature"]) for b in self.sent()], [("say from the editor", 0.5)])
+
     def test_interrupt_drops_a_line(self):
         t = self.terminal()
         t.prompt()
@@ -535,8 +615,8 @@ class OnATerminal(Case):
         t.type("/rename A better title\r")
         t.prompt()
         t.type("/list\r")
-        t.expect("  1  conv_.*A better title")
-        t.expect("  2  conv_.*an old one")
+        t.expect("  1  .*A better title")
+        t.expect("  2  .*an old one")
         t.prompt()
         new = list(self.double.conversations)[-1]
         self.assertEqual(self.double.conversations[new]["instructions"], "Be kind.")

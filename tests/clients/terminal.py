@@ -18,7 +18,8 @@ LIMIT = 20  # seconds for anything; never reached when all is well
 
 def environment(**more):
     kept = {k: v for k, v in os.environ.items() if k not in ("CONVOD_URL", "CONVOD_TOKEN", "NO_COLOR", "TERM")}
-    return {**kept, "HOME": tempfile.gettempdir(), "LC_ALL": "C.UTF-8", "TERM": "xterm", **more}
+    return {**kept, "HOME": tempfile.gettempdir(), "LC_ALL": "C.UTF-8", "TERM": "xterm",
+            "CONVO_HISTORY": "", **more}
 
 
 def run(*arguments, stdin="", limit=LIMIT, **more):

@@ -88,7 +88,8 @@ static void receipts_say_where_history_was(void **state)
     check_receipt(
         "{\"tokens\":{\"disk\":256,\"prefilled\":35},\"reprefilled\":[{\"tokens\":12,\"reason\":\"blob_damaged\"}],"
         "\"saved\":\"failed\"}",
-        "256 tokens of history kept (from disk), 35 prefilled, 12 of them again (blob damaged) \u00b7 not saved to "
+        "256 tokens of history kept (from disk), 35 prefilled, 12 of them again (what was stored is damaged) \u00b7 "
+        "not saved to "
         "disk");
     check_receipt("{}", "0 tokens prefilled");
     check_receipt("{\"tokens\":7,\"reprefilled\":[3],\"ms\":\"x\",\"saved\":1}",
