@@ -1,7 +1,7 @@
 # convod: `make` builds build/convod and build/convo; `make help` lists the rest.
 #
-# Every folder's and room's *.c is picked up by wildcard. Files named *_avx2.c and *_avx512.c get that instruction set; all
-# others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
+# Every folder's and room's *.c is picked up by wildcard. Files named *_avx2.c, *_avxvnni.c and *_avx512.c get that instruction
+# set; all others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
 # One name for one folder, or what was noted of its headers by the other name would be overlooked.
@@ -43,6 +43,7 @@ CLI_LIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PACKAGES) 2>/dev/null)
 # UBSan makes minutes of compile time out of these files; what they compute is compared with the portable code, which it checks.
 # Below -O2 gcc leaves out the vzeroupper at their ends, and the portable code behind them runs many times slower.
 AVX2 := -mavx2 -mfma -mf16c $(if $(SAN),-O2 -fno-sanitize=undefined)
+AVXVNNI := $(AVX2) -mavxvnni
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 
 LIB_FOLDERS := kernels engine storage session daemon
@@ -63,7 +64,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -74,7 +75,7 @@ all: $(PROGRAMS)
 # ---- building -------------------------------------------------------------------------------------------------------
 
 # What the objects were made with: when it changes, they are made again.
-FLAGS := $(CC) $(CFLAGS) $(CPPFLAGS) $(AVX512) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
+FLAGS := $(CC) $(CFLAGS) $(CPPFLAGS) $(AVX512) $(AVXVNNI) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@$(PKG_CONFIG) --exists $(PACKAGES) $(CLI_PACKAGES) || { echo "Libraries are missing: run 'make deps' first." >&2; exit 1; }
@@ -87,7 +88,7 @@ say = $(if $(V),@:,@echo '  $1 $2')
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC  ,$<)
-	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avxvnni.c,$<),$(AVXVNNI)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
 
 $(BUILD)/libconvod.a: $(LIB_OBJ)
 	$(Q)rm -f $@
@@ -147,6 +148,7 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
+	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
 	@echo 'make bench           measure, side by side with a peer'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
@@ -205,6 +207,11 @@ test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/te
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
+
+# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
+TORTURE_CASES ?= 20000
+torture: $(BUILD)/tests/torture/power_test
+	@TORTURE_CASES='$(TORTURE_CASES)' $<
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint

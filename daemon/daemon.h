@@ -18,7 +18,9 @@
 
 /* ---- configuration ---------------------------------------------------------------------------------------------- */
 
-#define DAEMON_ORIGINS_MAX 32
+#define DAEMON_ORIGINS_MAX  32
+#define DAEMON_SETTINGS_MAX 48
+#define DAEMON_FAULTS_MAX   64
 
 struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *kv_type, *chat_format, *token_file, *log_level;
@@ -31,22 +33,33 @@ struct daemon_config {
     size_t n_hosts;
     char *proxies[DAEMON_ORIGINS_MAX]; /* trusted-proxy */
     size_t n_proxies;
+    char *file;                     /* the configuration file that was read; NULL: none */
+    int given[DAEMON_SETTINGS_MAX]; /* by setting: its line in the file, or where else it is from */
 };
+
+/* What is wrong with a configuration, one line each: "FILE:3: ctx must be a number from 0 to 16777216, not `much`". */
+struct daemon_faults {
+    char *lines[DAEMON_FAULTS_MAX];
+    size_t n, left_out;
+};
+void daemon_fault(struct daemon_faults *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void daemon_faults_free(struct daemon_faults *f);
 
 enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_HELP, DAEMON_VERSION };
 
 /* Defaults, then the configuration file (--config; else the user's own when it exists), then the flags. `home`,
- * `xdg_config`, `xdg_data` and `xdg_cache` are the values of HOME and the XDG variables, NULL when not set. */
+ * `xdg_config`, `xdg_data` and `xdg_cache` are the values of HOME and the XDG variables, NULL when not set. 0, or
+ * -EINVAL and every fault that was found; what is at fault keeps its default. */
 int daemon_config_load(struct daemon_config *c, int argc, char **argv, const char *home, const char *xdg_config,
-                       const char *xdg_data, const char *xdg_cache, enum daemon_config_action *action, char *err,
-                       size_t err_size);
-/* Reads the text of one configuration file into c. `name` is for messages. */
-int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, const char *name, char *err,
-                        size_t err_size);
-/* Checks what is only known at the end: ranges, a token file for an address that is not loopback. */
-int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size);
-/* What --check-config looks at besides: the model and the token file can be read. */
-int daemon_config_verify(const struct daemon_config *c, char *err, size_t err_size);
+                       const char *xdg_data, const char *xdg_cache, enum daemon_config_action *action,
+                       struct daemon_faults *faults);
+/* Reads the text of one configuration file into c. `name` is for messages. 0 or -EINVAL, and faults. */
+int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, const char *name,
+                        struct daemon_faults *faults);
+/* Looks at what the settings name: that the model and the tokens can be read. `whole`, for --check-config, tries all
+ * that a start would try, without changing or loading anything: the model's header, format and size, the backend, the
+ * folders, the address, the budgets against this machine. */
+void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
 void daemon_config_free(struct daemon_config *c);
 /* The text of --help. malloc'd; NULL: out of memory. */
 char *daemon_config_help(void);

@@ -25,7 +25,7 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file */
+    const char *model_path;  /* a GGUF file; of a model in parts the first */
     const char *backend;     /* kernels_opts.backend; NULL = "auto" */
     int threads;             /* 0 = one per available core */
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
@@ -43,6 +43,10 @@ struct engine_opts {
  * pre-tokenizer or chat template we lack; -ENOMEM: it does not fit; -ENOENT, -EACCES, -EINVAL (opts) as usual.
  * err names the file, the field and what would help. */
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size);
+
+/* What engine_open() would refuse, without loading: the file's header, vocabulary and chat format, the backend, and
+ * whether weights, KV pages and scratch fit into the memory of this machine (as a whole: others may use it now). */
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
 
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);

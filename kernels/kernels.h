@@ -7,7 +7,7 @@
  * What always holds (docs/numerics.md gives the rounding and order of every operation):
  *   - a row of an output depends on its own inputs only: not on how many rows are in the call, not on which other
  *     rows, not on the number of workers;
- *   - all CPU instruction sets (portable, avx2, avx512) give equal bits.
+ *   - all CPU instruction sets (portable, avx2, avxvnni, avx512) give equal bits.
  *
  * Threads: one caller at a time per `struct kernels` (the engine thread), except where a function says otherwise.
  * Errors: 0 or a negative errno value; text for a person goes to err (always terminated when err_size > 0).
@@ -26,14 +26,19 @@ enum kernels_type {
     KERNELS_F32,
     KERNELS_F16,
     KERNELS_BF16,
-    KERNELS_Q8_0, /* 32 values: f16 scale, 32 int8 */
-    KERNELS_Q4_0, /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
-    KERNELS_Q4_1, /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
-    KERNELS_Q5_0, /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
-    KERNELS_Q5_1, /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
-    KERNELS_Q4_K, /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
-    KERNELS_Q5_K, /* as Q4_K with 32 bytes of high bits before the nibbles */
-    KERNELS_Q6_K, /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q8_0,   /* 32 values: f16 scale, 32 int8 */
+    KERNELS_Q4_0,   /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
+    KERNELS_Q4_1,   /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
+    KERNELS_Q5_0,   /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
+    KERNELS_Q5_1,   /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
+    KERNELS_Q4_K,   /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
+    KERNELS_Q5_K,   /* as Q4_K with 32 bytes of high bits before the nibbles */
+    KERNELS_Q6_K,   /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q2_K,   /* 256 values: 16 bytes of four-bit scales and minima, 64 bytes of pairs, f16 d, f16 dmin */
+    KERNELS_Q3_K,   /* 256 values: 32 bytes of high bits, 64 bytes of pairs, 16 six-bit scales in 12 bytes, f16 d */
+    KERNELS_IQ4_NL, /* 32 values: f16 scale, 16 bytes of nibbles that stand for 16 uneven values */
+    KERNELS_IQ4_XS, /* 256 values: f16 d, 8 six-bit scales in 6 bytes, 128 bytes of such nibbles */
+    KERNELS_MXFP4,  /* 32 values: a power of two as a byte, 16 bytes of four-bit floats */
     KERNELS_TYPE_COUNT
 };
 
@@ -54,9 +59,9 @@ enum kernels_kv_type { KERNELS_KV_BF16, KERNELS_KV_F16 };
 struct kernels;
 
 struct kernels_opts {
-    const char
-        *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avx512"; NULL = auto */
-    int threads;  /* workers including the caller; 0 = one per available core */
+    const char *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avxvnni",
+                            "cpu-avx512"; NULL = auto */
+    int threads;         /* workers including the caller; 0 = one per available core */
 };
 
 /* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set or the name is unknown

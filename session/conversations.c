@@ -35,6 +35,7 @@ struct query {
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
     struct prune *prune;
+    bool tried;  /* EVICT: to save what could not be saved before */
     bool pruned; /* RESPONSE_DELETE: what stays of the last segment is stored */
     int rc;
 };
@@ -465,6 +466,10 @@ static bool settle(struct session *s, struct query *q)
             answer(q, -EBUSY);
             return true;
         }
+    if (q->kind == EVICT && !q->tried) { /* before its pages go */
+        q->tried = true;
+        (void)unsaved_try(s, conversation);
+    }
     for (struct saving *saving = s->savings; saving; saving = saving->next)
         if (saving->conversation == conversation)
             return false;

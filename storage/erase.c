@@ -177,6 +177,7 @@ static void drop_failed(struct storage_ledger *l, struct drop d, enum drop_wait 
 
 void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes)
 {
+    atomic_fetch_add(&l->st->disk_dead, bytes);
     for (size_t i = 0; i < l->n_dead; i++)
         if (l->dead[i].pack == pack) {
             l->dead[i].bytes += bytes;
@@ -188,6 +189,7 @@ void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes)
         if (!grown) {
             /* Not accounted for any more, until the next open. */
             atomic_fetch_sub(&l->st->disk_used, bytes);
+            atomic_fetch_sub(&l->st->disk_dead, bytes);
             return;
         }
         l->dead = grown;
@@ -202,6 +204,7 @@ static void dead_given_back(struct storage_ledger *l, uint32_t pack)
     for (size_t i = 0; i < l->n_dead; i++)
         if (l->dead[i].pack == pack) {
             atomic_fetch_sub(&l->st->disk_used, l->dead[i].bytes);
+            atomic_fetch_sub(&l->st->disk_dead, l->dead[i].bytes);
             l->dead[i] = l->dead[--l->n_dead];
             return;
         }

@@ -21,6 +21,7 @@
 #define JOBS_BATCH     256
 #define SWEEP_ROWS     64
 #define SWEEP_PAUSE_MS 10
+#define IDLE_MS        5000
 
 static int job_queue(struct storage *st, struct storage_job job)
 {
@@ -316,15 +317,50 @@ static bool wait_until(struct storage *st, int64_t due_ms)
     return pthread_cond_timedwait(&st->jobs_cond, &st->jobs_lock, &t) == ETIMEDOUT;
 }
 
+/* 0 is never. */
+static int64_t soonest(int64_t a, int64_t b)
+{
+    return !a || (b && b < a) ? b : a;
+}
+
+/* What is only in the logs is copied to the databases when nothing was written for a while: one damaged byte of a log
+ * loses all that comes behind it. */
+static int64_t idle_due_ms(const struct storage_ledger *l)
+{
+    return l->logged ? l->logged_ms + IDLE_MS : 0;
+}
+
+static void changes_note(struct storage_ledger *l)
+{
+    int changes = sqlite3_total_changes(l->db) + sqlite3_total_changes(l->kv);
+    if (changes != l->changes) {
+        l->changes = changes;
+        l->logged = true;
+        l->logged_ms = monotonic_ms();
+    }
+}
+
+static void idle(struct storage_ledger *l)
+{
+    if (!l->logged || monotonic_ms() < idle_due_ms(l))
+        return;
+    int rc = erase_logs(l);
+    l->logged = rc != 0;
+    l->logged_ms = monotonic_ms();
+    if (rc && rc != l->idle_said)
+        storage_log(l->st, LOG_WARNING, "the logs cannot be copied to the databases: %s", strerror(-rc));
+    l->idle_said = rc;
+}
+
 void *jobs_thread(void *arg)
 {
     struct storage *st = arg;
     struct storage_ledger *l = &st->ledger;
     bool started = false;
     for (;;) {
-        int64_t due = erase_due_ms(l), sweep_due = l->sweep_at == INT64_MAX ? 0 : monotonic_ms() + SWEEP_PAUSE_MS;
-        if (!due || (sweep_due && sweep_due < due))
-            due = sweep_due;
+        changes_note(l);
+        int64_t sweep_due = l->sweep_at == INT64_MAX ? 0 : monotonic_ms() + SWEEP_PAUSE_MS;
+        int64_t due = soonest(sweep_due, soonest(erase_due_ms(l), idle_due_ms(l)));
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
         while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
@@ -359,9 +395,11 @@ void *jobs_thread(void *arg)
         erase_retry(l);
         if (erase_finish(l))
             (void)batch_run(l, NULL);
+        if (timeout)
+            idle(l);
         if (sweep_begins)
             segment_sweep_begin(l, sweep_clock);
-        else if (timeout && !stop && sweep_due)
+        else if (timeout && !stop && sweep_due && sweep_due <= monotonic_ms())
             sweep(l);
     }
     /* Which intents are done. */

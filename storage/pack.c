@@ -256,8 +256,9 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end)
     int fd = open_pack(p, n, end ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
     if (fd < 0)
         return fd;
-    int rc = 0;
-    if (!end) {
+    /* What a crash left allocated ahead goes back. */
+    int rc = end && ftruncate(fd, (off_t)end) ? -errno : 0;
+    if (!rc && !end) {
         uint8_t block[PACK_ALIGN] = {0};
         memcpy(block, pack_magic, 8);
         put32(block + 8, PACK_VERSION);

@@ -16,6 +16,8 @@
 
 #include "storage/storage_internal.h"
 
+#define DEAD_SLACK ((uint64_t)64 << 10)
+
 struct recovery {
     struct storage_ledger *l;
     bool rebuild;
@@ -225,6 +227,29 @@ static int totals(struct recovery *r)
     return rc;
 }
 
+/* What packs take on the disk beyond their records, where it is more than the file system's rounding: it could not be
+ * given back, or a crash came before. */
+static int deads(struct recovery *r)
+{
+    struct storage_ledger *l = r->l;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACKS, &rc);
+    if (!s)
+        return rc;
+    while ((rc = stmt_step(l, s)) == 1) {
+        uint32_t pack = (uint32_t)sqlite3_column_int64(s, 0);
+        uint64_t live = (uint64_t)sqlite3_column_int64(s, 1), bytes = 0;
+        for (size_t i = 0; i < l->n_waiting; i++)
+            live += l->waiting[i].pack == pack ? l->waiting[i].bytes : 0;
+        if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + DEAD_SLACK) {
+            atomic_fetch_add(&l->st->disk_used, bytes - live);
+            erase_dead(l, pack, bytes - live);
+        }
+    }
+    stmt_reset(s);
+    return rc;
+}
+
 int segments_recover(struct storage_ledger *l, bool rebuild)
 {
     struct recovery r = {.l = l, .rebuild = rebuild};
@@ -260,5 +285,5 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         if (rc)
             storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r.last, strerror(-rc));
     }
-    return 0;
+    return deads(&r);
 }

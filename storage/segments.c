@@ -175,6 +175,27 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
     return 0;
 }
 
+int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_MOVE, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, row->key);
+    (void)sqlite3_bind_int64(s, 2, pack);
+    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
+    rc = stmt_run(l, s, NULL);
+    if (!rc)
+        rc = segment_account(l, pack, offset + row->bytes, (int64_t)row->bytes, 1);
+    if (!rc)
+        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+    if (!rc)
+        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+    if (!rc)
+        atomic_fetch_add(&l->st->segments, 1); /* as many as before when the drop is carried out */
+    return rc;
+}
+
 /* Takes a row out of the index. */
 static int row_drop(struct storage_ledger *l, const struct segment_row *row)
 {

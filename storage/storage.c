@@ -21,6 +21,8 @@
 #define PACK_BYTES_MAX    ((uint64_t)1 << 30)
 #define PACK_BYTES_MIN    ((uint64_t)1 << 20)
 #define READERS_DEFAULT   2
+#define ENCODER_CPUS      8                     /* there is an encoder for so many */
+#define QUEUE_BYTES_MIN   ((uint64_t)128 << 20) /* of segments to be saved; more with a large RAM tier */
 #define READERS_MAX       64
 #define KV_DAMAGED        "kv.damaged" /* its presence: kv.db is to be made anew */
 
@@ -150,6 +152,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     erase_give_up(l);
     atomic_store(&st->disk_used, 0);
+    atomic_store(&st->disk_dead, 0);
     l->n_dead = 0;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);
@@ -176,6 +179,7 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
             return fail(err, err_size, -errno, st->dir, "free space");
         st->disk_budget /= 2;
     }
+    st->queue_most = st->ram.budget / 2 > QUEUE_BYTES_MIN ? st->ram.budget / 2 : QUEUE_BYTES_MIN;
     st->packs.pack_bytes = st->disk_budget / 8;
     if (st->packs.pack_bytes > PACK_BYTES_MAX)
         st->packs.pack_bytes = PACK_BYTES_MAX;
@@ -198,6 +202,16 @@ static int threads_start(struct storage *st, int readers)
     if (rc)
         return -rc;
     st->writer_started = true;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int encoders = cpus / ENCODER_CPUS < 1              ? 1
+                   : cpus / ENCODER_CPUS > ENCODERS_MAX ? ENCODERS_MAX
+                                                        : (int)(cpus / ENCODER_CPUS);
+    while (st->n_encoders < encoders) {
+        rc = pthread_create(&st->encoder_threads[st->n_encoders], NULL, encoder_thread, st);
+        if (rc)
+            return -rc;
+        st->n_encoders++;
+    }
     st->reader_threads = calloc((size_t)readers, sizeof *st->reader_threads);
     if (!st->reader_threads)
         return -ENOMEM;
@@ -301,22 +315,52 @@ static void stop(pthread_mutex_t *lock, pthread_cond_t *cond, bool *flag)
     pthread_mutex_unlock(lock);
 }
 
+/* False: the thread has not ended in time. */
+static bool join(pthread_t thread, int64_t deadline_ms)
+{
+    struct timespec t = {.tv_sec = deadline_ms / 1000, .tv_nsec = deadline_ms % 1000 * 1000000};
+    return (deadline_ms == INT64_MAX ? pthread_join(thread, NULL)
+                                     : pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &t)) == 0;
+}
+
+/* The threads end in the order in which work flows. */
+static bool threads_stop(struct storage *st, int64_t deadline_ms)
+{
+    stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
+    for (; st->writer_started; st->writer_started = false)
+        if (!join(st->writer_thread, deadline_ms))
+            return false;
+    for (; st->n_encoders; st->n_encoders--)
+        if (!join(st->encoder_threads[st->n_encoders - 1], deadline_ms))
+            return false;
+    stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
+    for (; st->n_readers; st->n_readers--)
+        if (!join(st->reader_threads[st->n_readers - 1], deadline_ms))
+            return false;
+    stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
+    for (; st->ledger_started; st->ledger_started = false)
+        if (!join(st->ledger_thread, deadline_ms))
+            return false;
+    stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
+    for (; st->cutter_started; st->cutter_started = false)
+        if (!join(st->cutter_thread, deadline_ms))
+            return false;
+    return true;
+}
+
 void storage_close(struct storage *st)
 {
+    (void)storage_close_within(st, -1);
+}
+
+bool storage_close_within(struct storage *st, int ms)
+{
     if (!st)
-        return;
-    stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
-    if (st->writer_started)
-        (void)pthread_join(st->writer_thread, NULL);
-    stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
-    for (int i = 0; i < st->n_readers; i++)
-        (void)pthread_join(st->reader_threads[i], NULL);
-    stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
-    if (st->ledger_started)
-        (void)pthread_join(st->ledger_thread, NULL);
-    stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
-    if (st->cutter_started)
-        (void)pthread_join(st->cutter_thread, NULL);
+        return true;
+    if (!threads_stop(st, ms < 0 ? INT64_MAX : monotonic_ms() + ms)) {
+        storage_log(st, LOG_WARNING, "%s: not everything could be saved in time", st->dir);
+        return false;
+    }
     struct storage_ledger *l = &st->ledger;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->db);
@@ -346,6 +390,7 @@ void storage_close(struct storage *st)
     (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
     free(st);
+    return true;
 }
 
 void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n)

@@ -4,10 +4,10 @@
  * blobs in append-only pack files, a RAM tier in front of them, and kv.db (WAL, NORMAL) as their index. Storage handles
  * keys and bytes; what a tensor or a token is it does not know.
  *
- * Threads. Storage owns three kinds:
+ * Threads. Storage owns these kinds:
  *   - the ledger thread, the only one that owns SQLite write connections. It runs jobs (storage_submit) in order, as
  * many as are waiting in one transaction, and reports them after the commit (group commit);
- *   - the KV writer: encodes segments, appends them to packs and syncs, in order of submission;
+ *   - KV encoders and the KV writer: encode segments, append them to packs and sync, in order of submission;
  *   - KV readers: read, verify and decode segments.
  * Functions marked [any thread] only take a lock for moments and never touch the disk. Functions that take a
  * `struct storage_ledger *` may be called from inside a job only. `done` callbacks run on a storage thread and must be
@@ -42,6 +42,9 @@ int storage_open(const struct storage_opts *opts, struct storage **out, char *er
 
 /* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */
 void storage_close(struct storage *st);
+/* The same, but for so long at most. False: something still runs, as a sync that the disk does not answer. Then nothing
+ * is freed, callbacks may still come, and the process is to end; what was not finished is as after a crash. */
+bool storage_close_within(struct storage *st, int ms);
 
 /* ---- jobs on the ledger thread --------------------------------------------------------------------------------- */
 
@@ -186,14 +189,14 @@ struct storage_layout {
 /* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
  * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
  * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. [any
- * thread] -ENOMEM: nothing was taken (payload freed). */
+ * thread] -ENOMEM; -ENOBUFS: too much waits to be saved, put it again later: nothing was taken (payload freed). */
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
  * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
- * now, and making room for what was put evicts nothing of it. done gets 0 or why some of it could not be saved; then
- * those segments stay in RAM only.
+ * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
+ * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
  * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost

@@ -2,7 +2,7 @@
  *
  * Layers, each above the next:
  *   storage.c   open and close, the lock file, statistics
- *   writer.c, reader.c   the threads that encode and append, and read and decode
+ *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
@@ -247,6 +247,10 @@ struct storage_ledger {
     struct retry retry_cuts, retry_logs;
     int cut_said; /* what the log said last about cutting */
     uint64_t room_freed;
+    int changes; /* of both databases, when they were last looked at */
+    bool logged; /* the logs have what the databases do not */
+    int64_t logged_ms;
+    int idle_said;
     struct dead { /* space that could not be given back, by pack */
         uint32_t pack;
         uint64_t bytes;
@@ -311,6 +315,8 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
 /* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. */
 int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                              uint64_t offset, uint64_t bytes);
+/* Notes that its record lies elsewhere now; the old one is dropped. */
+int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
@@ -392,7 +398,29 @@ struct pin {
     bool doomed;    /* gone from the index: no new reads, cut out when count is 0 */
 };
 
-struct write_op;
+#define ENCODERS_MAX 4
+
+struct write_op { /* a put or a commit, see encode.c */
+    struct write_op *next;
+    bool commit;
+    enum { OP_RAW, OP_ENCODING, OP_READY } state; /* writer_lock guards it */
+    uint64_t queued;                              /* bytes that it counts for in the queue */
+    struct pack_record rec;
+    void *label;
+    struct storage_array *arrays;
+    struct storage_layout layout;
+    void *payload;
+    size_t payload_bytes;
+    /* When it is ready. */
+    bool stored; /* it is there already */
+    struct blob *blob;
+    int rc; /* why there is none */
+    /* Of a commit. */
+    int64_t turn;
+    uint8_t last[STORAGE_KEY_BYTES];
+    void (*done)(void *arg, int rc);
+    void *arg;
+};
 struct read_op;
 
 struct storage {
@@ -410,8 +438,8 @@ struct storage {
     bool evict_in_vain;           /* giving segments back did not make room on a full disk; the writer's */
     struct ram ram;
 
-    pthread_t ledger_thread, writer_thread, cutter_thread, *reader_threads;
-    int n_readers;
+    pthread_t ledger_thread, writer_thread, cutter_thread, *reader_threads, encoder_threads[ENCODERS_MAX];
+    int n_readers, n_encoders;
     bool ledger_started, writer_started, cutter_started;
 
     pthread_mutex_t jobs_lock; /* guards the nine below */
@@ -428,9 +456,10 @@ struct storage {
     struct cut *cuts, **cuts_tail;
     bool cutter_stop;
 
-    pthread_mutex_t writer_lock; /* guards the queue */
+    pthread_mutex_t writer_lock; /* guards the queue and what its ops are in */
     pthread_cond_t writer_cond;
     struct write_op *writes, **writes_tail;
+    uint64_t queue_bytes, queue_most;
     bool writer_stop;
 
     pthread_mutex_t reader_lock; /* guards the queue */
@@ -444,6 +473,7 @@ struct storage {
 
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
     atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */
+    atomic_uint_fast64_t disk_dead;        /* of disk_used: space of packs in which nothing lies */
     atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
 };
@@ -495,6 +525,17 @@ int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l
 int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg);
 /* Returns when the background search has finished. */
 void jobs_sweep_wait(struct storage *st);
+
+/* encode.c */
+void *encoder_thread(void *st);
+void write_op_free(struct write_op *op);
+/* So many bytes that were put are no longer in hand. */
+void encode_over(struct storage *st, uint64_t bytes);
+
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+ * writer.
+ */
+int compact(struct storage *st);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);

@@ -49,7 +49,8 @@ struct kernels_set {
 };
 
 /* Whether this processor can run the named set's code. Defined in kernels.c. */
-extern const struct kernels_linear_set kernels_linear_portable, kernels_linear_avx2, kernels_linear_avx512;
+extern const struct kernels_linear_set kernels_linear_portable, kernels_linear_avx2, kernels_linear_avxvnni,
+    kernels_linear_avx512;
 extern const struct kernels_rows_set kernels_rows_portable, kernels_rows_avx2, kernels_rows_avx512;
 
 /* Operations, as kernels_ops documents them. linear.c: */
@@ -84,5 +85,12 @@ void kernels_op_attention(struct kernels *k, const struct kernels_attention *a);
 int kernels_pick_reserve(struct kernels *k, int max_logits);
 void kernels_pick_release(struct kernels *k);
 void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n);
+
+/* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
+#ifdef __clang__
+#define KERNELS_UNROLL _Pragma("unroll")
+#else
+#define KERNELS_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 #endif

@@ -11,11 +11,6 @@
 #include <math.h>
 
 #define LANES 16
-#ifdef __clang__
-#define LANES_UNROLL _Pragma("unroll")
-#else
-#define LANES_UNROLL _Pragma("GCC unroll 8")
-#endif
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
@@ -234,7 +229,7 @@ LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, co
 {
     if (source == SOURCE_F32)
         return;
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nv; i += 2)
         _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
 }
@@ -244,28 +239,28 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const 
                              const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int v = 0; v < nv; v++)
         sum[i][v] = v16_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         v16 key[4];
         prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int v = 0; v < nv; v++)
             key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
-            LANES_UNROLL
+            KERNELS_UNROLL
             for (int v = 0; v < nv; v++)
                 sum[i][v] = v16_fma(key[v], x, sum[i][v]);
         }
     }
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int v = 0; v < nv; v++)
         v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + (g + v) * LANES, sum[i][v]);
 }
@@ -285,28 +280,28 @@ LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next
                              float *acc, const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int j = 0; j < nv; j++)
         sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
     for (int t = 0; t < tokens; t++) {
         v16 value[4];
         prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int j = 0; j < nv; j++)
             value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
-            LANES_UNROLL
+            KERNELS_UNROLL
             for (int j = 0; j < nv; j++)
                 sum[i][j] = v16_fma(x, value[j], sum[i][j]);
         }
     }
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int j = 0; j < nv; j++)
         v16_store(acc + (size_t)i * (size_t)dims + d + j * LANES, sum[i][j]);
 }

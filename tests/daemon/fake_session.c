@@ -138,6 +138,18 @@ static const struct engine_info info = {
     .kv_token_bytes = 32,
 };
 
+int session_check(const struct session_opts *opts, char *err, size_t err_size)
+{
+    fake_lock();
+    bool fail = fake.fail_loading || strcmp(opts->engine.backend, "cuda") == 0;
+    fake_unlock();
+    if (fail) {
+        snprintf(err, err_size, "the double was told to fail");
+        return -EBADMSG;
+    }
+    return 0;
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     if (opts->engine.progress) {

@@ -54,6 +54,8 @@ static ssize_t f_pwrite(void *ctx, int fd, const void *buf, size_t n, off_t at)
 static int f_fdatasync(void *ctx, int fd)
 {
     struct faults *f = ctx;
+    while (atomic_load(&f->stalled))
+        (void)usleep(1000);
     pthread_mutex_lock(&f->lock);
     f->n_syncs++;
     bool fail = fails(f, &f->sync_errno);
@@ -94,6 +96,7 @@ static int f_free_bytes(void *ctx, int dirfd, uint64_t *bytes)
 void faults_init(struct faults *f, struct storage_io *io)
 {
     *f = (struct faults){.lock = PTHREAD_MUTEX_INITIALIZER, .writes_left = -1};
+    atomic_init(&f->stalled, false);
     *io = (struct storage_io){.open = f_open,
                               .pread = f_pread,
                               .pwrite = f_pwrite,

@@ -17,6 +17,7 @@ struct faults {
     uint64_t free_bytes;   /* what the file system says is free; 0: the truth */
     bool short_writes;     /* at most 1000 bytes at a time */
     bool fail_once;        /* an error is given once */
+    atomic_bool stalled;   /* syncs wait as long as it is set */
     int n_writes, n_syncs; /* calls that were made */
 };
 
