@@ -1,5 +1,5 @@
-/* constants.h - constants of the functions that docs/numerics.md defines, so that no backend and no instruction set can
- * differ in one. */
+/* constants.h - constants of the functions that docs/numerics.md defines and of weight types, so that no backend and no
+ * instruction set can differ in one. */
 #ifndef CONVOD_KERNELS_CONSTANTS_H
 #define CONVOD_KERNELS_CONSTANTS_H
 
@@ -33,5 +33,9 @@
 /* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
 #define KERNELS_SWIGLU_ALPHA 1.702f
 #define KERNELS_SWIGLU_LIMIT 7.0f
+
+/* What nibbles stand for in IQ4_NL and IQ4_XS, and twice the values of four-bit floats (E2M1), for MXFP4. */
+#define KERNELS_IQ4_TABLE -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+#define KERNELS_FP4_TABLE 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 #endif

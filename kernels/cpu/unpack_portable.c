@@ -1,11 +1,11 @@
 /* unpack_portable.c - unpack_types.h without special instructions, and the tables that it takes. */
+#include "kernels/constants.h"
 #include "kernels/cpu/linear_internal.h"
 
 #include <string.h>
 
-const int8_t KERNELS_IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-/* Twice the values of four-bit floats (E2M1). */
-const int8_t KERNELS_FP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+const int8_t KERNELS_IQ4_VALUES[16] = {KERNELS_IQ4_TABLE};
+const int8_t KERNELS_FP4_VALUES[16] = {KERNELS_FP4_TABLE};
 
 float kernels_power(uint8_t exponent)
 {

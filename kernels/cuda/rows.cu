@@ -43,6 +43,42 @@ static __device__ float six_value(const uint8_t *b, int v)
     return half_at(b + 208) * (float)(int8_t)b[192 + v / 16] * (float)((low | high << 4) - 32);
 }
 
+/* Q2_K: q * (d * scale) - dmin * min, scale and min of 16 values in a byte. */
+static __device__ float two_value(const uint8_t *b, int v)
+{
+    int q = b[16 + v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3, byte = b[v / 16];
+    return half_at(b + 80) * (float)(byte & 15) * (float)q - half_at(b + 82) * (float)(byte >> 4);
+}
+
+/* Q3_K: (q - 4) * (d * (scale - 32)). */
+static __device__ float three_value(const uint8_t *b, int v)
+{
+    const uint8_t *scales = b + 96;
+    int low = b[32 + v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3, high = b[v % 32] >> (v / 32) & 1, k = v / 16;
+    int scale = (k < 8 ? scales[k] & 15 : scales[k - 8] >> 4) | (scales[8 + k % 4] >> (k / 4 * 2) & 3) << 4;
+    return half_at(b + 108) * (float)(scale - 32) * (float)((low | high << 2) - 4);
+}
+
+static __device__ float uneven(int nibble)
+{
+    const int8_t table[16] = {KERNELS_IQ4_TABLE};
+    return (float)table[nibble];
+}
+
+static __device__ float xs_value(const uint8_t *b, int v)
+{
+    int j = v / 32, scale = (b[4 + j / 2] >> (j % 2 * 4) & 15) | ((b[2] | b[3] << 8) >> (2 * j) & 3) << 4;
+    return half_at(b) * (float)(scale - 32) * uneven(nibble(b + 8 + j * 16, NULL, v % 32));
+}
+
+/* MXFP4: the table has twice the values, so half of what the exponent says, 2^(exponent - 128), subnormals too. */
+static __device__ float fp4_value(const uint8_t *b, int v)
+{
+    const int8_t table[16] = {KERNELS_FP4_TABLE};
+    uint32_t bits = b[0] > 1 ? (uint32_t)(b[0] - 1) << 23 : (uint32_t)0x200000 << b[0];
+    return __uint_as_float(bits) * (float)table[nibble(b + 1, NULL, v)];
+}
+
 /* Value v of a block of the type, as it lies in a file. */
 static __device__ float value_of(enum kernels_type type, const uint8_t *b, int v)
 {
@@ -67,8 +103,20 @@ static __device__ float value_of(enum kernels_type type, const uint8_t *b, int v
         return k_value(b, NULL, b + 16, v);
     case KERNELS_Q5_K:
         return k_value(b, b + 16, b + 48, v);
-    default:
+    case KERNELS_Q6_K:
         return six_value(b, v);
+    case KERNELS_Q2_K:
+        return two_value(b, v);
+    case KERNELS_Q3_K:
+        return three_value(b, v);
+    case KERNELS_IQ4_NL:
+        return half_at(b) * uneven(nibble(b + 2, NULL, v));
+    case KERNELS_IQ4_XS:
+        return xs_value(b, v);
+    case KERNELS_MXFP4:
+        return fp4_value(b, v);
+    default:
+        return not_a_number();
     }
 }
 

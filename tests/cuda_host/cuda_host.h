@@ -25,7 +25,8 @@
 
 #include <cuda_runtime.h>
 
-/* Sets the order of threads, blocks and streams from now on. */
+/* Sets the order of threads, blocks and streams from now on. A program begins with the one in the environment's
+ * CUDA_HOST_SEED, or 0. */
 void cuda_host_seed(unsigned seed);
 
 /* Prints "cuda_host: ", where (block and thread, when a kernel runs) and the text, then aborts. */

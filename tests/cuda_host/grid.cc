@@ -60,7 +60,7 @@ struct block {
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-unsigned current_seed;
+unsigned current_seed = getenv("CUDA_HOST_SEED") ? (unsigned)atoi(getenv("CUDA_HOST_SEED")) : 0;
 static struct block *block;
 static struct thread *self;
 static uint32_t launches;
@@ -234,8 +234,8 @@ void __syncwarp(unsigned mask)
 
 template <typename T, typename F> static T atomic(T *p, F next)
 {
-    if (!device_memory_holds(p, sizeof(*p)) && (uintptr_t)p % sizeof(*p))
-        cuda_host_fault("an atomic operation at an odd address");
+    if ((uintptr_t)p % sizeof(*p))
+        cuda_host_fault("an atomic operation at an address that %zu does not divide", sizeof(*p));
     T old = *p;
     *p = next(old);
     return old;
