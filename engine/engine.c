@@ -17,45 +17,6 @@
 /* Default KV budget: enough for this many sequences of the model's full length, if memory allows. */
 #define KV_DEFAULT_SEQUENCES 16
 
-/* A file's number: its first, or that behind `name` at the start of a line. False when there is none. */
-static bool read_number(const char *path, const char *name, uint64_t *out)
-{
-    char line[256];
-    bool found = false;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    while (!found && fgets(line, sizeof line, f)) {
-        unsigned long long value;
-        size_t skip = strlen(name);
-        if (strncmp(line, name, skip) == 0 && sscanf(line + skip, "%llu", &value) == 1) {
-            *out = value;
-            found = true;
-        }
-    }
-    fclose(f);
-    return found;
-}
-
-/* Bytes that the system could give to this process without swapping: MemAvailable, and no more than the control group
- * leaves. Cached files count as free in both. */
-static uint64_t available_bytes(void)
-{
-    uint64_t kib, bytes = UINT64_MAX, most, used, cached;
-    if (read_number("/proc/meminfo", "MemAvailable:", &kib))
-        bytes = kib * 1024;
-    if (read_number("/sys/fs/cgroup/memory.max", "", &most) &&
-        read_number("/sys/fs/cgroup/memory.current", "", &used)) {
-        if (read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cached))
-            used -= cached < used ? cached : used;
-        if (read_number("/sys/fs/cgroup/memory.stat", "active_file ", &cached))
-            used -= cached < used ? cached : used;
-        uint64_t left = most > used ? most - used : 0;
-        bytes = left < bytes ? left : bytes;
-    }
-    return bytes;
-}
-
 static char *model_name(const struct gguf *g, const char *path)
 {
     struct gguf_string s;
@@ -80,7 +41,7 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
     size_t bytes = o->kv_bytes;
     size_t wanted = (size_t)info->ctx_model * info->kv_token_bytes;
     if (bytes == 0) {
-        uint64_t half = available_bytes() / 2;
+        uint64_t half = kernels_available_bytes() / 2;
         bytes = half / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)half;
     }
     kv_pools_size(e);
@@ -112,11 +73,11 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
     size_t file_bytes;
     gguf_bytes(e->gguf, &file_bytes);
     info->file_bytes = file_bytes;
-    if (file_bytes > available_bytes()) {
+    if (file_bytes > kernels_available_bytes()) {
         snprintf(
             err, err_size,
             "%s: needs about %zu MiB, but only %llu MiB of memory are available; use a smaller model or quantization",
-            o->model_path, file_bytes >> 20, (unsigned long long)(available_bytes() >> 20));
+            o->model_path, file_bytes >> 20, (unsigned long long)(kernels_available_bytes() >> 20));
         return -ENOMEM;
     }
     if ((rc = vocab_open(e->gguf, &e->vocab, err, err_size)) ||

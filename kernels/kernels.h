@@ -69,6 +69,12 @@ void kernels_close(struct kernels *k);
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
 int kernels_threads(const struct kernels *k);
 
+/* What this process may use, by the system, its processor affinity and the limits of its control group and of those above
+ * it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free, UINT64_MAX
+ * when nothing says. [any thread] */
+int kernels_available_cores(void);
+uint64_t kernels_available_bytes(void);
+
 /* Runs fn(arg, i) for every i in [0, n), shared out over the workers in contiguous ranges; returns when all are done.
  * For work that is not an operation of the table (packing weights at load). */
 void kernels_parallel(struct kernels *k, int n, void (*fn)(void *arg, int i), void *arg);
