@@ -244,7 +244,8 @@ struct kernels_ops {
     void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
 
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
-     * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */
+     * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. Runs on
+     * the caller, which may be a worker (kernels_parallel over layers). */
     void (*kv_export)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                       uint16_t *keys, uint16_t *values);
     void (*kv_import)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
