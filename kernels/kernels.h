@@ -69,9 +69,9 @@ void kernels_close(struct kernels *k);
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
 int kernels_threads(const struct kernels *k);
 
-/* What this process may use, by the system, its processor affinity and the limits of its control group and of those above
- * it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free, UINT64_MAX
- * when nothing says. [any thread] */
+/* What this process may use, by the system, its processor affinity and the limits of its control group and of those
+ * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,
+ * UINT64_MAX when nothing says. [any thread] */
 int kernels_available_cores(void);
 uint64_t kernels_available_bytes(void);
 
