@@ -4,6 +4,8 @@
 # set; all others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
+# One name for one folder, or what was noted of its headers by the other name would be overlooked.
+override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 SAN ?=
 CC ?= cc
 AR ?= ar
@@ -11,8 +13,11 @@ PYTHON ?= python3
 PKG_CONFIG ?= pkg-config
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Symbols are left out of what is installed; a package build keeps them, and takes them out itself.
+INSTALL_PROGRAM ?= install -s -m 755
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 # Models that `make check` and `make bench` fetch, and how long each fuzz target runs in a check.
 TEST_MODELS ?= qwen-0.5b gemma-270m
 FUZZ_SECONDS ?= 20
@@ -22,12 +27,15 @@ VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
 CLI_PACKAGES := libwebsockets libcjson libedit
 
-OPT ?= $(if $(SAN),-O1 -g,-O2 -g)
+OPT ?= $(if $(SAN),-O1 -g,-O2 -g $(if $(findstring FORTIFY_SOURCE,$(CPPFLAGS)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2))
+# Against faults that we did not find: guarded stacks, addresses that differ each time, tables that are read-only once filled.
+HARDEN := -fstack-protector-strong -fPIE
+HARDEN_LD := -pie -Wl,-z,relro,-z,now
 WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla \
 	$(if $(SAN),-Wno-error)
-override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) -ffp-contract=off -fno-math-errno \
+override CFLAGS += -std=c11 -D_GNU_SOURCE -DCONVOD_VERSION='"$(VERSION)"' $(OPT) $(WARN) $(HARDEN) -ffp-contract=off -fno-math-errno \
 	-pthread -I. $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
-override LDFLAGS += -pthread $(if $(SAN),-fsanitize=$(SAN))
+override LDFLAGS += -pthread $(HARDEN_LD) $(if $(SAN),-fsanitize=$(SAN))
 DEP_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PACKAGES) libedit 2>/dev/null)
 DEP_LIBS := $(shell $(PKG_CONFIG) --libs $(PACKAGES) 2>/dev/null)
 CLI_LIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PACKAGES) 2>/dev/null)
@@ -53,10 +61,12 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
+.DEFAULT_GOAL := all
+include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check test lint format bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture test lint format bench install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -67,7 +77,7 @@ all: $(PROGRAMS)
 # ---- building -------------------------------------------------------------------------------------------------------
 
 # What the objects were made with: when it changes, they are made again.
-FLAGS := $(CC) $(CFLAGS) $(AVX512) $(AVXVNNI) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
+FLAGS := $(CC) $(CFLAGS) $(CPPFLAGS) $(AVX512) $(AVXVNNI) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@$(PKG_CONFIG) --exists $(PACKAGES) $(CLI_PACKAGES) || { echo "Libraries are missing: run 'make deps' first." >&2; exit 1; }
@@ -80,7 +90,7 @@ say = $(if $(V),@:,@echo '  $1 $2')
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC  ,$<)
-	$(Q)$(CC) $(CFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avxvnni.c,$<),$(AVXVNNI)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avxvnni.c,$<),$(AVXVNNI)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
 
 $(BUILD)/libconvod.a: $(LIB_OBJ)
 	$(Q)rm -f $@
@@ -137,10 +147,14 @@ help:
 	@echo 'make stop            stop the daemon that make chat started'
 	@echo 'make                 build build/convod and build/convo'
 	@echo 'make check           install what the tests want, build, and run every test'
-	@echo 'make test            build and run the unit tests alone'
+	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
+	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
+	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
+	@echo 'make deb             build a Debian package in $(BUILD)/deb'
 	@echo 'make install         install under PREFIX (now $(PREFIX)), below DESTDIR if set; make uninstall undoes it'
 	@echo 'make deps            install the Debian packages that building wants'
 	@echo 'make model           fetch the default model, and print where it is'
@@ -175,29 +189,46 @@ TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storag
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
 
+HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
+
 .PHONY: check-run
-check-run: all tests $(BUILD)/tests/service/model $(if $(wildcard tests/requirements.txt),$(BUILD)/venv/.complete)
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
-	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) python: $(PY_TESTS) \
+	@$(if $(HAVE_DEBHELPER),$(MAKE) $(QUIET) deb-build)
+	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
 
-test: $(TESTS)
-	@BUILD='$(BUILD)' tests/run unit: $(TESTS)
+# T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
+T ?=
+CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies) \
+		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host)
+	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
+	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
+		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
+
+# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
+TORTURE_CASES ?= 20000
+torture: $(BUILD)/tests/torture/power_test
+	@TORTURE_CASES='$(TORTURE_CASES)' $<
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
 format:
-	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch]))
+	clang-format-14 -i $(foreach d,$(LIB_FOLDERS) clients/cli tests/*,$(wildcard $d/*.[ch] $d/*/*.[ch] $d/*.c[cu] $d/*/*.c[cu]))
 
 # The clients of other makers that tests and measurements use, each in a throw-away environment.
 $(BUILD)/venv/.complete: tests/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
+
+$(BUILD)/proxies: tests/service/proxies
+	@tests/service/proxies $@
 
 $(BUILD)/peer/.complete:
 	$(PYTHON) -m venv $(@D)
@@ -214,21 +245,48 @@ bench-run: all bench-programs $(BUILD)/peer/.complete
 	@set -e; for b in $(filter-out %/engine_bench,$(BENCHES)); do echo "== $$b"; $$b; done
 	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json)
 
-# systemd looks for units in /usr/lib and /etc and /usr/local/lib; paths in the unit are those of this installation.
+# The package is built from a copy of what makes it, as dpkg wants it: debian/ at the top, its changelog from VERSION.
+DEB := $(BUILD)/deb/convod-$(VERSION)
+DEB_DATE := $(shell git log -1 --format=%cD 2>/dev/null || date -R)
+
+deb:
+	@clients/setup/packages deb
+	@$(MAKE) $(QUIET) deb-build
+	@lintian $(if $(filter 0,$(shell id -u)),--allow-root) --fail-on error,warning $(BUILD)/deb/*.changes
+
+.PHONY: deb deb-build
+deb-build:
+	@rm -rf $(BUILD)/deb
+	@mkdir -p $(DEB)/tests
+	@cp -R Makefile README.md $(LIB_FOLDERS) clients docs systemd $(DEB)
+	@cp -R systemd/debian $(DEB)/debian
+	@printf 'convod (%s) unstable; urgency=medium\n\n  * This version; its history is in the source repository.\n\n -- %s  %s\n' \
+		'$(VERSION)' "$$(sed -n 's/^Maintainer: //p' systemd/debian/control)" '$(DEB_DATE)' >$(DEB)/debian/changelog
+	$(call say,DEB ,$(BUILD)/deb)
+	@cd $(DEB) && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u CFLAGS -u LDFLAGS -u BUILD dpkg-buildpackage -us -uc -b -j$(shell nproc) >../build.log 2>&1 || \
+		{ tail -n 40 ../build.log; exit 1; }
+	@echo $(BUILD)/deb/*.deb
+
+# Where each installed file comes from and goes to; systemd looks for units in /usr/lib, /etc and /usr/local/lib, and paths
+# in the unit are those of this installation.
+INSTALLED := $(foreach n,1 5,$(foreach m,$(wildcard docs/*.$n),$m:$(PREFIX)/share/man/man$n/$(notdir $m))) \
+	systemd/convod.conf.example:$(PREFIX)/share/doc/convod/convod.conf.example \
+	systemd/convod.sysusers:$(SYSUSERSDIR)/convod.conf \
+	$(foreach p,$(wildcard systemd/proxy/*),$p:$(PREFIX)/share/doc/convod/examples/$(notdir $p)) \
+	$(foreach p,convod convo,clients/completion/$p.bash:$(PREFIX)/share/bash-completion/completions/$p \
+		clients/completion/$p.zsh:$(ZSHDIR)/_$p)
+to_install = $(word 2,$(subst :, ,$1))
+
 install: all
-	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(PREFIX)/share/man/man1' '$(DESTDIR)$(PREFIX)/share/doc/convod'
-	install -m 755 $(PROGRAMS) '$(DESTDIR)$(PREFIX)/bin/'
-	install -m 644 $(wildcard docs/*.1) '$(DESTDIR)$(PREFIX)/share/man/man1/'
-	$(foreach n,5 8,$(if $(wildcard docs/*.$n),install -D -m 644 -t '$(DESTDIR)$(PREFIX)/share/man/man$n' $(wildcard docs/*.$n)))
-	$(if $(wildcard systemd/*.conf.example),install -m 644 $(wildcard systemd/*.conf.example) '$(DESTDIR)$(PREFIX)/share/doc/convod/')
-	install -D -m 644 systemd/convod.sysusers '$(DESTDIR)$(SYSUSERSDIR)/convod.conf'
-	$(if $(wildcard systemd/*.service),install -d '$(DESTDIR)$(UNITDIR)')
-	$(foreach u,$(wildcard systemd/*.service),sed 's|/usr/local/bin/|$(PREFIX)/bin/|g; s|@PREFIX@|$(PREFIX)|g' $u >'$(DESTDIR)$(UNITDIR)/$(notdir $u)' && chmod 644 '$(DESTDIR)$(UNITDIR)/$(notdir $u)')
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)'
+	$(INSTALL_PROGRAM) $(PROGRAMS) '$(DESTDIR)$(PREFIX)/bin/'
+	set -e; for i in $(INSTALLED); do install -D -m 644 "$${i%%:*}" '$(DESTDIR)'"$${i#*:}"; done
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|g' systemd/convod.service >'$(DESTDIR)$(UNITDIR)/convod.service'
+	chmod 644 '$(DESTDIR)$(UNITDIR)/convod.service'
 
 uninstall:
-	rm -f $(foreach p,convod convo,'$(DESTDIR)$(PREFIX)/bin/$p') '$(DESTDIR)$(SYSUSERSDIR)/convod.conf' \
-		$(foreach u,$(wildcard systemd/*.service),'$(DESTDIR)$(UNITDIR)/$(notdir $u)') \
-		$(foreach n,1 5 8,$(foreach m,$(wildcard docs/*.$n),'$(DESTDIR)$(PREFIX)/share/man/man$n/$(notdir $m)'))
+	rm -f $(foreach p,convod convo,'$(DESTDIR)$(PREFIX)/bin/$p') '$(DESTDIR)$(UNITDIR)/convod.service' \
+		$(foreach i,$(INSTALLED),'$(DESTDIR)$(call to_install,$i)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/doc/convod'
 
 clean:

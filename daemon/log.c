@@ -3,11 +3,12 @@
  * What may be said here: addresses, ids, counts, names of files. Never a prompt, an answer or a token. Control
  * characters in names are shown as '?', so that nothing can forge a line.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <syslog.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
 
 void daemon_log(const struct daemon_log *log, int priority, const char *format, ...)
 {

@@ -1,11 +1,43 @@
 /* metrics.c - /metrics in Prometheus' text format, under convod_. No label names a conversation or an owner. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
+#include "session/session.h"
 
 static const double bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60};
 #define N_BOUNDS (sizeof(bounds) / sizeof(*bounds))
+
+/* What the receipt of an answered turn says. */
+void metrics_turn(struct metrics *m, int input_tokens, int cached_tokens, const struct session_receipt *r,
+                  const struct histogram *itl)
+{
+    m->prompt_tokens += (uint64_t)(input_tokens > 0 ? input_tokens : 0);
+    m->cached_tokens += (uint64_t)(cached_tokens > 0 ? cached_tokens : 0);
+    m->restore_bytes += r->bytes_read;
+    metrics_observe(&m->ttft, r->ttft_ms / 1000);
+    metrics_observe(&m->queue, r->queue_ms / 1000);
+    metrics_observe(&m->prefill, r->prefill_ms / 1000);
+    metrics_observe(&m->restore, r->restore_ms / 1000);
+    for (size_t i = 0; i <= N_BOUNDS; i++) {
+        m->itl.count[i] += itl->count[i];
+    }
+    m->itl.sum += itl->sum;
+    m->itl.total += itl->total;
+    for (int i = 0; i < r->n_reprefilled; i++) {
+        size_t at = 0;
+        while (at < m->n_reasons && strcmp(m->reasons[at].name, r->reprefilled[i].reason) != 0) {
+            at++;
+        }
+        if (at == METRICS_REASONS_MAX) {
+            continue;
+        }
+        m->n_reasons += at == m->n_reasons;
+        m->reasons[at].name = r->reprefilled[i].reason;
+        m->reasons[at].tokens += (uint64_t)r->reprefilled[i].tokens;
+    }
+}
 
 void metrics_observe(struct histogram *h, double seconds)
 {
@@ -21,10 +53,15 @@ void metrics_observe(struct histogram *h, double seconds)
     h->total++;
 }
 
-static void histogram(FILE *f, const char *name, const struct histogram *h)
+static void heading(FILE *f, const char *name, const char *type, const char *help)
+{
+    fprintf(f, "# HELP convod_%s %s\n# TYPE convod_%s %s\n", name, help, name, type);
+}
+
+static void histogram(FILE *f, const char *name, const char *help, const struct histogram *h)
 {
     uint64_t sum = 0;
-    fprintf(f, "# TYPE convod_%s histogram\n", name);
+    heading(f, name, "histogram", help);
     for (size_t i = 0; i < N_BOUNDS; i++) {
         sum += h->count[i];
         fprintf(f, "convod_%s_bucket{le=\"%g\"} %llu\n", name, bounds[i], (unsigned long long)sum);
@@ -33,65 +70,118 @@ static void histogram(FILE *f, const char *name, const struct histogram *h)
             (unsigned long long)h->total, name, h->sum, name, (unsigned long long)h->total);
 }
 
-static void number(FILE *f, const char *name, const char *type, double value)
-{
-    fprintf(f, "# TYPE convod_%s %s\nconvod_%s %.15g\n", name, type, name, value);
-}
-
 static double share(double used, double budget)
 {
     return budget > 0 ? used / budget : 0;
 }
 
-void metrics_get(struct conn *c)
+/* Rows of one metric differ in one label; a metric without labels is one row. */
+struct row {
+    const char *name, *type, *help, *label, *value; /* NULL help: another row of the metric before */
+    double number;
+};
+
+static void rows(FILE *f, const struct row *list, size_t n)
 {
-    struct server *s = c->server;
-    struct session_status st = {0};
-    if (s->session) {
-        session_status(s->session, &st);
+    for (size_t i = 0; i < n; i++) {
+        const struct row *r = &list[i];
+        if (r->help) {
+            heading(f, r->name, r->type, r->help);
+        }
+        if (r->label) {
+            fprintf(f, "convod_%s{%s=\"%s\"} %.15g\n", r->name, r->label, r->value, r->number);
+        } else {
+            fprintf(f, "convod_%s %.15g\n", r->name, r->number);
+        }
     }
+}
+
+char *metrics_text(const struct metrics *m, const struct session_status *st, bool ready, size_t n_conns)
+{
     char *text = NULL;
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     if (!f) {
-        conn_answer(c, 500, NULL, NULL);
-        return;
+        return NULL;
     }
-    number(f, "ready", "gauge", s->session ? 1 : 0);
-    number(f, "num_requests_running", "gauge", st.running);
-    number(f, "num_requests_waiting", "gauge", st.waiting);
+    static const char gauge[] = "gauge", counter[] = "counter";
+    const struct row list[] = {
+        {"build_info", gauge, "Always 1; the version is in the label.", "version", CONVOD_VERSION, 1},
+        {"ready", gauge, "1 when the model is loaded and turns are accepted.", NULL, NULL, ready},
+        {"engine_stalled", gauge, "1 when work waits and no step has ended for 30 seconds.", NULL, NULL, st->stuck},
+        {"num_requests_running", gauge, "Turns that run.", NULL, NULL, st->running},
+        {"num_requests_waiting", gauge, "Turns that wait.", NULL, NULL, st->waiting},
+        {"kv_cache_usage_perc", gauge, "Share of a tier's budget that is in use, 0 to 1.", "tier", "hot",
+         share((double)st->hot_used, (double)st->hot_budget)},
+        {"kv_cache_usage_perc", gauge, NULL, "tier", "ram", share((double)st->ram_used, (double)st->ram_budget)},
+        {"kv_cache_usage_perc", gauge, NULL, "tier", "disk", share((double)st->disk_used, (double)st->disk_budget)},
+        {"request_success_total", counter, "Turns that ended with an answer.", "finished_reason", "completed",
+         (double)st->turns_completed},
+        {"request_success_total", counter, NULL, "finished_reason", "incomplete", (double)st->turns_incomplete},
+        {"request_failure_total", counter, "Turns that were refused or failed.", NULL, NULL, (double)st->turns_failed},
+        {"prompt_tokens_total", counter, "Tokens of the contexts of answered turns, cached or not.", NULL, NULL,
+         (double)m->prompt_tokens},
+        {"cached_tokens_total", counter, "Of them, those that were not computed again.", NULL, NULL,
+         (double)m->cached_tokens},
+        {"prefilled_tokens_total", counter, "Tokens that went through the model as prompt.", NULL, NULL,
+         (double)st->tokens_prefilled},
+        {"generation_tokens_total", counter, "Tokens that were generated.", NULL, NULL, (double)st->tokens_generated},
+        {"restored_tokens_total", counter, "Tokens that came back from compressed KV.", NULL, NULL,
+         (double)st->tokens_restored},
+    };
     fprintf(f,
-            "# TYPE convod_kv_cache_usage_perc gauge\nconvod_kv_cache_usage_perc{tier=\"hot\"} %.6f\n"
-            "convod_kv_cache_usage_perc{tier=\"ram\"} %.6f\nconvod_kv_cache_usage_perc{tier=\"disk\"} %.6f\n",
-            share((double)st.hot_used, (double)st.hot_budget), share((double)st.ram_used, (double)st.ram_budget),
-            share((double)st.disk_used, (double)st.disk_budget));
-    fprintf(f,
-            "# TYPE convod_request_success_total counter\nconvod_request_success_total{finished_reason=\"completed\"} "
-            "%llu\nconvod_request_success_total{finished_reason=\"incomplete\"} %llu\n",
-            (unsigned long long)st.turns_completed, (unsigned long long)st.turns_incomplete);
-    number(f, "request_failure_total", "counter", (double)st.turns_failed);
-    number(f, "prompt_tokens_total", "counter", (double)st.tokens_prefilled);
-    number(f, "generation_tokens_total", "counter", (double)st.tokens_generated);
-    number(f, "restored_tokens_total", "counter", (double)st.tokens_restored);
-    number(f, "reprefilled_tokens_total", "counter", (double)st.tokens_reprefilled);
-    number(f, "segments", "gauge", (double)st.segments);
-    number(f, "pending_saves", "gauge", (double)st.pending_saves);
-    number(f, "save_failures_total", "counter", (double)st.save_failures);
-    number(f, "engine_steps_total", "counter", (double)st.engine_steps);
-    number(f, "connections", "gauge", (double)s->n_conns);
-    number(f, "connections_total", "counter", (double)s->counters.connections);
-    number(f, "connections_refused_total", "counter", (double)s->counters.refused);
-    number(f, "connections_dropped_slow_total", "counter", (double)s->counters.dropped_slow);
-    number(f, "http_requests_total", "counter", (double)s->counters.requests);
-    number(f, "http_errors_total", "counter", (double)s->counters.errors);
-    histogram(f, "time_to_first_token_seconds", &s->ttft);
-    histogram(f, "inter_token_latency_seconds", &s->itl);
-    histogram(f, "request_queue_time_seconds", &s->queue);
-    histogram(f, "request_prefill_time_seconds", &s->prefill);
-    histogram(f, "request_restore_time_seconds", &s->restore);
+            "# HELP process_start_time_seconds When the process started, since the epoch.\n"
+            "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.3f\n",
+            (double)m->started_ms / 1000);
+    rows(f, list, sizeof(list) / sizeof(*list));
+    heading(f, "reprefilled_tokens_total", counter,
+            "Tokens that were computed again although the model had seen them, by reason.");
+    for (size_t i = 0; i < m->n_reasons; i++) {
+        fprintf(f, "convod_reprefilled_tokens_total{reason=\"%s\"} %llu\n", m->reasons[i].name,
+                (unsigned long long)m->reasons[i].tokens);
+    }
+    const struct row more[] = {
+        {"restore_read_bytes_total", counter, "Bytes of compressed KV that were read to restore contexts.", NULL, NULL,
+         (double)m->restore_bytes},
+        {"save_bytes_total", counter, "Bytes of compressed KV that were encoded to be saved.", NULL, NULL,
+         (double)st->saved_bytes},
+        {"save_seconds_total", counter, "Time spent on encoding and writing them.", NULL, NULL,
+         (double)st->save_us / 1e6},
+        {"segments", gauge, "Segments of compressed KV that are stored.", NULL, NULL, (double)st->segments},
+        {"disk_used_bytes", gauge, "Compressed KV on disk.", NULL, NULL, (double)st->disk_used},
+        {"disk_budget_bytes", gauge, "What it may take.", NULL, NULL, (double)st->disk_budget},
+        {"pending_saves", gauge, "Segments that wait to be written.", NULL, NULL, (double)st->pending_saves},
+        {"save_failures_total", counter, "Segments that could not be written.", NULL, NULL, (double)st->save_failures},
+        {"engine_steps_total", counter, "Steps of the model.", NULL, NULL, (double)st->engine_steps},
+        {"connections", gauge, "Open connections.", NULL, NULL, (double)n_conns},
+        {"connections_total", counter, "Connections that were accepted.", NULL, NULL, (double)m->connections},
+        {"connections_refused_total", counter, "Connections and requests refused by limits or for lack of a token.",
+         NULL, NULL, (double)m->refused},
+        {"connections_dropped_slow_total", counter, "Connections dropped because their peer did not read.", NULL, NULL,
+         (double)m->dropped_slow},
+        {"http_requests_total", counter, "Requests, and messages of WebSockets.", NULL, NULL, (double)m->requests},
+        {"http_errors_total", counter, "Of them, those that were answered with an error.", NULL, NULL,
+         (double)m->errors},
+    };
+    rows(f, more, sizeof(more) / sizeof(*more));
+    const struct {
+        const char *name, *help;
+        const struct histogram *h;
+    } histograms[] = {
+        {"time_to_first_token_seconds", "From a turn's acceptance to its first token.", &m->ttft},
+        {"inter_token_latency_seconds", "Between two tokens of an answer.", &m->itl},
+        {"request_queue_time_seconds", "A turn's wait for its admission.", &m->queue},
+        {"request_prefill_time_seconds", "What a turn spent on prefill.", &m->prefill},
+        {"request_restore_time_seconds", "What a turn spent on restoring KV.", &m->restore},
+        {"network_stall_seconds", "One piece of work on the network thread, while which nobody else is served.",
+         &m->stall},
+    };
+    for (size_t i = 0; i < sizeof(histograms) / sizeof(*histograms); i++) {
+        histogram(f, histograms[i].name, histograms[i].help, histograms[i].h);
+    }
     if (fclose(f) != 0) {
         free(text);
-        text = NULL;
+        return NULL;
     }
-    conn_answer(c, 200, "text/plain; version=0.0.4; charset=utf-8", text);
+    return text;
 }

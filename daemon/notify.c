@@ -3,13 +3,15 @@
  * The protocol is a line of NAME=value pairs; a name that begins with '@' is in the abstract namespace. Never blocks.
  */
 #include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/daemon.h"
 
 int notify_send(const char *path, const char *format, ...)
 {

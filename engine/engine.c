@@ -1,5 +1,7 @@
-/* engine.c - opens a model on a backend and says what it is. The steps of opening, each with its own file: the GGUF
- * file, its vocabulary and chat format, the backend, the weights, the KV pools, the scratch of a step. */
+/* engine.c - opens a model on a backend and says what it is, in three steps: read what the file's header says (shape,
+ * vocabulary, chat format); admit, which compares weights, KV pages and scratch with the memory that there is; load,
+ * which makes the pages and the scratch and reads the weights, hashing the file in the same pass. Whatever is wrong is
+ * found in the first two, before anything large is read. Afterwards nobody reads the file. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -35,14 +37,96 @@ static char *model_name(const struct gguf *g, const char *path)
     return name;
 }
 
-static int open_kv(struct engine *e, const struct engine_opts *o, char *err, size_t err_size)
+/* ---- step one: what the file is --------------------------------------------------------------------------------- */
+
+static int read_file(struct engine *e, const struct engine_opts *o, char *err, size_t err_size)
 {
     struct engine_info *info = &e->info;
-    size_t bytes = o->kv_bytes;
-    size_t wanted = (size_t)info->ctx_model * info->kv_token_bytes;
-    if (bytes == 0) {
-        uint64_t half = kernels_available_bytes() / 2;
-        bytes = half / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)half;
+    enum kernels_kv_type kv_type = strcmp(info->kv_type, "f16") ? KERNELS_KV_BF16 : KERNELS_KV_F16;
+    int rc = gguf_open(o->model_path, &e->gguf, err, err_size);
+    if (rc || (rc = model_read(e->gguf, kv_type, &e->model, err, err_size)) ||
+        (rc = vocab_open(e->gguf, &e->vocab, err, err_size)) ||
+        (rc = chat_open(e->gguf, e->vocab, o->chat_format, &e->chat, err, err_size)))
+        return rc;
+    if (!e->chat && o->need_chat) {
+        snprintf(
+            err, err_size,
+            "%s: a base model without a chat template; use the model's chat or instruct variant, or name a format with "
+            "the setting chat-format",
+            o->model_path);
+        return -ENOTSUP;
+    }
+    const struct model *m = &e->model;
+    if (vocab_size(e->vocab) > m->n_vocab) {
+        snprintf(err, err_size, "%s: the vocabulary has %d tokens, but token_embd.weight only %d rows", o->model_path,
+                 vocab_size(e->vocab), m->n_vocab);
+        return -EBADMSG;
+    }
+    e->layout = calloc((size_t)m->n_layers * 2, sizeof *e->layout);
+    e->name = model_name(e->gguf, o->model_path);
+    e->file = strdup(o->model_path);
+    if (!e->layout || !e->name || !e->file) {
+        snprintf(err, err_size, "out of memory");
+        return -ENOMEM;
+    }
+    for (int i = 0; i < 2 * m->n_layers; i++) {
+        const struct kernels_kv *kv = &m->layers[i / 2].kv;
+        e->layout[i] = (struct engine_kv_array){.channels = kv->kv_heads * kv->head_dim, .channel_major = i % 2 == 0};
+        info->kv_token_bytes += 2 * (size_t)e->layout[i].channels;
+    }
+    info->name = e->name;
+    info->file = e->file;
+    info->file_bytes = gguf_bytes(e->gguf);
+    info->arch = model_arch_name(m);
+    info->chat_format = e->chat ? chat_format(e->chat) : NULL;
+    info->notes = vocab_notes(e->vocab);
+    info->quantization = m->quantization;
+    info->parameters = m->parameters;
+    info->weight_bytes = m->weight_bytes;
+    info->token_weight_bytes = m->weight_bytes - m->embed_bytes;
+    info->n_layers = m->n_layers;
+    info->n_vocab = m->n_vocab;
+    info->n_embd = m->n_embd;
+    info->ctx_model = m->ctx_model;
+    info->token_bytes_max = 1;
+    for (engine_token id = 0; id < vocab_size(e->vocab); id++) {
+        size_t len;
+        (void)vocab_token_bytes(e->vocab, id, &len);
+        if ((int)len > info->token_bytes_max)
+            info->token_bytes_max = (int)len;
+    }
+    return 0;
+}
+
+/* ---- step two: whether it fits ---------------------------------------------------------------------------------- */
+
+/* Chooses the context and the bytes of KV pages (*kv_bytes), and compares all that will be allocated with the memory
+ * that is available. */
+static int admit(struct engine *e, const struct engine_opts *o, uint64_t available, size_t *kv_bytes, char *err,
+                 size_t err_size)
+{
+    struct engine_info *info = &e->info;
+    uint64_t weights = e->model.weight_bytes, scratch = step_scratch_bytes(e);
+    uint64_t fixed = weights + scratch, left = available > fixed ? available - fixed : 0;
+    size_t bytes = o->kv_bytes, wanted = (size_t)info->ctx_model * info->kv_token_bytes;
+    if (fixed > available) {
+        snprintf(
+            err, err_size,
+            "%s: needs about %llu MiB for weights and %llu MiB for steps, but only %llu MiB of memory are available; "
+            "use a smaller model or quantization",
+            o->model_path, (unsigned long long)(weights >> 20), (unsigned long long)(scratch >> 20),
+            (unsigned long long)(available >> 20));
+        return -ENOMEM;
+    }
+    if (bytes == 0)
+        bytes = left / 2 / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)(left / 2);
+    if (bytes > left) {
+        snprintf(err, err_size,
+                 "%zu MiB of KV pages are more than the %llu MiB of memory that are left beside weights (%llu MiB) and "
+                 "steps (%llu MiB); lower kv-bytes",
+                 bytes >> 20, (unsigned long long)(left >> 20), (unsigned long long)(weights >> 20),
+                 (unsigned long long)(scratch >> 20));
+        return -ENOMEM;
     }
     kv_pools_size(e);
     if (o->ctx_tokens > info->ctx_model) {
@@ -50,6 +134,9 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
                  info->ctx_model);
         return -EINVAL;
     }
+    int rc = kv_pools_fit(e, bytes, err, err_size);
+    if (rc)
+        return rc;
     int capacity = kv_capacity_tokens(e, bytes);
     if (o->ctx_tokens > capacity) {
         snprintf(
@@ -59,91 +146,57 @@ static int open_kv(struct engine *e, const struct engine_opts *o, char *err, siz
         return -EINVAL;
     }
     info->ctx_tokens = o->ctx_tokens ? o->ctx_tokens : info->ctx_model < capacity ? info->ctx_model : capacity;
-    int rc = kv_pools_open(e, bytes, err, err_size);
-    info->kv_bytes = engine_kv_use(e).budget_bytes;
-    return rc;
+    *kv_bytes = bytes;
+    return 0;
 }
 
-static int open_parts(struct engine *e, const struct engine_opts *o, char *err, size_t err_size)
+/* ---- step three: the weights ------------------------------------------------------------------------------------ */
+
+static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, char *err, size_t err_size)
 {
     struct engine_info *info = &e->info;
-    int rc = gguf_open(o->model_path, &e->gguf, err, err_size);
-    if (rc)
+    struct gguf_hash *hash = NULL;
+    int rc = model_rope_open(e->gguf, info->ctx_tokens, &e->model, err, err_size);
+    if (rc || (rc = kv_pools_open(e, kv_bytes, err, err_size)))
         return rc;
-    size_t file_bytes;
-    gguf_bytes(e->gguf, &file_bytes);
-    info->file_bytes = file_bytes;
-    if (file_bytes > kernels_available_bytes()) {
-        snprintf(
-            err, err_size,
-            "%s: needs about %zu MiB, but only %llu MiB of memory are available; use a smaller model or quantization",
-            o->model_path, file_bytes >> 20, (unsigned long long)(kernels_available_bytes() >> 20));
-        return -ENOMEM;
+    info->kv_bytes = engine_kv_use(e).budget_bytes;
+    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e))) {
+        snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
+        return rc;
     }
-    if ((rc = vocab_open(e->gguf, &e->vocab, err, err_size)) ||
-        (rc = chat_open(e->gguf, e->vocab, o->chat_format, &e->chat, err, err_size)))
-        return rc;
-    const struct kernels_opts backend = {.backend = o->backend, .threads = o->threads};
-    if ((rc = kernels_open(&backend, &e->kernels, err, err_size)))
-        return rc;
-    e->ops = kernels_ops(e->kernels);
-    if ((rc = fingerprint_file(o->model_path, o->cache_dir, o->progress, o->progress_arg, info->model_sha256, err,
-                               err_size)))
-        return rc;
-    enum kernels_kv_type kv_type = strcmp(info->kv_type, "f16") ? KERNELS_KV_BF16 : KERNELS_KV_F16;
-    if ((rc = model_open(e->gguf, e->kernels, kv_type, o->progress, o->progress_arg, &e->model, err, err_size)))
-        return rc;
-    const struct model *m = &e->model;
-    if (vocab_size(e->vocab) > m->n_vocab) {
-        snprintf(err, err_size, "%s: the vocabulary has %d tokens, but token_embd.weight only %d rows", o->model_path,
-                 vocab_size(e->vocab), m->n_vocab);
-        return -EBADMSG;
-    }
-
-    struct gguf_string arch;
-    if ((rc = gguf_get_string(e->gguf, "general.architecture", GGUF_REQUIRED, &arch, err, err_size)))
-        return rc;
-    info->arch = !strncmp(arch.text, "qwen2", 5) ? "qwen2" : !strncmp(arch.text, "llama", 5) ? "llama" : "gemma3";
-    info->backend = kernels_backend(e->kernels);
-    info->chat_format = e->chat ? chat_format(e->chat) : NULL;
-    info->quantization = m->quantization;
-    info->parameters = m->parameters;
-    info->weight_bytes = info->token_weight_bytes = m->weight_bytes;
-    if (m->output.data != m->embed.data)
-        info->token_weight_bytes -= kernels_packed_bytes(m->embed.type, m->embed.rows, m->embed.cols);
-    info->n_layers = m->n_layers;
-    info->n_vocab = m->n_vocab;
-    info->token_bytes_max = 1;
-    for (engine_token id = 0; id < vocab_size(e->vocab); id++) {
-        size_t len;
-        (void)vocab_token_bytes(e->vocab, id, &len);
-        if ((int)len > info->token_bytes_max)
-            info->token_bytes_max = (int)len;
-    }
-    info->n_embd = m->n_embd;
-    info->ctx_model = m->ctx_model;
-    info->kv_token_bytes = (size_t)m->n_layers * 2 * (size_t)m->n_kv_heads * (size_t)m->head_dim * 2;
-
-    e->layout = calloc((size_t)m->n_layers * 2, sizeof *e->layout);
-    e->name = model_name(e->gguf, o->model_path);
-    e->file = strdup(o->model_path);
-    if (!e->layout || !e->name || !e->file || fingerprint_engine(e)) {
+    bool known = gguf_hash_recall(e->gguf, o->cache_dir, info->model_sha256);
+    if (!known && !(hash = gguf_hash_new())) {
         snprintf(err, err_size, "out of memory");
         return -ENOMEM;
     }
-    info->name = e->name;
-    info->file = e->file;
-    for (int i = 0; i < 2 * m->n_layers; i++)
-        e->layout[i] = (struct engine_kv_array){.channels = m->n_kv_heads * m->head_dim, .channel_major = i % 2 == 0};
-
-    if ((rc = open_kv(e, o, err, err_size)))
-        return rc;
-    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e)))
-        snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
+    rc = model_load(&e->model, e->gguf, e->kernels, hash, o->progress, o->progress_arg, err, err_size);
+    if (rc == 0 && ((hash && !gguf_hash_finish(hash, info->model_sha256)) || fingerprint_engine(e))) {
+        snprintf(err, err_size, "out of memory");
+        rc = -ENOMEM;
+    }
+    gguf_hash_free(hash);
+    if (rc == 0 && !known)
+        gguf_hash_remember(e->gguf, o->cache_dir, info->model_sha256);
     return rc;
 }
 
-int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
+/* All three steps, or for a check the first two. */
+static int open_parts(struct engine *e, const struct engine_opts *o, bool check, char *err, size_t err_size)
+{
+    size_t kv_bytes = 0;
+    const struct kernels_opts backend = {.backend = o->backend, .threads = o->threads};
+    int rc = read_file(e, o, err, err_size);
+    if (rc || (rc = kernels_open(&backend, &e->kernels, err, err_size)))
+        return rc;
+    e->ops = kernels_ops(e->kernels);
+    e->info.backend = kernels_backend(e->kernels);
+    uint64_t memory = check ? kernels_machine_bytes() : kernels_available_bytes();
+    if ((rc = admit(e, o, memory, &kv_bytes, err, err_size)) || check)
+        return rc;
+    return load(e, o, kv_bytes, err, err_size);
+}
+
+static int open_engine(const struct engine_opts *opts, bool check, struct engine **out, char *err, size_t err_size)
 {
     const char *kv_type = opts->kv_type ? opts->kv_type : "bf16";
     if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0) {
@@ -165,13 +218,26 @@ int engine_open(const struct engine_opts *opts, struct engine **out, char *err, 
     }
     e->info.kv_type = strcmp(kv_type, "f16") ? "bf16" : "f16";
     e->info.step_tokens = opts->step_tokens ? opts->step_tokens : STEP_TOKENS_DEFAULT;
-    int rc = open_parts(e, opts, err, err_size);
+    int rc = open_parts(e, opts, check, err, err_size);
     if (rc) {
         engine_close(e);
         return rc;
     }
     *out = e;
     return 0;
+}
+
+int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
+{
+    return open_engine(opts, false, out, err, err_size);
+}
+
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size)
+{
+    struct engine *e = NULL;
+    int rc = open_engine(opts, true, &e, err, err_size);
+    engine_close(e);
+    return rc;
 }
 
 void engine_close(struct engine *e)
@@ -181,8 +247,8 @@ void engine_close(struct engine *e)
     if (e->kernels) {
         step_scratch_close(e);
         kv_pools_close(e);
-        model_close(&e->model, e->kernels);
     }
+    model_close(&e->model, e->kernels);
     sampler_scratch_close(e);
     chat_free(e->chat);
     vocab_close(e->vocab);

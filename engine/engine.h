@@ -25,13 +25,14 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file */
+    const char *model_path;  /* a GGUF file; of a model in parts the first */
     const char *backend;     /* kernels_opts.backend; NULL = "auto" */
     int threads;             /* 0 = one per available core */
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
     const char *kv_type;     /* "bf16" (NULL) or "f16" */
-    const char *chat_format; /* "chatml", "llama3", "gemma", "mistral", "llama2"; NULL = recognise the template */
+    const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
+    bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
@@ -43,6 +44,10 @@ struct engine_opts {
  * err names the file, the field and what would help. */
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size);
 
+/* What engine_open() would refuse, without loading: the file's header, vocabulary and chat format, the backend, and
+ * whether weights, KV pages and scratch fit into the memory of this machine (as a whole: others may use it now). */
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
+
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);
 
@@ -53,6 +58,7 @@ struct engine_info {
     const char *backend;      /* "cpu-avx2" */
     const char *chat_format;  /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
     const char *kv_type;      /* "bf16" */
+    const char *notes;        /* what is wrong in the file but does no harm, a line each; NULL: nothing */
     const char *quantization; /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
@@ -99,6 +105,9 @@ bool engine_token_ends_answer(const struct engine *e, engine_token id);
 /* ---- chat ---------------------------------------------------------------------------------------------------- */
 
 enum engine_role { ENGINE_SYSTEM, ENGINE_USER, ENGINE_ASSISTANT };
+
+/* [any thread] Names of the chat formats ("chatml", ...), i from 0 on; NULL behind the last. */
+const char *engine_chat_format_at(size_t i);
 
 struct engine_message {
     enum engine_role role;

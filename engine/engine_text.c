@@ -23,6 +23,11 @@ bool engine_token_ends_answer(const struct engine *e, engine_token id)
     return vocab_ends_answer(engine_vocab(e), id);
 }
 
+const char *engine_chat_format_at(size_t i)
+{
+    return chat_name_at(i);
+}
+
 int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
                        struct engine_tokens *out, char *err, size_t err_size)
 {

@@ -16,10 +16,12 @@
 #define HUGE_PAGE_BYTES (2u << 20)
 
 static const struct kernels_type_info types[KERNELS_TYPE_COUNT] = {
-    [KERNELS_F32] = {"F32", 1, 4},       [KERNELS_F16] = {"F16", 1, 2},       [KERNELS_BF16] = {"BF16", 1, 2},
-    [KERNELS_Q8_0] = {"Q8_0", 32, 34},   [KERNELS_Q4_0] = {"Q4_0", 32, 18},   [KERNELS_Q4_1] = {"Q4_1", 32, 20},
-    [KERNELS_Q5_0] = {"Q5_0", 32, 22},   [KERNELS_Q5_1] = {"Q5_1", 32, 24},   [KERNELS_Q4_K] = {"Q4_K", 256, 144},
-    [KERNELS_Q5_K] = {"Q5_K", 256, 176}, [KERNELS_Q6_K] = {"Q6_K", 256, 210},
+    [KERNELS_F32] = {"F32", 1, 4},       [KERNELS_F16] = {"F16", 1, 2},         [KERNELS_BF16] = {"BF16", 1, 2},
+    [KERNELS_Q8_0] = {"Q8_0", 32, 34},   [KERNELS_Q4_0] = {"Q4_0", 32, 18},     [KERNELS_Q4_1] = {"Q4_1", 32, 20},
+    [KERNELS_Q5_0] = {"Q5_0", 32, 22},   [KERNELS_Q5_1] = {"Q5_1", 32, 24},     [KERNELS_Q4_K] = {"Q4_K", 256, 144},
+    [KERNELS_Q5_K] = {"Q5_K", 256, 176}, [KERNELS_Q6_K] = {"Q6_K", 256, 210},   [KERNELS_Q2_K] = {"Q2_K", 256, 84},
+    [KERNELS_Q3_K] = {"Q3_K", 256, 110}, [KERNELS_IQ4_NL] = {"IQ4_NL", 32, 18}, [KERNELS_IQ4_XS] = {"IQ4_XS", 256, 136},
+    [KERNELS_MXFP4] = {"MXFP4", 32, 17},
 };
 
 const struct kernels_type_info *kernels_type_info(enum kernels_type type)
@@ -197,7 +199,9 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .kv_write = kernels_op_kv_write,
         .attention = kernels_op_attention,
         .glu = kernels_op_glu,
+        .mixture = kernels_op_mixture,
         .add = kernels_op_add,
+        .softcap = kernels_op_softcap,
         .reserve_pick = kernels_pick_reserve,
         .pick = kernels_op_pick,
         .kv_export = kernels_op_kv_export,

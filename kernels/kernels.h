@@ -26,14 +26,19 @@ enum kernels_type {
     KERNELS_F32,
     KERNELS_F16,
     KERNELS_BF16,
-    KERNELS_Q8_0, /* 32 values: f16 scale, 32 int8 */
-    KERNELS_Q4_0, /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
-    KERNELS_Q4_1, /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
-    KERNELS_Q5_0, /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
-    KERNELS_Q5_1, /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
-    KERNELS_Q4_K, /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
-    KERNELS_Q5_K, /* as Q4_K with 32 bytes of high bits before the nibbles */
-    KERNELS_Q6_K, /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q8_0,   /* 32 values: f16 scale, 32 int8 */
+    KERNELS_Q4_0,   /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
+    KERNELS_Q4_1,   /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
+    KERNELS_Q5_0,   /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
+    KERNELS_Q5_1,   /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
+    KERNELS_Q4_K,   /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
+    KERNELS_Q5_K,   /* as Q4_K with 32 bytes of high bits before the nibbles */
+    KERNELS_Q6_K,   /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q2_K,   /* 256 values: 16 bytes of four-bit scales and minima, 64 bytes of pairs, f16 d, f16 dmin */
+    KERNELS_Q3_K,   /* 256 values: 32 bytes of high bits, 64 bytes of pairs, 16 six-bit scales in 12 bytes, f16 d */
+    KERNELS_IQ4_NL, /* 32 values: f16 scale, 16 bytes of nibbles that stand for 16 uneven values */
+    KERNELS_IQ4_XS, /* 256 values: f16 d, 8 six-bit scales in 6 bytes, 128 bytes of such nibbles */
+    KERNELS_MXFP4,  /* 32 values: a power of two as a byte, 16 bytes of four-bit floats */
     KERNELS_TYPE_COUNT
 };
 
@@ -74,6 +79,8 @@ int kernels_threads(const struct kernels *k);
  * UINT64_MAX when nothing says. [any thread] */
 int kernels_available_cores(void);
 uint64_t kernels_available_bytes(void);
+/* Bytes that the machine, or its control groups, leave altogether, in use or not; UINT64_MAX likewise. [any thread] */
+uint64_t kernels_machine_bytes(void);
 
 /* Runs fn(arg, i) for every i in [0, n), shared out over the workers in contiguous ranges; returns when all are done.
  * For work that is not an operation of the table (packing weights at load). */
@@ -151,18 +158,38 @@ struct kernels_linear {
     bool accumulate;
 };
 
-enum kernels_glu_kind { KERNELS_SILU, KERNELS_GELU_TANH };
+enum kernels_glu_kind {
+    KERNELS_SILU,
+    KERNELS_GELU_TANH,
+    KERNELS_SWIGLU_CLAMPED, /* gpt-oss: gate sigmoid(1.702 gate) (up + 1), gate at most 7, up within 7 */
+};
+
+#define KERNELS_MAX_EXPERTS      1024
+#define KERNELS_MAX_EXPERTS_USED 64 /* by one row; a multiple of 16 */
 
 struct kernels_attention {
     const float *q; /* [rows][heads][head_dim], rotated */
     float *out;     /* [rows][heads][head_dim] */
     int rows, heads;
-    float scale;   /* multiplies q.k */
-    int window;    /* 0 = full; else position p sees keys at distance < window */
-    float softcap; /* 0 = none; else s = cap * tanh(s / cap) */
+    float scale;        /* multiplies q.k */
+    int window;         /* 0 = full; else position p sees keys at distance < window */
+    float softcap;      /* 0 = none; else s = cap * tanh(s / cap) */
+    const float *sinks; /* [heads] or NULL: a score that each query sees beside its keys', with a value of zeros */
     struct kernels_kv kv;
     const struct kernels_run *runs; /* cover rows [0, rows) in order */
     int n_runs;
+};
+
+/* A feed-forward part of many experts, of which each row asks a few. */
+struct kernels_mixture {
+    int experts, used;                             /* at most the two maxima above; used <= experts */
+    const float *logits;                           /* [n][experts]: the router's */
+    const struct kernels_matrix *gate, *up, *down; /* [experts]: [ff][cols], [ff][cols], [cols][ff] */
+    const float *gate_bias, *up_bias, *down_bias;  /* [experts][ff], [experts][ff], [experts][cols]; or NULL */
+    enum kernels_glu_kind glu;
+    /* Scratch of the caller's: [n * used] of cols, ff, ff and cols values, and of one. */
+    float *rows, *gate_out, *up_out, *out, *weights;
+    int32_t *ids, *order, *place;
 };
 
 /* A logit that counts instead of the row's own (penalties). */
@@ -235,8 +262,17 @@ struct kernels_ops {
     void (*glu)(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                 float *out);
 
+    /* For each row of x[n][cols]: the `used` experts with the largest logits, largest first and the lower of equals
+     * first, weigh softmax of those logits; y[n][cols] += the sum over them, in that order, of weight *
+     * (down(act(gate(x))
+     * * up(x)) + bias). Rows that ask the same expert are taken together. */
+    void (*mixture)(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
+
     /* x[i] += y[i], n values. */
     void (*add)(struct kernels *k, float *x, const float *y, size_t n);
+
+    /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
+    void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
 
     /* Picks a token from each of n rows. Rows may be the same. reserve_pick() makes room for rows of up to max_logits,
      * at most KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM; call it before the first pick, and again for longer rows. */

@@ -139,6 +139,25 @@ uint64_t limits_bytes(const struct limits_roots *roots)
     return bytes;
 }
 
+static void most_of(const char *folder, void *arg)
+{
+    uint64_t *bytes = arg, most;
+    if (!number_in(folder, "memory.max", "", &most) && !number_in(folder, "memory.limit_in_bytes", "", &most))
+        return;
+    *bytes = most < *bytes ? most : *bytes;
+}
+
+uint64_t limits_machine_bytes(const struct limits_roots *roots)
+{
+    char path[MAX_PATH];
+    uint64_t kib, bytes = UINT64_MAX;
+    snprintf(path, sizeof path, "%s/meminfo", roots->proc);
+    if (read_number(path, "MemTotal:", &kib))
+        bytes = kib * 1024;
+    each_group_of(roots, "memory", most_of, &bytes);
+    return bytes;
+}
+
 /* ---- cores ------------------------------------------------------------------------------------------------------- */
 
 static void cores_of(const char *folder, void *arg)
@@ -187,4 +206,9 @@ int kernels_available_cores(void)
 uint64_t kernels_available_bytes(void)
 {
     return limits_bytes(&here);
+}
+
+uint64_t kernels_machine_bytes(void)
+{
+    return limits_machine_bytes(&here);
 }

@@ -10,6 +10,8 @@ struct limits_roots {
 
 /* As kernels_available_bytes(). */
 uint64_t limits_bytes(const struct limits_roots *roots);
+/* As kernels_machine_bytes(). */
+uint64_t limits_machine_bytes(const struct limits_roots *roots);
 /* At most `cores`, rounded up to whole ones, at least 1. */
 int limits_cores(const struct limits_roots *roots, int cores);
 

@@ -178,6 +178,14 @@ static void count_saves(struct session *s, int change)
     pthread_mutex_unlock(&s->lock);
 }
 
+void saving_free(struct saving *saving)
+{
+    free(saving->holders);
+    free(saving->detail);
+    free(saving);
+}
+
+/* One that failed is tried again, as long as its pages are there. */
 static void saving_over(struct session *s, void *arg)
 {
     struct saving *saving = arg;
@@ -188,9 +196,11 @@ static void saving_over(struct session *s, void *arg)
             *p = saving->next;
             break;
         }
-    free(saving->holders);
-    free(saving->detail);
-    free(saving);
+    if (saving->rc && saving->hot && saving->detail && s->storage && !s->closing)
+        unsaved_add(s, saving);
+    else
+        saving_free(saving);
+    hot_sweep(s);
 }
 
 static int saving_run(struct storage_ledger *l, void *arg)
@@ -209,20 +219,25 @@ static void saving_run_done(void *arg, int rc)
 
 static void tell_saved(struct session *s, void *arg)
 {
-    static const char pending[] = "\"saved\":\"pending\"";
     struct saving *saving = arg;
+    const char *before = saving->failed ? "\"saved\":\"failed\"" : "\"saved\":\"pending\"";
+    bool again = saving->failed && saving->rc;
     if (saving->rc) {
         /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
         hot_unsaved(s, saving->conversation, saving->rc == -ESTALE ? 0 : saving->from);
-        s->status.save_failures++;
-        session_log(s, LOG_ERR,
-                    "the KV of a turn could not be saved (%s); it will be prefilled again after it leaves memory",
-                    strerror(-saving->rc));
+        s->status.save_failures += !again;
+        if (!again)
+            session_log(s, LOG_ERR,
+                        "the KV of a turn could not be saved (%s); it is tried again as long as it is in memory",
+                        strerror(-saving->rc));
+    } else {
+        s->unsaved_pause_ms = 0;
     }
-    char *at = saving->detail ? strstr(saving->detail, pending) : NULL;
+    char *at = saving->detail && !again ? strstr(saving->detail, before) : NULL;
+    saving->failed |= saving->rc != 0;
     if (at) {
         const char *now = saving->rc ? "\"saved\":\"failed\"" : "\"saved\":\"yes\"";
-        size_t old_len = sizeof pending - 1, new_len = strlen(now);
+        size_t old_len = strlen(before), new_len = strlen(now);
         memmove(at + new_len, at + old_len, strlen(at + old_len) + 1);
         memcpy(at, now, new_len);
         if (s->storage && storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
@@ -251,18 +266,14 @@ static void kv_commit_done(void *arg, int rc)
  * one is stored. */
 static void find_holders(struct turn *t, struct saving *saving)
 {
-    const struct hot *h = t->hot;
     size_t n = t->found.n_path;
-    if (t->rebased || n == 0)
-        return;
+    if (t->rebased || n == 0 || engine_seq_length(t->hot->seq) < t->found.path[n - 1].n_tokens - 1)
+        return; /* or it was stopped before it came there */
     int k = (int)((t->found.path[n - 1].n_tokens - 1) / SESSION_SEGMENT_TOKENS);
-    if (k > h->n_full || (k == h->n_full && !h->tail_count) ||
-        engine_seq_length(h->seq) < t->found.path[n - 1].n_tokens - 1)
-        return; /* it was stopped before it came there */
     saving->holders = calloc(n, sizeof *saving->holders);
     if (!saving->holders)
         return; /* the shorter one stays beside it */
-    memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
+    saving->longer_at = k;
     for (size_t i = n; i-- > 0 && t->found.path[i].n_tokens > (int64_t)k * SESSION_SEGMENT_TOKENS;) {
         saving->holders[saving->n_holders++] = t->found.path[i].id;
         if (t->found.path[i].rebased)
@@ -270,33 +281,47 @@ static void find_holders(struct turn *t, struct saving *saving)
     }
 }
 
+void saving_begin(struct session *s, struct saving *saving, struct hot *h)
+{
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    uint8_t last[STORAGE_KEY_BYTES];
+    saving->hot = h;
+    saving->next = s->savings;
+    s->savings = saving;
+    s->jobs++;
+    count_saves(s, 1);
+    saving->rc = hot_save(s, h, true, last);
+    int k = saving->longer_at;
+    if (k < h->n_full || (k == h->n_full && h->tail_count))
+        memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
+    else
+        saving->n_holders = 0;
+    if (!saving->rc && memcmp(last, none, sizeof none)) {
+        int rc = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving);
+        if (!rc)
+            return; /* from now on saving->rc is the job's */
+        saving->rc = rc;
+    }
+    kv_saved(s, saving);
+}
+
 /* Saves the context for `turn`, which holds it from then on. */
 static void save_kv(struct turn *t, int64_t turn)
 {
     struct session *s = t->session;
-    uint8_t last[STORAGE_KEY_BYTES];
-    int put = hot_save(s, t->hot, true, last);
     struct saving *saving = calloc(1, sizeof *saving);
     if (!saving)
         return; /* the receipt stays at "pending": nothing was promised */
     saving->session = s;
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
+    saving->clock = t->clock;
     if (!t->rebased && !turn_touches(t) && t->found.n_path)
         saving->from = t->found.path[t->found.n_path - 1].n_tokens;
-    saving->next = s->savings;
-    s->savings = saving;
     saving->detail = t->row.detail;
     t->row.detail = NULL;
-    s->jobs++;
-    count_saves(s, 1);
     find_holders(t, saving);
-    static const uint8_t none[STORAGE_KEY_BYTES];
-    if (put || !memcmp(last, none, sizeof none) ||
-        (put = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving))) {
-        saving->rc = put;
-        kv_saved(s, saving);
-    }
+    saving_begin(s, saving, t->hot);
 }
 
 void turn_committed(struct session *s, void *turn)

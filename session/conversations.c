@@ -35,6 +35,7 @@ struct query {
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
     struct prune *prune;
+    bool tried;  /* EVICT: to save what could not be saved before */
     bool pruned; /* RESPONSE_DELETE: what stays of the last segment is stored */
     int rc;
 };
@@ -337,9 +338,8 @@ static int segment_keys(struct storage_ledger *l, struct query *q)
     return rc;
 }
 
-static int query_run(struct storage_ledger *l, void *arg)
+static int query_find(struct storage_ledger *l, struct query *q)
 {
-    struct query *q = arg;
     int rc = storage_owner_get(l, q->owner, &q->owner_row);
     if (rc)
         return rc;
@@ -369,6 +369,16 @@ static int query_run(struct storage_ledger *l, void *arg)
         break;
     }
     return rc ? rc : add_heads(l, q);
+}
+
+/* What its owner has deleted is told as such until nothing of it is left on the disk. */
+static int query_run(struct storage_ledger *l, void *arg)
+{
+    struct query *q = arg;
+    int rc = query_find(l, q);
+    if (rc == -ENOENT && q->id && storage_deleting(l, q->owner_row.id, q->id) == 1)
+        rc = -EINPROGRESS;
+    return rc;
 }
 
 /* ---- delete and evict: the engine thread's part ---- */
@@ -456,6 +466,10 @@ static bool settle(struct session *s, struct query *q)
             answer(q, -EBUSY);
             return true;
         }
+    if (q->kind == EVICT && !q->tried) { /* before its pages go */
+        q->tried = true;
+        (void)unsaved_try(s, conversation);
+    }
     for (struct saving *saving = s->savings; saving; saving = saving->next)
         if (saving->conversation == conversation)
             return false;

@@ -55,6 +55,7 @@ void hot_free(struct session *s, struct hot *h)
 {
     if (!h)
         return;
+    unsaved_forget(s, h);
     for (struct hot **p = &s->hots; *p; p = &(*p)->next)
         if (*p == h) {
             *p = h->next;
@@ -162,6 +163,8 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
         bool whole = common == engine_seq_length(own->seq);
         if (common >= best_common && (whole || (!own->ephemeral && hot_truncate(own, common) == 0)))
             h = own;
+        if (h && !whole)
+            unsaved_forget(s, h);
     }
     if (!h && best && best_common >= SHARE_MIN_TOKENS)
         h = fork_hot(s, best, best_common);
@@ -294,6 +297,20 @@ void hot_discard(struct session *s, struct hot *h)
     for (struct hot *other = s->hots; other; other = other->next)
         if (other != h && other->owner == h->owner && common_full(other, h))
             put_again(other, held_tokens(s, other) / SESSION_SEGMENT_TOKENS);
+}
+
+void hot_sweep(struct session *s)
+{
+    if (!s->storage || s->prunes)
+        return;
+    uint64_t clock = storage_clock(s->storage);
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state != TURN_OVER && t->clock < clock)
+            clock = t->clock;
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->clock < clock)
+            clock = saving->clock;
+    storage_sweep(s->storage, clock);
 }
 
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES])

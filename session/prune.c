@@ -131,6 +131,7 @@ static void over(struct session *s, void *arg)
     void (*done)(struct session * s, void *arg) = p->done;
     void *done_arg = p->arg;
     s->jobs--;
+    s->prunes--;
     prune_free(p);
     done(s, done_arg);
 }
@@ -199,6 +200,7 @@ void prune_start(struct session *s, struct prune *p, void (*done)(struct session
     p->done = done;
     p->arg = arg;
     s->jobs++;
+    s->prunes++;
     if (p->used == (int)p->found.count) {
         hold(s, p, p->found.key);
         return;

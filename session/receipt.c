@@ -45,6 +45,8 @@ void receipt_finish(struct turn *t)
         r->itl_p50_ms = t->gaps_ms[t->n_gaps / 2];
         r->itl_max_ms = t->gaps_ms[t->n_gaps - 1];
     }
+    r->gaps_ms = t->gaps_ms;
+    r->n_gaps = t->n_gaps;
     r->backend = t->session->info->backend;
     r->model = t->session->info->name;
 }

@@ -15,6 +15,7 @@
 
 #include "session/session_internal.h"
 
+#define CLOSE_MS_MIN        300 /* for storage to end, when the turns took all the time there was */
 #define MAX_WAITING_DEFAULT 256
 #define MAX_RUNNING_DEFAULT 8
 #define MAX_RUNNING         256
@@ -223,15 +224,19 @@ static bool give_way(struct session *s)
 
 static void reap(struct session *s)
 {
+    bool ended = false;
     for (struct turn **p = &s->turns; *p;) {
         struct turn *t = *p;
         if (t->state == TURN_OVER && t->n_reading == 0) {
             *p = t->next;
             turn_free(t);
+            ended = true;
         } else {
             p = &t->next;
         }
     }
+    if (ended)
+        hot_sweep(s);
 }
 
 static void cancel_stopped(struct session *s)
@@ -286,6 +291,7 @@ static void *engine_thread(void *arg)
         }
         bool posted = s->commands != NULL;
         pthread_mutex_unlock(&s->lock);
+        unsaved_retry(s, s->closing);
         cancel_stopped(s);
         turn_begin_behind(s);
         turn_admit(s);
@@ -326,6 +332,22 @@ static int open_thread(struct session *s)
     return -rc;
 }
 
+static int check_limits(int max_running, int max_waiting, int idle_ms, char *err, size_t err_size)
+{
+    if (max_running >= 1 && max_running <= MAX_RUNNING && max_waiting >= 1 && idle_ms >= 0)
+        return 0;
+    snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
+             MAX_RUNNING);
+    return -EINVAL;
+}
+
+int session_check(const struct session_opts *opts, char *err, size_t err_size)
+{
+    int rc = check_limits(opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT,
+                          opts->max_waiting ? opts->max_waiting : MAX_WAITING_DEFAULT, opts->idle_ms, err, err_size);
+    return rc ? rc : engine_check(&opts->engine, err, err_size);
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     struct session *s = calloc(1, sizeof *s);
@@ -341,21 +363,21 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
-    if (s->max_running < 1 || s->max_running > MAX_RUNNING || s->max_waiting < 1 || s->idle_ms < 0) {
-        snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
-                 MAX_RUNNING);
-        rc = -EINVAL;
+    if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
-    }
     const struct storage_opts storage = {.dir = opts->data_dir,
                                          .ram_bytes = opts->ram_bytes,
                                          .disk_bytes = opts->disk_bytes,
                                          .log = opts->log,
                                          .log_arg = opts->log_arg};
+    struct engine_opts engine = opts->engine;
+    engine.need_chat = true; /* without it no turn could be rendered */
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
-        (rc = engine_open(&opts->engine, &s->engine, err, err_size)))
+        (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->info = engine_info(s->engine);
+    for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
+        session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {
@@ -391,6 +413,7 @@ void session_close(struct session *s, int drain_ms)
 {
     if (!s)
         return;
+    int64_t deadline_ms = session_now_ns() / 1000000 + drain_ms;
     if (s->thread_started) {
         pthread_mutex_lock(&s->lock);
         s->stop = true;
@@ -402,7 +425,9 @@ void session_close(struct session *s, int drain_ms)
     /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
      * storage any more. */
     s->closing = true;
-    storage_close(s->storage);
+    int64_t left_ms = deadline_ms - session_now_ns() / 1000000;
+    if (!storage_close_within(s->storage, left_ms > CLOSE_MS_MIN ? (int)left_ms : CLOSE_MS_MIN))
+        return; /* its threads may still come back to the session: it stays, until the process ends */
     s->storage = NULL;
     for (struct command *list; (list = take_commands(s, 0));)
         run_commands(s, list);
@@ -447,6 +472,8 @@ void session_status(struct session *s, struct session_status *out)
     out->disk_used = stats.disk_used;
     out->disk_budget = stats.disk_budget;
     out->segments = stats.segments;
+    out->saved_bytes = stats.encoded_bytes;
+    out->save_us = stats.save_us;
     out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 

@@ -38,8 +38,13 @@ struct session_opts {
 /* Opens the data directory (-EBUSY: another process holds it), then the model (see engine_open()), and starts. */
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size);
 
+/* What session_open() would refuse of these settings and this model, without opening the data directory or loading
+ * anything; see engine_check(). 0, or as session_open(). */
+int session_check(const struct session_opts *opts, char *err, size_t err_size);
+
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
- * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. */
+ * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
+ * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */
 void session_close(struct session *s, int drain_ms);
 
 /* Facts about the model, constant for the session's life. */
@@ -84,6 +89,8 @@ struct session_receipt {
     int n_reprefilled;
     uint64_t bytes_read;
     double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
+    const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
+    int n_gaps;
     const char *saved;   /* "yes", "pending", "failed", "off" (store: false) */
     const char *backend; /* "cpu-avx2" */
     const char *model;
@@ -179,7 +186,7 @@ struct session_response {
 };
 
 struct session_result {
-    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EIO, ... */
+    int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ... */
     const struct session_conversation *conversations;
     size_t n_conversations;
     bool more;                                /* list: there are rows after the last one */
@@ -217,6 +224,7 @@ struct session_status {
     size_t hot_used, hot_budget, ram_used, ram_budget; /* bytes */
     uint64_t disk_used, disk_budget;
     uint64_t pending_saves, save_failures, segments;
+    uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */

@@ -7,6 +7,7 @@
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * lookup.c       the ledger jobs of a turn: what it follows, which segments there are, its commit
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
+ * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
  * receipt.c      the receipt as JSON
  *
@@ -73,6 +74,8 @@ void hot_distrust(struct session *s, int64_t owner);
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
+/* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */
+void hot_sweep(struct session *s);
 /* Notes that segment [first, first + count) is stored under key. */
 int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
@@ -120,6 +123,7 @@ struct turn {
     struct turn *next;
     struct session *session;
     enum turn_state state;
+    uint64_t clock; /* of storage, when it began: what it puts and finds is used later */
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *input, *instructions, *params;
@@ -196,11 +200,15 @@ struct saving {
     struct saving *next;
     struct session *session;
     int64_t turn, conversation;
-    int64_t from; /* tokens of the context that those before have saved */
-    char *detail; /* of the turn, with saved = "pending"; NULL: nothing is told of it */
+    uint64_t clock;  /* of its turn */
+    struct hot *hot; /* that has the pages; NULL: they have gone */
+    bool failed;     /* that is told already */
+    int64_t from;    /* tokens of the context that those before have saved */
+    char *detail;    /* of the turn, with saved = "pending"; NULL: nothing is told of it */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;
+    int longer_at; /* which segment that is */
     uint8_t longer[STORAGE_KEY_BYTES];
     int rc;
 };
@@ -232,13 +240,17 @@ struct session {
     int64_t last_progress_ms;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
-    struct turn *turns;     /* oldest first */
+    struct saving *unsaved; /* that failed, and are tried again */
+    int64_t unsaved_at_ms;  /* when */
+    int unsaved_pause_ms;
+    struct turn *turns; /* oldest first */
     struct hot *hots;
     struct ephemeral *ephemerals;
     bool closing;
     double step_token_ms; /* measured: what one more prefilled token adds to a step */
     int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     int saves;            /* turns whose saving has not ended */
+    int prunes;           /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -306,6 +318,21 @@ void live_publish(struct session *s);
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */
 void query_abort(struct session *s);
+
+/* commit.c */
+/* Saves what the context of a turn has, which holds it from then on; owns `saving` until the end. */
+void saving_begin(struct session *s, struct saving *saving, struct hot *h);
+void saving_free(struct saving *saving);
+
+/* unsaved.c */
+/* A saving has failed: it is tried again while its context is in pages. Takes it over. */
+void unsaved_add(struct session *s, struct saving *saving);
+/* The context goes, or goes on otherwise: what was not saved of it stays so. */
+void unsaved_forget(struct session *s, const struct hot *h);
+/* Tries again now what failed of a conversation (0: of all) and is not in use. True: there was something. */
+bool unsaved_try(struct session *s, int64_t conversation);
+/* Tries all again when it is time, or now. */
+void unsaved_retry(struct session *s, bool now);
 
 /* prune.c */
 struct prune;

@@ -137,6 +137,7 @@ void turn_begin(struct session *s, void *arg)
     while (*end)
         end = &(*end)->next;
     *end = t;
+    t->clock = storage_clock(s->storage);
     if (s->closing) {
         turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
         return;

@@ -420,6 +420,31 @@ int codec_decode_with(const struct codec_loops *loops, const struct storage_layo
     return at == n ? 0 : -EBADMSG;
 }
 
+int codec_verify(const void *encoded, size_t n)
+{
+    uint64_t (*sum_of)(const void *p, size_t n) = codec_loops_best()->sum;
+    const uint8_t *in = encoded;
+    uint64_t sum;
+    if (n < table_bytes(0) || get32(in) != MAGIC || get32(in + 4) > STORAGE_ARRAYS_MAX)
+        return -EBADMSG;
+    uint32_t arrays = get32(in + 4);
+    size_t table = table_bytes(arrays), at = table;
+    if (n < table)
+        return -EBADMSG;
+    memcpy(&sum, in + table - 8, 8);
+    if (sum != sum_of(in, table - 8))
+        return -EBADMSG;
+    for (uint32_t i = 0; i < arrays; i++) {
+        const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
+        size_t bytes = get32(row);
+        memcpy(&sum, row + 8, 8);
+        if (bytes > n - at || sum != sum_of(in + at, bytes))
+            return -EBADMSG;
+        at += bytes;
+    }
+    return at == n ? 0 : -EBADMSG;
+}
+
 int64_t storage_codec_encode(const struct storage_layout *layout, uint32_t count, const void *payload, void *out,
                              size_t out_size)
 {

@@ -234,9 +234,7 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_release(l, keys[i]);
     free(keys);
-    if (!rc)
-        l->deleted = true;
-    return rc;
+    return rc ? rc : erase_mark(l, owner, public_id);
 }
 
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,

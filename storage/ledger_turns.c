@@ -341,7 +341,5 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
         rc = holds_within(l, parent);
     if (!rc)
         rc = segment_release(l, held);
-    if (!rc)
-        l->deleted = true;
-    return rc;
+    return rc ? rc : erase_mark(l, owner, public_id);
 }

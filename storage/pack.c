@@ -32,16 +32,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
 #include "storage/storage_internal.h"
 
-#define PACK_NAME_BYTES   24
-#define PACK_PAIR_AT      16 /* in the first block */
-#define PREALLOCATE_BYTES ((uint64_t)64 << 20)
-#define UNREADABLE_MAX    16 /* places of a pack that a scan passes over; a disk may take seconds for each */
+#define PACK_NAME_BYTES 24
+#define PACK_PAIR_AT    16 /* in the first block */
+#define UNREADABLE_MAX  16 /* places of a pack that a scan passes over; a disk may take seconds for each */
 
 static const char record_magic[8] = "convodS1";
 static const char pack_magic[8] = "convodP1";
@@ -78,12 +78,22 @@ static int sys_fallocate(void *ctx, int fd, int mode, off_t at, off_t n)
     (void)ctx;
     return fallocate(fd, mode, at, n);
 }
+static int sys_free_bytes(void *ctx, int dirfd, uint64_t *bytes)
+{
+    struct statvfs v;
+    (void)ctx;
+    if (fstatvfs(dirfd, &v))
+        return -1;
+    *bytes = (uint64_t)v.f_bavail * v.f_frsize;
+    return 0;
+}
 const struct storage_io storage_io_system = {.open = sys_open,
                                              .pread = sys_pread,
                                              .pwrite = sys_pwrite,
                                              .fdatasync = sys_fdatasync,
                                              .fsync_dir = sys_fsync_dir,
-                                             .fallocate = sys_fallocate};
+                                             .fallocate = sys_fallocate,
+                                             .free_bytes = sys_free_bytes};
 
 /* ---- records ----------------------------------------------------------------------------------------------------- */
 
@@ -246,8 +256,9 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end)
     int fd = open_pack(p, n, end ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
     if (fd < 0)
         return fd;
-    int rc = 0;
-    if (!end) {
+    /* What a crash left allocated ahead goes back. */
+    int rc = end && ftruncate(fd, (off_t)end) ? -errno : 0;
+    if (!rc && !end) {
         uint8_t block[PACK_ALIGN] = {0};
         memcpy(block, pack_magic, 8);
         put32(block + 8, PACK_VERSION);
@@ -285,7 +296,7 @@ int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *
             return rc;
     }
     if (p->end + bytes > p->allocated) {
-        uint64_t want = bytes > PREALLOCATE_BYTES ? bytes : PREALLOCATE_BYTES;
+        uint64_t want = bytes > p->ahead_bytes ? bytes : p->ahead_bytes;
         if (p->end + want > p->pack_bytes)
             want = p->pack_bytes > p->end + bytes ? p->pack_bytes - p->end : bytes;
         int rc = p->io->fallocate(p->io->ctx, p->fd, 0, (off_t)p->end, (off_t)want);
@@ -327,27 +338,58 @@ void packs_release(struct packs *p)
     p->fd = -1;
 }
 
-int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t bytes)
+/* Overwrites what is there of a place: holes stay holes. */
+static int overwrite(const struct packs *p, int fd, uint64_t at, uint64_t end)
 {
-    int fd = open_pack(p, pack, O_RDWR);
-    if (fd < 0)
-        return fd == -ENOENT ? 0 : fd;
+    static const uint8_t zeros[1 << 20];
     int rc = 0;
-    if (p->io->fallocate(p->io->ctx, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes)) {
-        /* No holes here: overwrite. */
-        rc = errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
-        static const uint8_t zeros[65536];
-        struct stat sb;
-        if (!rc && fstat(fd, &sb))
-            rc = -errno;
-        for (uint64_t at = offset, end = offset + bytes; !rc && at < end && at < (uint64_t)sb.st_size;) {
-            size_t n = end - at < sizeof zeros ? (size_t)(end - at) : sizeof zeros;
+    while (!rc && at < end) {
+        off_t data = lseek(fd, (off_t)at, SEEK_DATA), hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+        if (data < 0 && errno == ENXIO)
+            return 0; /* behind the end of the file too */
+        if (data < 0 || hole < 0)
+            return -errno;
+        if ((uint64_t)data >= end)
+            return 0;
+        uint64_t stop = (uint64_t)hole < end ? (uint64_t)hole : end;
+        for (at = (uint64_t)data; !rc && at < stop;) {
+            size_t n = stop - at < sizeof zeros ? (size_t)(stop - at) : sizeof zeros;
             rc = write_all(p, fd, zeros, n, at);
             at += n;
         }
     }
+    return rc;
+}
+
+int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, size_t n, bool *given_back)
+{
+    *given_back = true;
+    int fd = open_pack(p, pack, O_RDWR);
+    if (fd < 0)
+        return fd == -ENOENT ? 0 : fd;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = overwrite(p, fd, places[i].offset, places[i].offset + places[i].bytes);
+    /* Without this the zeros would never leave the page cache. */
     if (!rc && p->io->fdatasync(p->io->ctx, fd))
         rc = -errno;
+    for (size_t i = 0; i < n && !rc; i++)
+        if (p->io->fallocate(p->io->ctx, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)places[i].offset,
+                             (off_t)places[i].bytes))
+            *given_back = false;
+    (void)close(fd);
+    return rc;
+}
+
+int packs_allocated(const struct packs *p, uint32_t pack, uint64_t *bytes)
+{
+    int fd = open_pack(p, pack, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    struct stat sb;
+    int rc = fstat(fd, &sb) ? -errno : 0;
+    uint64_t all = rc ? 0 : (uint64_t)sb.st_blocks * 512;
+    *bytes = all > PACK_ALIGN ? all - PACK_ALIGN : 0;
     (void)close(fd);
     return rc;
 }

@@ -124,27 +124,6 @@ static int record_decode(const struct read_op *op, const uint8_t *record, size_t
                                 (size_t)r.payload_bytes, op->payload);
 }
 
-static int noop_run(struct storage_ledger *l, void *arg)
-{
-    (void)l;
-    (void)arg;
-    return 0;
-}
-
-static void touch(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    bool flush = false;
-    pthread_mutex_lock(&st->pin_lock);
-    if (st->n_touched < TOUCHED_MAX) {
-        memcpy(st->touched[st->n_touched++], key, STORAGE_KEY_BYTES);
-        flush = st->n_touched == TOUCHED_MAX / 2;
-    }
-    pthread_mutex_unlock(&st->pin_lock);
-    /* Any batch writes them; without one in sight an empty job does. */
-    if (flush && storage_submit(st, (struct storage_job){.run = noop_run}))
-        storage_log(st, LOG_WARNING, "no memory to note which segments were used");
-}
-
 struct forget {
     uint8_t key[STORAGE_KEY_BYTES];
     uint32_t pack;
@@ -210,6 +189,39 @@ static struct storage_read_result read_disk(struct storage *st, struct read_op *
     return res;
 }
 
+struct whereabouts {
+    const struct read_op *op;
+    uint32_t pack;
+    uint64_t offset;
+};
+
+static int whereabouts_run(struct storage_ledger *l, void *arg)
+{
+    struct whereabouts *w = arg;
+    struct segment_row row;
+    int rc = segment_get(l, w->op->key, &row);
+    if (rc != 1 || row.pack == STORAGE_PACK_NONE || row.bytes != w->op->bytes)
+        return rc < 0 ? rc : -ENOENT;
+    w->pack = row.pack;
+    w->offset = row.offset;
+    return 0;
+}
+
+/* Whether the record has gone to another pack since it was looked up; it is pinned there instead then. */
+static bool moved(struct storage *st, struct read_op *op)
+{
+    struct whereabouts w = {.op = op};
+    if (op->pack == STORAGE_PACK_NONE || jobs_call(st, whereabouts_run, &w) ||
+        (w.pack == op->pack && w.offset == op->offset))
+        return false;
+    if (!op->pin_rc)
+        pin_release(st, op->pack, op->offset);
+    op->pack = w.pack;
+    op->offset = w.offset;
+    op->pin_rc = pin_take(st, op->pack, op->offset);
+    return true;
+}
+
 static void read_run(struct storage *st, struct read_op *op)
 {
     struct storage_read_result res = {.rc = -ENOENT, .tier = STORAGE_TIER_RAM};
@@ -225,6 +237,8 @@ static void read_run(struct storage *st, struct read_op *op)
     if (res.rc == -ENOENT || res.rc == -EBADMSG) {
         int before = res.rc;
         res = read_disk(st, op);
+        if ((res.rc == -EBADMSG || res.rc == -ENOENT) && moved(st, op))
+            res = read_disk(st, op);
         if (res.rc == -EBADMSG)
             atomic_fetch_add(&st->damaged, 1);
         if (op->pack != STORAGE_PACK_NONE && !op->pin_rc && (res.rc == -EBADMSG || res.rc == -ENOENT)) {
@@ -235,8 +249,6 @@ static void read_run(struct storage *st, struct read_op *op)
         if (res.rc == -ENOENT && before == -EBADMSG)
             res.rc = -EBADMSG;
     }
-    if (!res.rc)
-        touch(st, op->key);
     if (op->pack != STORAGE_PACK_NONE && !op->pin_rc)
         pin_release(st, op->pack, op->offset);
     op->done(op->arg, res);

@@ -3,8 +3,8 @@
  *   - A ledger that is not the one the rest belongs to is refused before anything is changed.
  *   - Intents that a crash left are carried out: rows gone, holes cut, then the intents themselves.
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
- * the index knows for its pack: it is taken in again, also behind holes that were cut since. Without such a loss there
- * is nothing behind that end.
+ * the index knows for its pack: it is taken in again, also behind holes that were cut since, when all of it is there.
+ * Without such a loss there is nothing behind that end.
  *   - Without an index every record of every pack is read and the rows are made anew.
  *   - A pack that cannot be read is not used further; what can be read of it still is. It keeps nobody from starting.
  *
@@ -16,10 +16,13 @@
 
 #include "storage/storage_internal.h"
 
+#define DEAD_SLACK ((uint64_t)64 << 10)
+
 struct recovery {
     struct storage_ledger *l;
     bool rebuild;
-    uint32_t last; /* highest pack number seen */
+    uint32_t newest; /* highest pack number */
+    uint32_t last;   /* highest that was looked at */
     uint64_t last_end;
     struct drop *intents;
     size_t n, cap;
@@ -74,26 +77,31 @@ static bool place_is_anothers(const struct storage_ledger *l, const struct drop 
            !pack_record_parse(head, sizeof head, false, &r) && memcmp(r.key, d->key, sizeof r.key);
 }
 
+/* What cannot be cut out now is tried again while running. */
 static int intents_carry_out(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
+    size_t left = 0;
     int rc = intents_read(r);
-    if (rc || !r->n)
-        return rc;
-    rc = control(l, S_KV_BEGIN);
+    if (!rc)
+        rc = control(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
-    if (!rc)
-        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->kv, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
-    if (!rc)
-        rc = control(l, S_BEGIN);
+    if (rc)
+        return rc;
+    int logs_rc = erase_logs(l);
+    rc = control(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
         const struct drop *d = &r->intents[i];
-        int cut = place_is_anothers(l, d) ? 0 : packs_punch(&l->st->packs, d->pack, d->offset, d->bytes);
+        bool given_back;
+        int cut = place_is_anothers(l, d)
+                      ? 0
+                      : packs_cut(&l->st->packs, d->pack, &(struct place){d->offset, d->bytes}, 1, &given_back);
         if (cut) {
-            storage_log(l->st, LOG_ERR, "pack %u: cannot give space back: %s", d->pack, strerror(-cut));
+            storage_log(l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", d->pack, strerror(-cut));
+            r->intents[left++] = *d;
             continue;
         }
         sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
@@ -102,10 +110,22 @@ static int intents_carry_out(struct recovery *r)
             rc = stmt_run(l, s, NULL);
         }
     }
+    if (!rc && !left && !logs_rc)
+        rc = control(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = control(l, S_COMMIT);
+    return rc ? rc : erase_left(l, r->intents, left);
+}
+
+/* A power loss or a kill may have left the header of a record without all of its payload. */
+static int whole(const struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes,
+                 const struct pack_record *rec)
+{
+    uint8_t *record = malloc(bytes);
+    int rc = record ? packs_read(&l->st->packs, pack, offset, record, bytes) : -ENOMEM;
     if (!rc)
-        rc = schema_errno(sqlite3_wal_checkpoint_v2(l->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+        rc = codec_verify(record + pack_payload_offset(rec->label_bytes), (size_t)rec->payload_bytes);
+    free(record);
     return rc;
 }
 
@@ -113,13 +133,22 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
                    const uint8_t *label)
 {
     struct recovery *r = arg;
-    int rc = segment_insert(r->l, rec, label, pack, offset, bytes);
-    if (rc != 1)
+    /* Without an index there are too many to read all: those that are damaged are found when they are wanted. */
+    int rc = r->rebuild && pack < r->newest ? 0 : whole(r->l, pack, offset, bytes, rec);
+    if (rc == -ENOMEM)
         return r->rc = rc;
-    /* Stored twice: the later copy goes. */
-    rc = packs_punch(&r->l->st->packs, pack, offset, bytes);
+    if (rc && rc != -EBADMSG)
+        return 0; /* it cannot be read */
+    bool torn = rc != 0;
+    rc = torn ? segment_insert_forgotten(r->l, rec, label, pack, offset, bytes)
+              : segment_insert(r->l, rec, label, pack, offset, bytes);
+    if (torn ? rc : rc != 1)
+        return r->rc = rc;
+    /* Torn, or stored twice: then the later copy goes. */
+    bool given_back;
+    rc = packs_cut(&r->l->st->packs, pack, &(struct place){offset, bytes}, 1, &given_back);
     if (rc)
-        storage_log(r->l->st, LOG_ERR, "pack %u: cannot give space back: %s", pack, strerror(-rc));
+        storage_log(r->l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", pack, strerror(-rc));
     return 0;
 }
 
@@ -155,6 +184,13 @@ static int pack_look(void *arg, uint32_t pack)
     return rc;
 }
 
+static int newest(void *arg, uint32_t pack)
+{
+    struct recovery *r = arg;
+    r->newest = pack > r->newest ? pack : r->newest;
+    return 0;
+}
+
 static int totals(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
@@ -164,7 +200,7 @@ static int totals(struct recovery *r)
         return rc;
     rc = stmt_step(l, s);
     if (rc == 1) {
-        atomic_store(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
+        atomic_fetch_add(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
         atomic_store(&l->st->segments, (uint64_t)sqlite3_column_int64(s, 1));
         if ((uint64_t)sqlite3_column_int64(s, 2) > r->last) {
             r->last = (uint32_t)sqlite3_column_int64(s, 2);
@@ -182,7 +218,33 @@ static int totals(struct recovery *r)
     if (rc == 1) {
         l->used = (uint64_t)sqlite3_column_int64(s, 0);
         l->sweep_end = sqlite3_column_int64(s, 1);
+        l->sweep_from = INT64_MAX;
+        l->sweep_clock = l->used;
+        atomic_store(&l->st->clock, l->used);
         rc = 0;
+    }
+    stmt_reset(s);
+    return rc;
+}
+
+/* What packs take on the disk beyond their records, where it is more than the file system's rounding: it could not be
+ * given back, or a crash came before. */
+static int deads(struct recovery *r)
+{
+    struct storage_ledger *l = r->l;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACKS, &rc);
+    if (!s)
+        return rc;
+    while ((rc = stmt_step(l, s)) == 1) {
+        uint32_t pack = (uint32_t)sqlite3_column_int64(s, 0);
+        uint64_t live = (uint64_t)sqlite3_column_int64(s, 1), bytes = 0;
+        for (size_t i = 0; i < l->n_waiting; i++)
+            live += l->waiting[i].pack == pack ? l->waiting[i].bytes : 0;
+        if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + DEAD_SLACK) {
+            atomic_fetch_add(&l->st->disk_used, bytes - live);
+            erase_dead(l, pack, bytes - live);
+        }
     }
     stmt_reset(s);
     return rc;
@@ -199,6 +261,8 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
     if (!rc)
         rc = control(l, S_KV_BEGIN);
     if (!rc)
+        rc = packs_list(&st->packs, newest, &r);
+    if (!rc)
         rc = packs_list(&st->packs, pack_look, &r);
     if (!rc)
         rc = totals(&r);
@@ -212,6 +276,7 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         /* A damaged record may have cut a chain in two. Until the next start it can be stored anew; then what is held
          * by nothing goes. */
         l->sweep_at = INT64_MAX;
+        l->sweep_from = l->sweep_end;
         st->sweep_done = true;
     }
     /* After a rebuild places behind the last record may have been in use: begin a new pack. */
@@ -220,5 +285,5 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         if (rc)
             storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r.last, strerror(-rc));
     }
-    return 0;
+    return deads(&r);
 }

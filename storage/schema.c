@@ -1,11 +1,12 @@
 /* schema.c - opening ledger.db and kv.db, their versions, and the cache of prepared statements.
  *
  * A database's user_version counts the steps of its schema that were applied. An older one is copied to FILE.vN
- * (readable by the older program) before the missing steps run, all in one transaction. A newer one is refused.
+ * (readable by the older program) before the missing steps run, all in one transaction; when the new one is found to be
+ * whole the copy is overwritten and removed, because what is deleted later would stay in it. A newer one is refused.
  * Opening looks at the file's first page and its schema only, so that it takes the same time however many rows there
  * are; a page that is damaged further in shows when it is read.
  */
-#include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,6 +18,8 @@
 #include "storage/storage_internal.h"
 
 #define APPLICATION_ID 0x636f6e76 /* "conv" */
+#define STRING_OF(x)   #x
+#define STRING(x)      STRING_OF(x)
 
 static const char *const ledger_steps[] = {
     "CREATE TABLE owners(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, key BLOB NOT NULL);"
@@ -63,15 +66,24 @@ const struct schema schema_kv = {.file = "kv.db",
                                  .full_sync = false,
                                  .large_pages = true};
 
+/* What the system said last on this thread, or another value. */
+static int system_errno(int otherwise)
+{
+    int error = vfs_error_take();
+    return error ? -error : otherwise;
+}
+
 int schema_errno(int sqlite_rc)
 {
+    if (sqlite_rc == SQLITE_IOERR_NOMEM)
+        return -ENOMEM;
     switch (sqlite_rc & 0xff) {
     case SQLITE_OK:
     case SQLITE_ROW:
     case SQLITE_DONE:
         return 0;
     case SQLITE_FULL:
-        return -ENOSPC;
+        return system_errno(-ENOSPC);
     case SQLITE_NOMEM:
         return -ENOMEM;
     case SQLITE_CORRUPT:
@@ -85,11 +97,12 @@ int schema_errno(int sqlite_rc)
     case SQLITE_TOOBIG:
         return -E2BIG;
     case SQLITE_CANTOPEN:
+        return system_errno(-EACCES);
     case SQLITE_PERM:
     case SQLITE_READONLY:
         return -EACCES;
     default:
-        return -EIO;
+        return system_errno(-EIO);
     }
 }
 
@@ -141,6 +154,53 @@ static int snapshot(const struct schema *s, sqlite3 *db, int dirfd, const char *
     return rc;
 }
 
+/* Also those of a newer version whose migration failed. */
+static int copies_erase(const struct schema *s, int dirfd)
+{
+    int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) {
+        int rc = -errno;
+        if (fd >= 0)
+            (void)close(fd);
+        return rc;
+    }
+    size_t n = strlen(s->file);
+    int rc = 0;
+    for (struct dirent *e; !rc && (e = readdir(d));)
+        if (!strncmp(e->d_name, s->file, n) && !strncmp(e->d_name + n, ".v", 2) && e->d_name[n + 2] &&
+            strspn(e->d_name + n + 2, "0123456789") == strlen(e->d_name + n + 2))
+            rc = vfs_erase(dirfd, e->d_name);
+    (void)closedir(d);
+    return rc;
+}
+
+/* Whether a query gives nothing else than `want` (NULL: no row at all). */
+static int gives(sqlite3 *db, const char *sql, const char *want)
+{
+    sqlite3_stmt *q = NULL;
+    int rc = sqlite3_prepare_v2(db, sql, -1, &q, NULL), n = 0;
+    bool good = true;
+    while (rc == SQLITE_OK && (rc = sqlite3_step(q)) == SQLITE_ROW) {
+        const char *text = (const char *)sqlite3_column_text(q, 0);
+        good &= want && text && !strcmp(text, want);
+        n++;
+        rc = SQLITE_OK;
+    }
+    (void)sqlite3_finalize(q);
+    rc = schema_errno(rc);
+    return rc ? rc : good && n == (want ? 1 : 0) ? 0 : -EBADMSG;
+}
+
+/* The log is emptied too: what the copy is compared with is the file. */
+static int verify(sqlite3 *db)
+{
+    int rc = schema_errno(sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+    if (!rc)
+        rc = gives(db, "PRAGMA integrity_check(1)", "ok");
+    return rc ? rc : gives(db, "PRAGMA foreign_key_check", NULL);
+}
+
 static int migrate(const struct schema *s, sqlite3 *db, int dirfd, const char *dir)
 {
     int version = 0;
@@ -150,7 +210,7 @@ static int migrate(const struct schema *s, sqlite3 *db, int dirfd, const char *d
     if (version > s->n_steps || version < 0)
         return -EPROTO;
     if (version == s->n_steps)
-        return 0;
+        return copies_erase(s, dirfd);
     if (version > 0) {
         rc = snapshot(s, db, dirfd, dir, version);
         if (rc)
@@ -169,13 +229,34 @@ static int migrate(const struct schema *s, sqlite3 *db, int dirfd, const char *d
         rc = exec(db, "COMMIT");
     if (rc)
         (void)exec(db, "ROLLBACK");
-    return rc;
+    if (!rc && version > 0)
+        rc = verify(db);
+    return rc ? rc : copies_erase(s, dirfd);
+}
+
+int schema_scrub(struct storage_ledger *l, enum stmt_db which)
+{
+    static const char done[] = "scrubbed";
+    bool ledger = which == STMT_LEDGER;
+    sqlite3 *db = ledger ? l->db : l->kv;
+    uint8_t value;
+    size_t n;
+    int page_bytes = 0, rc = meta_get(l, ledger ? S_META_GET : S_KV_META_GET, done, &value, sizeof value, &n);
+    if (rc)
+        return rc < 0 ? rc : 0;
+    rc = schema_errno(sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+    if (!rc)
+        rc = pragma_int(db, "PRAGMA page_size", &page_bytes);
+    if (!rc)
+        rc = vfs_scrub(db, page_bytes);
+    return rc ? rc : meta_set(l, ledger ? S_META_SET : S_KV_META_SET, done, "1", 1);
 }
 
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size)
 {
     sqlite3 *db = NULL;
-    char *path = sqlite3_mprintf("%s/%s", dir, s->file);
+    const char *vfs = vfs_name();
+    char *path = vfs ? sqlite3_mprintf("%s/%s", dir, s->file) : NULL;
     /* SQLite would make it readable for others; its -wal and -shm take over this mode. */
     int fd = path ? openat(dirfd, s->file, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
     int rc = !path ? -ENOMEM : fd < 0 ? -errno : 0;
@@ -184,7 +265,9 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
     if (!rc)
         rc = schema_errno(sqlite3_open_v2(
             path, &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE,
-            NULL));
+            vfs));
+    if (!rc)
+        rc = exec(db, "PRAGMA locking_mode = EXCLUSIVE"); /* vfs.c has no shared memory */
     int application = 0, objects = 0;
     if (!rc)
         rc = pragma_int(db, "SELECT count(*) FROM sqlite_schema", &objects);
@@ -200,9 +283,9 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
     if (!rc && objects == 0 && s->large_pages)
         rc = exec(db, "PRAGMA page_size = 8192");
     if (!rc)
-        rc = exec(db, "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON;"
-                      "PRAGMA trusted_schema = OFF; PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY;"
-                      "PRAGMA cache_size = -16384");
+        rc = exec(db, "PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;"
+                      "PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -16384;"
+                      "PRAGMA max_page_count = " STRING(VFS_PAGES_MAX));
     if (!rc)
         rc = exec(db, s->full_sync ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL");
     if (!rc)

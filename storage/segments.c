@@ -5,8 +5,12 @@
  * in the same batch; the ledger commits first, then kv.db, then the holes are cut, then the intents go. A crash in
  * between leaves an intent that segments_recover() carries out, or a record without a row that it takes in again.
  *
- * Eviction takes the least recently used leaves. Uses are noted when a lookup finds a segment, when it is read, and for
- * a whole chain when a commit holds its end: a conversation that goes on in pages reads nothing, but needs its chain.
+ * Eviction takes the least recently used leaves. Uses are noted when a lookup finds a segment and when a commit holds
+ * the end of a chain; what is before it is no leaf. The clock of uses counts them: `used` never goes back.
+ *
+ * What nothing holds is searched for in the background, from the oldest row to the newest, at start and whenever turns
+ * have ended. A row whose use is later than the clock that the search was given is passed over: a running turn has put
+ * it, and will hold it, or has planned to read it. The next search begins with the first one that was passed over.
  *
  * A segment that was found damaged but has children keeps its row without a place (pack IS NULL), so that the chain
  * stays whole until the segment is stored anew.
@@ -16,8 +20,6 @@
 #include <string.h>
 
 #include "storage/storage_internal.h"
-
-#define USE_SHARE 4 /* what is in the latest quarter of uses is not noted again */
 
 static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES])
 {
@@ -131,9 +133,23 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
 }
 
+int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                             uint64_t offset, uint64_t bytes)
+{
+    int rc = segment_insert(l, r, label, pack, offset, bytes);
+    if (rc)
+        return rc == 1 ? 0 : rc;
+    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
+    return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
+}
+
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes)
 {
+    /* Its row came back with a transaction of the index that failed: the intent is there. */
+    for (size_t i = 0; i < l->n_waiting; i++)
+        if (l->waiting[i].wait == WAIT_INDEX && l->waiting[i].pack == pack && l->waiting[i].offset == offset)
+            return 0;
     if (l->n_drops == l->cap_drops) {
         size_t cap = l->cap_drops ? l->cap_drops * 2 : 64;
         struct drop *grown = realloc(l->drops, cap * sizeof *grown);
@@ -159,6 +175,27 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
     return 0;
 }
 
+int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_MOVE, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, row->key);
+    (void)sqlite3_bind_int64(s, 2, pack);
+    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
+    rc = stmt_run(l, s, NULL);
+    if (!rc)
+        rc = segment_account(l, pack, offset + row->bytes, (int64_t)row->bytes, 1);
+    if (!rc)
+        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+    if (!rc)
+        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+    if (!rc)
+        atomic_fetch_add(&l->st->segments, 1); /* as many as before when the drop is carried out */
+    return rc;
+}
+
 /* Takes a row out of the index. */
 static int row_drop(struct storage_ledger *l, const struct segment_row *row)
 {
@@ -172,15 +209,16 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     return rc ? rc : key_run(l, S_SEG_DELETE, row->key);
 }
 
-int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+/* Not what was used later than `clock`. */
+static int release_unused(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t clock)
 {
     uint8_t at[STORAGE_KEY_BYTES];
     memcpy(at, key, sizeof at);
     while (!pack_is_zero(at, sizeof at)) {
         struct segment_row row;
         int rc = segment_get(l, at, &row);
-        if (rc <= 0)
-            return rc;
+        if (rc <= 0 || row.used > clock)
+            return rc < 0 ? rc : 0;
         rc = any(l, S_HELD, at);
         if (!rc)
             rc = any(l, S_SEG_HAS_CHILD, at);
@@ -192,6 +230,11 @@ int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
         memcpy(at, row.parent, sizeof at);
     }
     return 0;
+}
+
+int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    return release_unused(l, key, UINT64_MAX);
 }
 
 /* Holds on a segment that goes become holds on its parent, so that the rest of the chain stays. */
@@ -335,22 +378,27 @@ int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep
     return 0;
 }
 
-int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_TOUCH, &rc);
     if (!s)
-        return rc;
+        return;
     (void)bind_key(s, 1, key);
-    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)l->used);
-    return stmt_run(l, s, NULL);
+    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)++l->used);
+    (void)stmt_run(l, s, NULL); /* if a use cannot be noted the segment only goes earlier */
 }
 
-void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used)
+int segment_any_forgotten(struct storage_ledger *l)
 {
-    /* Every new segment moves the clock on. If a use cannot be noted the segment only goes earlier. */
-    if (l->used > used && l->used - used > atomic_load(&l->st->segments) / USE_SHARE)
-        (void)segment_touch(l, key);
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_FORGOTTEN, &rc);
+    if (!s)
+        return rc;
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
 }
 
 int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
@@ -376,29 +424,50 @@ int segment_any(struct storage_ledger *l)
     return rc;
 }
 
+void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_LATEST, &rc);
+    if (!s)
+        return;
+    if (stmt_step(l, s) == 1) {
+        l->sweep_end = sqlite3_column_int64(s, 1);
+        l->sweep_at = l->sweep_from;
+        l->sweep_from = INT64_MAX;
+        l->sweep_clock = clock;
+    }
+    stmt_reset(s);
+}
+
 int segment_sweep(struct storage_ledger *l, int rows)
 {
     uint8_t keys[64][STORAGE_KEY_BYTES];
-    int n = 0, rc;
+    int n = 0, seen = 0, rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_SWEEP, &rc);
     if (!s)
         return rc;
     (void)sqlite3_bind_int64(s, 1, l->sweep_at);
     (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
     (void)sqlite3_bind_int64(s, 3, l->sweep_end);
-    while (n < 64 && (rc = stmt_step(l, s)) == 1) {
+    while (seen < 64 && (rc = stmt_step(l, s)) == 1) {
         l->sweep_at = sqlite3_column_int64(s, 0);
-        if (!column_bytes(s, 1, keys[n], STORAGE_KEY_BYTES))
+        seen++;
+        if ((uint64_t)sqlite3_column_int64(s, 2) > l->sweep_clock)
+            l->sweep_from = l->sweep_at - 1 < l->sweep_from ? l->sweep_at - 1 : l->sweep_from;
+        else if (!column_bytes(s, 1, keys[n], STORAGE_KEY_BYTES))
             n++;
     }
     stmt_reset(s);
     if (rc < 0)
         return rc;
-    if (!n)
+    if (!seen) {
         l->sweep_at = INT64_MAX;
+        if (l->sweep_from > l->sweep_end)
+            l->sweep_from = l->sweep_end;
+    }
     rc = 0;
     for (int i = 0; i < n && !rc; i++)
-        rc = segment_release(l, keys[i]);
+        rc = release_unused(l, keys[i], l->sweep_clock);
     return rc;
 }
 
@@ -407,7 +476,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
 /* The nearest child on one side of the label. 1: found; 0: none. */
 static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, const uint8_t fingerprint[32],
                      const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
-                     struct storage_found *out, uint64_t *used)
+                     struct storage_found *out)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, id, &rc);
@@ -420,7 +489,6 @@ static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, c
     rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
-    *used = (uint64_t)sqlite3_column_int64(s, 8);
     int n = sqlite3_column_bytes(s, 3);
     const char *producer = (const char *)sqlite3_column_text(s, 7);
     struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
@@ -466,19 +534,17 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
     /* [0]: at or below the label, [1]: above it; those on disk, then those in RAM only. */
     struct storage_found side[2][2] = {0};
     bool have[2][2] = {{false}};
-    uint64_t used[2];
     uint32_t head[2] = {0, 0};
     int rc = 0;
     for (int i = 0; i < 2 && rc >= 0; i++) {
-        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0],
-                       &used[i]);
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0]);
         have[i][0] = rc == 1;
         if (have[i][0])
             head[i] = common_head(&side[i][0], label, label_bytes);
     }
     int best = head[1] > head[0];
     if (head[best])
-        segment_use(l, side[best][0].key, used[best]);
+        segment_use(l, side[best][0].key);
     if (rc >= 0)
         rc = ram_nearest(&l->st->ram, owner, fingerprint, parent, label, label_bytes, &side[0][1], &side[1][1]);
     size_t found = 0;

@@ -2,7 +2,7 @@
  *
  * One process holds a directory: DIR/lock is locked with flock() for the process's life and holds its pid. The order
  * of closing is the order in which work flows: the writer ends first (it needs the ledger thread), then the readers,
- * then the ledger thread, which commits what all of them left.
+ * then the ledger thread, which commits what all of them left and waits for the cutter.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "storage/storage_internal.h"
@@ -21,6 +21,8 @@
 #define PACK_BYTES_MAX    ((uint64_t)1 << 30)
 #define PACK_BYTES_MIN    ((uint64_t)1 << 20)
 #define READERS_DEFAULT   2
+#define ENCODER_CPUS      8                     /* there is an encoder for so many */
+#define QUEUE_BYTES_MIN   ((uint64_t)128 << 20) /* of segments to be saved; more with a large RAM tier */
 #define READERS_MAX       64
 #define KV_DAMAGED        "kv.damaged" /* its presence: kv.db is to be made anew */
 
@@ -36,6 +38,13 @@ void storage_log(struct storage *st, int priority, const char *fmt, ...)
     st->log(st->log_arg, priority, text);
 }
 
+int64_t monotonic_ms(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
 void storage_mark_kv_damaged(struct storage *st)
 {
     int fd = openat(st->dirfd, KV_DAMAGED, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -49,7 +58,8 @@ void storage_mark_kv_damaged(struct storage *st)
 static int fail(char *err, size_t err_size, int rc, const char *dir, const char *what)
 {
     if (err_size)
-        (void)snprintf(err, err_size, "%s: %s: %s", dir, what, strerror(-rc));
+        (void)snprintf(err, err_size, "%s: %s: %s%s", dir, what, strerror(-rc),
+                       room_is_full(rc) ? "; free some space there" : "");
     return rc;
 }
 
@@ -63,15 +73,17 @@ static int lock_take(struct storage *st, char *err, size_t err_size)
         int rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
         ssize_t n = pread(st->lockfd, text, sizeof text - 1, 0);
         text[n > 0 ? n : 0] = '\0';
-        text[strcspn(text, "\n")] = '\0';
+        text[strcspn(text, " \n")] = '\0';
         if (err_size && rc == -EBUSY)
             (void)snprintf(err, err_size, "%s is in use by process %s", st->dir, *text ? text : "unknown");
         else
             (void)fail(err, err_size, rc, st->dir, "lock");
         return rc;
     }
-    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(st->lockfd, 0) || pwrite(st->lockfd, text, (size_t)n, 0) != n)
+    /* As long as it was before: a full disk has no room for a new block. */
+    (void)snprintf(text, sizeof text, "%-*ld", (int)sizeof text - 2, (long)getpid());
+    text[sizeof text - 2] = '\n';
+    if (pwrite(st->lockfd, text, sizeof text - 1, 0) < 0 && !room_is_full(-errno))
         return fail(err, err_size, -errno, st->dir, "lock");
     return 0;
 }
@@ -91,16 +103,28 @@ static int directory_open(struct storage *st, const char *dir, char *err, size_t
 static int kv_remove(struct storage *st)
 {
     static const char *const files[] = {"kv.db", "kv.db-wal", "kv.db-shm", KV_DAMAGED};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        if (unlinkat(st->dirfd, files[i], 0) && errno != ENOENT)
-            return -errno;
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files && !rc; i++)
+        rc = vfs_erase(st->dirfd, files[i]);
+    return rc;
 }
 
 /* Whether only the index is hurt: it is damaged, or cannot be read. */
 static bool kv_hurt(const struct storage_ledger *l, int rc)
 {
     return rc == -EBADMSG || (rc == -EIO && (!l->kv || (sqlite3_errcode(l->kv) & 0xff) == SQLITE_IOERR));
+}
+
+/* What versions before this one left of deleted rows. Where that fails it is tried again at the next start. */
+static void databases_scrub(struct storage *st)
+{
+    static const char *const names[] = {[STMT_LEDGER] = "ledger.db", [STMT_KV] = "kv.db"};
+    for (int which = STMT_LEDGER; which <= STMT_KV; which++) {
+        int rc = schema_scrub(&st->ledger, (enum stmt_db)which);
+        if (rc)
+            storage_log(st, LOG_WARNING, "%s: what was deleted by an older version may still be in it: %s",
+                        names[which], strerror(-rc));
+    }
 }
 
 static int databases_open(struct storage *st, char *err, size_t err_size)
@@ -126,6 +150,10 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!kv_hurt(l, rc))
         return rc;
     storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
+    erase_give_up(l);
+    atomic_store(&st->disk_used, 0);
+    atomic_store(&st->disk_dead, 0);
+    l->n_dead = 0;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->kv);
     l->kv = NULL;
@@ -147,11 +175,11 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
 {
     st->disk_budget = opts->disk_bytes;
     if (!st->disk_budget) {
-        struct statvfs v;
-        if (fstatvfs(st->dirfd, &v))
+        if (st->io.free_bytes(st->io.ctx, st->dirfd, &st->disk_budget))
             return fail(err, err_size, -errno, st->dir, "free space");
-        st->disk_budget = (uint64_t)v.f_bavail * v.f_frsize / 2;
+        st->disk_budget /= 2;
     }
+    st->queue_most = st->ram.budget / 2 > QUEUE_BYTES_MIN ? st->ram.budget / 2 : QUEUE_BYTES_MIN;
     st->packs.pack_bytes = st->disk_budget / 8;
     if (st->packs.pack_bytes > PACK_BYTES_MAX)
         st->packs.pack_bytes = PACK_BYTES_MAX;
@@ -166,10 +194,24 @@ static int threads_start(struct storage *st, int readers)
     if (rc)
         return -rc;
     st->ledger_started = true;
+    rc = pthread_create(&st->cutter_thread, NULL, cutter_thread, st);
+    if (rc)
+        return -rc;
+    st->cutter_started = true;
     rc = pthread_create(&st->writer_thread, NULL, writer_thread, st);
     if (rc)
         return -rc;
     st->writer_started = true;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int encoders = cpus / ENCODER_CPUS < 1              ? 1
+                   : cpus / ENCODER_CPUS > ENCODERS_MAX ? ENCODERS_MAX
+                                                        : (int)(cpus / ENCODER_CPUS);
+    while (st->n_encoders < encoders) {
+        rc = pthread_create(&st->encoder_threads[st->n_encoders], NULL, encoder_thread, st);
+        if (rc)
+            return -rc;
+        st->n_encoders++;
+    }
     st->reader_threads = calloc((size_t)readers, sizeof *st->reader_threads);
     if (!st->reader_threads)
         return -ENOMEM;
@@ -191,7 +233,8 @@ static int locks_init(struct storage *st)
     if (pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) || pthread_mutex_init(&st->jobs_lock, NULL) ||
         pthread_cond_init(&st->jobs_cond, &monotonic) || pthread_mutex_init(&st->writer_lock, NULL) ||
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
-        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
+        pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -218,6 +261,7 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     st->jobs_tail = &st->jobs;
     st->writes_tail = &st->writes;
     st->reads_tail = &st->reads;
+    st->cuts_tail = &st->cuts;
     st->ledger.st = st;
     int rc = locks_init(st);
     if (rc) {
@@ -225,19 +269,22 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         return fail(err, err_size, rc, opts->dir, "storage");
     }
     rc = ram_init(&st->ram, opts->ram_bytes ? opts->ram_bytes : RAM_BYTES_DEFAULT);
-    st->touched = rc ? NULL : malloc(TOUCHED_MAX * sizeof *st->touched);
-    if (!st->touched)
-        rc = fail(err, err_size, -ENOMEM, opts->dir, "storage");
+    if (rc)
+        (void)fail(err, err_size, rc, opts->dir, "storage");
     if (!rc)
         rc = directory_open(st, opts->dir, err, err_size);
     if (!rc)
         rc = lock_take(st, err, err_size);
     if (!rc)
         rc = budgets_set(st, opts, err, err_size);
+    if (!rc)
+        room_open(st);
     st->packs.io = &st->io;
     st->packs.dirfd = st->dirfd;
     if (!rc)
         rc = databases_open(st, err, err_size);
+    if (!rc)
+        databases_scrub(st);
     /* The names of new files. */
     if (!rc && st->io.fsync_dir(st->io.ctx, st->dirfd))
         rc = fail(err, err_size, -errno, st->dir, "sync");
@@ -268,19 +315,52 @@ static void stop(pthread_mutex_t *lock, pthread_cond_t *cond, bool *flag)
     pthread_mutex_unlock(lock);
 }
 
+/* False: the thread has not ended in time. */
+static bool join(pthread_t thread, int64_t deadline_ms)
+{
+    struct timespec t = {.tv_sec = deadline_ms / 1000, .tv_nsec = deadline_ms % 1000 * 1000000};
+    return (deadline_ms == INT64_MAX ? pthread_join(thread, NULL)
+                                     : pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &t)) == 0;
+}
+
+/* The threads end in the order in which work flows. */
+static bool threads_stop(struct storage *st, int64_t deadline_ms)
+{
+    stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
+    for (; st->writer_started; st->writer_started = false)
+        if (!join(st->writer_thread, deadline_ms))
+            return false;
+    for (; st->n_encoders; st->n_encoders--)
+        if (!join(st->encoder_threads[st->n_encoders - 1], deadline_ms))
+            return false;
+    stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
+    for (; st->n_readers; st->n_readers--)
+        if (!join(st->reader_threads[st->n_readers - 1], deadline_ms))
+            return false;
+    stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
+    for (; st->ledger_started; st->ledger_started = false)
+        if (!join(st->ledger_thread, deadline_ms))
+            return false;
+    stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
+    for (; st->cutter_started; st->cutter_started = false)
+        if (!join(st->cutter_thread, deadline_ms))
+            return false;
+    return true;
+}
+
 void storage_close(struct storage *st)
 {
+    (void)storage_close_within(st, -1);
+}
+
+bool storage_close_within(struct storage *st, int ms)
+{
     if (!st)
-        return;
-    stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
-    if (st->writer_started)
-        (void)pthread_join(st->writer_thread, NULL);
-    stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
-    for (int i = 0; i < st->n_readers; i++)
-        (void)pthread_join(st->reader_threads[i], NULL);
-    stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
-    if (st->ledger_started)
-        (void)pthread_join(st->ledger_thread, NULL);
+        return true;
+    if (!threads_stop(st, ms < 0 ? INT64_MAX : monotonic_ms() + ms)) {
+        storage_log(st, LOG_WARNING, "%s: not everything could be saved in time", st->dir);
+        return false;
+    }
     struct storage_ledger *l = &st->ledger;
     stmt_finalize_all(l);
     (void)sqlite3_close(l->db);
@@ -291,8 +371,8 @@ void storage_close(struct storage *st)
     free(l->waiting);
     free(l->dead_turns);
     free(l->cleared);
+    free(l->dead);
     free(st->pins);
-    free(st->touched);
     free(st->reader_threads);
     free(st->dir);
     /* Closing the file gives the lock up. */
@@ -303,11 +383,14 @@ void storage_close(struct storage *st)
     (void)pthread_cond_destroy(&st->jobs_cond);
     (void)pthread_cond_destroy(&st->writer_cond);
     (void)pthread_cond_destroy(&st->reader_cond);
+    (void)pthread_cond_destroy(&st->cutter_cond);
     (void)pthread_mutex_destroy(&st->jobs_lock);
     (void)pthread_mutex_destroy(&st->writer_lock);
     (void)pthread_mutex_destroy(&st->reader_lock);
+    (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
     free(st);
+    return true;
 }
 
 void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n)
@@ -328,4 +411,5 @@ void storage_stats(struct storage *st, struct storage_stats *out)
     out->encoded_bytes = atomic_load(&st->encoded_bytes);
     out->damaged = atomic_load(&st->damaged);
     out->save_failures = atomic_load(&st->save_failures);
+    out->save_us = atomic_load(&st->save_us);
 }

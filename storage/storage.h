@@ -4,10 +4,10 @@
  * blobs in append-only pack files, a RAM tier in front of them, and kv.db (WAL, NORMAL) as their index. Storage handles
  * keys and bytes; what a tensor or a token is it does not know.
  *
- * Threads. Storage owns three kinds:
+ * Threads. Storage owns these kinds:
  *   - the ledger thread, the only one that owns SQLite write connections. It runs jobs (storage_submit) in order, as
  * many as are waiting in one transaction, and reports them after the commit (group commit);
- *   - the KV writer: encodes segments, appends them to packs and syncs, in order of submission;
+ *   - KV encoders and the KV writer: encode segments, append them to packs and sync, in order of submission;
  *   - KV readers: read, verify and decode segments.
  * Functions marked [any thread] only take a lock for moments and never touch the disk. Functions that take a
  * `struct storage_ledger *` may be called from inside a job only. `done` callbacks run on a storage thread and must be
@@ -42,6 +42,9 @@ int storage_open(const struct storage_opts *opts, struct storage **out, char *er
 
 /* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */
 void storage_close(struct storage *st);
+/* The same, but for so long at most. False: something still runs, as a sync that the disk does not answer. Then nothing
+ * is freed, callbacks may still come, and the process is to end; what was not finished is as after a crash. */
+bool storage_close_within(struct storage *st, int ms);
 
 /* ---- jobs on the ledger thread --------------------------------------------------------------------------------- */
 
@@ -98,8 +101,13 @@ int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t 
 /* Writes title, metadata, instructions, head and updated_ms of row c->id. */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
- * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. */
+ * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
+ * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */
 int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
+
+/* Whether a conversation or turn is gone for its owner, but something of it may still be readable on the disk: 1, 0 or
+ * negative. */
+int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
 /* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
  * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
@@ -181,14 +189,14 @@ struct storage_layout {
 /* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
  * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
  * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. [any
- * thread] -ENOMEM: nothing was taken (payload freed). */
+ * thread] -ENOMEM; -ENOBUFS: too much waits to be saved, put it again later: nothing was taken (payload freed). */
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
  * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
- * now, and making room for what was put evicts nothing of it. done gets 0 or why some of it could not be saved; then
- * those segments stay in RAM only.
+ * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
+ * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
  * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
@@ -228,6 +236,12 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
 
+/* A clock that counts uses of segments. What is found or put from now on is used later. [any thread] */
+uint64_t storage_clock(struct storage *st);
+/* Segments that no turn holds are dropped in the background, as far as they were used last at this clock or before: it
+ * is the one from before the oldest turn that still runs or is being saved. [any thread] */
+void storage_sweep(struct storage *st, uint64_t clock);
+
 /* Drops RAM copies of segments that are on disk. keys == NULL: all. [any thread] */
 void storage_ram_drop(struct storage *st, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
 
@@ -238,6 +252,7 @@ struct storage_stats {
     uint64_t pending_puts;             /* taken, not yet durable */
     uint64_t raw_bytes, encoded_bytes; /* of all segments encoded since start */
     uint64_t damaged, save_failures;   /* since start */
+    uint64_t save_us;                  /* that the writer spent on encoding and writing since start */
 };
 /* [any thread] */
 void storage_stats(struct storage *st, struct storage_stats *out);

@@ -2,15 +2,18 @@
  *
  * Layers, each above the next:
  *   storage.c   open and close, the lock file, statistics
- *   writer.c, reader.c   the threads that encode and append, and read and decode
- *   jobs.c      the ledger thread: group commit, and what follows a commit (holes, deletes)
+ *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
+ *   jobs.c      the ledger thread: group commit
+ *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, segments.c   rows of ledger.db and kv.db
+ *   room.c      a full disk: the ledger's room comes first
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
+ *   vfs.c       between SQLite and the files: what is deleted is overwritten
  *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
  *
- * Locks. `jobs_lock`, `writer_lock`, `reader_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock` pins and the
- * list of touched keys. None is held while another is taken, and none while the disk is used.
+ * Locks. `jobs_lock`, `writer_lock`, `reader_lock`, `cutter_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock`
+ * pins and the list of touched keys. None is held while another is taken, and none while the disk is used.
  */
 #ifndef CONVOD_STORAGE_INTERNAL_H
 #define CONVOD_STORAGE_INTERNAL_H
@@ -41,6 +44,7 @@ struct storage_io {
     int (*fdatasync)(void *ctx, int fd);
     int (*fsync_dir)(void *ctx, int dirfd);
     int (*fallocate)(void *ctx, int fd, int mode, off_t at, off_t n);
+    int (*free_bytes)(void *ctx, int dirfd, uint64_t *bytes); /* of the file system, for us */
     void *ctx;
 };
 extern const struct storage_io storage_io_system;
@@ -81,6 +85,7 @@ struct packs {
     const struct storage_io *io;
     int dirfd;
     uint64_t pack_bytes;      /* size at which a new pack is begun */
+    uint64_t ahead_bytes;     /* that are allocated at once, as far as the pack goes */
     uint8_t pair[PAIR_BYTES]; /* of the ledger that the packs belong to; all zero: not known yet */
     /* The active pack; the writer thread's. */
     int fd; /* -1: none */
@@ -96,7 +101,14 @@ bool packs_full(const struct packs *p, uint64_t bytes);
 int packs_sync(struct packs *p);
 /* Closes the active pack, giving back what was allocated beyond its end. */
 void packs_release(struct packs *p);
-int packs_punch(const struct packs *p, uint32_t pack, uint64_t offset, uint64_t bytes);
+struct place {
+    uint64_t offset, bytes;
+};
+/* Overwrites records of one pack with zeros and syncs, then punches holes. *given_back: that could be done too, so that
+ * their space is free. A pack that is not there has none. */
+int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, size_t n, bool *given_back);
+/* Bytes that a pack takes on the disk behind its first block. */
+int packs_allocated(const struct packs *p, uint32_t pack, uint64_t *bytes);
 /* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
 int packs_unlink(const struct packs *p, uint32_t pack);
@@ -154,6 +166,20 @@ void ram_drop_turn(struct ram *r, int64_t turn);
 int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const void *label, uint32_t label_bytes, struct storage_found *below, struct storage_found *above);
 
+/* ---- files that SQLite writes (vfs.c) ----------------------------------------------------------------------------
+ */
+#define VFS_PAGES_MAX 33554431 /* 0x01ffffff; pages of a database: what vfs.c tells pages apart by ends there */
+/* The name of the layer that overwrites what is deleted, for sqlite3_open_v2(); NULL: out of memory. */
+const char *vfs_name(void);
+/* The system's error of this thread's last call to a file that failed, once; 0: none. */
+int vfs_error_take(void);
+/* Zeros in what is not allocated of a b-tree page of n bytes. True: it was changed. Others stay as they are. */
+bool vfs_scrub_page(uint8_t *page, size_t n, bool first);
+/* The same for every page of a database that was opened with vfs_name(), in place. Its log must be empty. */
+int vfs_scrub(sqlite3 *db, int page_bytes);
+/* Overwrites a file with zeros, syncs and unlinks it. One that is not there is gone. */
+int vfs_erase(int dirfd, const char *name);
+
 /* ---- databases (schema.c) ----------------------------------------------------------------------------------------
  */
 struct schema {
@@ -164,9 +190,10 @@ struct schema {
     bool large_pages;
 };
 extern const struct schema schema_ledger, schema_kv;
-/* Opens or creates; brings an older version up to date after a snapshot FILE.vN beside it. `dir` is the path of dirfd.
- */
+/* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
+ * the path of dirfd. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+/* An SQLite result that this thread has just got, as an errno value: the system's, where it said why. */
 int schema_errno(int sqlite_rc);
 
 enum stmt_db { STMT_LEDGER, STMT_KV };
@@ -177,12 +204,35 @@ enum stmt_id {
     STMT_COUNT
 };
 
+/* Once in a database's life: what versions before left in the unallocated space of its pages is overwritten. */
+int schema_scrub(struct storage_ledger *l, enum stmt_db which);
+
+enum drop_wait {
+    WAIT_READER, /* somebody reads it */
+    WAIT_INDEX,  /* kv.db still has its row */
+    WAIT_FAILED  /* it could not be cut out */
+};
+struct job;
 struct drop { /* a record that is gone from the index and is to be cut out of its pack */
     int64_t intent;
     uint32_t pack;
     uint64_t offset, bytes;
     uint8_t key[STORAGE_KEY_BYTES];
+    struct job *job; /* is reported after it; NULL: none */
+    enum drop_wait wait;
+    int rc;          /* of overwriting it */
+    bool given_back; /* and its space is free */
 };
+struct cut { /* drops on their way to the cutter and back */
+    struct cut *next;
+    size_t n;
+    struct drop drops[];
+};
+struct retry {
+    int64_t at_ms; /* of the monotonic clock; 0: nothing to do */
+    int pause_ms;
+};
+struct mark; /* of something that is being deleted, see erase.c */
 
 struct storage_ledger {
     struct storage *st;
@@ -190,21 +240,37 @@ struct storage_ledger {
     sqlite3_stmt *stmts[STMT_COUNT];
     struct drop *drops; /* of the batch; a job that fails takes its own back */
     size_t n_drops, cap_drops;
-    struct drop *waiting; /* left the index, but somebody reads them */
+    struct drop *waiting; /* not cut out yet */
     size_t n_waiting, cap_waiting;
+    struct job *pending; /* committed, and reported when their drops are over */
+    size_t n_cuts;       /* the cutter has */
+    struct retry retry_cuts, retry_logs;
+    int cut_said; /* what the log said last about cutting */
+    uint64_t room_freed;
+    int changes; /* of both databases, when they were last looked at */
+    bool logged; /* the logs have what the databases do not */
+    int64_t logged_ms;
+    int idle_said;
+    struct dead { /* space that could not be given back, by pack */
+        uint32_t pack;
+        uint64_t bytes;
+    } * dead;
+    size_t n_dead, cap_dead;
     int64_t *dead_turns; /* of the batch: turns whose RAM_ONLY segments go */
     size_t n_dead_turns, cap_dead_turns;
     int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
     size_t n_cleared, cap_cleared;
-    bool deferred;     /* the running job is reported after the holes are cut */
-    bool deleted;      /* it deleted something for its owner: the logs are emptied too */
-    bool wrote_kv;     /* the running job's result depends on kv.db */
-    int kv_rc;         /* of the batch: why kv.db is out of it; its statements give this then */
-    int kv_said;       /* what the log said last about that */
-    bool kv_marked;    /* that kv.db is damaged is noted on disk */
-    int64_t sweep_at;  /* background search for orphans: last row looked at; INT64_MAX: finished */
-    int64_t sweep_end; /* the last row at open; running turns hold theirs when they end */
-    uint64_t used;     /* clock of uses */
+    bool deferred;        /* the running job is reported after the holes are cut */
+    struct mark *marks;   /* of what it deleted for its owner: it is reported after the logs are emptied too */
+    bool wrote_kv;        /* the running job's result depends on kv.db */
+    int kv_rc;            /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;          /* what the log said last about that */
+    bool kv_marked;       /* that kv.db is damaged is noted on disk */
+    int64_t sweep_at;     /* background search for orphans: last row looked at; INT64_MAX: finished */
+    int64_t sweep_end;    /* the last row when it began */
+    int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
+    uint64_t sweep_clock; /* what was used later is passed over */
+    uint64_t used;        /* clock of uses */
 };
 
 /* The statement, reset. NULL: *rc gets why. */
@@ -246,6 +312,11 @@ int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes);
+/* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. */
+int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                             uint64_t offset, uint64_t bytes);
+/* Notes that its record lies elsewhere now; the old one is dropped. */
+int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset);
 /* Holds key for the turn. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
@@ -260,9 +331,10 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
  * gets how many were. */
 int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
                   uint64_t *freed);
-int segment_touch(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
-/* Touches one that was used at `used` last, unless so little came after that it is among the latest anyway. */
-void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used);
+/* Notes that it was used now. */
+void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Whether a row has no place: 1, 0 or negative. */
+int segment_any_forgotten(struct storage_ledger *l);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
 int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
                         uint64_t bytes);
@@ -275,11 +347,26 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
-/* One piece of the background search. */
+/* The background search: begins one, and does a piece of it. */
+void segment_sweep_begin(struct storage_ledger *l, uint64_t clock);
 int segment_sweep(struct storage_ledger *l, int rows);
 /* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all
  * records. Sets the statistics and the active pack. -ESTALE: the ledger is another's; nothing was changed. */
 int segments_recover(struct storage_ledger *l, bool rebuild);
+
+/* ---- room on the disk (room.c) -----------------------------------------------------------------------------------
+ */
+#define ROOM_LEDGER_BYTES ((uint64_t)8 << 20) /* that KV leaves free */
+/* Before the databases are opened: makes the reserve, or gives it up. */
+void room_open(struct storage *st);
+/* Bytes that are free on the disk; without an answer plenty. [any thread] */
+uint64_t room_free(const struct storage *st);
+/* Whether KV of this size leaves the ledger its room. [any thread] */
+bool room_for_kv(const struct storage *st, uint64_t bytes);
+/* Whether an error says that the disk or a quota is full. */
+bool room_is_full(int rc);
+/* Between batches: lets KV go when little is free. */
+void room_make(struct storage_ledger *l);
 
 /* ---- which ledger (pair.c) ---------------------------------------------------------------------------------------
  */
@@ -296,9 +383,12 @@ int pair_refuse(struct storage *st, const char *what, char *err, size_t err_size
 struct job {
     struct job *next;
     struct storage_job job;
-    size_t first_drop; /* while it runs */
     int rc;
-    bool deferred, deleted, kv;
+    bool deferred, kv;
+    /* When it is reported after what it took away is gone. */
+    size_t n_drops;
+    struct mark *marks; /* NULL: it deleted nothing for its owner */
+    bool finished;      /* its marks go with the next transaction */
 };
 
 struct pin {
@@ -308,7 +398,29 @@ struct pin {
     bool doomed;    /* gone from the index: no new reads, cut out when count is 0 */
 };
 
-struct write_op;
+#define ENCODERS_MAX 4
+
+struct write_op { /* a put or a commit, see encode.c */
+    struct write_op *next;
+    bool commit;
+    enum { OP_RAW, OP_ENCODING, OP_READY } state; /* writer_lock guards it */
+    uint64_t queued;                              /* bytes that it counts for in the queue */
+    struct pack_record rec;
+    void *label;
+    struct storage_array *arrays;
+    struct storage_layout layout;
+    void *payload;
+    size_t payload_bytes;
+    /* When it is ready. */
+    bool stored; /* it is there already */
+    struct blob *blob;
+    int rc; /* why there is none */
+    /* Of a commit. */
+    int64_t turn;
+    uint8_t last[STORAGE_KEY_BYTES];
+    void (*done)(void *arg, int rc);
+    void *arg;
+};
 struct read_op;
 
 struct storage {
@@ -318,25 +430,36 @@ struct storage {
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
     uint64_t disk_budget;
+    bool reserved;        /* DIR/reserve holds room for the ledger; its thread's */
+    atomic_bool room_hit; /* a write met a full disk or quota */
 
     struct storage_ledger ledger; /* the ledger thread's */
     struct packs packs;           /* the active pack is the writer's; io and dirfd are constant */
+    bool evict_in_vain;           /* giving segments back did not make room on a full disk; the writer's */
     struct ram ram;
 
-    pthread_t ledger_thread, writer_thread, *reader_threads;
-    int n_readers;
-    bool ledger_started, writer_started;
+    pthread_t ledger_thread, writer_thread, cutter_thread, *reader_threads, encoder_threads[ENCODERS_MAX];
+    int n_readers, n_encoders;
+    bool ledger_started, writer_started, cutter_started;
 
-    pthread_mutex_t jobs_lock; /* guards the six below */
+    pthread_mutex_t jobs_lock; /* guards the nine below */
     pthread_cond_t jobs_cond;
     struct job *jobs, **jobs_tail;
     bool jobs_stop;
     bool unpinned; /* a doomed record lost its last pin */
-    bool sweep_done;
+    bool sweep_done, sweep_wanted;
+    uint64_t sweep_clock; /* of the one that is wanted, or was last */
+    struct cut *cut_results;
 
-    pthread_mutex_t writer_lock; /* guards the queue */
+    pthread_mutex_t cutter_lock; /* guards the queue */
+    pthread_cond_t cutter_cond;
+    struct cut *cuts, **cuts_tail;
+    bool cutter_stop;
+
+    pthread_mutex_t writer_lock; /* guards the queue and what its ops are in */
     pthread_cond_t writer_cond;
     struct write_op *writes, **writes_tail;
+    uint64_t queue_bytes, queue_most;
     bool writer_stop;
 
     pthread_mutex_t reader_lock; /* guards the queue */
@@ -344,32 +467,75 @@ struct storage {
     struct read_op *reads, **reads_tail;
     bool reader_stop;
 
-    pthread_mutex_t pin_lock; /* guards pins and touched keys */
+    pthread_mutex_t pin_lock; /* guards pins */
     struct pin *pins;
     size_t n_pins, cap_pins;
-    uint8_t (*touched)[STORAGE_KEY_BYTES];
-    size_t n_touched;
 
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
-    atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures;
+    atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */
+    atomic_uint_fast64_t disk_dead;        /* of disk_used: space of packs in which nothing lies */
+    atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures, save_us;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
 };
 
-#define TOUCHED_MAX 256u
-
 __attribute__((format(printf, 3, 4))) void storage_log(struct storage *st, int priority, const char *fmt, ...);
+int64_t monotonic_ms(void);
 /* Leaves a note that kv.db is to be made anew. */
 void storage_mark_kv_damaged(struct storage *st);
 /* storage_open() with other file operations for packs. */
 int storage_open_with(const struct storage_opts *opts, const struct storage_io *io, struct storage **out, char *err,
                       size_t err_size);
 
+/* erase.c */
+/* In a job that deletes something for its owner: it is told as being deleted until nothing of it is left, and the job
+ * is reported then. */
+int erase_mark(struct storage_ledger *l, int64_t owner, const char *public_id);
+void erase_job_free(struct job *j);
+/* After a commit: the batch's drops go to the cutter, or wait until the index can be written (kv_rc). */
+void erase_drops(struct storage_ledger *l, int kv_rc);
+/* What the cutter sent back; frees it. */
+void erase_results(struct storage_ledger *l, struct cut *c);
+/* Some reader has ended. */
+void erase_unpinned(struct storage_ledger *l);
+/* What failed is tried again when its time has come; when that is, 0: nothing waits. */
+void erase_retry(struct storage_ledger *l);
+int64_t erase_due_ms(const struct storage_ledger *l);
+/* Empties the logs when deletions have come to their end. True: their marks go with the next transaction. */
+bool erase_finish(struct storage_ledger *l);
+int erase_logs(struct storage_ledger *l);
+/* Within a transaction: takes away intents that were carried out and the marks; after it (rc): tells. */
+int erase_marks_clear(struct storage_ledger *l);
+void erase_marks_cleared(struct storage_ledger *l, int rc);
+/* At open: marks and intents that are left from before. */
+int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n);
+/* Reports all that is left as not finished. */
+void erase_give_up(struct storage_ledger *l);
+/* Space of a pack that stays in use although nothing lies there, until the pack goes as a whole. Counted in disk_used.
+ */
+void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes);
+void *cutter_thread(void *st);
+
 /* jobs.c */
 void *jobs_thread(void *st);
+/* Waits until the cutter has nothing. Ledger thread, between batches. */
+void jobs_cuts_wait(struct storage_ledger *l);
+/* Runs fn as a batch of its own. Ledger thread, between batches. */
+int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l, void *arg));
 /* Runs fn on the ledger thread and waits for its commit. Not from the ledger thread. */
 int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg);
 /* Returns when the background search has finished. */
 void jobs_sweep_wait(struct storage *st);
+
+/* encode.c */
+void *encoder_thread(void *st);
+void write_op_free(struct write_op *op);
+/* So many bytes that were put are no longer in hand. */
+void encode_over(struct storage *st, uint64_t bytes);
+
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+ * writer.
+ */
+int compact(struct storage *st);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);
@@ -382,6 +548,8 @@ bool pin_held(struct storage *st, uint32_t pack, uint64_t offset);
 bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset);
 
 /* codec.c */
+/* Whether an encoded payload is as it was written, by its checksums: 0 or -EBADMSG. */
+int codec_verify(const void *encoded, size_t n);
 /* Bytes of a payload; 0: the layout or count is out of range. */
 size_t codec_payload_bytes(const struct storage_layout *layout, uint32_t count);
 

@@ -1,5 +1,5 @@
-/* writer.c - the KV writer thread: encodes segments, appends them to packs, syncs, and sends the rows to the ledger
- * thread. In order of submission.
+/* writer.c - the KV writer thread: takes what the encoders made ready, appends it to packs, syncs, and sends the rows
+ * to the ledger thread. In order of submission.
  *
  * Segments put since the last commit form a group. A commit syncs the pack once (a pack that fills up is synced before
  * the next one begins), then the group's rows and the turn's hold go to the ledger thread as one job. A record that
@@ -16,12 +16,17 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "storage/storage_internal.h"
 
 #define EVICT_MORE  16
 #define EVICT_SHARE 1024
-#define CHAIN_MAX   (1u << 16) /* segments; a longer chain is a damaged index's */
+#define DEAD_SHARE  4                    /* of the budget may be space of packs in which nothing lies */
+#define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
+#define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
+#define AHEAD_SHARE 16                   /* but not more than this share of what is free */
+#define CHAIN_MAX   (1u << 16)           /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
@@ -30,11 +35,13 @@ struct item { /* one segment of a group */
     uint64_t offset;
     bool written; /* the record lies in the pack */
     bool has_row;
-    int rc; /* why it is not saved */
+    bool mine; /* it is of the chain that the group's commit holds; others are for turns that still run */
+    int rc;    /* why it is not saved */
 };
 
 struct group {
     struct storage *st;
+    uint64_t queued; /* bytes that its puts count for in the queue */
     struct item *items;
     size_t n, cap;
     uint8_t (*stored)[STORAGE_KEY_BYTES]; /* put, but there already */
@@ -49,114 +56,7 @@ struct group {
     void *arg;
 };
 
-struct write_op {
-    struct write_op *next;
-    bool commit;
-    struct pack_record rec;
-    void *label;
-    struct storage_array *arrays;
-    struct storage_layout layout;
-    void *payload;
-    size_t payload_bytes;
-    int64_t turn;
-    uint8_t last[STORAGE_KEY_BYTES];
-    void (*done)(void *arg, int rc);
-    void *arg;
-};
-
-static void op_free(struct write_op *op)
-{
-    if (!op)
-        return;
-    free(op->label);
-    free(op->arrays);
-    free(op->payload);
-    free(op);
-}
-
-static void op_queue(struct storage *st, struct write_op *op)
-{
-    pthread_mutex_lock(&st->writer_lock);
-    *st->writes_tail = op;
-    st->writes_tail = &op->next;
-    pthread_cond_signal(&st->writer_cond);
-    pthread_mutex_unlock(&st->writer_lock);
-}
-
-int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
-                        void *payload)
-{
-    size_t bytes = codec_payload_bytes(layout, s->count);
-    struct write_op *op = calloc(1, sizeof *op);
-    int rc = op ? 0 : -ENOMEM;
-    if (!rc && (!bytes || s->label_bytes > STORAGE_LABEL_MAX || s->first > UINT32_MAX - s->count))
-        rc = -EINVAL;
-    if (!rc) {
-        op->label = malloc(s->label_bytes ? s->label_bytes : 1);
-        op->arrays = malloc(layout->n_arrays * sizeof *op->arrays);
-        if (!op->label || !op->arrays)
-            rc = -ENOMEM;
-    }
-    if (rc) {
-        op_free(op);
-        free(payload);
-        return rc;
-    }
-    if (s->label_bytes)
-        memcpy(op->label, s->label, s->label_bytes);
-    memcpy(op->arrays, layout->arrays, layout->n_arrays * sizeof *op->arrays);
-    op->layout =
-        (struct storage_layout){.element = layout->element, .arrays = op->arrays, .n_arrays = layout->n_arrays};
-    op->payload = payload;
-    op->payload_bytes = bytes;
-    op->rec = (struct pack_record){.owner = s->owner,
-                                   .first = s->first,
-                                   .count = s->count,
-                                   .label_bytes = s->label_bytes,
-                                   .layout_sum = pack_layout_sum(layout, s->count)};
-    memcpy(op->rec.key, s->key, STORAGE_KEY_BYTES);
-    memcpy(op->rec.parent, s->parent, STORAGE_KEY_BYTES);
-    memcpy(op->rec.fingerprint, s->fingerprint, sizeof op->rec.fingerprint);
-    memcpy(op->rec.producer, s->producer, sizeof op->rec.producer - 1);
-    atomic_fetch_add(&st->pending_puts, 1);
-    op_queue(st, op);
-    return 0;
-}
-
-int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
-                      void (*done)(void *arg, int rc), void *arg)
-{
-    struct write_op *op = calloc(1, sizeof *op);
-    if (!op)
-        return -ENOMEM;
-    op->commit = true;
-    op->turn = turn;
-    memcpy(op->last, last, STORAGE_KEY_BYTES);
-    op->done = done;
-    op->arg = arg;
-    op_queue(st, op);
-    return 0;
-}
-
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
-
-static int exists_run(struct storage_ledger *l, void *arg)
-{
-    int *found = arg; /* behind the key */
-    *found = segment_exists(l, (const uint8_t *)(found + 1));
-    return 0;
-}
-
-static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    struct {
-        int found;
-        uint8_t key[STORAGE_KEY_BYTES];
-    } q = {0};
-    memcpy(q.key, key, sizeof q.key);
-    /* When the index cannot say, the record is written; a superfluous one is dropped with its row. */
-    return jobs_call(st, exists_run, &q) == 0 && q.found == 1;
-}
 
 struct evict {
     uint64_t bytes, freed;
@@ -208,16 +108,22 @@ static int evict(const struct group *g, uint64_t bytes, uint64_t *freed)
 static int make_room(const struct group *g, uint64_t bytes)
 {
     struct storage *st = g->st;
-    uint64_t used = atomic_load(&st->disk_used), freed;
+    uint64_t used = atomic_load(&st->disk_used), dead = atomic_load(&st->disk_dead), freed;
     if (bytes > st->disk_budget)
         return -ENOSPC;
     if (used + bytes <= st->disk_budget)
         return 0;
-    uint64_t want = used + bytes - st->disk_budget;
+    /* Where space does not come back with each record, some of the budget is for what packs keep of it. */
+    uint64_t most = dead ? st->disk_budget - st->disk_budget / DEAD_SHARE : st->disk_budget;
+    uint64_t want = used - dead + bytes > most ? used - dead + bytes - most : 0;
     /* Some more at once where it is little, so that not every segment waits for an eviction. */
-    if (st->disk_budget / EVICT_SHARE > bytes)
+    if (want && st->disk_budget / EVICT_SHARE > bytes)
         want += EVICT_MORE * bytes;
-    int rc = evict(g, want, &freed);
+    int rc = want ? evict(g, want, &freed) : 0;
+    while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && atomic_load(&st->disk_dead))
+        rc = compact(st);
+    if (rc == -ENOENT)
+        rc = 0;
     if (rc)
         return rc;
     return atomic_load(&st->disk_used) + bytes <= st->disk_budget ? 0 : -ENOSPC;
@@ -227,10 +133,12 @@ static int make_room(const struct group *g, uint64_t bytes)
 static void discard(struct storage *st, struct item *it)
 {
     it->written = false;
-    int rc = packs_punch(&st->packs, it->pack, it->offset, it->blob->bytes);
+    bool given_back;
+    int rc = packs_cut(&st->packs, it->pack, &(struct place){it->offset, it->blob->bytes}, 1, &given_back);
     if (rc)
-        storage_log(st, LOG_ERR, "pack %u: cannot give space back: %s", it->pack, strerror(-rc));
-    atomic_fetch_sub(&st->disk_used, it->blob->bytes);
+        storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", it->pack, strerror(-rc));
+    if (given_back) /* otherwise the next open finds out */
+        atomic_fetch_sub(&st->disk_used, it->blob->bytes);
     atomic_fetch_sub(&st->segments, 1);
 }
 
@@ -264,6 +172,16 @@ static void group_sync(struct group *g)
     packs_release(&st->packs);
 }
 
+static int place(struct group *g, struct item *it, uint64_t bytes)
+{
+    struct storage *st = g->st;
+    uint64_t free = room_free(st);
+    if (free < ROOM_LEDGER_BYTES + bytes)
+        return -ENOSPC;
+    st->packs.ahead_bytes = free / AHEAD_SHARE < AHEAD_BYTES ? free / AHEAD_SHARE : AHEAD_BYTES;
+    return packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+}
+
 static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
@@ -275,47 +193,22 @@ static int append(struct group *g, struct item *it)
         group_sync(g);
         packs_release(&st->packs);
     }
-    rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
-    if (rc == -ENOSPC || rc == -EDQUOT) {
-        /* The disk is full before the budget is: once more after giving some of ours back. */
+    rc = place(g, it, bytes);
+    if (room_is_full(rc) && !st->evict_in_vain) {
+        /* The disk is full before the budget is: once more after giving some of ours back. If that does not help,
+         * others' segments stay until something could be written again. */
         uint64_t freed;
-        if (!evict(g, bytes + ((uint64_t)4 << 20), &freed) && freed)
-            rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+        if (!evict(g, bytes + EVICT_FULL, &freed) && freed)
+            rc = place(g, it, bytes);
+        st->evict_in_vain = rc != 0;
     }
     if (!rc) {
+        st->evict_in_vain = false;
         it->written = true;
         atomic_fetch_add(&st->disk_used, bytes);
         atomic_fetch_add(&st->segments, 1);
     }
     return rc;
-}
-
-/* Encodes a segment into a record. */
-static struct blob *encode(struct storage *st, struct write_op *op, int *rc)
-{
-    size_t at = pack_payload_offset(op->rec.label_bytes);
-    size_t bound = storage_codec_bound(&op->layout, op->rec.count);
-    uint64_t most = bound ? pack_record_bytes(op->rec.label_bytes, bound) : 0;
-    uint8_t *record = most ? malloc(most) : NULL;
-    *rc = most ? -ENOMEM : -EOVERFLOW;
-    if (!record)
-        return NULL;
-    int64_t n = storage_codec_encode(&op->layout, op->rec.count, op->payload, record + at, bound);
-    if (n < 0) {
-        free(record);
-        *rc = (int)n;
-        return NULL;
-    }
-    op->rec.payload_bytes = (uint64_t)n;
-    uint64_t bytes = pack_record_bytes(op->rec.label_bytes, (uint64_t)n);
-    pack_record_seal(record, &op->rec, op->label);
-    uint8_t *fitted = realloc(record, bytes);
-    struct blob *b = blob_new(fitted ? fitted : record, bytes);
-    if (b) {
-        atomic_fetch_add(&st->raw_bytes, op->payload_bytes);
-        atomic_fetch_add(&st->encoded_bytes, (uint64_t)n);
-    }
-    return b;
 }
 
 static struct item *item_new(struct group *g)
@@ -349,8 +242,10 @@ static void stored(struct group *g, const uint8_t key[STORAGE_KEY_BYTES])
 static void put(struct group *g, struct write_op *op)
 {
     struct storage *st = g->st;
-    int state = ram_state(&st->ram, op->rec.key);
-    if (state == RAM_PENDING || exists(st, op->rec.key)) {
+    g->queued += op->queued;
+    op->queued = 0;
+    /* One that was put twice is in the group by now. */
+    if (op->stored || ram_state(&st->ram, op->rec.key) == RAM_PENDING) {
         stored(g, op->rec.key);
         atomic_fetch_sub(&st->pending_puts, 1);
         return;
@@ -364,19 +259,15 @@ static void put(struct group *g, struct write_op *op)
     }
     memcpy(it->key, op->rec.key, STORAGE_KEY_BYTES);
     memcpy(it->parent, op->rec.parent, STORAGE_KEY_BYTES);
-    int rc = 0;
-    it->blob = state == RAM_ONLY ? ram_get(&st->ram, op->rec.key) : NULL;
-    if (!it->blob)
-        it->blob = encode(st, op, &rc);
+    it->blob = op->blob;
+    op->blob = NULL;
     if (!it->blob) {
-        item_fail(st, it, rc);
+        item_fail(st, it, op->rc);
         return;
     }
-    free(op->payload);
-    op->payload = NULL;
     if (ram_put(&st->ram, it->key, it->blob, RAM_PENDING))
         storage_log(st, LOG_WARNING, "no memory to keep a segment in RAM");
-    rc = append(g, it);
+    int rc = append(g, it);
     if (rc)
         item_fail(st, it, rc);
 }
@@ -445,6 +336,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
     uint8_t at[STORAGE_KEY_BYTES];
     memcpy(at, g->last, sizeof at);
     memcpy(end, at, sizeof at);
+    /* Where a row is, there are those before it. Only a forgotten one leaves a gap. */
+    int forgotten = segment_any_forgotten(l);
+    if (forgotten < 0)
+        return forgotten;
+    bool used = false;
     for (unsigned n = 0; !pack_is_zero(at, sizeof at); n++) {
         struct segment_row row;
         int rc = n < CHAIN_MAX ? segment_get(l, at, &row) : -EBADMSG;
@@ -453,8 +349,11 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
         if (rc == 1) {
             if (row.pack == STORAGE_PACK_NONE)
                 g->stale = -ESTALE;
-            else
-                segment_use(l, at, row.used);
+            else if (!used)
+                segment_use(l, at);
+            used = true;
+            if (!forgotten)
+                return 0;
             memcpy(at, row.parent, sizeof at);
             continue;
         }
@@ -503,6 +402,7 @@ static int commit_run(struct storage_ledger *l, void *arg)
 
 static void group_free(struct group *g)
 {
+    encode_over(g->st, g->queued);
     for (size_t i = 0; i < g->n; i++)
         blob_unref(g->items[i].blob);
     free(g->items);
@@ -510,10 +410,25 @@ static void group_free(struct group *g)
     free(g);
 }
 
+/* What turns that still run have put is not the committing one's: theirs will find that it is not there. */
+static void mark_mine(struct group *g)
+{
+    const uint8_t *at = g->last;
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = g->n; i-- > 0 && !more;)
+            if (!g->items[i].mine && !memcmp(g->items[i].key, at, STORAGE_KEY_BYTES)) {
+                g->items[i].mine = more = true;
+                at = g->items[i].parent;
+            }
+    }
+}
+
 static void commit_done(void *arg, int rc)
 {
     struct group *g = arg;
     struct storage *st = g->st;
+    mark_mine(g);
     int result = rc ? rc : g->rc;
     for (size_t i = 0; i < g->n; i++) {
         struct item *it = &g->items[i];
@@ -523,7 +438,7 @@ static void commit_done(void *arg, int rc)
             item_fail(st, it, it->rc ? it->rc : rc);
         if (it->blob)
             ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
-        if (it->rc && !result)
+        if (it->rc && it->mine && !result)
             result = it->rc;
         atomic_fetch_sub(&st->pending_puts, 1);
     }
@@ -563,7 +478,7 @@ void *writer_thread(void *arg)
     struct group *g = NULL;
     for (;;) {
         pthread_mutex_lock(&st->writer_lock);
-        while (!st->writes && !st->writer_stop)
+        while (st->writes ? st->writes->state != OP_READY : !st->writer_stop)
             pthread_cond_wait(&st->writer_cond, &st->writer_lock);
         struct write_op *op = st->writes;
         if (op) {
@@ -574,10 +489,13 @@ void *writer_thread(void *arg)
         pthread_mutex_unlock(&st->writer_lock);
         if (!op)
             break;
+        struct timespec began, ended;
+        clock_gettime(CLOCK_MONOTONIC, &began);
         if (!g)
             g = group_new(st);
         if (!g) {
             atomic_fetch_add(&st->save_failures, 1);
+            encode_over(st, op->queued);
             if (!op->commit)
                 atomic_fetch_sub(&st->pending_puts, 1);
             else if (op->done)
@@ -588,7 +506,10 @@ void *writer_thread(void *arg)
         } else {
             put(g, op);
         }
-        op_free(op);
+        write_op_free(op);
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+        atomic_fetch_add(&st->save_us,
+                         (uint64_t)((ended.tv_sec - began.tv_sec) * 1000000 + (ended.tv_nsec - began.tv_nsec) / 1000));
     }
     if (g) {
         /* Put, but never committed: nothing can find them. */

@@ -1,8 +1,11 @@
-/* file.h - a GGUF model file, mapped read-only and checked before anyone reads a value from it.
+/* file.h - a GGUF model file, checked before anyone reads a value from it.
  *
- * gguf_open() walks the whole header once. After that every string lies inside the file, every array has the values it
+ * gguf_open() reads the whole header once. After that every string lies inside it, every array has the values it
  * announces, every tensor has dims > 0, a known type and data inside the file that no other tensor shares. Getters
- * therefore never fail for a damaged file, only for what a key is missing or has another type.
+ * therefore never fail for a damaged file, only for what a key is missing or has another type. Nothing is mapped: a
+ * file that is cut or changed while it is open makes a read fail.
+ *
+ * A model may lie in several files (parts): the first one is opened, and the tensors of all are one table.
  *
  * Threads: constant after open; any thread may read. Pointers are valid until gguf_close().
  * Errors: as in engine.h. Messages name the file, the key or tensor, and the byte offset where there is one.
@@ -26,6 +29,8 @@
 #define GGUF_MAX_ARRAY         (UINT64_C(1) << 28) /* values in one array */
 #define GGUF_MAX_DIM_VALUES    INT32_MAX           /* one dimension */
 #define GGUF_DEFAULT_ALIGNMENT 32u
+#define GGUF_MAX_HEADER_BYTES  ((size_t)256 << 20)
+#define GGUF_MAX_PARTS         1024
 
 enum gguf_value_type {
     GGUF_U8,
@@ -46,8 +51,9 @@ enum gguf_value_type {
 
 struct gguf;
 
-/* Maps and checks a file. -EBADMSG: damaged or hostile; -ENOTSUP: GGUF v1, a newer version, big-endian, an unknown
- * tensor type; -EINVAL: not a regular file; -ENOENT, -EACCES, -ENOMEM as usual. */
+/* Opens a file and, where it is the first of several parts, the others. -EBADMSG: damaged or hostile, or parts that do
+ * not belong together; -ENOTSUP: GGUF v1, a newer version, big-endian, an unknown tensor type; -EINVAL: not a regular
+ * file, or another part than the first; -ENOENT, -EACCES, -ENOMEM as usual. */
 int gguf_open(const char *path, struct gguf **out, char *err, size_t err_size);
 /* The same over bytes that the caller keeps until gguf_close(); `name` (copied) takes the path's place in messages. */
 int gguf_open_memory(const void *data, size_t size, const char *name, struct gguf **out, char *err, size_t err_size);
@@ -56,8 +62,32 @@ void gguf_close(struct gguf *g);
 
 const char *gguf_path(const struct gguf *g);
 uint32_t gguf_version(const struct gguf *g);
-/* The whole file as mapped (for its hash). */
-const void *gguf_bytes(const struct gguf *g, size_t *size);
+
+size_t gguf_part_count(const struct gguf *g);
+/* Bytes of a part, and of all. */
+uint64_t gguf_part_bytes(const struct gguf *g, size_t part);
+uint64_t gguf_bytes(const struct gguf *g);
+/* Reads bytes [at, at + n) of a part, which must lie within its size. -EBADMSG: the file was cut since it was opened;
+ * -EIO and what else reading gives. */
+int gguf_read(const struct gguf *g, size_t part, uint64_t at, size_t n, void *out, char *err, size_t err_size);
+/* -EBADMSG: a part has another size or time than when it was opened. */
+int gguf_check_unchanged(const struct gguf *g, char *err, size_t err_size);
+
+/* ---- the hash -------------------------------------------------------------------------------------------------- */
+
+/* SHA-256 of the file, or of all parts one after the other: computed by whoever reads them, or remembered in a folder
+ * under a name made of device, inode, size and modification time of each part. */
+struct gguf_hash;
+/* NULL: no memory. */
+struct gguf_hash *gguf_hash_new(void);
+void gguf_hash_free(struct gguf_hash *h);
+/* False: it cannot be computed. */
+bool gguf_hash_update(struct gguf_hash *h, const void *data, size_t n);
+bool gguf_hash_finish(struct gguf_hash *h, uint8_t sha256[32]);
+/* Whether cache_dir (NULL: none) remembers this file's hash. */
+bool gguf_hash_recall(const struct gguf *g, const char *cache_dir, uint8_t sha256[32]);
+/* Remembers it; a hash that cannot be remembered is computed again next time. */
+void gguf_hash_remember(const struct gguf *g, const char *cache_dir, const uint8_t sha256[32]);
 
 /* ---- keys ------------------------------------------------------------------------------------------------------ */
 
@@ -122,12 +152,13 @@ struct gguf_tensor {
     int n_dims;                   /* 1..4 */
     uint64_t dims[GGUF_MAX_DIMS]; /* dims[0] is the row length; those past n_dims are 1 */
     uint64_t values;              /* product of dims */
-    const void *data;             /* aligned to the file's alignment relative to the file's start */
+    uint32_t part;                /* the file that it lies in */
+    uint64_t offset;              /* from the start of that file */
     size_t bytes;
 };
 
 size_t gguf_tensor_count(const struct gguf *g);
-/* In file order, i < count. */
+/* In file order, part by part, i < count. */
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 /* By name; NULL when there is none. Any type. */
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name);
@@ -135,9 +166,9 @@ const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *nam
  * -ENOTSUP: another type. */
 int gguf_tensor_get(const struct gguf *g, const char *name, enum gguf_presence p, const struct gguf_tensor **out,
                     char *err, size_t err_size);
-/* The tensor's values will not be read again soon: its whole pages are given back to the system (reading them later
- * still works). */
-void gguf_tensor_forget(const struct gguf *g, const struct gguf_tensor *t);
+/* Reads bytes [at, at + n) of a tensor's data, which must lie within it; errors as gguf_read(). */
+int gguf_tensor_read(const struct gguf *g, const struct gguf_tensor *t, uint64_t at, size_t n, void *out, char *err,
+                     size_t err_size);
 
 /* ---- messages -------------------------------------------------------------------------------------------------- */
 

@@ -1,9 +1,10 @@
 /* gguf.c - parses a GGUF file's header. Everything in the file is taken as hostile.
  *
  * One pass over the header checks every length against the bytes that are left before it is used, so that work and
- * memory are bounded by the file's size whatever the counts say. Then keys and tensors are sorted by name, which finds
- * duplicates and serves lookups, and the tensors' data ranges are checked for overlap: a file cannot make the loader
- * copy its bytes more than once.
+ * memory are bounded by the file's size whatever the counts say. How long a header is, it does not say itself: where
+ * the parser meets the end of the bytes that were read so far, it asks for more and begins again. Then keys and tensors
+ * are sorted by name, which finds duplicates and serves lookups, and the tensors' data ranges are checked for overlap:
+ * a file cannot make the loader copy its bytes more than once.
  *
  *   "GGUF" | u32 version | u64 tensors | u64 keys
  *   keys:    string name | u32 type | value         (string: u64 length | bytes; array: u32 type | u64 n | values)
@@ -13,13 +14,8 @@
 #include "engine/file/gguf_private.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- types ----------------------------------------------------------------------------------------------------- */
 
@@ -41,8 +37,8 @@ static const struct element_type ELEMENT_TYPES[] = {
     [7] = {"Q5_1", 32, 24, KERNELS_Q5_1},
     [8] = {"Q8_0", 32, 34, KERNELS_Q8_0},
     [9] = {"Q8_1", 32, 36, NONE},
-    [10] = {"Q2_K", 256, 84, NONE},
-    [11] = {"Q3_K", 256, 110, NONE},
+    [10] = {"Q2_K", 256, 84, KERNELS_Q2_K},
+    [11] = {"Q3_K", 256, 110, KERNELS_Q3_K},
     [12] = {"Q4_K", 256, 144, KERNELS_Q4_K},
     [13] = {"Q5_K", 256, 176, KERNELS_Q5_K},
     [14] = {"Q6_K", 256, 210, KERNELS_Q6_K},
@@ -51,10 +47,10 @@ static const struct element_type ELEMENT_TYPES[] = {
     [17] = {"IQ2_XS", 256, 74, NONE},
     [18] = {"IQ3_XXS", 256, 98, NONE},
     [19] = {"IQ1_S", 256, 50, NONE},
-    [20] = {"IQ4_NL", 32, 18, NONE},
+    [20] = {"IQ4_NL", 32, 18, KERNELS_IQ4_NL},
     [21] = {"IQ3_S", 256, 110, NONE},
     [22] = {"IQ2_S", 256, 82, NONE},
-    [23] = {"IQ4_XS", 256, 136, NONE},
+    [23] = {"IQ4_XS", 256, 136, KERNELS_IQ4_XS},
     [24] = {"I8", 1, 1, NONE},
     [25] = {"I16", 1, 2, NONE},
     [26] = {"I32", 1, 4, NONE},
@@ -64,33 +60,49 @@ static const struct element_type ELEMENT_TYPES[] = {
     [30] = {"BF16", 1, 2, KERNELS_BF16},
     [34] = {"TQ1_0", 256, 54, NONE},
     [35] = {"TQ2_0", 256, 66, NONE},
-    [39] = {"MXFP4", 32, 17, NONE},
+    [39] = {"MXFP4", 32, 17, KERNELS_MXFP4},
 };
 #undef NONE
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-/* The part of the file that is being parsed; pos <= g->size always. */
+/* The part of the file that is being parsed; pos <= have <= size always. */
 struct reader {
     struct gguf *g;
-    size_t pos;
+    const uint8_t *base;
+    size_t pos, have; /* bytes that are there */
+    uint64_t size;    /* of the file */
+    size_t want;      /* -EAGAIN: the first so many bytes of the file */
     char *err;
     size_t err_size;
 };
 
 #define FAIL(r, code, ...) gguf_fail((r)->g, (r)->err, (r)->err_size, (code), __VA_ARGS__)
 
-static size_t left(const struct reader *r)
+/* Bytes of the file from here on. */
+static uint64_t left(const struct reader *r)
 {
-    return r->g->size - r->pos;
+    return r->size - r->pos;
+}
+
+/* Whether the next n bytes, n <= left(), are there. */
+static int need(struct reader *r, uint64_t n)
+{
+    if (n <= r->have - r->pos)
+        return 0;
+    r->want = r->pos + (size_t)n;
+    return -EAGAIN;
 }
 
 static int take(struct reader *r, size_t n, const char *what, const uint8_t **out)
 {
     if (n > left(r))
-        return FAIL(r, -EBADMSG, "%s at byte %zu needs %zu bytes but the file ends after %zu", what, r->pos, n,
-                    left(r));
-    *out = r->g->base + r->pos;
+        return FAIL(r, -EBADMSG, "%s at byte %zu needs %zu bytes but the file ends after %llu", what, r->pos, n,
+                    (unsigned long long)left(r));
+    int rc = need(r, n);
+    if (rc)
+        return rc;
+    *out = r->base + r->pos;
     r->pos += n;
     return 0;
 }
@@ -123,7 +135,9 @@ static int take_string(struct reader *r, const char *what, uint64_t max, struct 
     if (len > max || len > left(r))
         return FAIL(r, -EBADMSG, "%s at byte %zu has a length of %llu, past %s", what, at, (unsigned long long)len,
                     len > max ? "the limit" : "the end of the file");
-    *out = (struct gguf_string){(const char *)r->g->base + r->pos, (size_t)len};
+    if ((rc = need(r, len)))
+        return rc;
+    *out = (struct gguf_string){(const char *)r->base + r->pos, (size_t)len};
     r->pos += (size_t)len;
     return 0;
 }
@@ -132,7 +146,7 @@ static int check_bools(struct reader *r, const uint8_t *data, uint64_t n, const 
 {
     for (uint64_t i = 0; i < n; i++)
         if (data[i] > 1)
-            return FAIL(r, -EBADMSG, "%s: a bool at byte %zu is %u", what, (size_t)(data - r->g->base) + (size_t)i,
+            return FAIL(r, -EBADMSG, "%s: a bool at byte %zu is %u", what, (size_t)(data - r->base) + (size_t)i,
                         data[i]);
     return 0;
 }
@@ -166,11 +180,13 @@ static int take_array(struct reader *r, const char *what, int depth, struct gguf
             if ((rc = take_array(r, what, depth + 1, &inner)))
                 return rc;
     } else {
+        if ((rc = need(r, n * least)))
+            return rc;
         r->pos += (size_t)n * least;
-        if (type == GGUF_BOOL && (rc = check_bools(r, r->g->base + start, n, what)))
+        if (type == GGUF_BOOL && (rc = check_bools(r, r->base + start, n, what)))
             return rc;
     }
-    *out = (struct gguf_array){(enum gguf_value_type)type, n, r->g->base + start, r->pos - start};
+    *out = (struct gguf_array){(enum gguf_value_type)type, n, r->base + start, r->pos - start};
     return 0;
 }
 
@@ -255,11 +271,11 @@ static int take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t *offset
 static int compare_offsets(const void *a, const void *b, void *arg)
 {
     const struct gguf_tensor *tensors = arg;
-    const void *x = tensors[*(const uint32_t *)a].data, *y = tensors[*(const uint32_t *)b].data;
+    uint64_t x = tensors[*(const uint32_t *)a].offset, y = tensors[*(const uint32_t *)b].offset;
     return (x > y) - (x < y);
 }
 
-/* Turns the tensors' offsets into pointers; order[n_tensors] is scratch. */
+/* Turns the tensors' offsets into places in the file; order[n_tensors] is scratch. */
 static int place_tensors(struct reader *r, const uint64_t *offsets, uint32_t *order)
 {
     struct gguf *g = r->g;
@@ -272,8 +288,8 @@ static int place_tensors(struct reader *r, const uint64_t *offsets, uint32_t *or
                     GGUF_MAX_ALIGNMENT);
     if (g->n_tensors == 0)
         return 0;
-    size_t start = r->pos + (alignment - r->pos % alignment) % alignment; /* no overflow: pos <= size of a mapping */
-    size_t room = start <= g->size ? g->size - start : 0;
+    uint64_t start = r->pos + (alignment - r->pos % alignment) % alignment; /* no overflow: pos <= size of a file */
+    uint64_t room = start <= r->size ? r->size - start : 0;
     for (size_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensors[i];
         struct gguf_shown name = gguf_show(t->name, strlen(t->name));
@@ -282,16 +298,17 @@ static int place_tensors(struct reader *r, const uint64_t *offsets, uint32_t *or
                         (unsigned long long)offsets[i], alignment);
         if (offsets[i] > room || t->bytes > room - offsets[i])
             return FAIL(r, -EBADMSG,
-                        "tensor %s: %zu bytes at offset %llu of the data at byte %zu lie past the end of the file "
-                        "(%zu bytes); is the download complete?",
-                        name.text, t->bytes, (unsigned long long)offsets[i], start, g->size);
-        t->data = g->base + start + offsets[i];
+                        "tensor %s: %zu bytes at offset %llu of the data at byte %llu lie past the end of the file "
+                        "(%llu bytes); is the download complete?",
+                        name.text, t->bytes, (unsigned long long)offsets[i], (unsigned long long)start,
+                        (unsigned long long)r->size);
+        t->offset = start + offsets[i];
         order[i] = (uint32_t)i;
     }
     qsort_r(order, g->n_tensors, sizeof *order, compare_offsets, g->tensors);
     for (size_t i = 1; i < g->n_tensors; i++) {
         const struct gguf_tensor *a = &g->tensors[order[i - 1]], *b = &g->tensors[order[i]];
-        if ((size_t)((const uint8_t *)b->data - (const uint8_t *)a->data) < a->bytes)
+        if (b->offset - a->offset < a->bytes)
             return FAIL(r, -EBADMSG, "tensors %s and %s share bytes of the file",
                         gguf_show(a->name, strlen(a->name)).text, gguf_show(b->name, strlen(b->name)).text);
     }
@@ -313,7 +330,7 @@ static int compare_tensors(const void *a, const void *b, void *arg)
     return strcmp(tensors[*(const uint32_t *)a].name, tensors[*(const uint32_t *)b].name);
 }
 
-static int sort_names(struct reader *r)
+static int sort_keys(struct reader *r)
 {
     struct gguf *g = r->g;
     for (size_t i = 0; i < g->n_keys; i++)
@@ -324,13 +341,19 @@ static int sort_names(struct reader *r)
             const struct gguf_string *name = &g->keys[g->keys_sorted[i]].name;
             return FAIL(r, -EBADMSG, "key %s is there twice", gguf_show(name->text, name->len).text);
         }
+    return 0;
+}
+
+int gguf_sort_tensors(struct gguf *g, char *err, size_t err_size)
+{
     for (size_t i = 0; i < g->n_tensors; i++)
         g->tensors_sorted[i] = (uint32_t)i;
     qsort_r(g->tensors_sorted, g->n_tensors, sizeof *g->tensors_sorted, compare_tensors, g->tensors);
     for (size_t i = 1; i < g->n_tensors; i++)
         if (compare_tensors(&g->tensors_sorted[i - 1], &g->tensors_sorted[i], g->tensors) == 0) {
             const char *name = g->tensors[g->tensors_sorted[i]].name;
-            return FAIL(r, -EBADMSG, "tensor %s is there twice", gguf_show(name, strlen(name)).text);
+            return gguf_fail(g, err, err_size, -EBADMSG, "tensor %s is there twice",
+                             gguf_show(name, strlen(name)).text);
         }
     return 0;
 }
@@ -352,11 +375,11 @@ const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *nam
     return NULL;
 }
 
-/* ---- open ------------------------------------------------------------------------------------------------------ */
+/* ---- the header -------------------------------------------------------------------------------------------------- */
 
 static int parse_start(struct reader *r, uint64_t *n_tensors, uint64_t *n_keys)
 {
-    const uint8_t *magic;
+    const uint8_t *magic = NULL;
     int rc = take(r, 4, "the magic number", &magic);
     if (rc)
         return rc;
@@ -378,17 +401,6 @@ static int parse_start(struct reader *r, uint64_t *n_tensors, uint64_t *n_keys)
         return FAIL(r, -EBADMSG, "%llu keys are announced at byte 16, more than %s", (unsigned long long)*n_keys,
                     *n_keys > GGUF_MAX_KEYS ? "the limit" : "the file holds");
     return 0;
-}
-
-/* A model in several files has its tensors in the others too. */
-static int check_split(struct reader *r)
-{
-    uint32_t parts = 1;
-    int rc = gguf_get_u32(r->g, "split.count", GGUF_OPTIONAL, &parts, r->err, r->err_size);
-    if (rc == 0 && parts > 1)
-        rc = FAIL(r, -ENOTSUP, "one of %u parts of a model; join them into one file first (llama-gguf-split --merge)",
-                  parts);
-    return rc;
 }
 
 static int parse(struct reader *r)
@@ -414,7 +426,7 @@ static int parse(struct reader *r)
     for (; g->n_tensors < n_tensors; g->n_tensors++)
         if ((rc = take_tensor(r, &g->tensors[g->n_tensors], &offsets[g->n_tensors])))
             goto cleanup;
-    if ((rc = sort_names(r)) == 0 && (rc = check_split(r)) == 0)
+    if ((rc = sort_keys(r)) == 0 && (rc = gguf_sort_tensors(g, r->err, r->err_size)) == 0)
         rc = place_tensors(r, offsets, order);
 cleanup:
     free(offsets);
@@ -422,72 +434,26 @@ cleanup:
     return rc;
 }
 
-int gguf_open_memory(const void *data, size_t size, const char *name, struct gguf **out, char *err, size_t err_size)
+int gguf_parse(struct gguf *g, size_t have, size_t *want, char *err, size_t err_size)
 {
-    struct gguf *g = calloc(1, sizeof *g);
-    if (g != NULL)
-        g->path = strdup(name);
-    if (g == NULL || g->path == NULL) {
-        free(g);
-        if (err_size > 0)
-            snprintf(err, err_size, "%s: out of memory", name);
-        return -ENOMEM;
-    }
-    g->base = data;
-    g->size = size;
-    int rc = parse(&(struct reader){.g = g, .err = err, .err_size = err_size});
+    struct reader r = {
+        .g = g, .base = g->parts[0].bytes, .have = have, .size = g->parts[0].size, .err = err, .err_size = err_size};
+    int rc = parse(&r);
     if (rc) {
-        gguf_close(g);
-        return rc;
+        free(g->keys);
+        free(g->keys_sorted);
+        free(g->tensors);
+        free(g->tensors_sorted);
+        g->keys = NULL;
+        g->tensors = NULL;
+        g->keys_sorted = g->tensors_sorted = NULL;
+        g->n_keys = g->n_tensors = 0;
     }
-    *out = g;
-    return 0;
+    *want = r.want;
+    return rc;
 }
 
-int gguf_open(const char *path, struct gguf **out, char *err, size_t err_size)
-{
-    struct gguf unnamed = {.path = (char *)path}; /* for messages only */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0)
-        return gguf_fail(&unnamed, err, err_size, -errno, "cannot open: %m");
-    struct stat st;
-    int rc = 0;
-    void *map = MAP_FAILED;
-    if (fstat(fd, &st) != 0)
-        rc = gguf_fail(&unnamed, err, err_size, -errno, "cannot read its size: %m");
-    else if (!S_ISREG(st.st_mode))
-        rc = gguf_fail(&unnamed, err, err_size, -EINVAL, "not a regular file");
-    else if (st.st_size == 0)
-        rc = gguf_fail(&unnamed, err, err_size, -EBADMSG, "the file is empty");
-    else if ((map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
-        rc = gguf_fail(&unnamed, err, err_size, -errno, "cannot map it: %m");
-    close(fd); /* read-only: nothing to lose */
-    if (rc)
-        return rc;
-    struct gguf *g;
-    rc = gguf_open_memory(map, (size_t)st.st_size, path, &g, err, err_size);
-    if (rc) {
-        munmap(map, (size_t)st.st_size);
-        return rc;
-    }
-    g->mapped = true;
-    *out = g;
-    return 0;
-}
-
-void gguf_close(struct gguf *g)
-{
-    if (g == NULL)
-        return;
-    if (g->mapped)
-        munmap((void *)(uintptr_t)g->base, g->size);
-    free(g->keys);
-    free(g->keys_sorted);
-    free(g->tensors);
-    free(g->tensors_sorted);
-    free(g->path);
-    free(g);
-}
+/* ---- tensors --------------------------------------------------------------------------------------------------- */
 
 const char *gguf_path(const struct gguf *g)
 {
@@ -498,14 +464,6 @@ uint32_t gguf_version(const struct gguf *g)
 {
     return g->version;
 }
-
-const void *gguf_bytes(const struct gguf *g, size_t *size)
-{
-    *size = g->size;
-    return g->base;
-}
-
-/* ---- tensors --------------------------------------------------------------------------------------------------- */
 
 size_t gguf_tensor_count(const struct gguf *g)
 {
@@ -523,21 +481,18 @@ int gguf_tensor_get(const struct gguf *g, const char *name, enum gguf_presence p
     const struct gguf_tensor *t = gguf_tensor_find(g, name);
     if (t == NULL && p == GGUF_REQUIRED)
         return gguf_fail(g, err, err_size, -EBADMSG, "tensor %s is missing", name);
-    if (t != NULL && t->type == KERNELS_TYPE_COUNT)
+    if (t != NULL && t->type == KERNELS_TYPE_COUNT) {
+        const struct element_type *type = &ELEMENT_TYPES[t->ggml_type];
+        int bits = 8 * type->block_bytes / type->block_values;
         return gguf_fail(g, err, err_size, -ENOTSUP,
-                         "tensor %s has type %s, which convod cannot read; use a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file",
-                         name, t->type_name);
+                         "tensor %s has type %s, which convod cannot read; the nearest that it can is a %s file", name,
+                         t->type_name,
+                         bits < 3    ? "Q2_K"
+                         : bits < 4  ? "Q3_K_M"
+                         : bits < 6  ? "Q4_K_M"
+                         : bits < 16 ? "Q8_0"
+                                     : "BF16");
+    }
     *out = t;
     return 0;
-}
-
-void gguf_tensor_forget(const struct gguf *g, const struct gguf_tensor *t)
-{
-    if (!g->mapped)
-        return;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = ((uintptr_t)t->data + page - 1) & ~(page - 1);
-    uintptr_t end = ((uintptr_t)t->data + t->bytes) & ~(page - 1);
-    if (first < end)
-        (void)madvise((void *)first, end - first, MADV_DONTNEED); /* advice: the pages are clean either way */
 }

@@ -169,7 +169,7 @@ static int get_integer(const struct gguf *g, const char *key, enum gguf_presence
     bool negative;
     *out = read_integer((*found)->type, (*found)->array.data, &negative);
     if (negative ? (int64_t)*out < min : *out > max) {
-        size_t at = (size_t)((*found)->array.data - g->base);
+        size_t at = (size_t)((*found)->array.data - g->parts[0].bytes);
         return negative ? gguf_fail(g, err, err_size, -EBADMSG, "key %s at byte %zu is %lld, which cannot be", key, at,
                                     (long long)*out)
                         : gguf_fail(g, err, err_size, -EBADMSG, "key %s at byte %zu is %llu, which cannot be", key, at,

@@ -1,10 +1,8 @@
-/* model.c - a model's shape and weights out of its file.
+/* model.c - a model's shape, out of its file's header: what every layer is, and where each tensor goes.
  *
- * Architectures: `qwen2` (biases on Q, K, V), `llama` (Llama 2 and 3, Mistral, SmolLM2: rotated pairs), `gemma3`
- * (sliding-window layers, norms on Q and K, a norm behind attention and feed-forward, scaled embeddings). Matrices are
- * packed by kernels_pack_group() one tensor at a time, and the file's pages are given back behind it, so that a model
- * is never in memory twice. The file is hostile until every shape was compared with what the architecture says it must
- * be.
+ * What differs between architectures is in their rows (arch.h); here is what a row means. The file is hostile until
+ * every shape was compared with what the row says it must be. Nothing large is read or allocated: what is wrong with a
+ * file, or does not fit, is found before its gigabytes are touched.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,7 +12,7 @@
 #include <string.h>
 
 #include "engine/file/file.h"
-#include "engine/model/model.h"
+#include "engine/model/arch.h"
 
 #define MAX_LAYERS   1024
 #define MAX_EMBD     (1 << 17)
@@ -22,411 +20,534 @@
 #define MAX_HEADS    1024
 #define MAX_HEAD_DIM 256
 #define MAX_CTX      (1 << 24)
+#define MAX_VOCAB    (1 << 24)
 
-#define GEMMA3_WINDOW_PERIOD 6  /* every sixth layer sees everything (Gemma 3 report, arXiv:2503.19786) */
-#define GEMMA3_27B_LAYERS    62 /* the size that scales attention by n_embd / heads */
-
-/* Weights lie one after the other in blocks of this size (a larger tensor has its own), since the backend rounds every
- * allocation up to huge pages: with one allocation per tensor a small model would be a quarter larger. */
-#define BLOCK_BYTES  ((size_t)64 << 20)
-#define WEIGHT_ALIGN 64
-
-struct model_block {
-    struct model_block *next;
-    uint8_t *p;
-    size_t bytes, used;
-};
-
-struct loader {
+struct reader {
     const struct gguf *g;
-    struct kernels *k;
-    const struct kernels_ops *ops;
+    const struct model_arch *arch;
     struct model *m;
-    void (*progress)(void *arg, double fraction, const char *what);
-    void *progress_arg;
-    uint64_t done_bytes, total_bytes;
     uint64_t type_bytes[KERNELS_TYPE_COUNT];
-    bool *read; /* [tensors in the file] */
+    bool *used; /* [tensors in the file] */
     char *err;
     size_t err_size;
 };
 
-static int fail(struct loader *ld, int rc, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static int fail(struct reader *r, int rc, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-static int fail(struct loader *ld, int rc, const char *format, ...)
+static int fail(struct reader *r, int rc, const char *format, ...)
 {
     char what[512];
     va_list ap;
     va_start(ap, format);
     vsnprintf(what, sizeof what, format, ap);
     va_end(ap);
-    snprintf(ld->err, ld->err_size, "%s: %s", gguf_path(ld->g), what);
-    return rc;
+    return gguf_fail(r->g, r->err, r->err_size, rc, "%s", what);
 }
 
-/* ---- shape ---- */
+/* ---- numbers ---- */
 
-static int get_dim(struct loader *ld, const char *arch, const char *name, bool required, int most, int *out)
+struct key {
+    char text[160];
+};
+
+static struct key full_key(const struct reader *r, const char *name)
 {
-    char key[160];
+    struct key k;
+    snprintf(k.text, sizeof k.text, "%s.%s", r->arch->name, name);
+    return k;
+}
+
+static int get_dim(struct reader *r, const char *name, bool required, int most, int *out)
+{
+    struct key key = full_key(r, name);
     uint32_t value = (uint32_t)*out;
-    snprintf(key, sizeof key, "%s.%s", arch, name);
-    int rc = gguf_get_u32(ld->g, key, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &value, ld->err, ld->err_size);
+    int rc = gguf_get_u32(r->g, key.text, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &value, r->err, r->err_size);
     if (rc)
         return rc;
     if (value == 0 || value > (uint32_t)most)
-        return fail(ld, -EBADMSG, "%s is %u; it must be between 1 and %d", key, value, most);
+        return fail(r, -EBADMSG, "%s is %u; it must be between 1 and %d", key.text, value, most);
     *out = (int)value;
     return 0;
 }
 
-/* A value that a file may give per layer, but that convod takes the same for all. Required unless *out has a default.
- */
-static int get_uniform(struct loader *ld, const char *arch, const char *name, int n_layers, int most, int *out)
+/* A value that a file may give for all layers or per layer. Required unless out[] has defaults. */
+static int get_each(struct reader *r, const char *name, int most, uint32_t *out)
 {
-    char key[160];
-    uint32_t each[MAX_LAYERS];
-    for (int i = 0; i < n_layers; i++)
-        each[i] = (uint32_t)*out;
-    snprintf(key, sizeof key, "%s.%s", arch, name);
-    int rc = gguf_get_u32_each(ld->g, key, *out ? GGUF_OPTIONAL : GGUF_REQUIRED, each, (size_t)n_layers, ld->err,
-                               ld->err_size);
-    if (rc)
-        return rc;
-    for (int i = 0; i < n_layers; i++)
-        if (each[i] != each[0])
-            return fail(ld, -ENOTSUP, "%s differs between layers, which convod cannot run", key);
-    if (each[0] == 0 || each[0] > (uint32_t)most)
-        return fail(ld, -EBADMSG, "%s is %u; it must be between 1 and %d", key, each[0], most);
-    *out = (int)each[0];
-    return 0;
+    struct key key = full_key(r, name);
+    int n = r->m->n_layers;
+    int rc =
+        gguf_get_u32_each(r->g, key.text, out[0] ? GGUF_OPTIONAL : GGUF_REQUIRED, out, (size_t)n, r->err, r->err_size);
+    for (int i = 0; rc == 0 && i < n; i++)
+        if (out[i] == 0 || out[i] > (uint32_t)most)
+            return fail(r, -EBADMSG, "%s is %u at layer %d; it must be between 1 and %d", key.text, out[i], i, most);
+    return rc;
 }
 
-/* A number that changes the graph in a way that convod lacks, unless it is 0. */
-static int refuse(struct loader *ld, const char *arch, const char *name, const char *what)
+/* A number that is 0 when the architecture's row does not allow it. */
+static int get_allowed(struct reader *r, const char *name, const struct model_key *k, const char *what, float *out)
 {
-    char key[160];
+    struct key key = full_key(r, name);
     uint32_t count = 0;
-    float value = 0;
-    snprintf(key, sizeof key, "%s.%s", arch, name);
-    if (gguf_get_u32(ld->g, key, GGUF_OPTIONAL, &count, NULL, 0) != 0) {
-        int rc = gguf_get_f32(ld->g, key, GGUF_OPTIONAL, &value, ld->err, ld->err_size);
+    *out = k->allowed ? k->value : 0.0f;
+    if (gguf_get_u32(r->g, key.text, GGUF_REQUIRED, &count, NULL, 0) == 0) {
+        *out = (float)count;
+    } else {
+        int rc = gguf_get_f32(r->g, key.text, GGUF_OPTIONAL, out, r->err, r->err_size);
         if (rc)
             return rc;
     }
-    if (count == 0 && value == 0.0f)
-        return 0;
-    return fail(ld, -ENOTSUP, "%s is set, but convod cannot run %s", key, what);
+    if (*out != 0.0f && !k->allowed)
+        return fail(r, -ENOTSUP, "%s is set, but convod cannot run %s in models of this architecture", key.text, what);
+    if (!(*out >= 0.0f && *out <= 1e6f))
+        return fail(r, -EBADMSG, "%s is %g, which is no sensible number", key.text, (double)*out);
+    return 0;
 }
 
-/* Which layers see a window only: every sixth layer sees everything, unless the file says otherwise (another period, or
- * a value per layer). */
-static int read_windows(struct loader *ld, const char *arch)
+/* ---- layers ---- */
+
+/* Which layers see a window only: all but every so many-th, unless the file says otherwise (another period, or a value
+ * per layer). A window that no context reaches is none. */
+static int read_windows(struct reader *r)
 {
-    struct model *m = ld->m;
-    uint32_t period = GEMMA3_WINDOW_PERIOD;
+    struct model *m = r->m;
+    const struct model_arch *a = r->arch;
+    int window = a->window.tokens;
+    struct key key = full_key(r, "attention.sliding_window");
+    uint32_t value = (uint32_t)window, period = (uint32_t)a->window.full_period;
+    if (a->window.key == WINDOW_NONE)
+        return 0;
+    int rc = gguf_get_u32(r->g, key.text, a->window.key == WINDOW_REQUIRED ? GGUF_REQUIRED : GGUF_OPTIONAL, &value,
+                          r->err, r->err_size);
+    if (rc)
+        return rc;
+    if (value > MAX_CTX || (value == 0 && a->window.key == WINDOW_REQUIRED))
+        return fail(r, -EBADMSG, "%s is %u; it must be between 1 and %d", key.text, value, MAX_CTX);
+    window = (int)value;
+
     struct gguf_array each = {0};
-    char key[160];
-    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", arch);
-    bool per_layer = gguf_get_array(ld->g, key, GGUF_REQUIRED, GGUF_BOOL, &each, NULL, 0) == 0;
+    key = full_key(r, "attention.sliding_window_pattern");
+    bool per_layer = gguf_get_array(r->g, key.text, GGUF_REQUIRED, GGUF_BOOL, &each, NULL, 0) == 0;
     if (!per_layer) {
-        int rc = gguf_get_u32(ld->g, key, GGUF_OPTIONAL, &period, ld->err, ld->err_size);
-        if (rc)
+        if ((rc = gguf_get_u32(r->g, key.text, GGUF_OPTIONAL, &period, r->err, r->err_size)))
             return rc;
     } else if (each.n != (uint64_t)m->n_layers) {
-        return fail(ld, -EBADMSG, "%s has %llu values for %d layers", key, (unsigned long long)each.n, m->n_layers);
+        return fail(r, -EBADMSG, "%s has %llu values for %d layers", key.text, (unsigned long long)each.n, m->n_layers);
     }
     for (int l = 0; l < m->n_layers; l++) {
-        bool window = per_layer ? gguf_array_int(&each, (uint64_t)l) != 0 : period == 0 || ((uint32_t)l + 1) % period;
-        m->layers[l].group = window ? MODEL_WINDOW : MODEL_FULL;
+        bool has = per_layer ? gguf_array_int(&each, (uint64_t)l) != 0 : period == 0 || ((uint32_t)l + 1) % period;
+        if (!has || window == 0)
+            continue;
+        m->layers[l].rope = 1;
+        if (window < m->ctx_model) {
+            m->layers[l].group = MODEL_WINDOW;
+            m->layers[l].window = m->window = window;
+        }
     }
     return 0;
 }
 
-static int read_shape(struct loader *ld, char *arch, size_t arch_size)
+static int read_head_dim(struct reader *r, int n_heads, int *out)
 {
-    struct model *m = ld->m;
-    struct gguf_string s;
-    int rc = gguf_get_string(ld->g, "general.architecture", GGUF_REQUIRED, &s, ld->err, ld->err_size);
-    if (rc)
+    int key_dim = r->m->n_embd / n_heads;
+    if (key_dim == 0)
+        return fail(r, -EBADMSG, "%s: %d values cannot be split over %d heads",
+                    full_key(r, "attention.head_count").text, r->m->n_embd, n_heads);
+    int rc = get_dim(r, "attention.key_length", false, MAX_HEAD_DIM, &key_dim);
+    int value_dim = key_dim;
+    if (rc || (rc = get_dim(r, "attention.value_length", false, MAX_HEAD_DIM, &value_dim)))
         return rc;
-    snprintf(arch, arch_size, "%s", gguf_show(s.text, s.len).text);
-    bool gemma3 = !strcmp(arch, "gemma3");
-    if (strcmp(arch, "qwen2") && strcmp(arch, "llama") && !gemma3)
-        return fail(ld, -ENOTSUP, "architecture '%s' is not supported; convod runs qwen2, llama and gemma3 models",
-                    arch);
-
-    if ((rc = get_dim(ld, arch, "block_count", true, MAX_LAYERS, &m->n_layers)) ||
-        (rc = get_dim(ld, arch, "context_length", true, MAX_CTX, &m->ctx_model)) ||
-        (rc = get_dim(ld, arch, "embedding_length", true, MAX_EMBD, &m->n_embd)))
-        return rc;
-    if ((rc = get_uniform(ld, arch, "feed_forward_length", m->n_layers, MAX_FF, &m->n_ff)) ||
-        (rc = get_uniform(ld, arch, "attention.head_count", m->n_layers, MAX_HEADS, &m->n_heads)))
-        return rc;
-    m->n_kv_heads = m->n_heads;
-    if ((rc = get_uniform(ld, arch, "attention.head_count_kv", m->n_layers, MAX_HEADS, &m->n_kv_heads)))
-        return rc;
-    if (m->n_heads % m->n_kv_heads)
-        return fail(ld, -EBADMSG, "%s.attention.head_count_kv: %d heads cannot share %d key/value heads", arch,
-                    m->n_heads, m->n_kv_heads);
-
-    m->head_dim = m->n_embd / m->n_heads;
-    if (m->head_dim == 0)
-        return fail(ld, -EBADMSG, "%s.attention.head_count: %d values cannot be split over %d heads", arch, m->n_embd,
-                    m->n_heads);
-    if ((rc = get_dim(ld, arch, "attention.key_length", false, MAX_HEAD_DIM, &m->head_dim)))
-        return rc;
-    int value_dim = m->head_dim;
-    if ((rc = get_dim(ld, arch, "attention.value_length", false, MAX_HEAD_DIM, &value_dim)))
-        return rc;
-    if (value_dim != m->head_dim || m->head_dim % 8 || m->head_dim > MAX_HEAD_DIM)
-        return fail(ld, -ENOTSUP,
+    if (value_dim != key_dim || key_dim % 8 || key_dim > MAX_HEAD_DIM)
+        return fail(r, -ENOTSUP,
                     "%s.attention.key_length and value_length: heads of %d and %d are not supported; they must be "
                     "equal, a multiple of 8 and at most %d",
-                    arch, m->head_dim, value_dim, MAX_HEAD_DIM);
-
-    char key[160];
-    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
-    if ((rc = gguf_get_f32(ld->g, key, GGUF_REQUIRED, &m->rms_eps, ld->err, ld->err_size)))
-        return rc;
-    if (!(m->rms_eps >= 0.0f && m->rms_eps < 1.0f))
-        return fail(ld, -EBADMSG, "%s is not between 0 and 1", key);
-    if ((rc = refuse(ld, arch, "expert_count", "mixtures of experts")) ||
-        (rc = refuse(ld, arch, "attn_logit_softcapping", "capped attention scores")) ||
-        (rc = refuse(ld, arch, "final_logit_softcapping", "capped logits")))
-        return rc;
-
-    m->rope_kind = !strcmp(arch, "llama") ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES;
-    m->glu = gemma3 ? KERNELS_GELU_TANH : KERNELS_SILU;
-    m->embed_scale = gemma3 ? sqrtf((float)m->n_embd) : 1.0f;
-    m->attn_scale = (float)(1.0 / sqrt(gemma3 && m->n_layers == GEMMA3_27B_LAYERS ? (double)m->n_embd / m->n_heads
-                                                                                  : (double)m->head_dim));
-    m->window = 0;
-    if (gemma3 && (rc = get_dim(ld, arch, "attention.sliding_window", true, MAX_CTX, &m->window)))
-        return rc;
-    m->layers = calloc((size_t)m->n_layers, sizeof *m->layers);
-    if (!m->layers)
-        return fail(ld, -ENOMEM, "no memory for %d layers", m->n_layers);
-    if (gemma3 && (rc = read_windows(ld, arch))) /* else all are MODEL_FULL */
-        return rc;
-    return model_rope_open(ld->g, arch, m, ld->err, ld->err_size);
-}
-
-/* ---- weights ---- */
-
-static void *block_alloc(struct loader *ld, size_t bytes)
-{
-    struct model_block *b = ld->m->blocks;
-    size_t padded = (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
-    if (!b || padded > b->bytes - b->used) {
-        b = malloc(sizeof *b);
-        if (!b)
-            return NULL;
-        *b = (struct model_block){.next = ld->m->blocks, .bytes = padded > BLOCK_BYTES ? padded : BLOCK_BYTES};
-        b->p = ld->ops->alloc(ld->k, b->bytes);
-        if (!b->p) {
-            free(b);
-            return NULL;
-        }
-        ld->m->blocks = b;
-    }
-    void *p = b->p + b->used;
-    b->used += padded;
-    ld->m->weight_bytes += bytes;
-    return p;
-}
-
-struct pack_job {
-    const struct gguf_tensor *t;
-    int rows, cols;
-    void *packed;
-};
-
-static void pack_group(void *arg, int group)
-{
-    const struct pack_job *job = arg;
-    kernels_pack_group(job->t->type, job->rows, job->cols, group, job->t->data, job->packed);
-}
-
-static void tensor_done(struct loader *ld, const struct gguf_tensor *t)
-{
-    ld->done_bytes += t->bytes;
-    ld->type_bytes[t->type] += t->bytes;
-    ld->m->parameters += t->values;
-    ld->read[t - gguf_tensor_at(ld->g, 0)] = true;
-    gguf_tensor_forget(ld->g, t);
-    if (ld->progress && ld->total_bytes)
-        ld->progress(ld->progress_arg, (double)ld->done_bytes / (double)ld->total_bytes, "loading the model");
-}
-
-static int load_matrix(struct loader *ld, const char *name, int rows, int cols, struct kernels_matrix *out)
-{
-    const struct gguf_tensor *t;
-    int rc = gguf_tensor_get(ld->g, name, GGUF_REQUIRED, &t, ld->err, ld->err_size);
-    if (rc)
-        return rc;
-    if (t->n_dims > 2 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)rows)
-        return fail(ld, -EBADMSG, "tensor %s is %llu x %llu; this model needs %d x %d", name,
-                    (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], cols, rows);
-    size_t bytes = kernels_packed_bytes(t->type, rows, cols);
-    if (bytes == 0)
-        return fail(ld, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
-    struct pack_job job = {t, rows, cols, block_alloc(ld, bytes)};
-    if (!job.packed)
-        return fail(ld, -ENOMEM, "no memory for tensor %s (%zu bytes)", name, bytes);
-    kernels_parallel(ld->k, (rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP, pack_group, &job);
-    *out = (struct kernels_matrix){.type = t->type, .rows = rows, .cols = cols, .data = job.packed};
-    tensor_done(ld, t);
+                    r->arch->name, key_dim, value_dim, MAX_HEAD_DIM);
+    *out = key_dim;
     return 0;
 }
 
-static int load_vector(struct loader *ld, const char *name, bool required, int n, const float **out)
+static int read_layers(struct reader *r, enum kernels_kv_type kv_type)
+{
+    struct model *m = r->m;
+    const struct model_arch *a = r->arch;
+    uint32_t heads[MAX_LAYERS] = {0}, kv_heads[MAX_LAYERS], ff[MAX_LAYERS] = {0};
+    int head_dim = 0;
+    const char *ff_key = m->n_experts && a->expert_ff_key ? a->expert_ff_key : "feed_forward_length";
+    int rc = get_each(r, ff_key, MAX_FF, ff);
+    if (rc || (rc = get_each(r, "attention.head_count", MAX_HEADS, heads)))
+        return rc;
+    memcpy(kv_heads, heads, sizeof heads);
+    if ((rc = get_each(r, "attention.head_count_kv", MAX_HEADS, kv_heads)))
+        return rc;
+    for (int l = 0; l < m->n_layers; l++)
+        if (heads[l] % kv_heads[l])
+            return fail(r, -EBADMSG, "%s: %u heads cannot share %u key/value heads",
+                        full_key(r, "attention.head_count_kv").text, heads[l], kv_heads[l]);
+    if ((rc = read_head_dim(r, (int)heads[0], &head_dim)))
+        return rc;
+    double width = (double)m->n_embd;
+    bool by_width = a->width_scaled_layers && m->n_layers == a->width_scaled_layers;
+    for (int l = 0; l < m->n_layers; l++) {
+        m->layers[l] = (struct model_layer){
+            .mixer = MODEL_ATTENTION,
+            .ffn = m->n_experts ? MODEL_MIXTURE : MODEL_DENSE,
+            .group = MODEL_FULL,
+            .n_heads = (int)heads[l],
+            .n_ff = (int)ff[l],
+            .rope = 0,
+            .attn_scale = (float)(1.0 / sqrt(by_width ? width / heads[l] : (double)head_dim)),
+            .kv = {.type = kv_type, .kv_heads = (int)kv_heads[l], .head_dim = head_dim},
+        };
+    }
+    if ((rc = read_windows(r)))
+        return rc;
+    for (int l = 0; a->unrotated_period && l < m->n_layers; l++)
+        if ((l + 1) % a->unrotated_period == 0)
+            m->layers[l].rope = -1;
+    return 0;
+}
+
+static int read_mixture(struct reader *r)
+{
+    struct model *m = r->m;
+    struct key key = full_key(r, "expert_count");
+    uint32_t experts = 0, used = 0;
+    int rc = gguf_get_u32(r->g, key.text, r->arch->mixture == MIXTURE_ALWAYS ? GGUF_REQUIRED : GGUF_OPTIONAL, &experts,
+                          r->err, r->err_size);
+    if (rc || (experts == 0 && r->arch->mixture != MIXTURE_ALWAYS))
+        return rc;
+    if (r->arch->mixture == MIXTURE_NEVER)
+        return fail(r, -ENOTSUP, "%s is set, but convod cannot run mixtures of experts of this architecture", key.text);
+    if (experts < 2 || experts > KERNELS_MAX_EXPERTS)
+        return fail(r, -EBADMSG, "%s is %u; it must be between 2 and %d", key.text, experts, KERNELS_MAX_EXPERTS);
+    key = full_key(r, "expert_used_count");
+    if ((rc = gguf_get_u32(r->g, key.text, GGUF_REQUIRED, &used, r->err, r->err_size)))
+        return rc;
+    if (used < 1 || used > experts || used > KERNELS_MAX_EXPERTS_USED)
+        return fail(r, -EBADMSG, "%s is %u; it must be between 1 and the %u experts that there are, and at most %d",
+                    key.text, used, experts, KERNELS_MAX_EXPERTS_USED);
+    m->n_experts = (int)experts;
+    m->n_experts_used = (int)used;
+    return 0;
+}
+
+static int read_arch(struct reader *r)
+{
+    struct gguf_string s;
+    int rc = gguf_get_string(r->g, "general.architecture", GGUF_REQUIRED, &s, r->err, r->err_size);
+    if (rc)
+        return rc;
+    r->arch = r->m->arch = model_arch_find(s.text, s.len);
+    if (r->arch)
+        return 0;
+    char known[256] = "";
+    size_t n = 0;
+    for (size_t i = 0; model_arch_at(i) && n < sizeof known; i++)
+        n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", model_arch_at(i)->name);
+    return fail(r, -ENOTSUP, "architecture '%s' is not supported; convod runs models of: %s",
+                gguf_show(s.text, s.len).text, known);
+}
+
+static int read_shape(struct reader *r, enum kernels_kv_type kv_type)
+{
+    struct model *m = r->m;
+    const struct model_arch *a;
+    int rc = read_arch(r);
+    if (rc)
+        return rc;
+    a = r->arch;
+    if ((rc = get_dim(r, "block_count", true, MAX_LAYERS, &m->n_layers)) ||
+        (rc = get_dim(r, "context_length", true, MAX_CTX, &m->ctx_model)) ||
+        (rc = get_dim(r, "embedding_length", true, MAX_EMBD, &m->n_embd)) || (rc = read_mixture(r)))
+        return rc;
+    struct key key = full_key(r, "attention.layer_norm_rms_epsilon");
+    if ((rc = gguf_get_f32(r->g, key.text, GGUF_REQUIRED, &m->rms_eps, r->err, r->err_size)))
+        return rc;
+    if (!(m->rms_eps >= 0.0f && m->rms_eps < 1.0f))
+        return fail(r, -EBADMSG, "%s is not between 0 and 1", key.text);
+    if ((rc =
+             get_allowed(r, "attn_logit_softcapping", &a->attn_softcap, "capped attention scores", &m->attn_softcap)) ||
+        (rc = get_allowed(r, "final_logit_softcapping", &a->final_softcap, "capped logits", &m->final_softcap)) ||
+        (rc = get_allowed(r, "attention.temperature_scale", &(struct model_key){a->temperature, 0},
+                          "queries that grow with their position", &m->temperature)))
+        return rc;
+    m->rope_kind = a->rope_kind;
+    m->glu = a->glu;
+    m->embed_scale = a->scaled_embedding ? sqrtf((float)m->n_embd) : 1.0f;
+    m->layers = calloc((size_t)m->n_layers, sizeof *m->layers);
+    if (!m->layers)
+        return fail(r, -ENOMEM, "no memory for %d layers", m->n_layers);
+    return read_layers(r, kv_type);
+}
+
+/* ---- tensors ---- */
+
+static int dim_of(const struct model *m, const struct model_layer *layer, enum model_dim d)
+{
+    switch (d) {
+    case DIM_Q:
+        return layer->n_heads * layer->kv.head_dim;
+    case DIM_KV:
+        return layer->kv.kv_heads * layer->kv.head_dim;
+    case DIM_HEAD:
+        return layer->kv.head_dim;
+    case DIM_FF:
+        return layer->n_ff;
+    case DIM_EXPERTS:
+        return m->n_experts;
+    case DIM_HEADS:
+        return layer->n_heads;
+    default:
+        return m->n_embd;
+    }
+}
+
+/* The tensor counts as used: its values and bytes, once. */
+static void use(struct reader *r, const struct gguf_tensor *t)
+{
+    bool *used = &r->used[t - gguf_tensor_at(r->g, 0)];
+    if (*used)
+        return;
+    *used = true;
+    r->type_bytes[t->type] += t->bytes;
+    r->m->parameters += t->values;
+}
+
+static int add_job(struct reader *r, struct model_job job)
+{
+    struct model *m = r->m;
+    if (m->n_jobs == m->jobs_capacity) {
+        size_t capacity = m->jobs_capacity ? m->jobs_capacity * 2 : 256;
+        struct model_job *jobs = realloc(m->jobs, capacity * sizeof *jobs);
+        if (!jobs)
+            return fail(r, -ENOMEM, "no memory for a list of its tensors");
+        m->jobs = jobs;
+        m->jobs_capacity = capacity;
+    }
+    use(r, job.t);
+    m->weight_bytes += job.vector ? (uint64_t)job.cols * (uint64_t)job.rows * sizeof(float)
+                                  : kernels_packed_bytes(job.t->type, job.rows, job.cols);
+    m->jobs[m->n_jobs++] = job;
+    return 0;
+}
+
+/* A matrix of rows from `first` on, out of `whole` rows. */
+static int want_matrix(struct reader *r, const char *name, int whole, int first, int rows, int cols,
+                       struct kernels_matrix *to)
 {
     const struct gguf_tensor *t;
-    *out = NULL;
-    int rc = gguf_tensor_get(ld->g, name, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &t, ld->err, ld->err_size);
+    int rc = gguf_tensor_get(r->g, name, GGUF_REQUIRED, &t, r->err, r->err_size);
+    if (rc)
+        return rc;
+    if (t->n_dims > 2 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)whole)
+        return fail(r, -EBADMSG, "tensor %s is %llu x %llu; this model needs %d x %d", name,
+                    (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], cols, whole);
+    if (kernels_packed_bytes(t->type, rows, cols) == 0)
+        return fail(r, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
+    return add_job(r, (struct model_job){t, t->bytes / (uint64_t)whole * (uint64_t)first, rows, cols, false, to});
+}
+
+static int want_experts(struct reader *r, const char *name, int rows, int cols, struct kernels_matrix **to)
+{
+    const struct gguf_tensor *t;
+    int n = r->m->n_experts;
+    int rc = gguf_tensor_get(r->g, name, GGUF_REQUIRED, &t, r->err, r->err_size);
+    if (rc)
+        return rc;
+    if (t->n_dims != 3 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)rows || t->dims[2] != (uint64_t)n)
+        return fail(r, -EBADMSG, "tensor %s is %llu x %llu x %llu; this model needs %d x %d x %d", name,
+                    (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], (unsigned long long)t->dims[2],
+                    cols, rows, n);
+    if (kernels_packed_bytes(t->type, rows, cols) == 0)
+        return fail(r, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
+    struct kernels_matrix *each = calloc((size_t)n, sizeof *each);
+    if (!each)
+        return fail(r, -ENOMEM, "no memory for %d experts", n);
+    *to = each;
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = add_job(r, (struct model_job){t, t->bytes / (uint64_t)n * (uint64_t)i, rows, cols, false, &each[i]});
+    return rc;
+}
+
+static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
+{
+    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16)
+        return fail(r, -ENOTSUP, "tensor %s has type %s; a vector must be F32 or BF16", t->name, t->type_name);
+    return 0;
+}
+
+static int want_vector(struct reader *r, const char *name, bool required, int n, const float **to)
+{
+    const struct gguf_tensor *t;
+    int rc = gguf_tensor_get(r->g, name, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &t, r->err, r->err_size);
     if (rc || !t)
         return rc;
     if (t->values != (uint64_t)n || t->dims[0] != (uint64_t)n)
-        return fail(ld, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
+        return fail(r, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
                     n);
-    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16)
-        return fail(ld, -ENOTSUP, "tensor %s has type %s; a vector must be F32 or BF16", name, t->type_name);
-    float *v = block_alloc(ld, (size_t)n * sizeof *v);
-    if (!v)
-        return fail(ld, -ENOMEM, "no memory for tensor %s", name);
-    for (int i = 0; i < n; i++) {
-        if (t->type == KERNELS_F32) {
-            memcpy(&v[i], (const uint8_t *)t->data + (size_t)i * 4, 4);
-        } else {
-            uint16_t half;
-            memcpy(&half, (const uint8_t *)t->data + (size_t)i * 2, 2);
-            uint32_t bits = (uint32_t)half << 16;
-            memcpy(&v[i], &bits, 4);
-        }
-    }
-    *out = v;
-    tensor_done(ld, t);
-    return 0;
+    rc = check_vector_type(r, t);
+    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n, true, to});
 }
 
-static int load_layer(struct loader *ld, int l, bool qwen2, bool gemma3, enum kernels_kv_type kv_type)
+/* A vector per expert. */
+static int want_vectors(struct reader *r, const char *name, int n, const float **to)
 {
-    struct model *m = ld->m;
-    struct model_layer *layer = &m->layers[l];
-    int q_rows = m->n_heads * m->head_dim, kv_rows = m->n_kv_heads * m->head_dim;
-    char name[96];
-    int rc;
-#define NAME(suffix) (snprintf(name, sizeof name, "blk.%d." suffix, l), name)
-    if ((rc = load_vector(ld, NAME("attn_norm.weight"), true, m->n_embd, &layer->attn_norm)) ||
-        (rc = load_matrix(ld, NAME("attn_q.weight"), q_rows, m->n_embd, &layer->q)) ||
-        (rc = load_matrix(ld, NAME("attn_k.weight"), kv_rows, m->n_embd, &layer->k)) ||
-        (rc = load_matrix(ld, NAME("attn_v.weight"), kv_rows, m->n_embd, &layer->v)) ||
-        (rc = load_vector(ld, NAME("attn_q.bias"), qwen2, q_rows, &layer->q_bias)) ||
-        (rc = load_vector(ld, NAME("attn_k.bias"), qwen2, kv_rows, &layer->k_bias)) ||
-        (rc = load_vector(ld, NAME("attn_v.bias"), qwen2, kv_rows, &layer->v_bias)) ||
-        (rc = load_vector(ld, NAME("attn_q_norm.weight"), gemma3, m->head_dim, &layer->q_norm)) ||
-        (rc = load_vector(ld, NAME("attn_k_norm.weight"), gemma3, m->head_dim, &layer->k_norm)) ||
-        (rc = load_matrix(ld, NAME("attn_output.weight"), m->n_embd, q_rows, &layer->o)) ||
-        (rc = load_vector(ld, NAME("post_attention_norm.weight"), gemma3, m->n_embd, &layer->post_attn_norm)) ||
-        (rc = load_vector(ld, NAME("ffn_norm.weight"), true, m->n_embd, &layer->ffn_norm)) ||
-        (rc = load_matrix(ld, NAME("ffn_gate.weight"), m->n_ff, m->n_embd, &layer->gate)) ||
-        (rc = load_matrix(ld, NAME("ffn_up.weight"), m->n_ff, m->n_embd, &layer->up)) ||
-        (rc = load_matrix(ld, NAME("ffn_down.weight"), m->n_embd, m->n_ff, &layer->down)) ||
-        (rc = load_vector(ld, NAME("post_ffw_norm.weight"), gemma3, m->n_embd, &layer->post_ffn_norm)))
+    const struct gguf_tensor *t;
+    int experts = r->m->n_experts;
+    int rc = gguf_tensor_get(r->g, name, GGUF_REQUIRED, &t, r->err, r->err_size);
+    if (rc)
         return rc;
-#undef NAME
-    layer->kv = (struct kernels_kv){.type = kv_type, .kv_heads = m->n_kv_heads, .head_dim = m->head_dim};
-    return 0;
+    if (t->n_dims != 2 || t->dims[0] != (uint64_t)n || t->dims[1] != (uint64_t)experts)
+        return fail(r, -EBADMSG, "tensor %s is %llu x %llu; this model needs %d x %d", name,
+                    (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], n, experts);
+    if (experts > INT32_MAX / n)
+        return fail(r, -EBADMSG, "tensor %s is too large", name);
+    rc = check_vector_type(r, t);
+    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n * experts, true, to});
+}
+
+/* Where a slice of `size` begins, and how long the whole is. */
+static int slice_of(const struct model *m, const struct model_layer *layer, enum model_slice slice, int size,
+                    int *first)
+{
+    int q = dim_of(m, layer, DIM_Q), kv = dim_of(m, layer, DIM_KV);
+    *first = slice == SLICE_K ? q : slice == SLICE_V ? q + kv : slice == SLICE_SECOND ? size : 0;
+    if (slice == SLICE_Q || slice == SLICE_K || slice == SLICE_V)
+        return q + 2 * kv;
+    return slice == SLICE_FIRST || slice == SLICE_SECOND ? 2 * size : size;
+}
+
+static int read_tensors(struct reader *r, int l, const struct model_tensor *list, size_t most)
+{
+    struct model_layer *layer = &r->m->layers[l];
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < most && list[i].slot != SLOT_NONE; i++) {
+        const struct model_tensor *want = &list[i];
+        const struct model_slot_info *slot = &MODEL_SLOT_INFO[want->slot];
+        void *to = (char *)layer + slot->at;
+        int cols = dim_of(r->m, layer, slot->cols), rows = dim_of(r->m, layer, slot->rows), first;
+        char name[GGUF_MAX_NAME_BYTES + 1];
+        snprintf(name, sizeof name, "blk.%d.%s", l, want->name ? want->name : slot->name);
+        bool vector = slot->kind == SLOT_VECTOR, required = want->presence == MODEL_REQUIRED;
+        int whole = slice_of(r->m, layer, want->slice, rows, &first);
+        if (!required && gguf_tensor_find(r->g, name) == NULL)
+            continue;
+        if (vector)
+            rc = want_vector(r, name, required, cols, to);
+        else if (slot->kind == SLOT_VECTORS)
+            rc = want_vectors(r, name, cols, to);
+        else if (slot->kind == SLOT_EXPERTS)
+            rc = want_experts(r, name, rows, cols, to);
+        else
+            rc = want_matrix(r, name, whole, first, rows, cols, to);
+    }
+    return rc;
 }
 
 /* A tensor that is not part of the graph as convod knows it would be a model that quietly answers wrong. */
-static int check_all_read(struct loader *ld)
+static int check_all_used(struct reader *r)
 {
-    for (size_t i = 0; i < gguf_tensor_count(ld->g); i++) {
-        const char *name = gguf_tensor_at(ld->g, i)->name;
+    for (size_t i = 0; i < gguf_tensor_count(r->g); i++) {
+        const char *name = gguf_tensor_at(r->g, i)->name;
         /* Frequencies: read with the rotary settings, or, in old files, what those settings say anyway. */
-        bool frequencies = !strcmp(name, "rope_freqs.weight") || strstr(name, ".attn_rot_embd");
-        if (!ld->read[i] && !frequencies)
-            return fail(ld, -ENOTSUP, "tensor %s has no place in the models of this architecture that convod knows",
+        bool frequencies = !strcmp(name, "rope_freqs.weight") || strstr(name, ".attn_rot_embd") ||
+                           (r->arch->long_rope && !strncmp(name, "rope_factors_", 13));
+        if (!r->used[i] && !frequencies)
+            return fail(r, -ENOTSUP, "tensor %s has no place in the models of this architecture that convod knows",
                         gguf_show(name, strlen(name)).text);
     }
     return 0;
 }
 
-static int load_weights(struct loader *ld, const char *arch, enum kernels_kv_type kv_type)
+static int read_weights(struct reader *r)
 {
-    struct model *m = ld->m;
-    for (size_t i = 0; i < gguf_tensor_count(ld->g); i++)
-        ld->total_bytes += gguf_tensor_at(ld->g, i)->bytes;
-
+    struct model *m = r->m;
+    const struct model_arch *a = r->arch;
     const struct gguf_tensor *embed;
-    int rc = gguf_tensor_get(ld->g, "token_embd.weight", GGUF_REQUIRED, &embed, ld->err, ld->err_size);
+    int rc = gguf_tensor_get(r->g, "token_embd.weight", GGUF_REQUIRED, &embed, r->err, r->err_size);
     if (rc)
         return rc;
-    if (embed->dims[1] > (1u << 24))
-        return fail(ld, -EBADMSG, "token_embd.weight has %llu rows", (unsigned long long)embed->dims[1]);
+    if (embed->dims[1] > MAX_VOCAB)
+        return fail(r, -EBADMSG, "token_embd.weight has %llu rows", (unsigned long long)embed->dims[1]);
     m->n_vocab = (int)embed->dims[1];
-    if ((rc = load_matrix(ld, "token_embd.weight", m->n_vocab, m->n_embd, &m->embed)))
+    if ((rc = want_matrix(r, "token_embd.weight", m->n_vocab, 0, m->n_vocab, m->n_embd, &m->embed)))
         return rc;
-    for (int l = 0; l < m->n_layers; l++)
-        if ((rc = load_layer(ld, l, !strcmp(arch, "qwen2"), !strcmp(arch, "gemma3"), kv_type)))
+    for (int l = 0; l < m->n_layers; l++) {
+        bool mixture = m->layers[l].ffn == MODEL_MIXTURE;
+        if ((rc = read_tensors(r, l, a->tensors, MODEL_MAX_TENSORS)) ||
+            (rc = mixture ? read_tensors(r, l, a->experts, sizeof a->experts / sizeof *a->experts)
+                          : read_tensors(r, l, a->dense, sizeof a->dense / sizeof *a->dense)))
             return rc;
-    if ((rc = load_vector(ld, "output_norm.weight", true, m->n_embd, &m->output_norm)))
+    }
+    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, &m->output_norm)))
         return rc;
-    if (gguf_tensor_find(ld->g, "output.weight"))
-        rc = load_matrix(ld, "output.weight", m->n_vocab, m->n_embd, &m->output);
-    else
-        m->output = m->embed;
-    if (rc || (rc = check_all_read(ld)))
+    if (gguf_tensor_find(r->g, "output.weight")) {
+        m->embed_bytes = kernels_packed_bytes(embed->type, m->n_vocab, m->n_embd);
+        rc = want_matrix(r, "output.weight", m->n_vocab, 0, m->n_vocab, m->n_embd, &m->output);
+    }
+    if (rc || (rc = check_all_used(r)))
         return rc;
-
     int most = 0;
     for (int t = 1; t < KERNELS_TYPE_COUNT; t++)
-        if (ld->type_bytes[t] > ld->type_bytes[most])
+        if (r->type_bytes[t] > r->type_bytes[most])
             most = t;
     m->quantization = kernels_type_info((enum kernels_type)most)->name;
     return 0;
 }
 
-int model_open(const struct gguf *g, struct kernels *k, enum kernels_kv_type kv_type,
-               void (*progress)(void *arg, double fraction, const char *what), void *arg, struct model *out, char *err,
-               size_t err_size)
+int model_read(const struct gguf *g, enum kernels_kv_type kv_type, struct model *out, char *err, size_t err_size)
 {
-    struct model m = {0};
-    struct loader ld = {.g = g,
-                        .k = k,
-                        .ops = kernels_ops(k),
-                        .m = &m,
-                        .progress = progress,
-                        .progress_arg = arg,
-                        .err = err,
-                        .err_size = err_size};
-    char arch[sizeof(struct gguf_shown)];
-    int rc = read_shape(&ld, arch, sizeof arch);
+    *out = (struct model){0};
+    struct reader r = {.g = g, .m = out, .err = err, .err_size = err_size};
+    int rc = read_shape(&r, kv_type);
     if (!rc) {
-        ld.read = calloc(gguf_tensor_count(g) + 1, sizeof *ld.read);
-        rc = ld.read ? load_weights(&ld, arch, kv_type) : fail(&ld, -ENOMEM, "no memory for its tensors' names");
-        free(ld.read);
+        r.used = calloc(gguf_tensor_count(g) + 1, sizeof *r.used);
+        rc = r.used ? read_weights(&r) : fail(&r, -ENOMEM, "no memory for its tensors' names");
+        free(r.used);
     }
-    if (rc) {
-        model_close(&m, k);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    if (rc)
+        model_close(out, NULL);
+    return rc;
 }
 
-void model_close(struct model *m, struct kernels *k)
+/* ---- facts ---- */
+
+int model_most_heads(const struct model *m)
 {
-    while (m->blocks) {
-        struct model_block *b = m->blocks;
-        m->blocks = b->next;
-        kernels_ops(k)->release(k, b->p, b->bytes);
-        free(b);
+    int most = 0;
+    for (int l = 0; l < m->n_layers; l++)
+        most = m->layers[l].n_heads > most ? m->layers[l].n_heads : most;
+    return most;
+}
+
+int model_most_head_dim(const struct model *m)
+{
+    int most = 0;
+    for (int l = 0; l < m->n_layers; l++)
+        most = m->layers[l].kv.head_dim > most ? m->layers[l].kv.head_dim : most;
+    return most;
+}
+
+static int most_dim(const struct model *m, enum model_dim d)
+{
+    int most = 0;
+    for (int l = 0; l < m->n_layers; l++) {
+        int n = dim_of(m, &m->layers[l], d);
+        most = n > most ? n : most;
     }
-    for (int g = 0; g < MODEL_GROUPS; g++)
-        free(m->rope[g].inv_freq);
-    free(m->layers);
-    memset(m, 0, sizeof *m);
+    return most;
+}
+
+int model_most_q(const struct model *m)
+{
+    return most_dim(m, DIM_Q);
+}
+
+int model_most_kv(const struct model *m)
+{
+    return most_dim(m, DIM_KV);
+}
+
+int model_most_ff(const struct model *m)
+{
+    return most_dim(m, DIM_FF);
 }

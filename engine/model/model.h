@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 
 struct gguf;
+struct gguf_tensor;
 struct vocab;
 struct chat;
 
@@ -15,49 +16,96 @@ struct chat;
 /* Layers that keep their keys and values alike share page tables: a page id of a group covers all its layers. */
 enum model_group { MODEL_FULL, MODEL_WINDOW, MODEL_GROUPS };
 
+/* What mixes tokens in a layer. MODEL_RECURRENT is the place of a state that is carried from token to token; no
+ * architecture of the table has one yet. */
+enum model_mixer { MODEL_ATTENTION, MODEL_RECURRENT };
+/* The feed-forward part: one for all tokens, or some of many for each. */
+enum model_ffn { MODEL_DENSE, MODEL_MIXTURE };
+
 /* Rotary settings of a kind of layer. */
 struct model_rope {
     int rot;          /* dimensions that are rotated, even */
     double *inv_freq; /* [rot / 2], scaling applied */
-    double magnitude; /* multiplies cos and sin (YaRN) */
+    double magnitude; /* multiplies cos and sin */
 };
+#define MODEL_ROPES 2 /* layers that see everything, layers with a window */
 
 struct model_layer {
+    enum model_mixer mixer;
+    enum model_ffn ffn;
     enum model_group group;
-    struct kernels_kv kv; /* pool pointer is set when the pools are made */
-    const float *attn_norm, *ffn_norm;
-    const float *post_attn_norm, *post_ffn_norm; /* gemma3; else NULL */
-    const float *q_norm, *k_norm;                /* gemma3; else NULL */
+    int n_heads;
+    int n_ff;             /* width of the feed-forward part, or of one expert */
+    int window;           /* 0: everything before it is seen */
+    int rope;             /* into model.rope; -1: nothing is rotated */
+    float attn_scale;     /* of scores */
+    struct kernels_kv kv; /* key/value heads and head size; the pool pointer is set when the pools are made */
+    /* NULL, or without rows: the architecture has none. */
+    const float *attn_norm, *ffn_norm, *post_attn_norm, *post_ffn_norm, *q_norm, *k_norm;
+    const float *q_bias, *k_bias, *v_bias, *o_bias, *sinks;
     struct kernels_matrix q, k, v, o, gate, up, down;
-    const float *q_bias, *k_bias, *v_bias; /* qwen2; else NULL */
+    struct kernels_matrix router;
+    const float *router_bias, *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [n_experts][...] */
+    struct kernels_matrix *gate_experts, *up_experts, *down_experts;                    /* [n_experts] */
+};
+
+/* A tensor, or a slice of it, that has to be read and packed; made by model_read(), done by model_load(). */
+struct model_job {
+    const struct gguf_tensor *t;
+    uint64_t at; /* byte of the tensor where the slice begins */
+    int rows, cols;
+    bool vector;
+    void *to; /* struct kernels_matrix, or const float * of a vector */
 };
 
 struct model {
-    int n_layers, n_embd, n_ff, n_vocab, n_heads, n_kv_heads, head_dim;
+    const struct model_arch *arch;
+    int n_layers, n_embd, n_vocab, n_experts, n_experts_used;
     int ctx_model;
-    float rms_eps, embed_scale, attn_scale;
-    int window; /* of MODEL_WINDOW layers */
+    float rms_eps, embed_scale;
     enum kernels_rope_kind rope_kind;
     enum kernels_glu_kind glu;
-    struct model_rope rope[MODEL_GROUPS];
+    float attn_softcap, final_softcap; /* 0: none */
+    float temperature;                 /* of queries at long positions; 0: none */
+    int temperature_ctx;
+    int window; /* the longest of any layer; 0: there is none */
+    struct model_rope rope[MODEL_ROPES];
     struct model_layer *layers;
     struct kernels_matrix embed, output;
     const float *output_norm;
-    uint64_t weight_bytes, parameters;
+    uint64_t weight_bytes, parameters; /* packed, and values */
+    uint64_t embed_bytes;              /* of an embedding table that is not the output's too; else 0 */
     const char *quantization;
+    struct model_job *jobs; /* until model_load() */
+    size_t n_jobs, jobs_capacity;
     struct model_block *blocks; /* everything that was allocated for weights, for release */
 };
 
-/* Reads the shape from the file and packs its weights. progress as in engine_opts, over [0, 1]. */
-int model_open(const struct gguf *g, struct kernels *k, enum kernels_kv_type kv_type,
-               void (*progress)(void *arg, double fraction, const char *what), void *arg, struct model *out, char *err,
-               size_t err_size);
+/* Step one of opening: the shape, out of the file's header alone. Every tensor that the architecture wants is there
+ * with its shape and a type that can be read, and no other is. `out` must stay where it is until model_load(); on an
+ * error nothing is left in it. */
+int model_read(const struct gguf *g, enum kernels_kv_type kv_type, struct model *out, char *err, size_t err_size);
+/* The last step: reads and packs the weights, in the order in which they lie in the file. hash (may be NULL): every
+ * byte of the file goes into it, in that one pass. progress as in engine_opts, over [0, 1]. -EBADMSG: the file was cut
+ * or changed meanwhile; -ENOMEM. */
+struct gguf_hash;
+int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct gguf_hash *hash,
+               void (*progress)(void *arg, double fraction, const char *what), void *arg, char *err, size_t err_size);
+/* k may be NULL where nothing was loaded. Fine on a zeroed model. */
 void model_close(struct model *m, struct kernels *k);
+/* "qwen2" */
+const char *model_arch_name(const struct model *m);
+/* The largest value of a layer's number, for scratch. */
+int model_most_heads(const struct model *m);
+int model_most_head_dim(const struct model *m);
+int model_most_q(const struct model *m);  /* query values */
+int model_most_kv(const struct model *m); /* key values */
+int model_most_ff(const struct model *m);
 
 /* Rotation table of positions: out[n][rot / 2][2] = cos, sin. */
 void model_rope_table(const struct model_rope *r, const int *positions, int n, float *out);
-/* Fills m->rope from the file (model_rope.c). */
-int model_rope_open(const struct gguf *g, const char *arch, struct model *m, char *err, size_t err_size);
+/* Fills m->rope from the file, for contexts of up to ctx_tokens (model_rope.c). */
+int model_rope_open(const struct gguf *g, int ctx_tokens, struct model *m, char *err, size_t err_size);
 /* Mixes everything that changes rotated keys into a hash. */
 void model_rope_hash(const struct model *m, void (*update)(void *h, const void *p, size_t n), void *h);
 
@@ -86,6 +134,8 @@ struct engine_seq {
 
 /* Lays out the layers within the pages of their group, which gives the pages' sizes. Comes first. */
 void kv_pools_size(struct engine *e);
+/* Whether `bytes` make any pages at all; -EINVAL. After kv_pools_size(). */
+int kv_pools_fit(const struct engine *e, size_t bytes, char *err, size_t err_size);
 /* Allocates the pools within `bytes` and points the layers' kv at them. */
 int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size);
 void kv_pools_close(struct engine *e);
@@ -114,15 +164,13 @@ struct engine {
     char *name, *file;
 };
 
+/* Bytes of a step's buffers, and making them. */
+uint64_t step_scratch_bytes(const struct engine *e);
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
 int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
 
-/* SHA-256 of the model file, from cache_dir when inode, size and time are known there (fingerprint.c). */
-int fingerprint_file(const char *path, const char *cache_dir,
-                     void (*progress)(void *arg, double fraction, const char *what), void *arg, uint8_t sha256[32],
-                     char *err, size_t err_size);
 /* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */
 int fingerprint_engine(struct engine *e);
 

@@ -48,6 +48,8 @@ enum {
 int vocab_tokenize(const struct vocab *v, const char *text, size_t len, unsigned flags, struct engine_tokens *out);
 
 int vocab_size(const struct vocab *v);
+/* What is wrong in the file but does no harm, a line each, for a person; NULL: nothing. */
+const char *vocab_notes(const struct vocab *v);
 /* "gpt2" or "llama" */
 const char *vocab_model(const struct vocab *v);
 /* As engine_token_bytes(). */
@@ -75,13 +77,15 @@ bool vocab_adds_eos(const struct vocab *v);
 
 struct chat;
 
-/* Recognises tokenizer.chat_template, or takes the named format ("chatml", "llama3", "gemma", "mistral", "llama2";
- * NULL: recognise). *out is NULL when the file has no template and none is named. -ENOTSUP: an unknown template, or the
- * vocabulary lacks a token of the format; -EINVAL: an unknown name; -EBADMSG, -ENOMEM. */
+/* Recognises tokenizer.chat_template, or takes the named format ("chatml", "llama3", ...; NULL: recognise). *out is
+ * NULL when the file has no template and none is named. -ENOTSUP: an unknown template, or the vocabulary lacks a token
+ * of the format; -EINVAL: an unknown name; -EBADMSG, -ENOMEM. */
 int chat_open(const struct gguf *g, const struct vocab *v, const char *format, struct chat **out, char *err,
               size_t err_size);
 /* NULL is fine. */
 void chat_free(struct chat *c);
+/* The i-th format's name; NULL behind the last. */
+const char *chat_name_at(size_t i);
 /* "chatml", ... */
 const char *chat_format(const struct chat *c);
 

@@ -1,16 +1,22 @@
 /* vocab.c - loads a vocabulary, and leads a text through special tokens, pre-tokenizer and merges.
  *
- * Token texts stay in the mapped file; the tables beside them are a few arrays whose sizes follow from the number of
+ * Token texts stay in the file's header; the tables beside them are a few arrays whose sizes follow from the number of
  * tokens. What a user writes is looked up among ordinary tokens only: control tokens are not in that table at all, so
  * that no sequence of merges can arrive at one.
  */
 #include "engine/text/vocab_private.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+
+/* DeepSeek's tokens, in wide bars (U+FF5C), with U+2581 for spaces. */
+#define DEEPSEEK(name) "<\xef\xbd\x9c" name "\xef\xbd\x9c>"
+#define DEEPSEEK_BEGIN DEEPSEEK("begin\xe2\x96\x81of\xe2\x96\x81sentence")
+#define DEEPSEEK_END   DEEPSEEK("end\xe2\x96\x81of\xe2\x96\x81sentence")
 
 /* Control tokens by their well-known texts, whatever type a file gives them: files exist that call them normal. */
 static const char *const MARKERS[] = {
@@ -20,13 +26,18 @@ static const char *const MARKERS[] = {
     "<start_of_turn>",   "<end_of_turn>",      "[INST]",
     "[/INST]",           "[SYSTEM_PROMPT]",    "[/SYSTEM_PROMPT]",
     "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",   "[TOOL_CALLS]",
+    "[/TOOL_RESULTS]",   "[TOOL_CALLS]",       "<|im_sep|>",
+    "<|user|>",          "<|assistant|>",      "<|system|>",
+    "<|end|>",           DEEPSEEK("User"),     DEEPSEEK("Assistant"),
+    DEEPSEEK_BEGIN,      DEEPSEEK_END,         "<|start|>",
+    "<|message|>",       "<|channel|>",        "<|return|>",
+    "<|call|>",          "<|constrain|>",
 };
 
 /* Tokens that end an answer. "</s>" only where the file makes it a control token: to Gemma it is an HTML tag. */
 static const char *const ENDS[] = {
     "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
-    "<|end|>",    "</s>",          "<eos>",
+    "<|end|>",    "</s>",          "<eos>",           "<|return|>", "<|call|>",   DEEPSEEK_END,
 };
 
 /* User-defined tokens that chat formats give a meaning. */
@@ -250,6 +261,21 @@ static int load_id(const struct vocab *v, const struct gguf *g, const char *key,
     return rc;
 }
 
+/* The same for an id that this vocabulary can do without: what is wrong with it is worth a note. */
+static int load_spare_id(struct vocab *v, const struct gguf *g, const char *key, engine_token *id, char *err,
+                         size_t err_size)
+{
+    char why[256], *notes;
+    int rc = load_id(v, g, key, id, why, sizeof why);
+    if (rc != -EBADMSG)
+        return rc;
+    if (asprintf(&notes, "%s%s%s; it is not used", v->notes ? v->notes : "", v->notes ? "\n" : "", why) < 0)
+        return FAIL(-ENOMEM, "out of memory");
+    free(v->notes);
+    v->notes = notes;
+    return 0;
+}
+
 /* SentencePiece files that name no such token mean these. */
 static engine_token default_id(const struct vocab *v, int id, int type)
 {
@@ -269,21 +295,22 @@ static int load_ids(struct vocab *v, const struct gguf *g, char *err, size_t err
     v->unknown = default_id(v, 0, TYPE_UNKNOWN);
     v->bos = default_id(v, 1, TYPE_CONTROL);
     v->eos = default_id(v, 2, TYPE_CONTROL);
-    int rc = load_id(v, g, "tokenizer.ggml.unknown_token_id", &v->unknown, err, err_size);
+    int rc = gguf_get_bool(g, "tokenizer.ggml.add_bos_token", GGUF_OPTIONAL, &v->add_bos, err, err_size);
     if (rc == 0)
-        rc = load_id(v, g, "tokenizer.ggml.bos_token_id", &v->bos, err, err_size);
+        rc = gguf_get_bool(g, "tokenizer.ggml.add_eos_token", GGUF_OPTIONAL, &v->add_eos, err, err_size);
     if (rc == 0)
         rc = load_id(v, g, "tokenizer.ggml.eos_token_id", &v->eos, err, err_size);
     if (rc == 0)
-        rc = load_id(v, g, "tokenizer.ggml.eot_token_id", &eot, err, err_size);
+        rc = (v->add_bos ? load_id(v, g, "tokenizer.ggml.bos_token_id", &v->bos, err, err_size)
+                         : load_spare_id(v, g, "tokenizer.ggml.bos_token_id", &v->bos, err, err_size));
     if (rc == 0)
-        rc = load_id(v, g, "tokenizer.ggml.eom_token_id", &eom, err, err_size);
+        rc = load_spare_id(v, g, "tokenizer.ggml.unknown_token_id", &v->unknown, err, err_size);
+    if (rc == 0)
+        rc = load_spare_id(v, g, "tokenizer.ggml.eot_token_id", &eot, err, err_size);
+    if (rc == 0)
+        rc = load_spare_id(v, g, "tokenizer.ggml.eom_token_id", &eom, err, err_size);
     for (size_t i = 0; rc == 0 && i < LENGTH(OTHERS); i++)
-        rc = load_id(v, g, OTHERS[i], &other, err, err_size);
-    if (rc == 0)
-        rc = gguf_get_bool(g, "tokenizer.ggml.add_bos_token", GGUF_OPTIONAL, &v->add_bos, err, err_size);
-    if (rc == 0)
-        rc = gguf_get_bool(g, "tokenizer.ggml.add_eos_token", GGUF_OPTIONAL, &v->add_eos, err, err_size);
+        rc = load_spare_id(v, g, OTHERS[i], &other, err, err_size);
     if (rc)
         return rc;
     engine_token ends[] = {v->eos, eot, eom};
@@ -340,6 +367,7 @@ void vocab_close(struct vocab *v)
     free(v->pairs);
     free(v->merged);
     free(v->scores);
+    free(v->notes);
     free(v);
 }
 
@@ -464,6 +492,11 @@ int vocab_tokenize(const struct vocab *v, const char *text, size_t len, unsigned
 static bool known(const struct vocab *v, engine_token id)
 {
     return id >= 0 && id < v->n;
+}
+
+const char *vocab_notes(const struct vocab *v)
+{
+    return v->notes;
 }
 
 int vocab_size(const struct vocab *v)

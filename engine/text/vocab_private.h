@@ -45,6 +45,7 @@ struct vocab {
     struct specials in_text; /* user-defined tokens without the reserved ones */
     struct specials all;     /* control and user-defined tokens */
 
+    char *notes; /* as vocab_notes() */
     engine_token bos, eos, unknown;
     bool add_bos, add_eos;
     engine_token byte_ids[256]; /* the token of a single byte, or -1 */

@@ -344,10 +344,16 @@ static void load_queries(const struct call *c, const struct item *it, float *q)
                row_of_head(c, c->a->q, it->run->first_row + item_row(c, it, i), item_head(c, it, i)), dim * sizeof(*q));
 }
 
-static void write_out(const struct call *c, int row, int head, bool any, const float *acc, float l)
+/* A sink is one block more behind the others: m is its score, l is 1, and what it adds to acc is nothing. */
+static void write_out(const struct call *c, struct worker_scratch *w, int row, int head, bool any, float *acc, float m,
+                      float l)
 {
     float *out = row_of_head(c, c->a->out, row, head);
     int dim = c->a->kv.head_dim;
+    if (any && c->a->sinks) {
+        memset(w->block.acc, 0, (size_t)c->dims * sizeof(float));
+        c->set->merge(&m, &l, acc, c->a->sinks[head], 1.0f, w->block.acc, c->dims);
+    }
     if (any) {
         c->set->finish(acc, l, dim, out);
         return;
@@ -381,8 +387,8 @@ static void run_item(const struct call *c, const struct item *it, struct worker_
         }
     }
     for (int i = 0; i < it->n; i++)
-        write_out(c, it->run->first_row + item_row(c, it, i), item_head(c, it, i), w->any[i],
-                  w->sum.acc + (size_t)i * dims, w->sum.l[i]);
+        write_out(c, w, it->run->first_row + item_row(c, it, i), item_head(c, it, i), w->any[i],
+                  w->sum.acc + (size_t)i * dims, w->sum.m[i], w->sum.l[i]);
 }
 
 static void run_items(void *arg, int worker, int first, int end)
@@ -435,7 +441,6 @@ static const struct kernels_run *run_of_row(const struct kernels_attention *a, i
 /* Merges a wave into each query's sum and, after the last, writes the result. Item: one (row, head). */
 static void merge_partials(void *arg, int worker, int first, int end)
 {
-    (void)worker;
     const struct call *c = arg;
     for (int i = first; i < end; i++) {
         int row = i / c->a->heads, head = i % c->a->heads;
@@ -454,7 +459,7 @@ static void merge_partials(void *arg, int worker, int first, int end)
                 set_slot(sum, slot[0], slot[1], slot + SLOT_HEAD, c->dims);
         }
         if (c->last_wave)
-            write_out(c, row, head, sum[2] != 0, sum + SLOT_HEAD, sum[1]);
+            write_out(c, &c->k->attention->worker[worker], row, head, sum[2] != 0, sum + SLOT_HEAD, sum[0], sum[1]);
     }
 }
 

@@ -67,6 +67,9 @@ void kernels_op_rope(struct kernels *k, float *x, int n, int heads, int head_dim
 void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                     float *out);
 void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n);
+void kernels_op_softcap(struct kernels *k, float *x, size_t n, float cap);
+/* mixture.c: */
+void kernels_op_mixture(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
 /* kv.c: */
 void kernels_op_kv_write(struct kernels *k, const struct kernels_kv *kv, const float *key, const float *value,
                          const struct kernels_run *runs, int n_runs);

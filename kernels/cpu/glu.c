@@ -1,5 +1,5 @@
-/* glu.c - gated activations and element-wise addition. Elements are independent; a worker takes whole chunks, so that
- * no two workers write to one cache line. */
+/* glu.c - gated activations, element-wise addition and caps. Elements are independent; a worker takes whole chunks, so
+ * that no two workers write to one cache line. */
 #include "kernels/cpu/rows_internal.h"
 
 #define CHUNK 2048
@@ -10,6 +10,7 @@ struct glu_job {
     const float *gate, *up; /* [n]; for add: up is what is added */
     size_t n;
     float *out; /* [n] */
+    float cap;
 };
 
 static void glu_chunks(void *arg, int worker, int first, int end)
@@ -28,10 +29,18 @@ static void add_chunks(void *arg, int worker, int first, int end)
     job->set->add(job->out + from, job->up + from, to - from);
 }
 
+static void softcap_chunks(void *arg, int worker, int first, int end)
+{
+    (void)worker;
+    const struct glu_job *job = arg;
+    size_t from = (size_t)first * CHUNK, to = (size_t)end * CHUNK < job->n ? (size_t)end * CHUNK : job->n;
+    job->set->softcap(job->out + from, to - from, job->cap);
+}
+
 void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                     float *out)
 {
-    struct glu_job job = {k->set->rows, kind, gate, up, n, out};
+    struct glu_job job = {.set = k->set->rows, .kind = kind, .gate = gate, .up = up, .n = n, .out = out};
     kernels_rows_share(k, n * 2, (int)((n + CHUNK - 1) / CHUNK), 1, glu_chunks, &job);
 }
 
@@ -39,4 +48,10 @@ void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n)
 {
     struct glu_job job = {.set = k->set->rows, .up = y, .n = n, .out = x};
     kernels_rows_share(k, n / 2, (int)((n + CHUNK - 1) / CHUNK), 4, add_chunks, &job);
+}
+
+void kernels_op_softcap(struct kernels *k, float *x, size_t n, float cap)
+{
+    struct glu_job job = {.set = k->set->rows, .n = n, .out = x, .cap = cap};
+    kernels_rows_share(k, n * 2, (int)((n + CHUNK - 1) / CHUNK), 1, softcap_chunks, &job);
 }

@@ -32,6 +32,7 @@ struct kernels_linear_scratch {
     uint8_t *tiles; /* quantized activations */
     size_t tiles_bytes;
     struct worker_scratch *workers; /* [threads] */
+    uint8_t q8_mask;                /* what the set's unpacked Q8_0 bytes differ by from the signed ones */
 };
 
 struct call {
@@ -90,6 +91,38 @@ static void store(const struct kernels_linear *job, int group, int token, int to
     }
 }
 
+/* The same for a type that is multiplied as another: blocks are unpacked to that one's. */
+static void do_unpacked(const struct call *c, const struct kernels_linear *job, int group, const uint8_t *packed,
+                        int first, int end, struct worker_scratch *s)
+{
+    enum kernels_type type = job->w->type;
+    bool twice = type == KERNELS_Q2_K; /* each block is followed by one of its minima, for the same activations */
+    enum kernels_type as = twice || type == KERNELS_Q3_K ? KERNELS_Q6_K : KERNELS_Q8_0;
+    int blocks = c->cols / KERNELS_BLOCK, chunk = twice ? CHUNK_BLOCKS / 2 : CHUNK_BLOCKS;
+    const uint8_t *tiles = c->k->linear->tiles;
+    memset(s->acc, 0, (size_t)(end - first) * KERNELS_ROW_GROUP * sizeof(float));
+    for (int b = 0; b < blocks; b += chunk) {
+        int count = blocks - b < chunk ? blocks - b : chunk;
+        uint8_t mask = c->k->linear->q8_mask;
+        if (c->set == &kernels_linear_portable)
+            kernels_unpack_portable(type, packed, c->cols, b, count, mask, s->unpacked);
+        else
+            kernels_unpack_avx2(type, packed, c->cols, b, count, mask, s->unpacked);
+        for (int token = first, tokens; token < end; token += tokens) {
+            tokens = tile_tokens(token, c->n);
+            size_t block = (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
+            const uint8_t *tile = tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * block;
+            float *acc = s->acc + (token - first) * KERNELS_ROW_GROUP;
+            if (!twice)
+                c->set->tile(as, s->unpacked, count, tile, tokens, acc);
+            for (int i = 0; twice && i < 2 * count; i++)
+                c->set->tile(as, s->unpacked + (size_t)i * KERNELS_UNPACKED_BLOCK_BYTES, 1,
+                             tile + (size_t)(i / 2) * block, tokens, acc);
+        }
+    }
+    store(job, group, first, end - first, s->acc);
+}
+
 /* One group with tokens [token, end). */
 static void do_group(const struct call *c, const struct kernels_linear *job, int group, int token, int end,
                      struct worker_scratch *s)
@@ -106,6 +139,10 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
             c->set->floats(w->type, packed, c->x + (size_t)token * (size_t)c->cols, c->cols, tokens, s->acc);
             store(job, group, token, tokens, s->acc);
         }
+        return;
+    }
+    if (w->type >= KERNELS_FIRST_UNPACKED) {
+        do_unpacked(c, job, group, packed, token, end, s);
         return;
     }
     const uint8_t *tiles = c->k->linear->tiles;
@@ -225,5 +262,9 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
         kernels_linear_release(k);
         return -ENOMEM;
     }
+    /* What the set makes of a Q8_0 byte is its own affair: asked of a block of zeros. */
+    static const uint8_t zeros[34 * KERNELS_ROW_GROUP];
+    k->set->linear->unpack(KERNELS_Q8_0, zeros, KERNELS_BLOCK, 0, 1, k->linear->workers[0].unpacked);
+    k->linear->q8_mask = k->linear->workers[0].unpacked[0];
     return 0;
 }

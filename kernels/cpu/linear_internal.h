@@ -14,6 +14,11 @@
  *   Q4_K       d, dmin, scales[12], nibbles[128]
  *   Q5_K       d, dmin, scales[12], high[32], nibbles[128]
  *   Q6_K       d | scales[16], high[64], nibbles[128]
+ *   Q2_K       d, dmin, scales[16], pairs[64]
+ *   Q3_K       d, scales[12], high[32], pairs[64]
+ *   IQ4_NL     d | nibbles[16]
+ *   IQ4_XS     d, high[2], low[4], nibbles[128]
+ *   MXFP4      exponent, nibbles[16]
  *   F32 ...    the value
  *
  * Left of the bar is a header of half a cache line. Two blocks share a line for it: header, header, rest, rest; a last
@@ -94,5 +99,20 @@ void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);
 
 /* The value of an IEEE half, exactly. */
 float kernels_half(uint16_t bits);
+
+/* Types from here on are unpacked to what another type's product takes (unpack_types.h). */
+#define KERNELS_FIRST_UNPACKED KERNELS_Q2_K
+
+/* Unpacks blocks of 32 [first, first + count) of a packed group of such a type; Q2_K's to two blocks each. mask: what
+ * the set's own unpacked Q8_0 bytes differ by from the signed ones. */
+void kernels_unpack_portable(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,
+                             uint8_t *out);
+void kernels_unpack_avx2(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,
+                         uint8_t *out);
+
+/* What nibbles stand for in IQ4_NL and IQ4_XS, and, times two, in MXFP4. */
+extern const int8_t KERNELS_IQ4_VALUES[16], KERNELS_FP4_VALUES[16];
+/* 2^(exponent - 128): half of what an exponent of MXFP4 says. */
+float kernels_power(uint8_t exponent);
 
 #endif

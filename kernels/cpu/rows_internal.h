@@ -12,6 +12,7 @@
 #ifndef CONVOD_KERNELS_ROWS_INTERNAL_H
 #define CONVOD_KERNELS_ROWS_INTERNAL_H
 
+#include "kernels/constants.h"
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -43,6 +44,9 @@ struct kernels_rows_set {
 
     /* x[i] += y[i] */
     void (*add)(float *x, const float *y, size_t n);
+
+    /* x[i] = cap * tanh(x[i] / cap) */
+    void (*softcap)(float *x, size_t n, float cap);
 
     /* Between f32 and a KV type: nearest even, NaN stays NaN; widening is exact. */
     void (*narrow)(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out);
@@ -119,34 +123,5 @@ static inline float kernels_bits_float(uint32_t u)
 
 uint16_t kernels_narrow_one(enum kernels_kv_type type, float x);
 float kernels_widen_one(enum kernels_kv_type type, uint16_t x);
-
-/* ---- constants of the functions, shared so that no set can differ ------------------------------------------------ */
-
-/* exp(x) = 2^n * p(r): t = fma(x, log2 e, SHIFT) holds n in its low bits, n = t - SHIFT, r = fma(n, -LN2_HI, x), then
- * r = fma(n, -LN2_LO, r); p by Horner's rule with fma; n is added to p's exponent. Below MIN the result is 0, above MAX
- * infinity. */
-#define KERNELS_EXP_LOG2E  0x1.715476p+0f
-#define KERNELS_EXP_SHIFT  0x1.8p+23f
-#define KERNELS_EXP_LN2_HI 0x1.62e430p-1f
-#define KERNELS_EXP_LN2_LO (-0x1.05c610p-29f)
-#define KERNELS_EXP_MIN    (-87.3f)
-#define KERNELS_EXP_MAX    0x1.62e42ep+6f
-#define KERNELS_EXP_C2     0x1.fffffcp-2f
-#define KERNELS_EXP_C3     0x1.555490p-3f
-#define KERNELS_EXP_C4     0x1.5558f4p-5f
-#define KERNELS_EXP_C5     0x1.123a6cp-7f
-#define KERNELS_EXP_C6     0x1.6a234ep-10f
-
-/* tanh(x): below SMALL, z = x * x and fma(x * z, P(z), x); else 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
-#define KERNELS_TANH_SMALL 0.625f
-#define KERNELS_TANH_C0    (-0x1.555532p-2f)
-#define KERNELS_TANH_C1    0x1.110726p-3f
-#define KERNELS_TANH_C2    (-0x1.b83c5ap-5f)
-#define KERNELS_TANH_C3    0x1.5226a0p-6f
-#define KERNELS_TANH_C4    (-0x1.75e1dcp-8f)
-
-/* GELU, tanh form: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + CUBE * x^3). */
-#define KERNELS_GELU_CUBE 0.044715f
-#define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
 
 #endif

@@ -132,9 +132,15 @@ LANES_INLINE v16 glu_lanes(enum kernels_glu_kind kind, v16 x, v16 up)
     v16 e;
     if (kind == KERNELS_SILU) {
         e = exp_lanes(v16_xor(x, v16_set1(-0.0f)));
-    } else {
+    } else if (kind == KERNELS_GELU_TANH) {
         v16 cube = v16_mul(v16_set1(KERNELS_GELU_CUBE), v16_mul(x, x));
         e = exp_lanes(v16_mul(v16_set1(-KERNELS_GELU_2U), v16_fma(cube, x, x)));
+    } else {
+        v16 limit = v16_set1(KERNELS_SWIGLU_LIMIT), below = v16_set1(-KERNELS_SWIGLU_LIMIT);
+        x = v16_select(v16_less(limit, x), limit, x); /* a NaN stays */
+        up = v16_select(v16_less(limit, up), limit, v16_select(v16_less(up, below), below, up));
+        up = v16_add(up, v16_set1(1.0f));
+        e = exp_lanes(v16_mul(v16_set1(-KERNELS_SWIGLU_ALPHA), x));
     }
     return v16_mul(v16_div(x, v16_add(v16_set1(1.0f), e)), up);
 }
@@ -153,8 +159,10 @@ static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, 
 {
     if (kind == KERNELS_SILU)
         glu_kind(KERNELS_SILU, gate, up, n, out);
-    else
+    else if (kind == KERNELS_GELU_TANH)
         glu_kind(KERNELS_GELU_TANH, gate, up, n, out);
+    else
+        glu_kind(KERNELS_SWIGLU_CLAMPED, gate, up, n, out);
 }
 
 static void add(float *x, const float *y, size_t n)
@@ -164,6 +172,16 @@ static void add(float *x, const float *y, size_t n)
         v16_store(x + i, v16_add(v16_load(x + i), v16_load(y + i)));
     for (; i < n; i++)
         x[i] += y[i];
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    v16 c = v16_set1(cap);
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        v16_store(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load(x + i), c))));
+    if (i < n)
+        v16_store_first(x + i, v16_mul(c, tanh_lanes(v16_div(v16_load_first(x + i, n - i), c))), n - i);
 }
 
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
@@ -525,6 +543,7 @@ const struct kernels_rows_set LANES_SET = {
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,

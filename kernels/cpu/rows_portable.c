@@ -80,13 +80,19 @@ static void rope(float *x, int heads, int head_dim, int rot, enum kernels_rope_k
 
 static void glu(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
 {
+    const float limit = KERNELS_SWIGLU_LIMIT;
     for (size_t i = 0; i < n; i++) {
-        float x = gate[i], e;
-        if (kind == KERNELS_SILU)
+        float x = gate[i], y = up[i], e;
+        if (kind == KERNELS_SILU) {
             e = exp_one(-x);
-        else
+        } else if (kind == KERNELS_GELU_TANH) {
             e = exp_one(-(KERNELS_GELU_2U * fmaf(KERNELS_GELU_CUBE * (x * x), x, x)));
-        out[i] = x / (1.0f + e) * up[i];
+        } else {
+            x = x > limit ? limit : x; /* a NaN stays */
+            y = (y > limit ? limit : y < -limit ? -limit : y) + 1.0f;
+            e = exp_one(-KERNELS_SWIGLU_ALPHA * x);
+        }
+        out[i] = x / (1.0f + e) * y;
     }
 }
 
@@ -94,6 +100,12 @@ static void add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] += y[i];
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = cap * tanh_one(x[i] / cap);
 }
 
 /* ---- KV types ---------------------------------------------------------------------------------------------------- */
@@ -293,6 +305,7 @@ const struct kernels_rows_set kernels_rows_portable = {
     .rope = rope,
     .glu = glu,
     .add = add,
+    .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
     .scores = scores,

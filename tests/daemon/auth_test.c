@@ -8,7 +8,7 @@
 
 #include "tests/daemon/harness.h"
 
-#include "daemon/daemon_internal.h"
+#include "daemon/run/run.h"
 
 static int open_text(const char *text, struct auth **a, char *err, size_t err_size)
 {

@@ -5,7 +5,7 @@
 
 #include "tests/daemon/harness.h"
 
-#include "daemon/json.h"
+#include "daemon/api/json.h"
 
 static bool parses(const char *text, size_t len)
 {

@@ -4,34 +4,33 @@
 
 #include "tests/daemon/harness.h"
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 static void paths(void **state)
 {
     (void)state;
     const struct route *r = NULL;
     char param[ROUTE_PARAM_MAX];
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/health", &r, param), 0);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_HEAD, "/health", &r, param), 0);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_POST, "/health", &r, param), 405);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/health/", &r, param), 404);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/healt", &r, param), 404);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "", &r, param), 404);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/resp_1", &r, param), 0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/health", &r, param), 0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_HEAD, "/health", &r, param), 0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_POST, "/health", &r, param), 405);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/health/", &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/healt", &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "", &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/v1/responses/resp_1", &r, param), 0);
     assert_string_equal(param, "resp_1");
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/", &r, param), 404);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, "/v1/responses/a/b", &r, param), 404);
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_POST, "/v1/responses/resp_2/cancel", &r, param),
-                     0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/v1/responses/", &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/v1/responses/a/b", &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_POST, "/v1/responses/resp_2/cancel", &r, param), 0);
     assert_string_equal(param, "resp_2");
     char path[ROUTE_PARAM_MAX + 64] = "/v1/responses/";
     size_t base = strlen(path);
     memset(path + base, 'a', ROUTE_PARAM_MAX);
     path[base + ROUTE_PARAM_MAX - 1] = '\0';
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, path, &r, param), 0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, path, &r, param), 0);
     path[base + ROUTE_PARAM_MAX - 1] = 'a';
     path[base + ROUTE_PARAM_MAX] = '\0';
-    assert_int_equal(route_find(server_routes, server_n_routes, METHOD_GET, path, &r, param), 404);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, path, &r, param), 404);
 }
 
 static bool add(struct route_query *q, const char *pair)
@@ -73,11 +72,11 @@ static void lengths(void **state)
     (void)state;
     static const char *const bad[] = {"", " ", "-1", "+1", "1 ", " 1", "1,1", "0x1", "1e1", "1234567890123456789"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-        assert_int_equal(route_content_length(bad[i], strlen(bad[i])), -1);
+        assert_int_equal(text_digits(bad[i], strlen(bad[i])), -1);
     }
-    assert_int_equal(route_content_length("0", 1), 0);
-    assert_int_equal(route_content_length("007", 3), 7);
-    assert_true(route_content_length("999999999999999999", 18) == 999999999999999999LL);
+    assert_int_equal(text_digits("0", 1), 0);
+    assert_int_equal(text_digits("007", 3), 7);
+    assert_true(text_digits("999999999999999999", 18) == 999999999999999999LL);
 }
 
 int main(void)

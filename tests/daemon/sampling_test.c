@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 static int parse(const char *body, const char *extra, struct engine_sampling *s, struct api_error *e)
 {

@@ -3,16 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
-static struct run *ended_run(struct server *s, const char *owner, bool failed, size_t log_bytes)
+static struct run *ended_run(struct runs *rs, const char *owner, bool failed, size_t log_bytes)
 {
     struct run *run = calloc(1, sizeof(*run));
     struct turn_request *q = calloc(1, sizeof(*q));
     char *data = malloc(log_bytes + 1);
     assert_true(run && q && data);
-    run->server = s;
+    run->runs = rs;
     run->request = q;
     snprintf(run->owner, sizeof(run->owner), "%s", owner);
     assert_int_equal(id_new("resp_", run->id), 0);
@@ -37,11 +37,11 @@ static struct run *ended_run(struct server *s, const char *owner, bool failed, s
 static void only_what_is_asked_for_is_kept(void **state)
 {
     (void)state;
-    struct server s = {0};
-    struct run *done = ended_run(&s, "a", false, 100), *failed = ended_run(&s, "a", true, 0);
+    struct runs rs = {.model = "m"};
+    struct run *done = ended_run(&rs, "a", false, 100), *failed = ended_run(&rs, "a", true, 0);
     run_remember(done);
     run_remember(failed);
-    assert_int_equal(s.n_recent, 2);
+    assert_int_equal(rs.n_recent, 2);
     assert_null(done->request->texts);
     assert_null(done->request->messages);
     assert_null(done->request->input);
@@ -55,49 +55,49 @@ static void only_what_is_asked_for_is_kept(void **state)
     assert_string_equal(str(o, "metadata.k"), "v");
     assert_string_equal(str(o, "instructions"), "be kind");
     cJSON_Delete(o);
-    run_free_all(&s);
+    run_free_all(&rs);
 }
 
 static void failed_runs_push_nobody_out(void **state)
 {
     (void)state;
-    struct server s = {0};
-    struct run *other = ended_run(&s, "b", false, 10);
+    struct runs rs = {.model = "m"};
+    struct run *other = ended_run(&rs, "b", false, 10);
     char id[ID_SIZE], first[ID_SIZE] = "";
     snprintf(id, sizeof(id), "%s", other->id);
     run_remember(other);
     for (int i = 0; i < RECENT_RUNS_MAX + 1; i++) {
-        struct run *run = ended_run(&s, "a", true, 0);
+        struct run *run = ended_run(&rs, "a", true, 0);
         if (i == 0) {
             snprintf(first, sizeof(first), "%s", run->id);
         }
         run_remember(run);
-        assert_int_equal(s.n_recent, 1 + (i < RECENT_FAILED_MAX ? i + 1 : RECENT_FAILED_MAX));
+        assert_int_equal(rs.n_recent, 1 + (i < RECENT_FAILED_MAX ? i + 1 : RECENT_FAILED_MAX));
     }
-    assert_non_null(run_find(&s, "b", id));
-    assert_null(run_find(&s, "a", first));
+    assert_non_null(run_find(&rs, "b", id));
+    assert_null(run_find(&rs, "a", first));
     /* Nor large ones. */
     for (int i = 0; i < RECENT_BYTES_MAX / RECENT_FAILED_BYTES * 2 + 1; i++) {
-        run_remember(ended_run(&s, "a", true, RECENT_FAILED_BYTES / 2));
+        run_remember(ended_run(&rs, "a", true, RECENT_FAILED_BYTES / 2));
     }
-    assert_non_null(run_find(&s, "b", id));
+    assert_non_null(run_find(&rs, "b", id));
     size_t large = 0;
-    for (const struct run *run = s.recent; run; run = run->next) {
+    for (const struct run *run = rs.recent; run; run = run->next) {
         large += run->log_bytes == RECENT_FAILED_BYTES / 2;
     }
     assert_int_equal(large, 1);
-    run_free_all(&s);
+    run_free_all(&rs);
 }
 
 static void bytes_are_bounded(void **state)
 {
     (void)state;
-    struct server s = {0};
+    struct runs rs = {.model = "m"};
     for (int i = 0; i < 5; i++) {
-        run_remember(ended_run(&s, "a", false, RECENT_BYTES_MAX / 4));
+        run_remember(ended_run(&rs, "a", false, RECENT_BYTES_MAX / 4));
     }
-    assert_int_equal(s.n_recent, 3);
-    run_free_all(&s);
+    assert_int_equal(rs.n_recent, 3);
+    run_free_all(&rs);
 }
 
 int main(void)

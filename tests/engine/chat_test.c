@@ -2,7 +2,8 @@
  * forged.
  *
  * tests/data/chat-rendered.jsonl holds, for members of every family, a short template with the marks of the published
- * one, messages, and the rendering that both give. The tokens must be those of the rendered text as a whole.
+ * one, messages, and the rendering that both give (chat_rendered.py makes it). The tokens must be those of the rendered
+ * text as a whole.
  */
 #include "engine/text/text.h"
 #include "tests/engine/golden.h"
@@ -70,8 +71,9 @@ static void check_splits(const struct chat *c, const struct vocab *v, const stru
     }
 }
 
-/* An answer that was generated and closed lies in the context as if it had been rendered. */
-static void check_close(const struct chat *c, const struct vocab *v, const struct conversation *k)
+/* An answer that was generated and closed lies in the context as if it had been rendered; where answers open with
+ * thinking, which earlier ones have not, up to that opening. */
+static void check_close(const struct chat *c, const struct vocab *v, const struct conversation *k, bool thinks)
 {
     for (size_t i = 1; i < k->n; i++) {
         if (k->messages[i].role != ENGINE_ASSISTANT)
@@ -81,8 +83,16 @@ static void check_close(const struct chat *c, const struct vocab *v, const struc
         render(c, v, k->messages, i + 1, ENGINE_CHAT_FIRST, &answered);
         assert_int_equal(chat_close(c, v, &closing), 0);
         assert_in_range(closing.n, 1, 3);
-        assert_true(asked.n + closing.n <= answered.n);
-        golden_compare(v, "(opening)", 9, answered.ids, asked.n, asked.ids, asked.n);
+        assert_true(thinks || asked.n + closing.n <= answered.n);
+        engine_token think = vocab_special(v, "<think>");
+        size_t opened = asked.n;
+        for (size_t t = asked.n; thinks && t-- > 0;)
+            if (asked.ids[t] == think) {
+                opened = t;
+                break;
+            }
+        assert_int_equal(opened < asked.n, thinks);
+        golden_compare(v, "(opening)", 9, answered.ids, opened, asked.ids, opened);
         golden_compare(v, "(closing)", 9, answered.ids + answered.n - closing.n, closing.n, closing.ids, closing.n);
         engine_tokens_free(&asked);
         engine_tokens_free(&answered);
@@ -121,6 +131,18 @@ static struct text_fixture open_rendered(const cJSON *line)
     return text_fixture_written(w);
 }
 
+/* Takes white space out that follows |>, as Phi 3's tokenizer does. */
+static void strip_behind_tokens(char *text)
+{
+    char *to = text;
+    for (const char *p = text; *p != '\0';) {
+        *to++ = *p++;
+        while (to - text >= 2 && to[-1] == '>' && to[-2] == '|' && (*p == ' ' || *p == '\n'))
+            p++;
+    }
+    *to = '\0';
+}
+
 static void check_line(const char *text)
 {
     cJSON *line = cJSON_Parse(text);
@@ -133,13 +155,18 @@ static void check_line(const char *text)
     const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;
     struct conversation k = read_messages(cJSON_GetObjectItem(line, "messages"));
     struct engine_tokens wanted = {0}, got = {0};
-    assert_int_equal(vocab_tokenize(f.v, prompt, strlen(prompt), VOCAB_PARSE_SPECIAL, &wanted), 0);
+    char *read = strdup(prompt); /* as its tokenizer reads it */
+    assert_non_null(read);
+    if (cJSON_IsTrue(cJSON_GetObjectItem(line, "strips")))
+        strip_behind_tokens(read);
+    assert_int_equal(vocab_tokenize(f.v, read, strlen(read), VOCAB_PARSE_SPECIAL, &wanted), 0);
+    free(read);
     render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &got);
     if (got.n != wanted.n || memcmp(got.ids, wanted.ids, got.n * sizeof *got.ids) != 0)
         print_error("template %s\n", cJSON_GetObjectItem(line, "name")->valuestring);
     golden_compare(f.v, prompt, strlen(prompt), got.ids, got.n, wanted.ids, wanted.n);
     check_splits(c, f.v, &k, &got);
-    check_close(c, f.v, &k);
+    check_close(c, f.v, &k, cJSON_IsTrue(cJSON_GetObjectItem(line, "thinks")));
     engine_tokens_free(&wanted);
     engine_tokens_free(&got);
     chat_free(c);
@@ -156,7 +183,7 @@ static void test_rendered(void **state)
     int n = 0;
     for (; getline(&line, &capacity, f) > 0; n++)
         check_line(line);
-    assert_int_equal(n, 118);
+    assert_true(n > 0);
     free(line);
     fclose(f);
 }
@@ -190,7 +217,7 @@ static void test_golden(void **state)
             assert_int_equal(control, 5);
         }
         check_splits(c, f.v, &k, &got);
-        check_close(c, f.v, &k);
+        check_close(c, f.v, &k, false);
         engine_tokens_free(&wanted);
         engine_tokens_free(&got);
         cJSON_Delete(line);
@@ -292,7 +319,7 @@ static void test_recognition(void **state)
     chat_free(c);
     text_fixture_close(&f);
     assert_int_equal(open_template("{{ '### Instruction:' }}", NULL, &f, &c), -ENOTSUP);
-    assert_non_null(strstr(err, "setting chat_format"));
+    assert_non_null(strstr(err, "setting chat-format"));
     text_fixture_close(&f);
     assert_int_equal(open_template("{{ '### Instruction:' }}", "chatml", &f, &c), 0);
     chat_free(c);

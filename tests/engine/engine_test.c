@@ -14,11 +14,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <openssl/evp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -38,15 +40,22 @@ static void expect_refusal(const struct engine_opts *o, int code, const char *pa
     assert_ptr_equal(e, (struct engine *)-1); /* outputs are written on success only */
 }
 
+static void note_progress(void *arg, double fraction, const char *what)
+{
+    double *last = arg;
+    assert_true(fraction >= *last && fraction <= 1.0);
+    assert_non_null(what);
+    *last = fraction;
+}
+
 static void test_info(void **state)
 {
     (void)state;
-    static const char *const ARCHS[] = {"qwen2", "llama", "gemma3"};
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++) {
         const struct tiny_model m = tiny_model_typed(a, KERNELS_Q6_K);
         struct fixture f = fixture_open(m, (struct fixture_opts){.step_tokens = 33});
         const struct engine_info *info = engine_info(f.e);
-        assert_string_equal(info->arch, ARCHS[a]);
+        assert_string_equal(info->arch, TINY_ARCH[a].name);
         assert_string_equal(info->file, f.path);
         assert_string_equal(info->name, strrchr(f.path, '/') + 1);
         assert_string_equal(info->backend, "cpu-portable");
@@ -118,7 +127,7 @@ static void test_settings_that_are_refused(void **state)
 static void test_context_is_capped_by_the_budget(void **state)
 {
     (void)state;
-    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += 2) {
+    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += TINY_GEMMA3 - TINY_QWEN2) {
         const struct tiny_model m = tiny_model_of(a);
         struct fixture f = fixture_open(m, (struct fixture_opts){.kv_bytes = 300 << 10});
         int ctx = engine_info(f.e)->ctx_tokens;
@@ -147,23 +156,196 @@ static void test_context_is_capped_by_the_budget(void **state)
     tiny_model_remove(path);
 }
 
+/* Nothing of it is read: the file is sparse, and larger than the memory. */
 static void test_a_model_that_does_not_fit_into_memory(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    const uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    m.n_embd = 4096;
+    m.omit = "token_embd.weight";
+    m.also = "output.weight"; /* then it is the embedding */
+    const uint64_t dims[] = {4096, memory / 4096 / 4 + 1};
+    if (dims[1] > 1 << 24) {
+        printf("skip: no model is larger than the memory here\n");
+        skip();
+    }
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(&m, w);
+    gguf_writer_tensor_raw(w, m.omit, 0 /* F32 */, 2, dims, NULL, 0, 0);
+    char *path = tiny_model_save_writer(w);
+    gguf_writer_free(w);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    if (truncate(path, st.st_size + (off_t)(dims[0] * dims[1] * 4)) != 0) {
+        printf("skip: no file of %llu bytes can be made here\n", (unsigned long long)memory);
+        tiny_model_remove(path);
+        skip();
+    }
+    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1}, -ENOMEM, "memory are available");
+    tiny_model_remove(path);
+}
+
+/* More pages than there is memory for are refused before the weights are read. */
+static void test_kv_pages_that_do_not_fit_into_memory(void **state)
 {
     (void)state;
     const struct tiny_model m = tiny_model_of(TINY_QWEN2);
     char *path = tiny_model_save(&m);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    assert_true(fd >= 0);
-    const off_t bytes = (off_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) * 2;
-    if (ftruncate(fd, bytes) != 0) {
-        printf("skip: no file of %lld bytes can be made here\n", (long long)bytes);
-        close(fd);
-        tiny_model_remove(path);
-        skip();
-    }
-    assert_int_equal(close(fd), 0);
-    expect_refusal(&(struct engine_opts){.model_path = path, .threads = 1}, -ENOMEM, "memory are available");
+    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    double progress = 0;
+    expect_refusal(&(struct engine_opts){.model_path = path,
+                                         .threads = 1,
+                                         .kv_bytes = memory + 1,
+                                         .progress = note_progress,
+                                         .progress_arg = &progress},
+                   -ENOMEM, "lower kv-bytes");
+    assert_true(progress == 0);
     tiny_model_remove(path);
+}
+
+/* The hash is that of the file, computed in the pass that loads it, and remembered. */
+static void test_the_hash_is_the_files(void **state)
+{
+    (void)state;
+    char cache[] = "/tmp/convod-cache-XXXXXX", command[64], err[512] = "";
+    assert_non_null(mkdtemp(cache));
+    struct tiny_model m = tiny_model_of(TINY_GEMMA3);
+    m.rope = TINY_ROPE_DIVISORS; /* a tensor that is no weight */
+    char *path = tiny_model_save(&m);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    uint8_t *bytes = malloc(1 << 24), wanted[32];
+    assert_non_null(bytes);
+    size_t n = fread(bytes, 1, 1 << 24, f);
+    assert_true(n > 0 && n < 1 << 24 && fclose(f) == 0);
+    assert_int_equal(EVP_Digest(bytes, n, wanted, NULL, EVP_sha256(), NULL), 1);
+    free(bytes);
+    for (int again = 0; again < 2; again++) {
+        struct engine *e;
+        double progress = 0;
+        const struct engine_opts o = {.model_path = path,
+                                      .threads = 1,
+                                      .kv_bytes = 1 << 20,
+                                      .cache_dir = cache,
+                                      .progress = note_progress,
+                                      .progress_arg = &progress};
+        if (engine_open(&o, &e, err, sizeof err) != 0)
+            fail_msg("%s", err);
+        assert_memory_equal(engine_info(e)->model_sha256, wanted, 32);
+        assert_true(progress == 1.0);
+        engine_close(e);
+    }
+    snprintf(command, sizeof command, "rm -r %s", cache);
+    assert_int_equal(system(command), 0);
+    tiny_model_remove(path);
+}
+
+static void cut_file(void *arg, double fraction, const char *what)
+{
+    (void)fraction;
+    (void)what;
+    assert_int_equal(truncate(arg, 4096), 0);
+}
+
+static void touch_file(void *arg, double fraction, const char *what)
+{
+    (void)fraction;
+    (void)what;
+    const struct timespec times[2] = {{1700000000, 0}, {1700000000, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, arg, times, 0), 0);
+}
+
+/* A file that is cut or written while it is loaded. */
+static void test_a_file_that_changes_while_it_is_loaded(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*change)(void *arg, double fraction, const char *what);
+        const char *part;
+    } CHANGES[] = {{cut_file, "it was cut"}, {touch_file, "changed while it was read"}};
+    for (size_t i = 0; i < 2; i++) {
+        const struct tiny_model m = tiny_model_of(TINY_QWEN3);
+        char *path = tiny_model_save(&m);
+        expect_refusal(&(struct engine_opts){.model_path = path,
+                                             .threads = 1,
+                                             .kv_bytes = 1 << 20,
+                                             .progress = CHANGES[i].change,
+                                             .progress_arg = path},
+                       -EBADMSG, CHANGES[i].part);
+        tiny_model_remove(path);
+    }
+}
+
+/* A model in three parts: the same logits, and the hash of all of them one behind the other. */
+static void test_a_model_in_parts(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/convod-parts-XXXXXX", path[128], command[64];
+    uint8_t *bytes = malloc(1 << 24), wanted[32];
+    size_t n = 0;
+    struct tiny_model m = tiny_model_of(TINY_QWEN3MOE);
+    struct fixture whole = fixture_open(m, (struct fixture_opts){0});
+    assert_non_null(bytes);
+    assert_non_null(mkdtemp(folder));
+    m.omit = "token_embd.weight";
+    m.also = "output.weight";
+    for (uint32_t part = 0; part < 3; part++) {
+        struct gguf_writer *w = gguf_writer_new();
+        gguf_writer_u32(w, "split.no", part);
+        gguf_writer_u32(w, "split.count", 3);
+        struct tiny_tensor t[TINY_MAX_TENSORS];
+        gguf_writer_u32(w, "split.tensors.count", (uint32_t)(m.n_layers * tiny_model_layer(&m, 0, t) + 3));
+        if (part == 0)
+            tiny_model_write(&m, w);
+        else
+            tiny_model_tensor(&m, w, part == 1 ? m.also : m.omit, m.type, m.n_vocab, m.n_embd, 0);
+        snprintf(path, sizeof path, "%s/m-%05u-of-00003.gguf", folder, part + 1);
+        assert_int_equal(gguf_writer_save(w, path), 0);
+        gguf_writer_free(w);
+        FILE *f = fopen(path, "re");
+        assert_non_null(f);
+        n += fread(bytes + n, 1, ((size_t)1 << 24) - n, f);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(EVP_Digest(bytes, n, wanted, NULL, EVP_sha256(), NULL), 1);
+    snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", folder);
+    struct engine *e = fixture_engine(path, (struct fixture_opts){0});
+    assert_memory_equal(engine_info(e)->model_sha256, wanted, 32);
+    assert_int_equal(engine_info(e)->file_bytes, n);
+    engine_token tokens[100];
+    tiny_model_tokens(&m, 5, 100, tokens);
+    struct fixture_truth one = fixture_truth_of(whole.e, tokens, 100), parts = fixture_truth_of(e, tokens, 100);
+    fixture_same_logits(&one, parts.logits, 0, 100, "in parts");
+    fixture_truth_free(&one);
+    fixture_truth_free(&parts);
+    engine_close(e);
+    fixture_close(&whole);
+    free(bytes);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* A file may be cut once it is loaded: texts, templates and names were kept, and tokens come out as before. */
+static void test_the_file_is_not_read_again(void **state)
+{
+    (void)state;
+    struct fixture f = fixture_open(tiny_model_of(TINY_LLAMA), (struct fixture_opts){0});
+    static const char TEXT[] = "hello <|im_end|> h\xc3\xa9llo";
+    const struct engine_message message = {ENGINE_USER, TEXT, sizeof TEXT - 1};
+    struct engine_tokens before = {0}, after = {0};
+    char err[256];
+    for (int pass = 0; pass < 2; pass++) {
+        struct engine_tokens *out = pass ? &after : &before;
+        assert_int_equal(engine_tokenize(f.e, TEXT, sizeof TEXT - 1, true, out), 0);
+        assert_int_equal(engine_chat_render(f.e, &message, 1, ENGINE_CHAT_FIRST, out, err, sizeof err), 0);
+        assert_int_equal(truncate(f.path, 0), 0);
+    }
+    assert_int_equal(before.n, after.n);
+    assert_memory_equal(before.ids, after.ids, before.n * sizeof *before.ids);
+    engine_tokens_free(&before);
+    engine_tokens_free(&after);
+    fixture_close(&f);
 }
 
 static void test_vocabulary_and_embedding(void **state)
@@ -179,6 +361,31 @@ static void test_vocabulary_and_embedding(void **state)
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     assert_int_equal(engine_info(f.e)->n_vocab, TINY_TOKENS);
     fixture_close(&f);
+}
+
+/* A base model opens, unless something will be asked of it. */
+static void test_a_model_without_a_template(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    m.no_template = true;
+    char *path = tiny_model_save(&m), err[512] = "";
+    struct engine_opts o = {.model_path = path, .threads = 1, .kv_bytes = 1 << 20, .need_chat = true};
+    expect_refusal(&o, -ENOTSUP, "a base model without a chat template");
+    expect_refusal(&o, -ENOTSUP, "the setting chat-format");
+    struct engine *e;
+    o.chat_format = "chatml";
+    if (engine_open(&o, &e, err, sizeof err) != 0)
+        fail_msg("%s", err);
+    assert_string_equal(engine_info(e)->chat_format, "chatml");
+    engine_close(e);
+    o.chat_format = NULL;
+    o.need_chat = false;
+    assert_int_equal(engine_open(&o, &e, err, sizeof err), 0);
+    assert_null(engine_info(e)->chat_format);
+    assert_null(engine_info(e)->notes);
+    engine_close(e);
+    tiny_model_remove(path);
 }
 
 static void test_name(void **state)
@@ -318,7 +525,13 @@ int main(void)
         cmocka_unit_test(test_settings_that_are_refused),
         cmocka_unit_test(test_context_is_capped_by_the_budget),
         cmocka_unit_test(test_a_model_that_does_not_fit_into_memory),
+        cmocka_unit_test(test_kv_pages_that_do_not_fit_into_memory),
+        cmocka_unit_test(test_the_hash_is_the_files),
+        cmocka_unit_test(test_a_file_that_changes_while_it_is_loaded),
+        cmocka_unit_test(test_a_model_in_parts),
+        cmocka_unit_test(test_the_file_is_not_read_again),
         cmocka_unit_test(test_vocabulary_and_embedding),
+        cmocka_unit_test(test_a_model_without_a_template),
         cmocka_unit_test(test_name),
         cmocka_unit_test(test_golden_qwen),
         cmocka_unit_test(test_golden_gemma),

@@ -1,6 +1,6 @@
 /* model_rope_test.c - frequencies from the file's settings against their definitions, and settings that are refused. */
 #include "engine/file/file.h"
-#include "engine/model/model.h"
+#include "engine/model/arch.h"
 #include "tests/engine/reference.h"
 
 #include <errno.h>
@@ -18,6 +18,7 @@ struct rope_file {
     void *bytes;
     struct gguf *g;
     struct model m;
+    struct model_layer layer;
 };
 
 /* What model_rope_open() says of a writer's file; the shape is the tiny model's. */
@@ -27,13 +28,18 @@ static int open_rope(const struct tiny_model *t, struct gguf_writer *w, struct r
     *f = (struct rope_file){.w = w, .bytes = gguf_writer_finish(w, &size)};
     if (gguf_open_memory(f->bytes, size, "test.gguf", &f->g, err, err_size) != 0)
         fail_msg("%s", err);
-    f->m = (struct model){.head_dim = t->head_dim, .ctx_model = t->ctx};
-    return model_rope_open(f->g, tiny_model_arch(t), &f->m, err, err_size);
+    f->layer.kv.head_dim = t->head_dim;
+    f->m = (struct model){.arch = model_arch_find(tiny_model_arch(t), strlen(tiny_model_arch(t))),
+                          .n_layers = 1,
+                          .temperature = (float)tiny_facts(t)->temperature,
+                          .layers = &f->layer,
+                          .ctx_model = t->ctx};
+    return model_rope_open(f->g, t->ctx, &f->m, err, err_size);
 }
 
 static void close_rope(struct rope_file *f)
 {
-    for (int i = 0; i < MODEL_GROUPS; i++)
+    for (int i = 0; i < MODEL_ROPES; i++)
         free(f->m.rope[i].inv_freq);
     gguf_close(f->g);
     free(f->bytes);
@@ -45,19 +51,21 @@ static void test_frequencies(void **state)
     (void)state;
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++)
         for (enum tiny_rope p = 0; p < TINY_ROPES; p++) {
+            if (!tiny_model_has_rope(a, p))
+                continue;
             struct tiny_model t = tiny_model_of(a);
             struct rope_file f;
             char err[512] = "";
             double wanted[128];
             t.rope = p;
-            t.rot = t.head_dim - (p == TINY_ROPE_YARN ? 0 : 2);
+            t.rot = t.head_dim - (p == TINY_ROPE_YARN || TINY_ARCH[a].temperature != 0 ? 0 : 2);
             struct gguf_writer *w = gguf_writer_new();
             tiny_model_write(&t, w);
             if (open_rope(&t, w, &f, err, sizeof err) != 0)
                 fail_msg("%s", err);
-            for (int g = 0; g < MODEL_GROUPS; g++) {
+            for (int g = 0; g < (TINY_ARCH[a].full_period ? MODEL_ROPES : 1); g++) {
                 const struct model_rope *r = &f.m.rope[g];
-                double magnitude = reference_frequencies(&t, g == MODEL_WINDOW, wanted);
+                double magnitude = reference_frequencies(&t, g == 1, wanted);
                 assert_int_equal(r->rot, t.rot);
                 /* float settings: a factor of 4 and bases are exact in them */
                 assert_true(fabs(r->magnitude - magnitude) <= 1e-12);
@@ -153,6 +161,21 @@ static void test_settings_that_are_refused(void **state)
     }
 }
 
+/* A table of queries scales whole heads. */
+static void test_temperature_wants_whole_heads(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_MISTRAL3);
+    struct rope_file f;
+    char err[512] = "";
+    t.rot -= 2;
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_model_write(&t, w);
+    assert_int_equal(open_rope(&t, w, &f, err, sizeof err), -ENOTSUP);
+    assert_non_null(strstr(err, "mistral3.rope.dimension_count is 22"));
+    close_rope(&f);
+}
+
 static void test_settings_that_mean_no_scaling(void **state)
 {
     (void)state;
@@ -171,8 +194,8 @@ static void test_settings_that_mean_no_scaling(void **state)
         if (open_changed(&CHANGES[i], &f, err, sizeof err) != 0)
             fail_msg("%zu: %s", i, err);
         for (int j = 0; j < t.rot / 2; j++)
-            assert_true(fabs(f.m.rope[MODEL_FULL].inv_freq[j] / wanted[j] - 1) <= 1e-12);
-        assert_true(f.m.rope[MODEL_FULL].magnitude == 1.0);
+            assert_true(fabs(f.m.rope[0].inv_freq[j] / wanted[j] - 1) <= 1e-12);
+        assert_true(f.m.rope[0].magnitude == 1.0);
         close_rope(&f);
     }
 }
@@ -208,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_settings_that_are_refused),
+        cmocka_unit_test(test_temperature_wants_whole_heads),
         cmocka_unit_test(test_settings_that_mean_no_scaling),
         cmocka_unit_test(test_divisors_that_are_refused),
     };

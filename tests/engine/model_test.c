@@ -1,4 +1,4 @@
-/* model_test.c - what model_open() takes out of a file, and the hostile and foreign files that it refuses by name. */
+/* model_test.c - what model_read() takes out of a file, and the hostile and foreign files that it refuses by name. */
 #include "engine/file/file.h"
 #include "engine/model/model.h"
 #include "tests/engine/tiny_model.h"
@@ -22,7 +22,7 @@ struct model_file {
     char err[512];
 };
 
-/* Opens what the writer holds, and frees the writer. */
+/* Reads what the writer holds, and loads it where that says that all is well; frees the writer. */
 static struct model_file open_written(struct gguf_writer *w)
 {
     struct model_file f = {0};
@@ -32,7 +32,11 @@ static struct model_file open_written(struct gguf_writer *w)
     if (gguf_open_memory(f.bytes, size, "test.gguf", &f.g, f.err, sizeof f.err) != 0 ||
         kernels_open(&(struct kernels_opts){.threads = 1}, &f.k, f.err, sizeof f.err) != 0)
         fail_msg("%s", f.err);
-    f.rc = model_open(f.g, f.k, KERNELS_KV_BF16, NULL, NULL, &f.m, f.err, sizeof f.err);
+    struct model m; /* stays where it is until it is loaded */
+    f.rc = model_read(f.g, KERNELS_KV_BF16, &m, f.err, sizeof f.err);
+    if (f.rc == 0 && model_load(&m, f.g, f.k, NULL, NULL, NULL, f.err, sizeof f.err) != 0)
+        fail_msg("%s", f.err);
+    f.m = m;
     return f;
 }
 
@@ -74,23 +78,21 @@ static void test_shape(void **state)
     (void)state;
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++) {
         const struct tiny_model t = tiny_model_typed(a, KERNELS_Q8_0);
+        const struct tiny_arch_facts *facts = &TINY_ARCH[a];
         struct model_file f = open_written(written(&t));
         const struct model *m = &f.m;
         if (f.rc != 0)
             fail_msg("%s", f.err);
         assert_int_equal(m->n_layers, t.n_layers);
         assert_int_equal(m->n_embd, t.n_embd);
-        assert_int_equal(m->n_ff, t.n_ff);
         assert_int_equal(m->n_vocab, t.n_vocab);
-        assert_int_equal(m->n_heads, t.n_heads);
-        assert_int_equal(m->n_kv_heads, t.n_kv_heads);
-        assert_int_equal(m->head_dim, t.head_dim);
         assert_int_equal(m->ctx_model, t.ctx);
-        assert_int_equal(m->window, a == TINY_GEMMA3 ? t.window : 0);
-        assert_int_equal(m->rope_kind, a == TINY_LLAMA ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES);
-        assert_int_equal(m->glu, a == TINY_GEMMA3 ? KERNELS_GELU_TANH : KERNELS_SILU);
-        assert_true(m->embed_scale == (a == TINY_GEMMA3 ? sqrtf((float)t.n_embd) : 1.0f));
-        assert_true(fabs(m->attn_scale * sqrt((double)t.head_dim) - 1) <= 1e-7);
+        assert_int_equal(m->window, t.window);
+        assert_int_equal(m->rope_kind, facts->pairs ? KERNELS_ROPE_PAIRS : KERNELS_ROPE_HALVES);
+        assert_int_equal(m->glu, facts->gelu      ? KERNELS_GELU_TANH
+                                 : facts->gpt_oss ? KERNELS_SWIGLU_CLAMPED
+                                                  : KERNELS_SILU);
+        assert_true(m->embed_scale == (facts->scaled_embedding ? sqrtf((float)t.n_embd) : 1.0f));
         assert_string_equal(m->quantization, "Q8_0");
         assert_ptr_equal(m->output.data == m->embed.data, t.tied);
         uint64_t values = 0;
@@ -98,11 +100,19 @@ static void test_shape(void **state)
             values += gguf_tensor_at(f.g, i)->values;
         assert_int_equal(m->parameters, values);
         for (int l = 0; l < m->n_layers; l++) {
-            bool window = a == TINY_GEMMA3 && l != 5;
-            assert_int_equal(m->layers[l].group, window ? MODEL_WINDOW : MODEL_FULL);
-            assert_int_equal(m->layers[l].q_bias != NULL, a == TINY_QWEN2);
-            assert_int_equal(m->layers[l].q_norm != NULL, a == TINY_GEMMA3);
-            assert_int_equal(m->layers[l].post_ffn_norm != NULL, a == TINY_GEMMA3);
+            const struct model_layer *y = &m->layers[l];
+            bool window = tiny_model_windowed(&t, l);
+            assert_int_equal(y->mixer, MODEL_ATTENTION);
+            assert_int_equal(y->group, window ? MODEL_WINDOW : MODEL_FULL);
+            assert_int_equal(y->window, window ? t.window : 0);
+            assert_int_equal(y->n_heads, t.n_heads);
+            assert_int_equal(y->kv.kv_heads, t.n_kv_heads);
+            assert_int_equal(y->kv.head_dim, t.head_dim);
+            assert_int_equal(y->n_ff, t.n_ff);
+            assert_true(fabs(y->attn_scale * sqrt((double)t.head_dim) - 1) <= 1e-7);
+            assert_int_equal(y->q_bias != NULL, facts->qkv_bias);
+            assert_int_equal(y->q_norm != NULL, facts->qk_norms);
+            assert_int_equal(y->post_ffn_norm != NULL, facts->post_norms);
         }
         close_file(&f);
     }
@@ -115,7 +125,7 @@ static void test_the_27b_model_scales_attention_by_its_width(void **state)
     t.n_layers = 62;
     struct model_file f = open_written(written(&t));
     assert_int_equal(f.rc, 0);
-    assert_true(fabs(f.m.attn_scale * sqrt((double)t.n_embd / t.n_heads) - 1) <= 1e-7);
+    assert_true(fabs(f.m.layers[0].attn_scale * sqrt((double)t.n_embd / t.n_heads) - 1) <= 1e-7);
     close_file(&f);
 }
 
@@ -248,6 +258,122 @@ static void test_hostile_floats(void **state)
     expect_opens(w);
 }
 
+/* Numbers that some architectures have, and others must not. */
+static void test_caps_and_temperature(void **state)
+{
+    (void)state;
+    struct tiny_model t = tiny_model_of(TINY_GEMMA2);
+    struct model_file f = open_written(written(&t)); /* the file says nothing */
+    assert_true(f.rc == 0 && f.m.attn_softcap == 50.0f && f.m.final_softcap == 30.0f && f.m.temperature == 0.0f);
+    close_file(&f);
+    struct gguf_writer *w = written(&t);
+    tiny_model_f32(&t, w, "attn_logit_softcapping", 20.5f);
+    tiny_model_f32(&t, w, "final_logit_softcapping", 0.0f);
+    f = open_written(w);
+    assert_true(f.rc == 0 && f.m.attn_softcap == 20.5f && f.m.final_softcap == 0.0f);
+    close_file(&f);
+    static const float BAD[] = {-1.0f, NAN, INFINITY, 1e7f};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        w = written(&t);
+        tiny_model_f32(&t, w, "attn_logit_softcapping", BAD[i]);
+        expect_refusal(w, -EBADMSG, "gemma2.attn_logit_softcapping");
+    }
+    t = tiny_model_of(TINY_MISTRAL3);
+    f = open_written(written(&t));
+    assert_true(f.rc == 0 && f.m.temperature == 0.1f);
+    close_file(&f);
+    t = tiny_model_of(TINY_LLAMA);
+    w = written(&t);
+    tiny_model_f32(&t, w, "attention.temperature_scale", 0.1f);
+    expect_refusal(w, -ENOTSUP, "llama.attention.temperature_scale is set");
+}
+
+static void test_mixtures(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_QWEN3MOE);
+    struct model_file f = open_written(written(&t));
+    if (f.rc != 0)
+        fail_msg("%s", f.err);
+    assert_int_equal(f.m.n_experts, 9);
+    assert_int_equal(f.m.n_experts_used, 4);
+    for (int l = 0; l < f.m.n_layers; l++) {
+        const struct model_layer *y = &f.m.layers[l];
+        assert_int_equal(y->ffn, MODEL_MIXTURE);
+        assert_int_equal(y->n_ff, t.n_ff); /* not that of feed_forward_length */
+        assert_null(y->gate.data);
+        for (int e = 0; e < 9; e++)
+            assert_true(y->down_experts[e].rows == t.n_embd && y->down_experts[e].cols == t.n_ff);
+    }
+    close_file(&f);
+    static const struct {
+        enum tiny_arch arch;
+        const char *key;
+        uint32_t value;
+        int code;
+        const char *part;
+    } BAD[] = {
+        {TINY_QWEN3MOE, "expert_count", 0, -EBADMSG, "qwen3moe.expert_count is 0"},
+        {TINY_QWEN3MOE, "expert_count", 1, -EBADMSG, "qwen3moe.expert_count is 1; it must be between 2 and 1024"},
+        {TINY_QWEN3MOE, "expert_count", 1025, -EBADMSG, "qwen3moe.expert_count is 1025"},
+        {TINY_QWEN3MOE, "expert_count", 1u << 31, -EBADMSG, "qwen3moe.expert_count is 2147483648"},
+        {TINY_QWEN3MOE, "expert_used_count", 0, -EBADMSG, "qwen3moe.expert_used_count is 0"},
+        {TINY_QWEN3MOE, "expert_used_count", 10, -EBADMSG, "between 1 and the 9 experts that there are"},
+        {TINY_QWEN3MOE, "expert_used_count", 1u << 31, -EBADMSG, "qwen3moe.expert_used_count is 2147483648"},
+        {TINY_QWEN3MOE, "expert_count", 8, -EBADMSG, "ffn_gate_inp.weight"},
+        {TINY_QWEN3MOE, "expert_feed_forward_length", 55, -EBADMSG, "ffn_gate_exps.weight"},
+        {TINY_MIXTRAL, "expert_count", 0, -EBADMSG, "ffn_gate.weight is missing"},
+        {TINY_LLAMA, "expert_count", 2, -EBADMSG, "llama.expert_used_count is missing"},
+        {TINY_QWEN3, "expert_count", 2, -ENOTSUP, "qwen3.expert_count is set"},
+    };
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        struct tiny_model m = tiny_model_of(BAD[i].arch);
+        m.omit = BAD[i].key;
+        struct gguf_writer *w = written(&m);
+        tiny_model_u32(&m, w, BAD[i].key, BAD[i].value);
+        expect_refusal(w, BAD[i].code, BAD[i].part);
+    }
+}
+
+/* A window that no context reaches is none; a window of 0 where the architecture may have none, likewise. */
+static void test_windows_that_are_none(void **state)
+{
+    (void)state;
+    static const uint32_t NONE[] = {0, 1024, 262144};
+    for (size_t i = 0; i < sizeof NONE / sizeof *NONE; i++) {
+        struct tiny_model t = tiny_model_of(TINY_PHI3_WINDOWS);
+        t.omit = "attention.sliding_window";
+        struct gguf_writer *w = written(&t);
+        tiny_model_u32(&t, w, t.omit, NONE[i]);
+        struct model_file f = open_written(w);
+        if (f.rc != 0)
+            fail_msg("%s", f.err);
+        assert_int_equal(f.m.window, 0);
+        for (int l = 0; l < f.m.n_layers; l++)
+            assert_true(f.m.layers[l].group == MODEL_FULL && f.m.layers[l].window == 0);
+        close_file(&f);
+    }
+    struct tiny_model t = tiny_model_of(TINY_GEMMA3);
+    t.omit = "attention.sliding_window";
+    struct gguf_writer *w = written(&t);
+    tiny_model_u32(&t, w, t.omit, 0);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window is 0");
+    w = written(&t);
+    tiny_model_u32(&t, w, t.omit, (1 << 24) + 1);
+    expect_refusal(w, -EBADMSG, "gemma3.attention.sliding_window");
+}
+
+static void test_layers_without_rotation(void **state)
+{
+    (void)state;
+    const struct tiny_model t = tiny_model_of(TINY_SMOLLM3);
+    struct model_file f = open_written(written(&t));
+    assert_int_equal(f.rc, 0);
+    for (int l = 0; l < t.n_layers; l++)
+        assert_int_equal(f.m.layers[l].rope, l == 3 ? -1 : 0);
+    close_file(&f);
+}
+
 static void test_values_per_layer(void **state)
 {
     (void)state;
@@ -257,10 +383,10 @@ static void test_values_per_layer(void **state)
         size_t n;
         int code; /* 0: opens */
     } EACH[] = {
-        {"feed_forward_length", {136, 136, 136}, 3, 0},      {"feed_forward_length", {136, 128, 136}, 3, -ENOTSUP},
+        {"feed_forward_length", {136, 136, 136}, 3, 0},      {"feed_forward_length", {136, 0, 136}, 3, -EBADMSG},
         {"feed_forward_length", {136, 136}, 2, -EBADMSG},    {"feed_forward_length", {136, 136, 136, 136}, 4, -EBADMSG},
-        {"attention.head_count", {6, 6, 6}, 3, 0},           {"attention.head_count", {6, 0, 6}, 3, -ENOTSUP},
-        {"attention.head_count_kv", {2, 2, 2}, 3, 0},        {"attention.head_count_kv", {2, 1, 2}, 3, -ENOTSUP},
+        {"attention.head_count", {6, 6, 6}, 3, 0},           {"attention.head_count", {6, 0, 6}, 3, -EBADMSG},
+        {"attention.head_count_kv", {2, 2, 2}, 3, 0},        {"attention.head_count_kv", {2, 4, 2}, 3, -EBADMSG},
         {"attention.head_count_kv", {0, 0, 0}, 3, -EBADMSG},
     };
     for (size_t i = 0; i < sizeof EACH / sizeof *EACH; i++) {
@@ -304,31 +430,22 @@ static void test_architectures(void **state)
 
 /* ---- tensors ---- */
 
-static const char *const LAYER_TENSORS[TINY_ARCHS][17] = {
-    [TINY_QWEN2] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias",
-                    "attn_v.bias", "attn_output.weight", "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight",
-                    "ffn_down.weight"},
-    [TINY_LLAMA] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight",
-                    "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"},
-    [TINY_GEMMA3] = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight",
-                     "attn_k_norm.weight", "attn_output.weight", "post_attention_norm.weight", "ffn_norm.weight",
-                     "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight", "post_ffw_norm.weight"},
-};
-
 /* Every tensor, left out, with a wrong shape, and with a type that it cannot have. */
 static void test_missing_and_misshapen_tensors(void **state)
 {
     (void)state;
     for (enum tiny_arch a = 0; a < TINY_ARCHS; a++)
-        for (int i = 0; i == 0 || LAYER_TENSORS[a][i - 1] != NULL; i++) {
+        for (int i = 0;; i++) {
             struct tiny_model t = tiny_model_of(a);
-            char name[64] = "output_norm.weight";
-            if (LAYER_TENSORS[a][i])
-                snprintf(name, sizeof name, "blk.%d.%s", t.n_layers - 1, LAYER_TENSORS[a][i]);
+            struct tiny_tensor all[TINY_MAX_TENSORS];
+            if (i == tiny_model_layer(&t, t.n_layers - 1, all))
+                break;
+            const char *name = all[i].name;
             const struct gguf_tensor *right;
             struct model_file whole = open_written(written(&t));
             assert_non_null(right = gguf_tensor_find(whole.g, name));
             int cols = (int)right->dims[0], rows = right->n_dims == 1 ? 0 : (int)right->dims[1];
+            int experts = all[i].experts;
             close_file(&whole);
 
             t.omit = name;
@@ -339,7 +456,14 @@ static void test_missing_and_misshapen_tensors(void **state)
                                      {cols, rows ? rows : 1},
                                      {rows ? rows - 1 : 2, cols},
                                      {rows ? 0 : 1, rows ? cols * rows : cols * 2}};
-            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            const int thick[][3] = {{experts + 1, rows, cols}, {experts - 1, rows, cols}, {experts, rows + 1, cols},
+                                    {experts, rows, cols - 1}, {1, rows * experts, cols}, {rows, experts, cols}};
+            for (size_t s = 0; experts && s < sizeof thick / sizeof *thick; s++) {
+                struct gguf_writer *w = written(&t);
+                tiny_model_experts(&t, w, name, KERNELS_F32, thick[s][0], thick[s][1], thick[s][2]);
+                expect_refusal(w, -EBADMSG, name);
+            }
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes && !experts; s++) {
                 struct gguf_writer *w = written(&t);
                 tiny_model_tensor(&t, w, name, KERNELS_F32, shapes[s][0], shapes[s][1], 0);
                 if (shapes[s][1] == cols && (shapes[s][0] == rows || (rows == 0 && shapes[s][0] == 1)))
@@ -386,8 +510,8 @@ static void test_tensors_without_a_place(void **state)
 {
     (void)state;
     const struct tiny_model t = tiny_model_of(TINY_LLAMA);
-    static const char *const NAMES[] = {"blk.0.attn_output.bias", "blk.2.attn_norm.weight", "blk.1.ffn_up_exps.weight",
-                                        "output.bias"};
+    static const char *const NAMES[] = {"blk.0.attn_q_norm.weight", "blk.2.attn_norm.weight",
+                                        "blk.1.ffn_up_exps.weight", "output.bias"};
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
         struct gguf_writer *w = written(&t);
         tiny_model_tensor(&t, w, NAMES[i], KERNELS_F32, 0, t.n_embd, 0);
@@ -416,7 +540,8 @@ static void test_progress(void **state)
     struct model_file f = open_written(written(&t));
     struct model m;
     double last = 0;
-    assert_int_equal(model_open(f.g, f.k, KERNELS_KV_BF16, note_progress, &last, &m, f.err, sizeof f.err), 0);
+    assert_int_equal(model_read(f.g, KERNELS_KV_BF16, &m, f.err, sizeof f.err), 0);
+    assert_int_equal(model_load(&m, f.g, f.k, NULL, note_progress, &last, f.err, sizeof f.err), 0);
     assert_true(last == 1.0);
     model_close(&m, f.k);
     close_file(&f);
@@ -431,6 +556,10 @@ int main(void)
         cmocka_unit_test(test_missing_keys),
         cmocka_unit_test(test_hostile_numbers),
         cmocka_unit_test(test_hostile_floats),
+        cmocka_unit_test(test_caps_and_temperature),
+        cmocka_unit_test(test_mixtures),
+        cmocka_unit_test(test_windows_that_are_none),
+        cmocka_unit_test(test_layers_without_rotation),
         cmocka_unit_test(test_values_per_layer),
         cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_missing_and_misshapen_tensors),

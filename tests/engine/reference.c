@@ -4,6 +4,7 @@
 #include "engine/file/file.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,9 @@ struct matrix {
 
 struct layer {
     struct matrix q, k, v, o, gate, up, down;
+    struct matrix router, gates, ups, downs; /* of experts: their matrices one behind the other */
     struct matrix attn_norm, ffn_norm, q_bias, k_bias, v_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm;
+    struct matrix o_bias, sinks, router_bias, gates_bias, ups_bias, downs_bias; /* gpt-oss */
 };
 
 struct reference {
@@ -28,6 +31,47 @@ struct reference {
     struct layer *layers;
     struct matrix embed, output, output_norm;
 };
+
+/* A layer's matrices, by the names that files have for them. */
+#define AT(member) offsetof(struct layer, member)
+static const struct {
+    size_t at;
+    const char *name;
+} TENSORS[] = {
+    {AT(q), "attn_q.weight"},
+    {AT(k), "attn_k.weight"},
+    {AT(v), "attn_v.weight"},
+    {AT(o), "attn_output.weight"},
+    {AT(gate), "ffn_gate.weight"},
+    {AT(up), "ffn_up.weight"},
+    {AT(down), "ffn_down.weight"},
+    {AT(router), "ffn_gate_inp.weight"},
+    {AT(gates), "ffn_gate_exps.weight"},
+    {AT(ups), "ffn_up_exps.weight"},
+    {AT(downs), "ffn_down_exps.weight"},
+    {AT(o_bias), "attn_output.bias"},
+    {AT(sinks), "attn_sinks.weight"},
+    {AT(router_bias), "ffn_gate_inp.bias"},
+    {AT(gates_bias), "ffn_gate_exps.bias"},
+    {AT(ups_bias), "ffn_up_exps.bias"},
+    {AT(downs_bias), "ffn_down_exps.bias"},
+    {AT(attn_norm), "attn_norm.weight"},
+    {AT(ffn_norm), "ffn_norm.weight"},
+    {AT(q_bias), "attn_q.bias"},
+    {AT(k_bias), "attn_k.bias"},
+    {AT(v_bias), "attn_v.bias"},
+    {AT(q_norm), "attn_q_norm.weight"},
+    {AT(k_norm), "attn_k_norm.weight"},
+    {AT(post_attn_norm), "post_attention_norm.weight"},
+    {AT(post_ffn_norm), "post_ffw_norm.weight"},
+};
+
+static struct matrix *tensor_of(struct layer *y, size_t i)
+{
+    return (struct matrix *)(void *)((char *)y + TENSORS[i].at);
+}
+
+#define TENSOR_COUNT (sizeof TENSORS / sizeof *TENSORS)
 
 static void *need(void *p)
 {
@@ -51,12 +95,16 @@ static struct matrix read_matrix(struct reference *r, const char *name)
     if (t == NULL)
         return out;
     out.cols = (int)t->dims[0];
-    out.rows = (int)t->dims[1];
+    out.rows = (int)(t->dims[1] * t->dims[2]);
     out.quantized = kernels_type_info(t->type)->block_values > 1;
     out.w = doubles((size_t)out.rows * (size_t)out.cols);
     void *packed = need(aligned_alloc(64, (kernels_packed_bytes(t->type, out.rows, out.cols) + 63) & ~(size_t)63));
+    void *data = need(malloc(t->bytes));
+    if (gguf_tensor_read(r->g, t, 0, t->bytes, data, NULL, 0) != 0)
+        abort();
     for (int i = 0; i < (out.rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; i++)
-        kernels_pack_group(t->type, out.rows, out.cols, i, t->data, packed);
+        kernels_pack_group(t->type, out.rows, out.cols, i, data, packed);
+    free(data);
     const struct kernels_matrix w = {t->type, out.rows, out.cols, packed};
     float *row = need(malloc((size_t)out.cols * sizeof *row));
     for (int32_t i = 0; i < out.rows; i++) {
@@ -76,6 +124,14 @@ static struct matrix read_layer_matrix(struct reference *r, int layer, const cha
     return read_matrix(r, full);
 }
 
+/* Some of a matrix's rows, as a matrix. */
+static struct matrix cut(const struct matrix *m, int first, int rows)
+{
+    struct matrix out = {doubles((size_t)rows * (size_t)m->cols), rows, m->cols, m->quantized};
+    memcpy(out.w, m->w + (size_t)first * (size_t)m->cols, (size_t)rows * (size_t)m->cols * sizeof *out.w);
+    return out;
+}
+
 struct reference *reference_open(const struct tiny_model *m, const char *path, enum kernels_kv_type kv_type)
 {
     struct reference *r = need(calloc(1, sizeof *r));
@@ -93,29 +149,23 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
     r->output_norm = read_matrix(r, "output_norm.weight");
     for (int l = 0; l < m->n_layers; l++) {
         struct layer *y = &r->layers[l];
-        const struct {
-            struct matrix *to;
-            const char *name;
-        } all[] = {
-            {&y->q, "attn_q.weight"},
-            {&y->k, "attn_k.weight"},
-            {&y->v, "attn_v.weight"},
-            {&y->o, "attn_output.weight"},
-            {&y->gate, "ffn_gate.weight"},
-            {&y->up, "ffn_up.weight"},
-            {&y->down, "ffn_down.weight"},
-            {&y->attn_norm, "attn_norm.weight"},
-            {&y->ffn_norm, "ffn_norm.weight"},
-            {&y->q_bias, "attn_q.bias"},
-            {&y->k_bias, "attn_k.bias"},
-            {&y->v_bias, "attn_v.bias"},
-            {&y->q_norm, "attn_q_norm.weight"},
-            {&y->k_norm, "attn_k_norm.weight"},
-            {&y->post_attn_norm, "post_attention_norm.weight"},
-            {&y->post_ffn_norm, "post_ffw_norm.weight"},
-        };
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            *all[i].to = read_layer_matrix(r, l, all[i].name);
+        for (size_t i = 0; i < TENSOR_COUNT; i++)
+            *tensor_of(y, i) = read_layer_matrix(r, l, TENSORS[i].name);
+        if (tiny_facts(m)->gpt_oss) { /* named as others name what is behind attention */
+            y->ffn_norm = y->post_attn_norm;
+            y->post_attn_norm = (struct matrix){0};
+        }
+        if (tiny_facts(m)->joined) {
+            int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
+            struct matrix qkv = read_layer_matrix(r, l, "attn_qkv.weight"), both = y->up;
+            y->q = cut(&qkv, 0, q);
+            y->k = cut(&qkv, q, kv);
+            y->v = cut(&qkv, q + kv, kv);
+            y->gate = cut(&both, 0, m->n_ff);
+            y->up = cut(&both, m->n_ff, m->n_ff);
+            free(qkv.w);
+            free(both.w);
+        }
     }
     return r;
 }
@@ -123,25 +173,8 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
 void reference_close(struct reference *r)
 {
     for (int l = 0; l < r->m.n_layers; l++) {
-        struct layer *y = &r->layers[l];
-        struct matrix *all[] = {&y->q,
-                                &y->k,
-                                &y->v,
-                                &y->o,
-                                &y->gate,
-                                &y->up,
-                                &y->down,
-                                &y->attn_norm,
-                                &y->ffn_norm,
-                                &y->q_bias,
-                                &y->k_bias,
-                                &y->v_bias,
-                                &y->q_norm,
-                                &y->k_norm,
-                                &y->post_attn_norm,
-                                &y->post_ffn_norm};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            free(all[i]->w);
+        for (size_t i = 0; i < TENSOR_COUNT; i++)
+            free(tensor_of(&r->layers[l], i)->w);
     }
     free(r->layers);
     free(r->embed.w);
@@ -213,11 +246,18 @@ static double yarn_correction(const struct tiny_model *m, double turns)
 
 double reference_frequencies(const struct tiny_model *m, bool window_layer, double *out)
 {
-    double base = window_layer ? 10000.0 : m->rope_base;
+    const struct tiny_arch_facts *a = tiny_facts(m);
+    bool own_base = window_layer && a->window_base != 0;
+    double base = own_base ? a->window_base : m->rope_base;
     for (int i = 0; i < m->rot / 2; i++)
         out[i] = pow(base, -(2.0 * i) / m->rot);
-    if (window_layer || m->rope == TINY_ROPE_PLAIN)
+    if (own_base || m->rope == TINY_ROPE_PLAIN)
         return 1;
+    if (m->rope == TINY_ROPE_LONG) {
+        for (int i = 0; i < m->rot / 2; i++)
+            out[i] /= tiny_model_divisor(i) / (m->ctx > TINY_YARN_ORIGINAL ? 1 : 2);
+        return TINY_ATTN_FACTOR;
+    }
     if (m->rope == TINY_ROPE_LINEAR)
         for (int i = 0; i < m->rot / 2; i++)
             out[i] /= TINY_ROPE_FACTOR;
@@ -226,12 +266,14 @@ double reference_frequencies(const struct tiny_model *m, bool window_layer, doub
             out[i] /= tiny_model_divisor(i);
     if (m->rope != TINY_ROPE_YARN)
         return 1;
-    double low = fmax(floor(yarn_correction(m, 32)), 0), high = fmin(ceil(yarn_correction(m, 1)), m->rot - 1);
+    double low = yarn_correction(m, 32), high = yarn_correction(m, 1);
+    low = fmax(a->gpt_oss ? low : floor(low), 0);
+    high = fmin(a->gpt_oss ? high : ceil(high), m->rot - 1);
     for (int i = 0; i < m->rot / 2; i++) {
         double keep = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1); /* of the unscaled frequency */
         out[i] = out[i] / TINY_ROPE_FACTOR * (1 - keep) + out[i] * keep;
     }
-    return 0.1 * log(TINY_ROPE_FACTOR) + 1;
+    return a->plain_yarn ? 1 : 0.1 * log(TINY_ROPE_FACTOR) + 1;
 }
 
 static void rotate(const struct reference *r, double *heads, int n_heads, int pos, bool window_layer)
@@ -241,17 +283,23 @@ static void rotate(const struct reference *r, double *heads, int n_heads, int po
     for (int h = 0; h < n_heads; h++)
         for (int i = 0; i < half; i++) {
             double *head = heads + (size_t)h * (size_t)r->m.head_dim;
-            double *a = r->m.arch == TINY_LLAMA ? &head[2 * i] : &head[i];
-            double *b = r->m.arch == TINY_LLAMA ? &head[2 * i + 1] : &head[half + i];
+            bool pairs = tiny_facts(&r->m)->pairs;
+            double *a = pairs ? &head[2 * i] : &head[i];
+            double *b = pairs ? &head[2 * i + 1] : &head[half + i];
             double c = cos(pos * freq[i]) * magnitude, s = sin(pos * freq[i]) * magnitude, x = *a, y = *b;
             *a = x * c - y * s;
             *b = x * s + y * c;
         }
 }
 
+static double cap(double x, double c)
+{
+    return c > 0 ? c * tanh(x / c) : x;
+}
+
 /* One head's answer at position pos. k, v: [pos + 1][n_kv_heads * head_dim]. */
 static void attend(const struct reference *r, const double *q, const double *k, const double *v, int kv_head, int pos,
-                   bool window_layer, double *out)
+                   bool window_layer, const double *sink, double *out)
 {
     const struct tiny_model *m = &r->m;
     size_t d = (size_t)m->head_dim, row = (size_t)m->n_kv_heads * d, at = (size_t)kv_head * d;
@@ -261,10 +309,15 @@ static void attend(const struct reference *r, const double *q, const double *k, 
         for (size_t i = 0; i < d; i++)
             p[t] += q[i] * k[(size_t)t * row + at + i];
         p[t] /= sqrt((double)m->head_dim);
+        p[t] = cap(p[t], tiny_facts(m)->attn_cap);
         most = fmax(most, p[t]);
     }
+    if (sink)
+        most = fmax(most, *sink);
     for (int t = first; t <= pos; t++)
         total += p[t] = exp(p[t] - most);
+    if (sink)
+        total += exp(*sink - most);
     for (size_t i = 0; i < d; i++) {
         out[i] = 0;
         for (int t = first; t <= pos; t++)
@@ -275,9 +328,73 @@ static void attend(const struct reference *r, const double *q, const double *k, 
 
 static double activation(const struct reference *r, double x)
 {
-    if (r->m.arch == TINY_GEMMA3)
+    if (tiny_facts(&r->m)->gelu)
         return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     return x / (1 + exp(-x));
+}
+
+/* gate, up, activation, down: of a whole part or of one expert, with its biases [3] or NULL. */
+static void feed_forward(const struct reference *r, const struct matrix *gate, const struct matrix *up,
+                         const struct matrix *down, const struct matrix *biases, const double *h, double *out)
+{
+    double *g = doubles((size_t)gate->rows), *u = doubles((size_t)gate->rows);
+    multiply(r, gate, biases ? &biases[0] : NULL, h, g);
+    multiply(r, up, biases ? &biases[1] : NULL, h, u);
+    for (int i = 0; i < gate->rows; i++) {
+        if (tiny_facts(&r->m)->gpt_oss) { /* as its reference code has it: alpha 1.702, limit 7 */
+            double x = fmin(g[i], 7), y = fmax(fmin(u[i], 7), -7);
+            g[i] = x / (1 + exp(-1.702 * x)) * (y + 1);
+        } else {
+            g[i] = activation(r, g[i]) * u[i];
+        }
+    }
+    multiply(r, down, biases ? &biases[2] : NULL, g, out);
+    free(g);
+    free(u);
+}
+
+static struct matrix expert_of(const struct matrix *all, int expert, int rows)
+{
+    struct matrix out = *all;
+    if (all->w == NULL)
+        return out;
+    out.w += (size_t)expert * (size_t)rows * (size_t)all->cols;
+    out.rows = rows;
+    return out;
+}
+
+/* The experts with the largest logits, weighed by the softmax over all of them, made to add up to 1. */
+static void mix(const struct reference *r, const struct layer *y, const double *h, double *out)
+{
+    const struct tiny_model *m = &r->m;
+    double p[64], one[512], total = 0, most = -INFINITY;
+    bool taken[64] = {false};
+    multiply(r, &y->router, &y->router_bias, h, p);
+    for (int i = 0; i < m->n_experts; i++)
+        most = fmax(most, p[i]);
+    for (int i = 0; i < m->n_experts; i++)
+        p[i] = exp(p[i] - most);
+    for (int k = 0; k < m->n_used; k++) {
+        int best = -1;
+        for (int i = 0; i < m->n_experts; i++)
+            if (!taken[i] && (best < 0 || p[i] > p[best]))
+                best = i;
+        taken[best] = true;
+        total += p[best];
+    }
+    for (int i = 0; i < m->n_embd; i++)
+        out[i] = 0;
+    for (int e = 0; e < m->n_experts; e++) {
+        if (!taken[e])
+            continue;
+        struct matrix gate = expert_of(&y->gates, e, m->n_ff), up = expert_of(&y->ups, e, m->n_ff);
+        struct matrix down = expert_of(&y->downs, e, m->n_embd);
+        const struct matrix biases[3] = {expert_of(&y->gates_bias, e, 1), expert_of(&y->ups_bias, e, 1),
+                                         expert_of(&y->downs_bias, e, 1)};
+        feed_forward(r, &gate, &up, &down, y->gates_bias.w ? biases : NULL, h, one);
+        for (int i = 0; i < m->n_embd; i++)
+            out[i] += p[e] / total * one[i];
+    }
 }
 
 /* ---- the pass ---- */
@@ -294,10 +411,10 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
 {
     const struct tiny_model *m = &r->m;
     const struct layer *y = &r->layers[index];
-    bool window_layer = m->arch == TINY_GEMMA3 && index % 6 != 5; /* five local layers, then a global one */
+    bool window_layer = tiny_model_windowed(m, index);
     size_t d = (size_t)m->head_dim, kv_row = (size_t)m->n_kv_heads * d;
     double *h = doubles((size_t)m->n_embd), *q = doubles((size_t)m->n_heads * d), *a = doubles((size_t)m->n_heads * d);
-    double *gate = doubles((size_t)m->n_ff), *up = doubles((size_t)m->n_ff);
+    double *mixed = doubles((size_t)m->n_embd);
     double *new_k = k + (size_t)pos * kv_row, *new_v = v + (size_t)pos * kv_row;
 
     normalize(x, m->n_embd, y->attn_norm.w, h);
@@ -308,30 +425,36 @@ static void run_layer(const struct reference *r, int index, int pos, double *x, 
         normalize(q + (size_t)i * d, m->head_dim, y->q_norm.w, q + (size_t)i * d);
     for (int i = 0; y->k_norm.w && i < m->n_kv_heads; i++)
         normalize(new_k + (size_t)i * d, m->head_dim, y->k_norm.w, new_k + (size_t)i * d);
-    rotate(r, q, m->n_heads, pos, window_layer);
-    rotate(r, new_k, m->n_kv_heads, pos, window_layer);
+    int unrotated = tiny_facts(m)->unrotated_period;
+    if (!unrotated || index % unrotated != unrotated - 1) {
+        rotate(r, q, m->n_heads, pos, window_layer);
+        rotate(r, new_k, m->n_kv_heads, pos, window_layer);
+    }
+    double growth = 1 + tiny_facts(m)->temperature * log(1 + floor((double)pos / TINY_YARN_ORIGINAL));
+    for (size_t i = 0; i < (size_t)m->n_heads * d; i++)
+        q[i] *= growth;
     for (size_t i = 0; i < kv_row; i++) {
         new_k[i] = round_kv(r, new_k[i]);
         new_v[i] = round_kv(r, new_v[i]);
     }
     for (int i = 0; i < m->n_heads; i++)
-        attend(r, q + (size_t)i * d, k, v, i / (m->n_heads / m->n_kv_heads), pos, window_layer, a + (size_t)i * d);
-    multiply(r, &y->o, NULL, a, h);
+        attend(r, q + (size_t)i * d, k, v, i / (m->n_heads / m->n_kv_heads), pos, window_layer,
+               y->sinks.w ? &y->sinks.w[i] : NULL, a + (size_t)i * d);
+    multiply(r, &y->o, &y->o_bias, a, h);
     add_block(r, &y->post_attn_norm, h, x);
 
     normalize(x, m->n_embd, y->ffn_norm.w, h);
-    multiply(r, &y->gate, NULL, h, gate);
-    multiply(r, &y->up, NULL, h, up);
-    for (int i = 0; i < m->n_ff; i++)
-        gate[i] = activation(r, gate[i]) * up[i];
-    multiply(r, &y->down, NULL, gate, h);
+    if (m->n_experts)
+        mix(r, y, h, mixed);
+    else
+        feed_forward(r, &y->gate, &y->up, &y->down, NULL, h, mixed);
+    memcpy(h, mixed, (size_t)m->n_embd * sizeof *h);
     add_block(r, &y->post_ffn_norm, h, x);
 
     free(h);
     free(q);
     free(a);
-    free(gate);
-    free(up);
+    free(mixed);
 }
 
 void reference_run(struct reference *r, const int32_t *tokens, int n, double *out)
@@ -342,11 +465,15 @@ void reference_run(struct reference *r, const int32_t *tokens, int n, double *ou
     double *x = doubles(embd);
     for (int pos = 0; pos < n; pos++) {
         for (size_t i = 0; i < embd; i++)
-            x[i] = r->embed.w[(size_t)tokens[pos] * embd + i] * (m->arch == TINY_GEMMA3 ? sqrt((double)embd) : 1);
+            x[i] =
+                r->embed.w[(size_t)tokens[pos] * embd + i] * (tiny_facts(m)->scaled_embedding ? sqrt((double)embd) : 1);
         for (int l = 0; l < m->n_layers; l++)
             run_layer(r, l, pos, x, k + (size_t)l * layer_values, v + (size_t)l * layer_values);
         normalize(x, m->n_embd, r->output_norm.w, x);
-        multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, out + (size_t)pos * (size_t)m->n_vocab);
+        double *logits = out + (size_t)pos * (size_t)m->n_vocab;
+        multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, logits);
+        for (int i = 0; i < m->n_vocab; i++)
+            logits[i] = cap(logits[i], tiny_facts(m)->final_cap);
     }
     free(k);
     free(v);

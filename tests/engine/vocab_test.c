@@ -92,32 +92,54 @@ static void test_merges(void **state)
     text_fixture_close(&f);
 }
 
+/* An id outside the vocabulary is refused where it would be used, and noted where nothing needs it. */
 static void test_special_ids(void **state)
 {
     (void)state;
-    static const char *const KEYS[] = {
-        "tokenizer.ggml.bos_token_id",     "tokenizer.ggml.eos_token_id",     "tokenizer.ggml.eot_token_id",
-        "tokenizer.ggml.eom_token_id",     "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id",
-        "tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.mask_token_id",
+    static const struct {
+        const char *key;
+        bool adds_bos, refused;
+    } KEYS[] = {
+        {"tokenizer.ggml.eos_token_id", false, true},      {"tokenizer.ggml.bos_token_id", true, true},
+        {"tokenizer.ggml.bos_token_id", false, false},     {"tokenizer.ggml.eot_token_id", false, false},
+        {"tokenizer.ggml.eom_token_id", false, false},     {"tokenizer.ggml.unknown_token_id", false, false},
+        {"tokenizer.ggml.padding_token_id", false, false}, {"tokenizer.ggml.fim_pre_token_id", false, false},
+        {"tokenizer.ggml.mask_token_id", false, false},
     };
     static const char *const TOKENS[] = {"a", "b", "<end>"};
     static const int32_t TYPES[] = {1, 1, 3};
-    static const uint32_t BEYOND[] = {3, INT32_MAX, UINT32_MAX};
-    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++) {
+    static const int64_t BEYOND[] = {3, INT32_MAX, UINT32_MAX, -1};
+    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++)
         for (size_t k = 0; k < sizeof BEYOND / sizeof *BEYOND; k++) {
             struct gguf_writer *w = write_bpe(TOKENS, TYPES, 3, NULL, 0);
-            gguf_writer_u32(w, KEYS[i], BEYOND[k]);
-            text_fixture_refused(w, -EBADMSG, "but there are 3 tokens");
+            gguf_writer_i64(w, KEYS[i].key, BEYOND[k]);
+            if (KEYS[i].adds_bos)
+                gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", true);
+            if (KEYS[i].refused) {
+                text_fixture_refused(w, -EBADMSG, KEYS[i].key);
+                continue;
+            }
+            struct text_fixture f = text_fixture_written(w);
+            const char *notes = vocab_notes(f.v);
+            assert_non_null(notes);
+            assert_non_null(strstr(notes, KEYS[i].key));
+            assert_null(strchr(notes, '\n'));
+            EXPECT_TOKENS(&f, "ab", 0, 0, 1);
+            text_fixture_close(&f);
         }
-        struct gguf_writer *w = write_bpe(TOKENS, TYPES, 3, NULL, 0);
-        gguf_writer_i32(w, KEYS[i], -1);
-        text_fixture_refused(w, -EBADMSG, KEYS[i]);
-    }
+    struct gguf_writer *two = write_bpe(TOKENS, TYPES, 3, NULL, 0);
+    gguf_writer_u32(two, "tokenizer.ggml.eot_token_id", 7);
+    gguf_writer_u32(two, "tokenizer.ggml.padding_token_id", 8);
+    struct text_fixture noted = text_fixture_written(two);
+    assert_non_null(strstr(vocab_notes(noted.v), "eot_token_id is 7, but there are 3 tokens; it is not used\n"));
+    assert_non_null(strstr(vocab_notes(noted.v), "padding_token_id is 8"));
+    text_fixture_close(&noted);
     struct gguf_writer *w = write_bpe(TOKENS, TYPES, 3, NULL, 0);
     gguf_writer_u32(w, "tokenizer.ggml.eot_token_id", 2);
     gguf_writer_u32(w, "tokenizer.ggml.unknown_token_id", 1);
     gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", true);
     struct text_fixture f = text_fixture_written(w);
+    assert_null(vocab_notes(f.v));
     assert_true(vocab_ends_answer(f.v, 2));
     assert_false(vocab_ends_answer(f.v, 1));
     assert_int_equal(vocab_bos(f.v), -1);

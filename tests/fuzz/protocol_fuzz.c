@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/daemon_internal.h"
+#include "daemon/api/api.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -56,7 +56,7 @@ static void line(const char *text, size_t len)
     char param[ROUTE_PARAM_MAX], address[64];
     int port;
     for (int method = METHOD_GET; method <= METHOD_OTHER; method++) {
-        if (route_find(server_routes, server_n_routes, (enum route_method)method, copy, &route, param) == 0 &&
+        if (route_find(api_routes, api_n_routes, (enum route_method)method, copy, &route, param) == 0 &&
             strlen(param) >= sizeof(param)) {
             abort();
         }
@@ -64,7 +64,7 @@ static void line(const char *text, size_t len)
     struct route_query q;
     route_query_init(&q);
     route_query_add(&q, text, len);
-    route_content_length(text, len);
+    text_digits(text, len);
     id_valid("resp_", copy);
     stream_id_valid(copy);
     struct daemon_config empty = {0};
@@ -94,8 +94,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         break;
     default: {
         struct daemon_config c = {0};
-        char err[256];
-        daemon_config_parse(&c, text, size, "fuzz", err, sizeof(err));
+        struct daemon_faults faults = {0};
+        daemon_config_parse(&c, text, size, "fuzz", &faults);
+        daemon_faults_free(&faults);
         daemon_config_free(&c);
     }
     }

@@ -16,18 +16,23 @@ struct shape {
     int window;
     float softcap;
     int tokens;
+    bool sinks;
 };
 
 /* The specification makes each once, and is slow: no larger than it takes to cross blocks, pages and windows. */
 static const struct shape shapes[] = {
-    {7, 1, 64, KERNELS_KV_BF16, 0, 0, 270},   {3, 1, 256, KERNELS_KV_BF16, 40, 0, 290},
-    {2, 2, 80, KERNELS_KV_F16, 0, 0, 260},    {4, 2, 96, KERNELS_KV_BF16, 0, 30.0f, 130},
-    {1, 1, 128, KERNELS_KV_F16, 270, 0, 530}, {5, 1, 40, KERNELS_KV_BF16, 17, 5.0f, 150},
-    {2, 2, 16, KERNELS_KV_BF16, 1, 0, 70},    {1, 1, 72, KERNELS_KV_F16, 256, 0, 300},
-    {10, 1, 32, KERNELS_KV_BF16, 0, 0, 257},  {130, 1, 16, KERNELS_KV_BF16, 0, 0, 30},
-    {2, 1, 32, KERNELS_KV_BF16, 512, 0, 800},
+    {7, 1, 64, KERNELS_KV_BF16, 0, 0, 270, false},   {3, 1, 256, KERNELS_KV_BF16, 40, 0, 290, false},
+    {2, 2, 80, KERNELS_KV_F16, 0, 0, 260, false},    {4, 2, 96, KERNELS_KV_BF16, 0, 30.0f, 130, false},
+    {1, 1, 128, KERNELS_KV_F16, 270, 0, 530, false}, {5, 1, 40, KERNELS_KV_BF16, 17, 5.0f, 150, false},
+    {2, 2, 16, KERNELS_KV_BF16, 1, 0, 70, false},    {1, 1, 72, KERNELS_KV_F16, 256, 0, 300, false},
+    {10, 1, 32, KERNELS_KV_BF16, 0, 0, 257, false},  {130, 1, 16, KERNELS_KV_BF16, 0, 0, 30, false},
+    {2, 1, 32, KERNELS_KV_BF16, 512, 0, 800, false}, {4, 2, 64, KERNELS_KV_BF16, 0, 0, 530, true},
+    {3, 3, 40, KERNELS_KV_F16, 40, 0, 290, true},
 };
 #define SHAPE_COUNT (sizeof shapes / sizeof shapes[0])
+
+/* Scores of sinks: above and below those of keys. */
+static const float SINKS[128] = {12.5f, -3.0f, 0.25f, -100.0f};
 
 static const char *const backends[] = {"cpu-portable", "cpu-avx2", "cpu-avx512"};
 
@@ -93,8 +98,17 @@ static struct kernels *open_for(const struct shape *s, const char *backend, int 
 static void attend(struct kernels *k, const struct sequence *q, const struct store *st, const float *query, int rows,
                    const struct kernels_run *runs, int n_runs, float *out)
 {
-    struct kernels_attention a = {
-        query, out, rows, q->shape.heads, scale_of(&q->shape), q->shape.window, q->shape.softcap, st->kv, runs, n_runs};
+    struct kernels_attention a = {.q = query,
+                                  .out = out,
+                                  .rows = rows,
+                                  .heads = q->shape.heads,
+                                  .scale = scale_of(&q->shape),
+                                  .window = q->shape.window,
+                                  .softcap = q->shape.softcap,
+                                  .sinks = q->shape.sinks ? SINKS : NULL,
+                                  .kv = st->kv,
+                                  .runs = runs,
+                                  .n_runs = n_runs};
     kernels_ops(k)->attention(k, &a);
 }
 
@@ -130,6 +144,10 @@ static void reference_row(const struct sequence *q, int pos, int head, double *o
         top = p[t] > top ? p[t] : top;
     }
     memset(out, 0, (size_t)dim * sizeof(*out));
+    if (s->sinks) {
+        top = (double)SINKS[head] > top ? (double)SINKS[head] : top;
+        sum = exp((double)SINKS[head] - top);
+    }
     for (int t = first; t <= pos; t++) {
         const float *value = q->value + (size_t)t * kv_row(s) + (size_t)(kv_head * dim);
         double e = exp(p[t] - top);
@@ -350,7 +368,7 @@ static void test_export_import(void **state)
 static void test_nan(void **state)
 {
     (void)state;
-    const struct shape s = {4, 2, 64, KERNELS_KV_BF16, 60, 0, 200};
+    const struct shape s = {4, 2, 64, KERNELS_KV_BF16, 60, 0, 200, true};
     struct sequence q = sequence_open(&s);
     size_t row = q_row(&s), dim = (size_t)s.head_dim;
     float *out = rows_calloc((size_t)s.tokens * row, sizeof(float));
@@ -384,7 +402,7 @@ static void test_nan(void **state)
 static void test_no_pages(void **state)
 {
     (void)state;
-    const struct shape s = {2, 1, 16, KERNELS_KV_BF16, 0, 0, 300};
+    const struct shape s = {2, 1, 16, KERNELS_KV_BF16, 0, 0, 300, true};
     struct sequence q = sequence_open(&s);
     float out[32];
     for (int threads = 1; threads <= 3; threads++) {
@@ -404,8 +422,8 @@ static void test_no_pages(void **state)
 static void test_waves(void **state)
 {
     (void)state;
-    const struct shape s = {128, 1, 16, KERNELS_KV_BF16, 0, 0, 9000};
-    const struct shape few = {4, 1, 16, KERNELS_KV_BF16, 0, 0, 9000};
+    const struct shape s = {128, 1, 16, KERNELS_KV_BF16, 0, 0, 9000, true};
+    const struct shape few = {4, 1, 16, KERNELS_KV_BF16, 0, 0, 9000, true};
     struct kernels *one = open_for(&s, "cpu", 1), *three = open_for(&s, "cpu", 3);
     struct sequence q = {.shape = s};
     struct store st = store_open(&s);

@@ -56,6 +56,7 @@ static void test_nothing_there(void **state)
     assert_int_equal(limits_cores(&roots, 8), 8);
     put("proc/meminfo", "MemTotal:  9999 kB\nMemAvailable:  4096 kB\n");
     assert_true(limits_bytes(&roots) == 4 * MIB);
+    assert_true(limits_machine_bytes(&roots) == 9999 * 1024);
 }
 
 static void test_version_2(void **state)
@@ -68,6 +69,7 @@ static void test_version_2(void **state)
     put("cgroup/system.slice/convod.service/memory.stat", "anon 5\ninactive_file 10485760\nactive_file 10485760\n");
     put("cgroup/system.slice/convod.service/cpu.max", "150000 100000\n");
     assert_true(limits_bytes(&roots) == 60 * MIB);
+    assert_true(limits_machine_bytes(&roots) == 100 * MIB);
     assert_int_equal(limits_cores(&roots, 8), 2);
     assert_int_equal(limits_cores(&roots, 1), 1);
     /* A group above is narrower; the one beside it is not ours. */
@@ -97,6 +99,7 @@ static void test_version_1(void **state)
     put("cgroup/cpu/box/cpu.cfs_quota_us", "300000\n");
     put("cgroup/cpu/box/cpu.cfs_period_us", "100000\n");
     assert_true(limits_bytes(&roots) == 50 * MIB);
+    assert_true(limits_machine_bytes(&roots) == 100 * MIB);
     assert_int_equal(limits_cores(&roots, 8), 3);
     put("cgroup/cpu/box/cpu.cfs_quota_us", "-1\n"); /* none */
     assert_int_equal(limits_cores(&roots, 8), 8);

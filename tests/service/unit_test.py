@@ -1,112 +1,31 @@
 #!/usr/bin/env python3
-"""The service as it is installed: booted with systemd as PID 1, in a container over a copy-on-write view of this machine's
-root. Nothing outside the view is changed, and the view goes with the namespace that it is mounted in.
+"""The service as `make install` puts it in place: it starts, keeps its tokens and its data, comes back, and gives up when it should.
 
-Wants root and systemd-nspawn; otherwise it is skipped. The same file, started with --inside, is what runs in the container:
-it prints TAP into a file that is printed here.
+Wants root and systemd-nspawn; otherwise it is skipped.
 """
 import http.client
 import json
 import os
 import pwd
 import re
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-BUILD = Path(os.environ.get("BUILD", "build")).resolve()
+from machine import inside, journal, outside, show, systemctl
+
 LIMIT = 60
 TOKEN, OTHER = "a" * 40, "b" * 40
 CONF = Path("/etc/convod/convod.conf")
 SETTINGS = "model = /srv/model.gguf\nthreads = 1\nkv-bytes = 64M\ntoken-file = /run/credentials/convod.service/tokens\n"
-
-# The view of the root, and what `make install` puts into it. $T is a folder that this script owns.
-VIEW = """set -e
-mount -t tmpfs tmpfs "$T"
-mkdir "$T/up" "$T/work" "$T/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$T/up,workdir=$T/work" "$T/root"
-"""
+# The lasting user comes late, not at boot: first the service runs without.
 INSTALL = """
-rm -rf "$T/root/etc/systemd/system/convod.service" "$T/root/etc/convod" "$T/root/var/lib/convod" "$T/root/var/lib/private/convod"
-sed -i '/^convod:/d' "$T/root/etc/passwd" "$T/root/etc/shadow" "$T/root/etc/group" "$T/root/etc/gshadow"
-make -s install DESTDIR="$T/root" MAKEFLAGS= BUILD="$BUILD" >"$T/install.log" 2>&1 || { cat "$T/install.log" >&2; exit 1; }
-"$BUILD/tests/service/model" "$T/root/srv/model.gguf"
-chmod 644 "$T/root/srv/model.gguf"
-cp "$TEST" "$T/root/srv/unit_test.py"
-mv "$T/root/usr/local/lib/sysusers.d/convod.conf" "$T/root/srv/sysusers.conf" # not at boot: first without a lasting user
+make -s install DESTDIR="$ROOT" MAKEFLAGS= >"$T/install.log" 2>&1 || { cat "$T/install.log" >&2; exit 1; }
+mv "$ROOT/usr/local/lib/sysusers.d/convod.conf" "$ROOT/srv/sysusers.conf"
+"$BUILD/tests/service/model" "$ROOT/srv/model.gguf"
+chmod 644 "$ROOT/srv/model.gguf"
 """
-BOOT = """
-printf %s "$SERVICE" >"$T/root/etc/systemd/system/the-test.service"
-timeout -k 5 "$LIMIT" systemd-nspawn -q --register=no --keep-unit --private-network --machine="$NAME" -D "$T/root" -b \
-    systemd.unit=the-test.service >"$T/boot.log" 2>&1 </dev/null || true
-cat "$T/root/var/the-test" 2>/dev/null || { tail -c 2000 "$T/boot.log" >&2; exit 1; }
-"""
-SERVICE = """[Unit]
-SuccessAction=exit-force
-FailureAction=exit-force
-[Service]
-Type=oneshot
-TimeoutStartSec=infinity
-ExecStart=/bin/sh -c '{} >/var/the-test 2>&1'
-"""
-
-
-def boot(script, command, limit):
-    name = f"convod-test-{os.getpid()}"
-    top = Path("/tmp") / name
-    top.mkdir(mode=0o700)
-    try:
-        return subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=limit + 30,
-            env=os.environ | {"T": str(top), "NAME": name, "LIMIT": str(limit), "BUILD": str(BUILD),
-                              "SERVICE": SERVICE.format(command), "TEST": str(Path(__file__).resolve())})
-    finally:
-        top.rmdir()
-
-
-def skip(why):
-    print(f"skip: {why}")
-    sys.exit(77)
-
-
-def outside():
-    if os.geteuid() != 0:
-        skip("booting the service wants root")
-    for program in ("systemd-nspawn", "unshare", "/lib/systemd/systemd"):
-        if not shutil.which(program):
-            skip(f"{program} is not here")
-    # Where no container boots at all, that says nothing about the service.
-    probe = boot(VIEW + BOOT, "echo booted", 30)
-    if probe.stdout.strip() != "booted":
-        skip("no container boots here: " + " ".join((probe.stdout + probe.stderr).split())[-300:])
-    r = boot(VIEW + INSTALL + BOOT, "python3 /srv/unit_test.py --inside", 240)
-    print(r.stdout, end="")
-    print(r.stderr, end="", file=sys.stderr)
-    # Its exit status, or that it did not come to an end.
-    sys.exit(0 if r.returncode == 0 and "\n# end\n" in r.stdout and not re.search(r"^not ok", r.stdout, re.M) else 1)
-
-
-# ---- in the container ----
-
-
-def systemctl(*words, check=True):
-    r = subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=120)
-    assert not check or r.returncode == 0, f"systemctl {' '.join(words)}: {r.stdout}{r.stderr}{journal()}"
-    return r
-
-
-def journal(*words):
-    return subprocess.run(["journalctl", "--no-pager", "-o", "cat", "-u", "convod", *words], capture_output=True,
-                          text=True).stdout
-
-
-def show(*names):
-    text = systemctl("show", "convod", *(f"--property={n}" for n in names)).stdout
-    got = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return got[names[0]] if len(names) == 1 else [got[n] for n in names]
 
 
 def call(method, path, body=None, token=TOKEN):
@@ -162,8 +81,6 @@ def settled():
 
 
 class Tests:
-    """In this order; each finds what the one before it has left."""
-
     conversation = None
 
     def test_starts_as_it_is_installed(self):
@@ -279,18 +196,7 @@ class Tests:
             assert device in allowed, allowed
 
 
-def inside():
-    names = [n for n in vars(Tests) if n.startswith("test_")]
-    print(f"1..{len(names)}")
-    for number, name in enumerate(names, 1):
-        try:
-            getattr(Tests(), name)()
-            print(f"ok {number} - {name}", flush=True)
-        except Exception as e:  # noqa: BLE001 - every failure is told
-            print(f"not ok {number} - {name}")
-            print("# " + f"{type(e).__name__}: {e}".replace("\n", "\n# "), flush=True)
-    print("# end", flush=True)
-
-
 if __name__ == "__main__":
-    inside() if sys.argv[1:] == ["--inside"] else outside()
+    if sys.argv[1:] == ["--inside"]:
+        inside(Tests)
+    outside(__file__, INSTALL)

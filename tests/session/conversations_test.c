@@ -1,6 +1,8 @@
 /* conversations_test.c - what is asked of conversations apart from running turns: gone is gone, evicted is evicted. */
 #include "tests/session/harness.h"
 
+#include "storage/storage_internal.h"
+
 #include <dirent.h>
 
 /* ---- delete ---- */
@@ -76,6 +78,33 @@ static void on_result(void *arg, const struct session_result *r)
     struct result *result = arg;
     result->rc = r->rc;
     gate_open(&result->gate);
+}
+
+/* Until nothing of it is left on the disk its owner hears that it is being deleted. */
+static void test_deleting(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 600), field[64];
+    struct result result = {GATE_CLOSED, 0};
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    assert_int_equal(pin_take(rig->s->storage, 1, PACK_ALIGN), 0); /* as a reader of its first segment does */
+    assert_int_equal(session_conversation_delete(rig->s, "ann", "conv_a", on_result, &result), 0);
+    int rc;
+    while ((rc = rig_head(rig, "ann", "conv_a", field)) == 0)
+        ;
+    assert_int_equal(rc, -EINPROGRESS);
+    assert_int_equal(rig_head(rig, "bob", "conv_a", field), -ENOENT);
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), -EINPROGRESS);
+    rig_refused(rig, (struct ask){.text = "x", .conversation = "conv_a"}, SESSION_CONVERSATION_NOT_FOUND);
+    pin_release(rig->s->storage, 1, PACK_ALIGN);
+    gate_wait(&result.gate, 1);
+    assert_int_equal(result.rc, 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", field), -ENOENT);
+    free(text);
+    rig_close(rig);
 }
 
 static void test_busy(void **state)
@@ -430,6 +459,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delete_removes),
         cmocka_unit_test(test_delete_while_saving),
+        cmocka_unit_test(test_deleting),
         cmocka_unit_test(test_busy),
         cmocka_unit_test(test_delete_response),
         cmocka_unit_test(test_delete_under_another_model),

@@ -1,6 +1,8 @@
 /* hot_test.c - forks, edits and regenerated answers: what they share, what they prefill, who may share at all. */
 #include "tests/session/harness.h"
 
+#include <sched.h>
+
 /* The same answer again: everything was computed before, and one token runs once more for its logits. */
 static void only_logits(const struct answer *a)
 {
@@ -297,6 +299,53 @@ static void test_restores_compete(void **state)
     rig_close(rig);
 }
 
+/* A segment that a turn has put and nobody holds, as when a stop string cut the answer in front of it: the next turn's
+ * end finds it, but not while a turn runs that was there before it. */
+struct orphan {
+    struct rig *rig;
+    uint64_t before, during;
+};
+
+static void put_orphan(struct rig *rig)
+{
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    struct storage_segment segment = {.key = {1, 2, 3}, .owner = 1, .count = 1, .label = "abcd", .label_bytes = 4};
+    uint8_t *payload = calloc(1, rig->s->info->kv_token_bytes);
+    assert_non_null(payload);
+    assert_int_equal(storage_segment_put(rig->s->storage, &segment, &rig->s->layout, payload), 0);
+    assert_int_equal(storage_kv_commit(rig->s->storage, 0, none, NULL, NULL), 0);
+}
+
+static void in_between(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct orphan *o = arg;
+    (void)a;
+    if (ev->kind != SESSION_EVENT_DELTA || o->before)
+        return;
+    o->before = rig_segments(o->rig);
+    put_orphan(o->rig);
+    while (rig_segments(o->rig) == o->before)
+        sched_yield();
+    o->during = rig_segments(o->rig);
+}
+
+static void test_orphan_goes(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct orphan o = {.rig = rig};
+    (void)rig_ask(rig, (struct ask){.text = "hello", .seed = 1});
+    rig_saved(rig);
+    struct answer *a = rig_begin(rig, (struct ask){.text = "once more", .seed = 2, .hook = in_between, .hook_arg = &o});
+    rig_end(a);
+    rig_saved(rig);
+    assert_int_equal(o.during, o.before + 1);
+    /* Of each turn its own is left, in a while. */
+    while (rig_segments(rig) != 2)
+        sched_yield();
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_growing_out_of_pages),
         cmocka_unit_test(test_restores_compete),
+        cmocka_unit_test(test_orphan_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

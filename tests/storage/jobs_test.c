@@ -1,6 +1,8 @@
 /* jobs_test.c - group commit: order, a failing job among good ones, a commit that fails, many threads. */
 #include "tests/storage/storage_testing.h"
 
+#include <unistd.h>
+
 struct gate {             /* holds the ledger thread, so that jobs collect into one batch */
     pthread_mutex_t lock; /* guards open and entered */
     pthread_cond_t cond;
@@ -276,6 +278,33 @@ static void test_index_lost(void **state)
     testing_dir_remove(dir);
 }
 
+static int long_ago_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    l->logged_ms -= 60000;
+    return 0;
+}
+
+/* When nothing is written for a while the logs are copied to the databases and emptied. */
+static void test_idle(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int clock = 0;
+    struct insert in = {.owner = testing_owner(st, "a"), .clock = &clock, .id = "conv_idle"};
+    assert_int_equal(jobs_call(st, insert_run, &in), 0);
+    assert_true(testing_size(dir, "ledger.db-wal") > 0);
+    assert_false(testing_contains(dir, "ledger.db", "conv_idle"));
+    assert_int_equal(jobs_call(st, noop, NULL), 0); /* after it the thread has seen what was written */
+    assert_int_equal(jobs_call(st, long_ago_run, NULL), 0);
+    while (testing_size(dir, "ledger.db-wal") > 0)
+        (void)usleep(1000);
+    assert_true(testing_contains(dir, "ledger.db", "conv_idle"));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 struct worker {
     struct storage *st;
     int64_t owner;
@@ -322,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_index_refuses_a_use),
         cmocka_unit_test(test_index_lost),
         cmocka_unit_test(test_many_threads),
+        cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

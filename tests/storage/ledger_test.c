@@ -182,23 +182,6 @@ static void test_list(void **state)
     assert_int_equal(jobs_call(st, page_run, &p), -ENOENT);
 }
 
-/* What was deleted is not in any file any more. */
-static bool file_contains(const char *file, const char *text)
-{
-    char *path = testing_path(dir, file);
-    FILE *f = fopen(path, "rb");
-    free(path);
-    assert_non_null(f);
-    size_t n = (size_t)testing_size(dir, file);
-    char *all = malloc(n + 1);
-    assert_non_null(all);
-    assert_int_equal(fread(all, 1, n, f), n);
-    (void)fclose(f);
-    bool found = n && memmem(all, n, text, strlen(text)) != NULL;
-    free(all);
-    return found;
-}
-
 static int secret_run(struct storage_ledger *l, void *arg)
 {
     struct fields *f = arg;
@@ -207,17 +190,18 @@ static int secret_run(struct storage_ledger *l, void *arg)
     return storage_conversation_insert(l, &c);
 }
 
+/* What was deleted is not in any file any more. */
 static void test_deleted_is_gone(void **state)
 {
     (void)state;
     struct fields f = {.owner = testing_owner(st, "a")};
     assert_int_equal(jobs_call(st, secret_run, &f), 0);
-    assert_true(file_contains("ledger.db-wal", "xyzzy plugh"));
+    assert_true(testing_contains(dir, "ledger.db-wal", "xyzzy plugh"));
     reopen();
-    assert_true(file_contains("ledger.db", "xyzzy plugh"));
+    assert_true(testing_contains(dir, "ledger.db", "xyzzy plugh"));
     assert_int_equal(testing_conversation_delete(st, f.owner, "conv_secret"), 0);
-    assert_false(file_contains("ledger.db", "xyzzy plugh"));
-    assert_false(file_contains("ledger.db-wal", "xyzzy plugh"));
+    assert_false(testing_contains(dir, "ledger.db", "xyzzy plugh"));
+    assert_false(testing_contains(dir, "ledger.db-wal", "xyzzy plugh"));
 }
 
 int main(void)

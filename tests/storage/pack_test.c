@@ -150,7 +150,10 @@ static void test_files(void **state)
     assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
     assert_int_equal(s.n, 5);
     assert_int_equal(end, PACK_ALIGN + 5 * n);
-    assert_int_equal(packs_punch(&p, 1, PACK_ALIGN + n, 2 * n), 0);
+    bool given_back = false;
+    const struct place places[] = {{PACK_ALIGN + n, n}, {PACK_ALIGN + 2 * n, n}};
+    assert_int_equal(packs_cut(&p, 1, places, 2, &given_back), 0);
+    assert_true(given_back);
     s.n = 0;
     assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
     assert_int_equal(s.n, 3);
@@ -164,7 +167,10 @@ static void test_files(void **state)
     assert_int_equal(packs_read(&p, 1, 65536, got, n), -EBADMSG);
     assert_int_equal(packs_read(&p, 3, PACK_ALIGN, got, n), -ENOENT);
     assert_int_equal(packs_scan(&p, 3, 0, seen, &s, &end), -ENOENT);
-    assert_int_equal(packs_punch(&p, 3, 0, n), 0);
+    assert_int_equal(packs_cut(&p, 3, places, 1, &given_back), 0);
+    /* Behind the end of a pack nothing lies, and nothing is put there. */
+    assert_int_equal(packs_cut(&p, 1, &(struct place){1 << 20, n}, 1, &given_back), 0);
+    assert_true(testing_size(dir, "pack-00000001") < 1 << 20);
     uint32_t sum = 0;
     assert_int_equal(packs_list(&p, count, &sum), 0);
     assert_int_equal(sum, 3);

@@ -169,6 +169,47 @@ static void test_index_behind(void **state)
     all_there(6);
 }
 
+/* A record that was torn when the power went: its header is there, its payload is not. It is stored anew. */
+static void test_torn_record(void **state)
+{
+    (void)state;
+    struct storage_found f, g;
+    for (int rebuild = 0; rebuild < 2; rebuild++) {
+        index_note();
+        for (unsigned id = 4; id <= 6; id++)
+            assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+        assert_int_equal(testing_commit(st, turn, 6), 0);
+        assert_int_equal(testing_find(st, owner, 4, 5, &f), 0);
+        char name[32];
+        (void)snprintf(name, sizeof name, "pack-%08u", f.pack);
+        overwrite(name, (off_t)(f.offset + f.encoded_bytes / 2), "torn");
+        if (rebuild) {
+            storage_close(st);
+            remove_file("kv.db");
+            remove_file("kv.db-wal");
+            remove_file("kv.old");
+            reopen();
+        } else {
+            index_back();
+        }
+        /* What is before it is held on. */
+        for (unsigned id = 1; id <= 4; id++) {
+            assert_int_equal(testing_find(st, owner, id - 1, id, &g), 0);
+            assert_int_equal(testing_read(st, &g, id).rc, 0);
+        }
+        assert_int_equal(testing_find(st, owner, 4, 5, &g), -ENOENT);
+        assert_true(testing_cut_out(st, &f));
+        for (unsigned id = 5; id <= 6; id++)
+            assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+        assert_int_equal(testing_commit(st, turn, 6), 0);
+        storage_close(st);
+        reopen();
+        all_there(6);
+        /* For the next round. */
+        assert_int_equal(testing_commit(st, turn, 3), 0);
+    }
+}
+
 /* A segment whose place a longer one took was cut out right behind the end that the older index knows. */
 static void test_index_behind_a_hole(void **state)
 {
@@ -327,9 +368,9 @@ static void test_pack_unreadable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_index_missing),    T(test_index_damaged),       T(test_index_damaged_inside), T(test_index_damage_noted),
-        T(test_index_behind),     T(test_index_behind_a_hole), T(test_intents_left),         T(test_foreign_packs),
-        T(test_index_unreadable), T(test_pack_unreadable),
+        T(test_index_missing), T(test_index_damaged),    T(test_index_damaged_inside), T(test_index_damage_noted),
+        T(test_index_behind),  T(test_torn_record),      T(test_index_behind_a_hole),  T(test_intents_left),
+        T(test_foreign_packs), T(test_index_unreadable), T(test_pack_unreadable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

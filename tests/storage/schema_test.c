@@ -38,22 +38,32 @@ static void test_migration(void **state)
     assert_int_equal(value(db, "SELECT x + y FROM t"), 12);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
 
-    /* The older program reads the snapshot, and not the new file. */
+    /* The copy is gone when the new file is found to be whole, and one that was left goes at the next start. */
+    assert_int_equal(faccessat(dirfd, "x.db.v1", F_OK, 0), -1);
+    int fd = openat(dirfd, "x.db.v1", O_CREAT | O_WRONLY, 0600);
+    assert_int_equal(write(fd, "secret", 6), 6);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_int_equal(faccessat(dirfd, "x.db.v1", F_OK, 0), -1);
+
+    /* The older program does not read the new file. */
     s.n_steps = 1;
     assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), -EPROTO);
     assert_non_null(strstr(err, "newer version"));
-    s.file = "x.db.v1";
-    assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
-    assert_int_equal(value(db, "SELECT x FROM t"), 5);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
 
-    /* A step that fails leaves everything as it was. */
-    s.file = "x.db";
+    /* A step that fails leaves everything as it was, and the older program reads the copy. */
     s.n_steps = 3;
     assert_true(schema_open(&s, dirfd, dir, &db, err, sizeof err) < 0);
     s.n_steps = 2;
+    s.file = "x.db.v2";
     assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
     assert_int_equal(value(db, "SELECT x + y FROM t"), 12);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    s.file = "x.db";
+    assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
+    assert_int_equal(value(db, "SELECT x + y FROM t"), 12);
+    assert_int_equal(faccessat(dirfd, "x.db.v2", F_OK, 0), -1);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
     assert_int_equal(close(dirfd), 0);
     testing_dir_remove(dir);
@@ -65,6 +75,7 @@ static void test_errors(void **state)
     assert_int_equal(schema_errno(SQLITE_DONE), 0);
     assert_int_equal(schema_errno(SQLITE_FULL), -ENOSPC);
     assert_int_equal(schema_errno(SQLITE_IOERR_FSYNC), -EIO);
+    assert_int_equal(schema_errno(SQLITE_IOERR_NOMEM), -ENOMEM);
     assert_int_equal(schema_errno(SQLITE_CORRUPT_INDEX), -EBADMSG);
     assert_int_equal(schema_errno(SQLITE_CONSTRAINT_UNIQUE), -EEXIST);
     assert_int_equal(schema_errno(SQLITE_CONSTRAINT_FOREIGNKEY), -EINVAL);

@@ -54,6 +54,8 @@ static ssize_t f_pwrite(void *ctx, int fd, const void *buf, size_t n, off_t at)
 static int f_fdatasync(void *ctx, int fd)
 {
     struct faults *f = ctx;
+    while (atomic_load(&f->stalled))
+        (void)usleep(1000);
     pthread_mutex_lock(&f->lock);
     f->n_syncs++;
     bool fail = fails(f, &f->sync_errno);
@@ -80,15 +82,28 @@ static int f_fallocate(void *ctx, int fd, int mode, off_t at, off_t n)
     return fail ? -1 : fallocate(fd, mode, at, n);
 }
 
+static int f_free_bytes(void *ctx, int dirfd, uint64_t *bytes)
+{
+    struct faults *f = ctx;
+    if (!f)
+        return storage_io_system.free_bytes(NULL, dirfd, bytes);
+    pthread_mutex_lock(&f->lock);
+    *bytes = f->free_bytes;
+    pthread_mutex_unlock(&f->lock);
+    return *bytes ? 0 : storage_io_system.free_bytes(NULL, dirfd, bytes);
+}
+
 void faults_init(struct faults *f, struct storage_io *io)
 {
     *f = (struct faults){.lock = PTHREAD_MUTEX_INITIALIZER, .writes_left = -1};
+    atomic_init(&f->stalled, false);
     *io = (struct storage_io){.open = f_open,
                               .pread = f_pread,
                               .pwrite = f_pwrite,
                               .fdatasync = f_fdatasync,
                               .fsync_dir = f_fsync_dir,
                               .fallocate = f_fallocate,
+                              .free_bytes = f_free_bytes,
                               .ctx = f};
 }
 
@@ -111,11 +126,17 @@ static struct {
     const char *file;
     sqlite3_int64 from;
     int opens;
+    atomic_int *sync_error;
 } unreadable;
 
 static int u_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
 {
     return at + n > unreadable.from ? SQLITE_IOERR_READ : unreadable.real_methods->xRead(f, p, n, at);
+}
+
+static int u_sync(sqlite3_file *f, int flags)
+{
+    return atomic_load(unreadable.sync_error) ? SQLITE_IOERR_FSYNC : unreadable.real_methods->xSync(f, flags);
 }
 
 static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *out)
@@ -127,14 +148,24 @@ static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags
         unreadable.real_methods = f->pMethods;
         unreadable.methods = *f->pMethods;
         unreadable.methods.iVersion = 2; /* no mapping into memory */
-        unreadable.methods.xRead = u_read;
+        if (unreadable.sync_error)
+            unreadable.methods.xSync = u_sync;
+        else
+            unreadable.methods.xRead = u_read;
         f->pMethods = &unreadable.methods;
     }
     return rc;
 }
 
+void faults_sqlite_unsyncable(const char *file, atomic_int *error)
+{
+    faults_sqlite_unreadable(file, 0, INT32_MAX);
+    unreadable.sync_error = error;
+}
+
 void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
 {
+    unreadable.sync_error = NULL;
     if (unreadable.file)
         assert_int_equal(sqlite3_vfs_unregister(&unreadable.vfs), SQLITE_OK);
     unreadable.file = file;
@@ -142,7 +173,7 @@ void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
         return;
     unreadable.from = from;
     unreadable.opens = opens;
-    unreadable.real = sqlite3_vfs_find(NULL);
+    unreadable.real = sqlite3_vfs_find("unix");
     unreadable.vfs = *unreadable.real;
     unreadable.vfs.zName = "unreadable";
     unreadable.vfs.xOpen = u_open;
@@ -321,8 +352,9 @@ void faults_die_at(int n, struct storage_io *io)
                               .pwrite = d_pwrite,
                               .fdatasync = d_fdatasync,
                               .fsync_dir = d_fsync_dir,
-                              .fallocate = d_fallocate};
-    real_vfs = sqlite3_vfs_find(NULL);
+                              .fallocate = d_fallocate,
+                              .free_bytes = f_free_bytes};
+    real_vfs = sqlite3_vfs_find("unix");
     vfs = *real_vfs;
     vfs.zName = "dying";
     vfs.szOsFile = real_vfs->szOsFile + (int)sizeof(struct file);

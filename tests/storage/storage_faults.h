@@ -14,8 +14,10 @@ struct faults {
     int punch_errno;      /* every hole */
     int read_errno;       /* every pread of what lies in [read_from, read_to) */
     off_t read_from, read_to;
+    uint64_t free_bytes;   /* what the file system says is free; 0: the truth */
     bool short_writes;     /* at most 1000 bytes at a time */
     bool fail_once;        /* an error is given once */
+    atomic_bool stalled;   /* syncs wait as long as it is set */
     int n_writes, n_syncs; /* calls that were made */
 };
 
@@ -25,6 +27,9 @@ void faults_set(struct faults *f, int write_errno, int sync_errno, bool once);
 /* SQLite cannot read what lies at `from` or behind it in files of this name that are opened, the next so many times.
  * NULL: it can again. */
 void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens);
+
+/* SQLite cannot sync files of this name that are opened from now on, as long as `error` says so. NULL: it can again. */
+void faults_sqlite_unsyncable(const char *file, atomic_int *error);
 
 /* In a child process: from now on every write, sync, allocation or deletion of SQLite and of packs counts, and the
  * process ends at number `n`. What was written to a pack and not synced is lost then. */

@@ -1,5 +1,5 @@
 /* storage_test.c - opening a directory: who may, what is refused, what the files look like. */
-#include "tests/storage/storage_testing.h"
+#include "tests/storage/storage_faults.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -146,6 +146,37 @@ static void test_bad_arguments(void **state)
     storage_close(NULL);
 }
 
+/* A disk that does not answer is not waited for longer than said; what was there before is there afterwards. */
+static void test_close_in_time(void **state)
+{
+    (void)state;
+    static struct faults faults;
+    struct storage_io io;
+    struct storage_found f;
+    faults_init(&faults, &io);
+    struct storage *st = testing_open_with(dir, &io, 1 << 28);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "c");
+    int64_t turn = testing_turn(st, owner, conv, 0, "t");
+    uint8_t key[STORAGE_KEY_BYTES];
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_true(storage_close_within(st, 60000));
+    st = testing_open_with(dir, &io, 1 << 28);
+    atomic_store(&faults.stalled, true);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    testing_key(key, 2);
+    assert_int_equal(storage_kv_commit(st, turn, key, NULL, NULL), 0);
+    assert_false(storage_close_within(st, 50));
+    /* Later it would have ended. */
+    atomic_store(&faults.stalled, false);
+    assert_true(storage_close_within(st, 60000));
+    assert_true(storage_close_within(NULL, 0));
+    st = testing_open(dir);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_read(st, &f, 1).rc, 0);
+    storage_close(st);
+}
+
 static void test_defaults(void **state)
 {
     (void)state;
@@ -167,7 +198,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(test_two_opens),     T(test_modes),         T(test_newer_version), T(test_damaged_ledger),
-        T(test_links_refused), T(test_bad_arguments), T(test_defaults),
+        T(test_links_refused), T(test_bad_arguments), T(test_close_in_time), T(test_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -194,6 +194,59 @@ int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id
     return jobs_call(st, turn_delete_run, &(struct query){.owner = owner, .name = public_id});
 }
 
+static int cuts_run(struct storage_ledger *l, void *arg)
+{
+    *(size_t *)arg = l->n_cuts;
+    return 0;
+}
+
+void testing_cuts_wait(struct storage *st)
+{
+    size_t n = 0;
+    do {
+        if (n)
+            (void)usleep(1000);
+        assert_int_equal(jobs_call(st, cuts_run, &n), 0);
+    } while (n);
+}
+
+struct deleting {
+    int64_t owner;
+    const char *public_id;
+    int is;
+};
+
+static int deleting_run(struct storage_ledger *l, void *arg)
+{
+    struct deleting *d = arg;
+    d->is = storage_deleting(l, d->owner, d->public_id);
+    return 0;
+}
+
+int testing_deleting(struct storage *st, int64_t owner, const char *public_id)
+{
+    struct deleting d = {.owner = owner, .public_id = public_id};
+    assert_int_equal(jobs_call(st, deleting_run, &d), 0);
+    return d.is;
+}
+
+bool testing_contains(const char *dir, const char *file, const char *text)
+{
+    char *path = testing_path(dir, file);
+    FILE *f = fopen(path, "rb");
+    free(path);
+    if (!f)
+        return false;
+    size_t n = (size_t)testing_size(dir, file);
+    char *all = malloc(n + 1);
+    assert_non_null(all);
+    assert_int_equal(fread(all, 1, n, f), n);
+    (void)fclose(f);
+    bool found = n && memmem(all, n, text, strlen(text)) != NULL;
+    free(all);
+    return found;
+}
+
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 
 static const struct storage_array arrays[] = {{64, true}, {64, false}, {64, true}, {64, false}};

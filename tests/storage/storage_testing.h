@@ -37,6 +37,8 @@ char *testing_dir_in_memory(void);
 void testing_dir_remove(char *dir);
 char *testing_path(const char *dir, const char *file);
 off_t testing_size(const char *dir, const char *file);
+/* Whether a file is there and has this text. */
+bool testing_contains(const char *dir, const char *file, const char *text);
 /* Bytes the file takes on disk. */
 uint64_t testing_blocks(const char *dir, const char *file);
 
@@ -49,6 +51,9 @@ int64_t testing_conversation(struct storage *st, int64_t owner, const char *publ
 int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id);
 int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id);
 int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id);
+/* Returns when nothing is on its way to be cut out. */
+void testing_cuts_wait(struct storage *st);
+int testing_deleting(struct storage *st, int64_t owner, const char *public_id);
 
 /* Segments: key and payload are made from `id`, label is the bytes of the name. */
 #define TESTING_COUNT 64u

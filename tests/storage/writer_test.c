@@ -127,7 +127,8 @@ static void test_gap(void **state)
         assert_int_equal(testing_put(st, owner, id, id - 1), 0);
     assert_int_equal(testing_commit(st, turn, 4), -EIO); /* 3 was lost, and 4 is behind it */
     faults_set(&faults, 0, 0, false);
-    int64_t second = testing_turn(st, owner, conv, turn, "resp_2"); /* after it what was cut out is accounted for */
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    testing_cuts_wait(st); /* after it what was cut out is accounted for */
     assert_int_equal(stats().save_failures, 2);
     assert_int_equal(stats().disk_used, 2 * one);
     assert_int_equal(stats().segments, 2);
@@ -138,6 +139,7 @@ static void test_gap(void **state)
     assert_int_equal(testing_commit(st, second, 6), -ESTALE);
     assert_int_equal(testing_commit(st, turn, 6), -ESTALE); /* one that takes over the longer segment */
     assert_int_equal(stats().save_failures, 4);
+    testing_cuts_wait(st);
     assert_int_equal(stats().disk_used, 2 * one);
     assert_int_equal(stats().pending_puts, 0);
     expect(0, 1, 0, STORAGE_TIER_RAM);
@@ -189,7 +191,8 @@ static void test_hold_of_what_is_not_there(void **state)
     /* A damaged one in between: the rest of the chain stays until it is stored anew, and it is told. */
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     storage_ram_drop(st, NULL, 0);
-    assert_int_equal(packs_punch(&st->packs, f.pack, f.offset, f.encoded_bytes), 0);
+    bool given_back;
+    assert_int_equal(packs_cut(&st->packs, f.pack, &(struct place){f.offset, f.encoded_bytes}, 1, &given_back), 0);
     assert_int_equal(testing_read(st, &f, 2).rc, -ENOENT);
     assert_int_equal(testing_commit(st, second, 3), -ESTALE);
     assert_int_equal(testing_put(st, owner, 5, 2), 0);
@@ -270,26 +273,6 @@ static void test_zeros_for_holes(void **state)
     finish();
 }
 
-/* A hole that cannot be cut now is cut at the next open. */
-static void test_hole_later(void **state)
-{
-    (void)state;
-    start(1 << 28);
-    assert_int_equal(testing_put(st, owner, 1, 0), 0);
-    assert_int_equal(testing_commit(st, turn, 1), 0);
-    struct storage_found f;
-    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
-    faults.punch_errno = EIO;
-    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
-    expect(0, 1, -ENOENT, 0);
-    assert_false(testing_cut_out(st, &f));
-    storage_close(st);
-    faults.punch_errno = 0;
-    st = testing_open_with(dir, &io, 1 << 28);
-    assert_true(testing_cut_out(st, &f));
-    finish();
-}
-
 /* A pack that is full is followed by another; one without live records goes. */
 static void test_packs_follow(void **state)
 {
@@ -348,7 +331,7 @@ int main(void)
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_short_writes),
         cmocka_unit_test(test_zeros_for_holes),
-        cmocka_unit_test(test_hole_later),
+
         cmocka_unit_test(test_packs_follow),
         cmocka_unit_test(test_uncommitted),
         cmocka_unit_test(test_invalid),

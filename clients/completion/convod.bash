@@ -1,0 +1,34 @@
+# Completion of convod's options in bash. They are read from its own --help, so that they are always those of the program.
+_convod()
+{
+    local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+    COMPREPLY=()
+    if [[ $previous == = ]]; then
+        previous=${COMP_WORDS[COMP_CWORD - 2]}
+    elif [[ $word == = ]]; then
+        previous=${COMP_WORDS[COMP_CWORD - 1]} word=
+    fi
+    case $previous in
+    --model | --config | --token-file)
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+        ;;
+    --data | --cache)
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -d -- "$word")
+        ;;
+    --backend) mapfile -t COMPREPLY < <(compgen -W 'auto cpu cpu-portable cpu-avx2 cpu-avx512 cuda' -- "$word") ;;
+    --kv-type) mapfile -t COMPREPLY < <(compgen -W 'bf16 f16' -- "$word") ;;
+    --chat-format) mapfile -t COMPREPLY < <(compgen -W 'auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr' -- "$word") ;;
+    --log-level) mapfile -t COMPREPLY < <(compgen -W 'error warning info debug' -- "$word") ;;
+    *)
+        local options
+        options=$("$1" --help 2>/dev/null | grep -oE '^  --[a-z-]+')
+        case " ${options//$'\n'/ } " in
+        *" $previous "*) [[ $previous =~ ^--(help|version|check-config)$ ]] || return ;;
+        esac
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
+        ;;
+    esac
+}
+complete -F _convod convod

@@ -1,0 +1,388 @@
+/* client.c - answering a client: whole answers, errors in the form that fits, and runs that it reads.
+ *
+ * A reader walks a run's log at the pace of its socket: client_pump() queues what fits whenever the socket has taken
+ * some, and the next reader's turn comes after one entry, so that lanes of one connection share it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "daemon/api/api.h"
+
+void client_request_clear(struct client *c)
+{
+    free(c->request.retry.idempotency_key);
+    free(c->request.body);
+    cJSON_Delete(c->request.json);
+    turn_request_free(c->request.turn);
+    memset(&c->request, 0, sizeof(c->request));
+    c->streaming = c->answered = false;
+}
+
+/* A run has been read to its end. */
+static void count_tokens(struct client *c, const struct run *run)
+{
+    c->tokens_in = run->input_tokens;
+    c->tokens_cached = run->cached_tokens;
+    c->tokens_out = run->output_tokens;
+}
+
+static void reader_free(struct reader *r)
+{
+    struct client *c = r->client;
+    c->n_watched -= r->kind == READ_WATCH;
+    for (struct reader **at = &c->readers; *at; at = &(*at)->next) {
+        if (*at == r) {
+            *at = r->next;
+            break;
+        }
+    }
+    run_unsubscribe(&r->sub);
+    free(r->stream_id);
+    free(r);
+}
+
+void client_free(struct client *c)
+{
+    c->dropped = true;
+    while (c->readers) {
+        reader_free(c->readers);
+    }
+    ws_free(c);
+    home_free(&c->api->runs, &c->home);
+    client_request_clear(c);
+}
+
+/* ---- answers ------------------------------------------------------------------------------------------------------
+ */
+
+char *api_error_text(const struct api_error *e)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddItemToObject(o, "error", api_error_json(e));
+    char *text = cJSON_PrintUnformatted(o);
+    cJSON_Delete(o);
+    return text;
+}
+
+void client_answer(struct client *c, int status, const char *content_type, char *body)
+{
+    if (c->dropped || c->answered) {
+        free(body);
+        return;
+    }
+    c->ops->answer(c, status, content_type, body);
+}
+
+void client_answer_json(struct client *c, int status, cJSON *json)
+{
+    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
+    cJSON_Delete(json);
+    client_answer(c, status, "application/json", text);
+}
+
+void client_answer_error(struct client *c, const struct api_error *e)
+{
+    if (c->websocket) {
+        client_ws_error(c, e, NULL);
+        return;
+    }
+    if (c->streaming) {
+        cJSON *flat = api_error_json(e);
+        cJSON_AddStringToObject(flat, "type", "error");
+        char *text = cJSON_PrintUnformatted(flat);
+        cJSON_Delete(flat);
+        c->ops->stream_event(c, "error", text ? text : "{}");
+        free(text);
+        c->ops->stream_end(c);
+        return;
+    }
+    client_answer(c, e->status, "application/json", api_error_text(e));
+}
+
+static void ws_send(struct client *c, const char *json, const char *stream_id)
+{
+    if (!stream_id) {
+        c->ops->message(c, json, strlen(json), NULL, 0);
+        return;
+    }
+    /* stream_id is of a safe alphabet, and json begins with '{' and is not empty. */
+    char head[STREAM_ID_MAX + 32];
+    int n = snprintf(head, sizeof(head), "{\"stream_id\":\"%s\",", stream_id);
+    c->ops->message(c, head, (size_t)n, json + 1, strlen(json) - 1);
+}
+
+void client_ws_error(struct client *c, const struct api_error *e, const char *stream_id)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "type", "error");
+    cJSON_AddNumberToObject(o, "status", e->status);
+    cJSON_AddItemToObject(o, "error", api_error_json(e));
+    char *text = cJSON_PrintUnformatted(o);
+    cJSON_Delete(o);
+    c->api->metrics.errors++;
+    if (!text) {
+        c->ops->drop(c);
+        return;
+    }
+    ws_send(c, text, stream_id);
+    free(text);
+    if (c->queued_bytes > QUEUE_BYTES_MAX) {
+        c->api->metrics.dropped_slow++;
+        c->ops->drop(c);
+    }
+}
+
+/* ---- runs ---------------------------------------------------------------------------------------------------------
+ */
+
+static void wake(struct subscriber *sub, bool lags)
+{
+    struct client *c = ((struct reader *)sub)->client;
+    if (c->dropped) {
+        return;
+    }
+    if (lags) {
+        daemon_log(c->api->log, LOG_INFO, "connection %llu dropped: it does not read its events",
+                   (unsigned long long)c->id);
+        c->api->metrics.dropped_slow++;
+        c->ops->drop(c);
+    } else {
+        c->ops->wake(c);
+    }
+}
+
+void client_read(struct client *c, struct run *run, int kind, size_t from, const char *stream_id)
+{
+    struct reader *r = calloc(1, sizeof(*r));
+    char *id = stream_id ? strdup(stream_id) : NULL;
+    if (!r || (stream_id && !id)) {
+        free(r);
+        free(id);
+        c->ops->drop(c);
+        return;
+    }
+    r->client = c;
+    r->kind = kind;
+    r->stream_id = id;
+    r->sub.whole = kind == READ_BODY;
+    r->sub.wake = wake;
+    c->n_watched += kind == READ_WATCH;
+    /* At the end: events of one lane keep the order of its turns. */
+    struct reader **at = &c->readers;
+    while (*at) {
+        at = &(*at)->next;
+    }
+    *at = r;
+    run_subscribe(run, &r->sub, from);
+}
+
+static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms)
+{
+    daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms",
+               c->owner[0] ? c->owner : "-", method, what, status, c->tokens_in, c->tokens_cached, c->tokens_out,
+               (long long)ms);
+}
+
+/* One entry of the run's log to this reader, or its end. False: it has nothing to take now. */
+static bool deliver(struct reader *r)
+{
+    struct client *c = r->client;
+    struct run *run = r->sub.run;
+    if (r->kind == READ_BODY) {
+        if (!run->ended) {
+            return false;
+        }
+        count_tokens(c, run);
+        if (run->answer) {
+            client_answer(c, run->answer_status, "application/json", strdup(run->answer));
+        } else {
+            client_answer_error(c, &run->error);
+        }
+        reader_free(r);
+        return true;
+    }
+    if (r->sub.next < run->n_log) {
+        const struct log_entry *entry = &run->log[r->sub.next++];
+        r->sub.delivered_bytes += entry->len;
+        if (r->kind == READ_WS || r->kind == READ_WATCH) {
+            ws_send(c, entry->data, r->stream_id);
+        } else {
+            if (!c->streaming) {
+                c->ops->stream_begin(c);
+            }
+            c->ops->stream_event(c, entry->name, entry->data);
+        }
+        return true;
+    }
+    if (!run->ended) {
+        return false;
+    }
+    count_tokens(c, run);
+    if (r->kind == READ_SSE) {
+        if (run->n_log == 0) {
+            client_answer_error(c, &run->error);
+        } else {
+            if (!c->streaming) {
+                c->ops->stream_begin(c); /* resumed after the last event */
+            }
+            c->ops->stream_end(c);
+        }
+        reader_free(r);
+    } else {
+        if (run->n_log == 0) {
+            client_ws_error(c, &run->error, r->stream_id);
+        }
+        int status = run->failed ? run->error.status : 200;
+        int64_t ms = now_ms() - run->created_ms;
+        char *stream_id = r->stream_id;
+        bool lane = r->kind == READ_WS;
+        r->stream_id = NULL;
+        reader_free(r);
+        if (lane) {
+            log_answer(c, "WS", "response.create", status, ms);
+            ws_lane_ended(c, stream_id);
+        }
+        free(stream_id);
+    }
+    return true;
+}
+
+bool client_streams(const struct client *c)
+{
+    return c->readers && c->readers->kind == READ_SSE;
+}
+
+void client_pump(struct client *c)
+{
+    bool progress = true;
+    while (progress && !c->dropped && c->queued_bytes < PUMP_BYTES) {
+        progress = false;
+        struct reader *next;
+        for (struct reader *r = c->readers; r && c->queued_bytes < PUMP_BYTES; r = next) {
+            next = r->next;
+            progress |= deliver(r);
+        }
+    }
+}
+
+/* ---- requests -----------------------------------------------------------------------------------------------------
+ */
+
+void client_answered(const struct client *c, int status, int64_t ms)
+{
+    static const char *const methods[] = {
+        [METHOD_GET] = "GET",         [METHOD_POST] = "POST", [METHOD_DELETE] = "DELETE",
+        [METHOD_OPTIONS] = "OPTIONS", [METHOD_HEAD] = "HEAD", [METHOD_OTHER] = "-"};
+    const struct route *route = c->request.route;
+    log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms);
+}
+
+/* A large body on its way to being parsed. */
+struct parsing {
+    struct work work; /* first */
+    struct api *api;
+    uint64_t client_id;
+    struct client_request request; /* what is parsed of it, and its body */
+};
+
+static void parse(struct client_request *r)
+{
+    r->parsed = true;
+    r->json = json_parse_request(r->body ? r->body : "", r->body_len, &r->refused);
+    if (r->route->turn) {
+        retry_digest(r->body, r->body_len, r->retry.digest);
+        r->turn = r->json ? r->route->turn(r->json, &r->refused) : NULL; /* takes it */
+        r->json = NULL;
+    }
+}
+
+/* [worker] */
+static void parse_away(struct work *w)
+{
+    parse(&((struct parsing *)w)->request);
+}
+
+static void handle(struct client *c)
+{
+    /* The model was there when the headers came; the server may have begun to stop since. */
+    if (c->request.route->needs_model && !c->api->runs.session) {
+        struct api_error e;
+        api_error_session(SESSION_SHUTDOWN, NULL, &e);
+        client_answer_error(c, &e);
+        return;
+    }
+    c->request.route->handler(c);
+}
+
+static void parsed(struct work *w, bool closing)
+{
+    struct parsing *p = (struct parsing *)w;
+    struct client *c = closing ? NULL : p->api->find(p->api, p->client_id);
+    struct client_request *r = &p->request;
+    if (c) {
+        c->request.parsed = true;
+        c->request.json = r->json;
+        c->request.turn = r->turn;
+        c->request.refused = r->refused;
+        memcpy(c->request.retry.digest, r->retry.digest, sizeof(r->retry.digest));
+        r->json = NULL;
+        r->turn = NULL;
+        handle(c);
+    }
+    cJSON_Delete(r->json);
+    turn_request_free(r->turn);
+    free(r->body);
+    free(p);
+}
+
+cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
+{
+    struct client_request *r = &c->request;
+    if (may_be_empty && r->body_len == 0) {
+        return json_parse_request("{}", 2, e);
+    }
+    if (!r->parsed) {
+        parse(r);
+    }
+    cJSON *json = r->json;
+    r->json = NULL;
+    *e = r->refused;
+    return json;
+}
+
+struct turn_request *client_turn(struct client *c, struct api_error *e)
+{
+    struct client_request *r = &c->request;
+    if (!r->parsed) {
+        parse(r);
+    }
+    struct turn_request *q = r->turn;
+    r->turn = NULL;
+    *e = r->refused;
+    return q;
+}
+
+void api_dispatch(struct client *c)
+{
+    if (c->request.method == METHOD_OPTIONS) {
+        client_answer(c, 204, NULL, NULL);
+        return;
+    }
+    bool large = c->request.method == METHOD_POST && c->request.body_len > WORK_BYTES_MIN;
+    struct parsing *p = large ? calloc(1, sizeof(*p)) : NULL;
+    if (p) {
+        p->work.run = parse_away;
+        p->work.done = parsed;
+        p->api = c->api;
+        p->client_id = c->id;
+        p->request.route = c->request.route;
+        p->request.body = c->request.body;
+        p->request.body_len = c->request.body_len;
+        c->request.body = NULL;
+        work_submit(c->api->workers, &p->work);
+        return;
+    }
+    handle(c);
+}

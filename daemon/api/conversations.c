@@ -1,0 +1,306 @@
+/* conversations.c - the routes under /v1/conversations.
+ *
+ * `title` and `instructions` may be given at the top or under `convod`; they are shown under both, because a title is
+ * what every client wants and the API has no place for it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+#define TITLE_MAX        512
+#define INSTRUCTIONS_MAX (4 * 1024 * 1024)
+#define LIMIT_DEFAULT    20
+
+static void text_or_null(cJSON *o, const char *key, const char *value)
+{
+    if (value) {
+        cJSON_AddStringToObject(o, key, value);
+    } else {
+        cJSON_AddNullToObject(o, key);
+    }
+}
+
+static cJSON *conversation_object(const struct session_conversation *c)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "id", c->id);
+    cJSON_AddStringToObject(o, "object", "conversation");
+    cJSON_AddNumberToObject(o, "created_at", (double)(c->created_ms / 1000));
+    cJSON *metadata = c->metadata ? cJSON_Parse(c->metadata) : NULL;
+    cJSON_AddItemToObject(o, "metadata", metadata ? metadata : cJSON_CreateObject());
+    text_or_null(o, "title", c->title);
+    cJSON *own = cJSON_AddObjectToObject(o, "convod");
+    text_or_null(own, "title", c->title);
+    text_or_null(own, "instructions", c->instructions);
+    text_or_null(own, "head", c->head);
+    text_or_null(own, "tier", c->tier);
+    cJSON_AddNumberToObject(own, "turns", (double)c->n_turns);
+    cJSON_AddNumberToObject(own, "tokens", (double)c->n_tokens);
+    cJSON_AddNumberToObject(own, "updated_at", (double)(c->updated_ms / 1000));
+    cJSON_AddBoolToObject(own, "running", c->running);
+    text_or_null(own, "running_response", c->running_response);
+    return o;
+}
+
+static bool id_or_404(struct client *c)
+{
+    if (id_valid("conv_", c->request.param)) {
+        return true;
+    }
+    struct api_error e;
+    api_error_set(&e, 404, "conversation_not_found", "id", "There is no conversation with id '%.100s'.",
+                  c->request.param);
+    client_answer_error(c, &e);
+    return false;
+}
+
+static void got_one(struct client *c, struct op *op, const struct session_result *r)
+{
+    if (r->n_conversations) {
+        client_answer_json(c, 200, conversation_object(&r->conversations[0]));
+        return;
+    }
+    /* A command that reports no row: ask for it. */
+    struct op *again = op_new(c, op->id, got_one);
+    if (!again) {
+        return;
+    }
+    if (op->flag || !c->api->runs.session) {
+        op_free(again);
+        client_answer(c, 500, NULL, NULL);
+        return;
+    }
+    again->flag = true;
+    op_posted(c, again, session_conversation_get(c->api->runs.session, c->owner, again->id, op_done, again));
+}
+
+/* What create and update have in common. */
+struct fields {
+    cJSON *body;
+    const char *title, *instructions;
+    char *metadata;
+};
+
+static int read_fields(struct client *c, struct fields *f)
+{
+    struct api_error e = {0};
+    const cJSON *own = NULL, *metadata = NULL;
+    memset(f, 0, sizeof(*f));
+    f->body = client_json(c, true, &e);
+    if (!f->body || json_metadata(f->body, "metadata", &metadata, &e) || json_object(f->body, "", "convod", &own, &e) ||
+        json_string(f->body, "", "title", TITLE_MAX, &f->title, &e) ||
+        json_string(f->body, "", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e) ||
+        (own && json_string(own, "convod.", "title", TITLE_MAX, &f->title, &e)) ||
+        (own && json_string(own, "convod.", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e))) {
+        goto refuse;
+    }
+    const cJSON *items = json_get(f->body, "items");
+    if (items && cJSON_GetArraySize(items) > 0) {
+        api_error_set(&e, 400, "unsupported_parameter", "items",
+                      "'items' is not supported: send them as the input of the first response.");
+        goto refuse;
+    }
+    if (metadata) {
+        f->metadata = cJSON_PrintUnformatted(metadata);
+        if (!f->metadata) {
+            api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+            goto refuse;
+        }
+    }
+    return 0;
+refuse:
+    cJSON_Delete(f->body);
+    client_answer_error(c, &e);
+    return -1;
+}
+
+void conversations_create(struct client *c)
+{
+    struct fields f;
+    char id[ID_SIZE];
+    if (read_fields(c, &f)) {
+        return;
+    }
+    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, got_one);
+    if (op) {
+        op_posted(c, op,
+                  session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
+                                              op_done, op));
+    } else {
+        client_answer(c, 500, NULL, NULL);
+    }
+    free(f.metadata);
+    cJSON_Delete(f.body);
+}
+
+void conversations_get(struct client *c)
+{
+    struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_one) : NULL;
+    if (op) {
+        op_posted(c, op, session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op));
+    }
+}
+
+void conversations_update(struct client *c)
+{
+    struct fields f;
+    if (!id_or_404(c) || read_fields(c, &f)) {
+        return;
+    }
+    struct op *op = op_new(c, c->request.param, got_one);
+    if (op) {
+        op_posted(c, op,
+                  session_conversation_update(c->api->runs.session, c->owner, op->id, f.title, f.metadata,
+                                              f.instructions, op_done, op));
+    }
+    free(f.metadata);
+    cJSON_Delete(f.body);
+}
+
+static void deleted(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)r;
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "id", op->id);
+    cJSON_AddStringToObject(o, "object", "conversation.deleted");
+    cJSON_AddBoolToObject(o, "deleted", true);
+    client_answer_json(c, 200, o);
+}
+
+void conversations_delete(struct client *c)
+{
+    struct op *op = id_or_404(c) ? op_new(c, c->request.param, deleted) : NULL;
+    if (op) {
+        op->deletes = true;
+        op_posted(c, op, session_conversation_delete(c->api->runs.session, c->owner, op->id, op_done, op));
+    }
+}
+
+static void listed(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)op;
+    cJSON *data = cJSON_CreateArray();
+    for (size_t i = 0; i < r->n_conversations; i++) {
+        cJSON_AddItemToArray(data, conversation_object(&r->conversations[i]));
+    }
+    client_answer_json(c, 200, list_object(data, r->more));
+}
+
+void conversations_list(struct client *c)
+{
+    const struct route_query *q = &c->request.query;
+    if (q->after[0] && !id_valid("conv_", q->after)) {
+        struct api_error e;
+        api_error_set(&e, 400, "invalid_value", "after", "'after' must be the id of a conversation.");
+        client_answer_error(c, &e);
+        return;
+    }
+    struct op *op = op_new(c, q->after[0] ? q->after : "conv_", listed);
+    if (op) {
+        op_posted(c, op,
+                  session_conversation_list(c->api->runs.session, c->owner, q->after[0] ? q->after : NULL,
+                                            q->limit > 0 ? (int)q->limit : LIMIT_DEFAULT, q->q[0] ? q->q : NULL,
+                                            op_done, op));
+    }
+}
+
+void client_answer_page(struct client *c, cJSON *items)
+{
+    const struct route_query *query = &c->request.query;
+    bool ascending = query->has_order && query->order_asc;
+    int n = cJSON_GetArraySize(items), limit = query->limit > 0 ? (int)query->limit : LIMIT_DEFAULT;
+    const cJSON **all = n ? calloc((size_t)n, sizeof(*all)) : NULL;
+    cJSON *page = cJSON_CreateArray();
+    int begin = query->after[0] ? -1 : 0, i = 0;
+    if (n && !all) {
+        cJSON_Delete(items);
+        cJSON_Delete(page);
+        client_answer(c, 500, NULL, NULL);
+        return;
+    }
+    const cJSON *item;
+    cJSON_ArrayForEach(item, items)
+    {
+        all[ascending ? i : n - 1 - i] = item;
+        i++;
+    }
+    for (i = 0; i < n && begin < 0; i++) {
+        const cJSON *id = json_get(all[i], "id");
+        if (cJSON_IsString(id) && strcmp(id->valuestring, query->after) == 0) {
+            begin = i + 1;
+        }
+    }
+    if (begin < 0) {
+        struct api_error e;
+        free(all);
+        cJSON_Delete(items);
+        cJSON_Delete(page);
+        api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
+        client_answer_error(c, &e);
+        return;
+    }
+    for (i = begin; i < n && i < begin + limit; i++) {
+        cJSON_AddItemToArray(page, cJSON_DetachItemViaPointer(items, (cJSON *)all[i]));
+    }
+    bool more = i < n;
+    free(all);
+    cJSON_Delete(items);
+    client_answer_json(c, 200, list_object(page, more));
+}
+
+static void got_items(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)op;
+    cJSON *items = cJSON_CreateArray();
+    for (size_t i = 0; i < r->n_responses; i++) {
+        response_items(&r->responses[i], true, items);
+    }
+    client_answer_page(c, items);
+}
+
+void conversations_items(struct client *c)
+{
+    struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_items) : NULL;
+    if (op) {
+        op_posted(c, op, session_conversation_responses(c->api->runs.session, c->owner, op->id, op_done, op));
+    }
+}
+
+static void evicted(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)r;
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "id", op->id);
+    cJSON_AddStringToObject(o, "object", "conversation.evicted");
+    cJSON_AddStringToObject(o, "to", op->flag ? "disk" : "ram");
+    client_answer_json(c, 200, o);
+}
+
+void conversations_evict(struct client *c)
+{
+    struct api_error e = {0};
+    const char *to = NULL;
+    if (!id_or_404(c)) {
+        return;
+    }
+    cJSON *body = client_json(c, true, &e);
+    if (!body || json_string(body, "", "to", 16, &to, &e)) {
+        goto refuse;
+    }
+    if (to && strcmp(to, "ram") != 0 && strcmp(to, "disk") != 0) {
+        api_error_set(&e, 400, "invalid_value", "to", "'to' must be ram or disk.");
+        goto refuse;
+    }
+    struct op *op = op_new(c, c->request.param, evicted);
+    if (op) {
+        op->flag = !to || strcmp(to, "disk") == 0;
+        op_posted(c, op, session_conversation_evict(c->api->runs.session, c->owner, op->id, op->flag, op_done, op));
+    }
+    cJSON_Delete(body);
+    return;
+refuse:
+    cJSON_Delete(body);
+    client_answer_error(c, &e);
+}

@@ -1,0 +1,317 @@
+/* json.c - reading requests.
+ *
+ * cJSON recurses for every level, takes invalid UTF-8, cuts a string at \u0000 and turns 1e999 into infinity. So one
+ * pass over the text, without recursion, refuses all of that before cJSON sees it; then every field is read through a
+ * function that checks its type and names it when it is wrong.
+ */
+#include "daemon/api/json.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define METADATA_PAIRS_MAX 16
+#define METADATA_KEY_MAX   64
+#define METADATA_VALUE_MAX 512
+#define STOP_BYTES_MAX     256
+
+cJSON *api_error_json(const struct api_error *e)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "message", e->message);
+    cJSON_AddStringToObject(o, "type", e->type ? e->type : "server_error");
+    if (e->param[0]) {
+        cJSON_AddStringToObject(o, "param", e->param);
+    } else {
+        cJSON_AddNullToObject(o, "param");
+    }
+    if (e->code) {
+        cJSON_AddStringToObject(o, "code", e->code);
+    } else {
+        cJSON_AddNullToObject(o, "code");
+    }
+    return o;
+}
+
+/* Depth, number of values, NUL and \u0000, in one pass. */
+static int check_shape(const char *text, size_t len, struct api_error *e)
+{
+    int depth = 0;
+    size_t values = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (c == '\0') {
+            api_error_set(e, 400, "invalid_json", NULL, "The body contains a NUL byte.");
+            return -1;
+        }
+        if (in_string) {
+            if (c == '\\') {
+                if (len - i > 5 && memcmp(text + i + 1, "u0000", 5) == 0) {
+                    api_error_set(e, 400, "invalid_json", NULL, "Strings must not contain \\u0000.");
+                    return -1;
+                }
+                i++;
+            } else if (c == '"') {
+                in_string = false;
+            }
+            continue;
+        }
+        if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            values++;
+            if (++depth > JSON_DEPTH_MAX) {
+                api_error_set(e, 400, "invalid_json", NULL, "The body is nested deeper than %d levels.",
+                              JSON_DEPTH_MAX);
+                return -1;
+            }
+        } else if (c == ']' || c == '}') {
+            depth--;
+        } else if (c == ',') {
+            values++;
+        }
+        if (values > JSON_VALUES_MAX) {
+            api_error_set(e, 400, "invalid_json", NULL, "The body has more than %d values.", JSON_VALUES_MAX);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Infinity cannot be sent, so a number that is not finite was too large. At most JSON_DEPTH_MAX levels. */
+static bool all_finite(const cJSON *v)
+{
+    for (; v; v = v->next) {
+        if (cJSON_IsNumber(v) && !isfinite(v->valuedouble)) {
+            return false;
+        }
+        if (v->child && !all_finite(v->child)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
+{
+    if (!utf8_valid(text, len)) {
+        api_error_set(e, 400, "invalid_json", NULL, "The body is not valid UTF-8.");
+        return NULL;
+    }
+    if (check_shape(text, len, e)) {
+        return NULL;
+    }
+    const char *end = NULL;
+    cJSON *o = cJSON_ParseWithLengthOpts(text, len, &end, 0);
+    if (!o) {
+        api_error_set(e, 400, "invalid_json", NULL, "The body is not valid JSON.");
+        return NULL;
+    }
+    for (; end < text + len; end++) {
+        if (*end != ' ' && *end != '\t' && *end != '\r' && *end != '\n') {
+            api_error_set(e, 400, "invalid_json", NULL, "There is more after the JSON value.");
+            cJSON_Delete(o);
+            return NULL;
+        }
+    }
+    if (!cJSON_IsObject(o)) {
+        api_error_set(e, 400, "invalid_json", NULL, "The body must be a JSON object.");
+        cJSON_Delete(o);
+        return NULL;
+    }
+    if (!all_finite(o)) {
+        api_error_set(e, 400, "invalid_json", NULL, "A number is too large.");
+        cJSON_Delete(o);
+        return NULL;
+    }
+    return o;
+}
+
+const cJSON *json_get(const cJSON *o, const char *key)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, key);
+    return v && !cJSON_IsNull(v) ? v : NULL;
+}
+
+void json_add_integer(cJSON *o, const char *key, int64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof(digits), "%lld", (long long)value);
+    cJSON_AddRawToObject(o, key, digits);
+}
+
+static int wrong_type(const char *prefix, const char *key, const char *wanted, struct api_error *e)
+{
+    char param[sizeof(e->param)];
+    snprintf(param, sizeof(param), "%s%s", prefix, key);
+    api_error_set(e, 400, "invalid_type", param, "Invalid type for '%s': expected %s.", param, wanted);
+    return -1;
+}
+
+static int wrong_value(const char *prefix, const char *key, const char *what, struct api_error *e)
+{
+    char param[sizeof(e->param)];
+    snprintf(param, sizeof(param), "%s%s", prefix, key);
+    api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': %s.", param, what);
+    return -1;
+}
+
+int json_string(const cJSON *o, const char *prefix, const char *key, size_t max_len, const char **out,
+                struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsString(v)) {
+        return wrong_type(prefix, key, "a string", e);
+    }
+    if (strlen(v->valuestring) > max_len) {
+        char what[64];
+        snprintf(what, sizeof(what), "longer than %zu bytes", max_len);
+        return wrong_value(prefix, key, what, e);
+    }
+    *out = v->valuestring;
+    return 0;
+}
+
+int json_bool(const cJSON *o, const char *prefix, const char *key, bool *out, struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsBool(v)) {
+        return wrong_type(prefix, key, "a boolean", e);
+    }
+    *out = cJSON_IsTrue(v);
+    return 0;
+}
+
+int json_int(const cJSON *o, const char *prefix, const char *key, int64_t min, int64_t max, int64_t *out,
+             struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble)) {
+        return wrong_type(prefix, key, "an integer", e);
+    }
+    if (!(v->valuedouble >= (double)min && v->valuedouble <= (double)max)) {
+        char what[96];
+        snprintf(what, sizeof(what), "it must be from %lld to %lld", (long long)min, (long long)max);
+        return wrong_value(prefix, key, what, e);
+    }
+    *out = (int64_t)v->valuedouble;
+    return 0;
+}
+
+int json_number(const cJSON *o, const char *prefix, const char *key, double min, double max, double *out,
+                struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsNumber(v)) {
+        return wrong_type(prefix, key, "a number", e);
+    }
+    if (!(v->valuedouble >= min && v->valuedouble <= max)) {
+        char what[96];
+        snprintf(what, sizeof(what), "it must be from %g to %g", min, max);
+        return wrong_value(prefix, key, what, e);
+    }
+    *out = v->valuedouble;
+    return 0;
+}
+
+int json_object(const cJSON *o, const char *prefix, const char *key, const cJSON **out, struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsObject(v)) {
+        return wrong_type(prefix, key, "an object", e);
+    }
+    *out = v;
+    return 0;
+}
+
+int json_metadata(const cJSON *o, const char *key, const cJSON **out, struct api_error *e)
+{
+    const cJSON *m = NULL;
+    if (json_object(o, "", key, &m, e)) {
+        return -1;
+    }
+    int n = 0;
+    const cJSON *v;
+    cJSON_ArrayForEach(v, m)
+    {
+        char prefix[sizeof(e->param)];
+        snprintf(prefix, sizeof(prefix), "%s.", key);
+        if (++n > METADATA_PAIRS_MAX) {
+            return wrong_value("", key, "more than 16 pairs", e);
+        }
+        if (strlen(v->string) > METADATA_KEY_MAX) {
+            return wrong_value("", key, "a key is longer than 64 bytes", e);
+        }
+        if (!cJSON_IsString(v)) {
+            return wrong_type(prefix, v->string, "a string", e);
+        }
+        if (strlen(v->valuestring) > METADATA_VALUE_MAX) {
+            return wrong_value(prefix, v->string, "longer than 512 bytes", e);
+        }
+    }
+    *out = m;
+    return 0;
+}
+
+static int stop_add(const cJSON *v, const char *prefix, const char *key, char **stops, size_t max, size_t *n,
+                    struct api_error *e)
+{
+    if (!cJSON_IsString(v)) {
+        return wrong_type(prefix, key, "a string or a list of strings", e);
+    }
+    size_t len = strlen(v->valuestring);
+    if (len == 0 || len > STOP_BYTES_MAX) {
+        return wrong_value(prefix, key, "a stop string has 1 to 256 bytes", e);
+    }
+    if (*n == max) {
+        char what[64];
+        snprintf(what, sizeof(what), "more than %zu stop strings", max);
+        return wrong_value(prefix, key, what, e);
+    }
+    stops[*n] = strdup(v->valuestring);
+    if (!stops[*n]) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    (*n)++;
+    return 0;
+}
+
+int json_stops(const cJSON *o, const char *prefix, const char *key, char **stops, size_t max, size_t *n,
+               struct api_error *e)
+{
+    const cJSON *v = json_get(o, key);
+    if (!v) {
+        return 0;
+    }
+    if (!cJSON_IsArray(v)) {
+        return stop_add(v, prefix, key, stops, max, n, e);
+    }
+    const cJSON *item;
+    cJSON_ArrayForEach(item, v)
+    {
+        if (stop_add(item, prefix, key, stops, max, n, e)) {
+            return -1;
+        }
+    }
+    return 0;
+}

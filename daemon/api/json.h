@@ -1,0 +1,43 @@
+/* json.h - reading requests: one pass that refuses what a parser should not see, and typed access that names the field.
+ */
+#ifndef CONVOD_DAEMON_JSON_H
+#define CONVOD_DAEMON_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/run/run.h"
+
+#define JSON_DEPTH_MAX  64
+#define JSON_VALUES_MAX 200000
+
+/* {"message", "type", "code", "param"} */
+cJSON *api_error_json(const struct api_error *e);
+
+/* Parses a request body: an object of valid UTF-8 without NUL, not nested deeper than JSON_DEPTH_MAX, of at most
+ * JSON_VALUES_MAX values, every number finite. NULL and *e otherwise. */
+cJSON *json_parse_request(const char *text, size_t len, struct api_error *e);
+
+/* Typed access to fields of `o`. A field that is missing or null leaves *out as it is and is fine. Each returns 0, or
+ * -1 with *e set, param = prefix + key ("convod.seed"). prefix may be "". */
+int json_string(const cJSON *o, const char *prefix, const char *key, size_t max_len, const char **out,
+                struct api_error *e);
+int json_bool(const cJSON *o, const char *prefix, const char *key, bool *out, struct api_error *e);
+int json_int(const cJSON *o, const char *prefix, const char *key, int64_t min, int64_t max, int64_t *out,
+             struct api_error *e);
+int json_number(const cJSON *o, const char *prefix, const char *key, double min, double max, double *out,
+                struct api_error *e);
+int json_object(const cJSON *o, const char *prefix, const char *key, const cJSON **out, struct api_error *e);
+/* {string: string}, at most 16 pairs, keys up to 64 and values up to 512 bytes. */
+int json_metadata(const cJSON *o, const char *key, const cJSON **out, struct api_error *e);
+/* A string or a list of strings; copies are malloc'd. */
+int json_stops(const cJSON *o, const char *prefix, const char *key, char **stops, size_t max, size_t *n,
+               struct api_error *e);
+/* Field that is present and not null. */
+const cJSON *json_get(const cJSON *o, const char *key);
+/* Adds a whole number with all its digits; cJSON itself prints 15. */
+void json_add_integer(cJSON *o, const char *key, int64_t value);
+
+#endif

@@ -1,0 +1,221 @@
+/* ops.c - requests that one command of the session answers.
+ *
+ * An op remembers which connection asked, by number: the answer of a connection that went away is dropped.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+/* ---- copies of what the session lends during a callback -----------------------------------------------------------
+ */
+
+static int copy_string(const char *from, const char **to)
+{
+    *to = NULL;
+    if (from) {
+        *to = strdup(from);
+        if (!*to) {
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+static int copy_conversation(const struct session_conversation *f, struct session_conversation *t)
+{
+    *t = *f;
+    t->id = t->title = t->metadata = t->instructions = t->head = t->running_response = NULL;
+    /* tier is a static string */
+    return copy_string(f->id, &t->id) || copy_string(f->title, &t->title) || copy_string(f->metadata, &t->metadata) ||
+                   copy_string(f->instructions, &t->instructions) || copy_string(f->head, &t->head) ||
+                   copy_string(f->running_response, &t->running_response)
+               ? -ENOMEM
+               : 0;
+}
+
+static int copy_response(const struct session_response *f, struct session_response *t)
+{
+    const char *const *from[] = {&f->id,           &f->conversation, &f->previous, &f->status, &f->reason,
+                                 &f->instructions, &f->input,        &f->output,   &f->params, &f->receipt};
+    *t = *f;
+    const char **to[] = {&t->id,           &t->conversation, &t->previous, &t->status, &t->reason,
+                         &t->instructions, &t->input,        &t->output,   &t->params, &t->receipt};
+    for (size_t i = 0; i < sizeof(to) / sizeof(*to); i++) {
+        *to[i] = NULL;
+    }
+    for (size_t i = 0; i < sizeof(to) / sizeof(*to); i++) {
+        if (copy_string(*from[i], to[i])) {
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+static int session_result_copy(const struct session_result *from, struct session_result *to)
+{
+    memset(to, 0, sizeof(*to));
+    to->rc = from->rc;
+    to->more = from->more;
+    if (from->n_conversations) {
+        struct session_conversation *list = calloc(from->n_conversations, sizeof(*list));
+        if (!list) {
+            return -ENOMEM;
+        }
+        to->conversations = list;
+        for (size_t i = 0; i < from->n_conversations; i++) {
+            to->n_conversations = i + 1;
+            if (copy_conversation(&from->conversations[i], &list[i])) {
+                return -ENOMEM;
+            }
+        }
+    }
+    if (from->n_responses) {
+        struct session_response *list = calloc(from->n_responses, sizeof(*list));
+        if (!list) {
+            return -ENOMEM;
+        }
+        to->responses = list;
+        for (size_t i = 0; i < from->n_responses; i++) {
+            to->n_responses = i + 1;
+            if (copy_response(&from->responses[i], &list[i])) {
+                return -ENOMEM;
+            }
+        }
+    }
+    return 0;
+}
+
+static void session_result_free(struct session_result *r)
+{
+    for (size_t i = 0; i < r->n_conversations; i++) {
+        const struct session_conversation *c = &r->conversations[i];
+        free((char *)c->id);
+        free((char *)c->title);
+        free((char *)c->metadata);
+        free((char *)c->instructions);
+        free((char *)c->head);
+        free((char *)c->running_response);
+    }
+    for (size_t i = 0; i < r->n_responses; i++) {
+        const struct session_response *p = &r->responses[i];
+        free((char *)p->id);
+        free((char *)p->conversation);
+        free((char *)p->previous);
+        free((char *)p->status);
+        free((char *)p->reason);
+        free((char *)p->instructions);
+        free((char *)p->input);
+        free((char *)p->output);
+        free((char *)p->params);
+        free((char *)p->receipt);
+    }
+    free((void *)r->conversations);
+    free((void *)r->responses);
+    memset(r, 0, sizeof(*r));
+}
+
+/* ---- operations ---------------------------------------------------------------------------------------------------
+ */
+
+struct op *op_new(struct client *c, const char *id,
+                  void (*answer)(struct client *c, struct op *op, const struct session_result *r))
+{
+    struct op *op = calloc(1, sizeof(*op));
+    if (!op) {
+        struct api_error e;
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        client_answer_error(c, &e);
+        return NULL;
+    }
+    op->api = c->api;
+    op->client_id = c->id;
+    op->answer = answer;
+    snprintf(op->id, sizeof(op->id), "%s", id ? id : "");
+    snprintf(op->owner, sizeof(op->owner), "%s", c->owner);
+    return op;
+}
+
+void op_free(struct op *op)
+{
+    if (!op) {
+        return;
+    }
+    session_result_free(&op->result);
+    free(op);
+}
+
+void op_posted(struct client *c, struct op *op, int rc)
+{
+    if (rc == 0) {
+        return;
+    }
+    struct api_error e;
+    if (rc == -EINVAL) {
+        api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
+    } else {
+        api_error_set(&e, 503, "server_overloaded", NULL, "The request could not be queued.");
+    }
+    op_free(op);
+    client_answer_error(c, &e);
+}
+
+static void result(struct op *op, const struct session_result *r)
+{
+    if (op->deletes && (r->rc == 0 || r->rc == -EINPROGRESS)) {
+        run_hide(&op->api->runs, op->owner, op->id);
+    }
+    struct client *c = op->api->find(op->api, op->client_id);
+    if (c) {
+        if (r->rc == 0) {
+            op->answer(c, op, r);
+        } else {
+            struct api_error e;
+            const char *what = strncmp(op->id, "conv_", 5) == 0 ? "conversation" : "response";
+            if (r->rc == -ENOENT) {
+                api_error_set(&e, 404, *what == 'c' ? "conversation_not_found" : "response_not_found", "id",
+                              "There is no %s with id '%s'.", what, op->id);
+            } else if (r->rc == -EBUSY && *what == 'c') {
+                api_error_set(&e, 400, "conversation_locked", NULL, "A turn is running on conversation '%s'.", op->id);
+            } else if (r->rc == -EBUSY) {
+                api_error_set(&e, 400, "response_in_use", NULL, "Other responses follow '%s'.", op->id);
+            } else if (r->rc == -EINPROGRESS) {
+                api_error_set(&e, 409, "deleting", NULL,
+                              "'%s' is deleted, but something of it could not be erased from the disk yet. This is "
+                              "tried again by itself.",
+                              op->id);
+            } else if (r->rc == -EEXIST) {
+                api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
+            } else if (r->rc == -EINVAL) {
+                api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
+            } else {
+                api_error_set(&e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-r->rc));
+            }
+            client_answer_error(c, &e);
+        }
+    }
+}
+
+/* Network thread. */
+static void take_result(struct event *event, bool closing)
+{
+    struct op *op = (struct op *)event;
+    if (!closing) {
+        result(op, &op->result);
+    }
+    op_free(op);
+}
+
+/* [session's threads] */
+void op_done(void *arg, const struct session_result *r)
+{
+    struct op *op = arg;
+    if (session_result_copy(r, &op->result)) {
+        session_result_free(&op->result);
+        op->result.rc = -ENOMEM;
+    }
+    op->event.take = take_result;
+    events_post(op->api->events, &op->event);
+}

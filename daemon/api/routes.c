@@ -1,0 +1,26 @@
+/* routes.c - the table of routes: an endpoint is a row here, a function in the file of its interface, and a test. */
+#include "daemon/api/api.h"
+
+const struct route api_routes[] = {
+    {METHOD_GET, "/health", service_health, true, false, NULL},
+    {METHOD_GET, "/ready", service_ready, true, false, NULL},
+    {METHOD_GET, "/metrics", service_metrics, false, false, NULL},
+    {METHOD_GET, "/v1/models", service_models, false, true, NULL},
+    {METHOD_GET, "/v1/models/{id}", service_model, false, true, NULL},
+    {METHOD_GET, "/v1/convod/status", service_status, false, true, NULL},
+    {METHOD_POST, "/tokenize", service_tokenize, false, true, NULL},
+    {METHOD_POST, "/v1/responses", responses_create, false, true, responses_parse_post},
+    {METHOD_GET, "/v1/responses/{id}", responses_get, false, true, NULL},
+    {METHOD_DELETE, "/v1/responses/{id}", responses_delete, false, true, NULL},
+    {METHOD_POST, "/v1/responses/{id}/cancel", responses_cancel, false, true, NULL},
+    {METHOD_GET, "/v1/responses/{id}/input_items", responses_input_items, false, true, NULL},
+    {METHOD_POST, "/v1/chat/completions", chat_create, false, true, chat_parse},
+    {METHOD_POST, "/v1/conversations", conversations_create, false, true, NULL},
+    {METHOD_GET, "/v1/conversations", conversations_list, false, true, NULL},
+    {METHOD_GET, "/v1/conversations/{id}", conversations_get, false, true, NULL},
+    {METHOD_POST, "/v1/conversations/{id}", conversations_update, false, true, NULL},
+    {METHOD_DELETE, "/v1/conversations/{id}", conversations_delete, false, true, NULL},
+    {METHOD_GET, "/v1/conversations/{id}/items", conversations_items, false, true, NULL},
+    {METHOD_POST, "/v1/conversations/{id}/evict", conversations_evict, false, true, NULL},
+};
+const size_t api_n_routes = sizeof(api_routes) / sizeof(*api_routes);

@@ -1,0 +1,80 @@
+/* sampling.c - the sampling fields of a request, which both APIs have: names, where they stand, and how they are shown.
+ */
+#include <limits.h>
+#include <math.h>
+#include <openssl/rand.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+/* Numbers up to here survive JSON (RFC 8259, 6), so a turn can be repeated from the seed that it is shown with. */
+#define SEED_MAX ((1LL << 53) - 1)
+
+static int random_seed(uint64_t *seed, struct api_error *e)
+{
+    if (RAND_bytes((unsigned char *)seed, sizeof(*seed)) != 1) {
+        api_error_set(e, 500, "server_error", NULL, "No random numbers.");
+        return -1;
+    }
+    *seed &= (uint64_t)SEED_MAX;
+    return 0;
+}
+
+int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, struct engine_sampling *out,
+                   struct api_error *e)
+{
+    *out = (struct engine_sampling)ENGINE_SAMPLING_DEFAULT;
+    const struct {
+        const cJSON *o;
+        const char *prefix, *key;
+        float *value;
+    } numbers[] = {
+        {body, "", "temperature", &out->temperature},
+        {body, "", "top_p", &out->top_p},
+        {extra, prefix, "min_p", &out->min_p},
+        {extra, prefix, "repetition_penalty", &out->repetition_penalty},
+        {extra, prefix, "presence_penalty", &out->presence_penalty},
+        {extra, prefix, "frequency_penalty", &out->frequency_penalty},
+    };
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+        double value = (double)*numbers[i].value;
+        if (json_number(numbers[i].o, numbers[i].prefix, numbers[i].key, -HUGE_VAL, HUGE_VAL, &value, e)) {
+            return -1;
+        }
+        *numbers[i].value = (float)value;
+    }
+    int64_t top_k = out->top_k, seed = -1;
+    if (json_int(extra, prefix, "top_k", 0, INT_MAX, &top_k, e) ||
+        json_int(extra, prefix, "seed", -1, SEED_MAX, &seed, e)) {
+        return -1;
+    }
+    out->top_k = (int)top_k;
+    out->seed = (uint64_t)seed;
+    const char *field, *range;
+    if (engine_sampling_check(out, &field, &range)) {
+        const char *where = prefix;
+        for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+            where = strcmp(numbers[i].key, field) == 0 ? numbers[i].prefix : where;
+        }
+        char param[64];
+        snprintf(param, sizeof(param), "%s%s", where, field);
+        api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': it must be %s.", param, range);
+        return -1;
+    }
+    return seed < 0 ? random_seed(&out->seed, e) : 0;
+}
+
+double sampling_shown(float value)
+{
+    return round((double)value * 1e6) / 1e6;
+}
+
+void sampling_echo(const struct engine_sampling *s, cJSON *o)
+{
+    json_add_integer(o, "seed", (int64_t)s->seed);
+    cJSON_AddNumberToObject(o, "top_k", s->top_k);
+    cJSON_AddNumberToObject(o, "min_p", sampling_shown(s->min_p));
+    cJSON_AddNumberToObject(o, "repetition_penalty", sampling_shown(s->repetition_penalty));
+    cJSON_AddNumberToObject(o, "presence_penalty", sampling_shown(s->presence_penalty));
+    cJSON_AddNumberToObject(o, "frequency_penalty", sampling_shown(s->frequency_penalty));
+}

@@ -1,0 +1,242 @@
+/* service.c - what the daemon says about itself: health, readiness, models, status; and the tokenizer. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+void service_health(struct client *c)
+{
+    client_answer(c, 200, "application/json", strdup("{\"status\":\"ok\"}"));
+}
+
+void service_ready(struct client *c)
+{
+    struct api *s = c->api;
+    cJSON *o = cJSON_CreateObject();
+    bool ready = s->runs.session && !s->stopping;
+    cJSON_AddStringToObject(o, "status", ready ? "ready" : s->stopping ? "stopping" : "loading");
+    if (!ready && !s->stopping) {
+        cJSON_AddNumberToObject(o, "progress", s->load_promille / 1000.0);
+        cJSON_AddStringToObject(o, "stage", s->load_what);
+    }
+    client_answer_json(c, ready ? 200 : 503, o);
+}
+
+static cJSON *model_object(const struct api *s)
+{
+    const struct engine_info *m = session_model(s->runs.session);
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "id", s->model_name);
+    cJSON_AddStringToObject(o, "object", "model");
+    cJSON_AddNumberToObject(o, "created", (double)(s->started_ms / 1000));
+    cJSON_AddStringToObject(o, "owned_by", "convod");
+    cJSON_AddNumberToObject(o, "context_length", m->ctx_tokens);
+    cJSON_AddNumberToObject(o, "max_model_len", m->ctx_tokens);
+    cJSON *meta = cJSON_AddObjectToObject(o, "meta");
+    cJSON_AddNumberToObject(meta, "n_ctx", m->ctx_tokens);
+    cJSON_AddNumberToObject(meta, "n_ctx_train", m->ctx_model);
+    cJSON_AddNumberToObject(meta, "n_vocab", m->n_vocab);
+    cJSON_AddNumberToObject(meta, "n_embd", m->n_embd);
+    cJSON_AddNumberToObject(meta, "n_params", (double)m->parameters);
+    cJSON_AddNumberToObject(meta, "size", (double)m->file_bytes);
+    return o;
+}
+
+void service_models(struct client *c)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "object", "list");
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "data"), model_object(c->api));
+    client_answer_json(c, 200, o);
+}
+
+void service_model(struct client *c)
+{
+    struct api_error e = {0};
+    if (!model_check(c->api, c->request.param, &e)) {
+        client_answer_error(c, &e);
+        return;
+    }
+    client_answer_json(c, 200, model_object(c->api));
+}
+
+void service_status(struct client *c)
+{
+    struct api *s = c->api;
+    const struct engine_info *m = session_model(s->runs.session);
+    struct session_status st;
+    session_status(s->runs.session, &st);
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "version", CONVOD_VERSION);
+    cJSON_AddNumberToObject(o, "uptime_seconds", (double)((now_ms() - s->started_ms) / 1000));
+    cJSON *model = cJSON_AddObjectToObject(o, "model");
+    cJSON_AddStringToObject(model, "id", s->model_name);
+    cJSON_AddStringToObject(model, "arch", m->arch);
+    cJSON_AddStringToObject(model, "quantization", m->quantization);
+    cJSON_AddStringToObject(model, "backend", m->backend);
+    cJSON_AddStringToObject(model, "kv_type", m->kv_type);
+    if (m->chat_format) {
+        cJSON_AddStringToObject(model, "chat_format", m->chat_format);
+    } else {
+        cJSON_AddNullToObject(model, "chat_format");
+    }
+    cJSON_AddNumberToObject(model, "context_length", m->ctx_tokens);
+    cJSON_AddNumberToObject(model, "kv_token_bytes", (double)m->kv_token_bytes);
+    cJSON *tiers = cJSON_AddObjectToObject(o, "tiers");
+    const struct {
+        const char *name;
+        double used, budget;
+    } rows[] = {{"hot", (double)st.hot_used, (double)st.hot_budget},
+                {"ram", (double)st.ram_used, (double)st.ram_budget},
+                {"disk", (double)st.disk_used, (double)st.disk_budget}};
+    for (size_t i = 0; i < 3; i++) {
+        cJSON *tier = cJSON_AddObjectToObject(tiers, rows[i].name);
+        cJSON_AddNumberToObject(tier, "used_bytes", rows[i].used);
+        cJSON_AddNumberToObject(tier, "budget_bytes", rows[i].budget);
+    }
+    cJSON *queue = cJSON_AddObjectToObject(o, "queue");
+    cJSON_AddNumberToObject(queue, "running", st.running);
+    cJSON_AddNumberToObject(queue, "waiting", st.waiting);
+    cJSON_AddNumberToObject(o, "pending_saves", (double)st.pending_saves);
+    cJSON_AddNumberToObject(o, "save_failures", (double)st.save_failures);
+    cJSON_AddNumberToObject(o, "segments", (double)st.segments);
+    cJSON *turns = cJSON_AddObjectToObject(o, "turns");
+    cJSON_AddNumberToObject(turns, "completed", (double)st.turns_completed);
+    cJSON_AddNumberToObject(turns, "incomplete", (double)st.turns_incomplete);
+    cJSON_AddNumberToObject(turns, "failed", (double)st.turns_failed);
+    cJSON *tokens = cJSON_AddObjectToObject(o, "tokens");
+    cJSON_AddNumberToObject(tokens, "prefilled", (double)st.tokens_prefilled);
+    cJSON_AddNumberToObject(tokens, "generated", (double)st.tokens_generated);
+    cJSON_AddNumberToObject(tokens, "restored", (double)st.tokens_restored);
+    cJSON_AddNumberToObject(tokens, "reprefilled", (double)st.tokens_reprefilled);
+    cJSON_AddNumberToObject(o, "engine_steps", (double)st.engine_steps);
+    cJSON_AddBoolToObject(o, "stuck", st.stuck);
+    cJSON_AddNumberToObject(o, "connections", (double)s->n_clients);
+    client_answer_json(c, 200, o);
+}
+
+void service_metrics(struct client *c)
+{
+    struct session_status st = {0};
+    struct session *session = c->api->runs.session;
+    if (session) {
+        session_status(session, &st);
+    }
+    client_answer(c, 200, "text/plain; version=0.0.4; charset=utf-8",
+                  metrics_text(&c->api->metrics, &st, session != NULL, c->api->n_clients));
+}
+
+/* ---- tokenizer ------------------------------------------------------------------------------------------------------
+ */
+
+/* A long text takes a while, and so does the list of its tokens. */
+struct tokenizing {
+    struct work work; /* first */
+    struct api *api;
+    const struct session *session;
+    uint64_t client_id;
+    cJSON *body;
+    const char *content;
+    bool special;
+    int rc;
+    char *answer;
+};
+
+/* [worker] {"tokens":[1,2]} */
+static char *token_list(const struct engine_tokens *tokens)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) {
+        return NULL;
+    }
+    fputs("{\"tokens\":[", f);
+    for (size_t i = 0; i < tokens->n; i++) {
+        fprintf(f, i ? ",%d" : "%d", tokens->ids[i]);
+    }
+    fputs("]}", f);
+    if (fclose(f) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+/* [worker] */
+static void tokenize(struct work *w)
+{
+    struct tokenizing *t = (struct tokenizing *)w;
+    struct engine_tokens tokens = {0};
+    t->rc = session_tokenize(t->session, t->content, strlen(t->content), t->special, &tokens);
+    t->answer = t->rc ? NULL : token_list(&tokens);
+    engine_tokens_free(&tokens);
+}
+
+static void tokenized(struct work *w, bool closing)
+{
+    struct tokenizing *t = (struct tokenizing *)w;
+    struct api *api = t->api;
+    api->n_workers--;
+    struct client *c = closing ? NULL : api->find(api, t->client_id);
+    if (c && t->rc) {
+        struct api_error e;
+        if (t->rc == -EINVAL) {
+            api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
+        } else {
+            api_error_set(&e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-t->rc));
+        }
+        client_answer_error(c, &e);
+    } else if (c) {
+        client_answer(c, 200, "application/json", t->answer);
+        t->answer = NULL;
+    }
+    free(t->answer);
+    cJSON_Delete(t->body);
+    free(t);
+    if (api->worker_ended) {
+        api->worker_ended(api);
+    }
+}
+
+void service_tokenize(struct client *c)
+{
+    struct api *api = c->api;
+    struct api_error e = {0};
+    const char *content = NULL;
+    bool special = false;
+    struct tokenizing *t = NULL;
+    cJSON *body = client_json(c, false, &e);
+    if (!body || json_string(body, "", "content", TOKENIZE_BYTES_MAX, &content, &e) ||
+        json_bool(body, "", "add_special", &special, &e)) {
+        goto refuse;
+    }
+    if (!content) {
+        api_error_set(&e, 400, "missing_required_parameter", "content", "'content' is missing.");
+        goto refuse;
+    }
+    if (api->n_workers >= TOKENIZE_RUNNING_MAX) {
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "Too many texts are being tokenized.");
+        goto refuse;
+    }
+    t = calloc(1, sizeof(*t));
+    if (!t) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        goto refuse;
+    }
+    *t = (struct tokenizing){.work = {.run = tokenize, .done = tokenized},
+                             .api = api,
+                             .session = api->runs.session,
+                             .client_id = c->id,
+                             .body = body,
+                             .content = content,
+                             .special = special};
+    api->n_workers++;
+    work_submit(api->workers, &t->work);
+    return;
+refuse:
+    cJSON_Delete(body);
+    client_answer_error(c, &e);
+}

@@ -1,0 +1,73 @@
+/* unsupported.c - what changes an answer and cannot be done here is refused, never ignored: one table for each
+ * interface, of fields and of the values that ask for nothing special.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+
+/* A field may be missing, null, false, 0, empty, or one of these words. */
+struct row {
+    const char *key;
+    const char *words[3];
+};
+
+static const struct row responses[] = {
+    {"tool_choice", {"auto", "none"}},
+    {"truncation", {"disabled"}},
+    {"prompt", {0}},
+    {"logit_bias", {0}},
+    {"stop", {0}},
+    {"top_logprobs", {0}},
+    {"context_management", {0}},
+};
+
+static const struct row completions[] = {
+    {"tool_choice", {"auto", "none"}},
+    {"function_call", {"auto", "none"}},
+    {"logit_bias", {0}},
+    {"logprobs", {0}},
+    {"top_logprobs", {0}},
+    {"audio", {0}},
+    {"web_search_options", {0}},
+    {"grammar", {0}},
+    {"json_schema", {0}},
+    {"guided_json", {0}},
+    {"guided_regex", {0}},
+    {"guided_choice", {0}},
+    {"guided_grammar", {0}},
+};
+
+static bool asks_for_nothing(const cJSON *v, const struct row *row)
+{
+    if (cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == 0) ||
+        ((cJSON_IsArray(v) || cJSON_IsObject(v)) && !v->child) || (cJSON_IsString(v) && !v->valuestring[0])) {
+        return true;
+    }
+    for (size_t i = 0; i < sizeof(row->words) / sizeof(*row->words) && row->words[i]; i++) {
+        if (cJSON_IsString(v) && strcmp(v->valuestring, row->words[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e)
+{
+    const struct row *rows = api == UNSUPPORTED_RESPONSES ? responses : completions;
+    size_t n = api == UNSUPPORTED_RESPONSES ? sizeof(responses) / sizeof(*responses)
+                                            : sizeof(completions) / sizeof(*completions);
+    /* One pass over the body, which may have very many fields. */
+    const cJSON *v;
+    cJSON_ArrayForEach(v, body)
+    {
+        for (size_t i = 0; i < n && !cJSON_IsNull(v); i++) {
+            if (strcmp(v->string, rows[i].key) == 0 && !asks_for_nothing(v, &rows[i])) {
+                api_error_set(e, 400, "unsupported_parameter", rows[i].key, "'%s' is not supported with this value.",
+                              rows[i].key);
+                return -1;
+            }
+        }
+    }
+    return 0;
+}

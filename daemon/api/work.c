@@ -1,0 +1,115 @@
+/* work.c - what takes time in proportion to what a client sent is done by a few threads of its own, and its result is
+ * taken on the network thread: parsing large bodies and messages, tokenizing.
+ *
+ * A piece of work belongs to its thread while it runs and to the network thread otherwise. It knows its client by
+ * number, for that may have gone when it is done.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/api/api.h"
+
+#define THREADS 4
+
+struct workers {
+    pthread_mutex_t lock; /* guards the list and stopping */
+    pthread_cond_t changed;
+    struct work *head, **tail;
+    bool stopping;
+    pthread_t threads[THREADS];
+    size_t n;
+    struct events *events;
+};
+
+static void take(struct event *event, bool closing)
+{
+    struct work *w = (struct work *)event;
+    w->done(w, closing);
+}
+
+static void *work(void *arg)
+{
+    struct workers *ws = arg;
+    pthread_mutex_lock(&ws->lock);
+    for (;;) {
+        while (!ws->head && !ws->stopping) {
+            pthread_cond_wait(&ws->changed, &ws->lock);
+        }
+        struct work *w = ws->head;
+        if (!w) {
+            break;
+        }
+        ws->head = w->next;
+        if (!ws->head) {
+            ws->tail = &ws->head;
+        }
+        bool stopping = ws->stopping;
+        pthread_mutex_unlock(&ws->lock);
+        if (!stopping) {
+            w->run(w);
+        }
+        events_post(ws->events, &w->event);
+        pthread_mutex_lock(&ws->lock);
+    }
+    pthread_mutex_unlock(&ws->lock);
+    return NULL;
+}
+
+int workers_start(struct events *events, struct workers **out)
+{
+    struct workers *ws = calloc(1, sizeof(*ws));
+    if (!ws) {
+        return -ENOMEM;
+    }
+    ws->events = events;
+    ws->tail = &ws->head;
+    int rc = -pthread_mutex_init(&ws->lock, NULL);
+    if (!rc) {
+        rc = -pthread_cond_init(&ws->changed, NULL);
+        if (rc) {
+            pthread_mutex_destroy(&ws->lock);
+        }
+    }
+    if (rc) {
+        free(ws);
+        return rc;
+    }
+    while (ws->n < THREADS && !rc) {
+        rc = -pthread_create(&ws->threads[ws->n], NULL, work, ws);
+        ws->n += !rc;
+    }
+    if (rc) {
+        workers_stop(ws);
+        return rc;
+    }
+    *out = ws;
+    return 0;
+}
+
+void workers_stop(struct workers *ws)
+{
+    if (!ws) {
+        return;
+    }
+    pthread_mutex_lock(&ws->lock);
+    ws->stopping = true;
+    pthread_cond_broadcast(&ws->changed);
+    pthread_mutex_unlock(&ws->lock);
+    for (size_t i = 0; i < ws->n; i++) {
+        pthread_join(ws->threads[i], NULL);
+    }
+    pthread_cond_destroy(&ws->changed);
+    pthread_mutex_destroy(&ws->lock);
+    free(ws);
+}
+
+void work_submit(struct workers *ws, struct work *w)
+{
+    w->event.take = take;
+    w->next = NULL;
+    pthread_mutex_lock(&ws->lock);
+    *ws->tail = w;
+    ws->tail = &w->next;
+    pthread_cond_signal(&ws->changed);
+    pthread_mutex_unlock(&ws->lock);
+}

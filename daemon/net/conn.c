@@ -1,0 +1,483 @@
+/* conn.c - one socket: what is queued for it, writing, lending it to the library and taking it back, and how it ends.
+ *
+ * Everything that is sent goes through a list of chunks. A peer that takes nothing for timeout-seconds is dropped.
+ *
+ * The library gets a socket when the request is whole, with a head of our own making: it sees nothing of what the peer
+ * wrote there, so it cannot understand it otherwise than we did. From then on it writes the answer, or it is a
+ * WebSocket. It would close a connection whose peer shuts its sending side, and would read what comes behind a request
+ * as another; so it does not read while an answer is made, and when anything at all comes then, or when the answer has
+ * left, the socket is taken back: its number is given to /dev/null, and the library closes that.
+ *
+ * There is one way to end an answered connection, whatever was answered: our side is shut when the last byte is
+ * written, and what the peer still sends is thrown away until it ends, is quiet, or goes on for too long. Closing
+ * earlier would make the kernel reset the connection, and the answer would be lost with it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "daemon/net/net_internal.h"
+
+#define IOV_MAX_CHUNKS 16
+
+static struct conn **bucket(struct net *n, uint64_t id)
+{
+    return &n->buckets[id % CONN_BUCKETS];
+}
+
+struct conn *conn_new(struct net *n, int fd, const char *peer)
+{
+    struct conn *c = calloc(1, sizeof(*c));
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    if (!c || epoll_ctl(n->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        free(c);
+        close(fd);
+        return NULL;
+    }
+    c->client.ops = &conn_ops;
+    c->client.api = n->api;
+    c->client.id = ++n->next_conn_id;
+    c->client.home.owner = c->client.owner;
+    c->net = n;
+    c->fd = fd;
+    c->interest = EPOLLIN;
+    c->length = -1;
+    snprintf(c->peer, sizeof(c->peer), "%s", peer);
+    snprintf(c->address, sizeof(c->address), "%s", peer);
+    c->accepted_ms = clock_ms();
+    c->began_us = clock_us();
+    c->deadline_ms = c->accepted_ms + (int64_t)n->config->timeout_seconds * 1000;
+    struct conn **head = bucket(n, c->client.id);
+    c->next = *head;
+    if (c->next) {
+        c->next->prev = c;
+    }
+    *head = c;
+    n->api->n_clients = ++n->n_conns;
+    n->api->metrics.connections++;
+    return c;
+}
+
+struct client *conn_find(struct api *api, uint64_t id)
+{
+    struct net *n = api->find_arg;
+    for (struct conn *c = *bucket(n, id); c; c = c->next) {
+        if (c->client.id == id) {
+            return c->client.dropped ? NULL : &c->client;
+        }
+    }
+    return NULL;
+}
+
+void conn_forget_body(struct conn *c)
+{
+    free(c->client.request.body);
+    c->client.request.body = NULL;
+    c->client.request.body_len = 0;
+    budget_give(&c->net->api->budget, c->body_size);
+    c->body_size = 0;
+}
+
+/* The request has been answered, or never will be. */
+static void request_free(struct conn *c)
+{
+    free(c->origin);
+    free(c->cors_headers);
+    c->origin = c->cors_headers = NULL;
+    conn_forget_body(c);
+    client_request_clear(&c->client);
+}
+
+void conn_free(struct conn *c)
+{
+    struct net *n = c->net;
+    client_free(&c->client);
+    while (c->out_head) {
+        struct chunk *next = c->out_head->next;
+        free(c->out_head);
+        c->out_head = next;
+    }
+    request_free(c);
+    frames_free(c);
+    if (c->fd >= 0) {
+        close(c->fd);
+    }
+    if (c->prev) {
+        c->prev->next = c->next;
+    } else {
+        *bucket(n, c->client.id) = c->next;
+    }
+    if (c->next) {
+        c->next->prev = c->prev;
+    }
+    n->n_refusing -= c->over_limit;
+    n->api->n_clients = --n->n_conns;
+    free(c);
+}
+
+void conn_wake(struct conn *c)
+{
+    if (c->client.dropped || c->writing) {
+        return;
+    }
+    if (c->wsi) {
+        /* The library does not look at writability while reading is stopped. */
+        if (!c->client.websocket && !c->reading && lws_rx_flow_control(c->wsi, 1) < 0) {
+            conn_drop(c);
+            return;
+        }
+        c->reading = true;
+        lws_callback_on_writable(c->wsi);
+    } else if (!c->ready) {
+        c->ready = true;
+        c->next_ready = c->net->ready;
+        c->net->ready = c;
+    }
+}
+
+void conn_drop(struct conn *c)
+{
+    c->client.dropped = true;
+    if (c->wsi) {
+        lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC); /* conn_gone() follows */
+    } else if (!c->dead) {
+        c->dead = true;
+        c->next_dead = c->net->dead;
+        c->net->dead = c;
+    }
+}
+
+void conn_gone(struct conn *c)
+{
+    c->wsi = NULL;
+    c->fd = -1;
+    conn_drop(c);
+}
+
+void conn_listen(struct conn *c)
+{
+    bool busy = c->phase == CONN_WORKING || c->phase == CONN_ANSWERING;
+    uint32_t interest = c->blocked ? EPOLLOUT : 0;
+    if (c->wsi) {
+        interest = EPOLLIN | EPOLLRDHUP | EPOLLET; /* each time anything comes */
+    } else if (c->phase == CONN_HEAD) {
+        interest |= EPOLLIN | EPOLLET; /* it is looked at and stays in the socket */
+    } else if (busy) {
+        interest |= c->half_closed ? 0 : EPOLLRDHUP;
+    } else {
+        interest |= EPOLLIN;
+    }
+    struct epoll_event event = {.events = interest, .data.ptr = c};
+    if (interest != c->interest && c->fd >= 0) {
+        c->interest = interest;
+        if (epoll_ctl(c->net->epoll, EPOLL_CTL_MOD, c->fd, &event) != 0) {
+            conn_drop(c);
+        }
+    }
+}
+
+bool conn_lend(struct conn *c, const char *head, size_t len)
+{
+    struct net *n = c->net;
+    n->lending = c;
+    struct lws *wsi = lws_adopt_socket_vhost_readbuf(n->vhost, c->fd, head, len);
+    n->lending = NULL;
+    if (!wsi) {
+        if (!c->dead) {
+            conn_gone(c); /* the library has closed the socket */
+        }
+        return false;
+    }
+    c->reading = true;
+    if (!c->client.websocket) {
+        c->reading = false;
+        if (lws_rx_flow_control(wsi, 0) < 0) {
+            conn_drop(c);
+            return false;
+        }
+    }
+    conn_listen(c);
+    return true;
+}
+
+void conn_take(struct conn *c)
+{
+    if (!c->wsi) {
+        return;
+    }
+    int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+    struct epoll_event event = {.events = 0, .data.ptr = c};
+    if (fd < 0 || epoll_ctl(c->net->epoll, EPOLL_CTL_DEL, c->fd, NULL) != 0 ||
+        epoll_ctl(c->net->epoll, EPOLL_CTL_ADD, fd, &event) != 0 || dup3(c->net->nothing, c->fd, O_CLOEXEC) < 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        conn_drop(c);
+        return;
+    }
+    struct lws *wsi = c->wsi;
+    lws_set_opaque_user_data(wsi, NULL);
+    lws_set_timeout(wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
+    c->wsi = NULL;
+    c->fd = fd;
+    c->interest = 0;
+    conn_listen(c);
+    if (c->out_head || c->client.readers) {
+        conn_wake(c);
+    }
+}
+
+void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len)
+{
+    if (c->client.dropped) {
+        return;
+    }
+    size_t len = a_len + b_len + d_len;
+    struct chunk *chunk = malloc(sizeof(*chunk) + LWS_PRE + len);
+    if (!chunk) {
+        conn_drop(c);
+        return;
+    }
+    chunk->next = NULL;
+    chunk->len = len;
+    chunk->sent = 0;
+    char *to = chunk->data + LWS_PRE;
+    const struct {
+        const void *data;
+        size_t len;
+    } parts[] = {{a, a_len}, {b, b_len}, {d, d_len}};
+    for (size_t i = 0; i < 3; i++) {
+        if (parts[i].len) {
+            memcpy(to, parts[i].data, parts[i].len);
+            to += parts[i].len;
+        }
+    }
+    if (c->out_tail) {
+        c->out_tail->next = chunk;
+    } else {
+        c->out_head = chunk;
+        c->stalled_since_ms = clock_ms();
+    }
+    c->out_tail = chunk;
+    c->client.queued_bytes += len;
+    conn_wake(c);
+}
+
+void conn_linger(struct conn *c)
+{
+    int64_t now = clock_ms();
+    conn_take(c);
+    if (c->client.dropped) {
+        return;
+    }
+    request_free(c);
+    c->phase = CONN_LINGER;
+    c->deadline_ms = now + LINGER_MS;
+    c->linger_end_ms = now + (int64_t)c->net->config->timeout_seconds * 1000;
+    if (shutdown(c->fd, SHUT_WR) != 0) {
+        conn_drop(c);
+    }
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------------
+ */
+
+/* Bytes that left, 0 = the socket takes no more now, or -1: it is broken. */
+static ssize_t send_some(struct conn *c)
+{
+    struct iovec iov[IOV_MAX_CHUNKS];
+    size_t n = 0;
+    for (struct chunk *k = c->out_head; k && n < IOV_MAX_CHUNKS; k = k->next) {
+        iov[n++] = (struct iovec){k->data + LWS_PRE + k->sent, k->len - k->sent};
+    }
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = n};
+    ssize_t sent = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+    }
+    return sent;
+}
+
+static void take_off(struct conn *c, size_t sent)
+{
+    c->client.queued_bytes -= sent;
+    while (c->out_head && sent >= c->out_head->len - c->out_head->sent) {
+        struct chunk *chunk = c->out_head;
+        sent -= chunk->len - chunk->sent;
+        c->out_head = chunk->next;
+        free(chunk);
+    }
+    if (c->out_head) {
+        c->out_head->sent += sent;
+    } else {
+        c->out_tail = NULL;
+    }
+}
+
+/* All that is queued has left. */
+static void written(struct conn *c)
+{
+    c->stalled_since_ms = 0;
+    if (c->client.answered && c->phase != CONN_LINGER) {
+        client_answered(&c->client, c->status, (clock_us() - c->began_us) / 1000);
+        conn_linger(c);
+    }
+}
+
+void conn_write(struct conn *c)
+{
+    size_t total = 0;
+    c->blocked = false;
+    while (!c->client.dropped && total < WRITE_BYTES) {
+        client_pump(&c->client);
+        if (!c->out_head) {
+            break;
+        }
+        ssize_t sent = send_some(c);
+        if (sent < 0) {
+            conn_drop(c);
+        } else if (sent == 0) {
+            c->blocked = true;
+            break;
+        } else {
+            c->stalled_since_ms = clock_ms();
+            total += (size_t)sent;
+            take_off(c, (size_t)sent);
+        }
+    }
+    if (c->client.dropped) {
+        return;
+    }
+    if (!c->out_head) {
+        written(c);
+    } else if (!c->blocked) {
+        conn_wake(c); /* others first */
+    }
+    conn_listen(c);
+}
+
+/* One message, or as much of it as is one write. */
+static int write_message(struct conn *c)
+{
+    struct chunk *chunk = c->out_head;
+    size_t left = chunk->len - chunk->sent, n = left < WRITE_BYTES ? left : WRITE_BYTES;
+    int flags = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
+    unsigned char *data = (unsigned char *)chunk->data + LWS_PRE + chunk->sent;
+    if (lws_write(c->wsi, data, n, (enum lws_write_protocol)flags) < 0) {
+        return -1;
+    }
+    take_off(c, n);
+    return 0;
+}
+
+/* What fits of all chunks in one write. */
+static int write_answer(struct conn *c)
+{
+    unsigned char *out = c->net->out + LWS_PRE;
+    size_t n = 0;
+    for (struct chunk *k = c->out_head; k && n < WRITE_BYTES; k = k->next) {
+        size_t left = k->len - k->sent, part = left < WRITE_BYTES - n ? left : WRITE_BYTES - n;
+        memcpy(out + n, k->data + LWS_PRE + k->sent, part);
+        n += part;
+    }
+    if (lws_write(c->wsi, out, n, LWS_WRITE_HTTP) < 0) {
+        return -1;
+    }
+    take_off(c, n);
+    return 0;
+}
+
+static int write_lent(struct conn *c)
+{
+    if (lws_partial_buffered(c->wsi)) {
+        return 0; /* it calls again */
+    }
+    bool going = c->close_code && c->close_code != LWS_CLOSE_STATUS_GOINGAWAY;
+    if (!going) {
+        client_pump(&c->client);
+    }
+    if (c->client.dropped) {
+        return -1;
+    }
+    if (c->out_head) {
+        if (c->client.websocket ? write_message(c) : write_answer(c)) {
+            return -1;
+        }
+        c->stalled_since_ms = clock_ms();
+    }
+    if (!going) {
+        client_pump(&c->client);
+    }
+    if (c->client.dropped) {
+        return -1;
+    }
+    if (c->out_head || lws_partial_buffered(c->wsi)) {
+        lws_callback_on_writable(c->wsi);
+        return 0;
+    }
+    if (c->close_code) {
+        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)(uintptr_t)c->close_reason,
+                         strlen(c->close_reason));
+        return -1;
+    }
+    written(c);
+    if (!c->wsi) {
+        return -1; /* it was taken back */
+    }
+    if (!c->client.websocket) {
+        c->reading = false;
+        return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
+    }
+    return 0;
+}
+
+int conn_write_lent(struct conn *c)
+{
+    if (c->client.dropped) {
+        return -1;
+    }
+    c->writing = true;
+    int rc = write_lent(c);
+    c->writing = false;
+    return rc;
+}
+
+/* ---- what the interfaces call ---------------------------------------------------------------------------------------
+ */
+
+static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
+{
+    conn_queue((struct conn *)client, head, head_len, tail, tail_len, NULL, 0);
+}
+
+static void close_client(struct client *client, int code, const char *reason)
+{
+    frames_close((struct conn *)client, code, reason);
+}
+
+static void drop(struct client *client)
+{
+    conn_drop((struct conn *)client);
+}
+
+static void wake(struct client *client)
+{
+    conn_wake((struct conn *)client);
+}
+
+const struct client_ops conn_ops = {
+    .answer = http_answer,
+    .stream_begin = http_stream_begin,
+    .stream_event = http_stream_event,
+    .stream_end = http_stream_end,
+    .message = message,
+    .close = close_client,
+    .drop = drop,
+    .wake = wake,
+};

@@ -1,0 +1,42 @@
+/* request.c - a parsed request: what it owns, and what it counts against the budget of requests. */
+#include <stdlib.h>
+
+#include "daemon/run/run.h"
+
+/* Of a body in its request: the texts, the stored items, and what the session makes of them. */
+#define REQUEST_COPIES 3
+
+void turn_request_free(struct turn_request *r)
+{
+    if (!r) {
+        return;
+    }
+    cJSON_Delete(r->texts);
+    cJSON_Delete(r->params_json);
+    free(r->conversation);
+    free(r->previous);
+    free(r->parent);
+    free(r->instructions);
+    free(r->input);
+    free(r->params);
+    free(r->stream_id);
+    free(r->model);
+    free(r->messages);
+    for (size_t i = 0; i < r->n_stops; i++) {
+        free(r->stops[i]);
+    }
+    if (r->budget) {
+        budget_give(r->budget, r->bytes);
+    }
+    free(r);
+}
+
+bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e)
+{
+    r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES;
+    if (!budget_take(b, r->bytes, e)) {
+        return false;
+    }
+    r->budget = b;
+    return true;
+}

@@ -1,0 +1,273 @@
+/* run.h - turns that the session runs for us: requests ready to become one, the log of the events that it produces, and
+ * who reads that log. Knows no socket and no interface.
+ *
+ * Two objects matter:
+ *   run         one turn, with the log of its events
+ *   subscriber  one reader of a run; it walks the run's log at its own pace, and is woken through a function
+ * A run outlives its readers when its policy says so, and a reader reads many runs, one after the other. They are
+ * linked by subscribers, and unlinked when either goes.
+ *
+ * All state here belongs to the network thread, save the event queue. How an interface shows a run is handed down with
+ * the request (struct run_format).
+ */
+#ifndef CONVOD_DAEMON_RUN_H
+#define CONVOD_DAEMON_RUN_H
+
+#include <cjson/cJSON.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/daemon.h"
+#include "session/session.h"
+
+/* ---- limits that a peer can meet ----------------------------------------------------------------------------------
+ */
+
+#define BUFFER_BYTES_MIN    4096              /* of a body or message that arrives; it doubles */
+#define LAG_BYTES_MAX       (8 * 1024 * 1024) /* of events that a subscriber is behind by */
+#define EPHEMERAL_MAX       256               /* store:false responses that a home keeps; the oldest is dropped */
+#define EPHEMERAL_ALL_MAX   8192              /* that all homes keep */
+#define EPHEMERAL_SECONDS   3600              /* after which one is dropped */
+#define RECENT_RUNS_MAX     256
+#define RECENT_BYTES_MAX    (64 * 1024 * 1024)
+#define RECENT_FAILED_MAX   32 /* of one owner, */
+#define RECENT_FAILED_BYTES (4 * 1024 * 1024)
+#define RECENT_SECONDS      (15 * 60)
+#define ID_SIZE             48 /* "resp_" + 32 hex digits, and room */
+#define RETRY_DIGEST_BYTES  32
+
+/* ---- errors (error.c) ---------------------------------------------------------------------------------------------
+ */
+
+/* An error as the API sends it. status 0 = none. type and code are static strings. */
+struct api_error {
+    int status;
+    const char *type, *code; /* code may be NULL */
+    char param[96];          /* "" = null */
+    char message[256];
+};
+void api_error_set(struct api_error *e, int status, const char *code, const char *param, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* What the session says, as an error. message may be NULL. */
+void api_error_session(enum session_failure failure, const char *message, struct api_error *e);
+
+/* ---- identifiers (ids.c) ------------------------------------------------------------------------------------------
+ */
+
+/* prefix + 32 random hex digits. 0 or -EIO: no random numbers. */
+int id_new(const char *prefix, char out[ID_SIZE]);
+/* The id of another object that belongs to the same response: "resp_X" -> "msg_X". */
+void id_derive(const char *prefix, const char *id, char out[ID_SIZE]);
+/* prefix, then 1..40 characters [A-Za-z0-9_-]. */
+bool id_valid(const char *prefix, const char *id);
+
+/* ---- memory that requests hold (budget.c) -------------------------------------------------------------------------
+ */
+
+struct budget {
+    uint64_t most; /* 0 = no limit */
+    size_t used;   /* by requests that arrive, wait or run */
+};
+/* Counts bytes that a request takes. False (and nothing counted): that would be more than there may be, *e says so. */
+bool budget_take(struct budget *b, size_t bytes, struct api_error *e);
+void budget_give(struct budget *b, size_t bytes);
+/* Makes room for `need` bytes in a buffer whose size is counted. 0; -EDQUOT: more than there may be, *e says so; or
+ * -ENOMEM. */
+int budget_grow(struct budget *b, char **buffer, size_t *size, size_t need, struct api_error *e);
+
+/* ---- the way into the network thread (events.c) -------------------------------------------------------------------
+ */
+
+/* Stands first in what is posted. `take` is called on the network thread and frees it; with `closing` nobody is served
+ * any more and it frees only. */
+struct event {
+    struct event *next;
+    void (*take)(struct event *e, bool closing);
+};
+
+struct events {
+    pthread_mutex_t lock; /* guards the list and wake */
+    struct event *head, **tail;
+    void (*wake)(void *arg); /* called under the lock, on any thread; NULL: nobody to wake */
+    void *arg;
+};
+
+int events_init(struct events *q);
+void events_destroy(struct events *q); /* the list must have been taken */
+void events_wake_by(struct events *q, void (*wake)(void *arg), void *arg);
+/* [any thread] Appends and wakes the network thread. Takes e. */
+void events_post(struct events *q, struct event *e);
+/* All that is there, in order; each is to be taken. */
+struct event *events_list(struct events *q);
+/* Takes all that is there, with nobody to be served any more. */
+void events_drop(struct events *q);
+
+/* ---- requests (request.c) -----------------------------------------------------------------------------------------
+ */
+
+struct run;
+
+/* How an interface shows a run: each writes into the run's log what its readers get. `done` is called once at the end
+ * (run->failed says how it ended) and makes run->answer as well, unless it failed. `progress` may be NULL. */
+struct run_format {
+    void (*started)(struct run *run);
+    void (*progress)(struct run *run, const struct session_event *ev);
+    void (*delta)(struct run *run, const char *text);
+    void (*done)(struct run *run);
+    bool match; /* the messages are a whole history, of which the longest stored head is found */
+};
+
+/* A parsed request, ready to become a turn. Everything in it is owned by it. */
+struct turn_request {
+    const struct run_format *format;
+    cJSON *texts;       /* strings that messages point into */
+    cJSON *params_json; /* what `params` says */
+    char *conversation, *previous, *parent, *instructions, *input, *params, *stream_id, *model;
+    struct engine_message *messages;
+    size_t n_messages;
+    struct budget *budget; /* who counts its bytes; NULL: nobody yet */
+    size_t bytes;
+    struct engine_sampling sampling;
+    char *stops[16];
+    size_t n_stops;
+    int max_output_tokens;
+    bool has_parent, store, generate, stream, progress, include_usage;
+    bool finish_on_disconnect; /* goes on when its last reader goes away */
+};
+void turn_request_free(struct turn_request *r);
+/* Counts what a request parsed from a body of so many bytes holds, until it is freed. False: too much, *e says so. */
+bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e);
+
+/* ---- store:false responses: they live where they were made (ephemeral.c) -------------------------------------------
+ */
+
+struct ephemeral;
+
+/* A place that store:false responses are followed from, and that they go away with: a connection. */
+struct run_home {
+    struct run_home *next, *prev; /* of those that hold any */
+    const char *owner;
+    struct ephemeral *list; /* newest first */
+    size_t n;
+};
+
+/* ---- runs (turn.c) ------------------------------------------------------------------------------------------------
+ */
+
+struct log_entry {
+    const char *name; /* event type; static */
+    char *data;
+    size_t len;
+};
+
+/* All runs of a server. */
+struct runs {
+    struct session *session; /* NULL: loading or closing */
+    const struct daemon_log *log;
+    struct metrics *metrics;
+    struct events *events;
+    const char *model;            /* its name, once it is loaded */
+    struct run *running, *recent; /* recent: ended, and kept for those who come back */
+    size_t n_running, n_recent;
+    struct run_home *homes;
+    size_t n_ephemerals;
+};
+
+/* One reader. Stands first in what its owner keeps for it. */
+struct subscriber {
+    struct subscriber *next_in_run;
+    struct run *run;
+    size_t next;              /* index into the run's log */
+    uint64_t delivered_bytes; /* of the log */
+    uint64_t joined_bytes;    /* length of the log when this reader came: it may be behind by that much */
+    bool whole;               /* waits for the end alone, and reads run->answer */
+    /* There is something to read, or the run has ended. lags: it is more than LAG_BYTES_MAX behind; it should go. Must
+     * not unsubscribe anyone before it returns. */
+    void (*wake)(struct subscriber *sub, bool lags);
+};
+
+struct run {
+    struct run *next, *prev;
+    struct runs *runs;
+    struct turn_request *request;
+    char id[ID_SIZE], message_id[ID_SIZE];
+    char owner[OWNER_SIZE];
+    char *idempotency_key;
+    bool has_digest; /* came as a POST */
+    unsigned char digest[RETRY_DIGEST_BYTES];
+    char conversation[ID_SIZE];
+    struct run_home *home; /* store:false: where it may be followed from; NULL = nowhere */
+    int64_t created_ms, completed_ms, ended_clock_ms;
+    int64_t sequence;
+    bool started, ended, failed, item_open;
+    bool abandoned;     /* cancelled because nobody read it any more */
+    bool hidden;        /* only those who read it already may; it goes with the last of them */
+    const char *status; /* "in_progress", "completed", "incomplete", "failed" */
+    char *reason;
+    char *text; /* the answer so far */
+    size_t text_len, text_size;
+    struct log_entry *log;
+    size_t n_log, log_capacity;
+    uint64_t log_bytes;
+    size_t kept_bytes; /* of an ended run: all that it holds */
+    /* For those who wait for one whole answer. */
+    int answer_status;
+    char *answer;
+    struct api_error error;
+    struct subscriber *subscribers;
+    int input_tokens, cached_tokens, output_tokens;
+    char *receipt;
+};
+
+/* What tells a repeated POST from a new one. */
+struct run_retry {
+    char *idempotency_key; /* NULL = none */
+    int count;             /* of attempts before this one, as the client says */
+    unsigned char digest[RETRY_DIGEST_BYTES];
+};
+
+/* Starts a turn; nobody reads it yet. retry: NULL unless it came as a POST; its key is taken. home: where a store:false
+ * response may be followed from; NULL = nowhere. 0, *out, and q belongs to it; -1 and *e, and q is the caller's. */
+int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
+              struct run_home *home, struct run **out, struct api_error *e);
+struct run *run_find(struct runs *rs, const char *owner, const char *id);
+/* The response, or all of the conversation, was deleted: nobody finds it any more. */
+void run_hide(struct runs *rs, const char *owner, const char *id);
+/* Stops it at the next token. */
+void run_cancel(struct run *run);
+/* Reads from entry `from` on. sub's wake and whole are set; it is woken at once when there is something to read. */
+void run_subscribe(struct run *run, struct subscriber *sub, size_t from);
+/* The run may be gone then: with its last reader a run is cancelled, or forgotten, as its policy says. */
+void run_unsubscribe(struct subscriber *sub);
+void run_log(struct run *run, const char *name, char *data); /* takes data */
+bool run_append(struct run *run, const char *text, size_t len);
+void run_expire(struct runs *rs);
+void run_free_all(struct runs *rs);
+void run_free(struct run *run);
+void run_remember(struct run *run); /* an ended run that is in no list yet */
+
+/* ---- POSTs that come again (retry.c) ------------------------------------------------------------------------------
+ */
+
+void retry_digest(const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES]);
+/* The run of the first attempt, NULL when this is the first, or NULL and e->status when it is refused. */
+struct run *retry_find(struct runs *rs, const char *owner, const struct run_format *format,
+                       const struct run_retry *retry, struct api_error *e);
+
+/* ---- homes (ephemeral.c) ------------------------------------------------------------------------------------------
+ */
+
+bool home_has(const struct run_home *home, const char *id);
+/* Is `id` a store:false response of another home? */
+bool home_foreign(const struct runs *rs, const struct run_home *home, const char *id);
+/* Newest first; the oldest goes when there are too many. */
+void home_add(struct runs *rs, struct run_home *home, const char *id);
+void home_drop(struct runs *rs, struct run_home *home, const char *id);
+/* [now and then] Drops those that nobody follows any more. */
+void home_expire(struct runs *rs);
+/* Forgets all, and that runs have come from here. */
+void home_free(struct runs *rs, struct run_home *home);
+
+#endif

@@ -1,0 +1,480 @@
+/* turn.c - runs: turns of the session, and who reads their events.
+ *
+ * A run's events are rendered once, into its log; every subscriber walks the log at the pace of its own socket. So a
+ * slow reader costs the others nothing, a second device can join in the middle, and a stream can be resumed from any
+ * sequence number as long as the run is remembered (RECENT_SECONDS after its end).
+ *
+ * The session holds a pointer to the run until its terminal event; only then may a run be freed.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "daemon/run/run.h"
+#include "daemon/run/turn_event.h"
+
+#define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
+
+void run_free(struct run *run)
+{
+    for (size_t i = 0; i < run->n_log; i++) {
+        free(run->log[i].data);
+    }
+    free(run->log);
+    free(run->text);
+    free(run->reason);
+    free(run->answer);
+    free(run->receipt);
+    free(run->idempotency_key);
+    turn_request_free(run->request);
+    free(run);
+}
+
+static void list_add(struct run **head, struct run *run)
+{
+    run->prev = NULL;
+    run->next = *head;
+    if (run->next) {
+        run->next->prev = run;
+    }
+    *head = run;
+}
+
+static void list_remove(struct run **head, struct run *run)
+{
+    if (run->prev) {
+        run->prev->next = run->next;
+    } else {
+        *head = run->next;
+    }
+    if (run->next) {
+        run->next->prev = run->prev;
+    }
+}
+
+/* Of those that have ended. */
+static void forget(struct run *run)
+{
+    struct runs *rs = run->runs;
+    list_remove(&rs->recent, run);
+    rs->n_recent--;
+    run_free(run);
+}
+
+static struct run *find_in(struct run *list, const char *owner, const char *id)
+{
+    for (struct run *r = list; r; r = r->next) {
+        if (!r->hidden && strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
+            return r;
+        }
+    }
+    return NULL;
+}
+
+struct run *run_find(struct runs *rs, const char *owner, const char *id)
+{
+    struct run *run = find_in(rs->running, owner, id);
+    return run ? run : find_in(rs->recent, owner, id);
+}
+
+void run_cancel(struct run *run)
+{
+    if (!run->ended && run->runs->session) {
+        session_cancel(run->runs->session, run->owner, run->id);
+    }
+}
+
+void run_log(struct run *run, const char *name, char *data)
+{
+    if (!data) {
+        /* Out of memory: the stream would have a gap, so it ends. */
+        run_cancel(run);
+        return;
+    }
+    if (run->n_log == run->log_capacity) {
+        size_t capacity = run->log_capacity ? run->log_capacity * 2 : 64;
+        struct log_entry *grown = realloc(run->log, capacity * sizeof(*grown));
+        if (!grown) {
+            free(data);
+            return;
+        }
+        run->log = grown;
+        run->log_capacity = capacity;
+    }
+    size_t len = strlen(data);
+    run->log[run->n_log++] = (struct log_entry){.name = name, .data = data, .len = len};
+    run->log_bytes += len;
+}
+
+/* Tells all readers that the log has grown or that the run has ended. */
+static void wake_readers(struct run *run)
+{
+    struct subscriber *next;
+    for (struct subscriber *sub = run->subscribers; sub; sub = next) {
+        next = sub->next_in_run;
+        uint64_t seen = sub->delivered_bytes > sub->joined_bytes ? sub->delivered_bytes : sub->joined_bytes;
+        if (!sub->whole || run->ended) {
+            sub->wake(sub, !sub->whole && run->log_bytes - seen > LAG_BYTES_MAX);
+        }
+    }
+}
+
+void run_subscribe(struct run *run, struct subscriber *sub, size_t from)
+{
+    sub->run = run;
+    sub->next = from < run->n_log ? from : run->n_log;
+    sub->delivered_bytes = 0;
+    sub->joined_bytes = run->log_bytes;
+    sub->next_in_run = run->subscribers;
+    run->subscribers = sub;
+    if (run->n_log > sub->next || run->ended) {
+        sub->wake(sub, false);
+    }
+}
+
+void run_unsubscribe(struct subscriber *sub)
+{
+    struct run *run = sub->run;
+    for (struct subscriber **at = &run->subscribers; *at; at = &(*at)->next_in_run) {
+        if (*at == sub) {
+            *at = sub->next_in_run;
+            break;
+        }
+    }
+    sub->run = NULL;
+    if (run->hidden && run->ended && !run->subscribers) {
+        forget(run);
+        return;
+    }
+    if (!run->subscribers && !run->ended && !run->request->finish_on_disconnect && run->runs->session) {
+        run->abandoned = true;
+        run_cancel(run);
+    }
+}
+
+/* ---- starting
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static void take_event(struct event *event, bool closing);
+
+/* [engine or storage thread] */
+static void on_event(void *arg, const struct session_event *ev)
+{
+    struct run *run = arg;
+    struct turn_event *e = turn_event_new(run, ev, take_event);
+    if (!e) {
+        /* Without memory for a piece of the answer the answer is not what was generated: give it up. The terminal
+         * event must arrive, so it is tried again with nothing in it. */
+        struct session_event bare = {.kind = ev->kind, .failure = SESSION_INTERNAL, .message = "Out of memory."};
+        if (ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED) {
+            bare.kind = SESSION_EVENT_FAILED;
+            e = turn_event_new(run, &bare, take_event);
+        }
+        if (!e) {
+            return;
+        }
+    }
+    events_post(run->runs->events, &e->event);
+}
+
+int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
+              struct run_home *home, struct run **out, struct api_error *e)
+{
+    if (!rs->session) {
+        api_error_session(SESSION_SHUTDOWN, NULL, e);
+        return -1;
+    }
+    if (q->previous && home_foreign(rs, home, q->previous)) {
+        api_error_session(SESSION_PREVIOUS_NOT_FOUND, NULL, e);
+        return -1;
+    }
+    struct run *run = calloc(1, sizeof(*run));
+    if (!run) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    if (id_new("resp_", run->id)) {
+        api_error_set(e, 500, "server_error", NULL, "No random numbers.");
+        free(run);
+        return -1;
+    }
+    run->runs = rs;
+    snprintf(run->owner, sizeof(run->owner), "%s", owner);
+    id_derive("msg_", run->id, run->message_id);
+    run->created_ms = now_ms();
+    run->status = "in_progress";
+    run->home = q->store ? NULL : home;
+    struct session_turn t = {
+        .owner = run->owner,
+        .response_id = run->id,
+        .conversation = q->conversation,
+        .previous = q->previous,
+        .match = q->format->match,
+        .parent = q->has_parent ? (q->parent ? q->parent : "") : NULL,
+        .messages = q->messages,
+        .n_messages = q->n_messages,
+        .input = q->input,
+        .instructions = q->instructions,
+        .params = q->params,
+        .sampling = q->sampling,
+        .stops = (const char *const *)q->stops,
+        .n_stops = q->n_stops,
+        .max_output_tokens = q->max_output_tokens,
+        .store = q->store,
+        .generate = q->generate,
+        .event = on_event,
+        .arg = run,
+    };
+    /* Linked before the session knows of it: its events are taken later, on this thread. */
+    list_add(&rs->running, run);
+    rs->n_running++;
+    run->request = q;
+    int rc = session_turn_start(rs->session, &t);
+    if (rc) {
+        list_remove(&rs->running, run);
+        rs->n_running--;
+        run->request = NULL;
+        run_free(run);
+        api_error_session(rc == -EINVAL                   ? SESSION_INVALID
+                          : rc == -EBUSY || rc == -EAGAIN ? SESSION_BUSY
+                          : rc == -ESHUTDOWN              ? SESSION_SHUTDOWN
+                                                          : SESSION_INTERNAL,
+                          NULL, e);
+        return -1;
+    }
+    if (retry) {
+        memcpy(run->digest, retry->digest, sizeof(run->digest));
+        run->has_digest = true;
+        run->idempotency_key = retry->idempotency_key;
+        retry->idempotency_key = NULL;
+    }
+    *out = run;
+    return 0;
+}
+
+/* ---- events
+ * ------------------------------------------------------------------------------------------------------------- */
+
+bool run_append(struct run *run, const char *text, size_t len)
+{
+    if (run->text_len + len + 1 > run->text_size) {
+        size_t size = run->text_size ? run->text_size : 1024;
+        while (size < run->text_len + len + 1) {
+            size *= 2;
+        }
+        char *grown = realloc(run->text, size);
+        if (!grown) {
+            return false;
+        }
+        run->text = grown;
+        run->text_size = size;
+    }
+    memcpy(run->text + run->text_len, text, len);
+    run->text_len += len;
+    run->text[run->text_len] = '\0';
+    return true;
+}
+
+/* Keeps an ended run for those who come back, or frees it. */
+static void run_retire(struct run *run)
+{
+    struct runs *rs = run->runs;
+    list_remove(&rs->running, run);
+    rs->n_running--;
+    run_remember(run);
+}
+
+static size_t length(const char *s)
+{
+    return s ? strlen(s) : 0;
+}
+
+/* Frees what nobody will ask an ended run for, and counts what is kept. A whole answer and a log say everything; only
+ * what failed is still described from its request. */
+static void shrink(struct run *run)
+{
+    struct turn_request *q = run->request;
+    struct turn_request *left = calloc(1, sizeof(*left));
+    if (left) {
+        *left = (struct turn_request){.format = q->format,
+                                      .sampling = q->sampling,
+                                      .has_parent = q->has_parent,
+                                      .store = q->store,
+                                      .generate = q->generate};
+        if (run->failed) {
+            left->params_json = q->params_json;
+            left->conversation = q->conversation;
+            left->previous = q->previous;
+            left->parent = q->parent;
+            left->instructions = q->instructions;
+            run->kept_bytes = length(q->params) + KEPT_PARAMS_BYTES;
+            q->params_json = NULL;
+            q->conversation = q->previous = q->parent = q->instructions = NULL;
+        }
+        turn_request_free(q);
+        run->request = q = left;
+    } else {
+        run->kept_bytes = length(q->input) * 2 + length(q->params) + KEPT_PARAMS_BYTES;
+    }
+    free(run->text);
+    run->text = NULL;
+    run->text_len = run->text_size = 0;
+    run->kept_bytes += sizeof(*run) + sizeof(*q) + run->log_bytes + run->log_capacity * sizeof(*run->log) +
+                       length(run->answer) + length(run->receipt) + length(run->reason) + length(run->idempotency_key) +
+                       length(q->instructions);
+}
+
+void run_remember(struct run *run)
+{
+    struct runs *rs = run->runs;
+    run->ended_clock_ms = clock_ms();
+    shrink(run);
+    list_add(&rs->recent, run);
+    rs->n_recent++;
+    run_expire(rs);
+}
+
+/* Oldest are at the end of the list. Runs that are still being read stay. Each owner has a few that failed, so that
+ * what costs its sender nothing does not push out what others come back for. */
+void run_expire(struct runs *rs)
+{
+    size_t n = 0, bytes = 0;
+    int64_t now = clock_ms();
+    struct run *next;
+    for (struct run *run = rs->recent; run; run = next) {
+        next = run->next;
+        size_t failed = 0, failed_bytes = run->kept_bytes;
+        for (struct run *newer = run->prev; run->failed && newer; newer = newer->prev) {
+            if (newer->failed && strcmp(newer->owner, run->owner) == 0) {
+                failed++;
+                failed_bytes += newer->kept_bytes;
+            }
+        }
+        bool old = n + 1 > RECENT_RUNS_MAX || bytes + run->kept_bytes > RECENT_BYTES_MAX ||
+                   failed >= RECENT_FAILED_MAX || (run->failed && failed_bytes > RECENT_FAILED_BYTES) ||
+                   now - run->ended_clock_ms > (int64_t)RECENT_SECONDS * 1000 || !run->request->store || run->hidden;
+        if (old && !run->subscribers) {
+            forget(run);
+        } else {
+            n++;
+            bytes += run->kept_bytes;
+        }
+    }
+}
+
+void run_hide(struct runs *rs, const char *owner, const char *id)
+{
+    for (int i = 0; i < 2; i++) {
+        for (struct run *run = i ? rs->recent : rs->running; run; run = run->next) {
+            bool same = strcmp(run->id, id) == 0 || strcmp(run->conversation, id) == 0;
+            run->hidden |= same && strcmp(run->owner, owner) == 0;
+        }
+    }
+    run_expire(rs);
+}
+
+void run_free_all(struct runs *rs)
+{
+    for (int i = 0; i < 2; i++) {
+        struct run **list = i ? &rs->recent : &rs->running;
+        while (*list) {
+            struct run *run = *list;
+            list_remove(list, run);
+            run_free(run);
+        }
+    }
+    rs->n_running = rs->n_recent = 0;
+}
+
+/* What a store:false response leaves: where it has a home it can be followed there, otherwise nothing. */
+static void settle_ephemeral(struct run *run)
+{
+    struct runs *rs = run->runs;
+    struct turn_request *q = run->request;
+    if (!q->store && !run->failed) {
+        if (run->home) {
+            home_add(rs, run->home, run->id);
+        } else if (rs->session) {
+            session_forget(rs->session, run->owner, run->id);
+        }
+    }
+    if (run->failed && run->home && q->previous && home_has(run->home, q->previous)) {
+        home_drop(rs, run->home, q->previous);
+    }
+}
+
+static void ended(struct run *run, const struct session_event *ev, const struct turn_event *e)
+{
+    struct metrics *m = run->runs->metrics;
+    run->ended = true;
+    run->completed_ms = now_ms();
+    if (ev->kind == SESSION_EVENT_DONE) {
+        run->status = ev->incomplete ? "incomplete" : "completed";
+        if (ev->reason) {
+            run->reason = strdup(ev->reason);
+        }
+        run->input_tokens = ev->input_tokens;
+        run->cached_tokens = ev->cached_tokens;
+        run->output_tokens = ev->output_tokens;
+        run->receipt = e->receipt_json ? strdup(e->receipt_json) : NULL;
+        /* The whole answer is what counts; the deltas must have given the same. */
+        run->text_len = 0;
+        if (!run_append(run, ev->text ? ev->text : "", ev->text ? ev->len : 0)) {
+            run->failed = true;
+        }
+        if (e->receipt_json) {
+            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
+        }
+    } else {
+        run->failed = true;
+        run->status = "failed";
+        api_error_session(ev->failure, ev->message, &run->error);
+    }
+    if (run->failed && !run->error.status) {
+        api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
+    }
+    run->request->format->done(run);
+    settle_ephemeral(run);
+}
+
+/* The session says something; network thread. */
+static void take_event(struct event *event, bool closing)
+{
+    struct turn_event *e = (struct turn_event *)event;
+    struct run *run = e->run;
+    const struct session_event *ev = &e->turn;
+    const struct run_format *format = closing ? NULL : run->request->format;
+    bool over = false;
+    switch (closing ? SESSION_EVENT_PROGRESS : ev->kind) {
+    case SESSION_EVENT_STARTED:
+        run->started = true;
+        snprintf(run->conversation, sizeof(run->conversation), "%s", ev->conversation ? ev->conversation : "");
+        format->started(run);
+        break;
+    case SESSION_EVENT_PROGRESS:
+        if (format && format->progress && run->request->progress) {
+            format->progress(run, ev);
+        }
+        break;
+    case SESSION_EVENT_DELTA:
+        if (!run_append(run, ev->text, ev->len)) {
+            break;
+        }
+        format->delta(run, ev->text);
+        break;
+    case SESSION_EVENT_DONE:
+    case SESSION_EVENT_FAILED:
+        ended(run, ev, e);
+        over = true;
+        break;
+    }
+    if (!closing) {
+        wake_readers(run);
+    }
+    if (over) {
+        run_retire(run);
+    }
+    turn_event_free(e);
+}

@@ -1,0 +1,69 @@
+/* turn_event.c - copies of what the session lends during a callback. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/run/turn_event.h"
+
+void turn_event_free(struct turn_event *e)
+{
+    free(e->text);
+    free(e->receipt_json);
+    free(e);
+}
+
+/* Appends a string to the block behind `at` and returns where it lies. */
+static char *pack(char **at, const char *s, size_t len)
+{
+    char *p = *at;
+    if (len > 0) {
+        memcpy(p, s, len);
+    }
+    p[len] = '\0';
+    *at += len + 1;
+    return p;
+}
+
+struct turn_event *turn_event_new(struct run *run, const struct session_event *ev,
+                                  void (*take)(struct event *e, bool closing))
+{
+    struct turn_event *e = calloc(1, sizeof(*e));
+    if (!e) {
+        return NULL;
+    }
+    e->event.take = take;
+    e->run = run;
+    e->turn = *ev;
+    size_t text_len = ev->text ? ev->len : 0;
+    const char *strings[] = {ev->conversation, ev->stage, ev->reason, ev->message};
+    size_t need = text_len + 1;
+    for (size_t i = 0; i < 4; i++) {
+        need += (strings[i] ? strlen(strings[i]) : 0) + 1;
+    }
+    char *at = malloc(need);
+    if (!at) {
+        free(e);
+        return NULL;
+    }
+    e->text = at;
+    const char **to[] = {&e->turn.conversation, &e->turn.stage, &e->turn.reason, &e->turn.message};
+    for (size_t i = 0; i < 4; i++) {
+        *to[i] = strings[i] ? pack(&at, strings[i], strlen(strings[i])) : NULL;
+    }
+    e->turn.text = pack(&at, ev->text, text_len);
+    e->turn.len = text_len;
+    e->turn.receipt = NULL;
+    if (ev->receipt) {
+        e->receipt_json = session_receipt_json(ev->receipt);
+        if (!e->receipt_json) {
+            turn_event_free(e);
+            return NULL;
+        }
+        e->receipt = *ev->receipt;
+        e->receipt.conversation = e->receipt.saved = e->receipt.backend = e->receipt.model = NULL;
+        for (int i = 0; i < ev->receipt->n_gaps; i++) {
+            metrics_observe(&e->itl, (double)ev->receipt->gaps_ms[i] / 1000);
+        }
+        e->receipt.gaps_ms = NULL;
+    }
+    return e;
+}

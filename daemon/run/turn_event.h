@@ -1,0 +1,21 @@
+/* turn_event.h - an event of a turn on its way from the session's threads to the network thread. */
+#ifndef CONVOD_DAEMON_TURN_EVENT_H
+#define CONVOD_DAEMON_TURN_EVENT_H
+
+#include "daemon/run/run.h"
+
+struct turn_event {
+    struct event event; /* first */
+    struct run *run;
+    struct session_event turn; /* strings lie in `text` and `receipt_json` */
+    char *text, *receipt_json;
+    struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
+    struct histogram itl;           /* of its tokens */
+};
+
+/* [any thread] NULL: out of memory. */
+struct turn_event *turn_event_new(struct run *run, const struct session_event *ev,
+                                  void (*take)(struct event *e, bool closing));
+void turn_event_free(struct turn_event *e);
+
+#endif

@@ -1,0 +1,124 @@
+# cuda.mk - part of the Makefile: CUDA code, compiled as C++ on the emulation of tests/cuda_host, and by nvcc where it is.
+#
+# tests/cuda_host/NAME_test.cc is one test program; the other .cc files there are the emulation, which all of them link.
+# Each is built a second time with every access of a kernel checked (races.cc): build/races/tests/cuda_host/NAME_test.
+# C++ takes `struct x` and a function x for shadows of each other, and does not know `#pragma unroll`.
+CXX_WARN := -Wall -Wextra -Werror -Wno-unknown-pragmas -Wpointer-arith -Wvla $(if $(SAN),-Wno-error)
+CXX_FLAGS := -std=c++17 -D_GNU_SOURCE $(OPT) $(CXX_WARN) -ffp-contract=off -fno-math-errno -pthread -I. -Itests/cuda_host/include \
+	$(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+# Accesses call functions that races.cc has, in place of ThreadSanitizer's library, which is not linked.
+RACES_FLAGS := -fsanitize=thread -fno-ipa-sra
+
+CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+CUDA_HOST_TESTS := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/cuda_host/*_test.cc))
+RACES_TESTS := $(patsubst $(BUILD)/%,$(BUILD)/races/%,$(CUDA_HOST_TESTS))
+CUDA_HOST_OBJ := $(patsubst %.cc,$(BUILD)/obj/%.o,$(filter-out %_test.cc %/races.cc %/support.cc %/twins.cc,$(wildcard tests/cuda_host/*.cc)))
+# What only the tests link: theirs, and what they share with tests of the CPU backend.
+CUDA_HOST_SUPPORT := $(BUILD)/obj/tests/cuda_host/support.o $(BUILD)/obj/tests/cuda_host/twins.o $(BUILD)/obj/tests/kernels/quant.o
+TESTS += $(CUDA_HOST_TESTS)
+
+# The matrix instructions' twins are a thousand multiplications a call.
+$(BUILD)/obj/tests/cuda_host/mma.o: CXX_FLAGS += -O3 -fno-sanitize=all
+
+$(BUILD)/obj/%.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CXX ,$<)
+	$(Q)$(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/%.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CXX ,$<)
+	$(Q)$(CXX) -x c++ $(CXX_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/races/%.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CXX ,$< (every access checked))
+	$(Q)$(CXX) $(CXX_FLAGS) $(RACES_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/obj/races/%.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CXX ,$< (every access checked))
+	$(Q)$(CXX) -x c++ $(CXX_FLAGS) $(RACES_FLAGS) -MMD -MP -c $< -o $@
+
+$(CUDA_HOST_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_SUPPORT) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+
+$(RACES_TESTS): $(BUILD)/races/%: $(BUILD)/obj/races/%.o $(CUDA_SRC:%.cu=$(BUILD)/obj/races/%.o) \
+		$(BUILD)/obj/tests/cuda_host/races.o $(CUDA_HOST_SUPPORT) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+
+# The measuring program of tests/gpu on the emulation. It looks for cuBLASLt's calls in itself.
+$(BUILD)/gpu/limits-host: $(BUILD)/obj/tests/gpu/limits.o $(CUDA_HOST_OBJ)
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic $^ -lm -ldl -o $@
+
+races-tests: $(RACES_TESTS)
+.PHONY: races-tests
+
+# ---- nvcc ------------------------------------------------------------------------------------------------------------
+
+# From PATH or the usual place; CUDA=0 does without.
+CUDA ?= 1
+ifneq ($(CUDA),0)
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+endif
+# Code for these chips, and PTX from which a driver makes code for later ones.
+CUDA_CHIPS := 80 89 90
+CUDA_NEWEST := $(lastword $(CUDA_CHIPS))
+NVCC_FLAGS := -std=c++17 -O3 -fmad=false -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror,-Wno-unknown-pragmas
+# Every .cu file: the kernels, and those of the measuring program.
+NVCC_SRC := $(CUDA_SRC) tests/gpu/limits.cu
+
+# The compiler's report (-v) lies beside what it is about; what it said is shown only where it failed.
+nvcc_run = $(NVCC) $(NVCC_FLAGS) $1 >$@.log 2>&1 || { cat $@.log >&2; rm -f $@; exit 1; }
+
+define cuda_chip_rule
+$(BUILD)/cuda/sm_$1/%.cubin: %.cu $(BUILD)/cuda/nvcc
+	@mkdir -p $$(@D)
+	$$(call say,NVCC,$$< (sm_$1))
+	$$(Q)$$(call nvcc_run,-arch=sm_$1 -cubin -Xptxas -v -MMD -MP -MF $$@.d -o $$@ $$<)
+endef
+$(foreach c,$(CUDA_CHIPS),$(eval $(call cuda_chip_rule,$c)))
+
+$(BUILD)/cuda/ptx/%.ptx: %.cu $(BUILD)/cuda/nvcc
+	@mkdir -p $(@D)
+	$(call say,NVCC,$< (PTX))
+	$(Q)$(call nvcc_run,-arch=compute_$(CUDA_NEWEST) -ptx -MMD -MP -MF $@.d -o $@ $<)
+
+# Which compiler and flags: another one compiles anew.
+$(BUILD)/cuda/nvcc: FORCE
+	@mkdir -p $(@D)
+	@[ -n '$(NVCC)' ] || { echo 'There is no nvcc in PATH or /usr/local/cuda/bin (or CUDA=0 was said).' >&2; exit 1; }
+	@{ $(NVCC) --version; echo '$(NVCC_FLAGS)'; } | cmp -s - $@ || { $(NVCC) --version; echo '$(NVCC_FLAGS)'; } >$@
+
+CUBINS := $(foreach c,$(CUDA_CHIPS),$(NVCC_SRC:%.cu=$(BUILD)/cuda/sm_$c/%.cubin))
+CUDA_PTX := $(NVCC_SRC:%.cu=$(BUILD)/cuda/ptx/%.ptx)
+
+$(BUILD)/cuda/limits: tests/gpu/limits.cu $(BUILD)/cuda/nvcc
+	@mkdir -p $(@D)
+	$(call say,NVCC,$@)
+	$(Q)$(call nvcc_run,$(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
+		-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST) -MMD -MP -MF $@.d -o $@ $< -ldl)
+, := ,
+
+# Compiles everything for every chip, and writes what each kernel takes of it.
+cuda: $(BUILD)/cuda/limits $(CUBINS) $(CUDA_PTX)
+	@$(PYTHON) tests/gpu/report --out $(BUILD)/cuda/kernels.md --build $(BUILD)/cuda $(CUDA_CHIPS)
+
+# What a bare machine with a GPU needs to run tests/gpu/limits: the program, and its sources should it have to be built there.
+BUNDLE_FILES := tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h
+gpu-bundle: $(BUILD)/cuda/limits
+	@rm -rf $(BUILD)/cuda/bundle && mkdir -p $(BUILD)/cuda/bundle/convod-gpu/bin
+	@cp --parents $(BUNDLE_FILES) $(BUILD)/cuda/bundle/convod-gpu/
+	@cp $(BUILD)/cuda/limits $(BUILD)/cuda/bundle/convod-gpu/bin/
+	@tar -C $(BUILD)/cuda/bundle -czf $(BUILD)/convod-gpu.tar.gz convod-gpu
+	@bytes=$$(stat -c %s $(BUILD)/convod-gpu.tar.gz); [ $$bytes -lt 50000000 ] || { echo "The bundle has $$bytes bytes, more than 50 MB" >&2; exit 1; }
+	@echo '$(BUILD)/convod-gpu.tar.gz: unpack it on the machine with the GPU and run convod-gpu/tests/gpu/limits'
+
+.PHONY: cuda gpu-bundle
+-include $(wildcard $(BUILD)/cuda/*.d $(BUILD)/cuda/*/*.d $(BUILD)/cuda/*/*/*/*.d)

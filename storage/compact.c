@@ -1,0 +1,129 @@
+/* compact.c - packs whose space cannot be given back record by record: what lives in them moves on, and they go as a
+ * whole. The KV writer's part.
+ *
+ * Where the file system cannot punch holes (or a crash left space allocated behind a pack's end), what is dropped stays
+ * in use. The budget counts it, so room is made by moving the live records of the pack that has the most of it to the
+ * active pack: copied and synced first, then the rows, then the old places are overwritten, and the pack, which has no
+ * rows any more, is unlinked. A crash in between leaves a second copy that the next start takes for what it is.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+struct move {
+    uint8_t key[STORAGE_KEY_BYTES];
+    uint64_t from, bytes, to;
+    uint32_t to_pack;
+    bool copied;
+};
+
+struct compaction {
+    uint32_t pack, most; /* only packs below `most` get no more records */
+    struct move *moves;
+    size_t n, cap;
+};
+
+static int victim_run(struct storage_ledger *l, void *arg)
+{
+    struct compaction *c = arg;
+    uint64_t dead = 0;
+    for (size_t i = 0; i < l->n_dead; i++)
+        if (l->dead[i].bytes > dead && l->dead[i].pack < c->most) {
+            dead = l->dead[i].bytes;
+            c->pack = l->dead[i].pack;
+        }
+    if (!dead)
+        return -ENOENT;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, c->pack);
+    while ((rc = stmt_step(l, s)) == 1) {
+        if (c->n == c->cap) {
+            size_t cap = c->cap ? c->cap * 2 : 64;
+            struct move *grown = realloc(c->moves, cap * sizeof *grown);
+            if (!grown) {
+                rc = -ENOMEM;
+                break;
+            }
+            c->moves = grown;
+            c->cap = cap;
+        }
+        struct move *m = &c->moves[c->n];
+        *m = (struct move){.from = (uint64_t)sqlite3_column_int64(s, 1), .bytes = (uint64_t)sqlite3_column_int64(s, 2)};
+        rc = column_bytes(s, 0, m->key, sizeof m->key);
+        if (rc)
+            break;
+        c->n++;
+    }
+    stmt_reset(s);
+    return rc;
+}
+
+/* Copies a record to the active pack. One that cannot be read goes with its pack. */
+static int copy(struct storage *st, uint32_t pack, struct move *m)
+{
+    uint8_t *record = m->bytes <= PACK_RECORD_MAX ? malloc(m->bytes) : NULL;
+    if (!record)
+        return -ENOMEM;
+    int rc = packs_read(&st->packs, pack, m->from, record, m->bytes);
+    if (!rc && packs_full(&st->packs, m->bytes)) {
+        rc = packs_sync(&st->packs);
+        if (!rc)
+            packs_release(&st->packs);
+    }
+    if (!rc) {
+        rc = packs_append(&st->packs, record, m->bytes, &m->to_pack, &m->to);
+        m->copied = !rc;
+        if (!rc)
+            atomic_fetch_add(&st->disk_used, m->bytes);
+    } else if (rc == -EIO || rc == -EBADMSG || rc == -ENOENT) {
+        rc = 0;
+    }
+    free(record);
+    return rc;
+}
+
+static int move_run(struct storage_ledger *l, void *arg)
+{
+    struct compaction *c = arg;
+    int rc = 0;
+    l->deferred = l->wrote_kv = true;
+    for (size_t i = 0; i < c->n && !rc; i++) {
+        struct move *m = &c->moves[i];
+        struct segment_row row;
+        rc = segment_get(l, m->key, &row);
+        bool there = rc == 1 && row.pack == c->pack && row.offset == m->from;
+        if (rc < 0)
+            break;
+        rc = 0;
+        if (there && m->copied) {
+            rc = segment_move(l, &row, m->to_pack, m->to);
+            m->copied = rc != 0;
+        } else if (there) {
+            rc = segment_forget(l, m->key, c->pack, m->from);
+        }
+        if (!rc && m->copied) { /* it went meanwhile */
+            atomic_fetch_add(&l->st->segments, 1);
+            rc = segment_drop_record(l, m->key, m->to_pack, m->to, m->bytes);
+        }
+    }
+    return rc;
+}
+
+int compact(struct storage *st)
+{
+    struct compaction c = {.most = (uint32_t)atomic_load(&st->oldest_open_pack)};
+    int rc = jobs_call(st, victim_run, &c);
+    for (size_t i = 0; i < c.n && !rc; i++)
+        rc = copy(st, c.pack, &c.moves[i]);
+    if (!rc)
+        rc = packs_sync(&st->packs);
+    if (!rc)
+        rc = jobs_call(st, move_run, &c);
+    free(c.moves);
+    return rc;
+}

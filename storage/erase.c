@@ -1,0 +1,555 @@
+/* erase.c - what follows a commit that took something away: records are cut out of their packs, and a deletion is
+ * reported when nothing of it can be read any more. Ledger thread, except for the cutter's own part.
+ *
+ * A record that left the index has an intent in ledger.db from the same transaction on. The cutter thread overwrites
+ * it, syncs, and punches a hole; what came of it goes back to the ledger thread, which takes the intent away with its
+ * next transaction. A record that a reader has pinned waits for it; one that could not be cut out, or whose row could
+ * not be taken out of kv.db, is tried again, less and less often.
+ *
+ * Something that was deleted for its owner has a mark in ledger.db from its deletion on ("deleting/ID"). When its last
+ * record is gone, both logs are emptied (vfs.c overwrites them), then the mark goes with the intents, and only then
+ * the deletion is reported. Where something fails on the way, -EINPROGRESS is reported: it is deleted for everybody,
+ * but the mark stays, and the rest is tried again, also after a restart.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+#define RETRY_MS_FIRST 1000
+#define RETRY_MS_MOST  60000
+#define CUT_PLACES     256 /* of one pack with one sync */
+#define MARK           "deleting/"
+
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
+
+struct mark {
+    struct mark *next;
+    char key[]; /* of ledger.db's meta */
+};
+
+static struct mark *mark_new(const char *public_id)
+{
+    size_t n = strlen(public_id);
+    struct mark *m = malloc(sizeof *m + sizeof MARK + n);
+    if (m) {
+        m->next = NULL;
+        memcpy(m->key, MARK, sizeof MARK - 1);
+        memcpy(m->key + sizeof MARK - 1, public_id, n + 1);
+    }
+    return m;
+}
+
+static void marks_free(struct mark *m)
+{
+    for (struct mark *next; m; m = next) {
+        next = m->next;
+        free(m);
+    }
+}
+
+int erase_mark(struct storage_ledger *l, int64_t owner, const char *public_id)
+{
+    struct mark *m = mark_new(public_id);
+    if (!m)
+        return -ENOMEM;
+    int rc = meta_set(l, S_META_SET, m->key, &owner, sizeof owner);
+    m->next = l->marks;
+    l->marks = m;
+    return rc;
+}
+
+int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id)
+{
+    struct mark *m = mark_new(public_id);
+    int64_t whose = 0;
+    size_t n;
+    int rc = m ? meta_get(l, S_META_GET, m->key, &whose, sizeof whose, &n) : -ENOMEM;
+    free(m);
+    return rc == 1 ? whose == owner : rc;
+}
+
+/* ---- jobs that wait ---------------------------------------------------------------------------------------------- */
+
+static void tell(struct job *j, int rc)
+{
+    if (j->job.done)
+        j->job.done(j->job.arg, rc);
+    j->job.done = NULL;
+}
+
+void erase_job_free(struct job *j)
+{
+    marks_free(j->marks);
+    free(j);
+}
+
+static void pending_remove(struct storage_ledger *l, struct job *j)
+{
+    for (struct job **p = &l->pending; *p; p = &(*p)->next)
+        if (*p == j) {
+            *p = j->next;
+            return;
+        }
+}
+
+/* One of the job's records is gone, or (rc) is not. */
+static void job_drop_over(struct storage_ledger *l, struct job *j, int rc)
+{
+    if (!j)
+        return;
+    if (rc && j->marks) {
+        tell(j, -EINPROGRESS);
+        return;
+    }
+    if (rc && !j->rc)
+        j->rc = rc;
+    if (--j->n_drops || j->marks)
+        return;
+    pending_remove(l, j);
+    tell(j, j->rc);
+    erase_job_free(j);
+}
+
+static void retry_later(struct retry *r)
+{
+    if (r->at_ms)
+        return;
+    r->pause_ms = !r->pause_ms ? RETRY_MS_FIRST : r->pause_ms * 2 < RETRY_MS_MOST ? r->pause_ms * 2 : RETRY_MS_MOST;
+    r->at_ms = monotonic_ms() + r->pause_ms;
+}
+
+/* True: its time has come, or it was never put off. */
+static bool retry_now(struct retry *r)
+{
+    if (r->at_ms && monotonic_ms() < r->at_ms)
+        return false;
+    r->at_ms = 0;
+    return true;
+}
+
+/* ---- drops ------------------------------------------------------------------------------------------------------- */
+
+static int intent_done(struct storage_ledger *l, int64_t intent)
+{
+    if (l->n_cleared == l->cap_cleared) {
+        size_t cap = l->cap_cleared ? l->cap_cleared * 2 : 64;
+        int64_t *grown = realloc(l->cleared, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM; /* it stays in the ledger and is carried out again at the next open */
+        l->cleared = grown;
+        l->cap_cleared = cap;
+    }
+    l->cleared[l->n_cleared++] = intent;
+    return 0;
+}
+
+static void wait_add(struct storage_ledger *l, struct drop d, enum drop_wait why)
+{
+    d.wait = why;
+    if (l->n_waiting == l->cap_waiting) {
+        size_t cap = l->cap_waiting ? l->cap_waiting * 2 : 16;
+        struct drop *grown = realloc(l->waiting, cap * sizeof *grown);
+        if (!grown) {
+            /* Its intent stays, the next open carries it out. */
+            if (d.job)
+                tell(d.job, d.job->marks ? -EINPROGRESS : -ENOMEM);
+            return;
+        }
+        l->waiting = grown;
+        l->cap_waiting = cap;
+    }
+    l->waiting[l->n_waiting++] = d;
+    if (why != WAIT_READER)
+        retry_later(&l->retry_cuts);
+}
+
+/* It is tried again later; who waits hears of it. A job that deleted nothing for its owner does not wait longer. */
+static void drop_failed(struct storage_ledger *l, struct drop d, enum drop_wait why, int rc)
+{
+    struct job *j = d.job;
+    if (j && !j->marks)
+        d.job = NULL;
+    wait_add(l, d, why);
+    job_drop_over(l, j, rc);
+}
+
+void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes)
+{
+    atomic_fetch_add(&l->st->disk_dead, bytes);
+    for (size_t i = 0; i < l->n_dead; i++)
+        if (l->dead[i].pack == pack) {
+            l->dead[i].bytes += bytes;
+            return;
+        }
+    if (l->n_dead == l->cap_dead) {
+        size_t cap = l->cap_dead ? l->cap_dead * 2 : 16;
+        struct dead *grown = realloc(l->dead, cap * sizeof *grown);
+        if (!grown) {
+            /* Not accounted for any more, until the next open. */
+            atomic_fetch_sub(&l->st->disk_used, bytes);
+            atomic_fetch_sub(&l->st->disk_dead, bytes);
+            return;
+        }
+        l->dead = grown;
+        l->cap_dead = cap;
+    }
+    l->dead[l->n_dead++] = (struct dead){pack, bytes};
+}
+
+/* The pack is gone, and its space with it. */
+static void dead_given_back(struct storage_ledger *l, uint32_t pack)
+{
+    for (size_t i = 0; i < l->n_dead; i++)
+        if (l->dead[i].pack == pack) {
+            atomic_fetch_sub(&l->st->disk_used, l->dead[i].bytes);
+            atomic_fetch_sub(&l->st->disk_dead, l->dead[i].bytes);
+            l->dead[i] = l->dead[--l->n_dead];
+            return;
+        }
+}
+
+/* A pack without live records that will get no more goes as a whole. */
+static void pack_collect(struct storage_ledger *l, uint32_t pack)
+{
+    struct storage *st = l->st;
+    if (pack >= atomic_load(&st->oldest_open_pack))
+        return;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_IN_PACK, &rc);
+    if (!s)
+        return;
+    (void)sqlite3_bind_int64(s, 1, pack);
+    rc = stmt_step(l, s);
+    stmt_reset(s);
+    if (rc != 0 || packs_unlink(&st->packs, pack))
+        return;
+    dead_given_back(l, pack);
+    s = stmt_get(l, S_PACK_DELETE, &rc);
+    if (s) {
+        (void)sqlite3_bind_int64(s, 1, pack);
+        (void)stmt_run(l, s, NULL);
+    }
+}
+
+/* Hands drops that nobody reads to the cutter, and keeps the others. */
+static void drops_hand_over(struct storage_ledger *l, struct drop *drops, size_t n)
+{
+    struct storage *st = l->st;
+    struct cut *c = malloc(sizeof *c + n * sizeof *c->drops);
+    size_t taken = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct drop *d = &drops[i];
+        /* A copy in RAM goes too, unless the segment was stored anew meanwhile. */
+        if (segment_exists(l, d->key) != 1)
+            ram_drop_durable(&st->ram, &d->key, 1);
+        if (!c || !pin_doom(st, d->pack, d->offset)) {
+            wait_add(l, *d, c ? WAIT_READER : WAIT_FAILED);
+        } else {
+            c->drops[taken++] = *d;
+        }
+    }
+    if (!taken) {
+        free(c);
+        return;
+    }
+    c->n = taken;
+    c->next = NULL;
+    l->n_cuts++;
+    pthread_mutex_lock(&st->cutter_lock);
+    *st->cuts_tail = c;
+    st->cuts_tail = &c->next;
+    pthread_cond_signal(&st->cutter_cond);
+    pthread_mutex_unlock(&st->cutter_lock);
+}
+
+void erase_drops(struct storage_ledger *l, int kv_rc)
+{
+    struct storage *st = l->st;
+    size_t n = l->n_drops;
+    l->n_drops = 0;
+    if (!kv_rc)
+        atomic_fetch_sub(&st->segments, n);
+    if (!kv_rc && n)
+        drops_hand_over(l, l->drops, n);
+    for (size_t i = 0; kv_rc && i < n; i++)
+        drop_failed(l, l->drops[i], WAIT_INDEX, kv_rc);
+    for (size_t i = 0; i < l->n_dead_turns; i++)
+        ram_drop_turn(&st->ram, l->dead_turns[i]);
+    l->n_dead_turns = 0;
+}
+
+void erase_results(struct storage_ledger *l, struct cut *c)
+{
+    struct storage *st = l->st;
+    for (struct cut *next; c; c = next) {
+        next = c->next;
+        for (size_t i = 0; i < c->n; i++) {
+            struct drop *d = &c->drops[i];
+            if (d->rc) {
+                if (d->rc != l->cut_said)
+                    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s",
+                                d->pack, strerror(-d->rc));
+                l->cut_said = d->rc;
+                drop_failed(l, *d, WAIT_FAILED, d->rc);
+                continue;
+            }
+            l->cut_said = 0;
+            l->retry_cuts.pause_ms = 0;
+            if (d->given_back)
+                atomic_fetch_sub(&st->disk_used, d->bytes);
+            else
+                erase_dead(l, d->pack, d->bytes);
+            pack_collect(l, d->pack);
+            if (d->intent)
+                (void)intent_done(l, d->intent);
+            job_drop_over(l, d->job, 0);
+        }
+        l->n_cuts--;
+        free(c);
+    }
+}
+
+/* Takes out of the list those of a kind and hands them over. */
+static void waiting_hand_over(struct storage_ledger *l, bool readers)
+{
+    struct drop *ready = malloc((l->n_waiting ? l->n_waiting : 1) * sizeof *ready);
+    if (!ready) {
+        retry_later(&l->retry_cuts);
+        return;
+    }
+    size_t n = 0, kept = 0;
+    for (size_t i = 0; i < l->n_waiting; i++) {
+        if (readers ? l->waiting[i].wait == WAIT_READER : l->waiting[i].wait == WAIT_FAILED)
+            ready[n++] = l->waiting[i];
+        else
+            l->waiting[kept++] = l->waiting[i];
+    }
+    l->n_waiting = kept;
+    drops_hand_over(l, ready, n);
+    free(ready);
+}
+
+void erase_unpinned(struct storage_ledger *l)
+{
+    waiting_hand_over(l, true);
+}
+
+static int index_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    int rc = 0;
+    l->wrote_kv = true;
+    for (size_t i = 0; i < l->n_waiting && !rc; i++) {
+        const struct drop *d = &l->waiting[i];
+        if (d->wait == WAIT_INDEX)
+            rc = segment_cut(l, d->key, d->pack, d->offset, d->bytes);
+    }
+    return rc;
+}
+
+/* ---- the end of a deletion --------------------------------------------------------------------------------------- */
+
+int erase_marks_clear(struct storage_ledger *l)
+{
+    int rc = 0;
+    for (const struct job *j = l->pending; j && !rc; j = j->next) {
+        if (!j->finished)
+            continue;
+        for (const struct mark *m = j->marks; m && !rc; m = m->next) {
+            sqlite3_stmt *s = stmt_get(l, S_META_DELETE, &rc);
+            if (s) {
+                bind_text(s, 1, m->key);
+                rc = stmt_run(l, s, NULL);
+            }
+        }
+    }
+    for (size_t i = 0; i < l->n_cleared && !rc; i++) {
+        sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
+        if (s) {
+            (void)sqlite3_bind_int64(s, 1, l->cleared[i]);
+            rc = stmt_run(l, s, NULL);
+        }
+    }
+    return rc;
+}
+
+void erase_marks_cleared(struct storage_ledger *l, int rc)
+{
+    if (!rc)
+        l->n_cleared = 0;
+    for (struct job **p = &l->pending; *p;) {
+        struct job *j = *p;
+        if (!j->finished) {
+            p = &j->next;
+        } else if (rc) {
+            j->finished = false;
+            tell(j, -EINPROGRESS);
+            retry_later(&l->retry_logs);
+            p = &j->next;
+        } else {
+            *p = j->next;
+            tell(j, 0);
+            erase_job_free(j);
+        }
+    }
+}
+
+/* The pages in SQLite's cache still have what vfs.c left out, and would bring it into the next log. */
+static int log_empty(sqlite3 *db)
+{
+    int rc = schema_errno(sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+    return rc ? rc : schema_errno(sqlite3_db_release_memory(db));
+}
+
+int erase_logs(struct storage_ledger *l)
+{
+    int kv_rc = log_empty(l->kv), rc = log_empty(l->db);
+    return rc ? rc : kv_rc;
+}
+
+bool erase_finish(struct storage_ledger *l)
+{
+    bool any = false;
+    for (const struct job *j = l->pending; j; j = j->next)
+        any |= j->marks && !j->n_drops;
+    if (!any)
+        return false;
+    bool now = retry_now(&l->retry_logs);
+    int rc = now ? erase_logs(l) : -EAGAIN;
+    if (rc && now)
+        storage_log(l->st, LOG_WARNING, "the logs keep deleted rows for now: %s", strerror(-rc));
+    for (struct job *j = l->pending; j; j = j->next) {
+        if (!j->marks || j->n_drops)
+            continue;
+        j->finished = !rc;
+        if (rc)
+            tell(j, -EINPROGRESS);
+    }
+    if (rc)
+        retry_later(&l->retry_logs);
+    else
+        l->retry_logs.pause_ms = 0;
+    return !rc;
+}
+
+void erase_retry(struct storage_ledger *l)
+{
+    if (!l->retry_cuts.at_ms || !retry_now(&l->retry_cuts))
+        return;
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_waiting; i++)
+        n += l->waiting[i].wait == WAIT_INDEX;
+    int rc = n ? jobs_run_alone(l, index_run) : 0;
+    if (rc)
+        retry_later(&l->retry_cuts);
+    for (size_t i = 0; n && !rc && i < l->n_waiting; i++)
+        if (l->waiting[i].wait == WAIT_INDEX)
+            l->waiting[i].wait = WAIT_FAILED;
+    if (!rc)
+        atomic_fetch_sub(&l->st->segments, n);
+    waiting_hand_over(l, false);
+}
+
+int64_t erase_due_ms(const struct storage_ledger *l)
+{
+    int64_t cuts = l->retry_cuts.at_ms, logs = l->retry_logs.at_ms;
+    return !cuts || (logs && logs < cuts) ? logs : cuts;
+}
+
+void erase_give_up(struct storage_ledger *l)
+{
+    l->n_waiting = 0;
+    while (l->pending) {
+        struct job *j = l->pending;
+        l->pending = j->next;
+        tell(j, j->marks ? -EINPROGRESS : -ESHUTDOWN);
+        erase_job_free(j);
+    }
+}
+
+/* ---- at open ----------------------------------------------------------------------------------------------------- */
+
+int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
+{
+    struct job *j = calloc(1, sizeof *j);
+    int rc = j ? 0 : -ENOMEM;
+    sqlite3_stmt *s = rc ? NULL : stmt_get(l, S_META_MARKS, &rc);
+    while (s && (rc = stmt_step(l, s)) == 1) {
+        const char *key = (const char *)sqlite3_column_text(s, 0);
+        struct mark *m = key ? mark_new(key + sizeof MARK - 1) : NULL;
+        if (!m) {
+            rc = -ENOMEM;
+            break;
+        }
+        m->next = j->marks;
+        j->marks = m;
+    }
+    if (s)
+        stmt_reset(s);
+    bool marked = !rc && j->marks;
+    for (size_t i = 0; i < n; i++) {
+        struct drop d = drops[i];
+        d.job = marked ? j : NULL;
+        atomic_fetch_add(&l->st->disk_used, d.bytes); /* until it is cut out */
+        wait_add(l, d, WAIT_FAILED);
+    }
+    if (marked) {
+        j->n_drops = n;
+        l->pending = j;
+    } else if (j) {
+        erase_job_free(j);
+    }
+    return rc;
+}
+
+/* ---- the cutter -------------------------------------------------------------------------------------------------- */
+
+static int by_pack(const void *a, const void *b)
+{
+    const struct drop *x = a, *y = b;
+    return (x->pack > y->pack) - (x->pack < y->pack);
+}
+
+static void cut_out(struct storage *st, struct cut *c)
+{
+    qsort(c->drops, c->n, sizeof *c->drops, by_pack);
+    struct place places[CUT_PLACES];
+    for (size_t i = 0; i < c->n;) {
+        size_t n = 0;
+        for (; i + n < c->n && c->drops[i + n].pack == c->drops[i].pack && n < CUT_PLACES; n++)
+            places[n] = (struct place){c->drops[i + n].offset, c->drops[i + n].bytes};
+        bool given_back;
+        int rc = packs_cut(&st->packs, c->drops[i].pack, places, n, &given_back);
+        for (; n; n--, i++) {
+            c->drops[i].rc = rc;
+            c->drops[i].given_back = given_back;
+        }
+    }
+}
+
+void *cutter_thread(void *arg)
+{
+    struct storage *st = arg;
+    for (;;) {
+        pthread_mutex_lock(&st->cutter_lock);
+        while (!st->cuts && !st->cutter_stop)
+            pthread_cond_wait(&st->cutter_cond, &st->cutter_lock);
+        struct cut *c = st->cuts;
+        if (c) {
+            st->cuts = c->next;
+            if (!st->cuts)
+                st->cuts_tail = &st->cuts;
+        }
+        pthread_mutex_unlock(&st->cutter_lock);
+        if (!c)
+            return NULL;
+        cut_out(st, c);
+        pthread_mutex_lock(&st->jobs_lock);
+        c->next = st->cut_results;
+        st->cut_results = c;
+        pthread_cond_broadcast(&st->jobs_cond);
+        pthread_mutex_unlock(&st->jobs_lock);
+    }
+}

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""What Tab offers in bash and zsh: the files that are installed, given to the shells, with the real programs behind them."""
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+BUILD = Path(os.environ.get("BUILD", "build")).resolve()
+FILES = Path("clients/completion").resolve()
+# zsh's own helpers belong to its line editor; these say what they were given.
+ZSH = """
+compadd() { while [[ $1 == -* && $1 != --?* ]]; do shift; done; print -rl -- $*; }
+_describe() { print -rl -- ${(P)2}; }
+_files() { print -r files; }
+_arguments() { print -rl -- $*; }
+complete() { . "$1"; }
+complete "$1"
+"""
+
+
+def bash(*words):
+    program = words[0].rpartition("/")[2]
+    script = f'. {FILES}/{program}.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _{program} "$1"; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    return run("bash", "--norc", "-c", script, "bash", *words)
+
+
+def zsh(*words):
+    program = words[0].rpartition("/")[2]
+    script = f"words=({' '.join(repr(w) for w in words)}); CURRENT={len(words)}; PREFIX={words[-1]!r}\n" + ZSH
+    return run("zsh", "--no-rcs", "-c", script, "zsh", f"{FILES}/{program}.zsh")
+
+
+def run(*words):
+    with tempfile.TemporaryDirectory() as empty:
+        r = subprocess.run(words, capture_output=True, text=True, cwd=empty, timeout=60,
+                           env=os.environ | {"CONVOD_URL": "http://127.0.0.1:1"})
+    assert r.returncode == 0 and not r.stderr, r.stderr
+    return [line for line in r.stdout.splitlines() if line]
+
+
+def options(program):
+    text = subprocess.run([BUILD / program, "--help"], capture_output=True, text=True).stdout
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"Usage:.*?\n\n", "", text, flags=re.S)))
+
+
+class Completion(unittest.TestCase):
+    convo, convod = str(BUILD / "convo"), str(BUILD / "convod")
+    commands = {"chat", "resume", "ask", "list", "show", "rename", "delete", "evict", "status"}
+
+    def test_bash_offers_every_option(self):
+        self.assertEqual(set(bash(self.convo, "--")), options("convo"))
+        self.assertEqual(set(bash(self.convod, "--")), options("convod"))
+
+    def test_bash_offers_commands_and_values(self):
+        self.assertLessEqual(self.commands, set(bash(self.convo, "")))
+        self.assertEqual(bash(self.convo, "sh"), ["show"])
+        self.assertEqual(bash(self.convo, "ask", ""), [])
+        self.assertEqual(bash(self.convo, "evict", "--to", "r"), ["ram"])
+        self.assertEqual(bash(self.convod, "--kv-type", ""), ["bf16", "f16"])
+        self.assertEqual(bash(self.convod, "--kv-type", "=", "b"), ["bf16"])
+        self.assertEqual(bash(self.convod, "--threads", ""), [])
+
+    @unittest.skipUnless(shutil.which("zsh"), "zsh is not here")
+    def test_zsh_offers_every_option(self):
+        self.assertEqual(set(zsh(self.convo, "--")), options("convo"))
+        offered = {o.partition("[")[0] for o in zsh(self.convod, "--")[1:]}
+        self.assertEqual(offered, options("convod"))
+
+    @unittest.skipUnless(shutil.which("zsh"), "zsh is not here")
+    def test_zsh_offers_commands_and_values(self):
+        self.assertLessEqual(self.commands, {c.partition(":")[0] for c in zsh(self.convo, "")})
+        self.assertEqual(zsh(self.convo, "evict", "--to", ""), ["ram", "disk"])
+        self.assertEqual(zsh(self.convo, "--token-file", ""), ["files"])
+
+
+if __name__ == "__main__":
+    unittest.main()

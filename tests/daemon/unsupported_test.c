@@ -1,0 +1,54 @@
+/* unsupported_test.c - what changes an answer and is not done here is refused; what asks for nothing is not. */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/api/api.h"
+#include "tests/daemon/harness.h"
+
+static void each_field(void **state)
+{
+    (void)state;
+    static const struct {
+        enum unsupported_api api;
+        const char *body, *param; /* "" = taken */
+    } cases[] = {
+        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"auto\",\"truncation\":\"disabled\",\"prompt\":null}", ""},
+        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"none\",\"top_logprobs\":0,\"stop\":[],\"logit_bias\":{}}", ""},
+        {UNSUPPORTED_RESPONSES, "{\"tools\":[{}],\"reasoning\":{\"effort\":\"low\"},\"include\":[\"x\"]}", ""},
+        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"required\"}", "tool_choice"},
+        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":{\"type\":\"function\",\"name\":\"f\"}}", "tool_choice"},
+        {UNSUPPORTED_RESPONSES, "{\"truncation\":\"auto\"}", "truncation"},
+        {UNSUPPORTED_RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt"},
+        {UNSUPPORTED_RESPONSES, "{\"top_logprobs\":1}", "top_logprobs"},
+        {UNSUPPORTED_RESPONSES, "{\"logit_bias\":{\"1\":-100}}", "logit_bias"},
+        {UNSUPPORTED_RESPONSES, "{\"stop\":\"x\"}", "stop"},
+        {UNSUPPORTED_RESPONSES, "{\"context_management\":[{}]}", "context_management"},
+        {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"auto\",\"logprobs\":false,\"stop\":\"x\",\"audio\":null}", ""},
+        {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"required\"}", "tool_choice"},
+        {UNSUPPORTED_COMPLETIONS, "{\"function_call\":{\"name\":\"f\"}}", "function_call"},
+        {UNSUPPORTED_COMPLETIONS, "{\"logit_bias\":{\"1\":1}}", "logit_bias"},
+        {UNSUPPORTED_COMPLETIONS, "{\"logprobs\":true}", "logprobs"},
+        {UNSUPPORTED_COMPLETIONS, "{\"top_logprobs\":2}", "top_logprobs"},
+        {UNSUPPORTED_COMPLETIONS, "{\"audio\":{\"voice\":\"a\"}}", "audio"},
+        {UNSUPPORTED_COMPLETIONS, "{\"web_search_options\":{\"a\":1}}", "web_search_options"},
+        {UNSUPPORTED_COMPLETIONS, "{\"grammar\":\"root ::= x\"}", "grammar"},
+        {UNSUPPORTED_COMPLETIONS, "{\"guided_choice\":[\"a\"]}", "guided_choice"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct api_error e = {0};
+        cJSON *body = cJSON_Parse(cases[i].body);
+        assert_non_null(body);
+        int rc = unsupported_check(body, cases[i].api, &e);
+        if (rc != (*cases[i].param ? -1 : 0) || strcmp(e.param, cases[i].param) != 0) {
+            fail_msg("%s: %d '%s'", cases[i].body, rc, e.param);
+        }
+        assert_true(rc == 0 || (e.status == 400 && strcmp(e.code, "unsupported_parameter") == 0));
+        cJSON_Delete(body);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_field)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,134 @@
+/* compact_test.c - a budget is hard where the file system gives no space back, and what is read meanwhile is found. */
+#include "tests/storage/storage_faults.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BUDGET ((uint64_t)8 << 20) /* packs of 1 MiB */
+
+static char *dir;
+static struct storage *st;
+static struct storage_io io;
+static struct faults faults;
+static int64_t owner, conv, turn;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir_in_memory();
+    faults_init(&faults, &io);
+    faults.punch_errno = EOPNOTSUPP;
+    st = testing_open_with(dir, &io, BUDGET);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turn = testing_turn(st, owner, conv, 0, "resp_1");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static uint64_t packs_bytes(unsigned *n)
+{
+    uint64_t all = 0;
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    *n = 0;
+    while ((e = readdir(d)))
+        if (!strncmp(e->d_name, "pack-", 5)) {
+            all += testing_blocks(dir, e->d_name);
+            ++*n;
+        }
+    closedir(d);
+    return all;
+}
+
+/* Two of three segments are short-lived; the third is used again and again. */
+static void test_hard_budget(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct storage_stats stats;
+    unsigned packs;
+    for (unsigned id = 1; id <= 1500; id++) {
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+        assert_int_equal(testing_commit(st, turn, id), 0);
+        for (unsigned k = id % 50 ? 0 : 1; k && k <= 60; k += 3)
+            if (!testing_find(st, owner, 0, k, &f) && f.pack != STORAGE_PACK_NONE) {
+                storage_ram_drop(st, NULL, 0);
+                assert_int_equal(testing_read(st, &f, k).rc, 0);
+            }
+        if (id % 100 == 0) {
+            testing_cuts_wait(st);
+            uint64_t really = packs_bytes(&packs);
+            storage_stats(st, &stats);
+            assert_true(stats.disk_used <= BUDGET);
+            /* A pack more while it is emptied, their first blocks, and what is allocated ahead. */
+            if (really > BUDGET + (2 << 20))
+                fail_msg("after %u: %llu in %u packs", id, (unsigned long long)really, packs);
+        }
+    }
+    storage_stats(st, &stats);
+    assert_int_equal(stats.save_failures, 0);
+    /* A restart finds what there is. */
+    storage_close(st);
+    st = testing_open_with(dir, &io, BUDGET);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    storage_stats(st, &stats);
+    uint64_t really = packs_bytes(&packs);
+    assert_true(stats.disk_used <= really && stats.disk_used + packs * ((uint64_t)64 << 10) >= really);
+    assert_int_equal(testing_find(st, owner, 0, 1500, &f), 0);
+    assert_int_equal(testing_read(st, &f, 1500).rc, 0);
+}
+
+static int drop_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    uint64_t freed;
+    uint8_t keep[4][STORAGE_KEY_BYTES];
+    for (unsigned id = 1; id <= 4; id++)
+        testing_key(keep[id - 1], 10 * id);
+    return segment_evict(l, (uint64_t)36 * 4096, (const uint8_t(*)[STORAGE_KEY_BYTES])keep, 4, &freed);
+}
+
+/* Looked up, moved, then read. */
+static void test_read_of_what_moved(void **state)
+{
+    (void)state;
+    struct storage_found f[5], g;
+    for (unsigned id = 1; id <= 60; id++) /* some packs */
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    for (unsigned i = 1; i <= 4; i++)
+        assert_int_equal(testing_find(st, owner, 0, 10 * i, &f[i]), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_true(atomic_load(&st->disk_dead) > 0);
+    /* The writer rests: this thread may take its place. */
+    while (!compact(st))
+        ;
+    testing_cuts_wait(st);
+    storage_ram_drop(st, NULL, 0);
+    unsigned moved = 0;
+    for (unsigned i = 1; i <= 4; i++) {
+        assert_int_equal(testing_find(st, owner, 0, 10 * i, &g), 0);
+        moved += g.pack != f[i].pack || g.offset != f[i].offset;
+        assert_int_equal(testing_read(st, &f[i], 10 * i).rc, 0);
+    }
+    assert_true(moved > 0);
+}
+
+#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {T(test_hard_budget), T(test_read_of_what_moved)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,246 @@
+/* erase_test.c - a deletion is reported when nothing can be read any more; until then it is told as such and tried
+ * again. */
+#include "tests/storage/storage_faults.h"
+
+#include <unistd.h>
+
+static char *dir;
+static struct storage *st;
+static struct storage_io io;
+static struct faults faults;
+static int64_t owner, conv, turn;
+
+static int setup(void **state)
+{
+    (void)state;
+    dir = testing_dir_in_memory();
+    faults_init(&faults, &io);
+    st = testing_open_with(dir, &io, 1 << 28);
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turn = testing_turn(st, owner, conv, 0, "resp_1");
+    for (unsigned id = 1; id <= 3; id++)
+        assert_int_equal(testing_put(st, owner, id, id - 1), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    storage_close(st);
+    faults_sqlite_unreadable(NULL, 0, 0);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static void reopen(void)
+{
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 28);
+}
+
+/* Nothing is left, within the time after which it is tried again. */
+static void gone_soon(const struct storage_found *f)
+{
+    struct storage_stats stats;
+    for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+    assert_true(testing_cut_out(st, f));
+    assert_false(testing_contains(dir, "kv.db", "label 2"));
+    assert_false(testing_contains(dir, "kv.db-wal", "label 2"));
+    assert_false(testing_contains(dir, "ledger.db", "resp_1"));
+    assert_false(testing_contains(dir, "ledger.db-wal", "resp_1"));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.disk_used, 0);
+    assert_int_equal(stats.segments, 0);
+}
+
+static void test_in_order(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    int syncs = faults.n_syncs, writes = faults.n_writes;
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    gone_soon(&f);
+    /* All of them were overwritten, and the pack was synced once. */
+    assert_int_equal(faults.n_writes - writes, 3);
+    assert_int_equal(faults.n_syncs - syncs, 1);
+}
+
+/* A disk that refuses to overwrite, or to sync that. */
+static void cannot_cut(int write_errno, int sync_errno)
+{
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    int64_t second = testing_conversation(st, owner, "conv_2");
+    (void)testing_turn(st, owner, second, 0, "resp_2");
+    faults_set(&faults, write_errno, sync_errno, false);
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+    /* For everybody it is gone, and its owner hears what becomes of it. */
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -ENOENT);
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    assert_int_equal(testing_deleting(st, owner + 1, "conv_1"), 0);
+    /* Another that has nothing there does not wait for it. */
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), 0);
+    assert_int_equal(testing_deleting(st, owner, "conv_2"), 0);
+    /* A restart does not help. */
+    reopen();
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    faults_set(&faults, 0, 0, false);
+    gone_soon(&f);
+    reopen();
+    gone_soon(&f);
+}
+
+static void test_not_overwritten(void **state)
+{
+    (void)state;
+    cannot_cut(EIO, 0);
+}
+
+static void test_not_synced(void **state)
+{
+    (void)state;
+    cannot_cut(0, EIO);
+}
+
+/* It is overwritten: that its space does not come back is another matter. */
+static void test_no_holes(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct storage_stats before, stats;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    storage_stats(st, &before);
+    faults.punch_errno = EIO;
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_true(testing_cut_out(st, &f));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.disk_used, before.disk_used);
+}
+
+struct deletion {
+    pthread_mutex_t lock; /* guards the rest */
+    bool done;
+    int rc;
+};
+
+static int delete_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return storage_conversation_delete(l, owner, "conv_1");
+}
+
+static void delete_done(void *arg, int rc)
+{
+    struct deletion *d = arg;
+    pthread_mutex_lock(&d->lock);
+    d->done = true;
+    d->rc = rc;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static bool done(struct deletion *d)
+{
+    pthread_mutex_lock(&d->lock);
+    bool is = d->done;
+    pthread_mutex_unlock(&d->lock);
+    return is;
+}
+
+static void test_record_in_use(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct deletion d = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    assert_int_equal(pin_take(st, f.pack, f.offset), 0);
+    assert_int_equal(storage_submit(st, (struct storage_job){delete_run, delete_done, &d}), 0);
+    testing_cuts_wait(st);
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    assert_false(done(&d));
+    assert_false(testing_cut_out(st, &f));
+    pin_release(st, f.pack, f.offset);
+    gone_soon(&f);
+    assert_true(done(&d));
+    assert_int_equal(d.rc, 0);
+}
+
+/* Closed while a reader has it: reported as not finished, and finished at the next open. */
+static void test_close_meanwhile(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct deletion d = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    assert_int_equal(pin_take(st, f.pack, f.offset), 0);
+    assert_int_equal(storage_submit(st, (struct storage_job){delete_run, delete_done, &d}), 0);
+    reopen();
+    assert_true(done(&d));
+    assert_int_equal(d.rc, -EINPROGRESS);
+    gone_soon(&f);
+}
+
+/* The logs cannot be emptied. */
+static void test_log_stays(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"kv.db", "kv.db-wal", "ledger.db", NULL};
+    static atomic_int error;
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    for (size_t i = 0; files[i]; i++) {
+        faults_sqlite_unsyncable(files[i], &error);
+        reopen();
+        atomic_store(&error, EIO);
+        assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+        assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+        atomic_store(&error, 0);
+        gone_soon(&f);
+        teardown(NULL);
+        setup(NULL);
+    }
+}
+
+static int no_commit(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg, (void)b, (void)c, (void)d;
+    return action == SQLITE_TRANSACTION && !strcmp(a, "COMMIT") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int no_commit_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l); /* they are prepared again */
+    return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* The ledger has committed, but the index did not: its rows go later, and then the records. */
+static void test_index_behind(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    static char yes;
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    assert_int_equal(jobs_call(st, no_commit_run, &yes), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    assert_false(testing_cut_out(st, &f));
+    assert_int_equal(jobs_call(st, no_commit_run, NULL), 0);
+    gone_soon(&f);
+}
+
+#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_in_order),      T(test_not_overwritten), T(test_not_synced), T(test_no_holes),
+        T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),  T(test_index_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
