@@ -19,56 +19,6 @@
 /* Default KV budget: enough for this many sequences of the model's full length, if memory allows. */
 #define KV_DEFAULT_SEQUENCES 16
 
-/* A file's number: its first, or that behind `name` at the start of a line. False when there is none. */
-static bool read_number(const char *path, const char *name, uint64_t *out)
-{
-    char line[256];
-    bool found = false;
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    while (!found && fgets(line, sizeof line, f)) {
-        unsigned long long value;
-        size_t skip = strlen(name);
-        if (strncmp(line, name, skip) == 0 && sscanf(line + skip, "%llu", &value) == 1) {
-            *out = value;
-            found = true;
-        }
-    }
-    fclose(f);
-    return found;
-}
-
-/* Bytes that the system could give to this process without swapping: MemAvailable, and no more than the control group
- * leaves. Cached files count as free in both. */
-static uint64_t available_bytes(void)
-{
-    uint64_t kib, bytes = UINT64_MAX, most, used, cached;
-    if (read_number("/proc/meminfo", "MemAvailable:", &kib))
-        bytes = kib * 1024;
-    if (read_number("/sys/fs/cgroup/memory.max", "", &most) &&
-        read_number("/sys/fs/cgroup/memory.current", "", &used)) {
-        if (read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cached))
-            used -= cached < used ? cached : used;
-        if (read_number("/sys/fs/cgroup/memory.stat", "active_file ", &cached))
-            used -= cached < used ? cached : used;
-        uint64_t left = most > used ? most - used : 0;
-        bytes = left < bytes ? left : bytes;
-    }
-    return bytes;
-}
-
-/* Bytes that this machine, or the control group, has altogether. */
-static uint64_t machine_bytes(void)
-{
-    uint64_t kib, bytes = UINT64_MAX, most;
-    if (read_number("/proc/meminfo", "MemTotal:", &kib))
-        bytes = kib * 1024;
-    if (read_number("/sys/fs/cgroup/memory.max", "", &most) && most < bytes)
-        bytes = most;
-    return bytes;
-}
-
 static char *model_name(const struct gguf *g, const char *path)
 {
     struct gguf_string s;
@@ -240,7 +190,7 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
         return rc;
     e->ops = kernels_ops(e->kernels);
     e->info.backend = kernels_backend(e->kernels);
-    uint64_t memory = check ? machine_bytes() : available_bytes();
+    uint64_t memory = check ? kernels_machine_bytes() : kernels_available_bytes();
     if ((rc = admit(e, o, memory, &kv_bytes, err, err_size)) || check)
         return rc;
     return load(e, o, kv_bytes, err, err_size);

@@ -8,7 +8,6 @@
 
 #include <cpuid.h>
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,15 +167,6 @@ static int cpu_reserve(struct kernels *k, int max_rows, int max_cols, int max_he
 
 /* ---- open and close ---------------------------------------------------------------------------------------------- */
 
-static int available_cores(void)
-{
-    cpu_set_t cpus;
-    if (sched_getaffinity(0, sizeof cpus, &cpus) < 0)
-        return 1;
-    int n = CPU_COUNT(&cpus);
-    return n > 0 ? n : 1;
-}
-
 int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *err, size_t err_size)
 {
     if (err_size > 0)
@@ -193,7 +183,7 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
     if (!k)
         return -ENOMEM;
     k->set = set;
-    k->threads = opts->threads > 0 ? opts->threads : available_cores();
+    k->threads = opts->threads > 0 ? opts->threads : kernels_available_cores();
     k->ops = (struct kernels_ops){
         .name = set->name,
         .alloc = cpu_alloc,

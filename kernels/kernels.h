@@ -74,6 +74,14 @@ void kernels_close(struct kernels *k);
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
 int kernels_threads(const struct kernels *k);
 
+/* What this process may use, by the system, its processor affinity and the limits of its control group and of those
+ * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,
+ * UINT64_MAX when nothing says. [any thread] */
+int kernels_available_cores(void);
+uint64_t kernels_available_bytes(void);
+/* Bytes that the machine, or its control groups, leave altogether, in use or not; UINT64_MAX likewise. [any thread] */
+uint64_t kernels_machine_bytes(void);
+
 /* Runs fn(arg, i) for every i in [0, n), shared out over the workers in contiguous ranges; returns when all are done.
  * For work that is not an operation of the table (packing weights at load). */
 void kernels_parallel(struct kernels *k, int n, void (*fn)(void *arg, int i), void *arg);
@@ -272,7 +280,8 @@ struct kernels_ops {
     void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
 
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
-     * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */
+     * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. Runs on
+     * the caller, which may be a worker (kernels_parallel over layers). */
     void (*kv_export)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                       uint16_t *keys, uint16_t *values);
     void (*kv_import)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,

@@ -4,7 +4,8 @@
  * refer to pages by id, and several may refer to the same one. What always holds:
  *   - a page that more than one sequence refers to is full up to what they share and is never written: whoever wants to
  * write into it first takes a copy;
- *   - a page is zeroed when it is taken, so that nothing of another conversation can be read from it;
+ *   - a page is zeroed when it is taken, so that nothing of another conversation can be read from it, unless an import
+ * fills it whole at once;
  *   - a sequence's tables cover exactly its tokens; in the window group leading entries may be -1 (left behind).
  */
 #include <errno.h>
@@ -147,12 +148,13 @@ static uint8_t *page_at(struct kv_pool *pool, int32_t page)
     return pool->memory + (size_t)page * pool->page_bytes;
 }
 
-/* A zeroed page; the pool must have one free. */
-static int32_t page_take(struct engine *e, struct kv_pool *pool)
+/* A page, zeroed unless all of it will be written before anyone reads it; the pool must have one free. */
+static int32_t page_take(struct engine *e, struct kv_pool *pool, bool written_whole)
 {
     int32_t page = pool->free[--pool->n_free];
     pool->uses[page] = 1;
-    e->ops->zero(e->kernels, page_at(pool, page), pool->page_bytes);
+    if (!written_whole)
+        e->ops->zero(e->kernels, page_at(pool, page), pool->page_bytes);
     return page;
 }
 
@@ -283,8 +285,9 @@ static int pages_needed(const struct engine *e, const struct engine_seq *s, int 
     return need;
 }
 
-/* Makes pages for n more tokens writable (copying a shared last page). Nothing has changed when it fails. */
-static int reserve(struct engine_seq *s, int n)
+/* Makes pages for n more tokens writable (copying a shared last page). `import`: all n are written before anyone reads
+ * them. Nothing has changed when it fails. */
+static int reserve(struct engine_seq *s, int n, bool import)
 {
     struct engine *e = s->engine;
     bool copy_last[MODEL_GROUPS];
@@ -301,18 +304,19 @@ static int reserve(struct engine_seq *s, int n)
         if (pool->page_bytes == 0)
             continue;
         if (copy_last[g]) {
-            int32_t shared = t->pages[t->count - 1], own = page_take(e, pool);
+            int32_t shared = t->pages[t->count - 1], own = page_take(e, pool, true);
             e->ops->copy(e->kernels, page_at(pool, own), page_at(pool, shared), pool->page_bytes);
             page_drop(pool, shared);
             t->pages[t->count - 1] = own;
         }
-        while (t->count < count)
-            t->pages[t->count++] = page_take(e, pool);
+        int whole = import ? (engine_seq_length(s) + n) / KERNELS_PAGE_TOKENS : 0; /* pages that will be full */
+        for (; t->count < count; t->count++)
+            t->pages[t->count] = page_take(e, pool, t->count < whole);
     }
     return 0;
 }
 
-int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
+static int extend(struct engine_seq *s, const engine_token *tokens, int n, bool import)
 {
     size_t length = s->tokens.n;
     if (n > s->engine->info.ctx_tokens - (int)length)
@@ -322,10 +326,15 @@ int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
     if (rc)
         return rc;
     s->tokens.n = length;
-    rc = reserve(s, n);
+    rc = reserve(s, n, import);
     if (rc == 0)
         s->tokens.n = length + (size_t)n;
     return rc;
+}
+
+int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
+{
+    return extend(s, tokens, n, false);
 }
 
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
@@ -380,6 +389,31 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
 
 /* ---- keys and values in and out ---- */
 
+/* Positions [first, first + n) of a sequence between its pages and the canonical layout, a layer per item. */
+struct transfer {
+    struct engine_seq *s;
+    int first, n;
+    uint16_t *buf; /* an import only reads it */
+    bool import;
+};
+
+static void transfer_layer(void *arg, int l)
+{
+    const struct transfer *job = arg;
+    struct engine *e = job->s->engine;
+    const struct model_layer *layer = &e->model.layers[l];
+    const struct kv_table *t = &job->s->table[layer->group];
+    const struct kernels_pages pages = {t->pages, t->count};
+    size_t half = (size_t)e->layout[2 * l].channels * (size_t)job->n;
+    uint16_t *keys = job->buf;
+    for (int i = 0; i < l; i++)
+        keys += 2 * (size_t)e->layout[2 * i].channels * (size_t)job->n;
+    if (job->import)
+        e->ops->kv_import(e->kernels, &layer->kv, pages, job->first, job->n, keys, keys + half);
+    else
+        e->ops->kv_export(e->kernels, &layer->kv, pages, job->first, job->n, keys, keys + half);
+}
+
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
 {
     struct engine *e = s->engine;
@@ -389,15 +423,8 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
     for (int i = first / KERNELS_PAGE_TOKENS; i < pages_for(first + n) && i < window->count; i++)
         if (window->pages[i] < 0)
             return -ERANGE;
-    uint16_t *out = buf;
-    for (int l = 0; l < e->model.n_layers; l++) {
-        const struct model_layer *layer = &e->model.layers[l];
-        const struct kv_table *t = &s->table[layer->group];
-        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * (size_t)n;
-        e->ops->kv_export(e->kernels, &layer->kv, (struct kernels_pages){t->pages, t->count}, first, n, out,
-                          out + half);
-        out += 2 * half;
-    }
+    struct transfer job = {s, first, n, buf, false};
+    kernels_parallel(e->kernels, e->model.n_layers, transfer_layer, &job);
     return 0;
 }
 
@@ -407,16 +434,10 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
     int first = engine_seq_length(s);
     if (n <= 0)
         return -EINVAL;
-    int rc = kv_seq_extend(s, tokens, n);
+    int rc = extend(s, tokens, n, true);
     if (rc)
         return rc;
-    const uint16_t *in = buf;
-    for (int l = 0; l < e->model.n_layers; l++) {
-        const struct model_layer *layer = &e->model.layers[l];
-        const struct kv_table *t = &s->table[layer->group];
-        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * (size_t)n;
-        e->ops->kv_import(e->kernels, &layer->kv, (struct kernels_pages){t->pages, t->count}, first, n, in, in + half);
-        in += 2 * half;
-    }
+    struct transfer job = {s, first, n, (uint16_t *)(uintptr_t)buf, true};
+    kernels_parallel(e->kernels, e->model.n_layers, transfer_layer, &job);
     return 0;
 }

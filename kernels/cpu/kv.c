@@ -140,14 +140,15 @@ static void zero_tokens(const struct copy_job *job, uint16_t *keys, uint16_t *va
         memset(values + (size_t)i * row, 0, dim * sizeof(*values));
 }
 
-/* Item: one page of one head. */
-static void copy_pages(void *arg, int worker, int first, int end)
+/* Page by page, head by head. */
+static void copy(const struct copy_job *job)
 {
-    (void)worker;
-    const struct copy_job *job = arg;
+    if (job->n <= 0)
+        return;
     int heads = job->kv->kv_heads;
+    int pages = (job->first + job->n - 1) / PAGE - job->first / PAGE + 1;
     size_t dim = (size_t)job->kv->head_dim, channels = dim * (size_t)heads;
-    for (int i = first; i < end; i++) {
+    for (int i = 0; i < pages * heads; i++) {
         int head = i % heads, page = job->first / PAGE + i / heads;
         int from = page * PAGE > job->first ? page * PAGE : job->first;
         int to = job->first + job->n - page * PAGE < PAGE ? job->first + job->n : (page + 1) * PAGE;
@@ -165,26 +166,16 @@ static void copy_pages(void *arg, int worker, int first, int end)
     }
 }
 
-static void copy(struct kernels *k, struct copy_job *job)
-{
-    if (job->n <= 0)
-        return;
-    int heads = job->kv->kv_heads;
-    int pages = (job->first + job->n - 1) / PAGE - job->first / PAGE + 1;
-    size_t work = (size_t)job->n * (size_t)heads * (size_t)job->kv->head_dim * 2;
-    kernels_rows_share(k, work / 4, pages * heads, 1, copy_pages, job);
-}
-
 void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                           uint16_t *keys, uint16_t *values)
 {
-    struct copy_job job = {kv, pages, first, n, keys, values, false};
-    copy(k, &job);
+    (void)k;
+    copy(&(struct copy_job){kv, pages, first, n, keys, values, false});
 }
 
 void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                           const uint16_t *keys, const uint16_t *values)
 {
-    struct copy_job job = {kv, pages, first, n, (uint16_t *)keys, (uint16_t *)values, true};
-    copy(k, &job);
+    (void)k;
+    copy(&(struct copy_job){kv, pages, first, n, (uint16_t *)keys, (uint16_t *)values, true});
 }

@@ -224,14 +224,14 @@ LANES_INLINE v16 load_source(const void *p, size_t at, const enum source source)
     return source == SOURCE_BF16 ? v16_widen_bf16((const uint16_t *)p + at) : v16_widen_f16((const uint16_t *)p + at);
 }
 
-/* Asks for what nv vectors of 16-bit values take, line by line. */
-LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, const int nv)
+/* Asks for what nv vectors of 16-bit values take from p[at] on, line by line. p may be NULL where the source is F32. */
+LANES_INLINE void prefetch_lines(const uint16_t *p, size_t at, const enum source source, const int nv)
 {
     if (source == SOURCE_F32)
         return;
     KERNELS_UNROLL
     for (int i = 0; i < nv; i += 2)
-        _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
+        _mm_prefetch((const char *)(p + at + i * LANES), _MM_HINT_T0);
 }
 
 /* nq queries, nv groups from group g on; nq, nv and source are constant where this is inlined. */
@@ -246,7 +246,7 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const 
         sum[i][v] = v16_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         v16 key[4];
-        prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
+        prefetch_lines(next, ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
         KERNELS_UNROLL
         for (int v = 0; v < nv; v++)
             key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
@@ -287,7 +287,7 @@ LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next
         sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
     for (int t = 0; t < tokens; t++) {
         v16 value[4];
-        prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
+        prefetch_lines(next, (size_t)t * (size_t)dims + (size_t)d, source, nv);
         KERNELS_UNROLL
         for (int j = 0; j < nv; j++)
             value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
