@@ -418,6 +418,7 @@ struct write_op { /* a put or a commit, see encode.c */
     /* Of a commit. */
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
+    int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
     void *arg;
 };
