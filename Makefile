@@ -1,7 +1,7 @@
 # convod: `make` builds build/convod and build/convo; `make help` lists the rest.
 #
-# Every folder's and room's *.c is picked up by wildcard. Files named *_avx2.c and *_avx512.c get that instruction set; all
-# others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
+# Every folder's and room's *.c is picked up by wildcard. Files named *_avx2.c, *_avxvnni.c and *_avx512.c get that instruction
+# set; all others are built for the baseline, so that one binary runs on every x86-64 processor. A build with other flags goes to its
 # own folder: make BUILD=build/asan SAN=address,undefined
 BUILD ?= build
 # One name for one folder, or what was noted of its headers by the other name would be overlooked.
@@ -43,6 +43,7 @@ CLI_LIBS := $(shell $(PKG_CONFIG) --libs $(CLI_PACKAGES) 2>/dev/null)
 # UBSan makes minutes of compile time out of these files; what they compute is compared with the portable code, which it checks.
 # Below -O2 gcc leaves out the vzeroupper at their ends, and the portable code behind them runs many times slower.
 AVX2 := -mavx2 -mfma -mf16c $(if $(SAN),-O2 -fno-sanitize=undefined)
+AVXVNNI := $(AVX2) -mavxvnni
 AVX512 := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 
 LIB_FOLDERS := kernels engine storage session daemon
@@ -74,7 +75,7 @@ all: $(PROGRAMS)
 # ---- building -------------------------------------------------------------------------------------------------------
 
 # What the objects were made with: when it changes, they are made again.
-FLAGS := $(CC) $(CFLAGS) $(CPPFLAGS) $(AVX512) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
+FLAGS := $(CC) $(CFLAGS) $(CPPFLAGS) $(AVX512) $(AVXVNNI) $(DEP_CFLAGS) $(LDFLAGS) $(DEP_LIBS) $(CLI_LIBS)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@$(PKG_CONFIG) --exists $(PACKAGES) $(CLI_PACKAGES) || { echo "Libraries are missing: run 'make deps' first." >&2; exit 1; }
@@ -87,7 +88,7 @@ say = $(if $(V),@:,@echo '  $1 $2')
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,CC  ,$<)
-	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) $(DEP_CFLAGS) $(if $(findstring _avx2.c,$<),$(AVX2)) $(if $(findstring _avxvnni.c,$<),$(AVXVNNI)) $(if $(findstring _avx512.c,$<),$(AVX512)) -MMD -MP -c $< -o $@
 
 $(BUILD)/libconvod.a: $(LIB_OBJ)
 	$(Q)rm -f $@
@@ -201,7 +202,8 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/tests/service
 # T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
-test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies)
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies) \
+		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))

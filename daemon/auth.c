@@ -225,21 +225,28 @@ bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNE
     return true;
 }
 
-/* The host of "host:port", "[v6]:port", "host"; lower case. False: malformed. */
+/* The host of "host:port", "[v6]:port", "host", lower case, where that is all there is. False: malformed. */
 static bool host_name(const char *value, char *out, size_t size)
 {
-    size_t n;
+    size_t n = strcspn(value, *value == '[' ? "]" : ":");
+    const char *port = value + n;
     if (*value == '[') {
-        const char *end = strchr(value, ']');
-        if (!end || (end[1] && end[1] != ':')) {
+        unsigned char binary[16];
+        value++;
+        n = n > 0 ? n - 1 : 0;
+        char v6[INET6_ADDRSTRLEN] = "";
+        if (*port != ']' || n >= sizeof(v6)) {
             return false;
         }
-        value++;
-        n = (size_t)(end - value);
-    } else {
-        n = strcspn(value, ":");
+        memcpy(v6, value, n);
+        port++;
+        if (inet_pton(AF_INET6, v6, binary) != 1) {
+            return false;
+        }
     }
-    if (n == 0 || n >= size) {
+    if (n == 0 || n >= size ||
+        (*port && (*port != ':' || (port[1] && text_digits(port + 1, strlen(port + 1)) < 0) ||
+                   text_digits(port + 1, strlen(port + 1)) > 65535))) {
         return false;
     }
     for (size_t i = 0; i < n; i++) {
@@ -329,6 +336,60 @@ bool auth_origin_allowed(const struct daemon_config *c, const char *origin, cons
             return true;
         }
     }
-    const char *authority = strstr(origin, "://");
-    return authority && host && *host && strcasecmp(authority + 3, host) == 0;
+    size_t scheme = strncasecmp(origin, "http://", 7) == 0 ? 7 : strncasecmp(origin, "https://", 8) == 0 ? 8 : 0;
+    return scheme && host && *host && strcasecmp(origin + scheme, host) == 0;
+}
+
+/* An address as 16 bytes, IPv4 mapped into IPv6, and how many bits of it count. */
+static bool network_parse(const char *text, unsigned char out[16], int *bits)
+{
+    char address[INET6_ADDRSTRLEN];
+    const char *slash = strchr(text, '/');
+    size_t n = slash ? (size_t)(slash - text) : strlen(text);
+    if (n >= sizeof(address)) {
+        return false;
+    }
+    memcpy(address, text, n);
+    address[n] = '\0';
+    memset(out, 0, 16);
+    int most = 128;
+    if (inet_pton(AF_INET, address, out + 12) == 1) {
+        out[10] = out[11] = 0xff;
+        most = 32;
+    } else if (inet_pton(AF_INET6, address, out) != 1) {
+        return false;
+    }
+    int64_t given = slash ? text_digits(slash + 1, strlen(slash + 1)) : most;
+    if (given < 0 || given > most) {
+        return false;
+    }
+    *bits = 128 - most + (int)given;
+    return true;
+}
+
+bool auth_network_valid(const char *network)
+{
+    unsigned char binary[16];
+    int bits;
+    return network_parse(network, binary, &bits);
+}
+
+bool auth_proxy_trusted(const struct daemon_config *c, const char *address)
+{
+    unsigned char peer[16], proxy[16];
+    int all, bits;
+    if (c->n_proxies == 0 || !network_parse(address, peer, &all)) {
+        return false;
+    }
+    for (size_t i = 0; i < c->n_proxies; i++) {
+        if (!network_parse(c->proxies[i], proxy, &bits)) {
+            continue;
+        }
+        int whole = bits / 8, rest = bits % 8;
+        unsigned mask = rest ? 0xffU << (8 - rest) & 0xffU : 0;
+        if (memcmp(peer, proxy, (size_t)whole) == 0 && (!rest || ((peer[whole] ^ proxy[whole]) & mask) == 0)) {
+            return true;
+        }
+    }
+    return false;
 }

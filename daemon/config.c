@@ -4,69 +4,156 @@
  * Flags win over the file, the file over the defaults. Nothing else, no environment variable, changes how convod
  * behaves.
  */
+#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/daemon.h"
+#include "daemon/config_private.h"
 #include "session/session.h"
 
-#define CONFIG_FILE_MAX (256 * 1024)
+#define NEAR 2 /* letters that may differ in a name that is meant */
 
-enum type { STRING, INTEGER, BYTES, LIST };
+static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512", "cuda", NULL};
+static const char *const kv_types[] = {"bf16", "f16", NULL};
+static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 
-struct setting {
+static bool listen_fits(const char *value)
+{
+    char address[64];
+    int port;
+    return auth_listen_parse(value, address, sizeof(address), &port) == 0;
+}
+
+static void listen_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "ADDRESS:PORT with a numeric address, as 127.0.0.1:8642 or [::1]:8642");
+}
+
+static bool chat_format_fits(const char *value)
+{
+    bool known = strcmp(value, "auto") == 0;
     const char *name;
-    enum type type;
-    size_t offset, count_offset;
-    int64_t min, max;
-    const char *unit, *fallback, *help;
-};
+    for (size_t i = 0; (name = engine_chat_format_at(i)) != NULL; i++) {
+        known |= strcmp(value, name) == 0;
+    }
+    return known;
+}
 
-#define AT(field) offsetof(struct daemon_config, field)
+static void chat_format_allowed(char *out, size_t size)
+{
+    size_t n = (size_t)snprintf(out, size, "auto");
+    const char *name;
+    for (size_t i = 0; (name = engine_chat_format_at(i)) != NULL && n < size; i++) {
+        n += (size_t)snprintf(out + n, size - n, "%s%s", engine_chat_format_at(i + 1) ? ", " : " or ", name);
+    }
+}
+
+/* A name or an address alone, without port. */
+static bool host_fits(const char *value)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._";
+    unsigned char binary[16];
+    return inet_pton(AF_INET6, value, binary) == 1 || (*value && value[strspn(value, letters)] == '\0');
+}
+
+static void host_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "a name or an address alone, as box.lan");
+}
+
+/* An origin as browsers send it (RFC 6454, 6.2): scheme://host[:port]. */
+static bool origin_fits(const char *value)
+{
+    static const char scheme[] = "abcdefghijklmnopqrstuvwxyz0123456789+.-";
+    size_t n = strspn(value, scheme);
+    if (n == 0 || strncmp(value + n, "://", 3) != 0) {
+        return false;
+    }
+    const char *host = value + n + 3, *end = strrchr(host, ':');
+    if (*host == '[') {
+        const char *close_at = strchr(host, ']');
+        end = close_at && close_at[1] == ':' ? close_at + 1 : NULL;
+    }
+    char name[256];
+    size_t len = end ? (size_t)(end - host) : strlen(host);
+    int64_t port = end ? text_digits(end + 1, strlen(end + 1)) : 1;
+    bool bracketed = *host == '[' && len > 2 && host[len - 1] == ']';
+    if (port < 1 || port > 65535 || len == 0 || len >= sizeof(name)) {
+        return false;
+    }
+    snprintf(name, sizeof(name), "%.*s", (int)(bracketed ? len - 2 : len), host + bracketed);
+    return host_fits(name) && (strchr(name, ':') != NULL) == bracketed;
+}
+
+static void origin_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "SCHEME://HOST[:PORT], as https://chat.example.org");
+}
+
+static bool proxy_fits(const char *value)
+{
+    return auth_network_valid(value);
+}
+
+static void proxy_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "ADDRESS or ADDRESS/BITS, as 10.0.0.0/8");
+}
+
+#define AT(field)     offsetof(struct daemon_config, field)
+#define ANY           NULL, NULL, NULL
+#define CHOICES(list) list, NULL, NULL
+#define FITS(what)    NULL, what##_fits, what##_allowed
 static const struct setting settings[] = {
-    {"model", STRING, AT(model), 0, 0, 0, "FILE", NULL, "the model, a GGUF file"},
+    {"model", STRING, AT(model), 0, 0, 0, "FILE", NULL, "the model, a GGUF file", ANY},
     {"data", STRING, AT(data), 0, 0, 0, "DIR", NULL,
-     "conversations and their KV ($XDG_DATA_HOME/convod, ~/.local/share/convod)"},
+     "conversations and their KV ($XDG_DATA_HOME/convod, ~/.local/share/convod)", ANY},
     {"cache", STRING, AT(cache), 0, 0, 0, "DIR", NULL,
-     "what can be computed again ($XDG_CACHE_HOME/convod, ~/.cache/convod)"},
-    {"listen", STRING, AT(listen), 0, 0, 0, "ADDRESS:PORT", "127.0.0.1:8642", "port 0 takes a free one"},
-    {"ctx", INTEGER, AT(ctx), 0, 0, 1 << 24, "N", "0", "longest context in tokens; 0 = the model's own"},
-    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto", "auto, cpu, cpu-portable, cpu-avx2, cpu-avx512, cuda"},
-    {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core"},
-    {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16"},
-    {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0", "memory for KV pages; 0 = half of what is free"},
-    {"ram-bytes", BYTES, AT(ram_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept in memory; 0 = 256M"},
-    {"disk-bytes", BYTES, AT(disk_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept on disk; 0 = half of what is free"},
+     "what can be computed again ($XDG_CACHE_HOME/convod, ~/.cache/convod)", ANY},
+    {"listen", STRING, AT(listen), 0, 0, 0, "ADDRESS:PORT", "127.0.0.1:8642", "port 0 takes a free one", FITS(listen)},
+    {"ctx", INTEGER, AT(ctx), 0, 0, 1 << 24, "N", "0", "longest context in tokens; 0 = the model's own", ANY},
+    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto", "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda",
+     CHOICES(backends)},
+    {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
+    {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
+     CHOICES(kv_types)},
+    {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0", "memory for KV pages; 0 = half of what is free", ANY},
+    {"ram-bytes", BYTES, AT(ram_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept in memory; 0 = 256M", ANY},
+    {"disk-bytes", BYTES, AT(disk_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept on disk; 0 = half of what is free",
+     ANY},
     {"chat-format", STRING, AT(chat_format), 0, 0, 0, "NAME", "auto",
-     "how messages are written (chatml, llama3, ...); auto = by the file's own template"},
+     "how messages are written (chatml, llama3, ...); auto = by the file's own template", .fits = chat_format_fits,
+     .allowed = chat_format_allowed},
     {"token-file", STRING, AT(token_file), 0, 0, 0, "FILE", NULL,
-     "lines of `name token`; needed for an address that is not loopback"},
+     "lines of `name token`; needed for an address that is not loopback", ANY},
     {"allow-origin", LIST, AT(origins), AT(n_origins), 0, 0, "URL", NULL,
-     "a web page's origin that may connect; may be repeated"},
+     "a web page's origin that may connect; may be repeated", FITS(origin)},
     {"allow-host", LIST, AT(hosts), AT(n_hosts), 0, 0, "NAME", NULL,
-     "another name under which this machine is reached; may be repeated"},
+     "another name under which this machine is reached; may be repeated", FITS(host)},
+    {"trusted-proxy", LIST, AT(proxies), AT(n_proxies), 0, 0, "ADDRESS[/BITS]", NULL,
+     "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
-     "a conversation's pages are dropped after this time without a turn"},
-    {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once"},
-    {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait"},
-    {"request-bytes", BYTES, AT(request_bytes), 0, 0, 0, "SIZE", "512M",
-     "memory for requests that arrive, wait or run; 0 = no bound"},
-    {"max-connections", INTEGER, AT(max_connections), 0, 1, 65536, "N", "1024", "sockets in all"},
+     "a conversation's pages are dropped after this time without a turn", ANY},
+    {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
+    {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
+    {"request-bytes", BYTES, AT(request_bytes), 0, 64 << 10, 0, "SIZE", "512M",
+     "memory for requests that arrive, wait or run; 0 = no bound", ANY},
+    {"max-connections", INTEGER, AT(max_connections), 0, 1, 65536, "N", "1024", "sockets in all", ANY},
     {"max-connections-per-address", INTEGER, AT(max_connections_per_address), 0, 1, 65536, "N", "256",
-     "sockets from one address"},
+     "sockets from one address", ANY},
     {"timeout-seconds", INTEGER, AT(timeout_seconds), 0, 1, 3600, "N", "20",
-     "for a request to arrive, and for a peer to take what it is sent"},
-    {"ping-seconds", INTEGER, AT(ping_seconds), 0, 1, 3600, "N", "25", "between pings of a quiet WebSocket"},
-    {"drain-ms", INTEGER, AT(drain_ms), 0, 0, 60000, "N", "1500", "for saving when the service stops"},
-    {"log-level", STRING, AT(log_level), 0, 0, 0, "LEVEL", "info", "error, warning, info or debug"},
+     "for a request to arrive, and for a peer to take what it is sent", ANY},
+    {"ping-seconds", INTEGER, AT(ping_seconds), 0, 1, 3600, "N", "25", "between pings of a quiet WebSocket", ANY},
+    {"drain-ms", INTEGER, AT(drain_ms), 0, 0, 60000, "N", "1500", "for saving when the service stops", ANY},
+    {"log-level", STRING, AT(log_level), 0, 0, 0, "LEVEL", "info", "error, warning, info or debug", CHOICES(levels)},
 };
 #define N_SETTINGS (sizeof(settings) / sizeof(*settings))
+_Static_assert(N_SETTINGS <= DAEMON_SETTINGS_MAX, "a place is kept for each setting");
 
 int daemon_bytes_parse(const char *text, uint64_t *out)
 {
@@ -93,49 +180,33 @@ int daemon_bytes_parse(const char *text, uint64_t *out)
     return 0;
 }
 
-static int assign(struct daemon_config *c, const struct setting *s, const char *value, const char *where, char *err,
-                  size_t err_size)
+void daemon_fault(struct daemon_faults *f, const char *format, ...)
 {
-    char *base = (char *)c;
-    if (s->type == INTEGER) {
-        bool negative = *value == '-';
-        int64_t n = text_digits(value + negative, strlen(value + negative));
-        if (negative || n < s->min || n > s->max) {
-            snprintf(err, err_size, "%s: %s must be a number from %lld to %lld", where, s->name, (long long)s->min,
-                     (long long)s->max);
-            return -EINVAL;
+    char *line = NULL;
+    if (f->n < DAEMON_FAULTS_MAX) {
+        va_list args;
+        va_start(args, format);
+        if (vasprintf(&line, format, args) < 0) {
+            line = NULL;
         }
-        int as_int = (int)n;
-        memcpy(base + s->offset, &as_int, sizeof(as_int));
-        return 0;
+        va_end(args);
     }
-    if (s->type == BYTES) {
-        uint64_t n;
-        if (daemon_bytes_parse(value, &n)) {
-            snprintf(err, err_size, "%s: %s must be a size such as 512M or 8G", where, s->name);
-            return -EINVAL;
-        }
-        memcpy(base + s->offset, &n, sizeof(n));
-        return 0;
+    if (line) {
+        f->lines[f->n++] = line;
+    } else {
+        f->left_out++;
     }
-    char **field = (char **)(void *)(base + s->offset);
-    if (s->type == LIST) {
-        size_t *n = (size_t *)(void *)(base + s->count_offset);
-        if (*n == DAEMON_ORIGINS_MAX) {
-            snprintf(err, err_size, "%s: more than %d times %s", where, DAEMON_ORIGINS_MAX, s->name);
-            return -EINVAL;
-        }
-        field += *n;
-        *field = strdup(value);
-        *n += *field != NULL;
-        return *field ? 0 : -ENOMEM;
-    }
-    free(*field);
-    *field = strdup(value);
-    return *field ? 0 : -ENOMEM;
 }
 
-static const struct setting *find(const char *name, size_t len)
+void daemon_faults_free(struct daemon_faults *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        free(f->lines[i]);
+    }
+    memset(f, 0, sizeof(*f));
+}
+
+const struct setting *setting_find(const char *name, size_t len)
 {
     for (size_t i = 0; i < N_SETTINGS; i++) {
         if (strlen(settings[i].name) == len && strncmp(settings[i].name, name, len) == 0) {
@@ -145,103 +216,150 @@ static const struct setting *find(const char *name, size_t len)
     return NULL;
 }
 
-int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, const char *name, char *err,
-                        size_t err_size)
+/* How many letters must be put in, taken out or changed (Levenshtein). */
+static size_t distance(const char *a, size_t n, const char *b, size_t m)
 {
-    if (memchr(text, '\0', len)) {
-        snprintf(err, err_size, "%s: contains a NUL byte", name);
+    size_t row[64];
+    for (size_t j = 0; j <= m; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; i <= n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= m; j++) {
+            size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            size_t least = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            diagonal = row[j];
+            row[j] = change < least ? change : least;
+        }
+    }
+    return row[m];
+}
+
+const char *setting_near(const char *name, size_t len)
+{
+    const char *near = NULL;
+    size_t best = NEAR + 1;
+    for (size_t i = 0; i < N_SETTINGS && len < 64; i++) {
+        size_t d = distance(name, len, settings[i].name, strlen(settings[i].name));
+        if (d < best && d < len) {
+            best = d;
+            near = settings[i].name;
+        }
+    }
+    return near;
+}
+
+const char *setting_place(const struct daemon_config *c, const char *name, char *out, size_t size)
+{
+    const struct setting *s = setting_find(name, strlen(name));
+    int line = c->given[s - settings];
+    if (line == SETTING_FLAG) {
+        snprintf(out, size, "command line: ");
+    } else if (line > 0) {
+        snprintf(out, size, "%.200s:%d: ", c->file ? c->file : "", line);
+    } else {
+        *out = '\0';
+    }
+    return out;
+}
+
+/* What a setting may be, for a message. */
+static void say_allowed(const struct setting *s, char *out, size_t size)
+{
+    if (s->type == INTEGER) {
+        snprintf(out, size, "a number from %lld to %lld", (long long)s->min, (long long)s->max);
+    } else if (s->type == BYTES) {
+        snprintf(out, size, "a size such as 512M or 8G%s", s->min ? ", at least 64K, or 0 for no bound" : "");
+    } else if (s->choices) {
+        size_t n = 0;
+        for (size_t i = 0; s->choices[i] && n < size; i++) {
+            const char *join = i == 0 ? "" : s->choices[i + 1] ? ", " : " or ";
+            n += (size_t)snprintf(out + n, size - n, "%s%s", join, s->choices[i]);
+        }
+    } else {
+        s->allowed(out, size);
+    }
+}
+
+static bool choice_fits(const struct setting *s, const char *value)
+{
+    for (const char *const *choice = s->choices; choice && *choice; choice++) {
+        if (strcmp(value, *choice) == 0) {
+            return true;
+        }
+    }
+    return !s->choices;
+}
+
+/* Puts a value that may be into its field. -EINVAL: it may not; -ENOMEM; -ENOSPC: the list is full. */
+static int put(struct daemon_config *c, const struct setting *s, const char *value)
+{
+    char *base = (char *)c;
+    if (s->type == INTEGER) {
+        int64_t n = text_digits(value, strlen(value));
+        int as_int = (int)n;
+        if (n < s->min || n > s->max) {
+            return -EINVAL;
+        }
+        memcpy(base + s->offset, &as_int, sizeof(as_int));
+        return 0;
+    }
+    if (s->type == BYTES) {
+        uint64_t n;
+        if (daemon_bytes_parse(value, &n) || (n && n < (uint64_t)s->min)) {
+            return -EINVAL;
+        }
+        memcpy(base + s->offset, &n, sizeof(n));
+        return 0;
+    }
+    if (!choice_fits(s, value) || (s->fits && !s->fits(value))) {
         return -EINVAL;
     }
-    int number = 0;
-    for (size_t at = 0; at < len;) {
-        const char *line = text + at;
-        const char *end = memchr(line, '\n', len - at);
-        size_t n = end ? (size_t)(end - line) : len - at;
-        at += n + 1;
-        number++;
-        while (n > 0 && strchr(" \t\r", line[n - 1])) {
-            n--;
-        }
-        while (n > 0 && (*line == ' ' || *line == '\t')) {
-            line++;
-            n--;
-        }
-        if (n == 0 || *line == '#') {
-            continue;
-        }
-        char where[256];
-        snprintf(where, sizeof(where), "%.200s:%d", name, number);
-        const char *equals = memchr(line, '=', n);
-        if (!equals) {
-            snprintf(err, err_size, "%s: expected `key = value`", where);
-            return -EINVAL;
-        }
-        size_t key_len = (size_t)(equals - line);
-        while (key_len > 0 && (line[key_len - 1] == ' ' || line[key_len - 1] == '\t')) {
-            key_len--;
-        }
-        const struct setting *s = find(line, key_len);
-        if (!s) {
-            snprintf(err, err_size, "%s: unknown key `%.*s`", where, (int)(key_len > 64 ? 64 : key_len), line);
-            return -EINVAL;
-        }
-        const char *from = equals + 1;
-        while (from < line + n && (*from == ' ' || *from == '\t')) {
-            from++;
-        }
-        char *value = strndup(from, (size_t)(line + n - from));
-        if (!value) {
-            return -ENOMEM;
-        }
-        int rc = assign(c, s, value, where, err, err_size);
-        free(value);
-        if (rc) {
-            return rc;
-        }
+    char **field = (char **)(void *)(base + s->offset);
+    size_t *n = s->type == LIST ? (size_t *)(void *)(base + s->count_offset) : NULL;
+    if (n && *n == DAEMON_ORIGINS_MAX) {
+        return -ENOSPC;
+    }
+    char *copy = strdup(value);
+    if (!copy) {
+        return -ENOMEM;
+    }
+    if (n) {
+        field[(*n)++] = copy;
+    } else {
+        free(*field);
+        *field = copy;
     }
     return 0;
 }
 
-static int read_file(struct daemon_config *c, const char *path, bool must_exist, char *err, size_t err_size)
+void setting_was_given(struct daemon_config *c, const struct setting *s, int line)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        if (errno == ENOENT && !must_exist) {
-            return 0;
-        }
-        int rc = -errno;
-        snprintf(err, err_size, "%s: %s", path, strerror(-rc));
-        return rc;
+    c->given[s - settings] = line;
+}
+
+void setting_assign(struct daemon_config *c, const struct setting *s, const char *value, const char *where, int line,
+                    struct daemon_faults *faults)
+{
+    int *given = &c->given[s - settings];
+    if (line > 0 && *given > 0 && s->type != LIST) {
+        daemon_fault(faults, "%s: %s was set already, in line %d", where, s->name, *given);
+        return;
     }
-    int rc = 0;
-    char *text = malloc(CONFIG_FILE_MAX + 1);
-    size_t len = 0;
-    if (!text) {
-        rc = -ENOMEM;
-        goto cleanup;
+    *given = line;
+    int rc = *value ? put(c, s, value) : -ENODATA;
+    if (rc == -ENODATA) {
+        daemon_fault(faults, "%s: %s: there is no value", where, s->name);
+    } else if (rc == -EINVAL) {
+        char allowed[512];
+        say_allowed(s, allowed, sizeof(allowed));
+        daemon_fault(faults, "%s: %s must be %s, not `%.100s`", where, s->name, allowed, value);
+    } else if (rc == -ENOSPC) {
+        daemon_fault(faults, "%s: more than %d times %s", where, DAEMON_ORIGINS_MAX, s->name);
+    } else if (rc) {
+        daemon_fault(faults, "%s: out of memory", where);
     }
-    while (len <= CONFIG_FILE_MAX) {
-        ssize_t n = read(fd, text + len, CONFIG_FILE_MAX + 1 - len);
-        if (n < 0) {
-            rc = -errno;
-            snprintf(err, err_size, "%s: %s", path, strerror(-rc));
-            goto cleanup;
-        }
-        if (n == 0) {
-            break;
-        }
-        len += (size_t)n;
-    }
-    if (len > CONFIG_FILE_MAX) {
-        snprintf(err, err_size, "%s: larger than %d bytes", path, CONFIG_FILE_MAX);
-        rc = -EFBIG;
-        goto cleanup;
-    }
-    rc = daemon_config_parse(c, text, len, path, err, err_size);
-cleanup:
-    free(text);
-    close(fd);
-    return rc;
 }
 
 /* xdg/convod[tail] or home/fallback/convod[tail]; NULL: neither is known, or out of memory. */
@@ -257,204 +375,122 @@ static char *user_path(const char *xdg, const char *home, const char *fallback, 
     return n < 0 ? NULL : path;
 }
 
-static int apply_flags(struct daemon_config *c, int argc, char **argv, enum daemon_config_action *action,
-                       const char **file, bool only_file, char *err, size_t err_size)
+/* The flags that say what to do, and the file; the settings among them come last, over the file's. */
+static void apply_flags(struct daemon_config *c, int argc, char **argv, enum daemon_config_action *action,
+                        const char **file, bool settings_too, struct daemon_faults *faults)
 {
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
         if (strcmp(flag, "--help") == 0 || strcmp(flag, "-h") == 0) {
             *action = DAEMON_HELP;
-            return 0;
+            return;
         }
         if (strcmp(flag, "--version") == 0) {
             *action = DAEMON_VERSION;
-            return 0;
+            return;
         }
         if (strcmp(flag, "--check-config") == 0) {
             *action = DAEMON_CHECK;
             continue;
         }
-        if (strncmp(flag, "--", 2) != 0) {
-            snprintf(err, err_size, "unexpected argument `%s`; see convod --help", flag);
-            return -EINVAL;
-        }
-        const char *name = flag + 2;
+        const char *name = strncmp(flag, "--", 2) == 0 ? flag + 2 : "";
         const char *equals = strchr(name, '=');
         size_t len = equals ? (size_t)(equals - name) : strlen(name);
         bool is_file = len == 6 && strncmp(name, "config", 6) == 0;
-        const struct setting *s = find(name, len);
+        const struct setting *s = setting_find(name, len);
         if (!s && !is_file) {
-            snprintf(err, err_size, "unknown flag `%s`; see convod --help", flag);
-            return -EINVAL;
+            const char *near = settings_too ? setting_near(name, len) : NULL;
+            if (settings_too) {
+                daemon_fault(faults, "%s `%s`%s%s%s; see convod --help", *name ? "unknown flag" : "unexpected argument",
+                             flag, near ? "; is `--" : "", near ? near : "", near ? "` meant?" : "");
+            }
+            /* What follows it is most likely its value. */
+            i += *name && !equals && i + 1 < argc && argv[i + 1][0] != '-';
+            continue;
         }
         const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (!value) {
-            snprintf(err, err_size, "--%.*s needs a value", (int)len, name);
-            return -EINVAL;
-        }
-        if (is_file) {
-            *file = value;
-        } else if (!only_file) {
-            int rc = assign(c, s, value, "command line", err, err_size);
-            if (rc) {
-                return rc;
+            if (settings_too && s) {
+                setting_was_given(c, s, SETTING_FLAG);
             }
+            if (settings_too) {
+                daemon_fault(faults, "--%.*s needs a value", (int)len, name);
+            }
+        } else if (is_file) {
+            *file = value;
+        } else if (settings_too) {
+            setting_assign(c, s, value, "command line", SETTING_FLAG, faults);
         }
     }
-    return 0;
+}
+
+/* What is only known at the end. */
+static void check_together(const struct daemon_config *c, struct daemon_faults *faults)
+{
+    char address[64], place[256];
+    int port;
+    if (!c->model && c->given[setting_find("model", 5) - settings] == SETTING_DEFAULT) {
+        daemon_fault(faults, "%s%sno model: give --model FILE, or `model = FILE` in the configuration",
+                     c->file ? c->file : "", c->file ? ": " : "");
+    }
+    if (!c->data || !*c->data) {
+        daemon_fault(faults, "no data directory: give --data DIR");
+    }
+    if (auth_listen_parse(c->listen, address, sizeof(address), &port) == 0 && !auth_address_loopback(address) &&
+        !c->token_file) {
+        daemon_fault(faults, "%slisten: %s needs a token-file: everyone who reaches it could read all conversations",
+                     setting_place(c, "listen", place, sizeof(place)), address);
+    }
 }
 
 int daemon_config_load(struct daemon_config *c, int argc, char **argv, const char *home, const char *xdg_config,
-                       const char *xdg_data, const char *xdg_cache, enum daemon_config_action *action, char *err,
-                       size_t err_size)
+                       const char *xdg_data, const char *xdg_cache, enum daemon_config_action *action,
+                       struct daemon_faults *faults)
 {
     memset(c, 0, sizeof(*c));
     *action = DAEMON_RUN;
-    snprintf(err, err_size, "out of memory");
-    int rc = 0;
-    for (size_t i = 0; i < N_SETTINGS && !rc; i++) {
+    for (size_t i = 0; i < N_SETTINGS; i++) {
         if (settings[i].fallback) {
-            rc = assign(c, &settings[i], settings[i].fallback, "default", err, err_size);
+            setting_assign(c, &settings[i], settings[i].fallback, "default", SETTING_DEFAULT, faults);
         }
     }
-    if (rc) {
-        return rc;
-    }
     const char *file = NULL;
-    rc = apply_flags(c, argc, argv, action, &file, true, err, err_size);
-    if (rc || *action == DAEMON_HELP || *action == DAEMON_VERSION) {
-        return rc;
+    apply_flags(c, argc, argv, action, &file, false, faults);
+    if (*action == DAEMON_HELP || *action == DAEMON_VERSION) {
+        return 0;
     }
-    if (file) {
-        rc = read_file(c, file, true, err, err_size);
-    } else {
-        char *own = user_path(xdg_config, home, ".config", "/convod.conf");
-        rc = own ? read_file(c, own, false, err, err_size) : 0;
-        free(own);
+    c->file = file ? strdup(file) : user_path(xdg_config, home, ".config", "/convod.conf");
+    if (!file && c->file && access(c->file, F_OK) != 0) {
+        free(c->file);
+        c->file = NULL;
     }
-    if (rc) {
-        return rc;
+    if (file && !c->file) {
+        daemon_fault(faults, "out of memory");
+    } else if (c->file) {
+        (void)daemon_config_read(c, c->file, file != NULL, faults); /* it tells its faults */
     }
-    rc = apply_flags(c, argc, argv, action, &file, false, err, err_size);
-    if (rc) {
-        return rc;
-    }
+    apply_flags(c, argc, argv, action, &file, true, faults);
     if (!c->data) {
         c->data = user_path(xdg_data, home, ".local/share", "");
     }
     if (!c->cache) {
         c->cache = user_path(xdg_cache, home, ".cache", "");
     }
-    return daemon_config_check(c, err, err_size);
-}
-
-/* names gets ", chatml, llama3, ..." */
-static bool chat_format_known(const char *value, char *names, size_t size)
-{
-    bool known = strcmp(value, "auto") == 0;
-    const char *name;
-    size_t n = 0;
-    for (size_t i = 0; (name = engine_chat_format_at(i)) != NULL; i++) {
-        known |= strcmp(value, name) == 0;
-        if (n < size) {
-            n += (size_t)snprintf(names + n, size - n, ", %s", name);
-        }
-    }
-    return known;
-}
-
-static bool one_of(const char *value, const char *const *list)
-{
-    for (; *list; list++) {
-        if (strcmp(value, *list) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* An origin as browsers send it (RFC 6454, 6.2): scheme://host[:port]. */
-static bool origin_well_formed(const char *origin)
-{
-    const char *authority = strstr(origin, "://");
-    return authority && authority != origin && authority[3] && !strpbrk(authority + 3, "/*?#@ ");
-}
-
-static const char *malformed_origin(const struct daemon_config *c)
-{
-    for (size_t i = 0; i < c->n_origins; i++) {
-        if (!origin_well_formed(c->origins[i])) {
-            return c->origins[i];
-        }
-    }
-    return NULL;
-}
-
-int daemon_config_check(const struct daemon_config *c, char *err, size_t err_size)
-{
-    static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", NULL};
-    static const char *const kv_types[] = {"bf16", "f16", NULL};
-    char names[256] = "";
-    static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
-    char address[64];
-    int port;
-    if (!c->model || !*c->model) {
-        snprintf(err, err_size, "no model: give --model FILE, or `model = FILE` in the configuration");
-    } else if (!c->data || !*c->data) {
-        snprintf(err, err_size, "no data directory: give --data DIR");
-    } else if (auth_listen_parse(c->listen, address, sizeof(address), &port)) {
-        snprintf(err, err_size, "listen must be ADDRESS:PORT with a numeric address, not `%.100s`", c->listen);
-    } else if (!auth_address_loopback(address) && !c->token_file) {
-        snprintf(err, err_size,
-                 "listening on %s needs a token-file: everyone who reaches it could read all conversations", address);
-    } else if (malformed_origin(c)) {
-        snprintf(err, err_size, "allow-origin must be SCHEME://HOST[:PORT], as https://chat.example.org, not `%.100s`",
-                 malformed_origin(c));
-    } else if (!one_of(c->backend, backends)) {
-        snprintf(err, err_size, "backend must be auto, cpu, cpu-portable, cpu-avx2, cpu-avx512 or cuda, not `%.100s`",
-                 c->backend);
-    } else if (!one_of(c->kv_type, kv_types)) {
-        snprintf(err, err_size, "kv-type must be bf16 or f16, not `%.100s`", c->kv_type);
-    } else if (!chat_format_known(c->chat_format, names, sizeof(names))) {
-        snprintf(err, err_size, "chat-format must be auto%s, not `%.100s`", names, c->chat_format);
-    } else if (!one_of(c->log_level, levels)) {
-        snprintf(err, err_size, "log-level must be error, warning, info or debug, not `%.100s`", c->log_level);
-    } else {
-        return 0;
-    }
-    return -EINVAL;
-}
-
-int daemon_config_verify(const struct daemon_config *c, char *err, size_t err_size)
-{
-    if (access(c->model, R_OK) != 0) {
-        int rc = -errno;
-        snprintf(err, err_size, "model %.200s: %s", c->model, strerror(-rc));
-        return rc;
-    }
-    struct auth *auth;
-    int rc = auth_open(c->token_file, &auth, err, err_size);
-    if (rc == 0) {
-        auth_free(auth);
-    }
-    return rc;
+    check_together(c, faults);
+    return faults->n + faults->left_out ? -EINVAL : 0;
 }
 
 void daemon_config_free(struct daemon_config *c)
 {
     for (size_t i = 0; i < N_SETTINGS; i++) {
-        char *p;
-        if (settings[i].type == STRING) {
-            memcpy(&p, (char *)c + settings[i].offset, sizeof(p));
-            free(p);
+        const struct setting *s = &settings[i];
+        char **field = (char **)(void *)((char *)c + s->offset);
+        size_t n = s->type == STRING ? 1 : s->type == LIST ? *(size_t *)(void *)((char *)c + s->count_offset) : 0;
+        for (size_t j = 0; j < n; j++) {
+            free(field[j]);
         }
     }
-    for (size_t i = 0; i < c->n_origins; i++) {
-        free(c->origins[i]);
-    }
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        free(c->hosts[i]);
-    }
+    free(c->file);
     memset(c, 0, sizeof(*c));
 }
 
@@ -478,7 +514,8 @@ char *daemon_config_help(void)
     }
     fprintf(f, "  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n\n", "--config FILE",
             "settings as `key = value` lines, the names above without --", "--check-config",
-            "check the settings and exit", "--help", "this text", "--version", "version and exit");
+            "try the settings as a start would, tell all that is wrong, and exit", "--help", "this text", "--version",
+            "version and exit");
     fprintf(f, "Without --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
                "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
                "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"

@@ -61,6 +61,13 @@ static void *take_signals(void *arg)
     }
 }
 
+/* Whether a start would find the same again: then it is the settings, or what they name, that must be mended. */
+static bool stays_wrong(int rc)
+{
+    return rc == -EBADMSG || rc == -ENOTSUP || rc == -EINVAL || rc == -ENOENT || rc == -EACCES || rc == -ENOTDIR ||
+           rc == -EISDIR || rc == -EPERM;
+}
+
 static int run(const struct daemon_config *config, struct daemon_log log)
 {
     struct signals signals;
@@ -117,7 +124,7 @@ static int run(const struct daemon_config *config, struct daemon_log log)
     }
     server_free(signals.server);
     daemon_log(&log, LOG_INFO, "stopped");
-    return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+    return stays_wrong(rc) ? EXIT_USAGE : rc ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 /* Segments are read into buffers of some MiB that come and go. Mapped anew each time, the pages of these cost a sixth
@@ -129,34 +136,53 @@ static void keep_buffers(void)
     (void)mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
 }
 
+/* Tells each fault in a line of its own; what was found wrong is none of our run's. */
+static int tell_faults(const struct daemon_log *log, const struct daemon_faults *faults)
+{
+    for (size_t i = 0; i < faults->n; i++) {
+        daemon_log(log, LOG_ERR, "%s", faults->lines[i]);
+    }
+    if (faults->left_out) {
+        daemon_log(log, LOG_ERR, "and %zu more", faults->left_out);
+    }
+    return EXIT_USAGE;
+}
+
+static int print(const char *text)
+{
+    return text && fputs(text, stdout) != EOF && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 int main(int argc, char **argv)
 {
     struct daemon_config config;
+    struct daemon_faults faults = {0};
     enum daemon_config_action action;
-    char err[512] = "";
     struct daemon_log log = {.fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal()};
     keep_buffers();
     int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
-                                getenv("XDG_CACHE_HOME"), &action, err, sizeof(err));
-    int status = EXIT_SUCCESS;
-    if (rc) {
-        daemon_log(&log, LOG_ERR, "%s", err);
-        status = EXIT_USAGE;
-    } else if (action == DAEMON_HELP) {
+                                getenv("XDG_CACHE_HOME"), &action, &faults);
+    int status;
+    if (action == DAEMON_HELP) {
         char *help = daemon_config_help();
-        status = help && fputs(help, stdout) != EOF && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        status = print(help);
         free(help);
     } else if (action == DAEMON_VERSION) {
-        status = printf("convod %s\n", CONVOD_VERSION) > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-    } else if (daemon_config_verify(&config, err, sizeof(err))) {
-        daemon_log(&log, LOG_ERR, "%s", err);
-        status = EXIT_USAGE;
-    } else if (action == DAEMON_CHECK) {
-        status = printf("convod: the configuration is fine\n") > 0 && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        status = print("convod " CONVOD_VERSION "\n");
     } else {
-        log.level = log_level(config.log_level);
-        status = run(&config, log);
+        if (rc == 0 || action == DAEMON_CHECK) {
+            daemon_config_verify(&config, action == DAEMON_CHECK, &faults);
+        }
+        if (faults.n + faults.left_out) {
+            status = tell_faults(&log, &faults);
+        } else if (action == DAEMON_CHECK) {
+            status = print("convod: the configuration is fine\n");
+        } else {
+            log.level = log_level(config.log_level);
+            status = run(&config, log);
+        }
     }
+    daemon_faults_free(&faults);
     daemon_config_free(&config);
     return status;
 }

@@ -19,6 +19,7 @@
 
 #define EXPIRE_MS        15000
 #define NOTIFY_MS        5000
+#define EXTEND_MS        10000
 #define STOP_PATIENCE_MS 500 /* for close frames to leave */
 
 struct server {
@@ -358,10 +359,20 @@ static void feed_watchdog(struct server *s, int64_t now)
     }
 }
 
+/* Opening what is kept may take long without a word, when a ledger is migrated or what was deleted is overwritten. */
+static void ask_for_time(struct server *s, int64_t now)
+{
+    if (s->loader_started && now - s->last_notify_ms >= EXTEND_MS) {
+        s->last_notify_ms = now;
+        notify_send(s->opts.notify_socket, "EXTEND_TIMEOUT_USEC=120000000");
+    }
+}
+
 static void tick(void *arg)
 {
     struct server *s = arg;
     int64_t now = clock_ms();
+    ask_for_time(s, now);
     net_check(s->net);
     expire(s, now);
     feed_watchdog(s, now);
@@ -392,7 +403,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
                           .worker_ended = worker_ended};
     s->api.runs =
         (struct runs){.log = s->log, .metrics = &s->api.metrics, .events = &s->events, .model = s->api.model_name};
-    s->last_sparse_ms = s->last_expire_ms = clock_ms();
+    s->last_sparse_ms = s->last_expire_ms = clock_ms(); /* last_notify_ms: 0, systemd is told at once */
     rc = auth_open(s->config->token_file, &s->auth, err, err_size);
     if (rc) {
         goto fail;
@@ -466,12 +477,12 @@ void server_free(struct server *s)
     if (s->loader_started) {
         /* Stopped while the model was loading: it cannot be interrupted. */
         pthread_join(s->loader, NULL);
-        events_take(&s->events, true);
+        events_drop(&s->events);
     }
     while (s->api.n_workers > 0) {
         /* The loop broke while a text was being tokenized; nobody is served any more. */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        events_take(&s->events, true);
+        events_drop(&s->events);
     }
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);
@@ -480,7 +491,7 @@ void server_free(struct server *s)
     } else {
         session_close(s->closing_session ? s->closing_session : s->api.runs.session, 0);
     }
-    events_take(&s->events, true);
+    events_drop(&s->events);
     events_destroy(&s->events);
     run_free_all(&s->api.runs);
     auth_free(s->auth);

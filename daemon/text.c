@@ -1,31 +1,39 @@
 /* text.c - checks of text that a peer sent. Pure functions. */
 #include "daemon/daemon.h"
 
-bool utf8_valid(const char *s, size_t len)
+ptrdiff_t utf8_prefix(const char *s, size_t len)
 {
     const unsigned char *p = (const unsigned char *)s, *end = p + len;
     while (p < end) {
-        unsigned c = *p++;
+        unsigned c = *p;
         if (c < 0x80) {
+            p++;
             continue;
         }
         int more = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : 1;
-        if (c < 0xc2 || c > 0xf4 || end - p < more) {
-            return false;
+        if (c < 0xc2 || c > 0xf4) {
+            return -1;
         }
         unsigned lowest = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
         unsigned highest = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-        if (p[0] < lowest || p[0] > highest) {
-            return false;
-        }
-        for (int i = 1; i < more; i++) {
-            if (p[i] < 0x80 || p[i] > 0xbf) {
-                return false;
+        for (int i = 1; i <= more; i++) {
+            if (p + i == end) {
+                return (const char *)p - s;
             }
+            if (p[i] < lowest || p[i] > highest) {
+                return -1;
+            }
+            lowest = 0x80;
+            highest = 0xbf;
         }
-        p += more;
+        p += more + 1;
     }
-    return true;
+    return (ptrdiff_t)len;
+}
+
+bool utf8_valid(const char *s, size_t len)
+{
+    return utf8_prefix(s, len) == (ptrdiff_t)len;
 }
 
 int64_t text_digits(const char *value, size_t len)

@@ -58,6 +58,17 @@ static uint64_t available_bytes(void)
     return bytes;
 }
 
+/* Bytes that this machine, or the control group, has altogether. */
+static uint64_t machine_bytes(void)
+{
+    uint64_t kib, bytes = UINT64_MAX, most;
+    if (read_number("/proc/meminfo", "MemTotal:", &kib))
+        bytes = kib * 1024;
+    if (read_number("/sys/fs/cgroup/memory.max", "", &most) && most < bytes)
+        bytes = most;
+    return bytes;
+}
+
 static char *model_name(const struct gguf *g, const char *path)
 {
     struct gguf_string s;
@@ -139,13 +150,13 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
 
 /* ---- step two: whether it fits ---------------------------------------------------------------------------------- */
 
-/* Chooses the context and the bytes of KV pages (*kv_bytes), and compares all that will be allocated with what there
- * is.
- */
-static int admit(struct engine *e, const struct engine_opts *o, size_t *kv_bytes, char *err, size_t err_size)
+/* Chooses the context and the bytes of KV pages (*kv_bytes), and compares all that will be allocated with the memory
+ * that is available. */
+static int admit(struct engine *e, const struct engine_opts *o, uint64_t available, size_t *kv_bytes, char *err,
+                 size_t err_size)
 {
     struct engine_info *info = &e->info;
-    uint64_t available = available_bytes(), weights = e->model.weight_bytes, scratch = step_scratch_bytes(e);
+    uint64_t weights = e->model.weight_bytes, scratch = step_scratch_bytes(e);
     uint64_t fixed = weights + scratch, left = available > fixed ? available - fixed : 0;
     size_t bytes = o->kv_bytes, wanted = (size_t)info->ctx_model * info->kv_token_bytes;
     if (fixed > available) {
@@ -173,6 +184,9 @@ static int admit(struct engine *e, const struct engine_opts *o, size_t *kv_bytes
                  info->ctx_model);
         return -EINVAL;
     }
+    int rc = kv_pools_fit(e, bytes, err, err_size);
+    if (rc)
+        return rc;
     int capacity = kv_capacity_tokens(e, bytes);
     if (o->ctx_tokens > capacity) {
         snprintf(
@@ -196,7 +210,7 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
     if (rc || (rc = kv_pools_open(e, kv_bytes, err, err_size)))
         return rc;
     info->kv_bytes = engine_kv_use(e).budget_bytes;
-    if ((rc = step_scratch_open(e))) {
+    if ((rc = step_scratch_open(e)) || (rc = sampler_scratch_open(e))) {
         snprintf(err, err_size, "not enough memory for steps of %d tokens", info->step_tokens);
         return rc;
     }
@@ -216,7 +230,8 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
     return rc;
 }
 
-static int open_parts(struct engine *e, const struct engine_opts *o, char *err, size_t err_size)
+/* All three steps, or for a check the first two. */
+static int open_parts(struct engine *e, const struct engine_opts *o, bool check, char *err, size_t err_size)
 {
     size_t kv_bytes = 0;
     const struct kernels_opts backend = {.backend = o->backend, .threads = o->threads};
@@ -225,12 +240,13 @@ static int open_parts(struct engine *e, const struct engine_opts *o, char *err, 
         return rc;
     e->ops = kernels_ops(e->kernels);
     e->info.backend = kernels_backend(e->kernels);
-    if ((rc = admit(e, o, &kv_bytes, err, err_size)))
+    uint64_t memory = check ? machine_bytes() : available_bytes();
+    if ((rc = admit(e, o, memory, &kv_bytes, err, err_size)) || check)
         return rc;
     return load(e, o, kv_bytes, err, err_size);
 }
 
-int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
+static int open_engine(const struct engine_opts *opts, bool check, struct engine **out, char *err, size_t err_size)
 {
     const char *kv_type = opts->kv_type ? opts->kv_type : "bf16";
     if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0) {
@@ -252,13 +268,26 @@ int engine_open(const struct engine_opts *opts, struct engine **out, char *err, 
     }
     e->info.kv_type = strcmp(kv_type, "f16") ? "bf16" : "f16";
     e->info.step_tokens = opts->step_tokens ? opts->step_tokens : STEP_TOKENS_DEFAULT;
-    int rc = open_parts(e, opts, err, err_size);
+    int rc = open_parts(e, opts, check, err, err_size);
     if (rc) {
         engine_close(e);
         return rc;
     }
     *out = e;
     return 0;
+}
+
+int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
+{
+    return open_engine(opts, false, out, err, err_size);
+}
+
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size)
+{
+    struct engine *e = NULL;
+    int rc = open_engine(opts, true, &e, err, err_size);
+    engine_close(e);
+    return rc;
 }
 
 void engine_close(struct engine *e)

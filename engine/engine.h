@@ -25,7 +25,7 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file */
+    const char *model_path;  /* a GGUF file; of a model in parts the first */
     const char *backend;     /* kernels_opts.backend; NULL = "auto" */
     int threads;             /* 0 = one per available core */
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
@@ -43,6 +43,10 @@ struct engine_opts {
  * pre-tokenizer or chat template we lack; -ENOMEM: it does not fit; -ENOENT, -EACCES, -EINVAL (opts) as usual.
  * err names the file, the field and what would help. */
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size);
+
+/* What engine_open() would refuse, without loading: the file's header, vocabulary and chat format, the backend, and
+ * whether weights, KV pages and scratch fit into the memory of this machine (as a whole: others may use it now). */
+int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
 
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);
@@ -209,11 +213,20 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-/* Picks the next token. The random number is a function of (seed, position) only; position = tokens before the new one;
- * context = those tokens (for penalties). logits [n_vocab] are not changed. -EDOM: the logits hold a NaN or no finite
- * value; that answer must fail and its KV must not be kept. */
-int engine_sample(struct engine *e, const struct engine_sampling *s, const float *logits, const engine_token *context,
-                  int position, engine_token *out);
+/* One token to pick. */
+struct engine_sample {
+    const struct engine_sampling *settings; /* checked */
+    const float *logits;                    /* [n_vocab] */
+    const engine_token *context;            /* [position], for penalties */
+    int position;                           /* tokens before the new one */
+    engine_token token;                     /* out, where result is 0 */
+    int result; /* out: 0; -EDOM: the logits hold a NaN or no finite value; that answer must fail and its KV must not be
+                   kept */
+};
+
+/* Picks the next token of each of n sequences. The random number is a function of (seed, position) only, and no pick
+ * depends on the others. -ENOMEM: nothing was picked. */
+int engine_sample(struct engine *e, struct engine_sample *samples, int n);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 

@@ -17,10 +17,12 @@
 #define HUGE_PAGE_BYTES (2u << 20)
 
 static const struct kernels_type_info types[KERNELS_TYPE_COUNT] = {
-    [KERNELS_F32] = {"F32", 1, 4},       [KERNELS_F16] = {"F16", 1, 2},       [KERNELS_BF16] = {"BF16", 1, 2},
-    [KERNELS_Q8_0] = {"Q8_0", 32, 34},   [KERNELS_Q4_0] = {"Q4_0", 32, 18},   [KERNELS_Q4_1] = {"Q4_1", 32, 20},
-    [KERNELS_Q5_0] = {"Q5_0", 32, 22},   [KERNELS_Q5_1] = {"Q5_1", 32, 24},   [KERNELS_Q4_K] = {"Q4_K", 256, 144},
-    [KERNELS_Q5_K] = {"Q5_K", 256, 176}, [KERNELS_Q6_K] = {"Q6_K", 256, 210},
+    [KERNELS_F32] = {"F32", 1, 4},       [KERNELS_F16] = {"F16", 1, 2},         [KERNELS_BF16] = {"BF16", 1, 2},
+    [KERNELS_Q8_0] = {"Q8_0", 32, 34},   [KERNELS_Q4_0] = {"Q4_0", 32, 18},     [KERNELS_Q4_1] = {"Q4_1", 32, 20},
+    [KERNELS_Q5_0] = {"Q5_0", 32, 22},   [KERNELS_Q5_1] = {"Q5_1", 32, 24},     [KERNELS_Q4_K] = {"Q4_K", 256, 144},
+    [KERNELS_Q5_K] = {"Q5_K", 256, 176}, [KERNELS_Q6_K] = {"Q6_K", 256, 210},   [KERNELS_Q2_K] = {"Q2_K", 256, 84},
+    [KERNELS_Q3_K] = {"Q3_K", 256, 110}, [KERNELS_IQ4_NL] = {"IQ4_NL", 32, 18}, [KERNELS_IQ4_XS] = {"IQ4_XS", 256, 136},
+    [KERNELS_MXFP4] = {"MXFP4", 32, 17},
 };
 
 const struct kernels_type_info *kernels_type_info(enum kernels_type type)
@@ -43,6 +45,12 @@ static bool has_avx2(void)
            __builtin_cpu_supports("fma");
 }
 
+static bool has_avxvnni(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+
 static bool has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -56,6 +64,7 @@ static const struct {
     bool (*supported)(void);
 } sets[] = {
     {{"cpu-avx512", &kernels_linear_avx512, &kernels_rows_avx512}, has_avx512},
+    {{"cpu-avxvnni", &kernels_linear_avxvnni, &kernels_rows_avx2}, has_avxvnni},
     {{"cpu-avx2", &kernels_linear_avx2, &kernels_rows_avx2}, has_avx2},
     {{"cpu-portable", &kernels_linear_portable, &kernels_rows_portable}, always},
 };
@@ -81,7 +90,8 @@ static const struct kernels_set *choose_set(const char *name, char *err, size_t 
     if (!strcmp(name, "cuda"))
         snprintf(err, err_size, "backend cuda: this build has no CUDA");
     else
-        snprintf(err, err_size, "backend %s is unknown; there are auto, cpu, cpu-portable, cpu-avx2 and cpu-avx512",
+        snprintf(err, err_size,
+                 "backend %s is unknown; there are auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni and cpu-avx512",
                  name);
     return NULL;
 }
@@ -202,6 +212,8 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
         .mixture = kernels_op_mixture,
         .add = kernels_op_add,
         .softcap = kernels_op_softcap,
+        .reserve_pick = kernels_pick_reserve,
+        .pick = kernels_op_pick,
         .kv_export = kernels_op_kv_export,
         .kv_import = kernels_op_kv_import,
     };
@@ -223,6 +235,7 @@ void kernels_close(struct kernels *k)
     kernels_pool_close(k->pool);
     kernels_linear_release(k);
     kernels_attention_release(k);
+    kernels_pick_release(k);
     free(k);
 }
 

@@ -7,7 +7,7 @@
  * What always holds (docs/numerics.md gives the rounding and order of every operation):
  *   - a row of an output depends on its own inputs only: not on how many rows are in the call, not on which other
  *     rows, not on the number of workers;
- *   - all CPU instruction sets (portable, avx2, avx512) give equal bits.
+ *   - all CPU instruction sets (portable, avx2, avxvnni, avx512) give equal bits.
  *
  * Threads: one caller at a time per `struct kernels` (the engine thread), except where a function says otherwise.
  * Errors: 0 or a negative errno value; text for a person goes to err (always terminated when err_size > 0).
@@ -26,14 +26,19 @@ enum kernels_type {
     KERNELS_F32,
     KERNELS_F16,
     KERNELS_BF16,
-    KERNELS_Q8_0, /* 32 values: f16 scale, 32 int8 */
-    KERNELS_Q4_0, /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
-    KERNELS_Q4_1, /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
-    KERNELS_Q5_0, /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
-    KERNELS_Q5_1, /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
-    KERNELS_Q4_K, /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
-    KERNELS_Q5_K, /* as Q4_K with 32 bytes of high bits before the nibbles */
-    KERNELS_Q6_K, /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q8_0,   /* 32 values: f16 scale, 32 int8 */
+    KERNELS_Q4_0,   /* 32 values: f16 scale, 16 bytes of nibbles (low half first), offset -8 */
+    KERNELS_Q4_1,   /* 32 values: f16 scale, f16 minimum, 16 bytes of nibbles */
+    KERNELS_Q5_0,   /* 32 values: f16 scale, 32 high bits, 16 bytes of nibbles, offset -16 */
+    KERNELS_Q5_1,   /* 32 values: f16 scale, f16 minimum, 32 high bits, 16 bytes of nibbles */
+    KERNELS_Q4_K,   /* 256 values: f16 d, f16 dmin, 8 six-bit scales and minima in 12 bytes, 128 bytes of nibbles */
+    KERNELS_Q5_K,   /* as Q4_K with 32 bytes of high bits before the nibbles */
+    KERNELS_Q6_K,   /* 256 values: 128 bytes low nibbles, 64 bytes high pairs, 16 int8 scales, f16 d, offset -32 */
+    KERNELS_Q2_K,   /* 256 values: 16 bytes of four-bit scales and minima, 64 bytes of pairs, f16 d, f16 dmin */
+    KERNELS_Q3_K,   /* 256 values: 32 bytes of high bits, 64 bytes of pairs, 16 six-bit scales in 12 bytes, f16 d */
+    KERNELS_IQ4_NL, /* 32 values: f16 scale, 16 bytes of nibbles that stand for 16 uneven values */
+    KERNELS_IQ4_XS, /* 256 values: f16 d, 8 six-bit scales in 6 bytes, 128 bytes of such nibbles */
+    KERNELS_MXFP4,  /* 32 values: a power of two as a byte, 16 bytes of four-bit floats */
     KERNELS_TYPE_COUNT
 };
 
@@ -54,9 +59,9 @@ enum kernels_kv_type { KERNELS_KV_BF16, KERNELS_KV_F16 };
 struct kernels;
 
 struct kernels_opts {
-    const char
-        *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avx512"; NULL = auto */
-    int threads;  /* workers including the caller; 0 = one per available core */
+    const char *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avxvnni",
+                            "cpu-avx512"; NULL = auto */
+    int threads;         /* workers including the caller; 0 = one per available core */
 };
 
 /* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set or the name is unknown
@@ -179,6 +184,28 @@ struct kernels_mixture {
     int32_t *ids, *order, *place;
 };
 
+/* A logit that counts instead of the row's own (penalties). */
+struct kernels_logit {
+    int32_t id;
+    float value;
+};
+
+#define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
+
+/* One token to pick from a row of logits: docs/numerics.md, "Sampling". All settings within the ranges that
+ * engine_sampling_check() gives. */
+struct kernels_pick {
+    const float *logits; /* [n] */
+    int n;
+    const struct kernels_logit *changed; /* [n_changed], distinct ids in [0, n) */
+    int n_changed;
+    float temperature; /* 0: the greatest */
+    int top_k;         /* 0: all */
+    float top_p, min_p;
+    double random; /* in [0, 1) */
+    int32_t id;    /* out; -1: a logit is NaN, or the greatest is not finite */
+};
+
 /* Pointers are to memory of the backend (alloc). Shapes are row-major. No operation allows its outputs to overlap
  * its inputs unless it says so. Operations cannot fail for valid arguments; a lack of scratch memory is found by
  * reserve(). */
@@ -238,6 +265,11 @@ struct kernels_ops {
 
     /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
     void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+
+    /* Picks a token from each of n rows. Rows may be the same. reserve_pick() makes room for rows of up to max_logits,
+     * at most KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM; call it before the first pick, and again for longer rows. */
+    int (*reserve_pick)(struct kernels *k, int max_logits);
+    void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
 
     /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
      * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. */

@@ -175,20 +175,31 @@ static bool run_step(struct session *s)
         double each = (double)(now - start) / 1e6 / n_tokens;
         s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
     }
+    struct engine_sample samples[MAX_RUNNING];
+    int n_samples = 0;
+    for (int i = 0; i < n_items && rc == 0; i++)
+        if (items[i].result == 0 && items[i].n_want) {
+            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
+                                                          .logits = logits,
+                                                          .context = turns[i]->context.ids,
+                                                          .position = (int)turns[i]->context.n};
+            logits += s->info->n_vocab;
+        }
+    int sampled = engine_sample(s->engine, samples, n_samples);
+    const struct engine_sample *next = samples;
     for (int i = 0; i < n_items; i++) {
-        int result = rc ? rc : items[i].result;
+        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
+        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
         if (result == -ENOSPC)
             continue; /* its neighbours took the pages: next time */
         if (result) {
             turn_step_failed(turns[i], result);
             continue;
         }
-        const float *mine = items[i].n_want ? logits : NULL;
         if (turns[i]->prefill_ns == 0)
             turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine, now);
-        if (mine)
-            logits += s->info->n_vocab;
+        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
+        next += mine;
     }
     return true;
 }
@@ -321,6 +332,22 @@ static int open_thread(struct session *s)
     return -rc;
 }
 
+static int check_limits(int max_running, int max_waiting, int idle_ms, char *err, size_t err_size)
+{
+    if (max_running >= 1 && max_running <= MAX_RUNNING && max_waiting >= 1 && idle_ms >= 0)
+        return 0;
+    snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
+             MAX_RUNNING);
+    return -EINVAL;
+}
+
+int session_check(const struct session_opts *opts, char *err, size_t err_size)
+{
+    int rc = check_limits(opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT,
+                          opts->max_waiting ? opts->max_waiting : MAX_WAITING_DEFAULT, opts->idle_ms, err, err_size);
+    return rc ? rc : engine_check(&opts->engine, err, err_size);
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     struct session *s = calloc(1, sizeof *s);
@@ -336,12 +363,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
-    if (s->max_running < 1 || s->max_running > MAX_RUNNING || s->max_waiting < 1 || s->idle_ms < 0) {
-        snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
-                 MAX_RUNNING);
-        rc = -EINVAL;
+    if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
-    }
     const struct storage_opts storage = {.dir = opts->data_dir,
                                          .ram_bytes = opts->ram_bytes,
                                          .disk_bytes = opts->disk_bytes,

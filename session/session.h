@@ -38,6 +38,10 @@ struct session_opts {
 /* Opens the data directory (-EBUSY: another process holds it), then the model (see engine_open()), and starts. */
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size);
 
+/* What session_open() would refuse of these settings and this model, without opening the data directory or loading
+ * anything; see engine_check(). 0, or as session_open(). */
+int session_check(const struct session_opts *opts, char *err, size_t err_size);
+
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
  * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
  * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */

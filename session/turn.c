@@ -563,14 +563,13 @@ static int cut_answer(struct turn *t)
     return rc;
 }
 
-static void sample(struct turn *t, const float *logits, int64_t now_ns)
+static void take_token(struct turn *t, const struct engine_sample *next, int64_t now_ns)
 {
     struct session *s = t->session;
-    engine_token id;
-    int rc = engine_sample(s->engine, &t->sampling, logits, t->context.ids, (int)t->context.n, &id);
-    if (rc) {
-        turn_fail(t, rc == -EDOM ? SESSION_MODEL : SESSION_INTERNAL,
-                  rc == -EDOM ? "the model's output is not a number; nothing of this turn was kept" : "out of memory");
+    engine_token id = next->token;
+    int rc;
+    if (next->result) {
+        turn_fail(t, SESSION_MODEL, "the model's output is not a number; nothing of this turn was kept");
         return;
     }
     note_time(t, now_ns);
@@ -611,7 +610,7 @@ static void sample(struct turn *t, const float *logits, int64_t now_ns)
         turn_finish(t);
 }
 
-void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns)
+void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns)
 {
     struct session *s = t->session;
     int length = engine_seq_length(t->hot->seq);
@@ -630,8 +629,8 @@ void turn_after_step(struct turn *t, int n, const float *logits, int64_t now_ns)
         if (length <= t->n_prompt)
             engine_seq_settle(t->hot->seq); /* a long prompt must not fill the pages of sliding windows */
     }
-    if (logits)
-        sample(t, logits, now_ns);
+    if (next)
+        take_token(t, next, now_ns);
     else if (!t->generate && length == t->n_prompt)
         turn_finish(t);
 }

@@ -359,17 +359,26 @@ static const struct {
     {"status", do_status}, {"quit", do_quit},     {"exit", do_quit},   {"?", do_help},
 };
 
+#define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))
+
+/* The command that a line without its slash begins with; N_COMMANDS: none. */
+static size_t find_command(const char *line)
+{
+    size_t len = strcspn(line, " \t\r\n"), i = 0;
+    while (i < N_COMMANDS && !(strlen(slash_commands[i].name) == len && memcmp(slash_commands[i].name, line, len) == 0))
+        i++;
+    return i;
+}
+
 static void run_command(struct chat *chat, const char *line)
 {
-    size_t len = strcspn(line, " \t\n");
+    size_t len = strcspn(line, " \t\n"), found = find_command(line);
     const char *argument = line + len + strspn(line + len, " \t\n");
-    for (size_t i = 0; i < sizeof(slash_commands) / sizeof(*slash_commands); i++) {
-        if (strlen(slash_commands[i].name) == len && memcmp(slash_commands[i].name, line, len) == 0) {
-            interrupts_clear();
-            slash_commands[i].run(chat, argument);
-            interrupts_clear();
-            return;
-        }
+    if (found < N_COMMANDS) {
+        interrupts_clear();
+        slash_commands[found].run(chat, argument);
+        interrupts_clear();
+        return;
     }
     term_note(&chat->cli->term, "there is no /%.*s; /help lists what there is", (int)len, line);
     chat->code = CLI_USAGE;
@@ -378,7 +387,8 @@ static void run_command(struct chat *chat, const char *line)
 /* ---- reading messages ----------------------------------------------------------------------------------------------
  */
 
-/* Puts a message, which may be several lines, into `message`. 1, 0 at the end of input, -EINTR. */
+/* Puts a message, which may be several lines, into `message`. 1, 0 at the end of input, -EINTR: Ctrl-C where nothing
+ * was typed, -ECANCELED: Ctrl-C, and all that was typed of the message is dropped. */
 static int read_message(struct chat *chat, struct buf *message)
 {
     struct buf line = {0};
@@ -404,10 +414,12 @@ static int read_message(struct chat *chat, struct buf *message)
         buf_clear(&line);
         from = 0;
         int next = line_reader_read(chat->reader, PROMPT_MORE, &line);
-        if (next == -EINTR)
-            buf_clear(message); /* what was begun is dropped */
+        if (next < 0)
+            rc = -ECANCELED;
         more = next == 1;
     }
+    if (rc == -ECANCELED)
+        buf_clear(message);
     buf_free(&line);
     while (message->len > 0 && message->data[message->len - 1] == '\n')
         message->data[--message->len] = '\0';
@@ -417,6 +429,77 @@ static int read_message(struct chat *chat, struct buf *message)
 static bool is_blank(const struct buf *text)
 {
     return text->len == 0 || strspn(text->data, " \t\n") == text->len;
+}
+
+/* Does what a message asks for. */
+static void take_message(struct chat *chat, const struct buf *message)
+{
+    struct cli *c = chat->cli;
+    const char *text = message->data;
+    if (is_blank(message))
+        return;
+    if (!cli_sendable(c, "this message", text, message->len)) {
+        chat->code = CLI_FAILED;
+        return;
+    }
+    chat->code = CLI_OK;
+    line_reader_remember(chat->reader, text);
+    if (text[0] == '/' && text[1] != '/')
+        run_command(chat, text + 1);
+    else
+        say(chat, text[0] == '/' ? text + 1 : text);
+}
+
+/* What is piped in is one message, unless a line of it is a command: then its lines are taken as if they were typed.
+ * Whether there are lines to read. */
+static bool take_input(struct chat *chat)
+{
+    struct buf text = {0};
+    int code = cli_read_all(chat->cli, &text);
+    bool lines = false;
+    for (const char *line = text.data; code == CLI_OK && line && !lines;
+         line = strchr(line, '\n'), line += line != NULL)
+        lines = *line == '/' && find_command(line + 1) < N_COMMANDS;
+    if (lines)
+        line_reader_feed(chat->reader, text.data, text.len);
+    while (text.len > 0 && text.data[text.len - 1] == '\n')
+        text.data[--text.len] = '\0';
+    if (code == CLI_OK && !lines)
+        take_message(chat, &text);
+    else if (code != CLI_OK)
+        chat->code = code;
+    buf_free(&text);
+    return lines;
+}
+
+/* Reads and does, until the person leaves or, without a terminal, the input ends. Returns the exit code. */
+static int converse(struct chat *chat, bool resumed)
+{
+    struct term *t = &chat->cli->term;
+    struct buf message = {0};
+    bool stopped = false; /* Ctrl-C was the last thing pressed */
+    int failed = chat->code;
+    while (!chat->quit && t->out_error == 0 && failed != CLI_NO_DAEMON && !(resumed && !chat->id && failed)) {
+        int rc = read_message(chat, &message);
+        if (rc == -ECANCELED) {
+            stopped = false;
+            continue;
+        }
+        if (rc == -EINTR && !stopped && t->in_tty) {
+            stopped = true;
+            term_note(t, "Ctrl-C again, or /quit, leaves");
+            continue;
+        }
+        if (rc != 1)
+            break;
+        chat->code = CLI_OK;
+        take_message(chat, &message);
+        stopped = chat->code == CLI_CUT_SHORT || chat->code == CLI_INTERRUPTED;
+        if (chat->code != CLI_OK && !t->in_tty)
+            failed = chat->code;
+    }
+    buf_free(&message);
+    return failed;
 }
 
 int chat_run(struct cli *c, const char *id)
@@ -434,34 +517,11 @@ int chat_run(struct cli *c, const char *id)
         chat.code = enter(&chat, id);
     else if (!id && c->term.in_tty)
         term_note(&c->term, "Type a message; /help lists the commands, /quit leaves.");
-    struct buf message = {0};
-    bool stopped = false; /* Ctrl-C was the last thing pressed */
     int failed = chat.code;
-    while (!chat.quit && c->term.out_error == 0 && failed != CLI_NO_DAEMON && !(id && !chat.id && failed)) {
-        int rc = read_message(&chat, &message);
-        if (rc == -EINTR && !stopped && c->term.in_tty) {
-            stopped = true;
-            term_note(&c->term, "Ctrl-C again, or /quit, leaves");
-            continue;
-        }
-        if (rc != 1)
-            break;
-        stopped = false;
-        if (!is_blank(&message)) {
-            const char *text = message.data;
-            chat.code = cli_sendable(c, "this message", text, message.len) ? CLI_OK : CLI_FAILED;
-            if (chat.code == CLI_OK)
-                line_reader_remember(chat.reader, text);
-            if (chat.code == CLI_OK && text[0] == '/' && text[1] != '/')
-                run_command(&chat, text + 1);
-            else if (chat.code == CLI_OK)
-                say(&chat, text[0] == '/' ? text + 1 : text);
-            stopped = chat.code == CLI_CUT_SHORT || chat.code == CLI_INTERRUPTED;
-            if (chat.code != CLI_OK && !c->term.in_tty)
-                failed = chat.code;
-        }
-    }
-    buf_free(&message);
+    if (c->term.in_tty || (failed == CLI_OK && take_input(&chat)))
+        failed = converse(&chat, id != NULL);
+    else if (failed == CLI_OK)
+        failed = chat.code;
     if (chat.id && c->term.in_tty)
         term_note(&c->term, "`convo resume` goes on with this conversation (%s)", chat.id);
     line_reader_close(chat.reader);

@@ -157,8 +157,11 @@ struct line_reader;
 struct line_reader *line_reader_open(struct term *t, struct net *n);
 void line_reader_close(struct line_reader *r);
 /* Adds a line without its newline (pasted ones may hold some) to `line`. 1, 0 at the end of input, -EINTR: Ctrl-C on an
- * empty line; Ctrl-C on a line that is not empty drops it and reads on. */
+ * empty line, -ECANCELED: on one that is not empty, which is dropped. Between two calls a terminal keeps what is typed
+ * for the next one, and does not show it. */
 int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line);
+/* From now on the lines are those of a text; there is no terminal to read from. */
+void line_reader_feed(struct line_reader *r, const char *text, size_t len);
 void line_reader_remember(struct line_reader *r, const char *message);
 
 /* ---- turn.c --------------------------------------------------------------------------------------------------------
@@ -226,6 +229,9 @@ cJSON *cli_call(struct cli *c, const char *method, const char *path, cJSON *body
 
 /* Prints an object, which is freed, as a line of JSON. */
 int cli_print_json(struct cli *c, cJSON *object);
+
+/* Appends all of standard input. CLI_OK or an exit code (told to the person, but for an interrupt). */
+int cli_read_all(struct cli *c, struct buf *out);
 
 /* Whether the daemon can be sent this text; what is in its way is told, `what` naming the text. */
 bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len);

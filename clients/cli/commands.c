@@ -109,6 +109,27 @@ int cli_print_json(struct cli *c, cJSON *object)
     return CLI_OK;
 }
 
+int cli_read_all(struct cli *c, struct buf *out)
+{
+    char piece[65536];
+    size_t got;
+    while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
+        if (out->len + got > CLI_REQUEST_MAX) {
+            term_error(&c->term, "standard input is longer than the %u MiB that the daemon takes",
+                       CLI_REQUEST_MAX >> 20);
+            return CLI_FAILED;
+        }
+        buf_add(out, piece, got);
+    }
+    if (interrupts_pending())
+        return CLI_INTERRUPTED;
+    if (ferror(stdin)) {
+        term_error(&c->term, "standard input: %s", strerror(errno));
+        return CLI_FAILED;
+    }
+    return CLI_OK;
+}
+
 bool cli_sendable(struct cli *c, const char *what, const char *text, size_t len)
 {
     size_t at = text_sound(text, len);

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "clients/cli/cli_internal.h"
 
@@ -19,40 +21,39 @@ struct options {
     bool json, receipt, no_receipt, keep, go_on;
 };
 
-static const char help_text[] =
-    "Usage: convo [OPTION...] [COMMAND]\n"
-    "Chat with a language model that convod runs on your own machine.\n"
-    "\n"
-    "Commands:\n"
-    "  chat              begin a conversation (what convo does when no command is given)\n"
-    "  resume [ID]       go on with a conversation, the latest when no ID is given\n"
-    "  ask TEXT...       one question, one answer; a TEXT of - is read from standard input\n"
-    "  list [WORD]       your conversations, or those with WORD in the title\n"
-    "  show ID           a conversation from its start\n"
-    "  rename ID TITLE   give a conversation a title\n"
-    "  delete ID...      delete conversations for good\n"
-    "  evict ID          put a conversation away until you go on with it (--to ram|disk)\n"
-    "  status            the daemon's state\n"
-    "\n"
-    "Options:\n"
-    "  -u, --url URL          where convod listens (CONVOD_URL; " CLI_DEFAULT_URL ")\n"
-    "      --token-file FILE  the file with your token (or CONVOD_TOKEN)\n"
-    "  -s, --system TEXT      what the model is told before the conversation\n"
-    "  -c, --conversation ID  ask: within this conversation\n"
-    "      --continue         ask: within the latest conversation\n"
-    "      --keep             ask: begin a conversation that can be resumed\n"
-    "      --json             print the daemon's JSON\n"
-    "      --to TIER          evict: ram or disk (disk)\n"
-    "      --temperature X, --top-p X, --seed N, --max-tokens N\n"
-    "                         how answers are drawn, and how long they may be\n"
-    "  -m, --model NAME       insist on this model\n"
-    "      --receipt, --no-receipt\n"
-    "                         the line about each turn (on in a chat at a terminal)\n"
-    "  -h, --help             this text\n"
-    "  -V, --version          the version\n"
-    "\n"
-    "Exit status: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon\n"
-    "answers; 4 the answer was cut short; 130 interrupted.\n";
+static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
+                                "Chat with a language model that convod runs on your own machine.\n"
+                                "\n"
+                                "Commands:\n"
+                                "  chat              begin a conversation (what convo does when no command is given)\n"
+                                "  resume [ID]       go on with a conversation, the latest when no ID is given\n"
+                                "  ask TEXT...       one question, one answer; what is piped in follows the question\n"
+                                "  list [WORD]       your conversations, or those with WORD in the title\n"
+                                "  show ID           a conversation from its start\n"
+                                "  rename ID TITLE   give a conversation a title\n"
+                                "  delete ID...      delete conversations for good\n"
+                                "  evict ID          put a conversation away until you go on with it (--to ram|disk)\n"
+                                "  status            the daemon's state\n"
+                                "\n"
+                                "Options:\n"
+                                "  -u, --url URL          where convod listens (CONVOD_URL; " CLI_DEFAULT_URL ")\n"
+                                "      --token-file FILE  the file with your token (or CONVOD_TOKEN)\n"
+                                "  -s, --system TEXT      what the model is told before the conversation\n"
+                                "  -c, --conversation ID  ask: within this conversation\n"
+                                "      --continue         ask: within the latest conversation\n"
+                                "      --keep             ask: begin a conversation that can be resumed\n"
+                                "      --json             print the daemon's JSON\n"
+                                "      --to TIER          evict: ram or disk (disk)\n"
+                                "      --temperature X, --top-p X, --seed N, --max-tokens N\n"
+                                "                         how answers are drawn, and how long they may be\n"
+                                "  -m, --model NAME       insist on this model\n"
+                                "      --receipt, --no-receipt\n"
+                                "                         the line about each turn (on in a chat at a terminal)\n"
+                                "  -h, --help             this text\n"
+                                "  -V, --version          the version\n"
+                                "\n"
+                                "Exit status: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon\n"
+                                "answers; 4 the answer was cut short; 130 interrupted.\n";
 
 enum {
     OPT_TOKEN_FILE = 256,
@@ -92,6 +93,24 @@ static const struct option long_options[] = {
 static int usage(const char *what, const char *which)
 {
     fprintf(stderr, "convo: %s%s%s (convo --help tells more)\n", what, which ? " " : "", which ? which : "");
+    return CLI_USAGE;
+}
+
+/* What an option's number may be. */
+static int usage_range(int option, const char *value)
+{
+    const char *name = "--temperature", *allowed = "a number from 0 to 10";
+    if (option == OPT_TOP_P) {
+        name = "--top-p";
+        allowed = "a number from 0 to 1";
+    } else if (option == OPT_SEED) {
+        name = "--seed";
+        allowed = "a whole number from 0 to 9007199254740991";
+    } else if (option == OPT_MAX_TOKENS) {
+        name = "--max-tokens";
+        allowed = "a whole number from 1 to 2147483647";
+    }
+    fprintf(stderr, "convo: %s must be %s, not `%s`\n", name, allowed, value);
     return CLI_USAGE;
 }
 
@@ -141,26 +160,21 @@ static char *read_token(const char *path)
 
 static int read_input(struct cli *c, struct buf *out)
 {
-    char piece[65536];
-    size_t got, from = out->len;
-    while ((got = fread(piece, 1, sizeof(piece), stdin)) > 0) {
-        if (out->len + got > CLI_REQUEST_MAX) {
-            term_error(&c->term, "standard input is longer than %u MiB", CLI_REQUEST_MAX >> 20);
-            return CLI_FAILED;
-        }
-        buf_add(out, piece, got);
-    }
-    if (interrupts_pending())
-        return CLI_INTERRUPTED;
-    if (ferror(stdin)) {
-        term_error(&c->term, "standard input: %s", strerror(errno));
-        return CLI_FAILED;
-    }
-    if (out->len > from && !cli_sendable(c, "standard input", out->data + from, out->len - from))
-        return CLI_FAILED;
-    while (out->len > 0 && out->data[out->len - 1] == '\n')
+    size_t from = out->len;
+    int code = cli_read_all(c, out);
+    if (code == CLI_OK && out->len > from && !cli_sendable(c, "standard input", out->data + from, out->len - from))
+        code = CLI_FAILED;
+    while (out->len > from && out->data[out->len - 1] == '\n')
         out->data[--out->len] = '\0';
-    return CLI_OK;
+    return code;
+}
+
+/* Whether something was given on standard input: a pipe or a file. A terminal, /dev/null and what a service has say
+ * nothing. */
+static bool input_given(void)
+{
+    struct stat st;
+    return fstat(STDIN_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode));
 }
 
 /* ---- commands ------------------------------------------------------------------------------------------------------
@@ -171,8 +185,10 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
     struct buf text = {0};
     char *id = NULL;
     int code = CLI_OK;
+    bool input_read = false;
     for (int i = 0; i < argc && code == CLI_OK; i++) {
         bool from_input = strcmp(argv[i], "-") == 0;
+        input_read = input_read || from_input;
         if (text.len > 0)
             buf_str(&text, from_input ? "\n\n" : " ");
         if (from_input)
@@ -180,8 +196,15 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
         else
             buf_str(&text, argv[i]);
     }
-    if (argc == 0)
-        code = read_input(c, &text);
+    if (code == CLI_OK && !input_read && (argc == 0 || input_given())) {
+        struct buf input = {0};
+        code = read_input(c, &input);
+        if (code == CLI_OK && input.len > 0) {
+            buf_str(&text, text.len > 0 ? "\n\n" : "");
+            buf_add(&text, input.data, input.len);
+        }
+        buf_free(&input);
+    }
     if (code == CLI_OK && text.len == 0)
         code = usage("ask what? Give the text as an argument or on standard input", NULL);
     if (code == CLI_OK)
@@ -342,7 +365,7 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
             o->to = optarg;
             break;
         case OPT_TEMPERATURE:
-            good = parse_real(optarg, 0, 100, &o->sampling.temperature);
+            good = parse_real(optarg, 0, 10, &o->sampling.temperature);
             break;
         case OPT_TOP_P:
             good = parse_real(optarg, 0, 1, &o->sampling.top_p);
@@ -372,7 +395,7 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
             return CLI_USAGE; /* getopt has told */
         }
         if (!good)
-            return usage("this value makes no sense:", optarg);
+            return usage_range(option, optarg);
     }
     return -1;
 }

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -98,6 +99,52 @@ static void line_signals_leave(const struct sigaction before[N_LINE_SIGNALS])
         sigaction(line_signals[i], &before[i], NULL);
         signals[line_signals[i]] = 0;
     }
+}
+
+/* ---- keys that are pressed during an answer ------------------------------------------------------------------------
+ */
+
+static struct termios as_found;        /* the terminal's settings when the first line was read */
+static volatile sig_atomic_t is_quiet; /* keys are kept and not shown */
+
+/* Puts the terminal back, also from a handler. */
+static void loud(void)
+{
+    if (is_quiet)
+        tcsetattr(STDIN_FILENO, TCSANOW, &as_found);
+    is_quiet = 0;
+}
+
+static void on_end(int number)
+{
+    loud();
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+/* What is typed while an answer comes is not shown within it: it waits for the next line. Ctrl-C and Ctrl-Z go on to
+ * work. The settings come back before a line is edited, and at every end of the program that a signal brings. */
+static void quiet(void)
+{
+    static bool first = true;
+    static const int ending[] = {SIGTERM, SIGHUP, SIGQUIT};
+    if (first) {
+        if (tcgetattr(STDIN_FILENO, &as_found) != 0)
+            return;
+        atexit(loud);
+        first = false;
+    }
+    struct termios kept = as_found;
+    kept.c_lflag &= ~(tcflag_t)(ECHO | ICANON);
+    kept.c_cc[VMIN] = 1;
+    kept.c_cc[VTIME] = 0;
+    struct sigaction act = {.sa_handler = on_end}, before;
+    sigemptyset(&act.sa_mask);
+    for (size_t i = 0; i < sizeof(ending) / sizeof(*ending); i++)
+        if (sigaction(ending[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(ending[i], &act, NULL);
+    is_quiet = 1;
+    tcsetattr(STDIN_FILENO, TCSANOW, &kept);
 }
 
 /* ---- output --------------------------------------------------------------------------------------------------------
@@ -381,6 +428,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
 
 void line_reader_close(struct line_reader *r)
 {
+    loud();
     if (!r)
         return;
     if (r->history)
@@ -411,6 +459,12 @@ void line_reader_remember(struct line_reader *r, const char *message)
     history(r->history, &event, H_ENTER, line.data);
     buf_free(&breaks);
     buf_free(&line);
+}
+
+void line_reader_feed(struct line_reader *r, const char *text, size_t len)
+{
+    buf_add(&r->input, text, len);
+    r->end = true;
 }
 
 /* A line from a pipe or a terminal that cannot edit. */
@@ -445,6 +499,7 @@ static int edit_line(struct line_reader *r, struct buf *out)
     r->interrupted = r->pasting = false;
     line_signals_watch(before);
     mark_pastes(true);
+    is_quiet = 0;                     /* from here on it is the editor's, which knows how it was found */
     el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
     const char *got = el_gets(r->edit, &count);
     mark_pastes(false);
@@ -469,14 +524,15 @@ static int edit_line(struct line_reader *r, struct buf *out)
 
 static int read_edited(struct line_reader *r, struct buf *out)
 {
-    int rc;
-    while ((rc = edit_line(r, out)) == -EINTR) {
+    int rc = edit_line(r, out);
+    if (rc == -EINTR) {
         interrupts_clear();
         fputs("^C\n", stdout);
         fflush(stdout);
         el_reset(r->edit);
-        if (r->interrupted_empty)
-            return rc;
+        buf_clear(&r->input); /* of a paste, all that came with it */
+        r->input_at = 0;
+        return r->interrupted_empty ? -EINTR : -ECANCELED;
     }
     if (rc == 0) {
         putchar('\n'); /* after the ^D */
@@ -489,8 +545,11 @@ int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line
 {
     term_answer_end(r->term);
     r->prompt = prompt;
-    if (r->edit)
-        return read_edited(r, line);
+    if (r->edit) {
+        int rc = read_edited(r, line);
+        quiet();
+        return rc;
+    }
     if (r->term->in_tty && r->term->out_tty) {
         fputs(prompt, stdout);
         fflush(stdout);

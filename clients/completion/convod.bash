@@ -19,7 +19,7 @@ _convod()
         ;;
     --backend) mapfile -t COMPREPLY < <(compgen -W 'auto cpu cpu-portable cpu-avx2 cpu-avx512 cuda' -- "$word") ;;
     --kv-type) mapfile -t COMPREPLY < <(compgen -W 'bf16 f16' -- "$word") ;;
-    --chat-format) mapfile -t COMPREPLY < <(compgen -W 'auto chatml llama3 gemma mistral' -- "$word") ;;
+    --chat-format) mapfile -t COMPREPLY < <(compgen -W 'auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr' -- "$word") ;;
     --log-level) mapfile -t COMPREPLY < <(compgen -W 'error warning info debug' -- "$word") ;;
     *)
         local options

@@ -107,6 +107,7 @@ struct client {
     bool answered;       /* the last byte of the answer is queued */
     size_t queued_bytes; /* that the socket has not taken */
     struct client_request request;
+    int tokens_in, tokens_cached, tokens_out; /* of the answer, where a turn made it */
     struct reader *readers;
     struct run_home home;
     struct lane *lanes;
@@ -125,6 +126,10 @@ void client_ws_error(struct client *c, const struct api_error *e, const char *st
 void client_read(struct client *c, struct run *run, int kind, size_t from, const char *stream_id);
 /* Queues what fits of the runs' logs. */
 void client_pump(struct client *c);
+/* Does it wait for an event stream? */
+bool client_streams(const struct client *c);
+/* The answer has left: one line in the log. */
+void client_answered(const struct client *c, int status, int64_t ms);
 /* {"error": ...}, malloc'd; NULL: out of memory. */
 char *api_error_text(const struct api_error *e);
 /* The handler of a request whose body is complete. */

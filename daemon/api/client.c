@@ -18,6 +18,14 @@ void client_request_clear(struct client *c)
     c->streaming = c->answered = false;
 }
 
+/* A run has been read to its end. */
+static void count_tokens(struct client *c, const struct run *run)
+{
+    c->tokens_in = run->input_tokens;
+    c->tokens_cached = run->cached_tokens;
+    c->tokens_out = run->output_tokens;
+}
+
 static void reader_free(struct reader *r)
 {
     struct client *c = r->client;
@@ -168,6 +176,13 @@ void client_read(struct client *c, struct run *run, int kind, size_t from, const
     run_subscribe(run, &r->sub, from);
 }
 
+static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms)
+{
+    daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms",
+               c->owner[0] ? c->owner : "-", method, what, status, c->tokens_in, c->tokens_cached, c->tokens_out,
+               (long long)ms);
+}
+
 /* One entry of the run's log to this reader, or its end. False: it has nothing to take now. */
 static bool deliver(struct reader *r)
 {
@@ -177,6 +192,7 @@ static bool deliver(struct reader *r)
         if (!run->ended) {
             return false;
         }
+        count_tokens(c, run);
         if (run->answer) {
             client_answer(c, run->answer_status, "application/json", strdup(run->answer));
         } else {
@@ -201,6 +217,7 @@ static bool deliver(struct reader *r)
     if (!run->ended) {
         return false;
     }
+    count_tokens(c, run);
     if (r->kind == READ_SSE) {
         if (run->n_log == 0) {
             client_answer_error(c, &run->error);
@@ -215,16 +232,24 @@ static bool deliver(struct reader *r)
         if (run->n_log == 0) {
             client_ws_error(c, &run->error, r->stream_id);
         }
+        int status = run->failed ? run->error.status : 200;
+        int64_t ms = now_ms() - run->created_ms;
         char *stream_id = r->stream_id;
         bool lane = r->kind == READ_WS;
         r->stream_id = NULL;
         reader_free(r);
         if (lane) {
+            log_answer(c, "WS", "response.create", status, ms);
             ws_lane_ended(c, stream_id);
         }
         free(stream_id);
     }
     return true;
+}
+
+bool client_streams(const struct client *c)
+{
+    return c->readers && c->readers->kind == READ_SSE;
 }
 
 void client_pump(struct client *c)
@@ -242,6 +267,15 @@ void client_pump(struct client *c)
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
+
+void client_answered(const struct client *c, int status, int64_t ms)
+{
+    static const char *const methods[] = {
+        [METHOD_GET] = "GET",         [METHOD_POST] = "POST", [METHOD_DELETE] = "DELETE",
+        [METHOD_OPTIONS] = "OPTIONS", [METHOD_HEAD] = "HEAD", [METHOD_OTHER] = "-"};
+    const struct route *route = c->request.route;
+    log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms);
+}
 
 void api_dispatch(struct client *c)
 {

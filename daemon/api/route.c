@@ -46,6 +46,24 @@ int route_find(const struct route *table, size_t n, enum route_method method, co
     return rc;
 }
 
+void route_allowed(const struct route *table, size_t n, const char *path, char out[ROUTE_ALLOWED_SIZE])
+{
+    static const struct {
+        enum route_method method;
+        const char *name;
+    } names[] = {{METHOD_GET, "GET, HEAD"}, {METHOD_POST, "POST"}, {METHOD_DELETE, "DELETE"}};
+    const struct route *found;
+    char param[ROUTE_PARAM_MAX];
+    size_t len = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        if (route_find(table, n, names[i].method, path, &found, param) == 0) {
+            len += (size_t)snprintf(out + len, ROUTE_ALLOWED_SIZE - len, "%s%s", len ? ", " : "", names[i].name);
+        }
+    }
+    snprintf(out + len, ROUTE_ALLOWED_SIZE - len, "%sOPTIONS", len ? ", " : "");
+}
+
 void route_query_init(struct route_query *q)
 {
     *q = (struct route_query){.limit = -1, .starting_after = -1};

@@ -35,6 +35,9 @@ struct route_query {
 /* 0 and *out; 404: no such path; 405: the path has other methods. */
 int route_find(const struct route *table, size_t n, enum route_method method, const char *path,
                const struct route **out, char param[ROUTE_PARAM_MAX]);
+/* The methods that a path has, for Allow: "GET, HEAD, POST". */
+#define ROUTE_ALLOWED_SIZE 64
+void route_allowed(const struct route *table, size_t n, const char *path, char out[ROUTE_ALLOWED_SIZE]);
 /* One "name=value" of a query that is already split at '&' and percent-decoded. False: a value is out of range. Unknown
  * names are ignored. */
 bool route_query_add(struct route_query *q, const char *pair, size_t len);

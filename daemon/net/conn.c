@@ -1,27 +1,43 @@
-/* conn.c - one socket: what is queued for it, and whole answers, event streams and messages on top of that.
+/* conn.c - one socket: what is queued for it, writing, lending it to the library and taking it back, and how it ends.
  *
- * Everything that is sent goes through a list of chunks; the library is given at most WRITE_BYTES per WRITEABLE
- * callback, so that it never buffers without bound. A peer that takes nothing for timeout-seconds is dropped.
+ * Everything that is sent goes through a list of chunks. A peer that takes nothing for timeout-seconds is dropped.
  *
- * Reading stops (flow_stopped) while a request without a body is being worked on, because the library would spin on
- * bytes that it cannot take in that state; it must be on again to write, so conn_wake() switches it.
+ * The library gets a socket when the request is whole, with a head of our own making: it sees nothing of what the peer
+ * wrote there, so it cannot understand it otherwise than we did. From then on it writes the answer, or it is a
+ * WebSocket. It would close a connection whose peer shuts its sending side, and would read what comes behind a request
+ * as another; so it does not read while an answer is made, and when anything at all comes then, or when the answer has
+ * left, the socket is taken back: its number is given to /dev/null, and the library closes that.
+ *
+ * There is one way to end an answered connection, whatever was answered: our side is shut when the last byte is
+ * written, and what the peer still sends is thrown away until it ends, is quiet, or goes on for too long. Closing
+ * earlier would make the kernel reset the connection, and the answer would be lost with it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "daemon/net/net_internal.h"
+
+#define IOV_MAX_CHUNKS 16
 
 static struct conn **bucket(struct net *n, uint64_t id)
 {
     return &n->buckets[id % CONN_BUCKETS];
 }
 
-struct conn *conn_new(struct net *n, struct lws *wsi, const char *address)
+struct conn *conn_new(struct net *n, int fd, const char *peer)
 {
     struct conn *c = calloc(1, sizeof(*c));
-    if (!c) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    if (!c || epoll_ctl(n->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+        free(c);
+        close(fd);
         return NULL;
     }
     c->client.ops = &conn_ops;
@@ -29,8 +45,14 @@ struct conn *conn_new(struct net *n, struct lws *wsi, const char *address)
     c->client.id = ++n->next_conn_id;
     c->client.home.owner = c->client.owner;
     c->net = n;
-    c->wsi = wsi;
-    snprintf(c->address, sizeof(c->address), "%s", address);
+    c->fd = fd;
+    c->interest = EPOLLIN;
+    c->length = -1;
+    snprintf(c->peer, sizeof(c->peer), "%s", peer);
+    snprintf(c->address, sizeof(c->address), "%s", peer);
+    c->accepted_ms = clock_ms();
+    c->began_us = clock_us();
+    c->deadline_ms = c->accepted_ms + (int64_t)n->config->timeout_seconds * 1000;
     struct conn **head = bucket(n, c->client.id);
     c->next = *head;
     if (c->next) {
@@ -53,15 +75,23 @@ struct client *conn_find(struct api *api, uint64_t id)
     return NULL;
 }
 
-void conn_request_clear(struct conn *c)
+void conn_forget_body(struct conn *c)
 {
-    free(c->http.path);
-    free(c->http.origin);
-    free(c->http.cors_headers);
-    budget_give(&c->net->api->budget, c->http.body_size);
-    memset(&c->http, 0, sizeof(c->http));
+    free(c->client.request.body);
+    c->client.request.body = NULL;
+    c->client.request.body_len = 0;
+    budget_give(&c->net->api->budget, c->body_size);
+    c->body_size = 0;
+}
+
+/* The request has been answered, or never will be. */
+static void request_free(struct conn *c)
+{
+    free(c->origin);
+    free(c->cors_headers);
+    c->origin = c->cors_headers = NULL;
+    conn_forget_body(c);
     client_request_clear(&c->client);
-    c->discard = false;
 }
 
 void conn_free(struct conn *c)
@@ -73,9 +103,11 @@ void conn_free(struct conn *c)
         free(c->out_head);
         c->out_head = next;
     }
-    conn_request_clear(c);
-    budget_give(&n->api->budget, c->message_size);
-    free(c->message);
+    request_free(c);
+    frames_free(c);
+    if (c->fd >= 0) {
+        close(c->fd);
+    }
     if (c->prev) {
         c->prev->next = c->next;
     } else {
@@ -84,37 +116,124 @@ void conn_free(struct conn *c)
     if (c->next) {
         c->next->prev = c->prev;
     }
+    n->n_refusing -= c->over_limit;
     n->api->n_clients = --n->n_conns;
     free(c);
 }
 
-static void wake(struct client *client)
+void conn_wake(struct conn *c)
 {
-    struct conn *c = (struct conn *)client;
-    /* conn_write() looks at everything once more before it returns. Asking for another WRITEABLE there and then
-     * stopping to read would leave the request standing, and the library spins on a socket that may write but is
-     * stopped. */
     if (c->client.dropped || c->writing) {
         return;
     }
-    if (c->flow_stopped && c->phase != CONN_WEBSOCKET && lws_rx_flow_control(c->wsi, 1) < 0) {
-        conn_drop(c);
-        return;
+    if (c->wsi) {
+        /* The library does not look at writability while reading is stopped. */
+        if (!c->client.websocket && !c->reading && lws_rx_flow_control(c->wsi, 1) < 0) {
+            conn_drop(c);
+            return;
+        }
+        c->reading = true;
+        lws_callback_on_writable(c->wsi);
+    } else if (!c->ready) {
+        c->ready = true;
+        c->next_ready = c->net->ready;
+        c->net->ready = c;
     }
-    lws_callback_on_writable(c->wsi);
 }
 
 void conn_drop(struct conn *c)
 {
-    if (c->client.dropped) {
-        return;
-    }
     c->client.dropped = true;
-    lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
+    if (c->wsi) {
+        lws_set_timeout(c->wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC); /* conn_gone() follows */
+    } else if (!c->dead) {
+        c->dead = true;
+        c->next_dead = c->net->dead;
+        c->net->dead = c;
+    }
 }
 
-/* Queues the parts as one chunk. */
-static void queue(struct conn *c, const char *a, size_t a_len, const char *b, size_t b_len, const char *d, size_t d_len)
+void conn_gone(struct conn *c)
+{
+    c->wsi = NULL;
+    c->fd = -1;
+    conn_drop(c);
+}
+
+void conn_listen(struct conn *c)
+{
+    bool busy = c->phase == CONN_WORKING || c->phase == CONN_ANSWERING;
+    uint32_t interest = c->blocked ? EPOLLOUT : 0;
+    if (c->wsi) {
+        interest = EPOLLIN | EPOLLRDHUP | EPOLLET; /* each time anything comes */
+    } else if (c->phase == CONN_HEAD) {
+        interest |= EPOLLIN | EPOLLET; /* it is looked at and stays in the socket */
+    } else if (busy) {
+        interest |= c->half_closed ? 0 : EPOLLRDHUP;
+    } else {
+        interest |= EPOLLIN;
+    }
+    struct epoll_event event = {.events = interest, .data.ptr = c};
+    if (interest != c->interest && c->fd >= 0) {
+        c->interest = interest;
+        if (epoll_ctl(c->net->epoll, EPOLL_CTL_MOD, c->fd, &event) != 0) {
+            conn_drop(c);
+        }
+    }
+}
+
+bool conn_lend(struct conn *c, const char *head, size_t len)
+{
+    struct net *n = c->net;
+    n->lending = c;
+    struct lws *wsi = lws_adopt_socket_vhost_readbuf(n->vhost, c->fd, head, len);
+    n->lending = NULL;
+    if (!wsi) {
+        if (!c->dead) {
+            conn_gone(c); /* the library has closed the socket */
+        }
+        return false;
+    }
+    c->reading = true;
+    if (!c->client.websocket) {
+        c->reading = false;
+        if (lws_rx_flow_control(wsi, 0) < 0) {
+            conn_drop(c);
+            return false;
+        }
+    }
+    conn_listen(c);
+    return true;
+}
+
+void conn_take(struct conn *c)
+{
+    if (!c->wsi) {
+        return;
+    }
+    int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+    struct epoll_event event = {.events = 0, .data.ptr = c};
+    if (fd < 0 || epoll_ctl(c->net->epoll, EPOLL_CTL_DEL, c->fd, NULL) != 0 ||
+        epoll_ctl(c->net->epoll, EPOLL_CTL_ADD, fd, &event) != 0 || dup3(c->net->nothing, c->fd, O_CLOEXEC) < 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        conn_drop(c);
+        return;
+    }
+    struct lws *wsi = c->wsi;
+    lws_set_opaque_user_data(wsi, NULL);
+    lws_set_timeout(wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
+    c->wsi = NULL;
+    c->fd = fd;
+    c->interest = 0;
+    conn_listen(c);
+    if (c->out_head || c->client.readers) {
+        conn_wake(c);
+    }
+}
+
+void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len)
 {
     if (c->client.dropped) {
         return;
@@ -128,15 +247,16 @@ static void queue(struct conn *c, const char *a, size_t a_len, const char *b, si
     chunk->next = NULL;
     chunk->len = len;
     chunk->sent = 0;
-    unsigned char *to = chunk->data + LWS_PRE;
-    if (a_len) {
-        memcpy(to, a, a_len);
-    }
-    if (b_len) {
-        memcpy(to + a_len, b, b_len);
-    }
-    if (d_len) {
-        memcpy(to + a_len + b_len, d, d_len);
+    char *to = chunk->data + LWS_PRE;
+    const struct {
+        const void *data;
+        size_t len;
+    } parts[] = {{a, a_len}, {b, b_len}, {d, d_len}};
+    for (size_t i = 0; i < 3; i++) {
+        if (parts[i].len) {
+            memcpy(to, parts[i].data, parts[i].len);
+            to += parts[i].len;
+        }
     }
     if (c->out_tail) {
         c->out_tail->next = chunk;
@@ -146,251 +266,199 @@ static void queue(struct conn *c, const char *a, size_t a_len, const char *b, si
     }
     c->out_tail = chunk;
     c->client.queued_bytes += len;
-    wake(&c->client);
+    conn_wake(c);
 }
 
-static const char *status_text(int status)
+void conn_linger(struct conn *c)
 {
-    static const struct {
-        int status;
-        const char *text;
-    } known[] = {{200, "OK"},
-                 {204, "No Content"},
-                 {400, "Bad Request"},
-                 {401, "Unauthorized"},
-                 {403, "Forbidden"},
-                 {404, "Not Found"},
-                 {405, "Method Not Allowed"},
-                 {411, "Length Required"},
-                 {413, "Content Too Large"},
-                 {414, "URI Too Long"},
-                 {417, "Expectation Failed"},
-                 {426, "Upgrade Required"},
-                 {429, "Too Many Requests"},
-                 {431, "Request Header Fields Too Large"},
-                 {500, "Internal Server Error"},
-                 {503, "Service Unavailable"}};
-    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
-        if (known[i].status == status) {
-            return known[i].text;
+    int64_t now = clock_ms();
+    conn_take(c);
+    if (c->client.dropped) {
+        return;
+    }
+    request_free(c);
+    c->phase = CONN_LINGER;
+    c->deadline_ms = now + LINGER_MS;
+    c->linger_end_ms = now + (int64_t)c->net->config->timeout_seconds * 1000;
+    if (shutdown(c->fd, SHUT_WR) != 0) {
+        conn_drop(c);
+    }
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------------
+ */
+
+/* Bytes that left, 0 = the socket takes no more now, or -1: it is broken. */
+static ssize_t send_some(struct conn *c)
+{
+    struct iovec iov[IOV_MAX_CHUNKS];
+    size_t n = 0;
+    for (struct chunk *k = c->out_head; k && n < IOV_MAX_CHUNKS; k = k->next) {
+        iov[n++] = (struct iovec){k->data + LWS_PRE + k->sent, k->len - k->sent};
+    }
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = n};
+    ssize_t sent = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+    }
+    return sent;
+}
+
+static void take_off(struct conn *c, size_t sent)
+{
+    c->client.queued_bytes -= sent;
+    while (c->out_head && sent >= c->out_head->len - c->out_head->sent) {
+        struct chunk *chunk = c->out_head;
+        sent -= chunk->len - chunk->sent;
+        c->out_head = chunk->next;
+        free(chunk);
+    }
+    if (c->out_head) {
+        c->out_head->sent += sent;
+    } else {
+        c->out_tail = NULL;
+    }
+}
+
+/* All that is queued has left. */
+static void written(struct conn *c)
+{
+    c->stalled_since_ms = 0;
+    if (c->client.answered && c->phase != CONN_LINGER) {
+        client_answered(&c->client, c->status, (clock_us() - c->began_us) / 1000);
+        conn_linger(c);
+    }
+}
+
+void conn_write(struct conn *c)
+{
+    size_t total = 0;
+    c->blocked = false;
+    while (!c->client.dropped && total < WRITE_BYTES) {
+        client_pump(&c->client);
+        if (!c->out_head) {
+            break;
+        }
+        ssize_t sent = send_some(c);
+        if (sent < 0) {
+            conn_drop(c);
+        } else if (sent == 0) {
+            c->blocked = true;
+            break;
+        } else {
+            c->stalled_since_ms = clock_ms();
+            total += (size_t)sent;
+            take_off(c, (size_t)sent);
         }
     }
-    return "Status";
-}
-
-/* Status line and headers, up to the empty line. length < 0: a stream of unknown length. */
-static int headers(const struct conn *c, int status, const char *content_type, int64_t length, char *out, size_t size)
-{
-    const struct http_request *r = &c->http;
-    bool preflight = c->client.request.method == METHOD_OPTIONS;
-    char framing[64] = "";
-    if (length >= 0) {
-        snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
-    } else if (!r->http10) {
-        snprintf(framing, sizeof(framing), "Transfer-Encoding: chunked\r\n");
-    }
-    char cors[1200] = "";
-    if (r->origin && preflight) {
-        snprintf(
-            cors, sizeof(cors),
-            "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Allow-Methods: GET, POST, DELETE\r\n"
-            "Access-Control-Allow-Headers: %s\r\nAccess-Control-Max-Age: 600\r\n",
-            r->origin, r->cors_headers ? r->cors_headers : "Authorization, Content-Type");
-    } else if (r->origin) {
-        snprintf(cors, sizeof(cors),
-                 "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: Retry-After\r\n",
-                 r->origin);
-    }
-    int n = snprintf(
-        out, size,
-        "HTTP/1.1 %d %s\r\n%s%s%s%sCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-        "%s%s%s%s\r\n",
-        status, status_text(status), content_type ? "Content-Type: " : "", content_type ? content_type : "",
-        content_type ? "\r\n" : "", framing, cors, status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
-        status == 503 || status == 429 ? "Retry-After: 1\r\n" : "", c->close_after ? "Connection: close\r\n" : "");
-    return n < 0 || (size_t)n >= size ? -1 : n;
-}
-
-static void answer(struct client *client, int status, const char *content_type, char *body)
-{
-    struct conn *c = (struct conn *)client;
-    static const char no_memory[] = "{\"error\":{\"message\":\"Out of memory.\",\"type\":\"server_error\","
-                                    "\"param\":null,\"code\":\"server_error\"}}";
-    const char *text = body ? body : status == 204 ? "" : no_memory;
-    if (!body && status != 204) {
-        status = 500;
-        content_type = "application/json";
-    }
-    size_t len = strlen(text);
-    char head[2048];
-    int n = headers(c, status, content_type, status == 204 ? 0 : (int64_t)len, head, sizeof(head));
-    if (n < 0) {
-        conn_drop(c);
-        free(body);
+    if (c->client.dropped) {
         return;
     }
-    if (status >= 400) {
-        c->net->api->metrics.errors++;
+    if (!c->out_head) {
+        written(c);
+    } else if (!c->blocked) {
+        conn_wake(c); /* others first */
     }
-    c->phase = CONN_ANSWERING;
-    c->client.answered = true;
-    queue(c, head, (size_t)n, text, c->client.request.method == METHOD_HEAD ? 0 : len, NULL, 0);
-    free(body);
+    conn_listen(c);
 }
 
-static void stream_begin(struct client *client)
+/* One message, or as much of it as is one write. */
+static int write_message(struct conn *c)
 {
-    struct conn *c = (struct conn *)client;
-    char head[2048];
-    int n = headers(c, 200, "text/event-stream; charset=utf-8", -1, head, sizeof(head));
-    if (n < 0) {
-        conn_drop(c);
-        return;
-    }
-    c->phase = CONN_ANSWERING;
-    c->client.streaming = true;
-    queue(c, head, (size_t)n, NULL, 0, NULL, 0);
-}
-
-static void sse_send(struct conn *c, const char *text, size_t len)
-{
-    if (c->http.http10) {
-        queue(c, text, len, NULL, 0, NULL, 0);
-        return;
-    }
-    char size[24];
-    int n = snprintf(size, sizeof(size), "%zx\r\n", len);
-    queue(c, size, (size_t)n, text, len, "\r\n", 2);
-}
-
-static void stream_event(struct client *client, const char *name, const char *data)
-{
-    struct conn *c = (struct conn *)client;
-    char *text = NULL;
-    int n = name ? asprintf(&text, "event: %s\ndata: %s\n\n", name, data) : asprintf(&text, "data: %s\n\n", data);
-    if (n < 0) {
-        conn_drop(c);
-        return;
-    }
-    sse_send(c, text, (size_t)n);
-    free(text);
-}
-
-void conn_comment(struct conn *c)
-{
-    sse_send(c, ":\n\n", 3);
-}
-
-static void stream_end(struct client *client)
-{
-    struct conn *c = (struct conn *)client;
-    if (!c->client.streaming || c->client.answered) {
-        return;
-    }
-    c->client.answered = true;
-    if (c->http.http10) {
-        wake(&c->client);
-    } else {
-        queue(c, "0\r\n\r\n", 5, NULL, 0, NULL, 0);
-    }
-}
-
-void conn_close(struct conn *c, int code, const char *reason)
-{
-    if (!c->close_code) {
-        c->close_code = code;
-        c->close_reason = reason;
-        wake(&c->client);
-    }
-}
-
-/* The answer has been handed over: ready for the next request, or close. */
-static int finish(struct conn *c)
-{
-    bool close_after = c->close_after || c->http.http10;
-    conn_request_clear(c);
-    c->phase = CONN_IDLE;
-    if (close_after) {
+    struct chunk *chunk = c->out_head;
+    size_t left = chunk->len - chunk->sent, n = left < WRITE_BYTES ? left : WRITE_BYTES;
+    int flags = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
+    unsigned char *data = (unsigned char *)chunk->data + LWS_PRE + chunk->sent;
+    if (lws_write(c->wsi, data, n, (enum lws_write_protocol)flags) < 0) {
         return -1;
     }
-    if (c->flow_stopped) {
-        c->flow_stopped = false;
-        if (lws_rx_flow_control(c->wsi, 1) < 0) {
-            return -1;
-        }
-    }
-    return lws_http_transaction_completed(c->wsi) ? -1 : 0;
+    take_off(c, n);
+    return 0;
 }
 
-static int write_some(struct conn *c)
+/* What fits of all chunks in one write. */
+static int write_answer(struct conn *c)
 {
-    client_pump(&c->client);
-    struct chunk *chunk = c->out_head;
-    if (chunk) {
-        size_t left = chunk->len - chunk->sent;
-        size_t n = left < WRITE_BYTES ? left : WRITE_BYTES;
-        int protocol = LWS_WRITE_HTTP;
-        if (c->phase == CONN_WEBSOCKET) {
-            protocol = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
-        }
-        if (n > 0 && lws_write(c->wsi, chunk->data + LWS_PRE + chunk->sent, n, (enum lws_write_protocol)protocol) < 0) {
+    unsigned char *out = c->net->out + LWS_PRE;
+    size_t n = 0;
+    for (struct chunk *k = c->out_head; k && n < WRITE_BYTES; k = k->next) {
+        size_t left = k->len - k->sent, part = left < WRITE_BYTES - n ? left : WRITE_BYTES - n;
+        memcpy(out + n, k->data + LWS_PRE + k->sent, part);
+        n += part;
+    }
+    if (lws_write(c->wsi, out, n, LWS_WRITE_HTTP) < 0) {
+        return -1;
+    }
+    take_off(c, n);
+    return 0;
+}
+
+static int write_lent(struct conn *c)
+{
+    if (lws_partial_buffered(c->wsi)) {
+        return 0; /* it calls again */
+    }
+    bool going = c->close_code && c->close_code != LWS_CLOSE_STATUS_GOINGAWAY;
+    if (!going) {
+        client_pump(&c->client);
+    }
+    if (c->client.dropped) {
+        return -1;
+    }
+    if (c->out_head) {
+        if (c->client.websocket ? write_message(c) : write_answer(c)) {
             return -1;
         }
-        chunk->sent += n;
-        c->client.queued_bytes -= n;
         c->stalled_since_ms = clock_ms();
-        if (chunk->sent == chunk->len) {
-            c->out_head = chunk->next;
-            if (!c->out_head) {
-                c->out_tail = NULL;
-            }
-            free(chunk);
-        }
     }
-    client_pump(&c->client);
-    if (c->out_head) {
+    if (!going) {
+        client_pump(&c->client);
+    }
+    if (c->client.dropped) {
+        return -1;
+    }
+    if (c->out_head || lws_partial_buffered(c->wsi)) {
         lws_callback_on_writable(c->wsi);
         return 0;
     }
-    c->stalled_since_ms = 0;
     if (c->close_code) {
-        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)c->close_reason,
+        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)(uintptr_t)c->close_reason,
                          strlen(c->close_reason));
         return -1;
     }
-    if (c->client.answered) {
-        return finish(c);
+    written(c);
+    if (!c->wsi) {
+        return -1; /* it was taken back */
     }
-    if (c->flow_stopped && c->phase != CONN_WEBSOCKET && lws_rx_flow_control(c->wsi, 0) < 0) {
-        return -1;
+    if (!c->client.websocket) {
+        c->reading = false;
+        return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
     }
     return 0;
 }
 
-int conn_write(struct conn *c)
+int conn_write_lent(struct conn *c)
 {
     if (c->client.dropped) {
         return -1;
     }
     c->writing = true;
-    int rc = write_some(c);
+    int rc = write_lent(c);
     c->writing = false;
     return rc;
 }
 
-void conn_refuse(struct conn *c, const struct api_error *e)
-{
-    client_answer_error(&c->client, e);
-}
+/* ---- what the interfaces call ---------------------------------------------------------------------------------------
+ */
 
 static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
 {
-    queue((struct conn *)client, head, head_len, tail, tail_len, NULL, 0);
+    conn_queue((struct conn *)client, head, head_len, tail, tail_len, NULL, 0);
 }
 
 static void close_client(struct client *client, int code, const char *reason)
 {
-    conn_close((struct conn *)client, code, reason);
+    frames_close((struct conn *)client, code, reason);
 }
 
 static void drop(struct client *client)
@@ -398,11 +466,16 @@ static void drop(struct client *client)
     conn_drop((struct conn *)client);
 }
 
+static void wake(struct client *client)
+{
+    conn_wake((struct conn *)client);
+}
+
 const struct client_ops conn_ops = {
-    .answer = answer,
-    .stream_begin = stream_begin,
-    .stream_event = stream_event,
-    .stream_end = stream_end,
+    .answer = http_answer,
+    .stream_begin = http_stream_begin,
+    .stream_event = http_stream_event,
+    .stream_end = http_stream_end,
     .message = message,
     .close = close_client,
     .drop = drop,

@@ -1,413 +1,630 @@
-/* http.c - from a parsed header block and the bytes after it to exactly one request.
+/* http.c - HTTP/1.1: one request per connection, from its head to the last byte of its answer.
  *
- * The library's parser is lenient: it takes any Content-Length that atoll() takes, ignores Transfer-Encoding, calls the
- * completion callback again for bytes that follow a body, and frees the headers before the upgrade callback when the
- * Upgrade value is unknown to it. Here the framing is checked strictly and refused when it is odd; a refused request
- * closes its connection unless its body is known to be short.
+ * The head is looked at in the socket until it is whole, and checked (head.c); then it is taken out, and the body is
+ * read, up to the length that was announced; both have a deadline. (The library would read beyond a body, and spin on
+ * what it found there.) Whatever comes behind the body belongs to no request. A whole request is lent to the library
+ * with a head that says no more than that there is one (conn.c); an upgrade with one that has the four lines that it
+ * needs, and frames that came with it are still in the socket. A refusal is an answer as any other and needs no more of
+ * the body: how the connection ends sees to it that it arrives.
+ *
+ * All response heads are made here, by one function.
+ *
+ * A client that shuts its sending side cannot be told from one that is gone: both send an end. So when the answer takes
+ * more than EARLY_MS from then on, it is begun, with a space before the JSON; a client that is gone resets the
+ * connection, and one that still reads waits for the rest.
  */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 
 #include "daemon/net/net_internal.h"
 
 #define CORS_HEADERS_MAX    512
 #define CORS_HEADER_CHARS   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_, "
 #define HEADER_VALUE_MAX    4096
+#define ORIGIN_MAX          300
 #define IDEMPOTENCY_KEY_MAX 255
-#define REFUSED_BODY_BYTES  (1024 * 1024) /* of a refused request that are read so that the answer arrives */
+#define RESPONSE_HEAD_MAX   2048
 
-/* Copies a header. Its length, 0 = absent or empty, -1 = too long or given more than once. */
-static int header(struct lws *wsi, enum lws_token_indexes token, char *out, size_t size)
+/* ---- answers ------------------------------------------------------------------------------------------------------
+ */
+
+static const char *status_text(int status)
 {
+    static const struct {
+        int status;
+        const char *text;
+    } known[] = {{101, "Switching Protocols"},
+                 {200, "OK"},
+                 {204, "No Content"},
+                 {400, "Bad Request"},
+                 {401, "Unauthorized"},
+                 {403, "Forbidden"},
+                 {404, "Not Found"},
+                 {405, "Method Not Allowed"},
+                 {408, "Request Timeout"},
+                 {411, "Length Required"},
+                 {413, "Content Too Large"},
+                 {414, "URI Too Long"},
+                 {417, "Expectation Failed"},
+                 {426, "Upgrade Required"},
+                 {429, "Too Many Requests"},
+                 {431, "Request Header Fields Too Large"},
+                 {500, "Internal Server Error"},
+                 {503, "Service Unavailable"},
+                 {505, "HTTP Version Not Supported"}};
+    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
+        if (known[i].status == status) {
+            return known[i].text;
+        }
+    }
+    return "Status";
+}
+
+/* Queues status line and headers, up to the empty line. length: of the body, -1 = a stream of unknown length, -2 =
+ * there is none and nothing says so. more: further lines. */
+static void send_head(struct conn *c, int status, const char *content_type, int64_t length, const char *more)
+{
+    char framing[64] = "", cors[1200] = "", head[RESPONSE_HEAD_MAX];
+    if (length >= 0) {
+        snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
+    } else if (length == -1 && !c->http10) {
+        snprintf(framing, sizeof(framing), "Transfer-Encoding: chunked\r\n");
+    }
+    if (c->origin && c->client.request.method == METHOD_OPTIONS) {
+        snprintf(cors, sizeof(cors),
+                 "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n"
+                 "Access-Control-Allow-Methods: GET, POST, DELETE\r\nAccess-Control-Allow-Headers: %s\r\n"
+                 "Access-Control-Max-Age: 600\r\n",
+                 c->origin, c->cors_headers ? c->cors_headers : "Authorization, Content-Type");
+    } else if (c->origin) {
+        snprintf(cors, sizeof(cors),
+                 "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: Retry-After\r\n",
+                 c->origin);
+    }
+    int n =
+        snprintf(head, sizeof(head),
+                 "HTTP/1.1 %d %s\r\n%s%s%s%s%s%s%s%s%s"
+                 "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
+                 status, status_text(status), content_type ? "Content-Type: " : "", content_type ? content_type : "",
+                 content_type ? "\r\n" : "", framing, cors, status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
+                 status == 426 ? "Sec-WebSocket-Version: 13\r\n" : "",
+                 status == 503 || status == 429 ? "Retry-After: 1\r\n" : "", more ? more : "",
+                 status == 101 ? "" : "Connection: close\r\n");
+    if (n < 0 || (size_t)n >= sizeof(head)) {
+        conn_drop(c);
+        return;
+    }
+    c->status = status;
+    conn_queue(c, head, (size_t)n, NULL, 0, NULL, 0);
+}
+
+static void send_body(struct conn *c, const char *text, size_t len)
+{
+    if (len == 0 || c->client.request.method == METHOD_HEAD) {
+        return;
+    }
+    if (c->http10) {
+        conn_queue(c, text, len, NULL, 0, NULL, 0);
+        return;
+    }
+    char size[24];
+    int n = snprintf(size, sizeof(size), "%zx\r\n", len);
+    conn_queue(c, size, (size_t)n, text, len, "\r\n", 2);
+}
+
+static void end_body(struct conn *c)
+{
+    c->client.answered = true;
+    if (!c->http10 && c->client.request.method != METHOD_HEAD) {
+        conn_queue(c, "0\r\n\r\n", 5, NULL, 0, NULL, 0);
+    }
+    conn_wake(c);
+}
+
+void http_answer(struct client *client, int status, const char *content_type, char *body)
+{
+    struct conn *c = (struct conn *)client;
+    static const char no_memory[] = "{\"error\":{\"message\":\"Out of memory.\",\"type\":\"server_error\","
+                                    "\"param\":null,\"code\":\"server_error\"}}";
+    const char *text = body ? body : status == 204 ? "" : no_memory;
+    if (!body && status != 204) {
+        status = 500;
+        content_type = "application/json";
+    }
+    if (status >= 400) {
+        c->net->api->metrics.errors++;
+    }
+    size_t len = strlen(text);
+    if (c->early && status != 200) {
+        conn_drop(c); /* it was begun as another: cutting it off says that it failed */
+    } else if (c->early) {
+        send_body(c, text, len);
+        end_body(c);
+    } else {
+        char allow[sizeof(c->allow) + 16] = "";
+        if (status == 405 && c->allow[0]) {
+            snprintf(allow, sizeof(allow), "Allow: %s\r\n", c->allow);
+        }
+        c->phase = CONN_ANSWERING;
+        send_head(c, status, content_type, (int64_t)len, allow);
+        if (client->request.method != METHOD_HEAD) {
+            conn_queue(c, text, len, NULL, 0, NULL, 0);
+        }
+        client->answered = true;
+    }
+    free(body);
+}
+
+void http_stream_begin(struct client *client)
+{
+    struct conn *c = (struct conn *)client;
+    c->phase = CONN_ANSWERING;
+    client->streaming = true;
+    send_head(c, 200, "text/event-stream; charset=utf-8", -1, NULL);
+}
+
+void http_stream_event(struct client *client, const char *name, const char *data)
+{
+    char *text = NULL;
+    int n = name ? asprintf(&text, "event: %s\ndata: %s\n\n", name, data) : asprintf(&text, "data: %s\n\n", data);
+    if (n < 0) {
+        conn_drop((struct conn *)client);
+        return;
+    }
+    send_body((struct conn *)client, text, (size_t)n);
+    free(text);
+}
+
+void http_stream_end(struct client *client)
+{
+    if (client->streaming && !client->answered) {
+        end_body((struct conn *)client);
+    }
+}
+
+void http_probe(struct conn *c)
+{
+    struct client *client = &c->client;
+    if (client->dropped || client->answered || c->out_head) {
+        return;
+    }
+    if (!client->streaming && !c->early && client_streams(client)) {
+        http_stream_begin(client);
+    }
+    if (client->streaming) {
+        send_body(c, ":\n\n", 3);
+    } else if (c->half_closed) {
+        if (!c->early) {
+            c->early = true;
+            c->phase = CONN_ANSWERING;
+            send_head(c, 200, "application/json", -1, NULL);
+        }
+        send_body(c, " ", 1);
+    }
+}
+
+/* ---- who asks ------------------------------------------------------------------------------------------------------
+ */
+
+/* A terminated copy of a field that may stand once. 1, 0 = absent or empty, -1 = more than once or too long. */
+static int copy_field(const struct head *h, const char *name, char *out, size_t size)
+{
+    struct head_text value;
+    int n = head_get(h, name, &value);
     out[0] = '\0';
-    int n = lws_hdr_total_length(wsi, token);
-    if (n <= 0) {
-        return 0;
-    }
-    if ((size_t)n >= size || lws_hdr_fragment_length(wsi, token, 1) > 0 ||
-        lws_hdr_copy(wsi, out, (int)size, token) < 0) {
-        out[0] = '\0';
+    if (n < 0 || value.len >= size) {
         return -1;
     }
-    while (n > 0 && (out[n - 1] == ' ' || out[n - 1] == '\t')) {
-        out[--n] = '\0';
-    }
-    return n;
+    memcpy(out, value.at, value.len);
+    out[value.len] = '\0';
+    return value.len > 0;
 }
 
-static bool present(struct lws *wsi, enum lws_token_indexes token)
+static int check_access(struct conn *c, const struct head *h, bool open_route, struct api_error *e)
 {
-    return lws_hdr_total_length(wsi, token) > 0;
-}
-
-static const struct {
-    enum lws_token_indexes token;
-    enum route_method method;
-} methods[] = {{WSI_TOKEN_GET_URI, METHOD_GET},       {WSI_TOKEN_POST_URI, METHOD_POST},
-               {WSI_TOKEN_DELETE_URI, METHOD_DELETE}, {WSI_TOKEN_OPTIONS_URI, METHOD_OPTIONS},
-               {WSI_TOKEN_HEAD_URI, METHOD_HEAD},     {WSI_TOKEN_PUT_URI, METHOD_OTHER},
-               {WSI_TOKEN_PATCH_URI, METHOD_OTHER}};
-
-/* Bytes of the headers that the library knows by name. Others it does not let us count; the whole block is bounded by
- * HEADER_BYTES_PARSED, past which the library closes the connection without an answer. */
-static size_t header_bytes(struct lws *wsi)
-{
-    size_t sum = 0;
-    for (int t = 0; t < WSI_TOKEN_COUNT; t++) {
-        int n = lws_hdr_total_length(wsi, (enum lws_token_indexes)t);
-        sum += n > 0 ? (size_t)n : 0;
-    }
-    return sum;
-}
-
-int http_check_access(struct net *n, struct lws *wsi, bool open_route, char owner[OWNER_SIZE],
-                      unsigned char token[TOKEN_DIGEST_BYTES], char **origin_out, struct api_error *e)
-{
-    char host[300], origin[300], authorization[HEADER_VALUE_MAX];
-    int host_len = header(wsi, WSI_TOKEN_HOST, host, sizeof(host));
-    if (host_len < 0) {
-        api_error_set(e, 400, "invalid_header", NULL, "The Host header is malformed.");
-        return -1;
-    }
-    if (n->loopback && !auth_required(n->auth) && !(host_len > 0 && auth_host_allowed(n->config, host))) {
+    struct net *n = c->net;
+    char origin[ORIGIN_MAX], authorization[HEADER_VALUE_MAX];
+    if (n->loopback && !auth_required(n->auth) && !auth_host_allowed(n->config, h->host)) {
         api_error_set(e, 403, "host_not_allowed", NULL, "This Host is not served here; see allow-host.");
         return -1;
     }
-    int origin_len = header(wsi, WSI_TOKEN_ORIGIN, origin, sizeof(origin));
-    if (origin_len < 0 || (origin_len > 0 && !auth_origin_allowed(n->config, origin, host))) {
+    int found = copy_field(h, "Origin", origin, sizeof(origin));
+    if (found < 0 || (found > 0 && !auth_origin_allowed(n->config, origin, h->host))) {
         api_error_set(e, 403, "origin_not_allowed", NULL, "This Origin may not connect; see allow-origin.");
         return -1;
     }
-    if (origin_len > 0 && origin_out) {
-        *origin_out = strdup(origin);
+    if (found > 0) {
+        c->origin = strdup(origin);
     }
-    snprintf(owner, OWNER_SIZE, "%s", "");
     if (open_route) {
         return 0;
     }
-    int len = header(wsi, WSI_TOKEN_HTTP_AUTHORIZATION, authorization, sizeof(authorization));
-    bool ok = len >= 0 && auth_owner(n->auth, len > 0 ? authorization : NULL, owner, token);
-    lws_explicit_bzero(authorization, sizeof(authorization));
+    found = copy_field(h, "Authorization", authorization, sizeof(authorization));
+    bool ok = found >= 0 && auth_owner(n->auth, found > 0 ? authorization : NULL, c->client.owner, c->token);
+    OPENSSL_cleanse(authorization, sizeof(authorization));
     if (!ok) {
         n->api->metrics.refused++;
-        api_error_set(e, 401, "invalid_api_key", NULL, len == 0 ? "No token was given." : "The token is not known.");
+        c->client.owner[0] = '\0';
+        api_error_set(e, 401, "invalid_api_key", NULL, found == 0 ? "No token was given." : "The token is not known.");
         return -1;
     }
     return 0;
 }
 
-static int write_plain(struct lws *wsi, const struct api_error *e)
+/* An address as text, from what a proxy wrote: a port and brackets may be around it. */
+static bool read_address(struct head_text t, char out[ADDRESS_SIZE])
 {
-    unsigned char buffer[LWS_PRE + 1024];
-    char *body = api_error_text(e);
-    if (!body) {
-        return -1;
+    char text[ADDRESS_SIZE];
+    unsigned char binary[16];
+    const char *colon = memchr(t.at, ':', t.len);
+    if (t.len > 0 && *t.at == '[') {
+        const char *end = memchr(t.at, ']', t.len);
+        t.len = end ? (size_t)(end - t.at) - 1 : 0;
+        t.at++;
+    } else if (colon && !memchr(colon + 1, ':', t.len - (size_t)(colon + 1 - t.at))) {
+        t.len = (size_t)(colon - t.at);
     }
-    int n = snprintf((char *)buffer + LWS_PRE, sizeof(buffer) - LWS_PRE,
-                     "HTTP/1.1 %d Refused\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s"
-                     "Connection: close\r\n\r\n%s",
-                     e->status, strlen(body),
-                     e->status == 426   ? "Sec-WebSocket-Version: 13\r\n"
-                     : e->status == 401 ? "WWW-Authenticate: Bearer\r\n"
-                                        : "",
-                     body);
-    free(body);
-    if (n < 0 || (size_t)n >= sizeof(buffer) - LWS_PRE) {
-        return -1;
+    if (t.len == 0 || t.len >= sizeof(text)) {
+        return false;
     }
-    return lws_write(wsi, buffer + LWS_PRE, (size_t)n, LWS_WRITE_HTTP_HEADERS) < 0 ? -1 : 1;
+    memcpy(text, t.at, t.len);
+    text[t.len] = '\0';
+    if (inet_pton(AF_INET, text, binary) != 1 && inet_pton(AF_INET6, text, binary) != 1) {
+        return false;
+    }
+    memcpy(out, text, t.len + 1);
+    return true;
 }
 
-/* Whether a client that offers sub-protocols (RFC 6455, 4.2.2) offers ours. The library would close the connection
- * without a word otherwise. */
-static bool subprotocol_fits(struct lws *wsi)
+/* Whom a trusted proxy forwards: the last address in X-Forwarded-For that is no trusted proxy itself. */
+static void forwarded_for(const struct conn *c, const struct head *h, char out[ADDRESS_SIZE])
 {
-    char offered[256], *rest;
-    int n = header(wsi, WSI_TOKEN_PROTOCOL, offered, sizeof(offered));
-    if (n == 0) {
-        return true;
-    }
-    for (char *name = n > 0 ? strtok_r(offered, ", \t", &rest) : NULL; name; name = strtok_r(NULL, ", \t", &rest)) {
-        if (strcmp(name, "convod") == 0) {
-            return true;
+    const struct daemon_config *config = c->net->config;
+    snprintf(out, ADDRESS_SIZE, "%s", c->peer);
+    for (size_t i = h->n_fields; i > 0 && auth_proxy_trusted(config, out); i--) {
+        const struct head_field *f = &h->fields[i - 1];
+        static const char name[] = "X-Forwarded-For";
+        if (f->name.len != sizeof(name) - 1 || strncasecmp(f->name.at, name, f->name.len) != 0) {
+            continue;
+        }
+        for (struct head_text rest = f->value; rest.len > 0 && auth_proxy_trusted(config, out);) {
+            size_t from = rest.len;
+            while (from > 0 && rest.at[from - 1] != ',') {
+                from--;
+            }
+            struct head_text last = {rest.at + from, rest.len - from};
+            while (last.len > 0 && (*last.at == ' ' || *last.at == '\t')) {
+                last.at++;
+                last.len--;
+            }
+            while (last.len > 0 && (last.at[last.len - 1] == ' ' || last.at[last.len - 1] == '\t')) {
+                last.len--;
+            }
+            if (!read_address(last, out)) {
+                return;
+            }
+            rest.len = from > 0 ? from - 1 : 0;
         }
     }
-    return false;
 }
 
-int http_check_upgrade(struct net *n, struct lws *wsi, char owner[OWNER_SIZE])
-{
-    struct api_error e = {0};
-    unsigned char token[TOKEN_DIGEST_BYTES];
-    char upgrade[32], path[64], version[8], length[32];
-    /* The library may have freed the headers already; then all of these read as absent. */
-    if (header(wsi, WSI_TOKEN_UPGRADE, upgrade, sizeof(upgrade)) <= 0 || strcasecmp(upgrade, "websocket") != 0) {
-        return -1;
-    }
-    if (header_bytes(wsi) > HEADER_BYTES_MAX) {
-        api_error_set(&e, 431, "headers_too_large", NULL, "The headers are larger than %d bytes.", HEADER_BYTES_MAX);
-    } else if (header(wsi, WSI_TOKEN_GET_URI, path, sizeof(path)) <= 0 || strcmp(path, "/v1/responses") != 0) {
-        api_error_set(&e, 404, "not_found", NULL, "There is no WebSocket here; it is at /v1/responses.");
-    } else if (present(wsi, WSI_TOKEN_HTTP_TRANSFER_ENCODING) ||
-               header(wsi, WSI_TOKEN_HTTP_CONTENT_LENGTH, length, sizeof(length)) < 0 ||
-               (length[0] && strcmp(length, "0") != 0)) {
-        api_error_set(&e, 400, "invalid_header", NULL, "An upgrade has no body.");
-    } else if (header(wsi, WSI_TOKEN_VERSION, version, sizeof(version)) <= 0 || strcmp(version, "13") != 0) {
-        api_error_set(&e, 426, "invalid_header", NULL, "Only WebSocket version 13 is spoken here.");
-    } else if (!present(wsi, WSI_TOKEN_KEY)) {
-        api_error_set(&e, 400, "invalid_header", NULL, "Sec-WebSocket-Key is missing.");
-    } else if (!subprotocol_fits(wsi)) {
-        api_error_set(&e, 400, "invalid_header", NULL,
-                      "The only WebSocket sub-protocol here is convod; none is needed.");
-    } else if (http_check_access(n, wsi, false, owner, token, NULL, &e)) {
-        /* e is set */
-    } else if (n->api->stopping) {
-        api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
-    }
-    return e.status ? write_plain(wsi, &e) : 0;
-}
+/* ---- requests ------------------------------------------------------------------------------------------------------
+ */
 
-/* Reads the request line and the headers that matter. -1 and *e: refused; *framing_ok says whether the body's length is
- * known. */
-static int read_headers(struct conn *c, bool *framing_ok, struct api_error *e)
+static int read_query(struct conn *c, const struct head *h, struct api_error *e)
 {
-    struct lws *wsi = c->wsi;
-    struct http_request *h = &c->http;
-    struct client_request *r = &c->client.request;
-    char value[300], path[ROUTE_PATH_MAX];
-    *framing_ok = false;
-    h->length = -1;
-    r->method = METHOD_OTHER;
-    route_query_init(&r->query);
-    enum lws_token_indexes uri = WSI_TOKEN_COUNT;
-    for (size_t i = 0; i < sizeof(methods) / sizeof(*methods); i++) {
-        if (present(wsi, methods[i].token)) {
-            uri = methods[i].token;
-            r->method = methods[i].method;
-        }
-    }
-    h->http10 = header(wsi, WSI_TOKEN_HTTP, value, sizeof(value)) <= 0 || strcmp(value, "HTTP/1.1") != 0;
-    if (header_bytes(wsi) > HEADER_BYTES_MAX) {
-        api_error_set(e, 431, "headers_too_large", NULL, "The headers are larger than %d bytes.", HEADER_BYTES_MAX);
-        return -1;
-    }
-    if (present(wsi, WSI_TOKEN_HTTP_TRANSFER_ENCODING)) {
-        api_error_set(e, 411, "length_required", NULL, "Send a Content-Length; Transfer-Encoding is not accepted.");
-        return -1;
-    }
-    int n = header(wsi, WSI_TOKEN_HTTP_CONTENT_LENGTH, value, sizeof(value));
-    if (n != 0) {
-        h->length = n > 0 ? text_digits(value, (size_t)n) : -1;
-        if (h->length < 0) {
-            api_error_set(e, 400, "invalid_header", NULL, "The Content-Length is malformed.");
-            return -1;
-        }
-    }
-    *framing_ok = true;
-    if (uri == WSI_TOKEN_COUNT || header(wsi, uri, path, sizeof(path)) <= 0) {
-        api_error_set(e, uri == WSI_TOKEN_COUNT ? 400 : 414, "invalid_request", NULL, "The path is too long.");
-        return -1;
-    }
-    h->path = strdup(path);
-    if (!h->path) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        return -1;
-    }
-    int rc = 0;
-    if (r->method != METHOD_OPTIONS) {
-        rc = route_find(api_routes, api_n_routes, r->method, path, &r->route, r->param);
-    }
-    bool open_route = r->method == METHOD_OPTIONS || (r->route && r->route->open);
-    if (http_check_access(c->net, wsi, open_route, c->client.owner, c->token, &h->origin, e)) {
-        return -1;
-    }
-    if (r->method == METHOD_OPTIONS && header(wsi, WSI_TOKEN_HTTP_AC_REQUEST_HEADERS, value, sizeof(value)) > 0 &&
-        strlen(value) <= CORS_HEADERS_MAX && value[strspn(value, CORS_HEADER_CHARS)] == '\0') {
-        h->cors_headers = strdup(value);
-    }
-    if (rc == 404) {
-        api_error_set(e, 404, "not_found", NULL, "There is nothing at this path.");
-        return -1;
-    }
-    if (rc == 405) {
-        api_error_set(e, 405, "method_not_allowed", NULL, "This method is not allowed here.");
-        return -1;
-    }
+    struct head_text rest = h->query;
     char pair[ROUTE_QUERY_MAX];
-    for (int i = 0; lws_hdr_fragment_length(wsi, WSI_TOKEN_HTTP_URI_ARGS, i) > 0; i++) {
-        n = lws_hdr_copy_fragment(wsi, pair, sizeof(pair), WSI_TOKEN_HTTP_URI_ARGS, i);
+    for (;;) {
+        int n = head_query_next(&rest, pair, sizeof(pair));
+        if (n == -1) {
+            return 0;
+        }
         if (n < 0) {
             api_error_set(e, 414, "invalid_request", NULL, "The query is too long.");
             return -1;
         }
-        if (!utf8_valid(pair, (size_t)n)) {
+        if (!utf8_valid(pair, (size_t)n) || memchr(pair, '\0', (size_t)n)) {
             api_error_set(e, 400, "invalid_value", NULL, "The query is not valid UTF-8.");
             return -1;
         }
-        if (!route_query_add(&r->query, pair, (size_t)n)) {
+        if (!route_query_add(&c->client.request.query, pair, (size_t)n)) {
             pair[strcspn(pair, "=")] = '\0';
             api_error_set(e, 400, "invalid_value", pair, "Invalid value for '%s': it must be %s.", pair,
                           route_query_range(pair));
             return -1;
         }
     }
-    if (h->length > BODY_BYTES_MAX) {
-        api_error_set(e, 413, "body_too_large", NULL, "The body is larger than %d bytes.", BODY_BYTES_MAX);
-        return -1;
-    }
-    if (header(wsi, WSI_TOKEN_HTTP_EXPECT, value, sizeof(value)) != 0 && strcasecmp(value, "100-continue") != 0) {
-        api_error_set(e, 417, "invalid_header", NULL, "Only Expect: 100-continue is understood.");
-        return -1;
-    }
-    return 0;
 }
 
-/* A header that the library does not know by name. Its length, 0 = absent or empty, -1 = too long. */
-static int custom_header(struct lws *wsi, const char *name, char *out, size_t size)
-{
-    int len = (int)strlen(name), n = lws_hdr_custom_length(wsi, name, len);
-    if (n <= 0) {
-        return 0;
-    }
-    return (size_t)n < size && lws_hdr_custom_copy(wsi, out, (int)size, name, len) > 0 ? n : -1;
-}
-
-/* What tells a repeated POST from a new one. -1 and *e: a key that cannot be kept. */
-static int read_retry(struct conn *c, struct api_error *e)
+/* What tells a repeated POST from a new one. */
+static int read_retry(struct conn *c, const struct head *h, struct api_error *e)
 {
     char value[IDEMPOTENCY_KEY_MAX + 1];
-    int n = custom_header(c->wsi, "idempotency-key:", value, sizeof(value));
-    if (n < 0) {
-        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key is longer than %d bytes.",
+    struct run_retry *retry = &c->client.request.retry;
+    int found = copy_field(h, "Idempotency-Key", value, sizeof(value));
+    if (found < 0) {
+        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key stands twice or is longer than %d bytes.",
                       IDEMPOTENCY_KEY_MAX);
         return -1;
     }
-    if (n > 0) {
-        c->client.request.retry.idempotency_key = strdup(value);
-        if (!c->client.request.retry.idempotency_key) {
+    if (found > 0) {
+        retry->idempotency_key = strdup(value);
+        if (!retry->idempotency_key) {
             api_error_set(e, 500, "server_error", NULL, "Out of memory.");
             return -1;
         }
     }
-    if (custom_header(c->wsi, "x-stainless-retry-count:", value, sizeof(value)) > 0) {
-        c->client.request.retry.count = (int)text_digits(value, strnlen(value, 6));
+    if (copy_field(h, "X-Stainless-Retry-Count", value, sizeof(value)) > 0) {
+        retry->count = (int)text_digits(value, strnlen(value, 6));
     }
     return 0;
 }
 
-int http_begin(struct conn *c)
+static int check_model(const struct conn *c, struct api_error *e)
 {
-    struct api *api = c->net->api;
-    struct http_request *h = &c->http;
-    struct client_request *r = &c->client.request;
-    if (c->phase != CONN_IDLE) {
-        return -1; /* a second request before the first was answered */
+    const struct api *api = c->net->api;
+    if (!api->stopping && api->runs.session) {
+        return 0;
     }
-    conn_request_clear(c);
-    api->metrics.requests++;
-    lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
-    bool framing_ok;
+    api_error_set(e, 503, api->stopping ? "server_shutdown" : "model_loading", NULL, "%s",
+                  api->stopping ? "The server is stopping." : "The model is still loading.");
+    return -1;
+}
+
+/* What the request asks for. -1 and *e: it is refused. */
+static int read_request(struct conn *c, const struct head *h, struct api_error *e)
+{
+    struct client_request *r = &c->client.request;
+    char value[CORS_HEADERS_MAX + 1], address[ADDRESS_SIZE];
+    c->http10 = h->http10;
+    c->length = h->length;
+    r->method = h->method;
+    route_query_init(&r->query);
+    forwarded_for(c, h, address);
+    if (!net_admit_as(c->net, c, address)) {
+        api_error_set(e, 429, "too_many_connections", NULL, "There are too many connections from this address.");
+        return -1;
+    }
+    bool options = h->method == METHOD_OPTIONS;
+    int rc = options ? 0 : route_find(api_routes, api_n_routes, h->method, h->path, &r->route, r->param);
+    if (check_access(c, h, options || (r->route && r->route->open), e)) {
+        return -1;
+    }
+    if (options && copy_field(h, "Access-Control-Request-Headers", value, sizeof(value)) > 0 &&
+        value[strspn(value, CORS_HEADER_CHARS)] == '\0') {
+        c->cors_headers = strdup(value);
+    }
+    if (rc == 404) {
+        api_error_set(e, 404, "not_found", NULL, "There is nothing at this path.");
+        return -1;
+    }
+    if (rc == 405) {
+        route_allowed(api_routes, api_n_routes, h->path, c->allow);
+        api_error_set(e, 405, "method_not_allowed", NULL, "Here are allowed: %s.", c->allow);
+        return -1;
+    }
+    if (read_query(c, h, e)) {
+        return -1;
+    }
+    if (c->length > BODY_BYTES_MAX) {
+        api_error_set(e, 413, "body_too_large", NULL, "The body is larger than %d bytes.", BODY_BYTES_MAX);
+        return -1;
+    }
+    return (r->route && r->route->needs_model && check_model(c, e)) || read_retry(c, h, e) ? -1 : 0;
+}
+
+/* Who offers sub-protocols (RFC 6455, 4.2.2) offers ours. */
+static int check_subprotocol(const struct head *h, bool *offered, struct api_error *e)
+{
+    struct head_text value;
+    *offered = head_get(h, "Sec-WebSocket-Protocol", &value) != 0;
+    if (*offered && !head_lists(h, "Sec-WebSocket-Protocol", "convod")) {
+        api_error_set(e, 400, "invalid_header", NULL,
+                      "The only WebSocket sub-protocol here is convod; none is needed.");
+        return -1;
+    }
+    return 0;
+}
+
+/* The request is whole, or needs no more: the library has the socket from now on. False: it is closed. */
+static bool lend(struct conn *c)
+{
+    static const char head[] = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    c->deadline_ms = 0;
+    c->phase = CONN_WORKING;
+    return conn_lend(c, head, sizeof(head) - 1);
+}
+
+void http_refuse(struct conn *c, const struct api_error *e)
+{
+    bool half_closed = c->half_closed;
+    if (half_closed || c->over_limit) {
+        c->deadline_ms = 0;
+        c->phase = CONN_WORKING; /* the library would close it */
+    } else if (!lend(c)) {
+        return;
+    }
+    client_answer_error(&c->client, e);
+}
+
+static void refuse(struct conn *c, int status, const char *code, const char *what)
+{
+    struct api_error e;
+    api_error_set(&e, status, code, NULL, "%s", what);
+    http_refuse(c, &e);
+}
+
+static void upgrade(struct conn *c, const struct head *h)
+{
     struct api_error e = {0};
-    int rc = read_headers(c, &framing_ok, &e);
-    if (!framing_ok) {
-        /* Where this request ends is not known: say so at once, before the library looks at what follows. */
-        write_plain(c->wsi, &e);
-        api->metrics.errors++;
-        return -1;
+    bool offered = false;
+    char address[ADDRESS_SIZE], head[512];
+    struct head_text key;
+    forwarded_for(c, h, address);
+    if (!net_admit_as(c->net, c, address)) {
+        api_error_set(&e, 429, "too_many_connections", NULL, "There are too many connections from this address.");
+    } else if (strcmp(h->path, "/v1/responses") != 0) {
+        api_error_set(&e, 404, "not_found", NULL, "There is no WebSocket here; it is at /v1/responses.");
+    } else if (check_access(c, h, false, &e) == 0 && check_subprotocol(h, &offered, &e) == 0 && c->net->api->stopping) {
+        api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
     }
-    char expect[32];
-    bool expects = header(c->wsi, WSI_TOKEN_HTTP_EXPECT, expect, sizeof(expect)) > 0;
-    bool post = r->method == METHOD_POST || r->method == METHOD_OTHER;
-    if (!rc && r->route && r->route->needs_model && !api->runs.session) {
-        api_error_set(&e, 503, api->stopping ? "server_shutdown" : "model_loading", NULL, "%s",
-                      api->stopping ? "The server is stopping." : "The model is still loading.");
-        rc = -1;
+    if (e.status) {
+        http_refuse(c, &e);
+        return;
     }
-    if (h->http10 || (post && h->length < 0)) {
-        c->close_after = true;
-    }
-    if (!rc) {
-        rc = read_retry(c, &e);
-    }
-    if (h->length > 0) {
-        int64_t readable = e.status == 413 ? DISCARD_BYTES_MAX : REFUSED_BODY_BYTES;
-        if (!rc || (!expects && h->length <= readable)) {
-            c->phase = CONN_BODY;
-            c->discard = rc != 0;
-            c->refused = e;
-            lws_set_timeout(c->wsi, PENDING_TIMEOUT_HTTP_CONTENT, c->net->config->timeout_seconds);
-            if (!rc && expects) {
-                unsigned char go_on[LWS_PRE + 32];
-                int n = snprintf((char *)go_on + LWS_PRE, 32, "HTTP/1.1 100 Continue\r\n\r\n");
-                if (lws_write(c->wsi, go_on + LWS_PRE, (size_t)n, LWS_WRITE_HTTP_HEADERS) < 0) {
-                    return -1;
-                }
-            }
-            return 0;
-        }
-        c->close_after = true;
-    }
-    /* No body to wait for. A POST without a length is left in the library's body state, which reads on. */
-    c->phase = CONN_WORKING;
-    if (!(post && h->length < 0)) {
-        c->flow_stopped = true;
-        if (lws_rx_flow_control(c->wsi, 0) < 0) {
-            return -1;
-        }
-    }
-    if (rc) {
-        client_answer_error(&c->client, &e);
-    } else {
-        api_dispatch(&c->client);
-    }
-    return 0;
+    head_get(h, "Sec-WebSocket-Key", &key);
+    int n = snprintf(head, sizeof(head),
+                     "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %.*s\r\n%s\r\n",
+                     (int)key.len, key.at, offered ? "Sec-WebSocket-Protocol: convod\r\n" : "");
+    c->phase = CONN_WEBSOCKET;
+    c->client.websocket = true;
+    c->deadline_ms = 0;
+    frames_begin(c);
+    conn_lend(c, head, (size_t)n);
 }
 
-int http_body(struct conn *c, const void *data, size_t len)
+static void complete(struct conn *c)
+{
+    if (lend(c)) {
+        api_dispatch(&c->client);
+    }
+}
+
+/* Makes room for what comes next of the body, and says how much of it there is. 0: it was refused. */
+static size_t body_room(struct conn *c, size_t want)
 {
     struct client_request *r = &c->client.request;
-    if (c->phase != CONN_BODY || c->discard || len == 0) {
-        return 0;
-    }
-    if (len > (size_t)c->http.length - r->body_len) {
-        return -1;
-    }
-    int rc = budget_grow(&c->net->api->budget, &r->body, &c->http.body_size, r->body_len + len + 1, &c->refused);
+    struct api_error e;
+    size_t left = (size_t)c->length - r->body_len;
+    want = want < left ? want : left;
+    int rc = net_grow(c, &r->body, &c->body_size, r->body_len + want + 1, &e);
     if (rc == -EDQUOT) {
-        c->discard = true; /* the rest is read, so that the answer arrives */
+        http_refuse(c, &e);
         return 0;
     }
     if (rc) {
-        return -1;
-    }
-    memcpy(r->body + r->body_len, data, len);
-    r->body_len += len;
-    r->body[r->body_len] = '\0';
-    return 0;
-}
-
-int http_body_complete(struct conn *c)
-{
-    if (c->phase == CONN_WORKING || c->phase == CONN_ANSWERING) {
-        /* Called again: more bytes follow the body before the answer was given. The library would call again and again
-         * for them; whoever does that loses the connection, and the turn ends as its policy says. */
-        return c->http.length > 0 ? -1 : 0;
-    }
-    if (c->phase != CONN_BODY) {
+        conn_drop(c);
         return 0;
     }
-    if (!c->discard && c->client.request.body_len != (size_t)c->http.length) {
-        return -1;
+    return want;
+}
+
+static void body_came(struct conn *c, size_t n)
+{
+    struct client_request *r = &c->client.request;
+    r->body_len += n;
+    r->body[r->body_len] = '\0';
+    if (r->body_len == (size_t)c->length) {
+        complete(c);
     }
-    lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
-    c->phase = CONN_WORKING;
-    if (c->discard) {
-        client_answer_error(&c->client, &c->refused);
+}
+
+/* The head is whole: it is taken out of the socket. */
+static void begin(struct conn *c, char *text, size_t len, bool more)
+{
+    struct head h;
+    struct api_error e = {0};
+    c->net->api->metrics.requests++;
+    if (recv(c->fd, text, len, MSG_DONTWAIT) != (ssize_t)len) {
+        conn_drop(c); /* it was there a moment ago */
+        return;
+    }
+    if (head_parse(text, len, &h, &e)) {
+        c->http10 = h.http10;
+        http_refuse(c, &e);
+        return;
+    }
+    if (h.websocket) {
+        upgrade(c, &h);
+        return;
+    }
+    if (read_request(c, &h, &e)) {
+        http_refuse(c, &e);
+        return;
+    }
+    if (c->length <= 0) {
+        complete(c);
+        return;
+    }
+    c->phase = CONN_BODY;
+    c->deadline_ms = clock_ms() + (int64_t)c->net->config->timeout_seconds * 1000;
+    if (h.expects_continue && !more) {
+        static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+        conn_queue(c, go_on, sizeof(go_on) - 1, NULL, 0, NULL, 0);
+    }
+}
+
+static ssize_t receive(struct conn *c, void *to, size_t size)
+{
+    ssize_t n = recv(c->fd, to, size, MSG_DONTWAIT);
+    if (n == 0) {
+        http_end(c);
+    } else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        conn_drop(c);
+    }
+    return n;
+}
+
+static void read_head(struct conn *c)
+{
+    char *text = c->net->scratch;
+    ssize_t n = recv(c->fd, text, READ_BYTES, MSG_PEEK | MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        conn_drop(c); /* nothing was asked */
+    }
+    if (n <= 0) {
+        return;
+    }
+    struct api_error e = {0};
+    int end = head_end(text, (size_t)n, c->seen, &e);
+    c->seen = (size_t)n;
+    if (end < 0) {
+        http_refuse(c, &e);
+    } else if ((size_t)end > HEAD_BYTES_MAX || (end == 0 && n >= HEAD_BYTES_MAX)) {
+        api_error_set(&e, 431, "headers_too_large", NULL, "The head is larger than %d bytes.", HEAD_BYTES_MAX);
+        http_refuse(c, &e);
+    } else if (end > 0) {
+        begin(c, text, (size_t)end, n > end);
+    }
+}
+
+void http_read(struct conn *c)
+{
+    if (c->phase == CONN_HEAD) {
+        read_head(c);
     } else {
-        api_dispatch(&c->client);
+        size_t room = body_room(c, READ_BYTES);
+        ssize_t n = room ? receive(c, c->client.request.body + c->client.request.body_len, room) : 0;
+        if (n > 0) {
+            body_came(c, (size_t)n);
+        }
     }
-    return 0;
+}
+
+void http_end(struct conn *c)
+{
+    c->half_closed = true;
+    c->half_closed_ms = clock_ms();
+    if (c->phase == CONN_HEAD && c->seen == 0) {
+        conn_drop(c);
+    } else if (c->phase == CONN_HEAD || c->phase == CONN_BODY) {
+        refuse(c, 400, "invalid_request", "The request ended before it was whole.");
+    }
+}
+
+void http_late(struct conn *c)
+{
+    if (c->phase == CONN_HEAD && c->seen == 0) {
+        conn_drop(c);
+    } else {
+        refuse(c, 408, "request_timeout", "The request took too long to arrive; see timeout-seconds.");
+    }
 }

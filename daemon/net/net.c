@@ -1,149 +1,300 @@
-/* net.c - the network thread's loop: the library's context, its callback, and looking after connections.
+/* net.c - the network thread's loop: who may come in, what happened on which socket, and looking after connections.
  *
- * One port, HTTP/1.1 and WebSocket. Nothing in a callback waits.
+ * The loop is the library's. Our door is one descriptor in it, an epoll instance with the listener and all connections
+ * in it; it is looked at before they are, since it was there first. So what comes to a connection that the library has
+ * is seen here before the library reads it. Connections are freed at the end of a turn only. Nothing in a turn waits,
+ * and nothing works in proportion to more than READ_BYTES or WRITE_BYTES.
+ *
+ * Limits: so many sockets as the setting says and the system grants, and so many of one address. When there are too
+ * many, the connection that has kept its request unfinished for the longest time goes, of the same address where that
+ * is what has too many; where there is none, the one that comes is told so.
  */
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <syslog.h>
+#include <unistd.h>
 
 #include "daemon/net/net_internal.h"
 
-#define TICK_US        (250 * LWS_US_PER_MS)
-#define SSE_COMMENT_MS 15000
-/* The library wakes up without end for bytes that it has read behind the request of a GET that is being streamed, and
- * tells nobody. Loops that call nothing give it away; the newest such stream is dropped (and can be resumed), one a
- * tick until it stops, so that one peer does not end the streams that were there before. */
-#define SPIN_LOOPS 1000 /* in a tick, */
-#define SPIN_TICKS 2    /* and again in the next: a short one ends by itself */
+#define TICK_US              (250 * LWS_US_PER_MS)
+#define COMMENT_MS           15000
+#define EARLY_MS             1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
+#define EVENTS_MAX           64
+#define ACCEPTS_MAX          64
+#define BACKLOG              512
+#define DESCRIPTORS_RESERVED 48 /* for the model, the ledger and packs */
+#define CONNS_MIN            4
 
-/* ---- the library's callback ----------------------------------------------------------------------------------------
+/* ---- who may come in ------------------------------------------------------------------------------------------------
  */
 
-static void peer_address(int fd, char *out, size_t size)
+/* The address as text. */
+static void address_text(const struct sockaddr_storage *address, char out[ADDRESS_SIZE])
 {
-    struct sockaddr_storage address;
-    socklen_t len = sizeof(address);
-    snprintf(out, size, "unknown");
-    if (getpeername(fd, (struct sockaddr *)&address, &len) == 0) {
-        if (address.ss_family == AF_INET) {
-            inet_ntop(AF_INET, &((struct sockaddr_in *)&address)->sin_addr, out, (socklen_t)size);
-        } else if (address.ss_family == AF_INET6) {
-            inet_ntop(AF_INET6, &((struct sockaddr_in6 *)&address)->sin6_addr, out, (socklen_t)size);
+    snprintf(out, ADDRESS_SIZE, "unknown");
+    if (address->ss_family == AF_INET) {
+        inet_ntop(AF_INET, &((const struct sockaddr_in *)address)->sin_addr, out, ADDRESS_SIZE);
+    } else if (address->ss_family == AF_INET6) {
+        struct in6_addr v6 = ((const struct sockaddr_in6 *)address)->sin6_addr;
+        if (IN6_IS_ADDR_V4MAPPED(&v6)) {
+            inet_ntop(AF_INET, v6.s6_addr + 12, out, ADDRESS_SIZE);
+        } else {
+            inet_ntop(AF_INET6, &v6, out, ADDRESS_SIZE);
         }
     }
 }
 
-/* May this address have another connection? */
-static bool admit(struct net *n, int fd)
+/* Whose limits count: of IPv6 the network of 64 bits, since one customer has all of it. */
+static void share_of(const char *address, char out[ADDRESS_SIZE])
 {
-    if (n->api->stopping || n->n_conns >= (size_t)n->config->max_connections) {
-        n->api->metrics.refused++;
-        return false;
+    struct in6_addr v6;
+    snprintf(out, ADDRESS_SIZE, "%s", address);
+    if (inet_pton(AF_INET6, address, &v6) == 1) {
+        memset(v6.s6_addr + 8, 0, 8);
+        inet_ntop(AF_INET6, &v6, out, ADDRESS_SIZE);
     }
-    char address[64];
-    peer_address(fd, address, sizeof(address));
-    int same = 0;
+}
+
+static bool unfinished(const struct conn *c)
+{
+    return (c->phase == CONN_HEAD || c->phase == CONN_BODY) && !c->client.dropped;
+}
+
+/* The oldest unfinished request, or answered connection; of an address, unless that is NULL. */
+static struct conn *guilty(struct net *n, const char *address, const struct conn *but)
+{
+    struct conn *oldest = NULL;
+    for (size_t i = 0; i < CONN_BUCKETS; i++) {
+        for (struct conn *c = n->buckets[i]; c; c = c->next) {
+            if (c != but && (unfinished(c) || (c->phase == CONN_LINGER && !c->client.dropped)) &&
+                (!address || strcmp(c->address, address) == 0) && (!oldest || c->client.id < oldest->client.id)) {
+                oldest = c;
+            }
+        }
+    }
+    return oldest;
+}
+
+static size_t count_address(const struct net *n, const char *address)
+{
+    size_t same = 0;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (const struct conn *c = n->buckets[i]; c; c = c->next) {
-            same += strcmp(c->address, address) == 0;
+            same += !c->client.dropped && !c->over_limit && c->phase != CONN_LINGER && strcmp(c->address, address) == 0;
         }
     }
-    if (same >= n->config->max_connections_per_address) {
+    return same;
+}
+
+/* Makes room within an address's share. */
+static bool fits_address(struct net *n, const char *address, const struct conn *but)
+{
+    if (count_address(n, address) < (size_t)n->config->max_connections_per_address) {
+        return true;
+    }
+    struct conn *out = guilty(n, address, but);
+    if (out) {
+        conn_drop(out);
         n->api->metrics.refused++;
-        return false;
     }
-    return true;
+    return out != NULL;
 }
 
-static int established(struct net *n, struct conn *c, struct lws *wsi)
+bool net_admit_as(struct net *n, struct conn *c, const char *address)
 {
-    struct api_error e = {0};
-    if (!c || http_check_access(n, wsi, false, c->client.owner, c->token, NULL, &e)) {
-        return -1;
+    char share[ADDRESS_SIZE];
+    share_of(address, share);
+    if (strcmp(c->address, share) == 0) {
+        return true;
     }
-    conn_request_clear(c);
-    c->phase = CONN_WEBSOCKET;
-    c->client.websocket = true;
-    return 0;
+    bool fits = fits_address(n, share, c);
+    memcpy(c->address, share, sizeof(share));
+    return fits;
 }
 
-static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t len)
+/* Of an unfinished request or message. */
+static size_t held(const struct conn *c)
 {
-    (void)user;
-    struct net *n = wsi ? lws_context_user(lws_get_context(wsi)) : NULL;
-    struct conn *c = NULL;
-    if (!n) {
-        return 0;
+    return c->client.dropped || c->close_code ? 0
+           : c->phase == CONN_BODY            ? c->body_size
+           : c->message_since_ms              ? c->message_size
+                                              : 0;
+}
+
+int net_grow(struct conn *c, char **buffer, size_t *size, size_t need, struct api_error *e)
+{
+    struct net *n = c->net;
+    for (;;) {
+        int rc = budget_grow(&n->api->budget, buffer, size, need, e);
+        struct conn *most = NULL;
+        for (size_t i = 0; i < CONN_BUCKETS && rc == -EDQUOT; i++) {
+            for (struct conn *other = n->buckets[i]; other; other = other->next) {
+                bool more = held(other) > (most ? held(most) : need);
+                most = other != c && more ? other : most;
+            }
+        }
+        if (!most) {
+            return rc;
+        }
+        n->api->metrics.refused++;
+        if (most->client.websocket) {
+            frames_close(most, WS_TRY_AGAIN_LATER, "requests take all the memory that they may");
+        } else {
+            http_refuse(most, e);
+            conn_forget_body(most);
+        }
     }
-    n->callbacks++;
-    switch (reason) {
-    case LWS_CALLBACK_FILTER_NETWORK_CONNECTION:
-        return admit(n, (int)(intptr_t)in) ? 0 : 1;
-    case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
-        events_take(n->api->events, false);
-        return 0; /* anything else would close the wake-up pipe */
-    case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED: {
-        char address[64];
-        peer_address(lws_get_socket_fd(wsi), address, sizeof(address));
-        c = conn_new(n, wsi, address);
-        lws_set_opaque_user_data(wsi, c);
-        return c ? 0 : -1;
-    }
-    case LWS_CALLBACK_RAW_ADOPT:
-    case LWS_CALLBACK_RAW_CONNECTED:
-    case LWS_CALLBACK_RAW_RX:
-        return -1; /* CONNECT would turn a connection into a raw one */
-    case LWS_CALLBACK_HTTP_CONFIRM_UPGRADE: {
-        char owner[OWNER_SIZE];
-        return http_check_upgrade(n, wsi, owner) == 0 ? 0 : -1;
-    }
-    default:
-        break;
-    }
-    c = lws_get_opaque_user_data(wsi);
+}
+
+static void tell_over_limit(struct net *n, int fd, const char *peer, int status, const char *what)
+{
+    n->api->metrics.refused++;
+    struct conn *c = n->n_refusing < REFUSING_MAX ? conn_new(n, fd, peer) : NULL;
     if (!c) {
-        return 0;
+        if (n->n_refusing >= REFUSING_MAX) {
+            close(fd);
+        }
+        return;
     }
-    switch (reason) {
-    case LWS_CALLBACK_HTTP:
-        return http_begin(c);
-    case LWS_CALLBACK_HTTP_BODY:
-        return http_body(c, in, len);
-    case LWS_CALLBACK_HTTP_BODY_COMPLETION:
-        return http_body_complete(c);
-    case LWS_CALLBACK_HTTP_WRITEABLE:
-    case LWS_CALLBACK_SERVER_WRITEABLE:
-        return conn_write(c);
-    case LWS_CALLBACK_ESTABLISHED:
-        return established(n, c, wsi);
-    case LWS_CALLBACK_RECEIVE:
-        return frames_receive(c, in, len);
-    case LWS_CALLBACK_CLOSED:
-    case LWS_CALLBACK_CLOSED_HTTP:
-    case LWS_CALLBACK_WSI_DESTROY:
-        lws_set_opaque_user_data(wsi, NULL);
-        conn_free(c);
-        return 0;
-    default:
-        return 0;
+    c->over_limit = true;
+    n->n_refusing++;
+    struct api_error e;
+    api_error_set(&e, status, status == 429 ? "too_many_connections" : "server_overloaded", NULL, "%s", what);
+    http_refuse(c, &e);
+}
+
+static void admit(struct net *n, int fd, const struct sockaddr_storage *address)
+{
+    char peer[ADDRESS_SIZE], share[ADDRESS_SIZE];
+    int on = 1;
+    address_text(address, peer);
+    share_of(peer, share);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    if (!auth_proxy_trusted(n->config, peer) && !fits_address(n, share, NULL)) {
+        tell_over_limit(n, fd, peer, 429, "There are too many connections from this address.");
+        return;
+    }
+    if (n->n_conns - n->n_refusing >= n->max_conns) {
+        struct conn *out = guilty(n, NULL, NULL);
+        n->api->metrics.refused += out != NULL;
+        if (!out) {
+            tell_over_limit(n, fd, peer, 503, "There are too many connections.");
+            return;
+        }
+        conn_drop(out);
+    }
+    struct conn *c = conn_new(n, fd, peer);
+    if (c) {
+        memcpy(c->address, share, sizeof(share));
     }
 }
 
-/* ---- looking after connections -------------------------------------------------------------------------------------
+static void listen_to(struct net *n, bool on)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &n->listener};
+    if (n->accepting != on && epoll_ctl(n->epoll, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, n->listener, &event) == 0) {
+        n->accepting = on;
+    }
+}
+
+static void accept_some(struct net *n)
+{
+    for (int i = 0; i < ACCEPTS_MAX; i++) {
+        struct sockaddr_storage address;
+        socklen_t len = sizeof(address);
+        int fd = accept4(n->listener, (struct sockaddr *)&address, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            admit(n, fd, &address);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            listen_to(n, false); /* until the next tick: there is nothing to be had now */
+            return;
+        } else if (errno != ECONNABORTED && errno != EINTR) {
+            return;
+        }
+    }
+}
+
+/* ---- what happened on a socket --------------------------------------------------------------------------------------
  */
 
-/* With reading stopped the library does not see that a peer has gone. */
-static bool peer_gone(const struct conn *c)
+static void discard(struct conn *c)
 {
-    char byte;
-    ssize_t n = recv(lws_get_socket_fd(c->wsi), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    ssize_t n = recv(c->fd, c->net->scratch, READ_BYTES, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        conn_drop(c);
+    } else if (n > 0) {
+        c->discarded += (size_t)n;
+        int64_t quiet = clock_ms() + LINGER_MS;
+        c->deadline_ms = quiet < c->linger_end_ms ? quiet : c->linger_end_ms;
+        if (c->discarded > DISCARD_BYTES_MAX) {
+            conn_drop(c);
+        }
+    }
 }
+
+/* Something came to a connection that the library has. */
+static void came_meanwhile(struct conn *c, uint32_t events)
+{
+    if (c->client.websocket) {
+        frames_look(c);
+        return;
+    }
+    /* An end, or bytes of no request: neither is for the library. */
+    conn_take(c);
+    if (!c->client.dropped && (events & EPOLLRDHUP)) {
+        http_end(c);
+    }
+}
+
+static void happened(struct conn *c, uint32_t events)
+{
+    bool busy = c->phase == CONN_WORKING || c->phase == CONN_ANSWERING;
+    if ((events & EPOLLERR) || (busy && (events & EPOLLHUP))) {
+        conn_drop(c);
+        return;
+    }
+    if (c->wsi) {
+        came_meanwhile(c, events);
+        return;
+    }
+    if (events & EPOLLOUT) {
+        conn_write(c);
+    }
+    if (c->client.dropped) {
+        return;
+    }
+    if (busy && (events & EPOLLRDHUP)) {
+        http_end(c);
+    } else if (events & (EPOLLIN | EPOLLHUP)) {
+        switch (c->phase) {
+        case CONN_HEAD:
+        case CONN_BODY:
+            http_read(c);
+            break;
+        case CONN_LINGER:
+            discard(c);
+            break;
+        default:
+            break;
+        }
+    }
+    if (!c->client.dropped) {
+        conn_listen(c);
+    }
+}
+
+/* ---- looking after connections --------------------------------------------------------------------------------------
+ */
 
 static void check_conn(struct net *n, struct conn *c, int64_t now, bool comment)
 {
@@ -154,52 +305,38 @@ static void check_conn(struct net *n, struct conn *c, int64_t now, bool comment)
         n->api->metrics.dropped_slow++;
         daemon_log(n->log, LOG_INFO, "connection %llu dropped: it takes nothing", (unsigned long long)c->client.id);
         conn_drop(c);
-        return;
-    }
-    bool waits = c->phase == CONN_WORKING || (c->phase == CONN_ANSWERING && !c->client.answered);
-    if (waits && c->flow_stopped && peer_gone(c)) {
-        conn_drop(c);
-        return;
-    }
-    if (comment && c->client.streaming && !c->client.answered && !c->out_head) {
-        conn_comment(c);
-    }
-}
-
-/* The newest stream that the library may be spinning for. */
-static struct conn *spinning(struct net *n)
-{
-    n->spinning_ticks = n->loops > n->callbacks + SPIN_LOOPS ? n->spinning_ticks + 1 : 0;
-    n->loops = n->callbacks = 0;
-    struct conn *newest = NULL;
-    for (size_t i = 0; i < CONN_BUCKETS && n->spinning_ticks >= SPIN_TICKS; i++) {
-        for (struct conn *c = n->buckets[i]; c; c = c->next) {
-            bool suspect = c->flow_stopped && c->client.streaming && !c->client.answered && !c->client.dropped;
-            if (suspect && (!newest || c->client.id > newest->client.id)) {
-                newest = c;
-            }
+    } else if (c->deadline_ms && now > c->deadline_ms) {
+        if (c->phase == CONN_LINGER) {
+            conn_drop(c);
+        } else {
+            http_late(c);
         }
+    } else if (c->phase == CONN_WEBSOCKET) {
+        frames_check(c, now);
+    } else if (c->half_closed_ms && now - c->half_closed_ms > EARLY_MS) {
+        c->half_closed_ms = 0;
+        http_probe(c);
+    } else if (comment && (c->phase == CONN_WORKING || c->phase == CONN_ANSWERING)) {
+        http_probe(c);
     }
-    return newest;
+    if (!c->client.dropped) {
+        conn_listen(c);
+    }
 }
 
 void net_check(struct net *n)
 {
     int64_t now = clock_ms();
-    bool comment = now - n->last_comment_ms >= SSE_COMMENT_MS;
+    bool comment = now - n->last_comment_ms >= COMMENT_MS;
     if (comment) {
         n->last_comment_ms = now;
     }
-    struct conn *newest = spinning(n);
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
             check_conn(n, c, now, comment);
         }
     }
-    if (newest) {
-        conn_drop(newest);
-        n->spinning_ticks = 0; /* whether that was it shows in the ticks that come */
-    }
+    listen_to(n, !n->closing);
 }
 
 void net_auth(struct net *n, struct auth *auth)
@@ -211,8 +348,8 @@ void net_auth(struct net *n, struct auth *auth)
                 continue;
             }
             if (c->phase == CONN_WEBSOCKET) {
-                conn_close(c, LWS_CLOSE_STATUS_POLICY_VIOLATION, "token revoked");
-            } else if (c->phase != CONN_IDLE) {
+                frames_close(c, LWS_CLOSE_STATUS_POLICY_VIOLATION, "token revoked");
+            } else if (c->phase != CONN_LINGER) {
                 conn_drop(c);
             }
         }
@@ -221,38 +358,252 @@ void net_auth(struct net *n, struct auth *auth)
 
 void net_close(struct net *n)
 {
+    n->closing = true;
+    listen_to(n, false);
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
-            c->close_after = true;
             if (c->phase == CONN_WEBSOCKET) {
-                conn_close(c, LWS_CLOSE_STATUS_GOINGAWAY, "server shutdown");
-            } else if (c->phase == CONN_IDLE || c->phase == CONN_BODY) {
+                frames_close(c, LWS_CLOSE_STATUS_GOINGAWAY, "server shutdown");
+            } else if (unfinished(c)) {
                 conn_drop(c);
             }
         }
     }
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------------------
+/* How long everybody else waited for one piece of work. */
+static void stall(struct net *n, int64_t began_us)
+{
+    metrics_observe(&n->api->metrics.stall, (double)(clock_us() - began_us) / 1e6);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------------------------------
  */
 
-/* The library's own lines may quote what a peer sent, so only its errors' existence is told. */
+static void write_ready(struct net *n)
+{
+    struct conn *c = n->ready;
+    n->ready = NULL;
+    while (c) {
+        struct conn *next = c->next_ready;
+        c->ready = false;
+        if (!c->client.dropped) {
+            int64_t began = clock_us();
+            conn_write(c);
+            stall(n, began);
+        }
+        c = next;
+    }
+}
+
+static void bury(struct net *n)
+{
+    while (n->dead) {
+        struct conn *c = n->dead;
+        n->dead = c->next_dead;
+        /* It may have been woken after it was dropped. */
+        for (struct conn **at = &n->ready; c->ready && *at; at = &(*at)->next_ready) {
+            if (*at == c) {
+                *at = c->next_ready;
+                break;
+            }
+        }
+        conn_free(c);
+    }
+}
+
+static void take_events(struct net *n)
+{
+    struct event *e = events_list(n->api->events);
+    while (e) {
+        struct event *next = e->next;
+        int64_t began = clock_us();
+        e->take(e, false);
+        stall(n, began);
+        e = next;
+    }
+}
+
+/* [the library's callback] The door: its epoll instance has something. */
+static void open_door(struct net *n)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int count = epoll_wait(n->epoll, events, EVENTS_MAX, 0);
+    for (int i = 0; i < count; i++) {
+        int64_t began = clock_us();
+        if (events[i].data.ptr == &n->listener) {
+            accept_some(n);
+        } else {
+            struct conn *c = events[i].data.ptr;
+            if (!c->dead) {
+                happened(c, events[i].events);
+            }
+        }
+        stall(n, began);
+    }
+}
+
+static int lent(struct net *n, struct conn *c, enum lws_callback_reasons reason, const void *in, size_t len)
+{
+    int64_t began = clock_us();
+    int rc = 0;
+    switch (reason) {
+    case LWS_CALLBACK_HTTP:
+        lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
+        break;
+    case LWS_CALLBACK_HTTP_WRITEABLE:
+    case LWS_CALLBACK_SERVER_WRITEABLE:
+        rc = conn_write_lent(c);
+        break;
+    case LWS_CALLBACK_RECEIVE:
+        rc = frames_receive(c, in, len);
+        break;
+    case LWS_CALLBACK_WSI_DESTROY:
+        conn_gone(c);
+        break;
+    default:
+        break;
+    }
+    stall(n, began);
+    return rc;
+}
+
+static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t len)
+{
+    (void)user;
+    struct net *n = wsi ? lws_context_user(lws_get_context(wsi)) : NULL;
+    if (!n) {
+        return 0;
+    }
+    switch (reason) {
+    case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
+        take_events(n);
+        return 0; /* anything else would close the wake-up pipe */
+    case LWS_CALLBACK_RAW_RX_FILE:
+        open_door(n);
+        return 0;
+    case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED:
+        lws_set_opaque_user_data(wsi, n->lending);
+        if (n->lending) {
+            n->lending->wsi = wsi;
+        }
+        return n->lending ? 0 : -1;
+    default:
+        break;
+    }
+    struct conn *c = lws_get_opaque_user_data(wsi);
+    return c ? lent(n, c, reason, in, len) : 0;
+}
+
+static void on_tick(lws_sorted_usec_list_t *sul)
+{
+    struct net *n = lws_container_of(sul, struct net, sul);
+    int64_t began = clock_us();
+    n->tick(n->tick_arg);
+    stall(n, began);
+    lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
+}
+
+bool net_service(struct net *n)
+{
+    if (lws_service(n->context, 0) < 0) {
+        return false;
+    }
+    write_ready(n);
+    bury(n);
+    if (n->ready) {
+        lws_cancel_service(n->context); /* there is more to do at once */
+    }
+    return true;
+}
+
+/* ---- life -----------------------------------------------------------------------------------------------------------
+ */
+
+/* [any thread] */
+static void wake(void *arg)
+{
+    lws_cancel_service(arg); /* the only function of the library that other threads may call */
+}
+
+/* The library's own lines may quote what a peer sent. */
 static void on_library_log(int level, const char *line)
 {
     (void)level;
     (void)line;
 }
 
-static void wake(void *arg)
+/* Sockets that the system grants beside what is open now and what will be. */
+static size_t descriptors(void)
 {
-    lws_cancel_service(arg); /* the only function of the library that other threads may call */
+    struct rlimit limit;
+    size_t open_now = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir)) {
+        open_now++;
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return SIZE_MAX;
+    }
+    size_t taken = open_now + DESCRIPTORS_RESERVED;
+    return limit.rlim_cur > taken + CONNS_MIN ? (size_t)limit.rlim_cur - taken : CONNS_MIN;
 }
 
-static void on_tick(lws_sorted_usec_list_t *sul)
+static int listen_on(struct net *n, char *err, size_t err_size)
 {
-    struct net *n = lws_container_of(sul, struct net, sul);
-    n->tick(n->tick_arg);
-    lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
+    struct sockaddr_storage address = {0};
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&address;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&address;
+    socklen_t len = sizeof(*v4);
+    int on = 1, rc;
+    if (inet_pton(AF_INET, n->address, &v4->sin_addr) == 1) {
+        v4->sin_family = AF_INET;
+        v4->sin_port = htons((uint16_t)n->port);
+    } else if (inet_pton(AF_INET6, n->address, &v6->sin6_addr) == 1) {
+        v6->sin6_family = AF_INET6;
+        v6->sin6_port = htons((uint16_t)n->port);
+        len = sizeof(*v6);
+    }
+    n->listener = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (n->listener < 0 || setsockopt(n->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(n->listener, (struct sockaddr *)&address, len) != 0 || listen(n->listener, BACKLOG) != 0 ||
+        getsockname(n->listener, (struct sockaddr *)&address, &len) != 0) {
+        rc = -errno;
+        snprintf(err, err_size, "cannot listen on %s: %s", n->config->listen, strerror(-rc));
+        return rc;
+    }
+    n->port = ntohs(address.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+    return 0;
+}
+
+static int create_context(struct net *n)
+{
+    const struct daemon_config *config = n->config;
+    lws_set_log_level(LLL_ERR, on_library_log);
+    n->protocols[0] = (struct lws_protocols){.name = "convod", .callback = callback, .rx_buffer_size = WRITE_BYTES};
+    n->retry = (lws_retry_bo_t){.secs_since_valid_ping = (uint16_t)config->ping_seconds,
+                                .secs_since_valid_hangup = (uint16_t)(config->ping_seconds + config->timeout_seconds)};
+    struct lws_context_creation_info info = {0};
+    info.port = CONTEXT_PORT_NO_LISTEN_SERVER;
+    info.protocols = n->protocols;
+    info.options = LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_SKIP_SERVER_CANONICAL_NAME;
+    info.user = n;
+    info.max_http_header_data2 = 1024; /* of our own making */
+    info.max_http_header_pool2 = (unsigned)n->max_conns + 1;
+    info.timeout_secs = (unsigned)config->timeout_seconds;
+    /* A request may wait for its answer as long as it takes. */
+    info.timeout_secs_ah_idle = 10U * 365 * 24 * 3600;
+    info.retry_and_idle_policy = &n->retry;
+    info.fd_limit_per_thread = (unsigned)n->max_conns * 2 + 64; /* those that were taken back are there for a moment */
+    info.pt_serv_buf_size = WRITE_BYTES;
+    n->context = lws_create_context(&info);
+    n->vhost = n->context ? lws_create_vhost(n->context, &info) : NULL;
+    lws_sock_file_fd_type door = {.filefd = n->epoll};
+    return n->vhost && lws_adopt_descriptor_vhost(n->vhost, LWS_ADOPT_RAW_FILE_DESC, door, "convod", NULL) ? 0
+                                                                                                           : -ENOMEM;
 }
 
 int net_start(const struct net_opts *opts, struct net **out, char *err, size_t err_size)
@@ -268,6 +619,7 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
     n->auth = opts->auth;
     n->api->find = conn_find;
     n->api->find_arg = n;
+    n->listener = n->epoll = n->nothing = -1;
     int rc = 0;
     if (auth_listen_parse(config->listen, n->address, sizeof(n->address), &n->port)) {
         snprintf(err, err_size, "listen is not ADDRESS:PORT");
@@ -275,49 +627,36 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
         goto fail;
     }
     n->loopback = auth_address_loopback(n->address);
-    lws_set_log_level(LLL_ERR, on_library_log);
-    n->protocols[0] = (struct lws_protocols){.name = "convod", .callback = callback, .rx_buffer_size = 4096};
-    n->retry = (lws_retry_bo_t){.secs_since_valid_ping = (uint16_t)config->ping_seconds,
-                                .secs_since_valid_hangup = (uint16_t)(config->ping_seconds + config->timeout_seconds)};
-    bool v6 = strchr(n->address, ':') != NULL;
-    struct lws_context_creation_info info = {0};
-    info.port = n->port;
-    info.iface = n->address;
-    info.protocols = n->protocols;
-    info.options = LWS_SERVER_OPTION_EXPLICIT_VHOSTS | LWS_SERVER_OPTION_SKIP_SERVER_CANONICAL_NAME |
-                   LWS_SERVER_OPTION_FAIL_UPON_UNABLE_TO_BIND | (v6 ? 0 : LWS_SERVER_OPTION_DISABLE_IPV6);
-    info.user = n;
-    info.max_http_header_data2 = HEADER_BYTES_PARSED;
-    info.max_http_header_pool2 = (unsigned)config->max_connections + 1;
-    info.timeout_secs = (unsigned)config->timeout_seconds;
-    info.keepalive_timeout = 60;
-    /* A request may wait for its answer as long as it takes; and the library would log its headers. */
-    info.timeout_secs_ah_idle = 10U * 365 * 24 * 3600;
-    info.retry_and_idle_policy = &n->retry;
-    info.fd_limit_per_thread = (unsigned)config->max_connections + 32;
-    info.pt_serv_buf_size = WRITE_BYTES;
-    n->context = lws_create_context(&info);
-    if (!n->context) {
+    n->epoll = epoll_create1(EPOLL_CLOEXEC);
+    n->nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (n->epoll < 0 || n->nothing < 0) {
+        rc = -errno;
+        snprintf(err, err_size, "the network loop cannot be set up: %s", strerror(-rc));
+        goto fail;
+    }
+    rc = listen_on(n, err, err_size);
+    if (rc) {
+        goto fail;
+    }
+    listen_to(n, true);
+    n->max_conns = descriptors();
+    if (n->max_conns < (size_t)config->max_connections) {
+        daemon_log(n->log, LOG_WARNING, "%zu connections at once, not max-connections %d: the system grants no more",
+                   n->max_conns, config->max_connections);
+    } else {
+        n->max_conns = (size_t)config->max_connections;
+    }
+    rc = create_context(n);
+    if (rc) {
         snprintf(err, err_size, "the network context cannot be created");
-        rc = -ENOMEM;
         goto fail;
     }
-    n->vhost = lws_create_vhost(n->context, &info);
-    if (!n->vhost) {
-        snprintf(err, err_size, "cannot listen on %s", config->listen);
-        rc = -EADDRINUSE;
-        goto fail;
-    }
-    n->port = lws_get_vhost_listen_port(n->vhost);
     events_wake_by(n->api->events, wake, n->context);
     n->last_comment_ms = clock_ms();
     *out = n;
     return 0;
 fail:
-    if (n->context) {
-        lws_context_destroy(n->context);
-    }
-    free(n);
+    net_free(n);
     return rc;
 }
 
@@ -329,12 +668,6 @@ int net_port(const struct net *n)
 const char *net_address(const struct net *n)
 {
     return n->address;
-}
-
-bool net_service(struct net *n)
-{
-    n->loops++;
-    return lws_service(n->context, 0) >= 0;
 }
 
 void net_tick(struct net *n, void (*tick)(void *arg), void *arg)
@@ -350,7 +683,26 @@ void net_free(struct net *n)
         return;
     }
     events_wake_by(n->api->events, NULL, NULL);
-    lws_sul_cancel(&n->sul);
-    lws_context_destroy(n->context);
+    for (size_t i = 0; i < CONN_BUCKETS; i++) {
+        for (struct conn *c = n->buckets[i]; c; c = c->next) {
+            c->client.dropped = true;
+            if (!c->wsi) {
+                conn_drop(c);
+            }
+        }
+    }
+    if (n->context) {
+        lws_sul_cancel(&n->sul);
+        lws_context_destroy(n->context); /* with it the door */
+    } else if (n->epoll >= 0) {
+        close(n->epoll);
+    }
+    bury(n);
+    const int fds[] = {n->listener, n->nothing};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
     free(n);
 }

@@ -40,16 +40,22 @@ void events_post(struct events *q, struct event *e)
     pthread_mutex_unlock(&q->lock);
 }
 
-void events_take(struct events *q, bool closing)
+struct event *events_list(struct events *q)
 {
     pthread_mutex_lock(&q->lock);
-    struct event *e = q->head;
+    struct event *list = q->head;
     q->head = NULL;
     q->tail = &q->head;
     pthread_mutex_unlock(&q->lock);
+    return list;
+}
+
+void events_drop(struct events *q)
+{
+    struct event *e = events_list(q);
     while (e) {
         struct event *next = e->next;
-        e->take(e, closing);
+        e->take(e, true);
         e = next;
     }
 }

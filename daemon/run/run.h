@@ -97,8 +97,10 @@ void events_destroy(struct events *q); /* the list must have been taken */
 void events_wake_by(struct events *q, void (*wake)(void *arg), void *arg);
 /* [any thread] Appends and wakes the network thread. Takes e. */
 void events_post(struct events *q, struct event *e);
-/* Takes all that is there. */
-void events_take(struct events *q, bool closing);
+/* All that is there, in order; each is to be taken. */
+struct event *events_list(struct events *q);
+/* Takes all that is there, with nobody to be served any more. */
+void events_drop(struct events *q);
 
 /* ---- requests (request.c) -----------------------------------------------------------------------------------------
  */

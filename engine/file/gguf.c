@@ -37,8 +37,8 @@ static const struct element_type ELEMENT_TYPES[] = {
     [7] = {"Q5_1", 32, 24, KERNELS_Q5_1},
     [8] = {"Q8_0", 32, 34, KERNELS_Q8_0},
     [9] = {"Q8_1", 32, 36, NONE},
-    [10] = {"Q2_K", 256, 84, NONE},
-    [11] = {"Q3_K", 256, 110, NONE},
+    [10] = {"Q2_K", 256, 84, KERNELS_Q2_K},
+    [11] = {"Q3_K", 256, 110, KERNELS_Q3_K},
     [12] = {"Q4_K", 256, 144, KERNELS_Q4_K},
     [13] = {"Q5_K", 256, 176, KERNELS_Q5_K},
     [14] = {"Q6_K", 256, 210, KERNELS_Q6_K},
@@ -47,10 +47,10 @@ static const struct element_type ELEMENT_TYPES[] = {
     [17] = {"IQ2_XS", 256, 74, NONE},
     [18] = {"IQ3_XXS", 256, 98, NONE},
     [19] = {"IQ1_S", 256, 50, NONE},
-    [20] = {"IQ4_NL", 32, 18, NONE},
+    [20] = {"IQ4_NL", 32, 18, KERNELS_IQ4_NL},
     [21] = {"IQ3_S", 256, 110, NONE},
     [22] = {"IQ2_S", 256, 82, NONE},
-    [23] = {"IQ4_XS", 256, 136, NONE},
+    [23] = {"IQ4_XS", 256, 136, KERNELS_IQ4_XS},
     [24] = {"I8", 1, 1, NONE},
     [25] = {"I16", 1, 2, NONE},
     [26] = {"I32", 1, 4, NONE},
@@ -60,7 +60,7 @@ static const struct element_type ELEMENT_TYPES[] = {
     [30] = {"BF16", 1, 2, KERNELS_BF16},
     [34] = {"TQ1_0", 256, 54, NONE},
     [35] = {"TQ2_0", 256, 66, NONE},
-    [39] = {"MXFP4", 32, 17, NONE},
+    [39] = {"MXFP4", 32, 17, KERNELS_MXFP4},
 };
 #undef NONE
 
@@ -481,10 +481,18 @@ int gguf_tensor_get(const struct gguf *g, const char *name, enum gguf_presence p
     const struct gguf_tensor *t = gguf_tensor_find(g, name);
     if (t == NULL && p == GGUF_REQUIRED)
         return gguf_fail(g, err, err_size, -EBADMSG, "tensor %s is missing", name);
-    if (t != NULL && t->type == KERNELS_TYPE_COUNT)
+    if (t != NULL && t->type == KERNELS_TYPE_COUNT) {
+        const struct element_type *type = &ELEMENT_TYPES[t->ggml_type];
+        int bits = 8 * type->block_bytes / type->block_values;
         return gguf_fail(g, err, err_size, -ENOTSUP,
-                         "tensor %s has type %s, which convod cannot read; use a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file",
-                         name, t->type_name);
+                         "tensor %s has type %s, which convod cannot read; the nearest that it can is a %s file", name,
+                         t->type_name,
+                         bits < 3    ? "Q2_K"
+                         : bits < 4  ? "Q3_K_M"
+                         : bits < 6  ? "Q4_K_M"
+                         : bits < 16 ? "Q8_0"
+                                     : "BF16");
+    }
     *out = t;
     return 0;
 }

@@ -39,33 +39,21 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
 };
 
 /* What most have. */
-#define QKV                                                                                                            \
-    {SLOT_Q}, {SLOT_K},                                                                                                \
+#define WANT(name)                                                                                                     \
     {                                                                                                                  \
-        SLOT_V                                                                                                         \
+        .slot = name                                                                                                   \
     }
-#define BLOCK                                                                                                          \
-    {SLOT_ATTN_NORM}, {SLOT_O},                                                                                        \
+#define BIAS(name, p)                                                                                                  \
     {                                                                                                                  \
-        SLOT_FFN_NORM                                                                                                  \
+        .slot = name, .presence = p                                                                                    \
     }
-#define QKV_BIASES(p)                                                                                                  \
-    {SLOT_Q_BIAS, p}, {SLOT_K_BIAS, p},                                                                                \
-    {                                                                                                                  \
-        SLOT_V_BIAS, p                                                                                                 \
-    }
-#define QK_NORMS                                                                                                       \
-    {SLOT_Q_NORM},                                                                                                     \
-    {                                                                                                                  \
-        SLOT_K_NORM                                                                                                    \
-    }
-#define POST_NORMS                                                                                                     \
-    {SLOT_POST_ATTN_NORM},                                                                                             \
-    {                                                                                                                  \
-        SLOT_POST_FFN_NORM                                                                                             \
-    }
-#define DENSE   .dense = {{SLOT_GATE}, {SLOT_UP}, {SLOT_DOWN}}
-#define EXPERTS .experts = {{SLOT_ROUTER}, {SLOT_GATE_EXPERTS}, {SLOT_UP_EXPERTS}, {SLOT_DOWN_EXPERTS}}
+#define QKV           WANT(SLOT_Q), WANT(SLOT_K), WANT(SLOT_V)
+#define BLOCK         WANT(SLOT_ATTN_NORM), WANT(SLOT_O), WANT(SLOT_FFN_NORM)
+#define QKV_BIASES(p) BIAS(SLOT_Q_BIAS, p), BIAS(SLOT_K_BIAS, p), BIAS(SLOT_V_BIAS, p)
+#define QK_NORMS      WANT(SLOT_Q_NORM), WANT(SLOT_K_NORM)
+#define POST_NORMS    WANT(SLOT_POST_ATTN_NORM), WANT(SLOT_POST_FFN_NORM)
+#define DENSE         .dense = {WANT(SLOT_GATE), WANT(SLOT_UP), WANT(SLOT_DOWN)}
+#define EXPERTS       .experts = {WANT(SLOT_ROUTER), WANT(SLOT_GATE_EXPERTS), WANT(SLOT_UP_EXPERTS), WANT(SLOT_DOWN_EXPERTS)}
 
 static const struct model_arch ARCHS[] = {
     {
@@ -81,7 +69,7 @@ static const struct model_arch ARCHS[] = {
         .rope_kind = KERNELS_ROPE_PAIRS,
         .mixture = MIXTURE_MAYBE, /* Mixtral (arXiv:2401.04088) */
         EXPERTS,
-        .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {SLOT_O_BIAS, MODEL_OPTIONAL}},
+        .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {.slot = SLOT_O_BIAS, .presence = MODEL_OPTIONAL}},
         DENSE,
     },
     {
@@ -91,7 +79,7 @@ static const struct model_arch ARCHS[] = {
         .glu = KERNELS_GELU_TANH,
         .scaled_embedding = true,
         .width_scaled_layers = 62, /* 27B */
-        .window = {WINDOW_REQUIRED, .full_period = 6, .rope_base = 10000.0f},
+        .window = {.key = WINDOW_REQUIRED, .full_period = 6, .rope_base = 10000.0f},
         .tensors = {BLOCK, QKV, QK_NORMS, POST_NORMS},
         DENSE,
     },
@@ -116,25 +104,20 @@ static const struct model_arch ARCHS[] = {
         .name = "gpt-oss",
         .rope_kind = KERNELS_ROPE_HALVES,
         .glu = KERNELS_SWIGLU_CLAMPED,
-        .window = {WINDOW_OPTIONAL, .tokens = 128, .full_period = 2},
+        .window = {.key = WINDOW_OPTIONAL, .tokens = 128, .full_period = 2},
         .exact_yarn = true,
         .mixture = MIXTURE_ALWAYS,
         .expert_ff_key = "expert_feed_forward_length",
-        .tensors = {{SLOT_ATTN_NORM},
+        .tensors = {WANT(SLOT_ATTN_NORM),
                     QKV,
                     QKV_BIASES(MODEL_REQUIRED),
-                    {SLOT_SINKS},
-                    {SLOT_O},
-                    {SLOT_O_BIAS},
-                    {SLOT_FFN_NORM, MODEL_REQUIRED, "post_attention_norm.weight"}},
-        .experts = {{SLOT_ROUTER},
-                    {SLOT_ROUTER_BIAS},
-                    {SLOT_GATE_EXPERTS},
-                    {SLOT_UP_EXPERTS},
-                    {SLOT_DOWN_EXPERTS},
-                    {SLOT_GATE_EXPERTS_BIAS},
-                    {SLOT_UP_EXPERTS_BIAS},
-                    {SLOT_DOWN_EXPERTS_BIAS}},
+                    WANT(SLOT_SINKS),
+                    WANT(SLOT_O),
+                    WANT(SLOT_O_BIAS),
+                    {.slot = SLOT_FFN_NORM, .presence = MODEL_REQUIRED, .name = "post_attention_norm.weight"}},
+        .experts = {WANT(SLOT_ROUTER), WANT(SLOT_ROUTER_BIAS), WANT(SLOT_GATE_EXPERTS), WANT(SLOT_UP_EXPERTS),
+                    WANT(SLOT_DOWN_EXPERTS), WANT(SLOT_GATE_EXPERTS_BIAS), WANT(SLOT_UP_EXPERTS_BIAS),
+                    WANT(SLOT_DOWN_EXPERTS_BIAS)},
     },
     {
         /* Gemma 2 (arXiv:2408.00118) */
@@ -143,7 +126,7 @@ static const struct model_arch ARCHS[] = {
         .glu = KERNELS_GELU_TANH,
         .scaled_embedding = true,
         .width_scaled_layers = 46, /* 27B */
-        .window = {WINDOW_OPTIONAL, .tokens = 4096, .full_period = 2},
+        .window = {.key = WINDOW_OPTIONAL, .tokens = 4096, .full_period = 2},
         .attn_softcap = {true, 50.0f},
         .final_softcap = {true, 30.0f},
         .tensors = {BLOCK, QKV, POST_NORMS},
@@ -153,15 +136,15 @@ static const struct model_arch ARCHS[] = {
         /* Phi 3 (arXiv:2404.14219), 3.5 and 4: joined tensors, windows on every layer or none */
         .name = "phi3",
         .rope_kind = KERNELS_ROPE_HALVES,
-        .window = {WINDOW_OPTIONAL},
+        .window = {.key = WINDOW_OPTIONAL},
         .long_rope = true,
         .tensors = {BLOCK,
-                    {SLOT_Q, MODEL_REQUIRED, "attn_qkv.weight", SLICE_Q},
-                    {SLOT_K, MODEL_REQUIRED, "attn_qkv.weight", SLICE_K},
-                    {SLOT_V, MODEL_REQUIRED, "attn_qkv.weight", SLICE_V}},
-        .dense = {{SLOT_GATE, MODEL_REQUIRED, "ffn_up.weight", SLICE_FIRST},
-                  {SLOT_UP, MODEL_REQUIRED, "ffn_up.weight", SLICE_SECOND},
-                  {SLOT_DOWN}},
+                    {.slot = SLOT_Q, .presence = MODEL_REQUIRED, .name = "attn_qkv.weight", .slice = SLICE_Q},
+                    {.slot = SLOT_K, .presence = MODEL_REQUIRED, .name = "attn_qkv.weight", .slice = SLICE_K},
+                    {.slot = SLOT_V, .presence = MODEL_REQUIRED, .name = "attn_qkv.weight", .slice = SLICE_V}},
+        .dense = {{.slot = SLOT_GATE, .presence = MODEL_REQUIRED, .name = "ffn_up.weight", .slice = SLICE_FIRST},
+                  {.slot = SLOT_UP, .presence = MODEL_REQUIRED, .name = "ffn_up.weight", .slice = SLICE_SECOND},
+                  WANT(SLOT_DOWN)},
     },
     {
         /* Ministral 3: as Llama, with queries that grow beyond the first context */

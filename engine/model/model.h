@@ -134,6 +134,8 @@ struct engine_seq {
 
 /* Lays out the layers within the pages of their group, which gives the pages' sizes. Comes first. */
 void kv_pools_size(struct engine *e);
+/* Whether `bytes` make any pages at all; -EINVAL. After kv_pools_size(). */
+int kv_pools_fit(const struct engine *e, size_t bytes, char *err, size_t err_size);
 /* Allocates the pools within `bytes` and points the layers' kv at them. */
 int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size);
 void kv_pools_close(struct engine *e);
@@ -166,6 +168,7 @@ struct engine {
 uint64_t step_scratch_bytes(const struct engine *e);
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
+int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
 
 /* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */

@@ -84,19 +84,32 @@ int kv_capacity_tokens(const struct engine *e, size_t bytes)
     return tokens > INT_MAX ? INT_MAX : (int)tokens;
 }
 
+int kv_pools_fit(const struct engine *e, size_t bytes, char *err, size_t err_size)
+{
+    int64_t n[MODEL_GROUPS];
+    pool_sizes(e, bytes, &n[MODEL_FULL], &n[MODEL_WINDOW]);
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        size_t page_bytes = e->pools[g].page_bytes;
+        if (page_bytes && n[g] < 2) {
+            snprintf(err, err_size, "%zu bytes are too few for KV pages: one page of this model takes %zu bytes", bytes,
+                     page_bytes);
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
 int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size)
 {
     int64_t n[MODEL_GROUPS];
+    int rc = kv_pools_fit(e, bytes, err, err_size);
+    if (rc)
+        return rc;
     pool_sizes(e, bytes, &n[MODEL_FULL], &n[MODEL_WINDOW]);
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_pool *pool = &e->pools[g];
         if (pool->page_bytes == 0)
             continue;
-        if (n[g] < 2) {
-            snprintf(err, err_size, "%zu bytes are too few for KV pages: one page of this model takes %zu bytes", bytes,
-                     pool->page_bytes);
-            return -EINVAL;
-        }
         pool->n_pages = (int32_t)n[g];
         pool->memory = e->ops->alloc(e->kernels, (size_t)n[g] * pool->page_bytes);
         pool->free = malloc((size_t)n[g] * sizeof *pool->free);

@@ -1,51 +1,61 @@
-/* sampler.c - picks the next token from logits.
+/* sampler.c - picks the next tokens from logits.
  *
- * Order: penalties, temperature, top-k, top-p, min-p, then one draw. Everything after the penalties is computed in
- * double precision in one fixed order, and the random number is a function of (seed, position) alone, so a turn can be
- * replayed from its seed. Ties go to the smaller token id.
+ * This file works out what is asked for: the penalties of the tokens that were said before, and the random number,
+ * which is a function of (seed, position) alone, so that a turn can be replayed from its seed. The backend picks
+ * (kernels_ops.pick), for all sequences at once.
  *
  * The penalties are those of common APIs: repetition divides a positive logit and multiplies a negative one (Keskar et
  * al., CTRL, arXiv:1909.05858); presence and frequency subtract (OpenAI's definition).
  */
 #include <errno.h>
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/model/model.h"
 
 #define PENALTY_LAST_DEFAULT 256
 #define PENALTY_LAST_MAX     (1 << 20)
 
-struct candidate {
-    double weight; /* logit, later probability */
-    engine_token id;
-};
-
 struct sampler_scratch {
-    struct candidate *heap; /* [n_vocab] */
-    float *logits;          /* [n_vocab], with penalties */
-    uint16_t *seen;         /* [n_vocab], all zero between calls */
+    uint16_t *seen; /* [n_vocab], all zero between calls */
+    struct kernels_pick *picks;
+    struct kernels_logit *changed;
+    size_t capacity_picks, capacity_changed;
 };
 
-static struct sampler_scratch *scratch_get(struct engine *e)
+/* `array` with room for n elements, or NULL: it is as it was. */
+static void *with_room(void *array, size_t *capacity, size_t n, size_t size)
 {
-    if (e->sampler)
-        return e->sampler;
-    struct sampler_scratch *s = calloc(1, sizeof *s);
+    if (n <= *capacity)
+        return array;
+    void *grown = realloc(array, n * size);
+    if (grown)
+        *capacity = n;
+    return grown;
+}
+
+static int make_room(struct sampler_scratch *s, size_t n_picks, size_t n_changed)
+{
+    struct kernels_pick *picks = with_room(s->picks, &s->capacity_picks, n_picks, sizeof *picks);
+    if (!picks)
+        return -ENOMEM;
+    s->picks = picks;
+    struct kernels_logit *changed = with_room(s->changed, &s->capacity_changed, n_changed, sizeof *changed);
+    if (!changed)
+        return -ENOMEM;
+    s->changed = changed;
+    return 0;
+}
+
+int sampler_scratch_open(struct engine *e)
+{
+    int rc = e->ops->reserve_pick(e->kernels, e->info.n_vocab);
+    if (rc)
+        return rc;
+    struct sampler_scratch *s = e->sampler = calloc(1, sizeof *s);
     if (!s)
-        return NULL;
-    size_t n = (size_t)e->info.n_vocab;
-    s->heap = malloc(n * sizeof *s->heap);
-    s->logits = malloc(n * sizeof *s->logits);
-    s->seen = calloc(n, sizeof *s->seen);
-    e->sampler = s;
-    if (!s->heap || !s->logits || !s->seen) {
-        sampler_scratch_close(e);
-        return NULL;
-    }
-    return s;
+        return -ENOMEM;
+    s->seen = calloc((size_t)e->info.n_vocab, sizeof *s->seen);
+    return s->seen ? make_room(s, 8, PENALTY_LAST_DEFAULT) : -ENOMEM;
 }
 
 void sampler_scratch_close(struct engine *e)
@@ -53,9 +63,9 @@ void sampler_scratch_close(struct engine *e)
     struct sampler_scratch *s = e->sampler;
     if (!s)
         return;
-    free(s->heap);
-    free(s->logits);
     free(s->seen);
+    free(s->picks);
+    free(s->changed);
     free(s);
     e->sampler = NULL;
 }
@@ -95,134 +105,80 @@ static double random_at(uint64_t seed, int position)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static void penalize(const struct engine *e, const struct engine_sampling *s, struct sampler_scratch *scratch,
-                     const engine_token *context, int position)
+/* First token that the penalties look back at. */
+static int penalty_first(const struct engine_sample *sample)
 {
-    int last = s->penalty_last ? s->penalty_last : PENALTY_LAST_DEFAULT;
-    int first = position > last ? position - last : 0;
-    for (int i = first; i < position; i++)
-        if (context[i] >= 0 && context[i] < e->info.n_vocab && scratch->seen[context[i]] < UINT16_MAX)
-            scratch->seen[context[i]]++;
-    for (int i = first; i < position; i++) {
-        engine_token id = context[i];
-        if (id < 0 || id >= e->info.n_vocab || scratch->seen[id] == 0)
-            continue;
-        float x = scratch->logits[id];
-        x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
-        x -= s->presence_penalty + s->frequency_penalty * (float)scratch->seen[id];
-        scratch->logits[id] = x;
-        scratch->seen[id] = 0;
-    }
+    int last = sample->settings->penalty_last ? sample->settings->penalty_last : PENALTY_LAST_DEFAULT;
+    return sample->position > last ? sample->position - last : 0;
 }
 
-static bool before(struct candidate a, struct candidate b)
+static bool has_penalties(const struct engine_sampling *s)
 {
-    return a.weight > b.weight || (a.weight == b.weight && a.id < b.id);
+    return s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f;
 }
 
-static void sift(struct candidate *heap, size_t n, size_t i)
+/* How many logits the penalties can change. */
+static size_t penalty_room(const struct engine *e, const struct engine_sample *sample)
 {
-    struct candidate c = heap[i];
-    for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(heap[child + 1], heap[child]))
-            child++;
-        if (!before(heap[child], c))
-            break;
-        heap[i] = heap[child];
-    }
-    heap[i] = c;
-}
-
-/* The most likely candidate leaves the heap of *n for its freed last place, so that heap[total - 1], heap[total - 2],
- * ... come out in order. */
-static struct candidate pop(struct candidate *heap, size_t *n)
-{
-    struct candidate top = heap[0];
-    heap[0] = heap[--*n];
-    sift(heap, *n, 0);
-    heap[*n] = top;
-    return top;
-}
-
-int engine_sample(struct engine *e, const struct engine_sampling *s, const float *logits, const engine_token *context,
-                  int position, engine_token *out)
-{
-    struct sampler_scratch *scratch = scratch_get(e);
-    if (!scratch)
-        return -ENOMEM;
-    size_t n_vocab = (size_t)e->info.n_vocab;
-    int nans = 0;
-    for (size_t i = 0; i < n_vocab; i++)
-        nans |= logits[i] != logits[i];
-    if (nans)
-        return -EDOM;
-
-    if (s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f) {
-        memcpy(scratch->logits, logits, n_vocab * sizeof *logits);
-        penalize(e, s, scratch, context, position);
-        logits = scratch->logits;
-    }
-
-    size_t best = 0;
-    for (size_t i = 1; i < n_vocab; i++)
-        if (logits[i] > logits[best])
-            best = i;
-    if (!isfinite(logits[best]))
-        return -EDOM;
-    if (s->temperature == 0.0f || s->top_k == 1) {
-        *out = (engine_token)best;
+    if (!has_penalties(sample->settings))
         return 0;
-    }
+    int n = sample->position - penalty_first(sample);
+    return (size_t)(n < e->info.n_vocab ? n : e->info.n_vocab);
+}
 
-    /* Unnormalized probabilities: exp((x - max) / T). */
-    double max = logits[best], scale = 1.0 / (double)s->temperature;
-    struct candidate *heap = scratch->heap;
-    for (size_t i = 0; i < n_vocab; i++)
-        heap[i] = (struct candidate){((double)logits[i] - max) * scale, (engine_token)i};
-    size_t left = n_vocab;
-    size_t limit = s->top_k > 0 && (size_t)s->top_k < n_vocab ? (size_t)s->top_k : n_vocab;
-    bool ordered = limit < n_vocab || s->top_p < 1.0f || s->min_p > 0.0f;
-    if (ordered)
-        for (size_t i = n_vocab / 2; i-- > 0;)
-            sift(heap, n_vocab, i);
-
-    double total = 0; /* of what top-k leaves */
-    if (limit < n_vocab) {
-        for (size_t i = 0; i < limit; i++)
-            total += exp(pop(heap, &left).weight);
-    } else {
-        for (size_t i = 0; i < n_vocab; i++)
-            total += exp(((double)logits[i] - max) * scale);
-    }
-
-    double kept = 0; /* of what top-p and min-p leave */
-    size_t n_kept = 0;
-    if (!ordered) {
-        kept = total;
-        n_kept = n_vocab;
-    }
-    size_t heap_n = n_vocab;
-    while (ordered && n_kept < limit && (n_kept == 0 || kept < total * (double)s->top_p)) {
-        struct candidate c = limit < n_vocab ? heap[n_vocab - 1 - n_kept] : pop(heap, &heap_n);
-        double p = exp(c.weight);
-        if (n_kept > 0 && p < (double)s->min_p)
-            break;
-        kept += p;
-        n_kept++;
-    }
-
-    double r = random_at(s->seed, position) * kept, sum = 0;
-    engine_token chosen = ordered ? heap[n_vocab - 1].id : heap[0].id;
-    for (size_t i = 0; i < n_kept; i++) {
-        struct candidate c = ordered ? heap[n_vocab - 1 - i] : heap[i];
-        double p = exp(c.weight);
-        if (p == 0) /* never, also where r was rounded up to the whole sum */
+/* Writes the logits that the penalties change, and returns how many. */
+static int penalize(const struct engine *e, const struct engine_sample *sample, struct kernels_logit *changed)
+{
+    const struct engine_sampling *s = sample->settings;
+    const engine_token *context = sample->context;
+    uint16_t *seen = e->sampler->seen;
+    int n = 0;
+    if (!has_penalties(s))
+        return 0;
+    for (int i = penalty_first(sample); i < sample->position; i++)
+        if (context[i] >= 0 && context[i] < e->info.n_vocab && seen[context[i]] < UINT16_MAX)
+            seen[context[i]]++;
+    for (int i = penalty_first(sample); i < sample->position; i++) {
+        engine_token id = context[i];
+        if (id < 0 || id >= e->info.n_vocab || seen[id] == 0)
             continue;
-        sum += p;
-        chosen = c.id;
-        if (r < sum)
-            break;
+        float x = sample->logits[id];
+        x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
+        x -= s->presence_penalty + s->frequency_penalty * (float)seen[id];
+        changed[n++] = (struct kernels_logit){id, x};
+        seen[id] = 0;
     }
-    *out = chosen;
+    return n;
+}
+
+int engine_sample(struct engine *e, struct engine_sample *samples, int n)
+{
+    struct sampler_scratch *s = e->sampler;
+    size_t room = 0;
+    for (int i = 0; i < n; i++)
+        room += penalty_room(e, &samples[i]);
+    if (make_room(s, (size_t)n, room))
+        return -ENOMEM;
+    struct kernels_logit *changed = s->changed;
+    for (int i = 0; i < n; i++) {
+        const struct engine_sampling *set = samples[i].settings;
+        struct kernels_pick *p = &s->picks[i];
+        *p = (struct kernels_pick){.logits = samples[i].logits,
+                                   .n = e->info.n_vocab,
+                                   .changed = changed,
+                                   .n_changed = penalize(e, &samples[i], changed),
+                                   .temperature = set->temperature,
+                                   .top_k = set->top_k,
+                                   .top_p = set->top_p,
+                                   .min_p = set->min_p,
+                                   .random = random_at(set->seed, samples[i].position)};
+        changed += p->n_changed;
+    }
+    e->ops->pick(e->kernels, s->picks, n);
+    for (int i = 0; i < n; i++) {
+        samples[i].result = s->picks[i].id < 0 ? -EDOM : 0;
+        if (samples[i].result == 0)
+            samples[i].token = s->picks[i].id;
+    }
     return 0;
 }

@@ -21,6 +21,7 @@ struct kernels {
     int threads;
     struct kernels_linear_scratch *linear;       /* owned by linear.c, made by its reserve function */
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
+    struct kernels_pick_scratch *pick;           /* owned by pick.c, likewise */
 };
 
 /* ---- workers (pool.c) -------------------------------------------------------------------------------------------- */
@@ -48,7 +49,8 @@ struct kernels_set {
 };
 
 /* Whether this processor can run the named set's code. Defined in kernels.c. */
-extern const struct kernels_linear_set kernels_linear_portable, kernels_linear_avx2, kernels_linear_avx512;
+extern const struct kernels_linear_set kernels_linear_portable, kernels_linear_avx2, kernels_linear_avxvnni,
+    kernels_linear_avx512;
 extern const struct kernels_rows_set kernels_rows_portable, kernels_rows_avx2, kernels_rows_avx512;
 
 /* Operations, as kernels_ops documents them. linear.c: */
@@ -79,5 +81,16 @@ void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct
 int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, int max_head_dim);
 void kernels_attention_release(struct kernels *k);
 void kernels_op_attention(struct kernels *k, const struct kernels_attention *a);
+/* pick.c: */
+int kernels_pick_reserve(struct kernels *k, int max_logits);
+void kernels_pick_release(struct kernels *k);
+void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n);
+
+/* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
+#ifdef __clang__
+#define KERNELS_UNROLL _Pragma("unroll")
+#else
+#define KERNELS_UNROLL _Pragma("GCC unroll 8")
+#endif
 
 #endif

@@ -3,8 +3,10 @@
 #ifndef CONVOD_KERNELS_LANES_AVX2_H
 #define CONVOD_KERNELS_LANES_AVX2_H
 
+#include "kernels/cpu/linear_internal.h"
+#include "kernels/cpu/rows_internal.h"
+
 #include <immintrin.h>
-#include <stdint.h>
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
@@ -109,6 +111,22 @@ LANES_INLINE m16 v16_is_nan(v16 a)
 {
     m16 r = {_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)};
     return r;
+}
+
+LANES_INLINE m16 v16_unordered(v16 a, v16 b) /* one of them is NaN */
+{
+    m16 r = {_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q)};
+    return r;
+}
+
+LANES_INLINE m16 m16_or(m16 a, m16 b)
+{
+    return v16_or(a, b);
+}
+
+LANES_INLINE uint32_t m16_bits(m16 m)
+{
+    return (uint32_t)_mm256_movemask_ps(m.lo) | (uint32_t)_mm256_movemask_ps(m.hi) << 8;
 }
 
 /* m ? a : b */
@@ -223,6 +241,274 @@ LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Sums of numbers in [0, 1] in whole units of 1 / KERNELS_WEIGHT_ONE. */
+typedef struct {
+    __m256i part[2];
+} v16_fixed;
+
+LANES_INLINE v16_fixed v16_fixed_zero(void)
+{
+    v16_fixed r = {{_mm256_setzero_si256(), _mm256_setzero_si256()}};
+    return r;
+}
+
+LANES_INLINE __m256i v16_fixed_units(__m128 a)
+{
+    __m256d shift = _mm256_set1_pd(KERNELS_WEIGHT_SHIFT);
+    __m256d shifted = _mm256_add_pd(_mm256_cvtps_pd(a), shift);
+    return _mm256_sub_epi64(_mm256_castpd_si256(shifted), _mm256_castpd_si256(shift));
+}
+
+LANES_INLINE v16_fixed v16_fixed_add(v16_fixed sum, v16 a)
+{
+    __m256i lo = _mm256_add_epi64(v16_fixed_units(_mm256_castps256_ps128(a.lo)),
+                                  v16_fixed_units(_mm256_extractf128_ps(a.lo, 1)));
+    __m256i hi = _mm256_add_epi64(v16_fixed_units(_mm256_castps256_ps128(a.hi)),
+                                  v16_fixed_units(_mm256_extractf128_ps(a.hi, 1)));
+    v16_fixed r = {{_mm256_add_epi64(sum.part[0], lo), _mm256_add_epi64(sum.part[1], hi)}};
+    return r;
+}
+
+LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
+{
+    __m256i all = _mm256_add_epi64(sum.part[0], sum.part[1]);
+    __m128i half = _mm_add_epi64(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(half, _mm_unpackhi_epi64(half, half)));
+}
+
+/* ---- parts: a line of 16 rows x 4 bytes, and 16 floats, one per row, for linear_lanes.h ---------------------------
+ */
+
+#define LANES_PARTS       2 /* registers per line */
+#define LANES_TILE_TOKENS 4 /* tokens whose sums stay in registers */
+
+#ifdef __AVXVNNI__
+#define LANES_TOGETHER 4 /* of these, how many are multiplied side by side */
+/* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
+#define LANES_OFFSET_Q8 1
+#else
+#define LANES_TOGETHER  1
+#define LANES_OFFSET_Q8 0
+#endif
+
+typedef __m256i pbytes;
+typedef __m256 pfloats;
+
+LANES_INLINE pbytes pbytes_load(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
+LANES_INLINE void pbytes_store(uint8_t *p, pbytes a)
+{
+    _mm256_store_si256((__m256i *)(void *)p, a);
+}
+
+LANES_INLINE pbytes pbytes_and(pbytes a, int mask)
+{
+    return _mm256_and_si256(a, _mm256_set1_epi8((char)mask));
+}
+
+LANES_INLINE pbytes pbytes_xor(pbytes a, int bits)
+{
+    return _mm256_xor_si256(a, _mm256_set1_epi8((char)bits));
+}
+
+/* a | (bits & mask) */
+LANES_INLINE pbytes pbytes_add_bits(pbytes a, pbytes bits, int mask)
+{
+    return _mm256_or_si256(a, pbytes_and(bits, mask));
+}
+
+/* Moves bit `from` of every byte to bit `to`; what comes in from neighbours is for the caller to mask. */
+LANES_INLINE pbytes pbytes_move(pbytes a, int from, int to)
+{
+    return from < to ? _mm256_slli_epi16(a, to - from) : _mm256_srli_epi16(a, from - to);
+}
+
+/* a | 16 where bit `bit` of a byte of `high` is set. */
+LANES_INLINE pbytes pbytes_add_fifth(pbytes a, pbytes high, int bit)
+{
+    __m256i one = _mm256_set1_epi8((char)(1 << bit));
+    return pbytes_add_bits(a, _mm256_cmpeq_epi8(_mm256_and_si256(high, one), one), 16);
+}
+
+LANES_INLINE pfloats pfloats_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+
+LANES_INLINE pfloats pfloats_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+LANES_INLINE void pfloats_store(float *p, pfloats a)
+{
+    _mm256_store_ps(p, a);
+}
+
+LANES_INLINE pfloats pfloats_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+LANES_INLINE pfloats pfloats_fma(pfloats a, pfloats b, pfloats c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+LANES_INLINE pfloats pfloats_negate(pfloats a)
+{
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+
+LANES_INLINE pfloats pfloats_from_int(pbytes a)
+{
+    return _mm256_cvtepi32_ps(a);
+}
+
+/* One value per row, of 16 rows that lie side by side: the part's own. */
+LANES_INLINE pfloats pfloats_halves(const uint8_t *p, int part)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + part * 16)));
+}
+
+LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
+{
+    __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)(p + part * 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
+}
+
+LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
+}
+
+LANES_INLINE __m256i lanes_set1_int(const uint8_t *p)
+{
+    int32_t x;
+    memcpy(&x, p, 4);
+    return _mm256_set1_epi32(x);
+}
+
+#ifdef __AVXVNNI__
+
+/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
+ * none. Weights have `bits` bits. */
+LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
+                              int shift, pbytes *sum)
+{
+    (void)bits;
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = fact ? _mm256_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), shift)
+                      : _mm256_setzero_si256();
+    KERNELS_UNROLL
+    for (int c = first; c < end; c++)
+        KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = _mm256_dpbusd_avx_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
+}
+
+#else
+
+/* Chunks [first, first + n) of one token, added in 16 bits until the end. */
+LANES_INLINE __m256i lanes_dot(const uint8_t *q, const pbytes w[8], int first, int n)
+{
+    __m256i sum = _mm256_maddubs_epi16(w[first], lanes_set1_int(q + first * 4));
+    KERNELS_UNROLL
+    for (int c = first + 1; c < first + n; c++)
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[c], lanes_set1_int(q + c * 4)));
+    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+}
+
+/* All chunks of one token; the weights are signed, and their sign is moved to the activations. */
+LANES_INLINE __m256i lanes_dot_signed(const uint8_t *q, const pbytes w[8])
+{
+    __m256i sum = _mm256_setzero_si256();
+    KERNELS_UNROLL
+    for (int c = 0; c < 8; c++) {
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(lanes_set1_int(q + c * 4), w[c]));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return sum;
+}
+
+/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
+ * none. Weights have `bits` bits.
+ *
+ * VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
+ * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
+ * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512). */
+LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
+                              int shift, pbytes *sum)
+{
+    int chunks = bits == 4 ? 8 : bits == 5 ? 4 : 2;
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++, q += KERNELS_TOKEN_BLOCK_BYTES) {
+        if (bits == 8) {
+            sum[t] = lanes_dot_signed(q, w);
+            continue;
+        }
+        sum[t] = lanes_dot(q, w, first, chunks);
+        KERNELS_UNROLL
+        for (int c = first + chunks; c < end; c += chunks)
+            sum[t] = _mm256_add_epi32(sum[t], lanes_dot(q, w, c, chunks));
+        if (fact)
+            sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(lanes_set1_int(q + fact), shift));
+    }
+}
+
+#endif
+
+/* ---- activations ------------------------------------------------------------------------------------------------- */
+
+/* 32 floats: the bits of the largest magnitude. */
+LANES_INLINE int32_t block_largest(const float *x)
+{
+    __m256i max = _mm256_setzero_si256();
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; i++)
+        max = _mm256_max_epi32(
+            max, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i * 8)), _mm256_set1_epi32(0x7fffffff)));
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
+LANES_INLINE int32_t lanes_sum(__m256i v)
+{
+    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+
+/* q = round(x * inverse), nearest even; sums of its two halves. */
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+{
+    __m256i v[4];
+    KERNELS_UNROLL
+    for (int i = 0; i < 4; i++)
+        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i * 8), _mm256_set1_ps(inverse)));
+    /* Packing works within 128-bit lanes and leaves the words of 4 values in the order 0 2 4 6 1 3 5 7. */
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)(void *)q, bytes);
+    sums[0] = lanes_sum(_mm256_add_epi32(v[0], v[1]));
+    sums[1] = lanes_sum(_mm256_add_epi32(v[2], v[3]));
 }
 
 #endif

@@ -3,8 +3,10 @@
 #ifndef CONVOD_KERNELS_LANES_AVX512_H
 #define CONVOD_KERNELS_LANES_AVX512_H
 
+#include "kernels/cpu/linear_internal.h"
+#include "kernels/cpu/rows_internal.h"
+
 #include <immintrin.h>
-#include <stdint.h>
 
 #define LANES_INLINE static inline __attribute__((always_inline))
 
@@ -90,6 +92,21 @@ LANES_INLINE m16 v16_less_equal(v16 a, v16 b)
 LANES_INLINE m16 v16_is_nan(v16 a)
 {
     return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+}
+
+LANES_INLINE m16 v16_unordered(v16 a, v16 b) /* one of them is NaN */
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+
+LANES_INLINE m16 m16_or(m16 a, m16 b)
+{
+    return (m16)(a | b);
+}
+
+LANES_INLINE uint32_t m16_bits(m16 m)
+{
+    return m;
 }
 
 /* m ? a : b */
@@ -179,6 +196,193 @@ LANES_INLINE void v16_narrow_bf16(uint16_t *p, v16 a)
 LANES_INLINE void v16_narrow_f16(uint16_t *p, v16 a)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* Sums of numbers in [0, 1] in whole units of 1 / KERNELS_WEIGHT_ONE. */
+typedef struct {
+    __m512i lo, hi;
+} v16_fixed;
+
+LANES_INLINE v16_fixed v16_fixed_zero(void)
+{
+    v16_fixed r = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    return r;
+}
+
+LANES_INLINE v16_fixed v16_fixed_add(v16_fixed sum, v16 a)
+{
+    v16 units = _mm512_mul_ps(a, _mm512_set1_ps((float)KERNELS_WEIGHT_ONE));
+    v16_fixed r = {_mm512_add_epi64(sum.lo, _mm512_cvtps_epi64(_mm512_castps512_ps256(units))),
+                   _mm512_add_epi64(sum.hi, _mm512_cvtps_epi64(_mm512_extractf32x8_ps(units, 1)))};
+    return r;
+}
+
+LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
+{
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(sum.lo, sum.hi));
+}
+
+/* ---- parts: a line of 16 rows x 4 bytes, and 16 floats, one per row, for linear_lanes.h ---------------------------
+ */
+
+#define LANES_PARTS       1 /* registers per line */
+#define LANES_TILE_TOKENS 8 /* tokens whose sums stay in registers */
+#define LANES_TOGETHER    8 /* of these, how many are multiplied side by side */
+
+/* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
+#define LANES_OFFSET_Q8 1
+
+typedef __m512i pbytes;
+typedef __m512 pfloats;
+
+LANES_INLINE pbytes pbytes_load(const uint8_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+LANES_INLINE void pbytes_store(uint8_t *p, pbytes a)
+{
+    _mm512_store_si512(p, a);
+}
+
+LANES_INLINE pbytes pbytes_and(pbytes a, int mask)
+{
+    return _mm512_and_si512(a, _mm512_set1_epi8((char)mask));
+}
+
+LANES_INLINE pbytes pbytes_xor(pbytes a, int bits)
+{
+    return _mm512_xor_si512(a, _mm512_set1_epi8((char)bits));
+}
+
+/* a | (bits & mask) */
+LANES_INLINE pbytes pbytes_add_bits(pbytes a, pbytes bits, int mask)
+{
+    return _mm512_ternarylogic_epi32(a, bits, _mm512_set1_epi8((char)mask), 0xf8);
+}
+
+/* Moves bit `from` of every byte to bit `to`; what comes in from neighbours is for the caller to mask. */
+LANES_INLINE pbytes pbytes_move(pbytes a, int from, int to)
+{
+    return from < to ? _mm512_slli_epi16(a, (unsigned)(to - from)) : _mm512_srli_epi16(a, (unsigned)(from - to));
+}
+
+/* a | 16 where bit `bit` of a byte of `high` is set. */
+LANES_INLINE pbytes pbytes_add_fifth(pbytes a, pbytes high, int bit)
+{
+    return pbytes_add_bits(a, _mm512_rolv_epi32(high, _mm512_set1_epi32((4 - bit) & 31)), 16);
+}
+
+LANES_INLINE pfloats pfloats_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+
+LANES_INLINE pfloats pfloats_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+LANES_INLINE void pfloats_store(float *p, pfloats a)
+{
+    _mm512_store_ps(p, a);
+}
+
+LANES_INLINE pfloats pfloats_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+LANES_INLINE pfloats pfloats_fma(pfloats a, pfloats b, pfloats c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+LANES_INLINE pfloats pfloats_negate(pfloats a)
+{
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+
+LANES_INLINE pfloats pfloats_from_int(pbytes a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+
+/* One value per row, of 16 rows that lie side by side: the part's own. */
+LANES_INLINE pfloats pfloats_halves(const uint8_t *p, int part)
+{
+    (void)part;
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
+{
+    (void)part;
+    __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+{
+    (void)part;
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
+LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
+{
+    (void)part;
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+LANES_INLINE __m512i lanes_set1_int(const uint8_t *p)
+{
+    int32_t x;
+    memcpy(&x, p, 4);
+    return _mm512_set1_epi32(x);
+}
+
+/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
+ * none. Weights have `bits` bits. Tokens are innermost: neighbouring instructions then do not wait for each other. */
+LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
+                              int shift, pbytes *sum)
+{
+    (void)bits;
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = fact ? _mm512_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), (unsigned)shift)
+                      : _mm512_setzero_si512();
+    KERNELS_UNROLL
+    for (int c = first; c < end; c++)
+        KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = _mm512_dpbusd_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------- */
+
+/* 32 floats: the bits of the largest magnitude. */
+LANES_INLINE int32_t block_largest(const float *x)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i low = _mm512_castps_si512(_mm512_loadu_ps(x)), high = _mm512_castps_si512(_mm512_loadu_ps(x + 16));
+    return _mm512_reduce_max_epi32(
+        _mm512_max_epi32(_mm512_and_si512(low, magnitude), _mm512_and_si512(high, magnitude)));
+}
+
+/* q = round(x * inverse), nearest even; sums of its two halves. */
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+{
+    __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
+    __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(inverse)));
+    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(high));
+    sums[0] = _mm512_reduce_add_epi32(low);
+    sums[1] = _mm512_reduce_add_epi32(high);
 }
 
 #endif

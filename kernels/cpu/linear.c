@@ -4,9 +4,11 @@
  * goes over all groups of 16 weight rows of all matrices. A group is one worker's from the first block to the last, so
  * an output never depends on how groups were shared out, and no sum is split.
  *
- * One token: the time is that of reading the weights, so groups are used straight from their packed form. More tokens:
- * a chunk of a group is unpacked into a scratch that stays in the first-level cache and meets tile after tile of
- * activations. Tokens are taken in batches whose activations fit into the second-level cache. Both add in one order.
+ * One token: the time is that of reading the weights, so groups are used straight from their packed form. Up to a tile
+ * of tokens: likewise, a block of weights is unpacked in registers and meets one token after the other, while memory
+ * goes on delivering. More tokens: a chunk of a group is unpacked into a scratch that stays in the first-level cache
+ * and meets tile after tile of activations. Tokens are taken in batches whose activations fit into the second-level
+ * cache. All add in one order.
  *
  * Scratch (struct kernels_linear_scratch) is made by reserve and used by one call at a time: the quantized activations,
  * written by the first run and read by the second, and a piece per worker.
@@ -30,6 +32,7 @@ struct kernels_linear_scratch {
     uint8_t *tiles; /* quantized activations */
     size_t tiles_bytes;
     struct worker_scratch *workers; /* [threads] */
+    uint8_t q8_mask;                /* what the set's unpacked Q8_0 bytes differ by from the signed ones */
 };
 
 struct call {
@@ -51,10 +54,7 @@ static int group_count(const struct kernels_matrix *w)
  * whatever the batch. */
 static int tile_tokens(int token, int n)
 {
-    int left = n - token, tokens = KERNELS_TILE;
-    while (tokens > left)
-        tokens /= 2;
-    return tokens;
+    return n - token < KERNELS_TILE ? n - token : KERNELS_TILE;
 }
 
 static size_t token_bytes(int cols)
@@ -69,9 +69,7 @@ static void quantize_rows(void *arg, int worker, int first, int end)
     (void)worker;
     const struct call *c = arg;
     for (int i = first; i < end; i++) {
-        int token = i / KERNELS_TILE * KERNELS_TILE, tokens;
-        while (token + (tokens = tile_tokens(token, c->n)) <= i)
-            token += tokens;
+        int token = i / KERNELS_TILE * KERNELS_TILE, tokens = tile_tokens(token, c->n);
         uint8_t *tile = c->k->linear->tiles + (size_t)token * token_bytes(c->cols);
         c->set->quantize(c->x + (size_t)i * (size_t)c->cols, c->cols, tokens, i - token, tile);
     }
@@ -93,6 +91,38 @@ static void store(const struct kernels_linear *job, int group, int token, int to
     }
 }
 
+/* The same for a type that is multiplied as another: blocks are unpacked to that one's. */
+static void do_unpacked(const struct call *c, const struct kernels_linear *job, int group, const uint8_t *packed,
+                        int first, int end, struct worker_scratch *s)
+{
+    enum kernels_type type = job->w->type;
+    bool twice = type == KERNELS_Q2_K; /* each block is followed by one of its minima, for the same activations */
+    enum kernels_type as = twice || type == KERNELS_Q3_K ? KERNELS_Q6_K : KERNELS_Q8_0;
+    int blocks = c->cols / KERNELS_BLOCK, chunk = twice ? CHUNK_BLOCKS / 2 : CHUNK_BLOCKS;
+    const uint8_t *tiles = c->k->linear->tiles;
+    memset(s->acc, 0, (size_t)(end - first) * KERNELS_ROW_GROUP * sizeof(float));
+    for (int b = 0; b < blocks; b += chunk) {
+        int count = blocks - b < chunk ? blocks - b : chunk;
+        uint8_t mask = c->k->linear->q8_mask;
+        if (c->set == &kernels_linear_portable)
+            kernels_unpack_portable(type, packed, c->cols, b, count, mask, s->unpacked);
+        else
+            kernels_unpack_avx2(type, packed, c->cols, b, count, mask, s->unpacked);
+        for (int token = first, tokens; token < end; token += tokens) {
+            tokens = tile_tokens(token, c->n);
+            size_t block = (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
+            const uint8_t *tile = tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * block;
+            float *acc = s->acc + (token - first) * KERNELS_ROW_GROUP;
+            if (!twice)
+                c->set->tile(as, s->unpacked, count, tile, tokens, acc);
+            for (int i = 0; twice && i < 2 * count; i++)
+                c->set->tile(as, s->unpacked + (size_t)i * KERNELS_UNPACKED_BLOCK_BYTES, 1,
+                             tile + (size_t)(i / 2) * block, tokens, acc);
+        }
+    }
+    store(job, group, first, end - first, s->acc);
+}
+
 /* One group with tokens [token, end). */
 static void do_group(const struct call *c, const struct kernels_linear *job, int group, int token, int end,
                      struct worker_scratch *s)
@@ -111,10 +141,19 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
         }
         return;
     }
+    if (w->type >= KERNELS_FIRST_UNPACKED) {
+        do_unpacked(c, job, group, packed, token, end, s);
+        return;
+    }
     const uint8_t *tiles = c->k->linear->tiles;
     if (c->n == 1 && c->set->one) {
         c->set->one(w->type, packed, c->cols, tiles, s->acc);
         store(job, group, 0, 1, s->acc);
+        return;
+    }
+    if (c->n <= KERNELS_TILE && c->set->few) {
+        c->set->few(w->type, packed, c->cols, tiles, c->n, s->acc);
+        store(job, group, 0, c->n, s->acc);
         return;
     }
     int blocks = c->cols / KERNELS_BLOCK;
@@ -223,5 +262,9 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
         kernels_linear_release(k);
         return -ENOMEM;
     }
+    /* What the set makes of a Q8_0 byte is its own affair: asked of a block of zeros. */
+    static const uint8_t zeros[34 * KERNELS_ROW_GROUP];
+    k->set->linear->unpack(KERNELS_Q8_0, zeros, KERNELS_BLOCK, 0, 1, k->linear->workers[0].unpacked);
+    k->linear->q8_mask = k->linear->workers[0].unpacked[0];
     return 0;
 }

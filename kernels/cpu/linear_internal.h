@@ -14,17 +14,21 @@
  *   Q4_K       d, dmin, scales[12], nibbles[128]
  *   Q5_K       d, dmin, scales[12], high[32], nibbles[128]
  *   Q6_K       d | scales[16], high[64], nibbles[128]
+ *   Q2_K       d, dmin, scales[16], pairs[64]
+ *   Q3_K       d, scales[12], high[32], pairs[64]
+ *   IQ4_NL     d | nibbles[16]
+ *   IQ4_XS     d, high[2], low[4], nibbles[128]
+ *   MXFP4      exponent, nibbles[16]
  *   F32 ...    the value
  *
  * Left of the bar is a header of half a cache line. Two blocks share a line for it: header, header, rest, rest; a last
  * odd block is header, rest. The four high bytes of a Q5_0 or Q5_1 block are transposed: bit c of byte i belongs to
  * value 4 c + i (in the file, bit 4 c + i of the word), so that one shift brings a chunk's bits in place.
  *
- * Quantized activations. Rows are cut into tiles of 8 tokens, the rest into tiles of 4, 2 and 1. A tile of T tokens is,
- * for each block of 32 values: int8 q[T][32], float d[T], float dsum[T], int32 neg[T], int32 neg_low[T],
- * int32 neg_high[T]; where dsum = d * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15
- * and 16..31. A block is T * KERNELS_TOKEN_BLOCK_BYTES long, so the tile that begins at token i begins at i * blocks *
- * KERNELS_TOKEN_BLOCK_BYTES.
+ * Quantized activations. Rows are cut into tiles of 8 tokens; the rest is a tile. A tile of T tokens is, for each block
+ * of 32 values, T times: int8 q[32], float d, float dsum, int32 neg, int32 neg_low, int32 neg_high; where dsum = d *
+ * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15 and 16..31. So the tile that begins at
+ * token i begins at i * blocks * KERNELS_TOKEN_BLOCK_BYTES.
  *
  * Unpacked weights. A block of 32 values of 16 rows: bytes [8 chunks][16 rows][4 values], float scale[16],
  * float second[16]; where second is what is added per unit of the activations' sum (types with a minimum), or the scale
@@ -36,11 +40,28 @@
 
 #include "kernels/cpu/cpu.h"
 
+#include <string.h>
+
 #define KERNELS_BLOCK 32 /* values per block of activations */
 #define KERNELS_TILE  8  /* tokens of a full tile */
 
 #define KERNELS_TOKEN_BLOCK_BYTES    52
+#define KERNELS_TOKEN_D              32 /* where a token's facts lie in its block */
+#define KERNELS_TOKEN_DSUM           36
+#define KERNELS_TOKEN_NEG            40
+#define KERNELS_TOKEN_NEG_LOW        44
+#define KERNELS_TOKEN_NEG_HIGH       48
 #define KERNELS_UNPACKED_BLOCK_BYTES 640
+
+/* Writes the facts of a token's block, of which low and high are the sums of q over its halves. */
+static inline void kernels_token_facts(uint8_t *block, float d, int32_t low, int32_t high)
+{
+    float dsum = d * (float)(low + high);
+    int32_t neg[3] = {-(low + high), -low, -high};
+    memcpy(block + KERNELS_TOKEN_D, &d, 4);
+    memcpy(block + KERNELS_TOKEN_DSUM, &dsum, 4);
+    memcpy(block + KERNELS_TOKEN_NEG, neg, sizeof neg);
+}
 
 /* A block of activations whose largest magnitude is below this is zero. */
 #define KERNELS_TINY 0x1p-100f
@@ -51,6 +72,10 @@ struct kernels_linear_set {
 
     /* acc[16] = products of one token (a tile of its own) with a packed group. NULL: unpack and tile do it. */
     void (*one)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc);
+
+    /* acc[tokens][16] = products of a tile of 1 to 8 tokens with a packed group, whose weights are unpacked in
+     * registers only. NULL: unpack and tile do it. */
+    void (*few)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc);
 
     /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
     void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);
@@ -74,5 +99,20 @@ void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);
 
 /* The value of an IEEE half, exactly. */
 float kernels_half(uint16_t bits);
+
+/* Types from here on are unpacked to what another type's product takes (unpack_types.h). */
+#define KERNELS_FIRST_UNPACKED KERNELS_Q2_K
+
+/* Unpacks blocks of 32 [first, first + count) of a packed group of such a type; Q2_K's to two blocks each. mask: what
+ * the set's own unpacked Q8_0 bytes differ by from the signed ones. */
+void kernels_unpack_portable(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,
+                             uint8_t *out);
+void kernels_unpack_avx2(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,
+                         uint8_t *out);
+
+/* What nibbles stand for in IQ4_NL and IQ4_XS, and, times two, in MXFP4. */
+extern const int8_t KERNELS_IQ4_VALUES[16], KERNELS_FP4_VALUES[16];
+/* 2^(exponent - 128): half of what an exponent of MXFP4 says. */
+float kernels_power(uint8_t exponent);
 
 #endif

@@ -33,8 +33,8 @@ static int32_t load_int(const uint8_t *p)
 static void quantize(const float *x, int cols, int tokens, int token, uint8_t *tile)
 {
     for (int b = 0; b < cols / KERNELS_BLOCK; b++, x += KERNELS_BLOCK) {
-        uint8_t *block = tile + (size_t)b * (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
-        int8_t *q = (int8_t *)block + token * KERNELS_BLOCK;
+        uint8_t *block = tile + ((size_t)b * (size_t)tokens + (size_t)token) * KERNELS_TOKEN_BLOCK_BYTES;
+        int8_t *q = (int8_t *)block;
         uint32_t max = 0;
         for (int i = 0; i < KERNELS_BLOCK; i++) {
             uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
@@ -57,13 +57,7 @@ static void quantize(const float *x, int cols, int tokens, int token, uint8_t *t
                 *(i < KERNELS_BLOCK / 2 ? &low : &high) += q[i];
             }
         }
-        float dsum = d * (float)(low + high);
-        int32_t neg[3] = {-(low + high), -low, -high};
-        uint8_t *facts = block + tokens * KERNELS_BLOCK + token * 4;
-        memcpy(facts, &d, 4);
-        memcpy(facts + tokens * 4, &dsum, 4);
-        for (int i = 0; i < 3; i++)
-            memcpy(facts + tokens * (8 + i * 4), &neg[i], 4);
+        kernels_token_facts(block, d, low, high);
     }
 }
 
@@ -196,12 +190,12 @@ static int offset_of(enum kernels_type type)
     return type == KERNELS_Q4_0 ? 8 : type == KERNELS_Q5_0 ? 16 : type == KERNELS_Q6_K ? 32 : 0;
 }
 
-static float add_block(enum kernels_type type, const uint8_t *block, int row, const int8_t *q, const uint8_t *facts,
-                       int tokens, float acc)
+static float add_block(enum kernels_type type, const uint8_t *block, int row, const uint8_t *token, float acc)
 {
     const uint8_t *w = block + row * 4;
+    const int8_t *q = (const int8_t *)token;
     float s = load_float(block + 512 + row * 4), second = load_float(block + 576 + row * 4);
-    float d = load_float(facts), dsum = load_float(facts + tokens * 4);
+    float d = load_float(token + KERNELS_TOKEN_D), dsum = load_float(token + KERNELS_TOKEN_DSUM);
     int offset = offset_of(type);
     switch (type) {
     case KERNELS_Q4_1:
@@ -211,12 +205,12 @@ static float add_block(enum kernels_type type, const uint8_t *block, int row, co
         acc = fmaf(s * d, (float)dot(type, w, q, 0, 8), acc);
         return fmaf(second, dsum, acc);
     case KERNELS_Q6_K: {
-        float low = (float)(dot(type, w, q, 0, 4) + offset * load_int(facts + tokens * 12));
-        float high = (float)(dot(type, w, q, 4, 8) + offset * load_int(facts + tokens * 16));
+        float low = (float)(dot(type, w, q, 0, 4) + offset * load_int(token + KERNELS_TOKEN_NEG_LOW));
+        float high = (float)(dot(type, w, q, 4, 8) + offset * load_int(token + KERNELS_TOKEN_NEG_HIGH));
         return fmaf(d, fmaf(second, high, s * low), acc);
     }
     default:
-        return fmaf(s * d, (float)(dot(type, w, q, 0, 8) + offset * load_int(facts + tokens * 8)), acc);
+        return fmaf(s * d, (float)(dot(type, w, q, 0, 8) + offset * load_int(token + KERNELS_TOKEN_NEG)), acc);
     }
 }
 
@@ -227,8 +221,7 @@ static void tile_product(enum kernels_type type, const uint8_t *unpacked, int co
         for (int t = 0; t < tokens; t++)
             for (int r = 0; r < KERNELS_ROW_GROUP; r++) {
                 float *sum = &acc[t * KERNELS_ROW_GROUP + r];
-                *sum = add_block(type, unpacked, r, (const int8_t *)tile + t * KERNELS_BLOCK,
-                                 tile + tokens * KERNELS_BLOCK + t * 4, tokens, *sum);
+                *sum = add_block(type, unpacked, r, tile + t * KERNELS_TOKEN_BLOCK_BYTES, *sum);
             }
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
         tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;

@@ -25,7 +25,7 @@ static bool before(const float *logits, int a, int b)
     bool nan_a = logits[a] != logits[a], nan_b = logits[b] != logits[b];
     if (nan_a || nan_b)
         return nan_a && (!nan_b || a < b);
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+    return logits[a] > logits[b] || (a < b && logits[a] == logits[b]);
 }
 
 static void choose(const struct call *c, int row)

@@ -35,6 +35,11 @@ static const struct layout layouts[KERNELS_TYPE_COUNT] = {
                       5,
                       {{0, 2, 2, false}, {2, 2, 2, false}, {4, 12, 1, false}, {16, 32, 4, false}, {48, 128, 4, false}}},
     [KERNELS_Q6_K] = {true, 4, {{208, 2, 2, false}, {192, 16, 1, false}, {128, 64, 4, false}, {0, 128, 4, false}}},
+    [KERNELS_Q2_K] = {false, 4, {{80, 2, 2, false}, {82, 2, 2, false}, {0, 16, 1, false}, {16, 64, 4, false}}},
+    [KERNELS_Q3_K] = {false, 4, {{108, 2, 2, false}, {96, 12, 1, false}, {0, 32, 4, false}, {32, 64, 4, false}}},
+    [KERNELS_IQ4_NL] = {true, 2, {{0, 2, 2, false}, {2, 16, 4, false}}},
+    [KERNELS_IQ4_XS] = {false, 4, {{0, 2, 2, false}, {2, 2, 2, false}, {4, 4, 1, false}, {8, 128, 4, false}}},
+    [KERNELS_MXFP4] = {false, 2, {{0, 1, 1, false}, {1, 16, 4, false}}},
 };
 
 #define HEADER_BYTES    (KERNELS_ROW_GROUP * 2)
@@ -240,6 +245,41 @@ static void six_block(const uint8_t *block, float d, float out[256])
     }
 }
 
+/* Q2_K: value = q * (d * scale) - dmin * min, scale and min of 16 values in a byte. */
+static void two_block(const uint8_t *b, float out[256])
+{
+    for (int v = 0; v < 256; v++) {
+        int q = b[16 + v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3, byte = b[v / 16];
+        out[v] = half_at(b + 80) * (float)(byte & 15) * (float)q - half_at(b + 82) * (float)(byte >> 4);
+    }
+}
+
+/* Q3_K: value = (q - 4) * (d * (scale - 32)). */
+static void three_block(const uint8_t *b, float out[256])
+{
+    const uint8_t *scales = b + 96;
+    for (int v = 0; v < 256; v++) {
+        int low = b[32 + v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3, high = b[v % 32] >> (v / 32) & 1, k = v / 16;
+        int scale = (k < 8 ? scales[k] & 15 : scales[k - 8] >> 4) | (scales[8 + k % 4] >> (k / 4 * 2) & 3) << 4;
+        out[v] = half_at(b + 108) * (float)(scale - 32) * (float)((low | high << 2) - 4);
+    }
+}
+
+/* 32 values of a table. */
+static void table_block(const uint8_t *nibbles, const int8_t *table, float s, float out[32])
+{
+    for (int v = 0; v < 32; v++)
+        out[v] = s * (float)table[v < 16 ? nibbles[v] & 15 : nibbles[v - 16] >> 4];
+}
+
+static void iq4_xs_block(const uint8_t *b, float out[256])
+{
+    for (int j = 0; j < 8; j++) {
+        int scale = (b[4 + j / 2] >> (j % 2 * 4) & 15) | (load16(b + 2) >> (2 * j) & 3) << 4;
+        table_block(b + 8 + j * 16, KERNELS_IQ4_VALUES, half_at(b) * (float)(scale - 32), out + j * 32);
+    }
+}
+
 static void dequantize(enum kernels_type type, const uint8_t *b, float *out)
 {
     switch (type) {
@@ -264,6 +304,21 @@ static void dequantize(enum kernels_type type, const uint8_t *b, float *out)
         break;
     case KERNELS_Q5_K:
         k_block(b + 4, b + 16, b + 48, half_at(b), half_at(b + 2), out);
+        break;
+    case KERNELS_Q2_K:
+        two_block(b, out);
+        break;
+    case KERNELS_Q3_K:
+        three_block(b, out);
+        break;
+    case KERNELS_IQ4_NL:
+        table_block(b + 2, KERNELS_IQ4_VALUES, half_at(b), out);
+        break;
+    case KERNELS_IQ4_XS:
+        iq4_xs_block(b, out);
+        break;
+    case KERNELS_MXFP4:
+        table_block(b + 1, KERNELS_FP4_VALUES, kernels_power(b[0]), out);
         break;
     default: /* Q6_K; types without blocks do not come here */
         six_block(b, half_at(b + 208), out);

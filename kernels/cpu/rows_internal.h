@@ -12,6 +12,7 @@
 #ifndef CONVOD_KERNELS_ROWS_INTERNAL_H
 #define CONVOD_KERNELS_ROWS_INTERNAL_H
 
+#include "kernels/constants.h"
 #include "kernels/cpu/cpu.h"
 
 #include <string.h>
@@ -19,6 +20,13 @@
 /* Floats between the score rows of two queries: one attention block, and an odd number of cache lines more, so that the
  * rows of many queries do not fall into the same cache sets. */
 #define KERNELS_SCORE_STRIDE (KERNELS_ATTENTION_BLOCK + 16)
+
+#define KERNELS_TOP_BLOCK 128 /* logits per block of top() */
+
+#define KERNELS_WEIGHT_ONE (UINT64_C(1) << 39) /* the weight of the greatest logit */
+
+/* Added to a number in [0, 1] as a double, leaves it rounded to units of 1 / KERNELS_WEIGHT_ONE in the lowest bits. */
+#define KERNELS_WEIGHT_SHIFT 0x1.8p+13
 
 /* Below so many values a pass over them costs less than two barriers. */
 #define KERNELS_ROWS_SMALL 16384
@@ -72,6 +80,18 @@ struct kernels_rows_set {
 
     /* out[i] = acc[i] / l */
     void (*finish)(const float *acc, float l, int n, float *out);
+
+    /* Logits. tops[b] = the greatest of x[KERNELS_TOP_BLOCK * b ...), for each block begun; returns the greatest of
+     * all, or a NaN where one is NaN (tops may then hold anything). n > 0. */
+    float (*top)(const float *x, size_t n, float *tops);
+
+    /* Writes the ids of x >= from, ascending; returns how many. tops as top() gave them; no x is NaN. */
+    size_t (*collect)(const float *x, size_t n, const float *tops, float from, int32_t *ids);
+
+    /* The sum of weights: exp((x - max) * scale), with both operations rounded, in whole units of
+     * 1 / KERNELS_WEIGHT_ONE (nearest, ties to even). Integers, so that no order changes the sum. x <= max, scale > 0.
+     */
+    uint64_t (*mass)(const float *x, size_t n, float max, float scale);
 };
 
 /* Shares items [0, n) out over the workers, or runs them on the caller where `work` (in values touched, roughly) is too
@@ -103,38 +123,5 @@ static inline float kernels_bits_float(uint32_t u)
 
 uint16_t kernels_narrow_one(enum kernels_kv_type type, float x);
 float kernels_widen_one(enum kernels_kv_type type, uint16_t x);
-
-/* ---- constants of the functions, shared so that no set can differ ------------------------------------------------ */
-
-/* exp(x) = 2^n * p(r): t = fma(x, log2 e, SHIFT) holds n in its low bits, n = t - SHIFT, r = fma(n, -LN2_HI, x), then
- * r = fma(n, -LN2_LO, r); p by Horner's rule with fma; n is added to p's exponent. Below MIN the result is 0, above MAX
- * infinity. */
-#define KERNELS_EXP_LOG2E  0x1.715476p+0f
-#define KERNELS_EXP_SHIFT  0x1.8p+23f
-#define KERNELS_EXP_LN2_HI 0x1.62e430p-1f
-#define KERNELS_EXP_LN2_LO (-0x1.05c610p-29f)
-#define KERNELS_EXP_MIN    (-87.3f)
-#define KERNELS_EXP_MAX    0x1.62e42ep+6f
-#define KERNELS_EXP_C2     0x1.fffffcp-2f
-#define KERNELS_EXP_C3     0x1.555490p-3f
-#define KERNELS_EXP_C4     0x1.5558f4p-5f
-#define KERNELS_EXP_C5     0x1.123a6cp-7f
-#define KERNELS_EXP_C6     0x1.6a234ep-10f
-
-/* tanh(x): below SMALL, z = x * x and fma(x * z, P(z), x); else 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
-#define KERNELS_TANH_SMALL 0.625f
-#define KERNELS_TANH_C0    (-0x1.555532p-2f)
-#define KERNELS_TANH_C1    0x1.110726p-3f
-#define KERNELS_TANH_C2    (-0x1.b83c5ap-5f)
-#define KERNELS_TANH_C3    0x1.5226a0p-6f
-#define KERNELS_TANH_C4    (-0x1.75e1dcp-8f)
-
-/* GELU, tanh form: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + CUBE * x^3). */
-#define KERNELS_GELU_CUBE 0.044715f
-#define KERNELS_GELU_2U   0x1.988454p+0f /* 2 sqrt(2 / pi) */
-
-/* SwiGLU, clamped: gate / (1 + exp(-ALPHA gate)) * (up + 1), gate <= LIMIT, |up| <= LIMIT. */
-#define KERNELS_SWIGLU_ALPHA 1.702f
-#define KERNELS_SWIGLU_LIMIT 7.0f
 
 #endif

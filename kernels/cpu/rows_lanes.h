@@ -11,11 +11,6 @@
 #include <math.h>
 
 #define LANES 16
-#ifdef __clang__
-#define LANES_UNROLL _Pragma("unroll")
-#else
-#define LANES_UNROLL _Pragma("GCC unroll 8")
-#endif
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
 
@@ -234,7 +229,7 @@ LANES_INLINE void prefetch_lines(const uint16_t *p, const enum source source, co
 {
     if (source == SOURCE_F32)
         return;
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nv; i += 2)
         _mm_prefetch((const char *)(p + i * LANES), _MM_HINT_T0);
 }
@@ -244,28 +239,28 @@ LANES_INLINE void score_tile(const float *q, int head_dim, const void *k, const 
                              const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int v = 0; v < nv; v++)
         sum[i][v] = v16_set1(0.0f);
     for (int d = 0; d < head_dim; d++) {
         v16 key[4];
         prefetch_lines(next + ((size_t)g * (size_t)head_dim + (size_t)d * nv) * LANES, source, nv);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int v = 0; v < nv; v++)
             key[v] = load_source(k, ((size_t)(g + v) * (size_t)head_dim + (size_t)d) * LANES, source);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(q[(size_t)i * (size_t)head_dim + (size_t)d]);
-            LANES_UNROLL
+            KERNELS_UNROLL
             for (int v = 0; v < nv; v++)
                 sum[i][v] = v16_fma(key[v], x, sum[i][v]);
         }
     }
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int v = 0; v < nv; v++)
         v16_store(s + (size_t)i * KERNELS_SCORE_STRIDE + (g + v) * LANES, sum[i][v]);
 }
@@ -285,28 +280,28 @@ LANES_INLINE void value_tile(const float *p, const void *v, const uint16_t *next
                              float *acc, const enum source source, const int nq, const int nv)
 {
     v16 sum[8][4];
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int j = 0; j < nv; j++)
         sum[i][j] = v16_load(acc + (size_t)i * (size_t)dims + d + j * LANES);
     for (int t = 0; t < tokens; t++) {
         v16 value[4];
         prefetch_lines(next + (size_t)t * (size_t)dims + d, source, nv);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int j = 0; j < nv; j++)
             value[j] = load_source(v, (size_t)t * (size_t)dims + (size_t)(d + j * LANES), source);
-        LANES_UNROLL
+        KERNELS_UNROLL
         for (int i = 0; i < nq; i++) {
             v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
-            LANES_UNROLL
+            KERNELS_UNROLL
             for (int j = 0; j < nv; j++)
                 sum[i][j] = v16_fma(x, value[j], sum[i][j]);
         }
     }
-    LANES_UNROLL
+    KERNELS_UNROLL
     for (int i = 0; i < nq; i++)
-        LANES_UNROLL
+        KERNELS_UNROLL
     for (int j = 0; j < nv; j++)
         v16_store(acc + (size_t)i * (size_t)dims + d + j * LANES, sum[i][j]);
 }
@@ -470,6 +465,79 @@ static void finish(const float *acc, float l, int n, float *out)
         out[i] = acc[i] / l;
 }
 
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
+
+/* The lanes behind the row's end stand below every logit. */
+LANES_INLINE v16 logits_first(const float *x, size_t n, float behind)
+{
+    return v16_select(m16_range(0, (int)n), v16_load_first(x, (int)n), v16_set1(behind));
+}
+
+static float top(const float *x, size_t n, float *tops)
+{
+    v16 most = v16_set1(-INFINITY);
+    m16 bad = m16_range(0, 0);
+    for (size_t i = 0; i < n; tops++) {
+        v16 a, b = v16_set1(-INFINITY), block = b;
+        if (n - i >= KERNELS_TOP_BLOCK) {
+            for (size_t end = i + KERNELS_TOP_BLOCK; i < end; i += 2 * LANES) {
+                a = v16_load(x + i);
+                b = v16_load(x + i + LANES);
+                bad = m16_or(bad, v16_unordered(a, b));
+                block = v16_max(block, v16_max(a, b));
+            }
+        } else {
+            for (; i < n; i += LANES) {
+                a = n - i >= LANES ? v16_load(x + i) : logits_first(x + i, n - i, -INFINITY);
+                bad = m16_or(bad, v16_is_nan(a));
+                block = v16_max(block, a);
+            }
+        }
+        most = v16_max(most, block);
+        *tops = v16_tree_max(block);
+    }
+    return m16_bits(bad) ? NAN : v16_tree_max(most);
+}
+
+static size_t collect(const float *x, size_t n, const float *tops, float from, int32_t *ids)
+{
+    size_t count = 0;
+    const v16 least = v16_set1(from);
+    for (size_t first = 0; first < n; first += KERNELS_TOP_BLOCK) {
+        if (!(tops[first / KERNELS_TOP_BLOCK] >= from))
+            continue;
+        size_t end = n - first < KERNELS_TOP_BLOCK ? n : first + KERNELS_TOP_BLOCK;
+        for (size_t i = first; i < end; i += LANES) {
+            v16 a = end - i >= LANES ? v16_load(x + i) : v16_load_first(x + i, (int)(end - i));
+            uint32_t bits = m16_bits(v16_less_equal(least, a));
+            if (end - i < LANES)
+                bits &= (1u << (end - i)) - 1;
+            for (; bits; bits &= bits - 1)
+                ids[count++] = (int32_t)(i + (size_t)__builtin_ctz(bits));
+        }
+    }
+    return count;
+}
+
+LANES_INLINE v16 weight_lanes(v16 x, v16 max, v16 scale)
+{
+    v16 at = v16_mul(v16_sub(x, max), scale);
+    v16 t, p = exp_parts(at, &t);
+    return v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), v16_add_exponent(p, t));
+}
+
+static uint64_t mass(const float *x, size_t n, float max, float scale)
+{
+    const v16 m = v16_set1(max), s = v16_set1(scale);
+    v16_fixed sum = v16_fixed_zero();
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = v16_fixed_add(sum, weight_lanes(v16_load(x + i), m, s));
+    if (i < n)
+        sum = v16_fixed_add(sum, weight_lanes(logits_first(x + i, n - i, -INFINITY), m, s));
+    return v16_fixed_total(sum);
+}
+
 const struct kernels_rows_set LANES_SET = {
     .rms_norm = rms_norm,
     .rope = rope,
@@ -485,4 +553,7 @@ const struct kernels_rows_set LANES_SET = {
     .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
+    .top = top,
+    .collect = collect,
+    .mass = mass,
 };

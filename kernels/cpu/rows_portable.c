@@ -258,6 +258,48 @@ static void finish(const float *acc, float l, int n, float *out)
         out[i] = acc[i] / l;
 }
 
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
+
+static float top(const float *x, size_t n, float *tops)
+{
+    float most = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        float *block = &tops[i / KERNELS_TOP_BLOCK];
+        if (x[i] != x[i])
+            return x[i];
+        if (i % KERNELS_TOP_BLOCK == 0 || x[i] > *block)
+            *block = x[i];
+        most = x[i] > most ? x[i] : most;
+    }
+    return most;
+}
+
+static size_t collect(const float *x, size_t n, const float *tops, float from, int32_t *ids)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (tops[i / KERNELS_TOP_BLOCK] >= from && x[i] >= from)
+            ids[count++] = (int32_t)i;
+    return count;
+}
+
+static uint64_t double_bits(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static uint64_t mass(const float *x, size_t n, float max, float scale)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double shifted = (double)exp_one((x[i] - max) * scale) + KERNELS_WEIGHT_SHIFT;
+        sum += double_bits(shifted) - double_bits(KERNELS_WEIGHT_SHIFT);
+    }
+    return sum;
+}
+
 const struct kernels_rows_set kernels_rows_portable = {
     .rms_norm = rms_norm,
     .rope = rope,
@@ -273,4 +315,7 @@ const struct kernels_rows_set kernels_rows_portable = {
     .values_kv = values_kv,
     .merge = merge,
     .finish = finish,
+    .top = top,
+    .collect = collect,
+    .mass = mass,
 };

@@ -12,9 +12,9 @@ RACES_FLAGS := -fsanitize=thread -fno-ipa-sra
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 CUDA_HOST_TESTS := $(patsubst %.cc,$(BUILD)/%,$(wildcard tests/cuda_host/*_test.cc))
 RACES_TESTS := $(patsubst $(BUILD)/%,$(BUILD)/races/%,$(CUDA_HOST_TESTS))
-CUDA_HOST_OBJ := $(patsubst %.cc,$(BUILD)/obj/%.o,$(filter-out %_test.cc %/races.cc %/support.cc,$(wildcard tests/cuda_host/*.cc)))
+CUDA_HOST_OBJ := $(patsubst %.cc,$(BUILD)/obj/%.o,$(filter-out %_test.cc %/races.cc %/support.cc %/twins.cc,$(wildcard tests/cuda_host/*.cc)))
 # What only the tests link: theirs, and what they share with tests of the CPU backend.
-CUDA_HOST_SUPPORT := $(BUILD)/obj/tests/cuda_host/support.o $(BUILD)/obj/tests/kernels/quant.o
+CUDA_HOST_SUPPORT := $(BUILD)/obj/tests/cuda_host/support.o $(BUILD)/obj/tests/cuda_host/twins.o $(BUILD)/obj/tests/kernels/quant.o
 TESTS += $(CUDA_HOST_TESTS)
 
 # The matrix instructions' twins are a thousand multiplications a call.

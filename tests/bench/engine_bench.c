@@ -4,8 +4,10 @@
  *
  * Loads the model, prints one JSON line about it, and then answers each line "run PROMPT DECODE HISTORY ACTIVE" on
  * standard input with one JSON line of times, so that bench.py can let it and the peer take turns in one run: PROMPT
- * tokens are prefilled behind HISTORY ones, and then ACTIVE sequences decode DECODE tokens each, together. "read"
- * measures the plain read bandwidth.
+ * tokens are prefilled behind HISTORY ones, and then ACTIVE sequences decode DECODE tokens each, together. Every step
+ * of decoding ends with picking the tokens, by the default settings, or the likeliest ones where "greedy" follows the
+ * numbers; the next step takes given tokens all the same, so that runs can be compared. "read" measures the plain read
+ * bandwidth.
  */
 #include "engine/engine.h"
 #include "kernels/kernels.h"
@@ -82,7 +84,8 @@ static double read_bandwidth(int threads)
 
 #define ACTIVE_MAX 16
 
-static void step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, const engine_token *tokens, int n)
+static const float *step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, const engine_token *tokens,
+                         int n)
 {
     struct engine_step_item items[ACTIVE_MAX];
     const float *logits;
@@ -96,6 +99,23 @@ static void step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, c
         fprintf(stderr, "a step failed: %s\n", strerror(-rc));
         exit(1);
     }
+    return logits;
+}
+
+static void sample(struct engine *e, struct engine_seq *const *seqs, int n, const struct engine_sampling *settings,
+                   const float *logits)
+{
+    struct engine_sample samples[ACTIVE_MAX];
+    for (int i = 0; i < n; i++)
+        samples[i] = (struct engine_sample){.settings = settings,
+                                            .logits = logits + (size_t)i * (size_t)engine_info(e)->n_vocab,
+                                            .context = engine_seq_tokens(seqs[i]),
+                                            .position = engine_seq_length(seqs[i])};
+    int rc = engine_sample(e, samples, n);
+    if (rc || samples[0].result) {
+        fprintf(stderr, "sampling failed: %s\n", strerror(-(rc ? rc : samples[0].result)));
+        exit(1);
+    }
 }
 
 static void prefill(struct engine *e, struct engine_seq *seq, const engine_token *tokens, int n)
@@ -106,8 +126,11 @@ static void prefill(struct engine *e, struct engine_seq *seq, const engine_token
 }
 
 /* The history is prefilled once and kept for the next call with the same one. */
-static void run(struct engine *e, int n_prompt, int n_decode, int n_history, int n_active)
+static void run(struct engine *e, int n_prompt, int n_decode, int n_history, int n_active, bool greedy)
 {
+    struct engine_sampling settings = ENGINE_SAMPLING_DEFAULT;
+    if (greedy)
+        settings.temperature = 0;
     static struct engine_seq *history;
     int n = n_history + n_prompt + n_decode;
     engine_token *tokens = malloc((size_t)n * sizeof *tokens);
@@ -132,7 +155,7 @@ static void run(struct engine *e, int n_prompt, int n_decode, int n_history, int
         seqs[i] = engine_seq_fork(seqs[0], engine_seq_length(seqs[0]));
     double forked = now_ms();
     for (int i = 0; i < n_decode; i++)
-        step(e, seqs, n_active, tokens + n_history + n_prompt + i, 1);
+        sample(e, seqs, n_active, &settings, step(e, seqs, n_active, tokens + n_history + n_prompt + i, 1));
     double decoded = now_ms();
     printf("{\"prompt\": %d, \"prefill_ms\": %.3f, \"decode\": %d, \"decode_ms\": %.3f}\n", n_prompt, prefilled - start,
            n_decode * n_active, decoded - forked);
@@ -171,7 +194,7 @@ int main(int argc, char **argv)
     while (fgets(line, sizeof line, stdin)) {
         if (sscanf(line, "run %d %d %d %d", &n_prompt, &n_decode, &n_history, &n_active) == 4 && n_prompt > 0 &&
             n_decode >= 0 && n_history >= 0 && n_active > 0 && n_active <= ACTIVE_MAX) {
-            run(e, n_prompt, n_decode, n_history, n_active);
+            run(e, n_prompt, n_decode, n_history, n_active, strstr(line, "greedy") != NULL);
         } else if (!strncmp(line, "read", 4)) {
             printf("{\"read_bytes_per_s\": %.0f}\n", read_bandwidth(opts.threads));
             fflush(stdout);

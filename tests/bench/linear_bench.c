@@ -3,8 +3,9 @@
  *   build/bench/linear_bench [threads [set ...]]
  *
  * One token: weights are read once, so the figure is GB/s of weight bytes, beside the rate of a plain read of the same
- * memory by the same workers. Each pass uses other weights out of a gigabyte, so that no cache helps, and passes of
- * reading and multiplying alternate; both are medians. Many tokens: 10^9 multiply-adds a second, weights in cache.
+ * memory by the same workers. Few tokens: how many times the tokens per second of one. Each pass goes over all of half
+ * a gigabyte of weights, so that no cache helps, and passes of one token, of few and of reading alternate; figures are
+ * medians, of ratios too. Many tokens: 10^9 multiply-adds a second, weights in cache.
  */
 #include "kernels/kernels.h"
 
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#define POOL_BYTES ((size_t)1 << 30)
+#define POOL_BYTES ((size_t)1 << 29)
 #define PASSES     7
 #define MAX_COLS   8960
 #define MAX_ROWS   151936
@@ -108,30 +109,40 @@ static size_t job_set(const struct bench *b, const struct shape *s, size_t at, s
     return at;
 }
 
-/* One pass over all the weights of the pool. */
+/* One pass over all the weights of the pool, in seconds. */
+static double pass(const struct bench *b, const struct shape *s, int n, size_t bytes)
+{
+    struct kernels_matrix w[3];
+    struct kernels_linear jobs[3];
+    double start = now();
+    for (size_t i = 0; i < POOL_BYTES / bytes; i++) {
+        job_set(b, s, i * bytes, w, jobs);
+        kernels_ops(b->k)->linear(b->k, b->x, n, s->cols, jobs, s->n_jobs);
+    }
+    return now() - start;
+}
+
 static void decode(const struct bench *b, const struct shape *s)
 {
     struct kernels_matrix w[3];
     struct kernels_linear jobs[3];
-    const struct kernels_ops *ops = kernels_ops(b->k);
-    size_t bytes = job_set(b, s, 0, w, jobs), sets = POOL_BYTES / bytes, used = sets * bytes;
-    double rate[PASSES], plain[PASSES], ratio[PASSES];
+    size_t bytes = job_set(b, s, 0, w, jobs), used = POOL_BYTES / bytes * bytes;
+    double rate[PASSES], plain[PASSES], share[PASSES], more[3][PASSES];
     for (int p = 0; p < PASSES; p++) {
+        double one = pass(b, s, 1, bytes);
+        for (int i = 0; i < 3; i++)
+            more[i][p] = one * (2 << i) / pass(b, s, 2 << i, bytes);
         double start = now();
-        for (size_t i = 0; i < sets; i++) {
-            job_set(b, s, i * bytes, w, jobs);
-            ops->linear(b->k, b->x, 1, s->cols, jobs, s->n_jobs);
-        }
-        double middle = now();
         struct read_job read = {b->weights, b->sums};
         kernels_parallel(b->k, (int)(used / READ_BYTES), read_item, &read);
-        double end = now();
-        rate[p] = (double)used / (middle - start) * 1e-9;
-        plain[p] = (double)used / (end - middle) * 1e-9;
-        ratio[p] = rate[p] / plain[p];
+        double reading = now() - start;
+        rate[p] = (double)used / one * 1e-9;
+        plain[p] = (double)used / reading * 1e-9;
+        share[p] = reading / one;
     }
-    printf("%-13s %-5s %6.2f %6.2f %5.0f%%", s->name, kernels_type_info(s->type)->name, median(rate, PASSES),
-           median(plain, PASSES), 100 * median(ratio, PASSES));
+    printf("%-13s %-5s %6.2f %6.2f %5.0f%% %5.2f %5.2f %5.2f", s->name, kernels_type_info(s->type)->name,
+           median(rate, PASSES), median(plain, PASSES), 100 * median(share, PASSES), median(more[0], PASSES),
+           median(more[1], PASSES), median(more[2], PASSES));
 }
 
 static double prefill(const struct bench *b, const struct shape *s, int n)
@@ -168,18 +179,14 @@ static int run_set(struct bench *b, const char *set, int threads)
         kernels_close(b->k);
         return -1;
     }
-    printf("\n%s, %d workers\n%-19s %6s %6s %6s %9s\n%-19s %6s %6s %6s %6s %6s %6s\n", set, kernels_threads(b->k), "",
-           "n=1", "read", "of it", "GMAC/s", "", "GB/s", "GB/s", "", "n=8", "64", "512");
-    bool portable = !strcmp(set, "cpu-portable");
+    printf("\n%s, %d workers\n%-19s %6s %6s %6s %17s %6s\n%-19s %6s %6s %6s %5s %5s %5s %6s %6s\n", set,
+           kernels_threads(b->k), "", "n=1", "read", "of it", "tokens/s, x n=1", "GMAC/s", "", "GB/s", "GB/s", "",
+           "n=2", "4", "8", "n=64", "512");
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         decode(b, &shapes[i]);
-        if (shapes[i].rows[0] == MAX_ROWS)
-            printf(" %6.1f\n", prefill(b, &shapes[i], 8));
-        else if (portable)
-            printf(" %6.1f\n", prefill(b, &shapes[i], 8));
-        else
-            printf(" %6.1f %6.1f %6.1f\n", prefill(b, &shapes[i], 8), prefill(b, &shapes[i], 64),
-                   prefill(b, &shapes[i], 512));
+        if (shapes[i].rows[0] < MAX_ROWS && strcmp(set, "cpu-portable") != 0)
+            printf(" %6.1f %6.1f", prefill(b, &shapes[i], 64), prefill(b, &shapes[i], 512));
+        printf("\n");
         fflush(stdout);
     }
     kernels_close(b->k);
@@ -188,7 +195,7 @@ static int run_set(struct bench *b, const char *set, int threads)
 
 int main(int argc, char **argv)
 {
-    static char *all[] = {"cpu-avx512", "cpu-avx2"};
+    static char *all[] = {"cpu-avx512", "cpu-avxvnni", "cpu-avx2"};
     struct bench b = {0};
     size_t y_bytes = sizeof(float) * 512 * 2 * 8960;
     struct kernels *k;
@@ -208,7 +215,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < (size_t)512 * MAX_COLS; i++)
         b.x[i] = (float)((r = r * 1664525u + 1013904223u) >> 8) * 0x1p-23f - 1.0f;
     int threads = argc > 1 ? atoi(argv[1]) : 0, rc = 0;
-    for (int i = 0; i < (argc > 2 ? argc - 2 : 2); i++)
+    for (int i = 0; i < (argc > 2 ? argc - 2 : 3); i++)
         rc |= run_set(&b, argc > 2 ? argv[i + 2] : all[i], threads);
     ops->release(k, b.weights, POOL_BYTES + READ_BYTES);
     ops->release(k, b.x, sizeof(float) * 512 * MAX_COLS);

@@ -197,11 +197,38 @@ class Pipes(Case):
         self.assertEqual(json.loads(self.convo("status", "--json").stdout)["model"], "double")
 
     def test_chat_from_a_pipe(self):
-        r = self.convo(stdin='say one\n\n/nonsense\nsay two\\\nlines\n"""say\nblock"""\n//tmp is a folder\nsay last')
+        r = self.convo(stdin='/receipt off\nsay one\n\n/nonsense\nsay two\\\nlines\n"""say\nblock"""\n//tmp is a folder\nsay last')
         self.assertEqual(r.stdout, "one\ntwo\nlines\nyou said: say\nblock\nyou said: /tmp is a folder\nlast\n")
         self.assertEqual(r.returncode, 2)
         self.assertEqual(len({b["conversation"] for b in self.sent()}), 1)
         self.assertEqual(self.double.events.count("socket"), 1)
+
+    def test_a_pipe_is_one_message(self):
+        for command in ([], ["chat"]):
+            r = self.convo(*command, stdin="say one\n/tmp is no command\n\nthe end\n\n")
+            self.assertEqual((r.returncode, r.stdout), (0, "one\n/tmp is no command\n\nthe end\n"))
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say one\n/tmp is no command\n\nthe end"] * 2)
+        self.assertEqual(self.convo(stdin="").returncode, 0)
+
+    def test_what_is_piped_in_follows_the_question(self):
+        self.convo("ask", "look at this:", stdin="one\ntwo\n")
+        with tempfile.TemporaryFile("w+") as f:
+            f.write("three\n")
+            f.seek(0)
+            subprocess.run([CONVO, "--url", self.double.url, "ask", "and this:"], stdin=f, env=environment(), timeout=LIMIT)
+        subprocess.run([CONVO, "--url", self.double.url, "ask", "alone"], stdin=subprocess.DEVNULL, env=environment(), timeout=LIMIT)
+        self.convo("ask", "-", "behind", stdin="before\n")
+        self.convo("ask", "nothing", stdin="")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()],
+                         ["look at this:\n\none\ntwo", "and this:\n\nthree", "alone", "before behind", "nothing"])
+
+    def test_a_value_out_of_range_is_named(self):
+        for option, value, allowed in (("--top-p", "200", "from 0 to 1,"), ("--temperature", "hot", "from 0 to 10,"),
+                                       ("--max-tokens", "-3", "from 1 to "), ("--seed", "x", "from 0 to ")):
+            r = self.convo("ask", option, value, "hi")
+            self.assertEqual(r.returncode, 2)
+            self.assertIn(f"{option} must be", r.stderr)
+            self.assertIn(allowed, r.stderr)
 
     def test_a_broken_connection_is_mended(self):
         for said in ("drop", "drop ended"):
@@ -225,7 +252,7 @@ class Pipes(Case):
                                     (["chat"], "this message")):
                 r = self.convo(*arguments, stdin=said)
                 self.assertEqual((r.returncode, r.stdout, r.stderr), (1, "", f"convo: {name} {told}"))
-        r = self.convo("chat", stdin="\0\n'''one\ntw\udce4\n'''\nsay on\n".replace("'", '"'))
+        r = self.convo("chat", stdin="/receipt off\n\0\n'''one\ntw\udce4\n'''\nsay on\n".replace("'", '"'))
         self.assertEqual((r.returncode, r.stdout), (1, "on\n"))
         self.assertIn("this message is not UTF-8: byte 0xe4 at offset 6", r.stderr)
         self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say on"])
@@ -370,6 +397,48 @@ class OnATerminal(Case):
         t.prompt()
         t.type("\x03")
         t.leave()
+
+    def test_interrupt_drops_the_whole_message(self):
+        t = self.terminal()
+        for begin in ("secret\\\r", '"""\rsecret\r', "\x1b[200~secret\rand more\x1b[201~"):
+            for end in ("", "half a line"):
+                t.prompt()
+                t.type(begin)
+                t.expect(r"(?s)secret.*(\. |more)")
+                t.type(end)
+                t.expect(end)
+                t.type("\x03")
+        t.prompt()
+        t.type("say x\r")
+        t.expect("to first token")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say x"])
+
+    def test_what_is_typed_during_an_answer_waits_for_the_prompt(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("wait\r")
+        t.expect("the first half")
+        self.assertEqual(t.modes(), 0)
+        t.type("say QXQ")
+        self.double.go_on.set()
+        t.expect("and the second")
+        self.assertEqual(t.expect(r"(?s)^.*?> (\x1b\[K)?").count("Q"), 0)
+        t.expect("say QXQ")
+        t.type("\r")
+        t.expect("to first token")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["wait", "say QXQ"])
+
+    def test_an_end_during_an_answer_leaves_the_terminal_as_it_was(self):
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            t = self.terminal()
+            t.prompt()
+            before = termios.ICANON | termios.ECHO
+            t.type("slow\r")
+            t.expect("more more")
+            self.assertEqual(t.modes(), 0)
+            os.kill(t.pid, number)
+            self.assertEqual(t.leave(), -number)
+            self.assertEqual(t.modes(), before)
 
     def test_interrupt_drops_a_line(self):
         t = self.terminal()

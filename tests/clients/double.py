@@ -9,6 +9,7 @@ What it answers depends on what the user says:
     vanish          half of an answer, then the socket closes; the response is not found
     early           the socket closes before the turn is confirmed
     close CODE      so does it, with that code
+    wait            half of an answer, and the rest when the test sets `go_on`
     long            an answer cut at max_output_tokens
     progress        progress events, then an answer
     again           the number of times that this message was asked
@@ -287,6 +288,11 @@ class Turn:
             stopped = self.cancelled.wait(self.double.warm_up)
             self.double.warming.discard(self.body["conversation"])
             self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
+        elif word == "wait":
+            self.say("the first half")
+            self.double.go_on.wait(30)
+            self.say("and the second")
+            self.end("response.completed", "completed")
         elif word in ("slow", "think"):
             if word == "think":
                 self.double.note("thinking")
@@ -323,6 +329,7 @@ class Turn:
 
 class Double:
     def __init__(self, token=None, loading=0, refusal=None, upgrades=True, warm_up=0.2):
+        self.go_on = threading.Event()
         self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
         self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
         self.conversations, self.items, self.responses = {}, {}, {}

@@ -9,15 +9,15 @@
 #include "tests/daemon/harness.h"
 
 static int load(struct daemon_config *c, const char *const *flags, const char *config_home,
-                enum daemon_config_action *action, char *err, size_t err_size)
+                enum daemon_config_action *action, struct daemon_faults *faults)
 {
+    *faults = (struct daemon_faults){0};
     char *argv[32] = {"convod"};
     int argc = 1;
     for (; *flags; flags++) {
         argv[argc++] = (char *)*flags;
     }
-    err[0] = '\0';
-    return daemon_config_load(c, argc, argv, "/home/u", config_home, NULL, NULL, action, err, err_size);
+    return daemon_config_load(c, argc, argv, "/home/u", config_home, NULL, NULL, action, faults);
 }
 
 static void flags_and_defaults(void **state)
@@ -25,13 +25,13 @@ static void flags_and_defaults(void **state)
     (void)state;
     struct daemon_config c;
     enum daemon_config_action action;
-    char err[256];
+    struct daemon_faults faults;
     const char *flags[] = {"--model",        "m.gguf",
                            "--kv-bytes=2G",  "--ctx",
                            "4096",           "--allow-origin",
                            "https://a",      "--allow-origin=https://b",
                            "--check-config", NULL};
-    assert_int_equal(load(&c, flags, "/nonexistent", &action, err, sizeof(err)), 0);
+    assert_int_equal(load(&c, flags, "/nonexistent", &action, &faults), 0);
     assert_int_equal(action, DAEMON_CHECK);
     assert_string_equal(c.model, "m.gguf");
     assert_string_equal(c.listen, "127.0.0.1:8642");
@@ -61,26 +61,44 @@ static void refused_flags(void **state)
         {"--model", "m", "--kv-type", "q8_0", NULL},
         {"--model", "m", "--chat-format", "alpaca", NULL},
         {"--model", "m", "--log-level", "loud", NULL},
+        {"--model", "m", "--request-bytes", "1", NULL},
+        {"--model", "m", "--allow-host", "http://box.lan/", NULL},
+        {"--model", "m", "--allow-host", "two words", NULL},
+        {"--model", "m", "--allow-host", "box.lan:80", NULL},
+        {"--model", "m", "--allow-host", "", NULL},
+        {"--model", "m", "--allow-origin", "box.lan:80", NULL},
+        {"--model", "m", "--allow-origin", "https://a b", NULL},
+        {"--model", "m", "--allow-origin", "https://a/", NULL},
+        {"--model", "m", "--allow-origin", "https://a:0", NULL},
+        {"--model", "m", "--allow-origin", "https://a:65536", NULL},
+        {"--model", "m", "--allow-origin", "https://", NULL},
+        {"--model", "m", "--allow-origin", "https://:80", NULL},
+        {"--model", "m", "--allow-origin", "https://[::1", NULL},
+        {"--model", "m", "--allow-origin", "https://::1", NULL},
+        {"--model", "m", "--allow-origin", "https://[box]", NULL},
+        {"--model", "m", "--allow-origin", "://a", NULL},
         {"--model", "m", "--nonsense", "1", NULL},
         {"--model", "m", "stray", NULL},
         {"--model", NULL},
+        {"--model", "", NULL},
         {"--data", "d", NULL},
         {"--model", "m", "--config", "/nonexistent/convod.conf", NULL},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct daemon_config c;
         enum daemon_config_action action;
-        char err[256];
-        if (load(&c, cases[i], "/nonexistent", &action, err, sizeof(err)) == 0 || !err[0]) {
-            fail_msg("case %zu was accepted, or has no message", i);
+        struct daemon_faults faults;
+        if (load(&c, cases[i], "/nonexistent", &action, &faults) == 0 || faults.n != 1) {
+            fail_msg("case %zu was accepted, or has not one message", i);
         }
+        daemon_faults_free(&faults);
         daemon_config_free(&c);
     }
     struct daemon_config c;
     enum daemon_config_action action;
-    char err[256];
+    struct daemon_faults faults;
     const char *open_address[] = {"--model", "m", "--listen", "0.0.0.0:80", "--token-file", "t", NULL};
-    assert_int_equal(load(&c, open_address, "/nonexistent", &action, err, sizeof(err)), 0);
+    assert_int_equal(load(&c, open_address, "/nonexistent", &action, &faults), 0);
     daemon_config_free(&c);
 }
 
@@ -98,39 +116,128 @@ static void files(void **state)
     fclose(f);
     struct daemon_config c;
     enum daemon_config_action action;
-    char err[256];
+    struct daemon_faults faults;
     const char *flags[] = {"--ctx", "200", NULL};
-    assert_int_equal(load(&c, flags, home, &action, err, sizeof(err)), 0);
+    assert_int_equal(load(&c, flags, home, &action, &faults), 0);
     assert_string_equal(c.model, "/m with space.gguf");
     assert_int_equal(c.ctx, 200); /* the flag wins */
     assert_int_equal(c.idle_seconds, 5);
     assert_string_equal(c.hosts[0], "box");
     daemon_config_free(&c);
     const char *explicit_file[] = {"--config", path, NULL};
-    assert_int_equal(load(&c, explicit_file, "/nonexistent", &action, err, sizeof(err)), 0);
+    assert_int_equal(load(&c, explicit_file, "/nonexistent", &action, &faults), 0);
     assert_int_equal(c.ctx, 100);
-    daemon_config_free(&c);
-    static const char *const bad[] = {"nonsense = 1\n", "model\n", "ctx = many\n", "= 3\n"};
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-        memset(&c, 0, sizeof(c));
-        assert_int_equal(daemon_config_parse(&c, bad[i], strlen(bad[i]), "file", err, sizeof(err)), -EINVAL);
-        assert_non_null(strstr(err, "file:1"));
-        daemon_config_free(&c);
-    }
-    memset(&c, 0, sizeof(c));
-    assert_int_equal(daemon_config_parse(&c, "ctx = 1\0", 8, "file", err, sizeof(err)), -EINVAL);
-    assert_int_equal(daemon_config_parse(&c, "ctx = 7", 7, "file", err, sizeof(err)), 0);
-    assert_int_equal(c.ctx, 7);
-    /* One origin past the limit. */
-    for (int i = 0; i <= DAEMON_ORIGINS_MAX; i++) {
-        int rc = daemon_config_parse(&c, "allow-origin = x", 16, "file", err, sizeof(err));
-        assert_int_equal(rc, i == DAEMON_ORIGINS_MAX ? -EINVAL : 0);
-    }
     daemon_config_free(&c);
     unlink(path);
     snprintf(path, sizeof(path), "%s/convod", home);
     rmdir(path);
     rmdir(home);
+}
+
+/* Parses a file's text; the faults are the caller's. */
+static struct daemon_faults parse(struct daemon_config *c, const char *text)
+{
+    struct daemon_faults faults = {0};
+    memset(c, 0, sizeof(*c));
+    int rc = daemon_config_parse(c, text, strlen(text), "file", &faults);
+    assert_int_equal(rc, faults.n ? -EINVAL : 0);
+    return faults;
+}
+
+/* Values as people write them: quotes, and comments behind them. */
+static void values(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *model;
+    } good[] = {
+        {"model = m.gguf # the small one", "m.gguf"},
+        {"model = m.gguf\t#the small one", "m.gguf"},
+        {"model = m#1.gguf", "m#1.gguf"},
+        {"model = \"a # b.gguf\"", "a # b.gguf"},
+        {"model = \" a \"  # with blanks", " a "},
+        {"model = 'it said \"x\"'", "it said \"x\""},
+        {"model = Ann's.gguf", "Ann's.gguf"},
+        {"model = \"Ann's.gguf\"#", "Ann's.gguf"},
+        {"model=m=n", "m=n"},
+        {"\xef\xbb\xbfmodel = m", "m"},
+        {"  model\t=\tm\r\n", "m"},
+    };
+    static const char *const bad[] = {
+        "model = \"m",   "model = \"m\" n", "model = \"m\"n", "model = a \"b\"", "model =",    "model = # none",
+        "model = \"\"",  "model",           "model: m",       "[convod]",        "= 3",        "model = a\x01",
+        "nonsense = 1",  "ctx = many",      "ctx = \"1",      "ctx = 1 2",       "ctx = 0x10", "ctx = -1",
+        "listen = here", "Model = m",
+    };
+    struct daemon_config c;
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        struct daemon_faults faults = parse(&c, good[i].line);
+        if (faults.n || strcmp(c.model, good[i].model) != 0) {
+            fail_msg("`%s`: %s", good[i].line, faults.n ? faults.lines[0] : c.model);
+        }
+        daemon_config_free(&c);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct daemon_faults faults = parse(&c, bad[i]);
+        if (faults.n != 1 || strncmp(faults.lines[0], "file:1: ", 8) != 0) {
+            fail_msg("`%s` was accepted, or has not one message with its line", bad[i]);
+        }
+        daemon_faults_free(&faults);
+        daemon_config_free(&c);
+    }
+    struct daemon_faults faults = {0};
+    memset(&c, 0, sizeof(c));
+    assert_int_equal(daemon_config_parse(&c, "ctx = 1\0", 8, "file", &faults), -EINVAL);
+    daemon_faults_free(&faults);
+    daemon_config_free(&c);
+}
+
+/* All faults are told, with line, key and what is allowed; a key counts once. */
+static void every_fault(void **state)
+{
+    (void)state;
+    struct daemon_config c;
+    struct daemon_faults faults = parse(&c, "threads = x\n# fine\nctx = 7\nlog-level = loud\nkv_type = f16\nctx = 8\n");
+    static const char *const told[] = {
+        "file:1: threads must be a number from 0 to 1024, not `x`",
+        "file:4: log-level must be error, warning, info or debug, not `loud`",
+        "file:5: unknown key `kv_type`; is `kv-type` meant?",
+        "file:6: ctx was set already, in line 3",
+    };
+    assert_int_equal(faults.n, sizeof(told) / sizeof(*told));
+    for (size_t i = 0; i < faults.n; i++) {
+        assert_string_equal(faults.lines[i], told[i]);
+    }
+    assert_int_equal(c.ctx, 7);
+    daemon_faults_free(&faults);
+    daemon_config_free(&c);
+    /* One origin past the limit, and more faults than are told. */
+    char text[8192] = "";
+    for (int i = 0; i <= DAEMON_ORIGINS_MAX; i++) {
+        strcat(text, "allow-origin = http://x\n");
+    }
+    faults = parse(&c, text);
+    assert_int_equal(faults.n, 1);
+    assert_int_equal(c.n_origins, DAEMON_ORIGINS_MAX);
+    daemon_faults_free(&faults);
+    daemon_config_free(&c);
+    text[0] = '\0';
+    for (int i = 0; i < DAEMON_FAULTS_MAX + 3; i++) {
+        strcat(text, "what\n");
+    }
+    faults = parse(&c, text);
+    assert_int_equal(faults.n, DAEMON_FAULTS_MAX);
+    assert_int_equal(faults.left_out, 3);
+    daemon_faults_free(&faults);
+    daemon_config_free(&c);
+    /* Flags and file together. */
+    enum daemon_config_action action;
+    const char *flags[] = {"--modl", "m", "--ctx", "x", "--listen", "192.0.2.1:80", "stray", "--data", NULL};
+    assert_int_equal(load(&c, flags, "/nonexistent", &action, &faults), -EINVAL);
+    assert_int_equal(faults.n, 6); /* m belongs to --modl */
+    assert_non_null(strstr(faults.lines[0], "is `--model` meant"));
+    daemon_faults_free(&faults);
+    daemon_config_free(&c);
 }
 
 static void sizes(void **state)
@@ -219,10 +326,11 @@ static void manual_pages(void **state)
 static void example_file(void **state)
 {
     (void)state;
-    char text[16384] = "", enabled[16384] = "", err[256];
+    char text[16384] = "", enabled[16384] = "";
     read_text("systemd/convod.conf.example", text, sizeof(text));
     struct daemon_config c = {0};
-    assert_int_equal(daemon_config_parse(&c, text, strlen(text), "convod.conf", err, sizeof(err)), 0);
+    struct daemon_faults faults = {0};
+    assert_int_equal(daemon_config_parse(&c, text, strlen(text), "convod.conf", &faults), 0);
     daemon_config_free(&c);
     /* Every "#key = value" line, taken as a setting. */
     char *save = NULL;
@@ -233,8 +341,8 @@ static void example_file(void **state)
         }
     }
     memset(&c, 0, sizeof(c));
-    if (daemon_config_parse(&c, enabled, strlen(enabled), "convod.conf", err, sizeof(err))) {
-        fail_msg("%s", err);
+    if (daemon_config_parse(&c, enabled, strlen(enabled), "convod.conf", &faults)) {
+        fail_msg("%s", faults.lines[0]);
     }
     char *help_text = daemon_config_help();
     for (const char *p = strstr(help_text, "\n  --"); p; p = strstr(p + 1, "\n  --")) {
@@ -260,6 +368,8 @@ int main(void)
         cmocka_unit_test(flags_and_defaults),
         cmocka_unit_test(refused_flags),
         cmocka_unit_test(files),
+        cmocka_unit_test(values),
+        cmocka_unit_test(every_fault),
         cmocka_unit_test(sizes),
         cmocka_unit_test(help),
         cmocka_unit_test(manual_pages),

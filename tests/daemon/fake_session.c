@@ -138,6 +138,18 @@ static const struct engine_info info = {
     .kv_token_bytes = 32,
 };
 
+int session_check(const struct session_opts *opts, char *err, size_t err_size)
+{
+    fake_lock();
+    bool fail = fake.fail_loading || strcmp(opts->engine.backend, "cuda") == 0;
+    fake_unlock();
+    if (fail) {
+        snprintf(err, err_size, "the double was told to fail");
+        return -EBADMSG;
+    }
+    return 0;
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     if (opts->engine.progress) {
@@ -450,8 +462,13 @@ static void run(struct turn *t)
         finish(t, "", NULL);
         return;
     }
-    if (strcmp(text, "wait") == 0 && !wait_release(t)) {
+    bool fails = strcmp(text, "fail late") == 0;
+    if ((fails || strcmp(text, "wait") == 0) && !wait_release(t)) {
         finish(t, "", stop_reason(t));
+        return;
+    }
+    if (fails) {
+        fail(t, SESSION_INTERNAL);
         return;
     }
     bool hold = strncmp(text, "hold ", 5) == 0;

@@ -50,9 +50,10 @@ struct harness *harness_start_loading(const char *const *flags)
     }
     char err[512] = "";
     enum daemon_config_action action;
-    int rc = daemon_config_load(&h->config, argc, argv, NULL, NULL, NULL, NULL, &action, err, sizeof(err));
+    struct daemon_faults faults = {0};
+    int rc = daemon_config_load(&h->config, argc, argv, NULL, NULL, NULL, NULL, &action, &faults);
     if (rc) {
-        fail_msg("configuration: %s", err);
+        fail_msg("configuration: %s", faults.lines[0]);
     }
     snprintf(h->log_path, sizeof(h->log_path), "/tmp/convod_log_XXXXXX");
     h->log_fd = mkstemp(h->log_path);

@@ -82,8 +82,9 @@ static void life(void **state)
     fake_reset();
     char *argv[] = {"convod", "--model", "m", "--data", "d", "--listen", "127.0.0.1:0", NULL};
     struct daemon_config config;
+    struct daemon_faults faults = {0};
     enum daemon_config_action action;
-    assert_int_equal(daemon_config_load(&config, 7, argv, NULL, NULL, NULL, NULL, &action, err, sizeof(err)), 0);
+    assert_int_equal(daemon_config_load(&config, 7, argv, NULL, NULL, NULL, NULL, &action, &faults), 0);
     struct daemon_log log = {.fd = -1, .level = LOG_ERR};
     struct server_opts opts = {.config = &config, .log = &log, .notify_socket = path, .watchdog_us = 100000};
     struct server *s;

@@ -89,11 +89,9 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"fail\"}", "server_error", "", 500},
     };
     struct harness *h = harness_start(NULL);
-    int fd = dial(h);
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         const struct refusal *c = &cases[i];
-        send_request(fd, "POST", "/v1/responses", NULL, c->body);
-        struct reply r = read_reply(fd);
+        struct reply r = call(h, "POST", "/v1/responses", NULL, c->body);
         if (r.status != c->status || strcmp(str(r.json, "error.code"), c->code) != 0 ||
             strcmp(str(r.json, "error.param"), c->param) != 0 || !*str(r.json, "error.message")) {
             fail_msg("%s: %d %s", c->body, r.status, r.body);
@@ -101,7 +99,6 @@ static void bodies_are_checked(void **state)
         /* The same over SSE, as long as nothing was sent. */
         reply_free(&r);
     }
-    close(fd);
     harness_stop(h);
 }
 
@@ -270,14 +267,11 @@ static void replayed_twice(void **state)
         snprintf(progress[i], sizeof(progress[i]), "%s", str(r.json, "id"));
         reply_free(&r);
     }
-    int fd = dial(h);
     for (int i = 0; i < RECENT_RUNS_MAX; i++) {
-        send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo x\"}");
-        r = read_reply(fd);
+        r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo x\"}");
         assert_int_equal(r.status, 200);
         reply_free(&r);
     }
-    close(fd);
     static const int after[] = {5, 3, 0};
     for (size_t i = 0; i < sizeof(after) / sizeof(*after); i++) {
         snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", id, after[i]);

@@ -174,17 +174,14 @@ static void stop_waits_for_workers(void **state)
 {
     (void)state;
     struct harness *h = harness_start(NULL);
-    int fd = dial(h), other = dial(h);
-    send_request(other, "GET", "/health", NULL, NULL);
-    struct reply r = read_reply(other);
-    reply_free(&r);
+    int fd = dial(h);
     send_request(fd, "POST", "/tokenize", NULL, "{\"content\":\"wait\"}");
     fake_wait_started(1);
     server_stop(h->server);
+    struct reply r = {0};
     do {
         reply_free(&r);
-        send_request(other, "GET", "/ready", NULL, NULL);
-        r = read_reply(other);
+        r = call(h, "GET", "/ready", NULL, NULL);
     } while (strcmp(str(r.json, "status"), "stopping") != 0);
     reply_free(&r);
     fake_release(1);
@@ -193,7 +190,6 @@ static void stop_waits_for_workers(void **state)
     assert_string_equal(r.body, "{\"tokens\":[119,97,105,116]}");
     reply_free(&r);
     close(fd);
-    close(other);
     assert_int_equal(harness_stop(h), 0);
 }
 
@@ -220,16 +216,33 @@ static void requests_share_a_budget(void **state)
     assert_int_equal(r.status, 503);
     assert_string_equal(str(r.json, "error.code"), "server_overloaded");
     reply_free(&r);
-    send_request(fd, "POST", "/v1/responses", NULL, "{\"input\":\"echo still here\"}");
-    r = read_reply(fd);
+    close(fd);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo still here\"}");
     assert_int_equal(r.status, 200);
     reply_free(&r);
-    close(fd);
     fd = ws_dial(h);
     ws_send_frame(fd, 1, true, large, strlen(large));
     assert_null(ws_read(fd, &code));
     assert_int_equal(code, 1013);
     close(fd);
+
+    /* Who holds most of what is unfinished gives way: others are served, and the next largest stay. */
+    int halves[3];
+    for (int i = 0; i < 3; i++) {
+        halves[i] = i ? ws_dial(h) : dial(h);
+        if (i) {
+            ws_send_frame(halves[i], 1, false, large, 30000);
+        } else {
+            send_text(halves[i], "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n");
+            send_bytes(halves[i], large, 40000);
+        }
+    }
+    r = read_reply(halves[0]);
+    assert_int_equal(r.status, 503);
+    reply_free(&r);
+    for (int i = 0; i < 3; i++) {
+        close(halves[i]);
+    }
 
     fd = ws_dial(h);
     int before = fake_turns_started();

@@ -82,6 +82,58 @@ static void bad_messages_close(void **state)
     harness_stop(h);
 }
 
+/* Without a mask, as the first frame and behind others; and frames of any size in the packet of the upgrade. */
+static void masks_and_early_frames(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char unmasked[] = "\x81\x02{}";
+    for (int before = 0; before < 3; before++) {
+        int fd = ws_dial(h), code;
+        for (int i = 0; i < before; i++) {
+            ws_send(fd, "{\"type\":\"none\"}");
+            assert_error(fd, "invalid_value", NULL);
+        }
+        send_bytes(fd, unmasked, 4);
+        assert_null(ws_read(fd, &code));
+        assert_int_equal(code, 1002);
+        close(fd);
+    }
+    static const size_t sizes[] = {20, 3000, 100000, 4000000};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        char *text = malloc(sizes[i] + 512);
+        assert_non_null(text);
+        int n = sprintf(text,
+                        "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n");
+        unsigned char head[14] = {0x81, 0xff};
+        for (int b = 0; b < 8; b++) {
+            head[2 + b] = (unsigned char)((uint64_t)sizes[i] >> (8 * (7 - b)));
+        }
+        if (sizes[i] < 126) {
+            head[1] = (unsigned char)(0x80 | sizes[i]);
+            memset(head + 2, 0, 4);
+        } else if (sizes[i] < 65536) {
+            head[1] = 0xfe;
+            memmove(head + 2, head + 8, 2);
+            memset(head + 4, 0, 4);
+        }
+        size_t head_len = sizes[i] < 126 ? 6 : sizes[i] < 65536 ? 8 : 14;
+        memcpy(text + n, head, head_len);
+        memset(text + n + head_len, ' ', sizes[i]);
+        memcpy(text + n + head_len, "{\"type\":\"none\"}", 15);
+        int fd = dial(h);
+        send_bytes(fd, text, (size_t)n + head_len + sizes[i]);
+        struct reply r = read_reply(fd);
+        assert_int_equal(r.status, 101);
+        reply_free(&r);
+        assert_error(fd, "invalid_value", NULL);
+        close(fd);
+        free(text);
+    }
+    harness_stop(h);
+}
+
 static void hostile_json_keeps_the_socket(void **state)
 {
     (void)state;
@@ -388,7 +440,7 @@ static void upgrade_is_checked(void **state)
     assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: other, convod\r\n", NULL), 101);
     assert_int_equal(ws_refused(h, "/v1/responses", "Sec-WebSocket-Protocol: convod\r\n", NULL), 101);
     assert_int_equal(ws_refused(h, "/v1/responses", "Content-Length: 5\r\n", NULL), 400);
-    assert_int_equal(ws_refused(h, "/v1/responses", "Transfer-Encoding: chunked\r\n", NULL), 400);
+    assert_int_equal(ws_refused(h, "/v1/responses", "Transfer-Encoding: chunked\r\n", NULL), 411);
     /* permessage-deflate is offered and not taken. */
     int fd = dial(h);
     send_text(fd, "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive, Upgrade\r\nUpgrade: "
@@ -490,6 +542,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fragments_are_joined),
         cmocka_unit_test(bad_messages_close),
+        cmocka_unit_test(masks_and_early_frames),
         cmocka_unit_test(hostile_json_keeps_the_socket),
         cmocka_unit_test(lanes),
         cmocka_unit_test(lane_limits),

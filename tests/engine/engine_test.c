@@ -12,6 +12,7 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <openssl/evp.h>
 #include <setjmp.h>
@@ -240,6 +241,91 @@ static void test_the_hash_is_the_files(void **state)
     tiny_model_remove(path);
 }
 
+static void cut_file(void *arg, double fraction, const char *what)
+{
+    (void)fraction;
+    (void)what;
+    assert_int_equal(truncate(arg, 4096), 0);
+}
+
+static void touch_file(void *arg, double fraction, const char *what)
+{
+    (void)fraction;
+    (void)what;
+    const struct timespec times[2] = {{1700000000, 0}, {1700000000, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, arg, times, 0), 0);
+}
+
+/* A file that is cut or written while it is loaded. */
+static void test_a_file_that_changes_while_it_is_loaded(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*change)(void *arg, double fraction, const char *what);
+        const char *part;
+    } CHANGES[] = {{cut_file, "it was cut"}, {touch_file, "changed while it was read"}};
+    for (size_t i = 0; i < 2; i++) {
+        const struct tiny_model m = tiny_model_of(TINY_QWEN3);
+        char *path = tiny_model_save(&m);
+        expect_refusal(&(struct engine_opts){.model_path = path,
+                                             .threads = 1,
+                                             .kv_bytes = 1 << 20,
+                                             .progress = CHANGES[i].change,
+                                             .progress_arg = path},
+                       -EBADMSG, CHANGES[i].part);
+        tiny_model_remove(path);
+    }
+}
+
+/* A model in three parts: the same logits, and the hash of all of them one behind the other. */
+static void test_a_model_in_parts(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/convod-parts-XXXXXX", path[128], command[64];
+    uint8_t *bytes = malloc(1 << 24), wanted[32];
+    size_t n = 0;
+    struct tiny_model m = tiny_model_of(TINY_QWEN3MOE);
+    struct fixture whole = fixture_open(m, (struct fixture_opts){0});
+    assert_non_null(bytes);
+    assert_non_null(mkdtemp(folder));
+    m.omit = "token_embd.weight";
+    m.also = "output.weight";
+    for (uint32_t part = 0; part < 3; part++) {
+        struct gguf_writer *w = gguf_writer_new();
+        gguf_writer_u32(w, "split.no", part);
+        gguf_writer_u32(w, "split.count", 3);
+        struct tiny_tensor t[TINY_MAX_TENSORS];
+        gguf_writer_u32(w, "split.tensors.count", (uint32_t)(m.n_layers * tiny_model_layer(&m, 0, t) + 3));
+        if (part == 0)
+            tiny_model_write(&m, w);
+        else
+            tiny_model_tensor(&m, w, part == 1 ? m.also : m.omit, m.type, m.n_vocab, m.n_embd, 0);
+        snprintf(path, sizeof path, "%s/m-%05u-of-00003.gguf", folder, part + 1);
+        assert_int_equal(gguf_writer_save(w, path), 0);
+        gguf_writer_free(w);
+        FILE *f = fopen(path, "re");
+        assert_non_null(f);
+        n += fread(bytes + n, 1, ((size_t)1 << 24) - n, f);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(EVP_Digest(bytes, n, wanted, NULL, EVP_sha256(), NULL), 1);
+    snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", folder);
+    struct engine *e = fixture_engine(path, (struct fixture_opts){0});
+    assert_memory_equal(engine_info(e)->model_sha256, wanted, 32);
+    assert_int_equal(engine_info(e)->file_bytes, n);
+    engine_token tokens[100];
+    tiny_model_tokens(&m, 5, 100, tokens);
+    struct fixture_truth one = fixture_truth_of(whole.e, tokens, 100), parts = fixture_truth_of(e, tokens, 100);
+    fixture_same_logits(&one, parts.logits, 0, 100, "in parts");
+    fixture_truth_free(&one);
+    fixture_truth_free(&parts);
+    engine_close(e);
+    fixture_close(&whole);
+    free(bytes);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
 /* A file may be cut once it is loaded: texts, templates and names were kept, and tokens come out as before. */
 static void test_the_file_is_not_read_again(void **state)
 {
@@ -441,6 +527,8 @@ int main(void)
         cmocka_unit_test(test_a_model_that_does_not_fit_into_memory),
         cmocka_unit_test(test_kv_pages_that_do_not_fit_into_memory),
         cmocka_unit_test(test_the_hash_is_the_files),
+        cmocka_unit_test(test_a_file_that_changes_while_it_is_loaded),
+        cmocka_unit_test(test_a_model_in_parts),
         cmocka_unit_test(test_the_file_is_not_read_again),
         cmocka_unit_test(test_vocabulary_and_embedding),
         cmocka_unit_test(test_a_model_without_a_template),

@@ -482,22 +482,37 @@ static void test_tensors(void **state)
     expect_refused(w, -EBADMSG, "share bytes");
 }
 
+/* By its name, with the nearest that can be read. */
 static void test_unreadable_type_is_named(void **state)
 {
     (void)state;
-    struct gguf_writer *w = gguf_writer_new();
-    void *file;
-    struct gguf *g;
-    gguf_writer_tensor_raw(w, "blk.0.ffn_down.weight", 17, 1, (uint64_t[]){256}, NULL, 74, 0);
-    assert_int_equal(open_written(w, &file, &g), 0);
-    const struct gguf_tensor *t = NULL;
-    assert_int_equal(gguf_tensor_get(g, "blk.0.ffn_down.weight", GGUF_REQUIRED, &t, err, sizeof err), -ENOTSUP);
-    assert_string_equal(err, "test.gguf: tensor blk.0.ffn_down.weight has type IQ2_XS, which convod cannot read; use a "
-                             "Q4_K_M, Q5_K_M, Q6_K or Q8_0 file");
-    assert_null(t);
-    assert_int_equal(gguf_tensor_find(g, "blk.0.ffn_down.weight")->bytes, 74);
-    gguf_close(g);
-    free(file);
+    static const struct {
+        uint32_t type;
+        size_t bytes;
+        const char *name, *nearest;
+    } TYPES[] = {{17, 74, "IQ2_XS", "Q2_K"}, {19, 50, "IQ1_S", "Q2_K"}, {21, 110, "IQ3_S", "Q3_K_M"},
+                 {15, 292, "Q8_K", "Q8_0"},  {9, 288, "Q8_1", "Q8_0"},  {28, 2048, "F64", "BF16"}};
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++) {
+        struct gguf_writer *w = gguf_writer_new();
+        void *file;
+        struct gguf *g;
+        char wanted[256];
+        gguf_writer_tensor_raw(w, "blk.0.ffn_down.weight", TYPES[i].type, 1, (uint64_t[]){256}, NULL, TYPES[i].bytes,
+                               0);
+        assert_int_equal(open_written(w, &file, &g), 0);
+        const struct gguf_tensor *t = NULL;
+        assert_int_equal(gguf_tensor_get(g, "blk.0.ffn_down.weight", GGUF_REQUIRED, &t, err, sizeof err), -ENOTSUP);
+        snprintf(
+            wanted, sizeof wanted,
+            "test.gguf: tensor blk.0.ffn_down.weight has type %s, which convod cannot read; the nearest that it can "
+            "is a %s file",
+            TYPES[i].name, TYPES[i].nearest);
+        assert_string_equal(err, wanted);
+        assert_null(t);
+        assert_int_equal(gguf_tensor_find(g, "blk.0.ffn_down.weight")->bytes, TYPES[i].bytes);
+        gguf_close(g);
+        free(file);
+    }
 }
 
 static void test_real_model(void **state)

@@ -216,9 +216,10 @@ void gguf_writer_tensor(struct gguf_writer *w, const char *name, enum kernels_ty
                         const uint64_t *dims, const void *data, size_t bytes)
 {
     static const uint8_t NUMBERS[KERNELS_TYPE_COUNT] = {
-        [KERNELS_F32] = 0,   [KERNELS_F16] = 1,   [KERNELS_BF16] = 30, [KERNELS_Q8_0] = 8,
-        [KERNELS_Q4_0] = 2,  [KERNELS_Q4_1] = 3,  [KERNELS_Q5_0] = 6,  [KERNELS_Q5_1] = 7,
-        [KERNELS_Q4_K] = 12, [KERNELS_Q5_K] = 13, [KERNELS_Q6_K] = 14,
+        [KERNELS_F32] = 0,   [KERNELS_F16] = 1,     [KERNELS_BF16] = 30,   [KERNELS_Q8_0] = 8,
+        [KERNELS_Q4_0] = 2,  [KERNELS_Q4_1] = 3,    [KERNELS_Q5_0] = 6,    [KERNELS_Q5_1] = 7,
+        [KERNELS_Q4_K] = 12, [KERNELS_Q5_K] = 13,   [KERNELS_Q6_K] = 14,   [KERNELS_Q2_K] = 10,
+        [KERNELS_Q3_K] = 11, [KERNELS_IQ4_NL] = 20, [KERNELS_IQ4_XS] = 23, [KERNELS_MXFP4] = 39,
     };
     gguf_writer_tensor_raw(w, name, NUMBERS[type], n_dims, dims, data, bytes, 0);
 }

@@ -4,6 +4,7 @@
 #include "engine/file/file.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,47 @@ struct reference {
     struct layer *layers;
     struct matrix embed, output, output_norm;
 };
+
+/* A layer's matrices, by the names that files have for them. */
+#define AT(member) offsetof(struct layer, member)
+static const struct {
+    size_t at;
+    const char *name;
+} TENSORS[] = {
+    {AT(q), "attn_q.weight"},
+    {AT(k), "attn_k.weight"},
+    {AT(v), "attn_v.weight"},
+    {AT(o), "attn_output.weight"},
+    {AT(gate), "ffn_gate.weight"},
+    {AT(up), "ffn_up.weight"},
+    {AT(down), "ffn_down.weight"},
+    {AT(router), "ffn_gate_inp.weight"},
+    {AT(gates), "ffn_gate_exps.weight"},
+    {AT(ups), "ffn_up_exps.weight"},
+    {AT(downs), "ffn_down_exps.weight"},
+    {AT(o_bias), "attn_output.bias"},
+    {AT(sinks), "attn_sinks.weight"},
+    {AT(router_bias), "ffn_gate_inp.bias"},
+    {AT(gates_bias), "ffn_gate_exps.bias"},
+    {AT(ups_bias), "ffn_up_exps.bias"},
+    {AT(downs_bias), "ffn_down_exps.bias"},
+    {AT(attn_norm), "attn_norm.weight"},
+    {AT(ffn_norm), "ffn_norm.weight"},
+    {AT(q_bias), "attn_q.bias"},
+    {AT(k_bias), "attn_k.bias"},
+    {AT(v_bias), "attn_v.bias"},
+    {AT(q_norm), "attn_q_norm.weight"},
+    {AT(k_norm), "attn_k_norm.weight"},
+    {AT(post_attn_norm), "post_attention_norm.weight"},
+    {AT(post_ffn_norm), "post_ffw_norm.weight"},
+};
+
+static struct matrix *tensor_of(struct layer *y, size_t i)
+{
+    return (struct matrix *)(void *)((char *)y + TENSORS[i].at);
+}
+
+#define TENSOR_COUNT (sizeof TENSORS / sizeof *TENSORS)
 
 static void *need(void *p)
 {
@@ -107,39 +149,8 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
     r->output_norm = read_matrix(r, "output_norm.weight");
     for (int l = 0; l < m->n_layers; l++) {
         struct layer *y = &r->layers[l];
-        const struct {
-            struct matrix *to;
-            const char *name;
-        } all[] = {
-            {&y->q, "attn_q.weight"},
-            {&y->k, "attn_k.weight"},
-            {&y->v, "attn_v.weight"},
-            {&y->o, "attn_output.weight"},
-            {&y->gate, "ffn_gate.weight"},
-            {&y->up, "ffn_up.weight"},
-            {&y->down, "ffn_down.weight"},
-            {&y->router, "ffn_gate_inp.weight"},
-            {&y->gates, "ffn_gate_exps.weight"},
-            {&y->ups, "ffn_up_exps.weight"},
-            {&y->downs, "ffn_down_exps.weight"},
-            {&y->o_bias, "attn_output.bias"},
-            {&y->sinks, "attn_sinks.weight"},
-            {&y->router_bias, "ffn_gate_inp.bias"},
-            {&y->gates_bias, "ffn_gate_exps.bias"},
-            {&y->ups_bias, "ffn_up_exps.bias"},
-            {&y->downs_bias, "ffn_down_exps.bias"},
-            {&y->attn_norm, "attn_norm.weight"},
-            {&y->ffn_norm, "ffn_norm.weight"},
-            {&y->q_bias, "attn_q.bias"},
-            {&y->k_bias, "attn_k.bias"},
-            {&y->v_bias, "attn_v.bias"},
-            {&y->q_norm, "attn_q_norm.weight"},
-            {&y->k_norm, "attn_k_norm.weight"},
-            {&y->post_attn_norm, "post_attention_norm.weight"},
-            {&y->post_ffn_norm, "post_ffw_norm.weight"},
-        };
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            *all[i].to = read_layer_matrix(r, l, all[i].name);
+        for (size_t i = 0; i < TENSOR_COUNT; i++)
+            *tensor_of(y, i) = read_layer_matrix(r, l, TENSORS[i].name);
         if (tiny_facts(m)->gpt_oss) { /* named as others name what is behind attention */
             y->ffn_norm = y->post_attn_norm;
             y->post_attn_norm = (struct matrix){0};
@@ -162,13 +173,8 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
 void reference_close(struct reference *r)
 {
     for (int l = 0; l < r->m.n_layers; l++) {
-        struct layer *y = &r->layers[l];
-        struct matrix *all[] = {
-            &y->q,      &y->k,      &y->v,      &y->o,      &y->gate,           &y->up,           &y->down,
-            &y->router, &y->gates,  &y->ups,    &y->downs,  &y->attn_norm,      &y->ffn_norm,     &y->q_bias,
-            &y->k_bias, &y->v_bias, &y->q_norm, &y->k_norm, &y->post_attn_norm, &y->post_ffn_norm};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            free(all[i]->w);
+        for (size_t i = 0; i < TENSOR_COUNT; i++)
+            free(tensor_of(&r->layers[l], i)->w);
     }
     free(r->layers);
     free(r->embed.w);

@@ -31,12 +31,38 @@ static void make_logits(uint32_t seed, float *out, int n)
         out[i] = (float)((int)(next_random(&seed) % 60) - 30) / 8.0f;
 }
 
+/* As much of an engine as sampling wants. */
+static struct engine sampling_engine(int n_vocab)
+{
+    struct engine e = {.info.n_vocab = n_vocab};
+    assert_int_equal(kernels_open(&(struct kernels_opts){.threads = 1}, &e.kernels, NULL, 0), 0);
+    e.ops = kernels_ops(e.kernels);
+    assert_int_equal(sampler_scratch_open(&e), 0);
+    return e;
+}
+
+static void sampling_close(struct engine *e)
+{
+    sampler_scratch_close(e);
+    kernels_close(e->kernels);
+}
+
+static int sample_one(struct engine *e, const struct engine_sampling *s, const float *logits,
+                      const engine_token *context, int position, engine_token *out)
+{
+    struct engine_sample sample = {
+        .settings = s, .logits = logits, .context = context, .position = position, .token = *out};
+    assert_int_equal(engine_sample(e, &sample, 1), 0);
+    *out = sample.token;
+    return sample.result;
+}
+
 static engine_token pick(struct engine *e, struct engine_sampling s, uint64_t seed, const float *logits,
                          const engine_token *context, int position)
 {
     engine_token out = -1;
     s.seed = seed;
-    assert_int_equal(engine_sample(e, &s, logits, context, position, &out), 0);
+    assert_int_equal(sample_one(e, &s, logits, context, position, &out), 0);
     assert_in_range(out, 0, e->info.n_vocab - 1);
     return out;
 }
@@ -121,7 +147,7 @@ static void check_frequencies(struct engine *e, const struct engine_sampling *s,
 static void test_frequencies(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = VOCAB};
+    struct engine e = sampling_engine(VOCAB);
     static const struct {
         const char *what;
         struct engine_sampling s;
@@ -154,14 +180,14 @@ static void test_frequencies(void **state)
         make_logits((uint32_t)c * 31 + 1, logits, VOCAB);
         check_frequencies(&e, &CASES[c].s, logits, context, 40, CASES[c].what);
     }
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 /* The set that can be picked, over many random logits: nothing outside it, and everything likely inside it. */
 static void test_limits_of_many_logits(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = VOCAB};
+    struct engine e = sampling_engine(VOCAB);
     const engine_token none[1] = {0};
     uint32_t random = 99;
     for (int round = 0; round < 300; round++) {
@@ -182,7 +208,7 @@ static void test_limits_of_many_logits(void **state)
             if ((p[i] == 0 && seen[i]) || (p[i] > 0.04 && !seen[i])) /* 0.96^500 = 1e-9 */
                 fail_msg("round %d: token %d has probability %g and was seen %d times", round, i, p[i], seen[i]);
     }
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 /* ---- determinism ---- */
@@ -190,7 +216,7 @@ static void test_limits_of_many_logits(void **state)
 static void test_a_draw_is_a_function_of_seed_and_position(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = VOCAB}, other = {.info.n_vocab = VOCAB};
+    struct engine e = sampling_engine(VOCAB), other = sampling_engine(VOCAB);
     float logits[VOCAB], kept[VOCAB];
     engine_token context[200] = {0}, drawn[200];
     make_logits(4, logits, VOCAB);
@@ -209,8 +235,8 @@ static void test_a_draw_is_a_function_of_seed_and_position(void **state)
     }
     assert_true(same_seed < 100 && same_position < 100);
     assert_memory_equal(logits, kept, sizeof kept);
-    sampler_scratch_close(&e);
-    sampler_scratch_close(&other);
+    sampling_close(&e);
+    sampling_close(&other);
 }
 
 /* Over positions of one seed, and over neighbouring seeds at one position, the draws are as uniform as over any seeds.
@@ -218,7 +244,7 @@ static void test_a_draw_is_a_function_of_seed_and_position(void **state)
 static void test_positions_and_seeds_are_independent(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = 16};
+    struct engine e = sampling_engine(16);
     float logits[16] = {0};
     int by_position[16] = {0}, by_seed[16] = {0}, pairs[256] = {0};
     engine_token *context = calloc(16000, sizeof *context);
@@ -242,7 +268,7 @@ static void test_positions_and_seeds_are_independent(void **state)
     assert_true(seed <= 15 + 6 * sqrt(30));
     assert_true(pair <= 255 + 6 * sqrt(510));
     free(context);
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 /* ---- borders ---- */
@@ -250,7 +276,7 @@ static void test_positions_and_seeds_are_independent(void **state)
 static void test_greedy_and_ties(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = 8};
+    struct engine e = sampling_engine(8);
     const float logits[8] = {1, 3, 2, 3, -1, 3, 0, 2};
     struct engine_sampling greedy = OFF, one = OFF, two = OFF, nucleus = OFF;
     greedy.temperature = 0;
@@ -277,13 +303,13 @@ static void test_greedy_and_ties(void **state)
     greedy.presence_penalty = 1.5f;
     const engine_token context[] = {1, 1, 5};
     assert_int_equal(pick(&e, greedy, 0, logits, context, 3), 3);
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 static void test_what_is_not_finite(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = 8};
+    struct engine e = sampling_engine(8);
     struct engine_sampling settings[4] = {OFF, OFF, OFF, OFF};
     settings[1].temperature = 0;
     settings[2].top_k = 3;
@@ -292,12 +318,12 @@ static void test_what_is_not_finite(void **state)
     for (int i = 0; i < 4; i++) {
         engine_token out = 77;
         float logits[8] = {1, 2, 3, 4, 5, 6, 7, NAN};
-        assert_int_equal(engine_sample(&e, &settings[i], logits, context, 3, &out), -EDOM);
+        assert_int_equal(sample_one(&e, &settings[i], logits, context, 3, &out), -EDOM);
         logits[7] = INFINITY;
-        assert_int_equal(engine_sample(&e, &settings[i], logits, context, 3, &out), -EDOM);
+        assert_int_equal(sample_one(&e, &settings[i], logits, context, 3, &out), -EDOM);
         for (int j = 0; j < 8; j++)
             logits[j] = -INFINITY;
-        assert_int_equal(engine_sample(&e, &settings[i], logits, context, 3, &out), -EDOM);
+        assert_int_equal(sample_one(&e, &settings[i], logits, context, 3, &out), -EDOM);
         assert_int_equal(out, 77);
         logits[3] = -2.0f; /* one finite value: that one */
         for (uint64_t seed = 0; seed < 50; seed++)
@@ -309,14 +335,14 @@ static void test_what_is_not_finite(void **state)
     cold.temperature = FLT_MIN;
     assert_int_equal(pick(&e, cold, 1, far, NULL, 0), 1);
     assert_int_equal(pick(&e, OFF, 1, far, NULL, 0), 1);
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 /* Ids that are not of this vocabulary, and tokens out of the look-back, count for nothing; nothing is left behind. */
 static void test_penalties_of_foreign_tokens(void **state)
 {
     (void)state;
-    struct engine e = {.info.n_vocab = 8};
+    struct engine e = sampling_engine(8);
     const float logits[8] = {5, 4, 3, 2, 1, 0, -1, -2};
     engine_token *context = malloc(70000 * sizeof *context);
     assert_non_null(context);
@@ -336,7 +362,7 @@ static void test_penalties_of_foreign_tokens(void **state)
     s.penalty_last = 1;
     assert_int_equal(pick(&e, s, 0, logits, foreign, 4), 0);
     free(context);
-    sampler_scratch_close(&e);
+    sampling_close(&e);
 }
 
 static void test_ranges(void **state)

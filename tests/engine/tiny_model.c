@@ -233,6 +233,22 @@ static void fill_block(enum kernels_type type, uint64_t seed, float spread, uint
         put_half(out, scale / (31.5f * 9.2f));
         put_half(out + 2, 15.5f * scale / (31.5f * 9.2f));
         break;
+    case KERNELS_Q2_K: /* values 0..3, scales and minima up to 15 */
+        put_half(out + 80, scale / (7.5f * 1.1f));
+        put_half(out + 82, 1.5f * scale / (7.5f * 1.1f));
+        break;
+    case KERNELS_Q3_K: /* values -4..3, scales -32..31 */
+        put_half(out + 108, scale / (18.4f * 2.3f));
+        break;
+    case KERNELS_IQ4_NL:
+        put_half(out, scale / 68);
+        break;
+    case KERNELS_IQ4_XS:
+        put_half(out, scale / (68 * 18.4f));
+        break;
+    case KERNELS_MXFP4: /* a power of two */
+        out[0] = (uint8_t)(128 + (int)lrintf(log2f(scale / 6)));
+        break;
     case KERNELS_Q6_K:
         put_half(out + 208, scale / (74.0f * 18.4f));
         break;

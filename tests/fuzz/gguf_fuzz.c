@@ -1,5 +1,7 @@
-/* gguf_fuzz.c - a hostile model file: the parser, every getter on every key, then its vocabulary and chat format. */
+/* gguf_fuzz.c - a hostile model file: the parser, every getter on every key, its shape as a model, then its vocabulary
+ * and chat format. */
 #include "engine/file/file.h"
+#include "engine/model/arch.h"
 #include "engine/text/text.h"
 
 #include <stdlib.h>
@@ -59,6 +61,31 @@ static void read_key(const struct gguf *g, struct gguf_string name)
     free(key);
 }
 
+/* What says that it is a model of some architecture must be one: every slice lies within its tensor. */
+static void use_model(const struct gguf *g)
+{
+    struct model m;
+    char err[256];
+    if (model_read(g, KERNELS_KV_BF16, &m, err, sizeof err) != 0)
+        return;
+    for (size_t i = 0; i < m.n_jobs; i++) {
+        const struct model_job *job = &m.jobs[i];
+        uint64_t each = job->t->bytes / (job->t->values / job->t->dims[0]);
+        if (job->vector ? (uint64_t)job->cols != job->t->values
+                        : job->at % each || job->at + each * (uint64_t)job->rows > job->t->bytes)
+            abort();
+    }
+    for (int l = 0; l < m.n_layers; l++)
+        if (m.layers[l].n_heads < 1 || m.layers[l].kv.kv_heads < 1 || m.layers[l].n_heads % m.layers[l].kv.kv_heads ||
+            m.layers[l].kv.head_dim < 8 || m.layers[l].n_ff < 1 || m.n_experts_used > m.n_experts)
+            abort();
+    if (model_rope_open(g, m.ctx_model, &m, err, sizeof err) == 0)
+        for (int i = 0; i < MODEL_ROPES; i++)
+            if (m.rope[i].rot < 2 || m.rope[i].rot > m.layers[0].kv.head_dim)
+                abort();
+    model_close(&m, NULL);
+}
+
 static void use_vocab(const struct gguf *g)
 {
     static const char TEXT[] = " Hello, h\xc3\xa9llo\n\n  12345 <|im_end|></s>\xff\xe2\x82 <tool_call>aaaaaaaa";
@@ -111,6 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)gguf_tensor_get(g, t->name, GGUF_REQUIRED, &found, err, sizeof err);
         touch(data + t->offset, t->bytes);
     }
+    use_model(g);
     use_vocab(g);
     gguf_close(g);
     return 0;

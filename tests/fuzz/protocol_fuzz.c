@@ -94,8 +94,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         break;
     default: {
         struct daemon_config c = {0};
-        char err[256];
-        daemon_config_parse(&c, text, size, "fuzz", err, sizeof(err));
+        struct daemon_faults faults = {0};
+        daemon_config_parse(&c, text, size, "fuzz", &faults);
+        daemon_faults_free(&faults);
         daemon_config_free(&c);
     }
     }

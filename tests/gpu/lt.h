@@ -26,8 +26,11 @@ struct lt {
     LT_CALLS(LT_POINTER)
 };
 
-/* What an algorithm is, apart from the shape. */
+/* What an algorithm is, apart from the shape. Where the library does not take its attributes back, `as_given` makes it
+ * the library's own description of it, unopened. */
 struct lt_algorithm {
+    bool as_given;
+    cublasLtMatmulAlgo_t given;
     int32_t id, split_k;
     uint32_t tile, stages, reduction, swizzling, custom;
     uint16_t inner, cluster;
@@ -138,11 +141,16 @@ static inline cublasStatus_t lt_use(const struct lt *lt, struct lt_product *p, c
 {
     cublasLtMatmulHeuristicResult_t result;
     memset(&result, 0, sizeof(result));
-    cublasStatus_t s = lt->MatmulAlgoInit(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, p->out,
-                                          p->out, a->id, &p->algo);
+    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
 #define LT_SET(attribute, field)                                                                                       \
     s = s ? s : lt->MatmulAlgoConfigSetAttribute(&p->algo, attribute, &a->field, sizeof(a->field));
-    LT_ATTRIBUTES(LT_SET)
+    if (a->as_given) {
+        p->algo = a->given;
+    } else {
+        s = lt->MatmulAlgoInit(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, p->out, p->out,
+                               a->id, &p->algo);
+        LT_ATTRIBUTES(LT_SET)
+    }
     s = s ? s : lt->MatmulAlgoCheck(lt->handle, p->d, p->w, p->x, p->y, p->y, &p->algo, &result);
     if (s == CUBLAS_STATUS_SUCCESS && result.workspaceSize > 0)
         s = CUBLAS_STATUS_NOT_SUPPORTED;

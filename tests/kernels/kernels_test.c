@@ -32,8 +32,8 @@ static void test_chooses_a_set(void **state)
         first = kernels_backend(k);
         kernels_close(k);
     }
-    static const char *const sets[] = {"cpu-portable", "cpu-avx2", "cpu-avx512"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const sets[] = {"cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512"};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         int rc = open_backend(sets[i], 2, &k, err);
         if (rc < 0) {
             assert_int_equal(rc, -ENOTSUP);

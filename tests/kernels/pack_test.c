@@ -17,15 +17,17 @@ static uint64_t fnv(const void *p, size_t n)
     return h;
 }
 
-/* FNV-1a of 1024 values (float32, zeros positive) that the gguf Python package 0.19 (gguf.quants.dequantize) gives for
+/* FNV-1a of 1024 values (float32, zeros positive) that the gguf Python package (gguf.quants.dequantize) gives for
  * quant_fill(type, 1, 1024, QUANT_RANDOM, 7), whose bytes were written to a file for it. */
 static const uint64_t golden[KERNELS_TYPE_COUNT] = {
-    [KERNELS_F32] = UINT64_C(0x60279501de93114f),  [KERNELS_F16] = UINT64_C(0x2db0623ad0b8c40e),
-    [KERNELS_BF16] = UINT64_C(0x6f2d7bb6d4bda7ec), [KERNELS_Q8_0] = UINT64_C(0x42ed91474973243d),
-    [KERNELS_Q4_0] = UINT64_C(0xd738da2097ec08ce), [KERNELS_Q4_1] = UINT64_C(0xc644e9777704c162),
-    [KERNELS_Q5_0] = UINT64_C(0x871a33ef306bbbe0), [KERNELS_Q5_1] = UINT64_C(0xf9d2530b8441ba83),
-    [KERNELS_Q4_K] = UINT64_C(0xcbf82ff6015971ae), [KERNELS_Q5_K] = UINT64_C(0x7682d045ae6d4729),
-    [KERNELS_Q6_K] = UINT64_C(0x4ef608aeb7aec70d),
+    [KERNELS_F32] = UINT64_C(0x60279501de93114f),    [KERNELS_F16] = UINT64_C(0x2db0623ad0b8c40e),
+    [KERNELS_BF16] = UINT64_C(0x6f2d7bb6d4bda7ec),   [KERNELS_Q8_0] = UINT64_C(0x42ed91474973243d),
+    [KERNELS_Q4_0] = UINT64_C(0xd738da2097ec08ce),   [KERNELS_Q4_1] = UINT64_C(0xc644e9777704c162),
+    [KERNELS_Q5_0] = UINT64_C(0x871a33ef306bbbe0),   [KERNELS_Q5_1] = UINT64_C(0xf9d2530b8441ba83),
+    [KERNELS_Q4_K] = UINT64_C(0xcbf82ff6015971ae),   [KERNELS_Q5_K] = UINT64_C(0x7682d045ae6d4729),
+    [KERNELS_Q6_K] = UINT64_C(0x4ef608aeb7aec70d),   [KERNELS_Q2_K] = UINT64_C(0x241e53fde430af2c),
+    [KERNELS_Q3_K] = UINT64_C(0xdf8af1515c0d7248),   [KERNELS_IQ4_NL] = UINT64_C(0x4f43913bd6d6064f),
+    [KERNELS_IQ4_XS] = UINT64_C(0x535fbcd69d035db9), [KERNELS_MXFP4] = UINT64_C(0x5903b98bc5813711),
 };
 
 static void test_dequantizer_agrees_with_gguf(void **state)

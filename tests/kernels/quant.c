@@ -27,7 +27,8 @@ static const struct {
 } half_fields[KERNELS_TYPE_COUNT] = {
     [KERNELS_Q8_0] = {1, {0}},    [KERNELS_Q4_0] = {1, {0}},    [KERNELS_Q4_1] = {2, {0, 2}},
     [KERNELS_Q5_0] = {1, {0}},    [KERNELS_Q5_1] = {2, {0, 2}}, [KERNELS_Q4_K] = {2, {0, 2}},
-    [KERNELS_Q5_K] = {2, {0, 2}}, [KERNELS_Q6_K] = {1, {208}},
+    [KERNELS_Q5_K] = {2, {0, 2}}, [KERNELS_Q6_K] = {1, {208}},  [KERNELS_Q2_K] = {2, {80, 82}},
+    [KERNELS_Q3_K] = {1, {108}},  [KERNELS_IQ4_NL] = {1, {0}},  [KERNELS_IQ4_XS] = {1, {0}},
 };
 
 static uint16_t random_half(enum quant_style style, uint64_t *state)
@@ -74,6 +75,10 @@ void quant_fill(enum kernels_type type, int rows, int cols, enum quant_style sty
             memset(out + b + 2, 0x80, 32);
         if (style == QUANT_LOWEST && type == KERNELS_Q6_K)
             memset(out + b + 192, 0x80, 16);
+        if (type == KERNELS_MXFP4) /* an exponent */
+            out[b] = (uint8_t)(style == QUANT_TINY    ? quant_random(&state) % 4
+                               : style == QUANT_LARGE ? 200 + quant_random(&state) % 4
+                                                      : 118 + quant_random(&state) % 4);
         for (int i = 0; i < half_fields[type].count; i++) {
             uint16_t half = random_half(style, &state);
             memcpy(out + b + half_fields[type].at[i], &half, 2);
@@ -90,6 +95,9 @@ static float half_value(const uint8_t *p)
                              : ldexpf((float)mantissa, -24);
     return bits & 0x8000 ? -x : x;
 }
+
+/* What a nibble of the IQ4 types stands for. */
+static const int uneven[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 /* One block: quants, the scale and the minimum (to be added) of every value. */
 static void read_block(enum kernels_type type, const uint8_t *b, int q[256], float s[256], float m[256])
@@ -138,6 +146,40 @@ static void read_block(enum kernels_type type, const uint8_t *b, int q[256], flo
             q[v] = (v % 64 < 32 ? nibble & 15 : nibble >> 4) | high;
             s[v] = half_value(b) * (float)sc;
             m[v] = -(half_value(b + 2) * (float)mn);
+            break;
+        }
+        case KERNELS_Q2_K:
+            q[v] = b[16 + v / 128 * 32 + v % 32] >> 2 * (v % 128 / 32) & 3;
+            s[v] = half_value(b + 80) * (float)(b[v / 16] % 16);
+            m[v] = -(half_value(b + 82) * (float)(b[v / 16] / 16));
+            break;
+        case KERNELS_Q3_K: {
+            /* Sixteen six-bit scales: four bits each in eight bytes, two bits each in the four behind them. */
+            const uint8_t *k = b + 96;
+            int i = v / 16, nibble3 = i < 8 ? k[i] % 16 : k[i - 8] / 16, two = k[8 + i % 4] >> 2 * (i / 4) & 3;
+            high = b[v % 32] >> v / 32 & 1;
+            q[v] = (b[32 + v / 128 * 32 + v % 32] >> 2 * (v % 128 / 32) & 3) - (high ? 0 : 4);
+            s[v] = half_value(b + 108) * (float)(nibble3 + 16 * two - 32);
+            break;
+        }
+        case KERNELS_IQ4_NL:
+            q[v] = uneven[v < 16 ? b[2 + v] % 16 : b[2 + v - 16] / 16];
+            s[v] = half_value(b);
+            break;
+        case KERNELS_IQ4_XS: {
+            const uint8_t *p = b + 8 + j * 16;
+            int l = v % 32, low = j % 2 ? b[4 + j / 2] / 16 : b[4 + j / 2] % 16;
+            high = (b[2] | b[3] << 8) >> 2 * j & 3;
+            q[v] = uneven[l < 16 ? p[l] % 16 : p[l - 16] / 16];
+            s[v] = half_value(b) * (float)(low + 16 * high - 32);
+            break;
+        }
+        case KERNELS_MXFP4: {
+            /* Sign, two bits of exponent, one of mantissa; doubled, so that they are whole. */
+            int code = v < 16 ? b[1 + v] % 16 : b[1 + v - 16] / 16, e = code >> 1 & 3;
+            int doubled = e ? (2 + code % 2) << (e - 1) : code % 2;
+            q[v] = code & 8 ? -doubled : doubled;
+            s[v] = ldexpf(1, b[0] - 128);
             break;
         }
         default: { /* Q6_K: 128 values take 64 bytes of low nibbles and 32 bytes of high pairs */

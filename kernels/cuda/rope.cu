@@ -1,0 +1,34 @@
+/* rope.cu - rotary positions: a block per token and head, a thread per pair. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/functions.h"
+
+#define THREADS 64
+
+/* A pair is (i * step, i * step + away). */
+static __global__ void __launch_bounds__(THREADS)
+    rotate(float *x, int head_dim, int half, int step, int away, const float *table)
+{
+    float *head = x + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * head_dim;
+    const float *turn = table + (size_t)blockIdx.y * half * 2;
+    for (int i = threadIdx.x; i < half; i += THREADS) {
+        float a = head[i * step], b = head[i * step + away], c = turn[2 * i], n = turn[2 * i + 1];
+        head[i * step] = fmaf(a, c, -(b * n));
+        head[i * step + away] = fmaf(b, c, a * n);
+    }
+}
+
+/* Rows lie along the grid's y, which ends at 65535: more come in further launches. */
+#define MOST_ROWS 65535
+
+int cuda_rope(cudaStream_t s, float *x, int n, int heads, int head_dim, int rot, enum kernels_rope_kind kind,
+              const float *table)
+{
+    int half = rot / 2, step = kind == KERNELS_ROPE_PAIRS ? 2 : 1, away = kind == KERNELS_ROPE_PAIRS ? 1 : half;
+    int error = 0;
+    for (int first = 0; first < n && !error; first += MOST_ROWS) {
+        int rows = n - first < MOST_ROWS ? n - first : MOST_ROWS;
+        error = launched(launch(rotate, dim3(heads, rows), THREADS, 0, s, x + (size_t)first * heads * head_dim,
+                                head_dim, half, step, away, table + (size_t)first * half * 2));
+    }
+    return error;
+}
