@@ -18,7 +18,8 @@
 
 #define NEAR 2 /* letters that may differ in a name that is meant */
 
-static const char *const backends[] = {"auto", "cpu", "cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512", "cuda", NULL};
+static const char *const backends[] = {"auto",        "cpu",        "cpu-portable", "cpu-avx2",
+                                       "cpu-avxvnni", "cpu-avx512", "cuda",         NULL};
 static const char *const kv_types[] = {"bf16", "f16", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 
@@ -117,8 +118,8 @@ static const struct setting settings[] = {
      "what can be computed again ($XDG_CACHE_HOME/convod, ~/.cache/convod)", ANY},
     {"listen", STRING, AT(listen), 0, 0, 0, "ADDRESS:PORT", "127.0.0.1:8642", "port 0 takes a free one", FITS(listen)},
     {"ctx", INTEGER, AT(ctx), 0, 0, 1 << 24, "N", "0", "longest context in tokens; 0 = the model's own", ANY},
-    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto", "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda",
-     CHOICES(backends)},
+    {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto",
+     "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda", CHOICES(backends)},
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
      CHOICES(kv_types)},

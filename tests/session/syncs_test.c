@@ -1,5 +1,5 @@
-/* syncs_test.c - how often a disk is waited for: a stored turn and a deletion, on which thread. Also under SQLite, since
- * this program's fdatasync() comes before the C library's. */
+/* syncs_test.c - how often a disk is waited for: a stored turn and a deletion, on which thread. Also under SQLite,
+ * since this program's fdatasync() comes before the C library's. */
 #include "tests/session/harness.h"
 
 #include <sys/syscall.h>
