@@ -202,6 +202,7 @@ static void count_saves(struct session *s, int change)
     s->saves += change;
     pthread_mutex_lock(&s->lock);
     s->published.pending_saves = (uint64_t)s->saves;
+    s->published.save_failures = s->status.save_failures;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -229,48 +230,66 @@ static void saving_over(struct session *s, void *arg)
     hot_sweep(s);
 }
 
+/* How it ended, in the turn's row. A turn that was deleted has no reader. */
+static int saved_set(struct storage_ledger *l, struct saving *saving, enum storage_saved saved)
+{
+    if (!saving->told)
+        return 0;
+    saving->saved = saved;
+    int rc = storage_turn_set_saved(l, saving->turn, saved);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+/* In the transaction that makes the turn hold its segments, or does not (rc): the turns before it hold the longer one,
+ * and the receipt says how it ended. */
+static int with_commit(struct storage_ledger *l, void *arg, int rc)
+{
+    struct saving *saving = arg;
+    int hold_rc = 0;
+    saving->with_rc = rc;
+    for (size_t i = 0; !rc && i < saving->n_holders && (!hold_rc || hold_rc == -ENOENT); i++)
+        hold_rc = storage_turn_hold(l, saving->holders[i], saving->longer);
+    if (hold_rc && hold_rc != -ENOENT)
+        return hold_rc;
+    return saved_set(l, saving, rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
+}
+
 static int saving_run(struct storage_ledger *l, void *arg)
 {
     struct saving *saving = arg;
-    return storage_turn_set_saved(l, saving->turn, saving->rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
+    return saved_set(l, saving, saving->rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
 }
 
 static void saving_run_done(void *arg, int rc)
 {
     struct saving *saving = arg;
-    (void)rc; /* the turn may have been deleted; the receipt then has no reader */
+    (void)rc;
     while (session_post(saving->session, saving_over, saving))
         ;
-}
-
-static void tell_saved(struct session *s, void *arg)
-{
-    struct saving *saving = arg;
-    bool again = saving->failed && saving->rc;
-    if (saving->rc) {
-        /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
-        hot_unsaved(s, saving->conversation, saving->rc == -ESTALE ? 0 : saving->from);
-        s->status.save_failures += !again;
-        if (!again)
-            session_log(s, LOG_ERR,
-                        "the KV of a turn could not be saved (%s); it is tried again as long as it is in memory",
-                        strerror(-saving->rc));
-    } else {
-        s->unsaved_pause_ms = 0;
-    }
-    saving->failed |= saving->rc != 0;
-    if (saving->told && !again && s->storage &&
-        storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
-        return;
-    saving_over(s, saving);
 }
 
 static void kv_saved(struct session *s, void *arg)
 {
     struct saving *saving = arg;
-    if (saving->rc || !s->storage || !saving->n_holders ||
-        turns_hold(s, saving->holders, saving->n_holders, saving->longer, tell_saved, saving))
-        tell_saved(s, saving);
+    if (saving->rc) {
+        /* -ESTALE: something that was taken for stored has gone, and the chain is broken there. */
+        hot_unsaved(s, saving->conversation, saving->rc == -ESTALE ? 0 : saving->from);
+        s->status.save_failures += !saving->failed;
+        if (!saving->failed)
+            session_log(s, LOG_ERR,
+                        "the KV of a turn could not be saved (%s); it is tried again as long as it is in memory",
+                        strerror(-saving->rc));
+        saving->failed = true;
+    } else {
+        s->unsaved_pause_ms = 0;
+    }
+    /* What its job could not write, or where there was none. */
+    bool written = saving->rc == saving->with_rc && (saving->saved == STORAGE_SAVED_FAILED) == (saving->rc != 0) &&
+                   saving->saved != STORAGE_SAVED_PENDING;
+    if (saving->told && !written && s->storage &&
+        storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
+        return;
+    saving_over(s, saving);
 }
 
 static void kv_commit_done(void *arg, int rc)
@@ -304,6 +323,7 @@ void saving_begin(struct session *s, struct saving *saving, struct hot *h)
     s->savings = saving;
     s->jobs++;
     count_saves(s, 1);
+    saving->with_rc = 0;
     saving->rc = hot_save(s, h, true, last);
     int k = saving->longer_at;
     if (k < h->n_full || (k == h->n_full && h->tail_count))
@@ -311,7 +331,7 @@ void saving_begin(struct session *s, struct saving *saving, struct hot *h)
     else
         saving->n_holders = 0;
     if (!saving->rc && memcmp(last, none, sizeof none)) {
-        int rc = storage_kv_commit(s->storage, saving->turn, last, kv_commit_done, saving);
+        int rc = storage_kv_commit(s->storage, saving->turn, last, with_commit, kv_commit_done, saving);
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
@@ -333,6 +353,7 @@ static void save_kv(struct turn *t, int64_t turn)
     if (!t->rebased && !turn_touches(t) && t->found.parent.id)
         saving->from = t->found.parent.n_tokens;
     saving->told = !turn_touches(t);
+    saving->saved = STORAGE_SAVED_PENDING;
     find_holders(t, saving);
     saving_begin(s, saving, t->hot);
 }

@@ -289,7 +289,7 @@ void hot_discard(struct session *s, struct hot *h)
             shared = common_full(other, h);
     if (!h->in_ledger || h->n_full <= shared)
         return;
-    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL)) {
+    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }

@@ -106,7 +106,7 @@ int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t 
     *r = (struct rehold){s, 1, done, arg};
     s->jobs++;
     for (size_t i = 0; i < n; i++)
-        r->n_open += storage_kv_commit(s->storage, turns[i], key, one_done, r) == 0;
+        r->n_open += storage_kv_commit(s->storage, turns[i], key, NULL, one_done, r) == 0;
     one_holds(s, r);
     return 0;
 }

@@ -225,16 +225,18 @@ struct live {
     char running[80]; /* response id, "" = none runs */
 };
 
-/* The saving of a committed turn's KV. */
+/* The saving of a committed turn's KV. A job on the ledger thread has it from its commit to kv_commit_done(). */
 struct saving {
     struct saving *next;
     struct session *session;
     int64_t turn, conversation;
-    uint64_t clock;  /* of its turn */
-    struct hot *hot; /* that has the pages; NULL: they have gone */
-    bool failed;     /* that is told already */
-    int64_t from;    /* tokens of the context that those before have saved */
-    bool told;       /* the turn's row is told how it ended */
+    uint64_t clock;           /* of its turn */
+    struct hot *hot;          /* that has the pages; NULL: they have gone */
+    bool failed;              /* that is told already */
+    int64_t from;             /* tokens of the context that those before have saved */
+    bool told;                /* the turn's row says how it ended: */
+    enum storage_saved saved; /* that is what it says */
+    int with_rc;              /* that was written with the commit */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;

@@ -90,7 +90,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
 }
 
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
-                      void (*done)(void *arg, int rc), void *arg)
+                      int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
+                      void *arg)
 {
     struct write_op *op = calloc(1, sizeof *op);
     if (!op)
@@ -99,6 +100,7 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
     op->state = OP_READY;
     op->turn = turn;
     memcpy(op->last, last, STORAGE_KEY_BYTES);
+    op->with = with;
     op->done = done;
     op->arg = arg;
     return op_queue(st, op);

@@ -155,10 +155,13 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     l->n_drops = l->n_dead_turns = 0;
     int rc = control(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
-    if (!rc)
-        rc = erase_marks_clear(l);
+    int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j);
+    /* What is done with goes along with a transaction that is to be synced anyway. */
+    bool clear = !rc && (!batch || sqlite3_total_changes(l->db) != changes);
+    if (clear)
+        rc = erase_marks_clear(l);
     if (!rc)
         rc = control(l, S_COMMIT);
     if (rc) {
@@ -168,7 +171,8 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     } else {
         kv_control(l, S_KV_COMMIT);
     }
-    erase_marks_cleared(l, rc);
+    if (clear || rc)
+        erase_marks_cleared(l, rc);
     atomic_store(&l->st->clock, l->used);
     *kv_rc = rc ? 0 : l->kv_rc;
     l->kv_rc = 0;
@@ -344,7 +348,10 @@ static void idle(struct storage_ledger *l)
 {
     if (!l->logged || monotonic_ms() < idle_due_ms(l))
         return;
-    int rc = erase_logs(l);
+    int rc = l->n_cleared ? batch_run(l, NULL) : 0;
+    if (!rc)
+        rc = erase_logs(l);
+    l->changes = sqlite3_total_changes(l->db) + sqlite3_total_changes(l->kv);
     l->logged = rc != 0;
     l->logged_ms = monotonic_ms();
     if (rc && rc != l->idle_said)

@@ -294,6 +294,12 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     return rc;
 }
 
+int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    l->wrote_kv = true;
+    return segment_hold(l, turn, key);
+}
+
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
 {
     uint8_t key[STORAGE_KEY_BYTES];

@@ -199,40 +199,60 @@ static int interrupted_run(struct storage_ledger *l, void *arg)
     return turns_interrupted(l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
 }
 
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    (void)w->run(w->st);
+    pthread_mutex_lock(&w->st->workers_lock);
+    w->over = true;
+    pthread_cond_broadcast(&w->st->workers_cond);
+    pthread_mutex_unlock(&w->st->workers_lock);
+    return NULL;
+}
+
+static int worker_start(struct storage *st, struct worker *w, void *(*run)(void *st))
+{
+    *w = (struct worker){.st = st, .run = run};
+    int rc = pthread_create(&w->thread, NULL, worker_main, w);
+    w->started = rc == 0;
+    return -rc;
+}
+
+/* Until `deadline_ms`, 0: for ever. False: it has not ended in time. */
+static bool worker_join(struct worker *w, int64_t deadline_ms)
+{
+    if (!w->started)
+        return true;
+    struct timespec t = {.tv_sec = deadline_ms / 1000, .tv_nsec = deadline_ms % 1000 * 1000000};
+    int rc = 0;
+    pthread_mutex_lock(&w->st->workers_lock);
+    while (!w->over && !rc && deadline_ms)
+        rc = pthread_cond_timedwait(&w->st->workers_cond, &w->st->workers_lock, &t);
+    bool over = w->over || !deadline_ms;
+    pthread_mutex_unlock(&w->st->workers_lock);
+    if (over)
+        (void)pthread_join(w->thread, NULL);
+    w->started = !over;
+    return over;
+}
+
 static int threads_start(struct storage *st, int readers)
 {
-    int rc = pthread_create(&st->ledger_thread, NULL, jobs_thread, st);
-    if (rc)
-        return -rc;
-    st->ledger_started = true;
-    rc = pthread_create(&st->cutter_thread, NULL, cutter_thread, st);
-    if (rc)
-        return -rc;
-    st->cutter_started = true;
-    rc = pthread_create(&st->writer_thread, NULL, writer_thread, st);
-    if (rc)
-        return -rc;
-    st->writer_started = true;
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    int encoders = cpus / ENCODER_CPUS < 1              ? 1
-                   : cpus / ENCODER_CPUS > ENCODERS_MAX ? ENCODERS_MAX
-                                                        : (int)(cpus / ENCODER_CPUS);
-    while (st->n_encoders < encoders) {
-        rc = pthread_create(&st->encoder_threads[st->n_encoders], NULL, encoder_thread, st);
-        if (rc)
-            return -rc;
-        st->n_encoders++;
-    }
-    st->reader_threads = calloc((size_t)readers, sizeof *st->reader_threads);
-    if (!st->reader_threads)
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN) / ENCODER_CPUS;
+    int encoders = cpus < 1 ? 1 : cpus > ENCODERS_MAX ? ENCODERS_MAX : (int)cpus;
+    int rc = worker_start(st, &st->ledger_worker, jobs_thread);
+    if (!rc)
+        rc = worker_start(st, &st->cutter_worker, cutter_thread);
+    if (!rc)
+        rc = worker_start(st, &st->writer_worker, writer_thread);
+    for (int i = 0; i < encoders && !rc; i++)
+        rc = worker_start(st, &st->encoders[i], encoder_thread);
+    st->readers = rc ? NULL : calloc((size_t)readers, sizeof *st->readers);
+    if (!rc && !st->readers)
         return -ENOMEM;
-    while (st->n_readers < readers) {
-        rc = pthread_create(&st->reader_threads[st->n_readers], NULL, reader_thread, st);
-        if (rc)
-            return -rc;
-        st->n_readers++;
-    }
-    return 0;
+    for (; st->n_readers < readers && !rc; st->n_readers += !rc)
+        rc = worker_start(st, &st->readers[st->n_readers], reader_thread);
+    return rc;
 }
 
 static int locks_init(struct storage *st)
@@ -245,7 +265,8 @@ static int locks_init(struct storage *st)
         pthread_cond_init(&st->jobs_cond, &monotonic) || pthread_mutex_init(&st->writer_lock, NULL) ||
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
         pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
-        pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->workers_lock, NULL) ||
+        pthread_cond_init(&st->workers_cond, &monotonic) || pthread_mutex_init(&st->pin_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -328,37 +349,24 @@ static void stop(pthread_mutex_t *lock, pthread_cond_t *cond, bool *flag)
     pthread_mutex_unlock(lock);
 }
 
-/* False: the thread has not ended in time. */
-static bool join(pthread_t thread, int64_t deadline_ms)
-{
-    struct timespec t = {.tv_sec = deadline_ms / 1000, .tv_nsec = deadline_ms % 1000 * 1000000};
-    return (deadline_ms == INT64_MAX ? pthread_join(thread, NULL)
-                                     : pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &t)) == 0;
-}
-
 /* The threads end in the order in which work flows. */
 static bool threads_stop(struct storage *st, int64_t deadline_ms)
 {
     stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
-    for (; st->writer_started; st->writer_started = false)
-        if (!join(st->writer_thread, deadline_ms))
-            return false;
-    for (; st->n_encoders; st->n_encoders--)
-        if (!join(st->encoder_threads[st->n_encoders - 1], deadline_ms))
+    if (!worker_join(&st->writer_worker, deadline_ms))
+        return false;
+    for (int i = 0; i < ENCODERS_MAX; i++)
+        if (!worker_join(&st->encoders[i], deadline_ms))
             return false;
     stop(&st->reader_lock, &st->reader_cond, &st->reader_stop);
-    for (; st->n_readers; st->n_readers--)
-        if (!join(st->reader_threads[st->n_readers - 1], deadline_ms))
+    for (int i = 0; i < st->n_readers; i++)
+        if (!worker_join(&st->readers[i], deadline_ms))
             return false;
     stop(&st->jobs_lock, &st->jobs_cond, &st->jobs_stop);
-    for (; st->ledger_started; st->ledger_started = false)
-        if (!join(st->ledger_thread, deadline_ms))
-            return false;
+    if (!worker_join(&st->ledger_worker, deadline_ms))
+        return false;
     stop(&st->cutter_lock, &st->cutter_cond, &st->cutter_stop);
-    for (; st->cutter_started; st->cutter_started = false)
-        if (!join(st->cutter_thread, deadline_ms))
-            return false;
-    return true;
+    return worker_join(&st->cutter_worker, deadline_ms);
 }
 
 void storage_close(struct storage *st)
@@ -370,7 +378,7 @@ bool storage_close_within(struct storage *st, int ms)
 {
     if (!st)
         return true;
-    if (!threads_stop(st, ms < 0 ? INT64_MAX : monotonic_ms() + ms)) {
+    if (!threads_stop(st, ms < 0 ? 0 : monotonic_ms() + ms)) {
         storage_log(st, LOG_WARNING, "%s: not everything could be saved in time", st->dir);
         return false;
     }
@@ -386,7 +394,7 @@ bool storage_close_within(struct storage *st, int ms)
     free(l->cleared);
     free(l->dead);
     free(st->pins);
-    free(st->reader_threads);
+    free(st->readers);
     free(st->dir);
     /* Closing the file gives the lock up. */
     if (st->lockfd >= 0)
@@ -397,10 +405,12 @@ bool storage_close_within(struct storage *st, int ms)
     (void)pthread_cond_destroy(&st->writer_cond);
     (void)pthread_cond_destroy(&st->reader_cond);
     (void)pthread_cond_destroy(&st->cutter_cond);
+    (void)pthread_cond_destroy(&st->workers_cond);
     (void)pthread_mutex_destroy(&st->jobs_lock);
     (void)pthread_mutex_destroy(&st->writer_lock);
     (void)pthread_mutex_destroy(&st->reader_lock);
     (void)pthread_mutex_destroy(&st->cutter_lock);
+    (void)pthread_mutex_destroy(&st->workers_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
     free(st);
     return true;

@@ -298,9 +298,16 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
  * What was put behind a gap is not saved, and the turn holds the nearest ancestor before it (or, where it is not known
  * what was before it, what there is). Put the chain's segments again, parents first, those that are stored cost
- * nothing; the next commit then holds its end. [any thread] */
+ * nothing; the next commit then holds its end.
+ * `with` (may be NULL) runs in the same transaction behind that, with what done will get unless the transaction fails;
+ * its own failure undoes all of it. [any thread] */
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
-                      void (*done)(void *arg, int rc), void *arg);
+                      int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
+                      void *arg);
+/* Makes another turn hold a segment instead of what it held; that goes when nobody else holds it. -ENOENT: no such
+ * turn.
+ */
+int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 
 /* A segment found in the index. */
 struct storage_found {

@@ -12,8 +12,9 @@
  *   vfs.c       between SQLite and the files: what is deleted is overwritten
  *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
  *
- * Locks. `jobs_lock`, `writer_lock`, `reader_lock`, `cutter_lock` guard the queues, `ram_lock` the RAM tier, `pin_lock`
- * pins and the list of touched keys. None is held while another is taken, and none while the disk is used.
+ * Locks. `jobs_lock`, `writer_lock`, `reader_lock`, `cutter_lock` guard the queues, `workers_lock` which threads have
+ * ended, `ram_lock` the RAM tier, `pin_lock` pins and the list of touched keys. None is held while another is taken,
+ * and none while the disk is used.
  */
 #ifndef CONVOD_STORAGE_INTERNAL_H
 #define CONVOD_STORAGE_INTERNAL_H
@@ -440,10 +441,18 @@ struct write_op { /* a put or a commit, see encode.c */
     /* Of a commit. */
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
+    int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
     void *arg;
 };
 struct read_op;
+
+struct worker { /* a thread of storage's own */
+    struct storage *st;
+    void *(*run)(void *st);
+    pthread_t thread;
+    bool started, over;
+};
 
 struct storage {
     struct storage_io io;
@@ -460,9 +469,10 @@ struct storage {
     bool evict_in_vain;           /* giving segments back did not make room on a full disk; the writer's */
     struct ram ram;
 
-    pthread_t ledger_thread, writer_thread, cutter_thread, *reader_threads, encoder_threads[ENCODERS_MAX];
-    int n_readers, n_encoders;
-    bool ledger_started, writer_started, cutter_started;
+    struct worker ledger_worker, writer_worker, cutter_worker, encoders[ENCODERS_MAX], *readers;
+    int n_readers;
+    pthread_mutex_t workers_lock; /* guards their `over` */
+    pthread_cond_t workers_cond;
 
     pthread_mutex_t jobs_lock; /* guards the nine below */
     pthread_cond_t jobs_cond;

@@ -52,6 +52,7 @@ struct group {
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
     uint32_t active_pack;
+    int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
     void *arg;
 };
@@ -379,37 +380,6 @@ static int chain_end(struct storage_ledger *l, struct group *g, uint8_t end[STOR
     return 0;
 }
 
-static int commit_run(struct storage_ledger *l, void *arg)
-{
-    struct group *g = arg;
-    int rc = rows_insert(l, g);
-    if (rc || !g->turn)
-        return rc;
-    uint8_t end[STORAGE_KEY_BYTES];
-    rc = chain_end(l, g, end);
-    if (rc)
-        return rc;
-    l->wrote_kv = true;
-    rc = segment_hold(l, g->turn, end);
-    if (rc == -ENOENT) { /* the turn was deleted meanwhile */
-        g->stale = 0;
-        rc = segment_release(l, g->last);
-        if (!rc)
-            rc = segment_release(l, end);
-    }
-    return rc;
-}
-
-static void group_free(struct group *g)
-{
-    encode_over(g->st, g->queued);
-    for (size_t i = 0; i < g->n; i++)
-        blob_unref(g->items[i].blob);
-    free(g->items);
-    free(g->stored);
-    free(g);
-}
-
 /* What turns that still run have put is not the committing one's: theirs will find that it is not there. */
 static void mark_mine(struct group *g)
 {
@@ -424,12 +394,54 @@ static void mark_mine(struct group *g)
     }
 }
 
+/* How the saving of the chain ended, as far as the commit itself succeeds. */
+static int own_result(const struct group *g)
+{
+    int rc = g->rc;
+    for (size_t i = 0; i < g->n && !rc; i++)
+        rc = g->items[i].mine ? g->items[i].rc : 0;
+    return rc ? rc : g->stale;
+}
+
+static int commit_run(struct storage_ledger *l, void *arg)
+{
+    struct group *g = arg;
+    int rc = rows_insert(l, g);
+    if (rc || !g->turn)
+        return rc;
+    mark_mine(g);
+    uint8_t end[STORAGE_KEY_BYTES];
+    rc = chain_end(l, g, end);
+    if (rc)
+        return rc;
+    l->wrote_kv = true;
+    rc = segment_hold(l, g->turn, end);
+    if (rc == -ENOENT) { /* the turn was deleted meanwhile */
+        g->stale = 0;
+        rc = segment_release(l, g->last);
+        if (!rc)
+            rc = segment_release(l, end);
+        return rc;
+    }
+    return !rc && g->with ? g->with(l, g->arg, own_result(g)) : rc;
+}
+
+static void group_free(struct group *g)
+{
+    encode_over(g->st, g->queued);
+    for (size_t i = 0; i < g->n; i++)
+        blob_unref(g->items[i].blob);
+    free(g->items);
+    free(g->stored);
+    free(g);
+}
+
 static void commit_done(void *arg, int rc)
 {
     struct group *g = arg;
     struct storage *st = g->st;
     mark_mine(g);
-    int result = rc ? rc : g->rc;
+    int result = rc ? rc : own_result(g);
     for (size_t i = 0; i < g->n; i++) {
         struct item *it = &g->items[i];
         if (it->written && rc)
@@ -438,12 +450,8 @@ static void commit_done(void *arg, int rc)
             item_fail(st, it, it->rc ? it->rc : rc);
         if (it->blob)
             ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
-        if (it->rc && it->mine && !result)
-            result = it->rc;
         atomic_fetch_sub(&st->pending_puts, 1);
     }
-    if (!result)
-        result = g->stale;
     atomic_store(&st->oldest_open_pack, g->active_pack);
     if (g->done)
         g->done(g->arg, result);
@@ -457,6 +465,7 @@ static void commit(struct group *g, const struct write_op *op)
     g->active_pack = st->packs.n;
     g->turn = op->turn;
     memcpy(g->last, op->last, sizeof g->last);
+    g->with = op->with;
     g->done = op->done;
     g->arg = op->arg;
     int rc = storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g});

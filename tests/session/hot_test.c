@@ -313,7 +313,7 @@ static void put_orphan(struct rig *rig)
     uint8_t *payload = calloc(1, rig->s->info->kv_token_bytes);
     assert_non_null(payload);
     assert_int_equal(storage_segment_put(rig->s->storage, &segment, &rig->s->layout, payload), 0);
-    assert_int_equal(storage_kv_commit(rig->s->storage, 0, none, NULL, NULL), 0);
+    assert_int_equal(storage_kv_commit(rig->s->storage, 0, none, NULL, NULL, NULL), 0);
 }
 
 static void in_between(struct answer *a, const struct session_event *ev, void *arg)

@@ -52,7 +52,7 @@ static void test_bound(void **state)
             n++;
             uint8_t key[STORAGE_KEY_BYTES];
             testing_key(key, n);
-            assert_int_equal(storage_kv_commit(st, turn, key, NULL, NULL), 0);
+            assert_int_equal(storage_kv_commit(st, turn, key, NULL, NULL, NULL), 0);
             continue;
         }
         assert_int_equal(rc, -ENOBUFS);

@@ -305,7 +305,7 @@ static void test_idle(void **state)
     testing_dir_remove(dir);
 }
 
-struct worker {
+struct inserter {
     struct storage *st;
     int64_t owner;
     int n, failed;
@@ -313,7 +313,7 @@ struct worker {
 
 static void *work(void *arg)
 {
-    struct worker *w = arg;
+    struct inserter *w = arg;
     int clock = 0;
     for (int i = 0; i < 50; i++) {
         struct insert in = {.owner = w->owner, .clock = &clock};
@@ -329,10 +329,10 @@ static void test_many_threads(void **state)
     char *dir = testing_dir();
     struct storage *st = testing_open(dir);
     int64_t owner = testing_owner(st, "a");
-    struct worker w[4];
+    struct inserter w[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
-        w[i] = (struct worker){.st = st, .owner = owner, .n = i};
+        w[i] = (struct inserter){.st = st, .owner = owner, .n = i};
         assert_int_equal(pthread_create(&threads[i], NULL, work, &w[i]), 0);
     }
     for (int i = 0; i < 4; i++) {

@@ -372,7 +372,7 @@ static void test_evict_not_what_is_to_be_held(void **state)
     assert_int_equal(storage_submit(st, (struct storage_job){.run = gate_run, .arg = &gate}), 0);
     assert_int_equal(testing_put(st, owner, 21, 0), 0);
     assert_int_equal(testing_put(st, owner, 22, 21), 0);
-    assert_int_equal(storage_kv_commit(st, turns[0], key, NULL, NULL), 0);
+    assert_int_equal(storage_kv_commit(st, turns[0], key, NULL, NULL, NULL), 0);
     pthread_mutex_unlock(&gate);
     assert_int_equal(testing_commit(st, turns[0], 4), 0);
     newer_chain_went(st, owner);

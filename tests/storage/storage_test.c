@@ -165,7 +165,7 @@ static void test_close_in_time(void **state)
     atomic_store(&faults.stalled, true);
     assert_int_equal(testing_put(st, owner, 2, 1), 0);
     testing_key(key, 2);
-    assert_int_equal(storage_kv_commit(st, turn, key, NULL, NULL), 0);
+    assert_int_equal(storage_kv_commit(st, turn, key, NULL, NULL, NULL), 0);
     assert_false(storage_close_within(st, 50));
     /* Later it would have ended. */
     atomic_store(&faults.stalled, false);

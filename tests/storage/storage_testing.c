@@ -340,7 +340,7 @@ int testing_commit(struct storage *st, int64_t turn, unsigned last)
     struct waiter w = waiter_new();
     uint8_t key[STORAGE_KEY_BYTES];
     testing_key(key, last);
-    assert_int_equal(storage_kv_commit(st, turn, key, commit_done, &w), 0);
+    assert_int_equal(storage_kv_commit(st, turn, key, NULL, commit_done, &w), 0);
     waiter_wait(&w);
     return w.rc;
 }

@@ -1,0 +1,87 @@
+/* syncs_test.c - how often a disk is waited for: a stored turn and a deletion, on which thread. Also under SQLite,
+ * since this program's fdatasync() comes before the C library's. */
+#include "tests/session/harness.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static struct {
+    pthread_mutex_t lock; /* guards the rest */
+    int ledger, packs, others;
+    pid_t ledger_thread;
+    bool mixed; /* a pack was synced by the thread that syncs the ledger */
+} syncs = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+int fdatasync(int fd)
+{
+    char link[64], path[512] = "";
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    const char *name = n > 0 && strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    pid_t thread = (pid_t)syscall(SYS_gettid);
+    pthread_mutex_lock(&syncs.lock);
+    if (!strcmp(name, "ledger.db-wal")) {
+        syncs.ledger++;
+        syncs.ledger_thread = thread;
+    } else if (!strncmp(name, "pack-", 5)) {
+        syncs.packs++;
+        syncs.mixed |= thread == syncs.ledger_thread;
+    } else {
+        syncs.others++;
+    }
+    pthread_mutex_unlock(&syncs.lock);
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+static void begin(void)
+{
+    pthread_mutex_lock(&syncs.lock);
+    syncs.ledger = syncs.packs = syncs.others = 0;
+    pthread_mutex_unlock(&syncs.lock);
+}
+
+static void test_lone_turn(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = "warm", .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    for (int i = 0; i < 3; i++) {
+        begin();
+        (void)rig_ask(rig, (struct ask){.text = "what is a lee shore", .conversation = "conv_a", .seed = 2});
+        rig_saved(rig);
+        rig_ledger(rig);
+        /* The turn's row; its hold and how its saving ended. The pack, and by the cutter what was made longer. */
+        assert_int_equal(syncs.ledger, 2);
+        assert_true(syncs.packs >= 1 && syncs.packs <= 2);
+        assert_int_equal(syncs.others, 0);
+    }
+    assert_false(syncs.mixed);
+    rig_close(rig);
+}
+
+static void test_deletion(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 8192});
+    char *text = rig_text(1, 3000);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_saved(rig);
+    assert_true(rig_segments(rig) >= 12);
+    begin();
+    assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
+    /* All of its records at once; both databases and their logs, which are overwritten; and both transactions. */
+    assert_int_equal(syncs.packs, 1);
+    assert_true(syncs.ledger <= 6);
+    assert_true(syncs.others <= 5);
+    assert_false(syncs.mixed);
+    free(text);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lone_turn), cmocka_unit_test(test_deletion)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
