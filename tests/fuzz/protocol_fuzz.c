@@ -26,13 +26,13 @@ static void body(const char *text, size_t len, int which)
         abort();
     }
     if (q) {
-        for (size_t i = 0; i < q->n_messages; i++) {
-            if (strlen(q->messages[i].text) != q->messages[i].len ||
-                !utf8_valid(q->messages[i].text, q->messages[i].len)) {
+        for (size_t i = 0; i < q->n_items; i++) {
+            if (strlen(q->items[i].text) != q->items[i].len ||
+                !utf8_valid(q->items[i].text, q->items[i].len)) {
                 abort();
             }
         }
-        if (q->max_output_tokens < 0 || (q->previous && q->conversation) || (q->generate && q->n_messages == 0)) {
+        if (q->max_output_tokens < 0 || (q->previous && q->conversation) || (q->generate && q->n_items == 0)) {
             abort();
         }
     }
