@@ -88,12 +88,14 @@ static int accept_run(struct storage_ledger *l, void *arg)
     }
     if (t->found.replaces) {
         rc = storage_turn_replace(l, row->owner, t->found.replaces);
-        if (rc && rc != -ENOENT)
-            return rc;
+        if (rc)
+            return rc == -ENOENT ? -EBUSY : rc;
     }
     rc = storage_turn_insert(l, row);
     if (!rc && t->key)
-        rc = storage_key_set(l, row->owner, t->key_hash, t->digest, t->response_id);
+        rc = storage_key_set(l, row->owner, t->key_hash, t->digest_hash, t->response_id);
+    if (rc)
+        row->id = 0; /* it is undone, and the next row may get this number */
     return rc;
 }
 
@@ -101,6 +103,8 @@ static void accept_done(void *arg, int rc)
 {
     struct turn *t = arg;
     t->accept_rc = rc;
+    if (rc)
+        t->accepted.id = 0;
     back(t, turn_accepted);
 }
 
@@ -128,7 +132,7 @@ int accept_start(struct turn *t)
                                         .created_ms = t->created_ms};
     memcpy(t->accepted.fingerprint, t->session->info->model_sha256, sizeof t->accepted.fingerprint);
     if (t->has_digest)
-        memcpy(t->accepted.digest, t->digest, sizeof t->accepted.digest);
+        memcpy(t->accepted.digest, t->digest_hash, sizeof t->accepted.digest);
     int rc = submit(t, accept_run, accept_done);
     if (!rc)
         t->in_ledger = ROW_ASKED;

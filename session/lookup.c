@@ -77,6 +77,7 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     if (rc)
         return rc;
     *parent = turn.parent;
+    f->requeued = turn.id;
     rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
     storage_turn_free(&turn);
     return rc;
@@ -142,10 +143,15 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
     f->failure = SESSION_OK;
     if (!rc && first->status >= STORAGE_TURN_RUNNING)
         refuse(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request has not ended yet");
-    else if (!rc && !(leaf == 1 && *parent && t->match)) { /* what is matched goes on where the match is */
-        storage_conversation_free(&f->conversation);
-        rc = storage_conversation_by_id(l, f->owner.id, first->conversation, &f->conversation);
-        *parent = first->parent;
+    else if (!rc) {
+        /* Its place is where the first one stood: not where others came behind that meanwhile, and what is matched goes
+         * on where the match is. */
+        bool moved = t->conversation && !t->parent && *parent != first->id && *parent != first->parent;
+        if (leaf != 1 || (t->match ? !*parent && !first->parent : !moved)) {
+            storage_conversation_free(&f->conversation);
+            rc = storage_conversation_by_id(l, f->owner.id, first->conversation, &f->conversation);
+            *parent = first->parent;
+        }
     }
     if (!rc && f->failure == SESSION_OK && leaf == 1) {
         f->replaces = first->id;
@@ -164,7 +170,7 @@ static int find_key(struct storage_ledger *l, struct turn *t, int64_t *parent)
     struct found *f = &t->found;
     struct storage_turn first;
     char *target = NULL;
-    int rc = storage_key_get(l, f->owner.id, t->key_hash, t->digest, &target);
+    int rc = storage_key_get(l, f->owner.id, t->key_hash, t->digest_hash, &target);
     if (rc == -ENOENT)
         return 0; /* nothing was made with it */
     if (rc == -EINVAL)
@@ -186,7 +192,7 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
     struct storage_turn first;
     int64_t before = INT64_MAX;
     for (int tries = 0; tries < REPEAT_TRIES; tries++) {
-        int rc = storage_turn_by_digest(l, f->owner.id, t->digest, before, &first);
+        int rc = storage_turn_by_digest(l, f->owner.id, t->digest_hash, before, &first);
         if (rc)
             return rc == -ENOENT ? 0 : rc;
         before = first.id;
@@ -228,11 +234,10 @@ static int find_run(struct storage_ledger *l, void *arg)
     struct turn *t = arg;
     struct found *f = &t->found;
     int64_t parent = 0;
-    uint8_t digest[STORAGE_DIGEST_BYTES];
     int rc = storage_owner_get(l, t->owner, &f->owner);
     /* Stored, a digest must not tell what was asked to those who can guess it. */
-    if (!rc && t->has_digest && !(rc = accept_hash(&f->owner, t->digest, sizeof t->digest, digest)))
-        memcpy(t->digest, digest, sizeof digest);
+    if (!rc && t->has_digest)
+        rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
     if (!rc && t->requeued)
         rc = find_requeued(l, t, &parent);
     else if (!rc && t->conversation)

@@ -126,6 +126,7 @@ struct found {
     size_t n_path;
     size_t matched;             /* match: messages that the path covers */
     int64_t replaces;           /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t requeued;           /* row of a turn that waited in the ledger */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
     char *stored_previous;
 };
@@ -193,8 +194,8 @@ struct turn {
     int n_jobs;
     enum turn_row in_ledger;
     struct storage_turn accepted, row;
-    struct storage_item answer; /* of the row */
-    uint8_t key_hash[STORAGE_DIGEST_BYTES];
+    struct storage_item answer;                                                /* of the row */
+    uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
     int accept_rc, commit_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;

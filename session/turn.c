@@ -130,15 +130,29 @@ static bool running_on(const struct turn *t, const struct turn *other)
            other->found.conversation.id == t->found.conversation.id;
 }
 
-/* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written.
- * Those that came later and wait are not. */
+/* Whether t is `other` come again: it is to find how that one ended. */
+static bool repeats(const struct turn *t, const struct turn *other)
+{
+    if (other == t || other->state == TURN_OVER || !t->store || !other->store || !t->has_digest || !other->has_digest ||
+        strcmp(t->owner, other->owner) != 0)
+        return false;
+    if (t->key)
+        return other->key && !strcmp(t->key, other->key);
+    return t->retry && !memcmp(t->digest, other->digest, sizeof t->digest);
+}
+
+/* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written,
+ * and a first attempt at the same. Those that came later and wait are not. */
 static bool locked(const struct turn *t, bool ending)
 {
     bool later = false;
     for (const struct turn *other = t->session->turns; other; other = other->next) {
         later |= other == t;
-        if (running_on(t, other) && !(later && other->state == TURN_BEHIND) &&
-            (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
+        if (later && other->state == TURN_BEHIND)
+            continue;
+        if (running_on(t, other) && (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
+            return true;
+        if (ending && !later && repeats(t, other))
             return true;
     }
     return false;
@@ -171,11 +185,12 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
         return;
     }
-    if (waiting >= s->max_waiting) {
+    /* What waits in the ledger was let in before. */
+    if (waiting >= s->max_waiting && !t->requeued) {
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
-    if (locked(t, false)) {
+    if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
@@ -266,9 +281,13 @@ void turn_accepted(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->terminal) /* that was told already */
+        return;
     if (t->accept_rc == 0) {
         t->in_ledger = ROW_THERE;
         t->found.conversation.id = t->accepted.conversation;
+        if (t->found.replaces) /* what it had stored has gone with it */
+            hot_distrust(s, t->found.owner.id);
         tell_started(t);
     } else if (t->state != TURN_PLANNING) { /* whose job looks at the pages */
         not_accepted(t);
@@ -280,6 +299,10 @@ void turn_found(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->found.requeued) { /* if it fails, its row says so */
+        t->accepted.id = t->found.requeued;
+        t->in_ledger = ROW_THERE;
+    }
     if (t->found.failure == SESSION_PREVIOUS_NOT_FOUND && follows_ephemeral(t))
         t->found.failure = SESSION_OK;
     if (t->found.failure != SESSION_OK) {

@@ -521,10 +521,12 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id)
 {
     struct storage_turn t;
+    bool wrote_kv = l->wrote_kv;
     int rc = storage_turn_by_id(l, owner, id, 0, &t);
     if (rc)
         return rc;
     rc = turn_remove(l, &t);
     storage_turn_free(&t);
+    l->wrote_kv = wrote_kv; /* that the index could not be written is no reason to refuse the turn */
     return rc;
 }

@@ -102,6 +102,7 @@ struct client_request {
     struct run_retry retry;
     char *body; /* terminated; NULL: none, or it was parsed */
     size_t body_len;
+    size_t body_size; /* of the body's buffer: counted by the budget */
     /* Of a large body, parsed before the handler was called: */
     cJSON *json;
     struct turn_request *turn;

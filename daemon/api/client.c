@@ -368,6 +368,7 @@ static void parsed(struct work *w, bool closing)
     cJSON_Delete(r->json);
     turn_request_free(r->turn);
     free(r->body);
+    budget_give(&p->api->budget, r->body_size);
     free(p);
 }
 
@@ -415,7 +416,9 @@ void api_dispatch(struct client *c)
         p->request.route = c->request.route;
         p->request.body = c->request.body;
         p->request.body_len = c->request.body_len;
+        p->request.body_size = c->request.body_size;
         c->request.body = NULL;
+        c->request.body_size = 0;
         work_submit(c->api->workers, &p->work);
         return;
     }

@@ -144,6 +144,16 @@ void op_posted(struct client *c, struct op *op, int rc)
     client_answer_error(c, &e);
 }
 
+/* On a WebSocket the error goes to the stream that asked. */
+static void answer_error(struct client *c, const struct op *op, const struct api_error *e)
+{
+    if (c->websocket) {
+        client_ws_error(c, e, op->text);
+    } else {
+        client_answer_error(c, e);
+    }
+}
+
 static void result(struct op *op, const struct session_result *r)
 {
     if (op->deletes && (r->rc == 0 || r->rc == -EINPROGRESS)) {
@@ -181,7 +191,7 @@ static void result(struct op *op, const struct session_result *r)
             } else {
                 api_error_set(&e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-r->rc));
             }
-            client_answer_error(c, &e);
+            answer_error(c, op, &e);
         }
     }
 }

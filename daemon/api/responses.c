@@ -476,7 +476,7 @@ static void take_requeued(struct event *event, bool closing)
     struct api_error e = {0};
     if (!closing) {
         cJSON *body = json_parse_request(r->request, strlen(r->request), &e);
-        struct turn_request *q = body ? responses_parse(body, false, &e) : NULL;
+        struct turn_request *q = body ? responses_parse(body, true, &e) : NULL; /* `stream` is nobody's now */
         if (q && (q->body = strdup(r->request)) && run_requeue(&r->api->runs, r->owner, r->id, q, &e) == 0) {
             q = NULL;
         } else {

@@ -262,7 +262,13 @@ static void cancel(struct client *c, const cJSON *body, const char *stream_id)
 
 static void attach_stored(struct client *c, struct op *op, const struct session_result *r)
 {
-    responses_attach(c, READ_WATCH, op->number, op->text, &r->responses[0]);
+    if (c->n_watched < WATCHED_MAX) {
+        responses_attach(c, READ_WATCH, op->number, op->text, &r->responses[0]);
+        return;
+    }
+    struct api_error e;
+    api_error_set(&e, 429, "rate_limit_exceeded", NULL, "A connection follows at most %d responses.", WATCHED_MAX);
+    client_ws_error(c, &e, op->text);
 }
 
 /* Joins a response: a second device, or this one after its connection broke. */

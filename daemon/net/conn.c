@@ -82,8 +82,8 @@ void conn_forget_body(struct conn *c)
     free(c->client.request.body);
     c->client.request.body = NULL;
     c->client.request.body_len = 0;
-    budget_give(&c->net->api->budget, c->body_size);
-    c->body_size = 0;
+    budget_give(&c->net->api->budget, c->client.request.body_size);
+    c->client.request.body_size = 0;
 }
 
 /* The request has been answered, or never will be. */
@@ -385,24 +385,20 @@ static int write_message(struct conn *c)
         return -1;
     }
     take_off(c, n);
+    c->stalled_since_ms = clock_ms();
     return 0;
 }
 
-/* What fits of all chunks in one write. */
+/* An answer's bytes are whole already. The library would take more than the socket does and keep the rest, which would
+ * be lost when the connection is taken back. */
 static int write_answer(struct conn *c)
 {
-    unsigned char *out = c->net->out + LWS_PRE;
-    size_t n = 0;
-    for (struct chunk *k = c->out_head; k && n < WRITE_BYTES; k = k->next) {
-        size_t left = k->len - k->sent, part = left < WRITE_BYTES - n ? left : WRITE_BYTES - n;
-        memcpy(out + n, k->data + LWS_PRE + k->sent, part);
-        n += part;
+    ssize_t sent = send_some(c);
+    if (sent > 0) {
+        take_off(c, (size_t)sent);
+        c->stalled_since_ms = clock_ms();
     }
-    if (lws_write(c->wsi, out, n, LWS_WRITE_HTTP) < 0) {
-        return -1;
-    }
-    take_off(c, n);
-    return 0;
+    return sent < 0 ? -1 : 0;
 }
 
 static int write_lent(struct conn *c)
@@ -421,7 +417,6 @@ static int write_lent(struct conn *c)
         if (c->client.websocket ? write_message(c) : write_answer(c)) {
             return -1;
         }
-        c->stalled_since_ms = clock_ms();
     }
     if (!going) {
         client_pump(&c->client);

@@ -163,6 +163,10 @@ void http_answer(struct client *client, int status, const char *content_type, ch
 void http_stream_begin(struct client *client)
 {
     struct conn *c = (struct conn *)client;
+    if (c->early) { /* another kind of answer was begun */
+        conn_drop(c);
+        return;
+    }
     c->phase = CONN_ANSWERING;
     client->streaming = true;
     send_head(c, 200, "text/event-stream; charset=utf-8", -1, NULL);
@@ -198,7 +202,7 @@ void http_probe(struct conn *c)
     }
     if (client->streaming) {
         send_body(c, ":\n\n", 3);
-    } else if (c->half_closed) {
+    } else if (c->half_closed && client->readers) { /* what kind of answer it will be is known */
         if (!c->early) {
             c->early = true;
             c->phase = CONN_ANSWERING;
@@ -499,7 +503,7 @@ static size_t body_room(struct conn *c, size_t want)
     struct api_error e;
     size_t left = (size_t)c->length - r->body_len;
     want = want < left ? want : left;
-    int rc = net_grow(c, &r->body, &c->body_size, r->body_len + want + 1, &e);
+    int rc = net_grow(c, &r->body, &r->body_size, r->body_len + want + 1, &e);
     if (rc == -EDQUOT) {
         http_refuse(c, &e);
         return 0;

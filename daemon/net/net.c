@@ -59,7 +59,12 @@ static void share_of(const char *address, char out[ADDRESS_SIZE])
 {
     struct in6_addr v6;
     snprintf(out, ADDRESS_SIZE, "%s", address);
-    if (inet_pton(AF_INET6, address, &v6) == 1) {
+    if (inet_pton(AF_INET6, address, &v6) != 1) {
+        return;
+    }
+    if (IN6_IS_ADDR_V4MAPPED(&v6)) {
+        inet_ntop(AF_INET, v6.s6_addr + 12, out, ADDRESS_SIZE);
+    } else {
         memset(v6.s6_addr + 8, 0, 8);
         inet_ntop(AF_INET6, &v6, out, ADDRESS_SIZE);
     }
@@ -70,13 +75,15 @@ static bool unfinished(const struct conn *c)
     return (c->phase == CONN_HEAD || c->phase == CONN_BODY) && !c->client.dropped;
 }
 
-/* The oldest unfinished request, or answered connection; of an address, unless that is NULL. */
+/* The oldest unfinished request; of an address, unless that is NULL: then an answered connection will do as well. Only
+ * who was counted is of any use. */
 static struct conn *guilty(struct net *n, const char *address, const struct conn *but)
 {
     struct conn *oldest = NULL;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
-            if (c != but && (unfinished(c) || (c->phase == CONN_LINGER && !c->client.dropped)) &&
+            bool answered = !address && c->phase == CONN_LINGER && !c->client.dropped;
+            if (c != but && !c->over_limit && (unfinished(c) || answered) &&
                 (!address || strcmp(c->address, address) == 0) && (!oldest || c->client.id < oldest->client.id)) {
                 oldest = c;
             }
@@ -126,7 +133,7 @@ bool net_admit_as(struct net *n, struct conn *c, const char *address)
 static size_t held(const struct conn *c)
 {
     return c->client.dropped || c->close_code ? 0
-           : c->phase == CONN_BODY            ? c->body_size
+           : c->phase == CONN_BODY            ? c->client.request.body_size
            : c->message_since_ms              ? c->message_size
                                               : 0;
 }

@@ -72,10 +72,9 @@ struct conn {
     size_t seen;        /* bytes of the head that were looked at */
     char *origin;       /* to be echoed for CORS; NULL */
     char *cors_headers; /* that a preflight asks for; NULL */
-    size_t body_size;
-    int64_t length;   /* of the body; -1 = not given */
-    size_t discarded; /* bytes that were read and thrown away */
-    int status;       /* of the answer */
+    int64_t length;     /* of the body; -1 = not given */
+    size_t discarded;   /* bytes that were read and thrown away */
+    int status;         /* of the answer */
     bool http10;
     bool over_limit;  /* it is only told so */
     bool half_closed; /* the peer sends no more */

@@ -203,6 +203,13 @@ static void on_event(void *arg, const struct session_event *ev)
     events_post(run->runs->events, &e->event);
 }
 
+/* False: there was no memory for one, and it is a repetition of nothing. */
+static bool has_digest(const struct run_retry *retry)
+{
+    static const unsigned char none[RETRY_DIGEST_BYTES];
+    return memcmp(retry->digest, none, sizeof(none)) != 0;
+}
+
 /* id: the one that it has already; NULL: it is new. */
 static int start(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
                  struct run_home *home, struct run **out, struct api_error *e)
@@ -251,8 +258,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .store = q->store,
         .generate = q->generate,
-        .key = retry && q->store ? retry->idempotency_key : NULL,
-        .digest = retry ? retry->digest : NULL,
+        .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
+        .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
         .request = q->background ? q->body : NULL,
         .requeued = id != NULL,

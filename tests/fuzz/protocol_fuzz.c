@@ -27,8 +27,7 @@ static void body(const char *text, size_t len, int which)
     }
     if (q) {
         for (size_t i = 0; i < q->n_items; i++) {
-            if (strlen(q->items[i].text) != q->items[i].len ||
-                !utf8_valid(q->items[i].text, q->items[i].len)) {
+            if (strlen(q->items[i].text) != q->items[i].len || !utf8_valid(q->items[i].text, q->items[i].len)) {
                 abort();
             }
         }

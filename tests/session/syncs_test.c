@@ -52,8 +52,9 @@ static void test_lone_turn(void **state)
         (void)rig_ask(rig, (struct ask){.text = "what is a lee shore", .conversation = "conv_a", .seed = 2});
         rig_saved(rig);
         rig_ledger(rig);
-        /* The turn's row; its hold and how its saving ended. The pack, and by the cutter what was made longer. */
-        assert_int_equal(syncs.ledger, 2);
+        /* The turn's row, when it is accepted and when it has ended; its hold and how its saving ended. The pack, and
+         * by the cutter what was made longer. */
+        assert_int_equal(syncs.ledger, 3);
         assert_true(syncs.packs >= 1 && syncs.packs <= 2);
         assert_int_equal(syncs.others, 0);
     }

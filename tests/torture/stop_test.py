@@ -92,7 +92,7 @@ def killed_in_the_middle():
         t.join(10)
         d.start()
         items = d.ok("GET", f"/v1/conversations/{c}/items?order=asc")["data"]
-        assert len(items) == 2 and items[1]["content"][0]["text"] == text_of(first), items
+        assert len(items) == 3 and items[1]["content"][0]["text"] == text_of(first), items  # the killed one's question stays
         response = d.turn("What is my boat called?", conversation=c)
         r = check_receipt(response)
         assert r["reprefilled"] == [] and r["turn"] == 2 and "Heron" in text_of(response), response
