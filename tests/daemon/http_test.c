@@ -613,6 +613,38 @@ static void connection_caps(void **state)
     harness_stop(h);
 }
 
+/* Who was refused, or has its answer, and stays connected makes no room for others. */
+static void caps_are_not_traded(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {"--max-connections-per-address", "4", NULL};
+    struct harness *h = harness_start(flags);
+    int answered = dial(h), fds[4];
+    send_request(answered, "GET", "/health", NULL, NULL);
+    struct reply r = read_reply(answered);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    for (int i = 0; i < 4; i++) {
+        fds[i] = ws_dial(h);
+    }
+    int refused[3];
+    for (int i = 0; i < 3; i++) {
+        refused[i] = dial(h);
+        send_request(refused[i], "GET", "/health", NULL, NULL);
+        r = read_reply(refused[i]);
+        assert_int_equal(r.status, 429);
+        reply_free(&r);
+    }
+    for (int i = 0; i < 3; i++) {
+        close(refused[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+    close(answered);
+    harness_stop(h);
+}
+
 /* Behind a proxy that is trusted each client has a share of its own, and the claims of others count nothing. */
 static void forwarded_addresses(void **state)
 {
@@ -660,6 +692,7 @@ int main(void)
         cmocka_unit_test(disconnect_cancels),
         cmocka_unit_test(waiting_outlives_every_timeout),
         cmocka_unit_test(connection_caps),
+        cmocka_unit_test(caps_are_not_traded),
         cmocka_unit_test(forwarded_addresses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -444,15 +444,124 @@ static void test_windows(void **state)
     rig_close(rig);
 }
 
+/* ---- requests that come again ---- */
+
+static void assert_repeated(const struct answer *a, const struct answer *first)
+{
+    assert_true(a->repeated);
+    assert_string_equal(a->stored, first->id);
+}
+
+static void test_again_by_key(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct ask ask = {.text = "hello", .key = "k", .digest = 1, .seed = 1};
+    struct answer *first = rig_ask(rig, ask);
+    assert_repeated(rig_ask(rig, ask), first);
+    struct ask other = ask;
+    other.digest = 2;
+    rig_refused(rig, other, SESSION_KEY_REUSED);
+    other.owner = "bob";
+    assert_false(rig_ask(rig, other)->repeated);
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    assert_repeated(rig_ask(rig, ask), first);
+    assert_int_equal(rig_delete_response(rig, "ann", first->id), 0);
+    rig_refused(rig, ask, SESSION_GONE);
+    rig_close(rig);
+}
+
+/* Both are sent before either has begun: the second waits, and gets what the first one was answered. */
+static void test_again_at_once(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    for (int key = 0; key < 2; key++) {
+        struct ask ask = {.text = "hello", .key = key ? "k" : NULL, .digest = 1 + key, .seed = 1};
+        struct answer *a = rig_begin(rig, ask);
+        ask.retry = true;
+        struct answer *b = rig_begin(rig, ask);
+        rig_end(a);
+        rig_end(b);
+        assert_false(a->failed || a->repeated);
+        assert_repeated(b, a);
+    }
+    rig_close(rig);
+}
+
+static void abandon_at_first_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        session_cancel(a->rig->s, "ann", a->id, SESSION_STOP_ABANDONED);
+}
+
+/* What was abandoned is replaced by its retry; what the user stopped is not; and what came behind it meanwhile stays.
+ */
+static void test_abandoned(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char head[64], saved[64], status[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *before = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a", .seed = 1});
+    struct ask ask = {.text = "go on",
+                      .conversation = "conv_a",
+                      .digest = 7,
+                      .seed = 29, /* a long answer */
+                      .max = 3000,
+                      .hook = abandon_at_first_delta};
+    struct answer *a = rig_ask(rig, ask);
+    assert_true(a->incomplete);
+    assert_string_equal(a->reason, "abandoned");
+    ask.hook = NULL;
+    ask.max = 8;
+    ask.retry = true;
+    struct answer *b = rig_ask(rig, ask);
+    assert_false(b->repeated);
+    assert_int_equal(b->receipt.turn, 2);
+    assert_int_equal(b->receipt.prefilled, 1); /* the prompt's last token, for its logits */
+    rig_saved(rig);
+    assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), -ENOENT);
+    assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), 0);
+    assert_string_equal(saved, "yes");
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, b->id);
+
+    ask.digest = 8;
+    ask.hook = abandon_at_first_delta;
+    ask.max = 3000;
+    ask.parent = before->id;
+    a = rig_ask(rig, ask);
+    assert_string_equal(a->reason, "abandoned");
+    struct answer *behind = rig_ask(rig, (struct ask){.text = "fine", .conversation = "conv_a", .seed = 2});
+    ask.hook = NULL;
+    b = rig_ask(rig, ask);
+    assert_repeated(b, a); /* somebody follows it: it is what it is */
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, behind->id);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_ram),          cmocka_unit_test(test_from_disk),
-        cmocka_unit_test(test_after_restart),     cmocka_unit_test(test_after_loss),
-        cmocka_unit_test(test_beside_others),     cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_warm_up),           cmocka_unit_test(test_warm_up_with_messages),
-        cmocka_unit_test(test_nothing_to_run),    cmocka_unit_test(test_stop_inside_a_token),
-        cmocka_unit_test(test_max_output_tokens), cmocka_unit_test(test_context_ends),
+        cmocka_unit_test(test_again_by_key),
+        cmocka_unit_test(test_again_at_once),
+        cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_from_ram),
+        cmocka_unit_test(test_from_disk),
+        cmocka_unit_test(test_after_restart),
+        cmocka_unit_test(test_after_loss),
+        cmocka_unit_test(test_beside_others),
+        cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_warm_up),
+        cmocka_unit_test(test_warm_up_with_messages),
+        cmocka_unit_test(test_nothing_to_run),
+        cmocka_unit_test(test_stop_inside_a_token),
+        cmocka_unit_test(test_max_output_tokens),
+        cmocka_unit_test(test_context_ends),
         cmocka_unit_test(test_windows),
     };
     return cmocka_run_group_tests(tests, learn_truth, forget_truth);
