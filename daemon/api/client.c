@@ -174,10 +174,10 @@ void client_read(struct client *c, struct run *run, int kind, size_t from, const
     run_subscribe(run, &r->sub, from);
 }
 
-/* The answer of a run is queued to its end: when the peer has all of it, that is worth knowing. */
+/* The answer of a run is queued to its end for who asked for it: when the peer has all of it, that is worth knowing. */
 static void note_answered(struct client *c, const struct run *run)
 {
-    if (!run->failed && run->request->store) {
+    if (!run->failed && run->request->store && c->request.route && c->request.route->turn) {
         snprintf(c->unacknowledged, sizeof(c->unacknowledged), "%s", run->id);
     }
 }

@@ -299,7 +299,7 @@ size_t responses_replay(struct run *run, int64_t starting_after)
     const char *final = run->status;
     bool failed = run->failed, progress = run->request->progress || run->request->background;
     /* Two events at the start, two of the item, a delta for each token and one more, three and one at the end. */
-    if (!progress && starting_after >= 9 + (int64_t)run->output_tokens) {
+    if (!progress && starting_after >= (run->request->generate ? 9 + (int64_t)run->output_tokens : 3)) {
         return SIZE_MAX;
     }
     /* Until the first delta, or the first progress, the numbers are those of the original. After that they are not

@@ -70,7 +70,7 @@ static const char *status_text(int status)
 static void send_head(struct conn *c, int status, const char *content_type, int64_t length, const char *more)
 {
     char framing[64] = "", cors[1200] = "", head[RESPONSE_HEAD_MAX];
-    if (length >= 0) {
+    if (length >= 0 && status != 204) { /* RFC 9110, 8.6 */
         snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
     } else if (length == -1 && !c->http10) {
         snprintf(framing, sizeof(framing), "Transfer-Encoding: chunked\r\n");

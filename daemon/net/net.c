@@ -32,7 +32,8 @@
 #define EVENTS_MAX           64
 #define ACCEPTS_MAX          64
 #define BACKLOG              512
-#define DESCRIPTORS_RESERVED 48 /* for the model, the ledger and packs */
+/* For the model, the ledger and packs; for refusals; for those that are taken back in one turn of the loop. */
+#define DESCRIPTORS_RESERVED (48 + REFUSING_MAX + EVENTS_MAX)
 #define CONNS_MIN            4
 
 /* ---- who may come in ------------------------------------------------------------------------------------------------
