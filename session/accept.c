@@ -24,7 +24,7 @@ static void back(struct turn *t, void (*run)(struct session *s, void *arg))
 
 static int submit(struct turn *t, int (*run)(struct storage_ledger *l, void *arg), void (*done)(void *arg, int rc))
 {
-    int rc = storage_submit(t->session->storage, (struct storage_job){run, done, t});
+    int rc = storage_submit(t->session->storage, (struct storage_job){.run = run, .done = done, .arg = t});
     if (rc)
         return rc;
     t->n_jobs++;

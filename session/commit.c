@@ -287,7 +287,8 @@ static void kv_saved(struct session *s, void *arg)
     bool written = saving->rc == saving->with_rc && (saving->saved == STORAGE_SAVED_FAILED) == (saving->rc != 0) &&
                    saving->saved != STORAGE_SAVED_PENDING;
     if (saving->told && !written && s->storage &&
-        storage_submit(s->storage, (struct storage_job){saving_run, saving_run_done, saving}) == 0)
+        storage_submit(s->storage, (struct storage_job){.run = saving_run, .done = saving_run_done, .arg = saving}) ==
+            0)
         return;
     saving_over(s, saving);
 }

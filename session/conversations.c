@@ -475,7 +475,7 @@ static bool settle(struct session *s, struct query *q)
         return true;
     }
     s->jobs++;
-    if (storage_submit(s->storage, (struct storage_job){settled_run, settled_done, q})) {
+    if (storage_submit(s->storage, (struct storage_job){.run = settled_run, .done = settled_done, .arg = q})) {
         s->jobs--;
         answer(q, -ENOMEM);
     }
@@ -547,7 +547,7 @@ static void start_on_engine(struct session *s, void *arg)
         return;
     }
     s->jobs++;
-    if (storage_submit(s->storage, (struct storage_job){query_run, found_done, q})) {
+    if (storage_submit(s->storage, (struct storage_job){.run = query_run, .done = found_done, .arg = q})) {
         s->jobs--;
         answer(q, -ENOMEM);
     }
@@ -570,9 +570,10 @@ static int start(struct session *s, enum query_kind kind, const char *owner, con
         failed |= from[i] && !*to[i];
     }
     bool engine = kind == DELETE || kind == EVICT || kind == RESPONSE_DELETE;
-    int rc = failed   ? -ENOMEM
-             : engine ? session_post(s, start_on_engine, q)
-                      : storage_submit(s->storage, (struct storage_job){query_run, query_done, q});
+    int rc = failed ? -ENOMEM
+             : engine
+                 ? session_post(s, start_on_engine, q)
+                 : storage_submit(s->storage, (struct storage_job){.run = query_run, .done = query_done, .arg = q});
     if (rc)
         query_free(q);
     return rc;

@@ -265,7 +265,7 @@ static void find_done(void *arg, int rc)
 
 int lookup_find(struct turn *t)
 {
-    return storage_submit(t->session->storage, (struct storage_job){find_run, find_done, t});
+    return storage_submit(t->session->storage, (struct storage_job){.run = find_run, .done = find_done, .arg = t});
 }
 
 /* ---- plan: which segments hold the context? ---- */
@@ -362,5 +362,5 @@ static void plan_done(void *arg, int rc)
 
 int lookup_plan(struct turn *t)
 {
-    return storage_submit(t->session->storage, (struct storage_job){plan_run, plan_done, t});
+    return storage_submit(t->session->storage, (struct storage_job){.run = plan_run, .done = plan_done, .arg = t});
 }

@@ -641,7 +641,9 @@ static void delivered_done(void *arg, int rc)
 
 static void delivered(struct session *s, void *arg)
 {
-    if (!s->storage || storage_submit(s->storage, (struct storage_job){delivered_run, delivered_done, arg}))
+    if (!s->storage ||
+        storage_submit(s->storage, (struct storage_job){
+                                       .run = delivered_run, .done = delivered_done, .arg = arg, .unsynced = true}))
         target_free(arg);
 }
 
@@ -688,7 +690,7 @@ int session_requeue(struct session *s,
     if (!r)
         return -ENOMEM;
     *r = (struct requeue){each, arg};
-    int rc = storage_submit(s->storage, (struct storage_job){requeue_run, requeue_done, r});
+    int rc = storage_submit(s->storage, (struct storage_job){.run = requeue_run, .done = requeue_done, .arg = r});
     if (rc)
         free(r);
     return rc;

@@ -152,14 +152,20 @@ static int job_run(struct storage_ledger *l, struct job *j)
 /* Runs a batch and commits it. Returns why the ledger did not commit; *kv_rc why kv.db did not. */
 static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
 {
+    bool unsynced = batch != NULL;
+    for (struct job *j = batch; j; j = j->next)
+        unsynced &= j->job.unsynced;
     l->n_drops = l->n_dead_turns = 0;
-    int rc = control(l, S_BEGIN);
+    /* Not a statement that is kept: the pragma works when it is compiled. */
+    int rc = unsynced ? schema_errno(sqlite3_exec(l->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL)) : 0;
+    if (!rc)
+        rc = control(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j);
     /* What is done with goes along with a transaction that is to be synced anyway. */
-    bool clear = !rc && (!batch || sqlite3_total_changes(l->db) != changes);
+    bool clear = !rc && !unsynced && (!batch || sqlite3_total_changes(l->db) != changes);
     if (clear)
         rc = erase_marks_clear(l);
     if (!rc)
@@ -171,6 +177,8 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     } else {
         kv_control(l, S_KV_COMMIT);
     }
+    if (unsynced && sqlite3_exec(l->db, "PRAGMA synchronous = FULL", NULL, NULL, NULL) != SQLITE_OK)
+        storage_log(l->st, LOG_ERR, "ledger: transactions may not be synced from now on: %s", sqlite3_errmsg(l->db));
     if (clear || rc)
         erase_marks_cleared(l, rc);
     atomic_store(&l->st->clock, l->used);

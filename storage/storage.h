@@ -53,6 +53,7 @@ struct storage_job {
     void (*done)(void *arg,
                  int rc); /* after the commit: 0, run's negative result, or why the commit failed. May be NULL */
     void *arg;
+    bool unsynced; /* what it writes outlives the process, and may be lost with the power: no sync for it alone */
 };
 
 /* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */

@@ -579,7 +579,8 @@ void rig_ledger(struct rig *rig)
 {
     struct waiting w = {.gate = GATE_CLOSED};
     for (int n = 1; n <= 2; n++) { /* the second begins after what follows the first one's commit */
-        assert_int_equal(storage_submit(rig->s->storage, (struct storage_job){nothing, keeping_done, &w}), 0);
+        assert_int_equal(
+            storage_submit(rig->s->storage, (struct storage_job){.run = nothing, .done = keeping_done, .arg = &w}), 0);
         gate_wait(&w.gate, n);
     }
 }
@@ -628,7 +629,7 @@ struct kept rig_kept(struct rig *rig, const char *owner, const char *id)
     rig_saved(rig);
     *job = (struct keeping_job){.k = {.rig = rig, .owner = owner ? owner : "ann", .id = id, .kept = &kept},
                                 .w = {.gate = GATE_CLOSED}};
-    assert_int_equal(storage_submit(s->storage, (struct storage_job){job_run, job_done, job}), 0);
+    assert_int_equal(storage_submit(s->storage, (struct storage_job){.run = job_run, .done = job_done, .arg = job}), 0);
     gate_wait(&job->w.gate, 1);
     assert_int_equal(job->w.rc, 0);
     kept.kv = malloc((size_t)kept.n_stored * s->info->kv_token_bytes + 1);

@@ -47,17 +47,19 @@ static void test_lone_turn(void **state)
     assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
     (void)rig_ask(rig, (struct ask){.text = "warm", .conversation = "conv_a", .seed = 1});
     rig_saved(rig);
+    int packs = 0;
     for (int i = 0; i < 3; i++) {
         begin();
         (void)rig_ask(rig, (struct ask){.text = "what is a lee shore", .conversation = "conv_a", .seed = 2});
         rig_saved(rig);
         rig_ledger(rig);
-        /* The turn's row, when it is accepted and when it has ended; its hold and how its saving ended. The pack, and
-         * by the cutter what was made longer. */
+        /* The turn's row, when it is accepted and when it has ended; its hold and how its saving ended. */
         assert_int_equal(syncs.ledger, 3);
-        assert_true(syncs.packs >= 1 && syncs.packs <= 2);
         assert_int_equal(syncs.others, 0);
+        packs += syncs.packs;
     }
+    /* The pack, and by the cutter, which may be a turn behind, what was made longer. */
+    assert_true(packs >= 3 && packs <= 2 * 3 + 1);
     assert_false(syncs.mixed);
     rig_close(rig);
 }

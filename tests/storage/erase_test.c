@@ -160,7 +160,7 @@ static void test_record_in_use(void **state)
     struct deletion d = {.lock = PTHREAD_MUTEX_INITIALIZER};
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     assert_int_equal(pin_take(st, f.pack, f.offset), 0);
-    assert_int_equal(storage_submit(st, (struct storage_job){delete_run, delete_done, &d}), 0);
+    assert_int_equal(storage_submit(st, (struct storage_job){.run = delete_run, .done = delete_done, .arg = &d}), 0);
     testing_cuts_wait(st);
     assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
     assert_false(done(&d));
@@ -179,7 +179,7 @@ static void test_close_meanwhile(void **state)
     struct deletion d = {.lock = PTHREAD_MUTEX_INITIALIZER};
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     assert_int_equal(pin_take(st, f.pack, f.offset), 0);
-    assert_int_equal(storage_submit(st, (struct storage_job){delete_run, delete_done, &d}), 0);
+    assert_int_equal(storage_submit(st, (struct storage_job){.run = delete_run, .done = delete_done, .arg = &d}), 0);
     reopen();
     assert_true(done(&d));
     assert_int_equal(d.rc, -EINPROGRESS);
