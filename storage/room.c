@@ -94,13 +94,17 @@ void room_make(struct storage_ledger *l)
     }
     reserve_give_up(st);
     uint64_t before = atomic_load(&st->disk_used);
-    for (int i = 0; i < ROUNDS_MAX && (hit || room_free(st) < ROOM_LEDGER_BYTES); i++) {
+    /* Enough for a new reserve as well: the next one who fills the disk may come soon. */
+    uint64_t wanted = ROOM_LEDGER_BYTES + (uint64_t)RESERVE_BYTES;
+    for (int i = 0; i < ROUNDS_MAX && (hit || room_free(st) < wanted); i++) {
         hit = false;
         l->room_freed = 0;
         if (jobs_run_alone(l, evict_run) || !l->room_freed)
             break;
         jobs_cuts_wait(l);
     }
+    if (room_free(st) >= wanted)
+        reserve_make(st);
     uint64_t after = atomic_load(&st->disk_used);
     if (after < before)
         storage_log(st, LOG_WARNING, "%s: the disk is full; %llu MiB of KV gave way. Free some space on it", st->dir,
