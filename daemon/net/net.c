@@ -26,12 +26,12 @@
 
 #include "daemon/net/net_internal.h"
 
-#define TICK_US              (250 * LWS_US_PER_MS)
-#define COMMENT_MS           15000
-#define EARLY_MS             1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
-#define EVENTS_MAX           64
-#define ACCEPTS_MAX          64
-#define BACKLOG              512
+#define TICK_US     (250 * LWS_US_PER_MS)
+#define COMMENT_MS  15000
+#define EARLY_MS    1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
+#define EVENTS_MAX  64
+#define ACCEPTS_MAX 64
+#define BACKLOG     512
 /* For the model, the ledger and packs; for refusals; for those that are taken back in one turn of the loop. */
 #define DESCRIPTORS_RESERVED (48 + REFUSING_MAX + EVENTS_MAX)
 #define CONNS_MIN            4
