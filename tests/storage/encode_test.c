@@ -98,7 +98,7 @@ static void test_others_failure(void **state)
     assert_int_equal(testing_put(st, owner, 12, 11), 0);
     /* Of the three, the second. */
     faults_set(&faults, EIO, 0, true);
-    faults.writes_left = 2;
+    faults_after(&faults, 2);
     assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_put(st, owner, 13, 12), 0);
     assert_int_equal(testing_put(st, owner, 3, 2), 0);

@@ -107,6 +107,13 @@ void faults_init(struct faults *f, struct storage_io *io)
                               .ctx = f};
 }
 
+void faults_after(struct faults *f, int writes)
+{
+    pthread_mutex_lock(&f->lock);
+    f->writes_left = writes;
+    pthread_mutex_unlock(&f->lock);
+}
+
 void faults_set(struct faults *f, int write_errno, int sync_errno, bool once)
 {
     pthread_mutex_lock(&f->lock);

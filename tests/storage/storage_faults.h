@@ -23,6 +23,8 @@ struct faults {
 
 void faults_init(struct faults *f, struct storage_io *io);
 void faults_set(struct faults *f, int write_errno, int sync_errno, bool once);
+/* The writes' error counts after so many more. */
+void faults_after(struct faults *f, int writes);
 
 /* SQLite cannot read what lies at `from` or behind it in files of this name that are opened, the next so many times.
  * NULL: it can again. */

@@ -122,7 +122,7 @@ static void test_gap(void **state)
     assert_int_equal(testing_commit(st, turn, 1), 0);
     uint64_t one = stats().disk_used;
     faults_set(&faults, EIO, 0, true);
-    faults.writes_left = 1;
+    faults_after(&faults, 1);
     for (unsigned id = 2; id <= 4; id++)
         assert_int_equal(testing_put(st, owner, id, id - 1), 0);
     assert_int_equal(testing_commit(st, turn, 4), -EIO); /* 3 was lost, and 4 is behind it */
@@ -222,7 +222,7 @@ static void test_full_disk(void **state)
 
     /* Full once: something is given up, and it is tried again. */
     faults_set(&faults, ENOSPC, 0, true);
-    faults.writes_left = 0;
+    faults_after(&faults, 0);
     assert_int_equal(testing_put(st, owner, 4, 0), 0);
     assert_int_equal(testing_commit(st, second, 4), 0);
     assert_int_equal(stats().save_failures, 0);
