@@ -504,7 +504,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
     el_set(r->edit, EL_HIST, history, r->history);
     el_set(r->edit, EL_BIND, "^W", "ed-delete-prev-word", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_set(r->edit, EL_ADDFN, "convo-complete", "Complete a command", complete);
+    el_wset(r->edit, EL_ADDFN, L"convo-complete", L"Complete a command", complete);
     el_set(r->edit, EL_BIND, "\t", "convo-complete", NULL);
     el_source(r->edit, NULL);
     el_set(r->edit, EL_GETCFN, read_char);
