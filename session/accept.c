@@ -15,13 +15,6 @@
 
 #include "session/session_internal.h"
 
-static void back(struct turn *t, void (*run)(struct session *s, void *arg))
-{
-    /* A lost command would leave the turn unanswered for ever; commands are a few bytes, so try until it goes. */
-    while (session_post(t->session, run, t))
-        ;
-}
-
 static int submit(struct turn *t, int (*run)(struct storage_ledger *l, void *arg), void (*done)(void *arg, int rc))
 {
     int rc = storage_submit(t->session->storage, (struct storage_job){.run = run, .done = done, .arg = t});
@@ -105,7 +98,7 @@ static void accept_done(void *arg, int rc)
     t->accept_rc = rc;
     if (rc)
         t->accepted.id = 0;
-    back(t, turn_accepted);
+    turn_back(t, turn_accepted);
 }
 
 int accept_start(struct turn *t)
@@ -155,7 +148,7 @@ static void running_over(struct session *s, void *arg)
 static void running_done(void *arg, int rc)
 {
     (void)rc; /* then it runs once more after a crash */
-    back(arg, running_over);
+    turn_back(arg, running_over);
 }
 
 void accept_running(struct turn *t)
@@ -176,7 +169,7 @@ static void commit_done(void *arg, int rc)
 {
     struct turn *t = arg;
     t->commit_rc = rc;
-    back(t, turn_committed);
+    turn_back(t, turn_committed);
 }
 
 int accept_commit(struct turn *t)
@@ -195,7 +188,7 @@ static int fail_run(struct storage_ledger *l, void *arg)
 static void fail_done(void *arg, int rc)
 {
     (void)rc; /* the next start finds it running, and says that it was interrupted */
-    back(arg, turn_failed);
+    turn_back(arg, turn_failed);
 }
 
 int accept_fail(struct turn *t)

@@ -13,13 +13,6 @@
 #define MATCH_TRIES  64 /* answers, from the last one, whose history is looked for */
 #define REPEAT_TRIES 8  /* turns with the same body that are looked at */
 
-static void back(struct turn *t, void (*run)(struct session *s, void *arg))
-{
-    /* A lost command would leave the turn unanswered for ever; commands are a few bytes, so try until it goes. */
-    while (session_post(t->session, run, t))
-        ;
-}
-
 /* ---- find: what does the turn follow? ---- */
 
 static int refuse(struct turn *t, enum session_failure failure, const char *message)
@@ -260,7 +253,7 @@ static void find_done(void *arg, int rc)
     struct turn *t = arg;
     if (rc)
         refuse(t, SESSION_LEDGER, "the conversation could not be read");
-    back(t, turn_found);
+    turn_back(t, turn_found);
 }
 
 int lookup_find(struct turn *t)
@@ -357,7 +350,7 @@ static int plan_run(struct storage_ledger *l, void *arg)
 static void plan_done(void *arg, int rc)
 {
     (void)rc; /* an index that cannot be read is a miss */
-    back(arg, turn_planned);
+    turn_back(arg, turn_planned);
 }
 
 int lookup_plan(struct turn *t)

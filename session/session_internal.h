@@ -313,6 +313,8 @@ void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
 
 /* Parts that turn.c and commit.c share. */
+/* [ledger thread] A job of the turn is over: run() goes on with it on the engine thread. */
+void turn_back(struct turn *t, void (*run)(struct session *s, void *arg));
 void turn_emit(struct turn *t, const struct session_event *ev);
 const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */

@@ -17,6 +17,13 @@
 
 #define TEXT_MIN_BYTES 1024
 
+void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
+{
+    /* A lost command would leave the turn unanswered for ever; commands are a few bytes, so try until it goes. */
+    while (session_post(t->session, run, t))
+        ;
+}
+
 void turn_emit(struct turn *t, const struct session_event *ev)
 {
     /* Until the ledger has the turn nothing is told of it. */

@@ -120,7 +120,6 @@ struct net {
     void *tick_arg;
     int64_t last_comment_ms;
     char scratch[READ_BYTES];
-    unsigned char out[LWS_PRE + WRITE_BYTES];
 };
 
 /* ---- connections (conn.c) ---------------------------------------------------------------------------------------- */
