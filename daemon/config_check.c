@@ -34,7 +34,7 @@ static void check_tokens(const struct daemon_config *c, struct daemon_faults *fa
 {
     char place[PLACE_SIZE], err[512] = "out of memory";
     struct auth *auth;
-    if (auth_open(c->token_file, &auth, err, sizeof(err))) {
+    if (auth_open(c->token_file, c->data, &auth, err, sizeof(err))) {
         daemon_fault(faults, "%s%s", setting_place(c, "token-file", place, sizeof(place)), err);
     } else {
         auth_free(auth);

@@ -207,6 +207,9 @@ void session_cancel(struct session *s, const char *owner, const char *response_i
 /* The peer has acknowledged all of a stored answer: a later request with the same digest is another one. */
 void session_delivered(struct session *s, const char *owner, const char *response_id);
 
+/* Gives all that `from` has to `to`, unless that one has something already; how it went is logged. 0 or -ENOMEM. */
+int session_hand_over(struct session *s, const char *from, const char *to);
+
 /* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread; start
  * them again with `requeued`. 0 or -ENOMEM. */
 int session_requeue(struct session *s,

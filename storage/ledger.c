@@ -45,6 +45,31 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
     return rc;
 }
 
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to)
+{
+    int rc, changed = 0;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    if (rc != 1)
+        return rc < 0 ? rc : -ENOENT;
+    s = stmt_get(l, S_OWNER_DROP_EMPTY, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, to);
+    rc = stmt_run(l, s, &changed);
+    s = rc ? NULL : stmt_get(l, S_OWNER_RENAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    bind_text(s, 2, to);
+    return stmt_run(l, s, &changed); /* names are unique */
+}
+
 void storage_conversation_free(struct storage_conversation *c)
 {
     if (!c)

@@ -70,6 +70,9 @@ struct storage_owner {
 };
 /* Finds the owner by name or creates one. */
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out);
+/* Gives all that an owner has, KV and keys included, to a name that has nothing yet. -ENOENT: there is no such owner;
+ * -EEXIST: the new name has conversations, responses or keys of its own. */
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to);
 
 enum storage_conversation_kind {
     STORAGE_CONVERSATION_LISTED = 0,   /* made by /v1/conversations */
