@@ -157,6 +157,8 @@ static void check_session(const struct daemon_config *c, struct daemon_faults *f
                    .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format},
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
+        .max_step_ms = c->max_step_ms,
+        .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
     };
     if (session_check(&opts, err, sizeof(err))) {

@@ -229,6 +229,8 @@ static void *load(void *arg)
         .disk_bytes = c->disk_bytes,
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
+        .max_step_ms = c->max_step_ms,
+        .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
         .log = on_session_log,
         .log_arg = s,

@@ -28,8 +28,11 @@ struct session_opts {
     size_t ram_bytes;          /* encoded segments kept in RAM; 0 = 256 MiB */
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
-    int max_running;           /* turns in one step; 0 = 8 */
-    int idle_ms;               /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int max_running;           /* turns that run at once; 0 = 8 */
+    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                        alone takes, whichever is longer */
+    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -182,6 +185,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    bool background;       /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */

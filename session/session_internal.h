@@ -1,6 +1,8 @@
 /* session_internal.h - what the files of session/ share.
  *
- * session.c      the engine thread: command queue, scheduler, one step after the other
+ * session.c      the engine thread: command queue, one step after the other
+ * step.c         a step: who is in it, what comes out of it
+ * schedule.c     who gets what of a step, and what a step takes
  * turn.c         a turn's life: find, admit, restore, prefill, decode, commit
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
@@ -20,13 +22,15 @@
 #ifndef CONVOD_SESSION_INTERNAL_H
 #define CONVOD_SESSION_INTERNAL_H
 
+#include "session/schedule.h"
 #include "session/session.h"
 #include "storage/storage.h"
 
 #include <pthread.h>
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
-#define SESSION_READ_AHEAD     4   /* segments being read and decoded for one turn */
+#define SESSION_MAX_RUNNING    256
+#define SESSION_READ_AHEAD     4 /* segments being read and decoded for one turn */
 
 struct turn;
 
@@ -156,6 +160,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens;
     bool match, store, generate;
+    bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
@@ -252,7 +257,7 @@ struct session {
     const struct engine_info *info;
     struct storage_layout layout;
     struct storage_array *arrays;
-    int max_waiting, max_running, idle_ms;
+    int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
 
@@ -270,7 +275,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms;
+    int64_t last_progress_ms, last_step_ms;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -280,10 +285,10 @@ struct session {
     struct hot *hots;
     struct ephemeral *ephemerals;
     bool closing;
-    double step_token_ms; /* measured: what one more prefilled token adds to a step */
-    int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int saves;            /* turns whose saving has not ended */
-    int prunes;           /* under way */
+    struct schedule_cost cost; /* of the steps until now */
+    int jobs;   /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int saves;  /* turns whose saving has not ended */
+    int prunes; /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -311,6 +316,12 @@ int turn_wants(struct turn *t, int *first);
 void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
+
+/* step.c */
+/* Runs one step over the running turns. False: none had anything to run. */
+bool step_run(struct session *s);
+/* After a loop in which nothing moved: whether somebody gave way so that others can go on. */
+bool step_give_way(struct session *s);
 
 /* Parts that turn.c and commit.c share. */
 /* [ledger thread] A job of the turn is over: run() goes on with it on the engine thread. */
