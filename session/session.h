@@ -256,9 +256,12 @@ int session_conversation_create(struct session *s, const char *owner, const char
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* NULL fields stay as they are, "" empties one. */
+/* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
+ * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response
+ * with an answer. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg);
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg);
 /* A turn that runs on it is stopped first. */
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* Latest first. after: id of the last row seen, or NULL. limit 1..100. query: part of a title, or NULL. */

@@ -171,8 +171,22 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
     bind_text(s, 3, c->metadata);
     bind_text(s, 4, c->instructions);
     (void)sqlite3_bind_int64(s, 5, c->updated_ms);
+    (void)sqlite3_bind_int64(s, 6, c->head);
     rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
+}
+
+int storage_conversation_runs(struct storage_ledger *l, int64_t id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
 }
 
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
