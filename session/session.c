@@ -19,6 +19,7 @@
 #define MAX_WAITING_DEFAULT 256
 #define MAX_RUNNING_DEFAULT 8
 #define IDLE_MS_DEFAULT     (10 * 60 * 1000)
+#define ASIDE_BYTES_DEFAULT ((size_t)256 << 20)
 #define MAX_READERS         64
 #define HOLD_MS             10 /* that a long step waits for turns that are about to run */
 #define IDLE_CHECK_MS       1000
@@ -202,8 +203,7 @@ static void *engine_thread(void *arg)
             moved |= turn_restore(t);
         hold = hold_ms(s);
         moved |= hold || step_run(s);
-        if (!moved)
-            moved = step_give_way(s);
+        moved |= aside_give_way(s);
         reap(s);
         query_retry(s);
         if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
@@ -275,6 +275,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->max_step_ms = opts->max_step_ms;
+    s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))

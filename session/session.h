@@ -82,7 +82,8 @@ enum session_failure {
 struct session_receipt {
     const char *conversation; /* "conv_…"; "" when not stored */
     int turn;                 /* 1 = the first on its branch */
-    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled */
+    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled, but
+                    for "put_aside" */
     int hot, ram, disk; /* where they were found */
     int fresh;          /* tokens that were never through the model before ("new") */
     int prefilled;      /* fresh + sum of reprefilled */
@@ -90,7 +91,8 @@ struct session_receipt {
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
-                               "instructions_changed"; "logits": the last one of a prompt that was answered before */
+                               "instructions_changed"; "put_aside": it gave way, and what it had could not be kept;
+                               "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -289,6 +291,7 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
+    uint64_t turns_put_aside; /* how often one gave its pages to others */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

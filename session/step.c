@@ -122,19 +122,3 @@ bool step_run(struct session *s)
     }
     return true;
 }
-
-/* Pages for nobody, though every idle context was dropped: the youngest gives way, so that the others can go on. Not
- * while a turn can still move or is about to let go of its pages. */
-bool step_give_way(struct session *s)
-{
-    struct turn *youngest = NULL;
-    for (struct turn *t = s->turns; t; t = t->next) {
-        if (t->state == TURN_PLANNING || t->state == TURN_COMMITTING || (t->state == TURN_RUNNING && !t->out_of_pages))
-            return false;
-        if (t->state == TURN_RUNNING)
-            youngest = t;
-    }
-    if (youngest)
-        turn_step_failed(youngest, -ENOSPC);
-    return youngest != NULL;
-}
