@@ -132,7 +132,7 @@ static bool run_step(struct session *s)
 {
     struct engine_step_item items[MAX_RUNNING];
     struct turn *turns[MAX_RUNNING];
-    int want[MAX_RUNNING];
+    struct engine_pick picks[MAX_RUNNING];
     int n_items = 0, n_tokens = 0, left = prefill_limit(s);
 
     /* Decoding turns first (one token each), then prompts, oldest first: however many decode, prompts move on. */
@@ -155,9 +155,10 @@ static bool run_step(struct session *s)
                 t->out_of_pages = true;
                 continue;
             }
-            want[n_items] = n - 1;
-            item->want = &want[n_items];
-            item->n_want = t->generate && first + n == (int)t->context.n;
+            if (t->generate && first + n == (int)t->context.n) {
+                picks[n_items] = (struct engine_pick){.settings = &t->sampling};
+                item->pick = &picks[n_items];
+            }
             turns[n_items++] = t;
             n_tokens += n;
             left -= prefill ? n : 0;
@@ -165,9 +166,10 @@ static bool run_step(struct session *s)
     if (n_items == 0)
         return false;
 
-    const float *logits = NULL;
     int64_t start = session_now_ns();
-    int rc = engine_step(s->engine, items, n_items, &logits);
+    int rc = engine_step_start(s->engine, items, n_items);
+    if (rc == 0)
+        rc = engine_step_wait(s->engine, NULL);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
     s->last_progress_ms = now / 1000000;
@@ -175,21 +177,8 @@ static bool run_step(struct session *s)
         double each = (double)(now - start) / 1e6 / n_tokens;
         s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
     }
-    struct engine_sample samples[MAX_RUNNING];
-    int n_samples = 0;
-    for (int i = 0; i < n_items && rc == 0; i++)
-        if (items[i].result == 0 && items[i].n_want) {
-            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
-                                                          .logits = logits,
-                                                          .context = turns[i]->context.ids,
-                                                          .position = (int)turns[i]->context.n};
-            logits += s->info->n_vocab;
-        }
-    int sampled = engine_sample(s->engine, samples, n_samples);
-    const struct engine_sample *next = samples;
     for (int i = 0; i < n_items; i++) {
-        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
-        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
+        int result = rc ? rc : items[i].result;
         if (result == -ENOSPC)
             continue; /* its neighbours took the pages: next time */
         if (result) {
@@ -198,8 +187,7 @@ static bool run_step(struct session *s)
         }
         if (turns[i]->prefill_ns == 0)
             turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
-        next += mine;
+        turn_after_step(turns[i], items[i].n, items[i].pick, now);
     }
     return true;
 }
@@ -372,6 +360,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
                                          .log_arg = opts->log_arg};
     struct engine_opts engine = opts->engine;
     engine.need_chat = true; /* without it no turn could be rendered */
+    engine.step_picks = s->max_running;
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
         (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;

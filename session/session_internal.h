@@ -308,7 +308,7 @@ void turn_admit(struct session *s);        /* lets waiting turns run */
 bool turn_restore(struct turn *t);         /* pumps reads and imports; true: something moved */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
 

@@ -696,7 +696,7 @@ static int cut_answer(struct turn *t)
     return rc;
 }
 
-static void take_token(struct turn *t, const struct engine_sample *next, int64_t now_ns)
+static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     engine_token id = next->token;
@@ -743,7 +743,7 @@ static void take_token(struct turn *t, const struct engine_sample *next, int64_t
         turn_finish(t);
 }
 
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns)
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     int length = engine_seq_length(t->hot->seq);
@@ -770,7 +770,10 @@ void turn_after_step(struct turn *t, int n, const struct engine_sample *next, in
 
 void turn_step_failed(struct turn *t, int rc)
 {
-    if (rc == -ENOSPC)
+    const char *failure = engine_failure(t->session->engine);
+    if (failure)
+        turn_fail(t, SESSION_INTERNAL, failure);
+    else if (rc == -ENOSPC)
         turn_fail(
             t, SESSION_NO_MEMORY,
             "the KV budget is too small for this turn beside the running ones; raise kv-bytes or try again later");
