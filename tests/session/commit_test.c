@@ -238,6 +238,42 @@ static void test_ledger_fails(void **state)
     rig_close(rig);
 }
 
+static void full_from_now_on(struct answer *a, const struct session_event *ev, void *arg)
+{
+    bool *full = arg;
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA && !*full)
+        files_full(*full = true);
+}
+
+/* That it has failed could not be written either: it is when there is room, and not only after a restart. */
+static void test_failure_is_written_later(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char saved[64], status[64] = "";
+    bool full = false;
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_begin(rig, (struct ask){.text = "hello",
+                                                   .conversation = "conv_a",
+                                                   .seed = 1,
+                                                   .max = 8,
+                                                   .hook = full_from_now_on,
+                                                   .hook_arg = &full});
+    rig_end(a);
+    assert_true(full && a->failed);
+    assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), 0);
+    assert_string_equal(status, "in_progress");
+    files_full(false);
+    for (int i = 0; strcmp(status, "failed"); i++) {
+        assert_true(i < 6000);
+        (void)usleep(10000);
+        assert_int_equal(rig_stored(rig, "ann", a->id, saved, status), 0);
+    }
+    (void)rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
+    rig_close(rig);
+}
+
 /* ---- not saved ---- */
 
 static void test_kv_cannot_be_saved(void **state)
@@ -360,11 +396,12 @@ static void test_saving_fails_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_decoding),   cmocka_unit_test(test_cancel_prefilling),
-        cmocka_unit_test(test_cancel_restoring),  cmocka_unit_test(test_cancel_waiting),
-        cmocka_unit_test(test_not_a_number),      cmocka_unit_test(test_not_a_number_beside_a_twin),
-        cmocka_unit_test(test_ledger_fails),      cmocka_unit_test(test_kv_cannot_be_saved),
-        cmocka_unit_test(test_saving_fails_once), cmocka_unit_test(test_saving_resumes),
+        cmocka_unit_test(test_cancel_decoding),    cmocka_unit_test(test_cancel_prefilling),
+        cmocka_unit_test(test_cancel_restoring),   cmocka_unit_test(test_cancel_waiting),
+        cmocka_unit_test(test_not_a_number),       cmocka_unit_test(test_not_a_number_beside_a_twin),
+        cmocka_unit_test(test_ledger_fails),       cmocka_unit_test(test_failure_is_written_later),
+        cmocka_unit_test(test_kv_cannot_be_saved), cmocka_unit_test(test_saving_fails_once),
+        cmocka_unit_test(test_saving_resumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
