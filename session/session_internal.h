@@ -210,7 +210,7 @@ struct turn {
     struct storage_turn accepted, row;
     struct storage_item answer;                                                /* of the row */
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
-    int accept_rc, commit_rc;
+    int accept_rc, commit_rc, fail_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;
     char detail[200]; /* which may be this */
@@ -289,6 +289,7 @@ struct session {
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
+    struct mark *marks;     /* of turns that failed, which could not be written */
     int64_t unsaved_at_ms;  /* when */
     int unsaved_pause_ms;
     struct turn *turns; /* oldest first */
@@ -433,6 +434,11 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+
+/* A turn has failed, and that could not be written: it is tried again. */
+void unsaved_mark(struct session *s, const struct turn *t);
+/* Gives those up that are left: the next start finds their turns running. */
+void unsaved_marks_free(struct session *s);
 
 /* prune.c */
 struct prune;

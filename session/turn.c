@@ -115,6 +115,8 @@ void turn_failed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->fail_rc && t->fail_rc != -ENOENT)
+        unsaved_mark(s, t);
     if (!t->terminal)
         failed(t);
 }
@@ -287,13 +289,18 @@ static void not_accepted(struct turn *t)
     t->in_ledger = ROW_NONE;
     if (t->accept_rc == -ENOENT)
         turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
-    else if (t->accept_rc == -EDQUOT)
+    else if (t->accept_rc == -EUSERS)
         turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
     else if (t->accept_rc == -EBUSY)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
     else {
         session_log(t->session, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->accept_rc));
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        if (session_disk_full(t->accept_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the turn could not be written, and nothing of it was kept; "
+                      "free some space on the server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
     }
 }
 
