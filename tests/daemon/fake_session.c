@@ -721,9 +721,25 @@ void session_delivered(struct session *s, const char *owner, const char *respons
     fake_unlock();
 }
 
+int session_hand_over(struct session *s, const char *from, const char *to)
+{
+    (void)s, (void)from, (void)to;
+    return 0;
+}
+
 int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
 {
     (void)s, (void)each, (void)arg;
     return 0;
+}
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    (void)s, (void)owner, (void)response_id, (void)reason;
+}
+
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
 }
