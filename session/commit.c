@@ -156,7 +156,7 @@ void turn_finish(struct turn *t)
     const char *text = NULL;
     size_t len = 0;
     if (t->cancelled && !t->reason)
-        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : "cancelled";
+        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
     if (t->stream && !t->stopped_by_string &&
         (engine_stream_finish(t->stream, &text, &len) || turn_deliver(t, text, len))) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");

@@ -67,6 +67,14 @@ int session_post(struct session *s, void (*run)(struct session *s, void *arg), v
     return 0;
 }
 
+bool session_commands_wait(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool some = s->commands != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return some;
+}
+
 /* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait). */
 static struct command *take_commands(struct session *s, int wait_ms)
 {
@@ -116,6 +124,8 @@ static void reap(struct session *s)
         struct turn *t = *p;
         if (t->state == TURN_OVER && t->n_reading == 0 && t->n_jobs == 0) {
             *p = t->next;
+            for (struct turn *other = s->turns; other; other = other->next)
+                other->twin = other->twin == t ? NULL : other->twin;
             turn_free(t);
             ended = true;
         } else {
@@ -451,7 +461,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;
-    t->background = r->background || r->request;
+    t->background = r->background || r->request || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;

@@ -68,7 +68,7 @@ enum session_failure {
     SESSION_CONVERSATION_LOCKED,    /* conversation_locked: a turn runs on it */
     SESSION_CONTEXT_LENGTH,         /* context_length_exceeded */
     SESSION_INVALID,                /* invalid_request_error */
-    SESSION_BUSY,                   /* server_overloaded: too many turns wait */
+    SESSION_BUSY,                   /* rate_limit_exceeded: too many turns wait */
     SESSION_NO_MEMORY,              /* insufficient KV memory for this turn beside the running ones */
     SESSION_LEDGER,                 /* the turn could not be written; nothing of it was kept */
     SESSION_MODEL,                  /* the model's numbers are not finite */

@@ -33,7 +33,6 @@
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
 #define SESSION_MAX_RUNNING    256
-#define SESSION_READ_AHEAD     4 /* segments being read and decoded for one turn */
 
 struct turn;
 
@@ -186,6 +185,9 @@ struct turn {
     int plan_most; /* tokens that may come from storage */
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
+    bool passed;       /* not now: it waits for more than a place */
+    struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
+    int twin_common;
     int n_aside;                           /* how often it gave its pages up */
     bool aside_saving;                     /* what it had is on its way to the index */
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
@@ -194,6 +196,7 @@ struct turn {
     char *text; /* the answer so far */
     size_t text_len, text_capacity;
     bool cancelled, abandoned;
+    bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
     const char *reason; /* incomplete because */
     bool stopped_by_string;
     int n_output;
@@ -308,6 +311,8 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 int64_t session_now_ns(void);
+/* Whether commands have arrived since the loop took them. */
+bool session_commands_wait(struct session *s);
 int64_t session_wall_ms(void);
 
 /* turn.c */

@@ -123,7 +123,7 @@ void turn_failed(struct session *s, void *turn)
 
 /* ---- finding ---- */
 
-/* Whether `other` is in the way of t. Its `found` must not be looked at before it has been found. */
+/* Whether `other` is on t's conversation. Its `found` must not be looked at before it has been found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -156,12 +156,27 @@ static bool locked(const struct turn *t, bool ending)
         later |= other == t;
         if (later && other->state == TURN_BEHIND)
             continue;
-        if (running_on(t, other) && (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
+        /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
+        bool ends = other->cancelled || other->state == TURN_COMMITTING || !other->generate;
+        if (running_on(t, other) && !turn_touches(other) && (ending || !ends))
             return true;
         if (ending && !later && repeats(t, other))
             return true;
     }
     return false;
+}
+
+/* Warm-ups on t's conversation: those that bring a context back end, and t takes over what they have; for the end of
+ * one that adds messages somebody waits now. */
+static void hurry_warm_ups(const struct turn *t)
+{
+    for (struct turn *other = t->session->turns; t->generate && other; other = other->next) {
+        if (other->generate || !running_on(t, other))
+            continue;
+        other->background = false;
+        if (turn_touches(other) && !other->cancelled)
+            other->cancelled = other->yielded = true;
+    }
 }
 
 static void start_finding(struct turn *t)
@@ -179,9 +194,12 @@ static void start_finding(struct turn *t)
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
-    int waiting = 0;
-    for (struct turn *other = s->turns; other; other = other->next)
-        waiting += other->state <= TURN_WAITING;
+    int waiting = 0, own = 0;
+    for (struct turn *other = s->turns; other; other = other->next) {
+        bool queued = other->state <= TURN_WAITING && !other->n_aside;
+        waiting += queued;
+        own += queued && !strcmp(other->owner, t->owner);
+    }
     struct turn **end = &s->turns;
     while (*end)
         end = &(*end)->next;
@@ -196,10 +214,16 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
+    /* A quarter of the queue is for others. */
+    if (own >= s->max_waiting - s->max_waiting / 4 && !t->requeued) {
+        turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
+        return;
+    }
     if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     /* Who stops an answer and asks at once follows what there is of it. */
     t->state = TURN_BEHIND;
     if (!locked(t, true))
@@ -345,6 +369,7 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     if (cannot_fit(t)) {
         fail_too_long(t, 0);
         return;
