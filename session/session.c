@@ -166,8 +166,8 @@ static void publish(struct session *s)
     s->status.pending_saves = (uint64_t)s->saves;
     s->published = s->status;
     s->published_progress_ms = s->last_progress_ms;
-    live_publish(s);
     pthread_mutex_unlock(&s->lock);
+    live_running(s);
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
@@ -368,7 +368,8 @@ void session_close(struct session *s, int drain_ms)
     }
     engine_close(s->engine);
     free(s->arrays);
-    free(s->live);
+    free(s->idle);
+    live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
