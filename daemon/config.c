@@ -503,7 +503,8 @@ char *daemon_config_help(void)
     if (!f) {
         return NULL;
     }
-    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n\n"
+    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n"
+               "       convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
                "Holds long conversations with a language model: clients send only the new turn, over the\n"
                "Responses API (WebSocket, HTTP, SSE) or Chat Completions. History is never prefilled again.\n\n");
     for (size_t i = 0; i < N_SETTINGS; i++) {
@@ -513,9 +514,11 @@ char *daemon_config_help(void)
         fprintf(f, "  %-38s %s%s%s%s\n", left, s->help, s->fallback ? " [" : "", s->fallback ? s->fallback : "",
                 s->fallback ? "]" : "");
     }
-    fprintf(f, "  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n\n", "--config FILE",
+    fprintf(f, "  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n\n", "--config FILE",
             "settings as `key = value` lines, the names above without --", "--check-config",
-            "try the settings as a start would, tell all that is wrong, and exit", "--help", "this text", "--version",
+            "try the settings as a start would, tell all that is wrong, and exit", "--verify DIR",
+            "check every row and record of a data directory that is not in use, and exit", "--repair DIR",
+            "the same; what is damaged is given up or made anew", "--help", "this text", "--version",
             "version and exit");
     fprintf(f, "Without --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
                "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"

@@ -276,6 +276,29 @@ int session_response_get(struct session *s, const char *owner, const char *id, s
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
+/* ---- upkeep ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Copies the ledger, and with_kv the packs, to the folder `to`, which is made or has no ledger yet, while turns go on.
+ * Returns when it is complete; -EEXIST, -EBUSY (another one runs), -ESHUTDOWN (it was stopped). Not from a callback. */
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size);
+/* One that runs, and all that come, end soon. To be called, and waited for, before session_close(). */
+void session_backup_stop(struct session *s);
+/* The same of a data directory that nobody uses. -EBUSY: somebody does. */
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err,
+                      size_t err_size);
+
+/* Checks every row and every record of a data directory that nobody uses; see storage_verify(). */
+struct session_checked {
+    uint64_t conversations, turns, segments; /* that were looked at */
+    uint64_t not_stored;                     /* turns whose KV is not there */
+    uint64_t wrong;                          /* lines that were reported */
+};
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size);
+
 /* ---- state
  * ---------------------------------------------------------------------------------------------------------------- */
 
