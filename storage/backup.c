@@ -90,35 +90,35 @@ static int folder_open(const char *to, int *fd, char *err, size_t err_size)
 
 static int ledger_copy(struct storage *st, const char *to, int tofd)
 {
-    struct backup b = {0};
-    int fd = openat(tofd, PART, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return -errno;
-    (void)close(fd);
+    struct backup *b = calloc(1, sizeof *b);
     char *path = realpath(to, NULL), *file = path ? sqlite3_mprintf("%s/%s", path, PART) : NULL;
-    int rc =
-        file ? schema_errno(sqlite3_open_v2(file, &b.to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL)) : -ENOMEM;
-    sqlite3_free(file);
-    free(path);
+    int fd = b && file ? openat(tofd, PART, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
+    int rc = !b || !file ? -ENOMEM : fd < 0 ? -errno : 0;
+    if (!rc)
+        rc = schema_errno(sqlite3_open_v2(file, &b->to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL));
     if (!rc) {
         pthread_mutex_lock(&st->jobs_lock);
         if (st->backup)
             rc = -EBUSY;
         else
-            st->backup = &b;
+            st->backup = b;
         pthread_cond_broadcast(&st->jobs_cond);
-        while (!rc && !b.over)
+        while (!rc && !b->over)
             pthread_cond_wait(&st->jobs_cond, &st->jobs_lock);
         pthread_mutex_unlock(&st->jobs_lock);
-        rc = rc ? rc : b.rc;
+        rc = rc ? rc : b->rc;
     }
     if (!rc)
-        rc = schema_check(b.to);
-    (void)sqlite3_close(b.to);
-    if (!rc && ((fd = openat(tofd, PART, O_RDONLY | O_CLOEXEC)) < 0 || fsync(fd)))
+        rc = schema_check(b->to);
+    if (b)
+        (void)sqlite3_close(b->to);
+    if (!rc && fsync(fd))
         rc = -errno;
-    if (fd >= 0 && !rc)
+    if (fd >= 0)
         (void)close(fd);
+    sqlite3_free(file);
+    free(path);
+    free(b);
     return rc;
 }
 

@@ -624,10 +624,11 @@ void encode_over(struct storage *st, uint64_t bytes);
 /* backup.c: takes a piece. Ledger thread, between batches. `stop`: it is given up. */
 void backup_step(struct storage_ledger *l, struct backup *b, bool stop);
 
-/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes; `idle`: if that is more
+ * than it uses. -ENOENT: none. KV
  * writer.
  */
-int compact(struct storage *st);
+int compact(struct storage *st, bool idle);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);
