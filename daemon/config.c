@@ -140,6 +140,8 @@ static const struct setting settings[] = {
      "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn", ANY},
+    {"retain-days", INTEGER, AT(retain_days), 0, 0, 36500, "N", "0",
+     "a conversation is deleted after so many days without a turn; 0 = never", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
     {"request-bytes", BYTES, AT(request_bytes), 0, 64 << 10, 0, "SIZE", "512M",

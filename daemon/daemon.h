@@ -25,7 +25,7 @@
 struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *kv_type, *chat_format, *token_file, *log_level;
     int ctx, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms;
+    int timeout_seconds, ping_seconds, drain_ms, retain_days;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;

@@ -232,6 +232,7 @@ static void *load(void *arg)
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
         .idle_ms = c->idle_seconds * 1000,
+        .retain_ms = (int64_t)c->retain_days * 24 * 3600 * 1000,
         .log = on_session_log,
         .log_arg = s,
     };

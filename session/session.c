@@ -305,6 +305,7 @@ static void *engine_thread(void *arg)
         query_retry(s);
         if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
             hot_evict_idle(s, now_ms - s->idle_ms);
+            retention_tick(s);
             idle_checked_ms = now_ms;
         }
         publish(s);
@@ -363,6 +364,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
+    retention_start(s, opts->retain_ms, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
     const struct storage_opts storage = {.dir = opts->data_dir,

@@ -30,6 +30,8 @@ struct session_opts {
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns in one step; 0 = 8 */
     int idle_ms;               /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int64_t retain_ms;         /* a conversation is deleted after this time without a turn or a change; 0 = never */
+    int retain_wait_ms;        /* before the first is, and after the clock was set; 0 = an hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -309,6 +311,7 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
+    uint64_t conversations_expired; /* deleted because of their age */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

@@ -283,8 +283,11 @@ struct session {
     bool closing;
     double step_token_ms; /* measured: what one more prefilled token adds to a step */
     int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int saves;            /* turns whose saving has not ended */
-    int prunes;           /* under way */
+    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    int retain_wait_ms;
+    bool retaining; /* a conversation is looked for, or being deleted */
+    int saves;      /* turns whose saving has not ended */
+    int prunes;     /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -400,6 +403,11 @@ void unsaved_retry(struct session *s, bool now);
 void unsaved_mark(struct session *s, const struct turn *t);
 /* Gives those up that are left: the next start finds their turns running. */
 void unsaved_marks_free(struct session *s);
+
+/* retention.c */
+void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+/* [now and then] Deletes the next conversation that is too old. */
+void retention_tick(struct session *s);
 
 /* prune.c */
 struct prune;

@@ -128,6 +128,10 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
+/* The conversation of any owner that was used last before `before_ms`, of all such the one longest ago: its owner's
+ * name and its id, malloc'd. -ENOENT: there is none. */
+int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id);
+
 /* Where a list of conversations goes on: behind this row. */
 struct storage_cursor {
     int64_t updated_ms, id;
