@@ -199,7 +199,8 @@ static void do_help(struct chat *chat, const char *argument)
         "/undo              take your last message and its answer back\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
-        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed\n"
+        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed;\n"
+        "                   and whether Markdown is laid out: markdown on|off\n"
         "/edit [TEXT]       write the next message in $EDITOR\n"
         "/copy              the last answer to the terminal's clipboard\n"
         "/save FILE         the last answer into a new file\n"
@@ -399,16 +400,25 @@ static void do_set(struct chat *chat, const char *argument)
     char name[32];
     snprintf(name, sizeof(name), "%.*s", (int)len, argument);
     const char *value = argument + len + strspn(argument + len, " \t"), *allowed = NULL;
-    if (*argument && !sampling_set(s, name, value, &allowed)) {
-        term_note(&chat->cli->term,
-                  allowed ? "/set %s %s (or -, for the daemon's own)" : "/set temperature, top-p, max-tokens or seed",
+    struct term *t = &chat->cli->term;
+    bool on = strcmp(value, "on") == 0;
+    if (strcmp(name, "markdown") == 0 && (on || strcmp(value, "off") == 0)) {
+        t->markdown = on;
+    } else if (strcmp(name, "markdown") == 0) {
+        term_note(t, "/set markdown on or off");
+        chat->code = CLI_USAGE;
+        return;
+    } else if (*argument && !sampling_set(s, name, value, &allowed)) {
+        term_note(t,
+                  allowed ? "/set %s %s (or -, for the daemon's own)"
+                          : "/set temperature, top-p, max-tokens, seed or markdown",
                   name, allowed);
         chat->code = CLI_USAGE;
         return;
     }
     struct buf text = {0};
     sampling_text(s, &text);
-    term_note(&chat->cli->term, "%s", text.data);
+    term_note(t, "%s, markdown %s", text.data, t->markdown && t->live ? "on" : "off");
     buf_free(&text);
 }
 

@@ -417,25 +417,29 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
 
 static void print_item(struct cli *c, const cJSON *item)
 {
-    struct buf text = {0}, clean = {0}, line = {0};
+    struct buf text = {0}, line = {0};
     const char *role = json_string(item, "role", "");
     text_of_item(item, &text);
     if (text.len == 0) {
         buf_free(&text);
         return;
     }
-    bool user = strcmp(role, "user") == 0;
-    if (c->term.out_tty) {
-        text_printable(text.data, text.len, &clean);
-        bool bold = c->term.colour && user;
-        buf_printf(&line, "%s%s%s%s\n", bold ? "\033[1m" : "", user ? "> " : "", clean.data ? clean.data : "",
-                   bold ? "\033[0m" : "");
-    } else {
+    if (!c->term.out_tty) {
         buf_printf(&line, "%s: %s\n", role, text.data);
+    } else if (strcmp(role, "user") == 0) {
+        struct buf said = {0};
+        buf_str(&said, "> ");
+        text_printable(text.data, text.len, &said);
+        buf_str(&line, c->term.colour ? "\033[1m" : "");
+        text_lines(said.data, said.len, term_columns(), &line);
+        buf_str(&line, c->term.colour ? "\033[0m" : "");
+        buf_free(&said);
+    } else {
+        term_answer(&c->term, text.data, text.len);
+        term_answer_end(&c->term);
     }
     print_out(c, &line);
     buf_free(&text);
-    buf_free(&clean);
 }
 
 /* The conversation's items, oldest first; last_items > 0: only the last ones. NULL on failure. */

@@ -17,7 +17,7 @@
 struct options {
     const char *url, *token_file, *conversation, *instructions, *model, *to;
     struct sampling sampling;
-    bool json, receipt, no_receipt, keep, go_on;
+    bool json, receipt, no_receipt, markdown, no_markdown, keep, go_on;
 };
 
 static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
@@ -48,6 +48,8 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "  -m, --model NAME       insist on this model\n"
                                 "      --receipt, --no-receipt\n"
                                 "                         the line about each turn (on in a chat at a terminal)\n"
+                                "      --markdown, --no-markdown\n"
+                                "                         lay answers out (on at a terminal, unless NO_COLOR is set)\n"
                                 "  -h, --help             this text\n"
                                 "  -V, --version          the version\n"
                                 "\n"
@@ -66,6 +68,8 @@ enum {
     OPT_MAX_TOKENS,
     OPT_RECEIPT,
     OPT_NO_RECEIPT,
+    OPT_MARKDOWN,
+    OPT_NO_MARKDOWN,
 };
 
 static const struct option long_options[] = {
@@ -84,6 +88,8 @@ static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'},
     {"receipt", no_argument, NULL, OPT_RECEIPT},
     {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},
+    {"markdown", no_argument, NULL, OPT_MARKDOWN},
+    {"no-markdown", no_argument, NULL, OPT_NO_MARKDOWN},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -342,6 +348,12 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
         case OPT_NO_RECEIPT:
             o->no_receipt = true;
             break;
+        case OPT_MARKDOWN:
+            o->markdown = true;
+            break;
+        case OPT_NO_MARKDOWN:
+            o->no_markdown = true;
+            break;
         case 'h':
             term_write(t, help_text, sizeof(help_text) - 1);
             return CLI_OK;
@@ -386,6 +398,7 @@ static int run(struct cli *c, int argc, char **argv)
     c->model = o.model;
     c->instructions = o.instructions;
     c->json = o.json;
+    c->term.markdown = !o.no_markdown && (o.markdown || c->term.markdown);
     bool chatting = command->run == chat || command->run == resume;
     c->receipt = !o.no_receipt && (o.receipt || (chatting && c->term.in_tty && c->term.err_tty));
     const char *url = o.url ? o.url : getenv("CONVOD_URL"), *given = getenv("CONVOD_TOKEN");
