@@ -184,7 +184,7 @@ check:
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py)
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))

@@ -3,7 +3,8 @@
  * main.c reads the command line (sampling.c its numbers); commands.c holds the commands that ask once and print; chat.c
  * is the conversation at the terminal; turn.c runs one turn and follows its events; net.c speaks HTTP and WebSocket;
  * term.c is the terminal, answer.c what answers look like while they come, markdown.c their form; edit.c calls an
- * editor; text.c holds what only works on text.
+ * editor, attach.c reads files that go with a message, complete.c says what Tab adds; text.c holds what only works on
+ * text.
  *
  * One thread. Functions return 0 or a negative errno value; `err` then says why, for a person. Memory that runs out
  * ends the program: a client has nothing to save.
@@ -292,6 +293,7 @@ struct cli {
     const char *model;
     const char *instructions;
     bool receipt, json;
+    struct buf attached, attached_names; /* files for the next message: what goes behind it, and the names with sizes */
 };
 
 /* A request whose answer is JSON (freed by the caller; NULL on failure). Failures are told to the person; *code is the
@@ -329,11 +331,30 @@ int cli_delete(struct cli *c, const char *id);
 int cli_evict(struct cli *c, const char *id, const char *to);
 int cli_status(struct cli *c);
 
+/* ---- attach.c ------------------------------------------------------------------------------------------------------
+ */
+
+/* A file's name as a person gave it, to be opened: a leading ~/ is the home folder; quotes around it and spaces behind
+ * it are not part of it. */
+void text_path(const char *name, struct buf *out);
+/* Attaches a text file to the next message. What keeps it from being sent is told. CLI_OK or an exit code. */
+int cli_attach(struct cli *c, const char *name);
+/* Nothing is attached any more. */
+void cli_detach(struct cli *c);
+
+/* ---- complete.c ----------------------------------------------------------------------------------------------------
+ */
+
+/* rest: what a line (up to the cursor) goes on with when there is one way; offered: else, the names to choose from. */
+void complete_line(const char *line, struct buf *rest, struct buf *offered);
+
 /* ---- chat.c --------------------------------------------------------------------------------------------------------
  */
 
 /* Names of the commands that begin with a slash, i from 0 on; NULL behind the last. */
 const char *chat_command_name(size_t i);
+/* Where in a line the file's name begins that its command takes; NULL: it takes none. */
+const char *chat_file_argument(const char *line);
 /* The conversation at the terminal; id NULL: a new one. Returns the exit code. */
 int chat_run(struct cli *c, const char *id);
 

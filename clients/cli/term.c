@@ -428,33 +428,30 @@ static int read_char(EditLine *edit, wchar_t *out)
     }
 }
 
-/* Tab: a command that begins with what stands before the cursor, or as much as all that do have in common. */
+/* Tab: what stands before the cursor goes on as far as there is one way; where there are several they are listed. */
 static unsigned char complete(EditLine *edit, int key)
 {
     (void)key;
     const LineInfo *line = el_line(edit);
-    size_t typed = (size_t)(line->cursor - line->buffer);
-    char common[32] = "";
-    int found = 0;
-    if (typed == 0 || typed >= sizeof(common) || line->buffer[0] != '/' || memchr(line->buffer, ' ', typed))
-        return CC_ERROR;
-    const char *name;
-    for (size_t i = 0; (name = chat_command_name(i)); i++) {
-        if (strncmp(name, line->buffer + 1, typed - 1) != 0)
-            continue;
-        size_t same = 0;
-        while (found && common[same] && common[same] == name[same])
-            same++;
-        snprintf(common, sizeof(common), "%.*s", found ? (int)same : (int)sizeof(common) - 1, name);
-        found++;
+    struct buf typed = {0}, rest = {0}, offered = {0};
+    unsigned char done = CC_ERROR;
+    buf_add(&typed, line->buffer, (size_t)(line->cursor - line->buffer));
+    complete_line(typed.data, &rest, &offered);
+    if (rest.len > 0 && el_insertstr(edit, rest.data) == 0) {
+        done = CC_REFRESH;
+    } else if (offered.len > 0) {
+        struct buf lines = {0};
+        buf_str(&lines, "\n");
+        text_lines(offered.data, offered.len, term_columns(), &lines);
+        fputs(lines.data, stdout);
+        fflush(stdout);
+        buf_free(&lines);
+        done = CC_REDISPLAY;
     }
-    if (!found || (found > 1 && strlen(common) == typed - 1))
-        return CC_ERROR;
-    struct buf rest = {0};
-    buf_printf(&rest, "%s%s", common + typed - 1, found == 1 ? " " : "");
-    bool put = el_insertstr(edit, rest.data) == 0;
+    buf_free(&typed);
     buf_free(&rest);
-    return put ? CC_REFRESH : CC_ERROR;
+    buf_free(&offered);
+    return done;
 }
 
 /* What was said before, across sessions: a private file, unless CONVO_HISTORY names another or is empty. NULL: none. */
@@ -527,7 +524,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
     el_set(r->edit, EL_HIST, history, r->history);
     el_set(r->edit, EL_BIND, "^W", "ed-delete-prev-word", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_wset(r->edit, EL_ADDFN, L"convo-complete", L"Complete a command", complete);
+    el_wset(r->edit, EL_ADDFN, L"convo-complete", L"Complete a command or a file's name", complete);
     el_set(r->edit, EL_BIND, "\t", "convo-complete", NULL);
     el_source(r->edit, NULL);
     el_set(r->edit, EL_GETCFN, read_char);
