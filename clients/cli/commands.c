@@ -155,6 +155,8 @@ static void show_loading(struct cli *c, const char *body, bool first)
     double part = json_number(answer, "progress", -1);
     struct buf text = {0};
     text_progress("load", part, part >= 0 ? 1 : 0, &text);
+    if (first)
+        term_quiet(&c->term); /* what is typed would stand in the line */
     if (c->term.err_tty)
         term_status(&c->term, text.data);
     else if (first)

@@ -506,6 +506,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
         return NULL;
     r->term = t;
     r->net = n;
+    loud(); /* the editor shall find the terminal as it was */
     const char *kind = getenv("TERM");
     if (!t->in_tty || !t->out_tty || !kind || !*kind || strcmp(kind, "dumb") == 0)
         return r;

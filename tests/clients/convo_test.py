@@ -372,7 +372,14 @@ class OnATerminal(Case):
         self.double.loading = 3
         t = self.terminal()
         t.expect("loading the model: 50 %")
-        t.prompt()
+        t.type("say QXQ")
+        self.assertEqual(t.expect(r"(?s)^.*?> (\x1b\[K)?").count("Q"), 0)
+        t.expect("say QXQ")
+        t.type("\r")
+        t.expect("to first token")
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+        self.assertEqual(t.modes(), termios.ICANON | termios.ECHO)
 
     def test_interrupt_stops_the_answer_and_keeps_the_conversation(self):
         t = self.terminal()
