@@ -16,6 +16,7 @@
 #define PAGE_ROWS     100
 #define LIST_ROWS     50
 #define TITLE_CHARS   60
+#define SAID_LINES    12 /* of a message, when a conversation goes on */
 
 /* ---- requests ------------------------------------------------------------------------------------------------------
  */
@@ -417,7 +418,33 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
     return code;
 }
 
-static void print_item(struct cli *c, const cJSON *item)
+/* What a person said, on a terminal; in short where a file that went with it would fill the screen. */
+static void print_said(struct cli *c, const char *text, size_t len, bool in_short)
+{
+    struct buf said = {0}, lines = {0}, out = {0};
+    buf_str(&said, "> ");
+    text_printable(text, len, &said);
+    text_lines(said.data, said.len, term_columns(), &lines);
+    size_t keep = 0;
+    int shown = 0, more = 0;
+    for (size_t at = 0; at < lines.len; at += strcspn(lines.data + at, "\n") + 1) {
+        if (in_short && shown == SAID_LINES) {
+            more++;
+        } else {
+            keep = at + strcspn(lines.data + at, "\n") + 1;
+            shown++;
+        }
+    }
+    buf_printf(&out, "%s%.*s%s", c->term.colour ? "\033[1m" : "", (int)keep, lines.data,
+               c->term.colour ? "\033[0m" : "");
+    print_out(c, &out);
+    if (more > 0)
+        term_note(&c->term, "and %d more line%s", more, more == 1 ? "" : "s");
+    buf_free(&said);
+    buf_free(&lines);
+}
+
+static void print_item(struct cli *c, const cJSON *item, bool in_short)
 {
     struct buf text = {0}, line = {0};
     const char *role = json_string(item, "role", "");
@@ -429,13 +456,7 @@ static void print_item(struct cli *c, const cJSON *item)
     if (!c->term.out_tty) {
         buf_printf(&line, "%s: %s\n", role, text.data);
     } else if (strcmp(role, "user") == 0) {
-        struct buf said = {0};
-        buf_str(&said, "> ");
-        text_printable(text.data, text.len, &said);
-        buf_str(&line, c->term.colour ? "\033[1m" : "");
-        text_lines(said.data, said.len, term_columns(), &line);
-        buf_str(&line, c->term.colour ? "\033[0m" : "");
-        buf_free(&said);
+        print_said(c, text.data, text.len, in_short);
     } else {
         term_answer(&c->term, text.data, text.len);
         term_answer_end(&c->term);
@@ -525,7 +546,7 @@ int cli_show(struct cli *c, const char *id, int last_items)
             term_note(&c->term, "system: %s", instructions);
         cJSON_ArrayForEach(item, items)
         {
-            print_item(c, item);
+            print_item(c, item, last_items > 0);
         }
     }
     cJSON_Delete(items);

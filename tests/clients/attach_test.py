@@ -84,6 +84,21 @@ class Attached(Case):
         t.expect("tok/s")
         self.assertEqual(self.said()[-2:], ["say more", "say again"])
 
+    def test_a_long_file_does_not_fill_the_screen_of_who_goes_on(self):
+        lines = Path(self.folder) / "lines"
+        lines.write_text("".join(f"line {i}\n" for i in range(50)))
+        self.convo("ask", "--keep", "-f", lines, "say hi")
+        (id,) = self.double.conversations
+        t = self.terminal("resume")
+        t.prompt()
+        t.expect("line 7\r\n")
+        t.expect("and 43 more lines")
+        t.prompt()
+        self.assertNotIn("line 8\r\n", t.text[:t.text.index("more lines")])
+        t.type("/show\r")
+        t.expect("line 49\r\n")
+        self.assertIn("line 49\n```\nassistant: hi", self.convo("show", id).stdout)
+
     def test_tab_completes_names(self):
         t = self.terminal(HOME=self.folder)
         t.prompt()
