@@ -25,7 +25,7 @@ BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
-CLI_PACKAGES := libwebsockets libcjson libedit libcrypto
+CLI_PACKAGES := libwebsockets libcjson libedit libcrypto md4c
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g $(if $(findstring FORTIFY_SOURCE,$(CPPFLAGS)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2))
 # Against faults that we did not find: guarded stacks, addresses that differ each time, tables that are read-only once filled.
@@ -184,7 +184,7 @@ check:
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
