@@ -66,7 +66,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check torture test lint format bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture soak test lint format bench bench-serve install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -151,7 +151,9 @@ help:
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
 	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
+	@echo 'make soak            random clients, kills and restarts, for SOAK_SECONDS (half an hour)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make bench-serve     many conversations at once, against a peer: table, JSON and a picture'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
 	@echo 'make deb             build a Debian package in $(BUILD)/deb'
@@ -215,6 +217,11 @@ TORTURE_CASES ?= 20000
 torture: $(BUILD)/tests/torture/power_test
 	@TORTURE_CASES='$(TORTURE_CASES)' $<
 
+# Clients that do anything at any time, while the daemon is killed and restarted; `make check` does it for 20 seconds.
+SOAK_SECONDS ?= 1800
+soak: all $(BUILD)/tests/service/model
+	@BUILD='$(BUILD)' SOAK_SECONDS='$(SOAK_SECONDS)' $(PYTHON) tests/torture/soak_test.py
+
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
@@ -239,6 +246,14 @@ bench:
 	@clients/setup/packages check
 	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
 	@$(MAKE) $(QUIET) bench-run
+
+# Many conversations at once, beside the peer's server where it can be installed.
+bench-serve:
+	@clients/setup/packages check
+	@clients/setup/fetch-model >/dev/null
+	@$(MAKE) $(QUIET) all
+	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'The peer could not be installed.'
+	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
