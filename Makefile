@@ -68,7 +68,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check torture test lint format grammar-figures bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture soak test lint format grammar-figures bench bench-serve install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -153,7 +153,9 @@ help:
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
 	@echo 'make torture         kills, power losses and full disks, for as long as TORTURE_CASES says'
+	@echo 'make soak            random clients, kills and restarts, for SOAK_SECONDS (half an hour)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make bench-serve     many conversations at once, against a peer: table, JSON and a picture'
 	@echo 'make grammar-figures structured output: what is right per keyword, and what masks cost'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
@@ -219,6 +221,11 @@ TORTURE_CASES ?= 2000
 torture: all $(BUILD)/tests/torture/power_test $(BUILD)/tests/service/model
 	@TORTURE_CASES='$(TORTURE_CASES)' BUILD='$(BUILD)' $(PYTHON) tests/torture/chaos_test.py --all
 
+# Clients that do anything at any time, while the daemon is killed and restarted; `make check` does it for 20 seconds.
+SOAK_SECONDS ?= 1800
+soak: all $(BUILD)/tests/service/model
+	@BUILD='$(BUILD)' SOAK_SECONDS='$(SOAK_SECONDS)' $(PYTHON) tests/torture/soak_test.py
+
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
 
@@ -251,6 +258,14 @@ bench:
 	@clients/setup/packages check
 	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
 	@$(MAKE) $(QUIET) bench-run
+
+# Many conversations at once, beside the peer's server where it can be installed.
+bench-serve:
+	@clients/setup/packages check
+	@clients/setup/fetch-model >/dev/null
+	@$(MAKE) $(QUIET) all
+	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'The peer could not be installed.'
+	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
