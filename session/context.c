@@ -30,7 +30,7 @@ static int add_message(struct messages *list, enum engine_role role, const char 
         list->m = m;
         list->capacity = capacity;
     }
-    list->m[list->n++] = (struct engine_message){role, text, strlen(text)};
+    list->m[list->n++] = (struct engine_message){.role = role, .text = text, .len = strlen(text)};
     return 0;
 }
 
@@ -71,7 +71,7 @@ static int render_new(struct turn *t)
     struct engine_message *all = malloc((n + 1) * sizeof *all);
     if (!all)
         return out_of_memory(t);
-    all[0] = (struct engine_message){ENGINE_SYSTEM, t->in_force, strlen(t->in_force)};
+    all[0] = (struct engine_message){.role = ENGINE_SYSTEM, .text = t->in_force, .len = strlen(t->in_force)};
     if (n)
         memcpy(all + 1, messages, n * sizeof *all);
     int rc = render(t, all, n + 1, t->generate);

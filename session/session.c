@@ -522,7 +522,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
                 memcpy(item->text, from->text, from->len);
             item->text[from->len] = 0;
         }
-        t->messages[t->n_messages++] = (struct engine_message){from->role, item->text, from->len};
+        t->messages[t->n_messages++] = (struct engine_message){.role = from->role, .text = item->text, .len = from->len};
     }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
         t->stops[t->n_stops] = copy(r->stops[i], &failed);

@@ -281,7 +281,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
     a->hook_arg = ask.hook_arg;
     snprintf(a->id, sizeof a->id, "resp_%u", ++rig->n_ids);
     struct session_item items[64];
-    struct engine_message one = {ENGINE_USER, ask.text, ask.text ? strlen(ask.text) : 0};
+    struct engine_message one = {.role = ENGINE_USER, .text = ask.text, .len = ask.text ? strlen(ask.text) : 0};
     const struct engine_message *messages = ask.messages ? ask.messages : &one;
     size_t n = ask.messages ? ask.n_messages : ask.text != NULL;
     assert_true(n <= sizeof items / sizeof *items);
