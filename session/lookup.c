@@ -100,14 +100,17 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     uint8_t(*hashes)[32] = malloc((n + 1) * sizeof *hashes); /* after each message */
     if (!hashes)
         return -ENOMEM;
-    context_chat_hashes(t, NULL, 0, hashes);
+    if (context_chat_hashes(t, hashes)) {
+        free(hashes);
+        return -ENOMEM;
+    }
+    t->hashes = hashes;
     while (rc == -ENOENT && n-- > 1 && tries < MATCH_TRIES)
-        if (t->messages[n - 1].role == ENGINE_ASSISTANT) {
+        if (context_answer_ends(t, n - 1)) {
             rc = storage_turn_match(l, f->owner.id, hashes[n - 1], t->session->info->model_sha256, parent,
                                     &conversation);
             tries++;
         }
-    free(hashes);
     if (rc == -ENOENT) {
         *parent = 0;
         return 0;
@@ -115,7 +118,14 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     if (rc)
         return rc;
     f->matched = n;
-    return storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
+    rc = storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
+    /* A conversation that its owner made is not added to by who only resends what it holds. */
+    f->apart = !rc && f->conversation.kind == STORAGE_CONVERSATION_LISTED;
+    if (f->apart) {
+        storage_conversation_free(&f->conversation);
+        memset(&f->conversation, 0, sizeof f->conversation);
+    }
+    return rc;
 }
 
 /* ---- find: is it a repetition? ---- */
@@ -189,7 +199,7 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
         if (rc)
             return rc == -ENOENT ? 0 : rc;
         before = first.id;
-        bool here = first.parent == *parent && (first.parent || !t->conversation || t->parent) &&
+        bool here = first.parent == (f->apart ? 0 : *parent) && (first.parent || !t->conversation || t->parent) &&
                     (!t->conversation || first.conversation == f->conversation.id);
         if (t->conversation && !t->parent)
             here = first.conversation == f->conversation.id &&
@@ -210,7 +220,14 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
 static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
+    char *tools = NULL;
+    size_t len;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
+    if (!rc)
+        rc = storage_turn_tools(l, f->owner.id, parent, &tools);
+    if (!rc && tools)
+        rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
+    free(tools);
     if (!rc && context_past_changes(t))
         return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
                                  &f->n_path);
@@ -245,6 +262,9 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_repetition(l, t, &parent);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
+    const char *wrong = NULL;
+    if (!rc && f->failure == SESSION_OK && !f->stored.id && !(rc = items_check_results(l, t, &wrong)) && wrong)
+        rc = refuse(t, SESSION_INVALID, wrong);
     return rc;
 }
 

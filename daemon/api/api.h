@@ -209,6 +209,8 @@ void responses_attach(struct client *c, int kind, int64_t starting_after, const 
 void responses_cursor_error(struct api_error *e);
 /* An item of the API's lists. */
 cJSON *item_object(const struct session_item *item);
+/* An item of a run's output, as far as it is there. */
+cJSON *output_object(const struct run *run, size_t i);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */
@@ -240,6 +242,17 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 /* One message of the user. */
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
+
+/* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
+ */
+
+#define TOOL_NAME_MAX 64
+
+bool tool_name_valid(const char *name);
+/* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. nested: definitions and choices have their function
+ * under "function", as in Chat Completions. What a response shows of them goes into echo (may be NULL). 0, or -1 and
+ * *e. */
+int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e);
 
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */

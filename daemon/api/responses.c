@@ -25,7 +25,10 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
     }
     size_t bytes = 0;
     for (size_t i = 0; i < q->n_items; i++) {
-        bytes += q->items[i].len;
+        bool message = strcmp(q->items[i].kind, "message") == 0;
+        bytes += message ? q->items[i].len : 1; /* what a call gave may be nothing */
+        /* What holds answers and follows nothing is a whole history. */
+        q->match |= !q->previous && !q->conversation && (!message || q->items[i].role == ENGINE_ASSISTANT);
     }
     if (!rc && q->generate && bytes == 0) {
         api_error_set(e, 400, input ? "invalid_value" : "missing_required_parameter", "input",
@@ -76,6 +79,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     sampling_echo(&q->sampling, own);
     if (q->progress) {
         cJSON_AddBoolToObject(own, "progress", true);
+    }
+    if (q->match) {
+        cJSON_AddBoolToObject(own, "replay", true);
     }
     return 0;
 }
@@ -197,7 +203,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e)) {
+        parse_convod(q, body, websocket, echo, e) || tools_parse(q, body, false, echo, e)) {
         goto fail;
     }
     q->model = model ? strdup(model) : NULL;

@@ -217,6 +217,7 @@ void fake_free_response(struct response *r)
     for (size_t i = 0; i < r->n_items; i++) {
         free((char *)r->items[i].id);
         free((char *)r->items[i].text);
+        free((char *)r->items[i].body);
     }
     free(r);
 }
@@ -366,8 +367,53 @@ static void send(struct turn *t, const struct session_event *ev)
     t->event(t->arg, ev);
 }
 
+/* ---- the answer's items ---- */
+
+/* name: of a call's tool; NULL: it is a message. */
+static void begin_item(struct turn *t, const char *name)
+{
+    char *id, *body = NULL;
+    if (asprintf(&id, t->n_output ? "%s_%s_%zu" : "%s_%s", name ? "fc" : "msg", t->id + 5, t->n_output) < 0 ||
+        (name && asprintf(&body, "{\"call_id\":\"call_%s\",\"name\":\"%s\"}", t->id + 5, name) < 0)) {
+        abort();
+    }
+    struct session_item *item = &t->output[t->n_output++];
+    *item = (struct session_item){.id = id,
+                                  .kind = name ? "function_call" : "message",
+                                  .role = ENGINE_ASSISTANT,
+                                  .text = "",
+                                  .body = body,
+                                  .output = true};
+    send(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = item});
+}
+
+static void delta(struct turn *t, const char *text, size_t len)
+{
+    if (len) {
+        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+    }
+}
+
+static void end_item(struct turn *t, const char *text, bool incomplete)
+{
+    struct session_item *item = &t->output[t->n_output - 1];
+    item->text = fake_copy(text);
+    item->len = strlen(text);
+    item->incomplete = incomplete;
+    send(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = item});
+}
+
+/* answer: of the item that is open, or of the only one. */
 static void finish(struct turn *t, const char *answer, const char *reason)
 {
+    if (t->generate) {
+        if (!t->n_output) {
+            begin_item(t, NULL);
+        }
+        if (!*t->output[t->n_output - 1].text) {
+            end_item(t, answer, reason != NULL);
+        }
+    }
     struct session *s = t->session;
     struct session_receipt receipt = {.conversation = t->store ? t->conversation : "",
                                       .turn = 1,
@@ -394,19 +440,10 @@ static void finish(struct turn *t, const char *answer, const char *reason)
         memcpy(r->items, t->items, sizeof(t->items)); /* taken over */
         r->n_items = t->n_items;
         t->n_items = 0;
-        if (r->output) {
-            char *id;
-            if (asprintf(&id, "msg_%s", t->id + 5) < 0) {
-                abort();
-            }
-            r->items[r->n_items++] = (struct session_item){.id = id,
-                                                           .kind = "message",
-                                                           .role = ENGINE_ASSISTANT,
-                                                           .text = fake_copy(answer),
-                                                           .len = strlen(answer),
-                                                           .output = true,
-                                                           .incomplete = reason != NULL};
+        for (size_t i = 0; i < t->n_output; i++) {
+            r->items[r->n_items++] = t->output[i]; /* taken over */
         }
+        t->n_output = 0;
         r->params = fake_copy(t->params);
         r->instructions = fake_copy(t->instructions);
         struct session_receipt saved = receipt;
@@ -434,8 +471,6 @@ static void finish(struct turn *t, const char *answer, const char *reason)
     fake_unlock();
     send(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                     .conversation = t->store ? t->conversation : "",
-                                    .text = answer,
-                                    .len = strlen(answer),
                                     .incomplete = reason != NULL,
                                     .reason = reason,
                                     .input_tokens = 7,
@@ -460,6 +495,7 @@ static void fail(struct turn *t, enum session_failure failure)
 static const char *say(struct turn *t, const char *text, bool hold, char *answer)
 {
     *answer = '\0';
+    begin_item(t, NULL);
     size_t at = 0, len = strlen(text);
     while (at < len) {
         const char *reason = stop_reason(t);
@@ -470,7 +506,7 @@ static const char *say(struct turn *t, const char *text, bool hold, char *answer
         if (at + n > len) {
             n = len - at;
         }
-        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text + at, .len = n});
+        delta(t, text + at, n);
         strncat(answer, text + at, n);
         at += n;
         if (hold) {
@@ -548,6 +584,20 @@ static void run(struct turn *t)
         fail(t, SESSION_INTERNAL);
         return;
     }
+    if (strncmp(text, "call ", 5) == 0) {
+        const char *arguments = strchr(text + 5, ' ') + 1;
+        char name[64];
+        snprintf(name, sizeof(name), "%.*s", (int)(arguments - text - 6), text + 5);
+        begin_item(t, NULL);
+        delta(t, "I call.", 7);
+        end_item(t, "I call.", false);
+        begin_item(t, name);
+        delta(t, arguments, 1);
+        delta(t, arguments + 1, strlen(arguments + 1));
+        end_item(t, arguments, arguments[strlen(arguments) - 1] != '}');
+        finish(t, arguments, arguments[strlen(arguments) - 1] != '}' ? "malformed_call" : NULL);
+        return;
+    }
     bool hold = strncmp(text, "hold ", 5) == 0;
     const char *words = hold || strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
     size_t size = strlen(words) + 1;
@@ -600,6 +650,11 @@ static void *turn_thread(void *arg)
     for (size_t i = 0; i < t->n_items; i++) {
         free((char *)t->items[i].id);
         free((char *)t->items[i].text);
+        free((char *)t->items[i].body);
+    }
+    for (size_t i = 0; i < t->n_output; i++) {
+        free((char *)t->output[i].id);
+        free((char *)t->output[i].body);
     }
     free(t);
     return NULL;
@@ -633,6 +688,7 @@ int session_turn_start(struct session *s, const struct session_turn *in)
         t->items[i] = in->items[i];
         t->items[i].id = fake_copy(in->items[i].id ? in->items[i].id : "msg_made");
         t->items[i].text = strndup(in->items[i].text, in->items[i].len);
+        t->items[i].body = fake_copy(in->items[i].body);
         t->n_items = i + 1;
     }
     t->params = fake_copy(in->params);

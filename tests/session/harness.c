@@ -60,6 +60,7 @@ static struct tiny_model model_of(struct rig_opts o)
 {
     struct tiny_model m = tiny_model_of((enum tiny_arch)o.arch);
     m.ctx = o.ctx ? o.ctx : 4096;
+    m.tools = o.tools;
     if (m.arch == TINY_QWEN2) { /* smaller still: many tokens run through it, also under sanitizers */
         m.n_layers = 2;
         m.n_embd = 32;
@@ -188,8 +189,8 @@ static void keep(char *to, size_t size, const char *text)
 
 static void take_done(struct answer *a, const struct session_event *ev)
 {
-    if (ev->len != a->len || (ev->len && memcmp(ev->text, a->text, ev->len) != 0))
-        a->broken = "the answer is not what the deltas said";
+    if (a->item_open)
+        a->broken = "an item did not end";
     keep(a->conversation, sizeof a->conversation, ev->conversation);
     keep(a->reason, sizeof a->reason, ev->reason);
     a->incomplete = ev->incomplete;
@@ -203,6 +204,20 @@ static void take_done(struct answer *a, const struct session_event *ev)
         a->broken = "incomplete and its reason disagree";
     if (strcmp(a->receipt_conversation, a->conversation) != 0)
         a->broken = "the receipt names another conversation";
+}
+
+static void take_item(struct answer *a, const struct session_item *item)
+{
+    size_t n = strlen(a->kinds);
+    if (n + 1 < sizeof a->kinds)
+        a->kinds[n] = (char)(item->incomplete ? item->kind[0] - 'a' + 'A' : item->kind[0]);
+    if (!strcmp(item->kind, "function_call")) {
+        char *id = items_field(item->body, "call_id"), *name = items_field(item->body, "name");
+        keep(a->call_id, sizeof a->call_id, id);
+        keep(a->name, sizeof a->name, name);
+        free(id);
+        free(name);
+    }
 }
 
 static void take(struct answer *a, const struct session_event *ev)
@@ -224,7 +239,23 @@ static void take(struct answer *a, const struct session_event *ev)
         a->n_restore += !strcmp(ev->stage, "restore");
         a->n_prefill += !strcmp(ev->stage, "prefill");
         break;
+    case SESSION_EVENT_ITEM:
+        if (a->item_open || ev->item->len)
+            a->broken = "an item within another, or one that begins with its text";
+        a->item_open = true;
+        a->item_at = a->len;
+        a->n_items++;
+        break;
+    case SESSION_EVENT_ITEM_END:
+        if (!a->item_open || ev->item->len != a->len - a->item_at ||
+            (ev->item->len && memcmp(ev->item->text, a->text + a->item_at, ev->item->len) != 0))
+            a->broken = "an item is not what its deltas said";
+        a->item_open = false;
+        take_item(a, ev->item);
+        break;
     case SESSION_EVENT_DELTA: {
+        if (!a->item_open)
+            a->broken = "a delta of no item";
         char *grown = realloc(a->text, a->len + ev->len);
         if (ev->len == 0 || !grown) {
             a->broken = "an empty delta";
@@ -288,6 +319,9 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
     for (size_t i = 0; i < n; i++)
         items[i] = (struct session_item){
             .kind = "message", .role = messages[i].role, .text = messages[i].text, .len = messages[i].len};
+    for (size_t i = 0; i < ask.n_items; i++)
+        items[i] = ask.items[i];
+    n = ask.items ? ask.n_items : n;
     const unsigned char digest[SESSION_DIGEST_BYTES] = {(unsigned char)ask.digest, (unsigned char)(ask.digest >> 8)};
     const struct session_turn t = {.owner = ask.owner ? ask.owner : "ann",
                                    .response_id = a->id,
@@ -298,6 +332,10 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .items = items,
                                    .n_items = n,
                                    .instructions = ask.instructions,
+                                   .tools = ask.tools,
+                                   .tool_choice = ask.choice,
+                                   .tool = ask.tool,
+                                   .one_call = ask.one_call,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,
