@@ -255,6 +255,25 @@ static int create(struct storage_ledger *l, struct query *q)
     return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 
+/* The next turn will follow the response that q->text names ("": none). */
+static int move_head(struct storage_ledger *l, const struct query *q, struct storage_conversation *c)
+{
+    int rc = storage_conversation_runs(l, c->id);
+    if (rc)
+        return rc < 0 ? rc : -EBUSY;
+    c->head = 0;
+    if (!*q->text)
+        return 0;
+    struct storage_turn turn;
+    rc = storage_turn_get(l, q->owner_row.id, q->text, 0, &turn);
+    if (rc)
+        return rc == -ENOENT ? -ESRCH : rc;
+    if (turn.conversation == c->id && (turn.status == STORAGE_TURN_COMPLETED || turn.status == STORAGE_TURN_INCOMPLETE))
+        c->head = turn.id;
+    storage_turn_free(&turn);
+    return c->head ? 0 : -ESRCH;
+}
+
 static int update(struct storage_ledger *l, struct query *q)
 {
     int rc = get_conversation(l, q);
@@ -265,7 +284,8 @@ static int update(struct storage_ledger *l, struct query *q)
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
     c->updated_ms = session_wall_ms();
-    return storage_conversation_update(l, c);
+    rc = q->text ? move_head(l, q, c) : 0;
+    return rc ? rc : storage_conversation_update(l, c);
 }
 
 static int list(struct storage_ledger *l, struct query *q)
@@ -597,9 +617,11 @@ int session_conversation_get(struct session *s, const char *owner, const char *i
 }
 
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg)
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg)
 {
-    return start(s, UPDATE, owner, id, title, metadata, instructions, (struct query){.done = done, .arg = arg});
+    return start(s, UPDATE, owner, id, title, metadata, instructions,
+                 (struct query){.done = done, .arg = arg, .text = (char *)head});
 }
 
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg)

@@ -147,7 +147,7 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
                                       (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous)));
         if (continues)
             own = h;
-        if (t->generate && common_head(h, t->context.ids, t->n_prompt) == t->n_prompt)
+        if (t->generate && !t->n_aside && common_head(h, t->context.ids, t->n_prompt) == t->n_prompt)
             t->rerun_last = true;
         int common = common_head(h, t->context.ids, most);
         if (common > best_common) {
@@ -200,7 +200,7 @@ int hot_shared(const struct session *s, const struct turn *t, const struct hot *
     int shared = 0;
     *best = NULL;
     for (const struct hot *h = s->hots; h; h = h->next) {
-        int common = h->owner == t->found.owner.id ? common_head(h, t->context.ids, t->n_prompt) : 0;
+        int common = h->owner == t->found.owner.id ? common_head(h, t->context.ids, (int)t->context.n) : 0;
         if (common > shared) {
             shared = common;
             *best = h;
@@ -213,7 +213,7 @@ bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
 {
     const struct hot *best;
     int shared = hot_shared(s, t, &best);
-    tokens += t->n_prompt - shared + ADMIT_TOKENS;
+    tokens += (int)t->context.n - shared + ADMIT_TOKENS;
     while (!engine_kv_fits(s->engine, NULL, tokens < INT_MAX ? (int)tokens : INT_MAX))
         if (!evict_one_but(s, best))
             return false;

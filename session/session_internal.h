@@ -1,7 +1,12 @@
 /* session_internal.h - what the files of session/ share.
  *
- * session.c      the engine thread: command queue, scheduler, one step after the other
- * turn.c         a turn's life: find, admit, restore, prefill, decode, commit
+ * session.c      the engine thread: command queue, one step after the other
+ * step.c         a step: who is in it, what comes out of it
+ * schedule.c     who gets what of a step, and what a step takes
+ * turn.c         a turn's life: find, wait, prefill, decode
+ * admit.c        it gets a place
+ * restore.c      what is stored of its context comes back
+ * aside.c        it gives its pages up and waits
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
@@ -22,13 +27,15 @@
 #ifndef CONVOD_SESSION_INTERNAL_H
 #define CONVOD_SESSION_INTERNAL_H
 
+#include "session/schedule.h"
 #include "session/session.h"
 #include "storage/storage.h"
 
 #include <pthread.h>
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
-#define SESSION_READ_AHEAD     4   /* segments being read and decoded for one turn */
+#define SESSION_MAX_RUNNING    256
+#define SESSION_READ_AHEAD     4 /* segments being read and decoded for one turn */
 
 struct turn;
 
@@ -107,6 +114,7 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
+    bool kept; /* in memory, by aside.c */
     void *payload;
     struct storage_read_result result;
     struct turn *turn;
@@ -169,6 +177,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens;
     bool match, store, generate;
+    bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
@@ -193,6 +202,11 @@ struct turn {
     int n_plan, next_plan, n_reading;
     bool planned_once, out_of_pages, rerun_last;
     int plan_most; /* tokens that may come from storage */
+    int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
+
+    int n_aside;                           /* how often it gave its pages up */
+    bool aside_saving;                     /* what it had is on its way to the index */
+    uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
     struct engine_calls *calls; /* NULL: all of the answer is text */
@@ -222,8 +236,9 @@ struct turn {
     int accept_rc, commit_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;
-    bool started;  /* STARTED was sent: from here on others are */
-    bool terminal; /* the terminal event was sent */
+    char detail[200]; /* which may be this */
+    bool started;     /* STARTED was sent: from here on others are */
+    bool terminal;    /* the terminal event was sent */
 };
 
 /* ---- session --------------------------------------------------------------------------------------------------------
@@ -276,7 +291,7 @@ struct session {
     const struct engine_info *info;
     struct storage_layout layout;
     struct storage_array *arrays;
-    int max_waiting, max_running, idle_ms;
+    int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
 
@@ -294,7 +309,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms;
+    int64_t last_progress_ms, last_step_ms;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -304,10 +319,11 @@ struct session {
     struct hot *hots;
     struct ephemeral *ephemerals;
     bool closing;
-    double step_token_ms; /* measured: what one more prefilled token adds to a step */
-    int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int saves;            /* turns whose saving has not ended */
-    int prunes;           /* under way */
+    struct schedule_cost cost; /* of the steps until now */
+    int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
+    int saves;                      /* turns whose saving has not ended */
+    int prunes;                     /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -328,18 +344,41 @@ void turn_committed(struct session *s, void *turn); /* commit.c */
 void turn_failed(struct session *s, void *turn);
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
-void turn_admit(struct session *s);        /* lets waiting turns run */
-bool turn_restore(struct turn *t);         /* pumps reads and imports; true: something moved */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
 void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
 
+/* admit.c */
+/* Lets waiting turns run. */
+void turn_admit(struct session *s);
+
+/* restore.c */
+/* Moves the reads and imports of a running turn on. True: something moved. */
+bool turn_restore(struct turn *t);
+
+/* step.c */
+/* Runs one step over the running turns. False: none had anything to run. */
+bool step_run(struct session *s);
+
+/* aside.c */
+/* A running turn none of whose reads is under way gives its pages up and waits for a place again. */
+void aside_put(struct turn *t);
+/* Where a turn found no pages, though every idle context was dropped, another one is put aside: the youngest, warm-ups
+ * and the background first. One that is alone and wants more than there is fails. True: somebody gave way. */
+bool aside_give_way(struct session *s);
+/* What a segment brought is in pages, or will not be wanted. */
+void plan_release(struct planned *p);
+/* Forgets a turn's plan; none of its reads is under way. */
+void plan_drop(struct turn *t);
+
 /* Parts that turn.c and commit.c share. */
 /* [ledger thread] A job of the turn is over: run() goes on with it on the engine thread. */
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg));
 void turn_emit(struct turn *t, const struct session_event *ev);
+/* How many are before a waiting turn. */
+void turn_tell_queue(struct turn *t);
 const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
@@ -458,6 +497,7 @@ int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t 
                void (*done)(struct session *s, void *arg), void *arg);
 
 /* receipt.c */
+#define RECEIPT_PUT_ASIDE "put_aside" /* why a turn's own tokens were prefilled once more */
 void receipt_finish(struct turn *t);
 /* Tokens of the turn's context that have been through the model, now or before. */
 int receipt_evaluated(const struct turn *t);
