@@ -270,9 +270,10 @@ int engine_stream_push(struct engine_stream *s, engine_token id, const char **te
 /* The answer is over without a stop string: what is held back comes out (an incomplete character as U+FFFD). */
 int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len);
 
-/* ---- calls in answers ------------------------------------------------------------------------------------------ */
+/* ---- parts of answers ------------------------------------------------------------------------------------------ */
 
-/* Takes an answer apart into text and calls of tools, as the chat format writes them. A call's arguments come piece by
+/* Takes an answer apart into thinking, text and calls of tools, as the chat format writes them. White space around
+ * thinking belongs to nothing. A call's arguments come piece by
  * piece as the model writes them, from the moment on at which its name is known. A call that cannot be read is text
  * when nothing of it was given out, otherwise it ends as broken. Where the model is known to write calls as a JSON
  * object of their own, fenced or not, at the beginning of a line, one that names a tool which there is counts. */
@@ -280,18 +281,24 @@ struct engine_calls;
 
 struct engine_part {
     enum {
-        ENGINE_PART_TEXT,      /* text[0..len) */
-        ENGINE_PART_CALL,      /* a call of the tool called text[0..len) begins */
-        ENGINE_PART_ARGUMENTS, /* text[0..len) of its arguments, as they were written */
-        ENGINE_PART_CALL_END,  /* the call is over; `broken`: cut off, or its arguments are not JSON */
+        ENGINE_PART_TEXT,         /* text[0..len) */
+        ENGINE_PART_CALL,         /* a call of the tool called text[0..len) begins */
+        ENGINE_PART_ARGUMENTS,    /* text[0..len) of its arguments, as they were written */
+        ENGINE_PART_CALL_END,     /* the call is over; `broken`: cut off, or its arguments are not JSON */
+        ENGINE_PART_THINKING,     /* text[0..len) of it */
+        ENGINE_PART_THINKING_END, /* `broken`: cut off. Thinking without text has neither */
     } kind;
     const char *text;
     size_t len;
     bool broken;
 };
 
-/* tools: as in a message of ENGINE_TOOLS, terminated. part() gets the parts in order; not 0: the call below that made
- * it returns that. NULL: out of memory, or (errno ENOTSUP) the chat format has no tools. */
+/* [any thread] Whether answers of this chat format have thinking that can be told from their text. */
+bool engine_chat_thinks(const struct engine *e);
+
+/* tools: as in a message of ENGINE_TOOLS, terminated; NULL: nothing is a call. part() gets the parts in order; not 0:
+ * the call below that made it returns that. NULL: out of memory, or (errno ENOTSUP) the chat format has no such parts.
+ */
 struct engine_calls *engine_calls_new(const struct engine *e, const char *tools,
                                       int (*part)(void *arg, const struct engine_part *part), void *arg);
 void engine_calls_free(struct engine_calls *c);

@@ -57,6 +57,12 @@ bool engine_chat_tools(const struct engine *e)
     return c != NULL && chat_tools(c);
 }
 
+bool engine_chat_thinks(const struct engine *e)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL && chat_thinks(c);
+}
+
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out)
 {
     const struct chat *c = engine_chat(e);

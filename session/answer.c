@@ -1,8 +1,9 @@
-/* answer.c - what a turn's tokens say: text and calls of tools, as items of its output. Engine thread.
+/* answer.c - what a turn's tokens say: thinking, text and calls of tools, as items of its output. Engine thread.
  *
- * Text comes out of the stream (whole characters, stop strings cut off) and, where the turn has tools, is taken apart
- * into items as it comes. Each is told when it begins, as it grows, and when it ends; together they are the output that
- * the turn's row gets. `text` keeps what was written as it was, marks included: a stop string cuts the context by it.
+ * Text comes out of the stream (whole characters, stop strings cut off) and, where the turn has tools or its model
+ * thinks, is taken apart into items as it comes. Each is told when it begins, as it grows, and when it ends; together
+ * they are the output that the turn's row gets. `text` keeps what was written as it was, marks included: a stop string
+ * cuts the context by it.
  */
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -69,17 +70,22 @@ static char *call_body(const struct turn *t, const char *name)
     return body;
 }
 
-/* name: of a call's tool; NULL: it is text. */
-static int begin_item(struct turn *t, const char *name)
+/* name: of a call's tool. */
+static int begin_item(struct turn *t, enum answer_kind kind, const char *name)
 {
+    static const struct {
+        const char *kind, *prefix;
+    } kinds[] = {[ANSWER_MESSAGE] = {"message", "msg"},
+                 [ANSWER_CALL] = {"function_call", "fc"},
+                 [ANSWER_THINKING] = {"reasoning", "rs"}};
     struct storage_item *grown = realloc(t->output, (t->n_output_items + 1) * sizeof *grown);
     if (!grown)
         return -ENOMEM;
     t->output = grown;
     struct storage_item *item = &grown[t->n_output_items];
     *item = (struct storage_item){.output = true,
-                                  .public_id = item_id(t, name ? "fc" : "msg"),
-                                  .kind = strdup(name ? "function_call" : "message"),
+                                  .public_id = item_id(t, kinds[kind].prefix),
+                                  .kind = strdup(kinds[kind].kind),
                                   .role = strdup(stored_role_name(ENGINE_ASSISTANT)),
                                   .body = name ? call_body(t, name) : NULL,
                                   .created_ms = session_wall_ms()};
@@ -88,6 +94,8 @@ static int begin_item(struct turn *t, const char *name)
         return -ENOMEM;
     t->item = (struct answer_text){0};
     t->item_open = true;
+    t->item_kind = kind;
+    t->item_from = t->n_output;
     struct session_item s = shown(item);
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
     return 0;
@@ -102,6 +110,10 @@ static int end_item(struct turn *t, bool incomplete)
         return -ENOMEM;
     item->text = t->item.text;
     item->incomplete = incomplete;
+    if (t->item_kind == ANSWER_THINKING && asprintf(&item->body, "{\"tokens\":%d}", t->n_output - t->item_from) < 0) {
+        item->body = NULL;
+        return -ENOMEM;
+    }
     struct session_item s = shown(item);
     s.len = t->item.len; /* a byte of it may be zero */
     t->item = (struct answer_text){0};
@@ -123,19 +135,26 @@ static int take_part(void *arg, const struct engine_part *p)
 {
     struct turn *t = arg;
     char *name;
+    enum answer_kind kind;
     int rc = 0;
     if (t->answer_over)
         return 0; /* one call was asked for */
     switch (p->kind) {
     case ENGINE_PART_TEXT:
-        if (!t->item_open)
-            rc = begin_item(t, NULL);
+    case ENGINE_PART_THINKING:
+        kind = p->kind == ENGINE_PART_TEXT ? ANSWER_MESSAGE : ANSWER_THINKING;
+        if (t->item_open && t->item_kind != kind)
+            rc = end_item(t, false);
+        if (!rc && !t->item_open)
+            rc = begin_item(t, kind, NULL);
         return rc ? rc : say(t, p->text, p->len);
+    case ENGINE_PART_THINKING_END:
+        return end_item(t, p->broken);
     case ENGINE_PART_CALL:
         name = strndup(p->text, p->len);
         rc = name ? end_item(t, false) : -ENOMEM;
         if (!rc)
-            rc = begin_item(t, name);
+            rc = begin_item(t, ANSWER_CALL, name);
         free(name);
         return rc;
     case ENGINE_PART_ARGUMENTS:
@@ -165,8 +184,8 @@ int answer_begin(struct turn *t)
 {
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
-    if (t->stream && t->tools && t->tool_choice != SESSION_TOOLS_NONE &&
-        !(t->calls = engine_calls_new(e, t->tools, take_part, t)))
+    const char *tools = t->tool_choice != SESSION_TOOLS_NONE ? t->tools : NULL;
+    if (t->stream && (tools || engine_chat_thinks(e)) && !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;
     return t->stream ? 0 : -errno;
 }
@@ -251,7 +270,7 @@ int answer_finish(struct turn *t)
         return rc;
     if (t->broken_call && !t->reason)
         t->reason = "malformed_call";
-    if (!t->n_output_items && (rc = begin_item(t, NULL)))
+    if (!t->n_output_items && (rc = begin_item(t, ANSWER_MESSAGE, NULL)))
         return rc;
     return end_item(t, t->reason != NULL); /* what was cut short is the last of it */
 }

@@ -1,7 +1,8 @@
 /* items.c - items of the API's lists as messages of a context, and what tells equal ones.
  *
  * A row's kind says what it is: "message" (its role says whose), "function_call" (the text is the arguments, the body
- * has the tool's name), "function_call_output", "tools" (definitions, from the turn on that has them; listed nowhere).
+ * has the tool's name), "function_call_output", "reasoning" (which is in the
+ * context as tokens alone), "tools" (definitions, from the turn on that has them; listed nowhere).
  * Whether an item that a client sends again is one that is stored, its content decides: white space around it does not
  * count, arguments are equal as JSON values, and ids mean nothing.
  */

@@ -110,11 +110,12 @@ char *session_receipt_json(const struct session_receipt *r);
 /* What a turn is asked with, or answers: one item of the API's lists. */
 struct session_item {
     const char *id;        /* "msg_…"; NULL in a new turn: the session makes one */
-    const char *kind;      /* "message", "function_call", "function_call_output" */
+    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning" */
     enum engine_role role; /* of a message */
     const char *text;      /* of a message; a call's arguments; its output */
     size_t len;
-    const char *body; /* JSON object: what there is beside role and text ("call_id", a call's "name"); may be NULL */
+    const char *body; /* JSON object: what there is beside role and text ("call_id", a call's "name"; of thinking that
+                         has ended, its "tokens"); may be NULL */
     /* Of stored ones: */
     bool output, incomplete;
     const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */

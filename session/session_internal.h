@@ -150,6 +150,8 @@ enum turn_row {
     ROW_THERE,
 };
 
+enum answer_kind { ANSWER_MESSAGE, ANSWER_CALL, ANSWER_THINKING };
+
 struct answer_text {
     char *text; /* terminated; NULL: nothing yet */
     size_t len, capacity;
@@ -209,11 +211,13 @@ struct turn {
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
-    struct engine_calls *calls; /* NULL: all of the answer is text */
+    struct engine_calls *calls; /* NULL: all of the answer is text, and none thinking */
     struct answer_text text;    /* the answer so far, as it was written */
     struct storage_item *output;
     size_t n_output_items, n_told;
     struct answer_text item; /* text of the last one, while it is open */
+    enum answer_kind item_kind;
+    int item_from; /* tokens of the answer when it began */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
     const char *reason; /* incomplete because */

@@ -133,6 +133,11 @@ static bool is_call(const struct run *run, size_t i)
     return strcmp(run->items[i].kind, "function_call") == 0;
 }
 
+static bool is_thinking(const struct run *run, size_t i)
+{
+    return strcmp(run->items[i].kind, "reasoning") == 0;
+}
+
 static const char *finish_reason(const struct run *run)
 {
     const char *r = run->reason;
@@ -239,7 +244,7 @@ static void chat_delta(struct run *run, size_t i, const char *text)
         return;
     }
     cJSON *delta = cJSON_CreateObject();
-    cJSON_AddStringToObject(delta, "content", text);
+    cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
     emit(run, delta, NULL, false);
 }
 
@@ -248,16 +253,16 @@ static void chat_item_end(struct run *run, size_t i)
     (void)run, (void)i;
 }
 
-/* The message's text, of all its items that are text; malloc'd. */
-static char *content(const struct run *run)
+/* The text of all items of a kind, malloc'd. */
+static char *text_of(const struct run *run, const char *kind)
 {
     size_t len = 0;
     for (size_t i = 0; i < run->n_items; i++) {
-        len += is_call(run, i) ? 0 : run->items[i].len;
+        len += strcmp(run->items[i].kind, kind) == 0 ? run->items[i].len : 0;
     }
     char *text = malloc(len + 1), *to = text;
     for (size_t i = 0; text && i < run->n_items; i++) {
-        if (!is_call(run, i)) {
+        if (strcmp(run->items[i].kind, kind) == 0) {
             memcpy(to, run->items[i].text, run->items[i].len);
             to += run->items[i].len;
         }
@@ -275,14 +280,18 @@ static char *whole(const struct run *run)
     cJSON_AddNumberToObject(choice, "index", 0);
     cJSON *message = cJSON_AddObjectToObject(choice, "message");
     cJSON_AddStringToObject(message, "role", "assistant");
-    char *said = content(run);
+    char *said = text_of(run, "message"), *thought = text_of(run, "reasoning");
     size_t calls = call_index(run, run->n_items);
     if (said && (said[0] || !calls)) {
         cJSON_AddStringToObject(message, "content", said);
     } else {
         cJSON_AddNullToObject(message, "content");
     }
+    if (thought && thought[0]) {
+        cJSON_AddStringToObject(message, "reasoning_content", thought);
+    }
     free(said);
+    free(thought);
     cJSON_AddNullToObject(message, "refusal");
     cJSON *list = calls ? cJSON_AddArrayToObject(message, "tool_calls") : NULL;
     for (size_t i = 0; list && i < run->n_items; i++) {

@@ -70,6 +70,16 @@ static cJSON *show_item(const struct session_item *i, const char *status, bool w
         }
         return item;
     }
+    if (strcmp(i->kind, "reasoning") == 0) {
+        cJSON_AddArrayToObject(item, "summary");
+        cJSON *part = with_text ? cJSON_CreateObject() : NULL;
+        if (part) {
+            cJSON_AddStringToObject(part, "type", "reasoning_text");
+            cJSON_AddStringToObject(part, "text", i->text);
+            cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "content"), part);
+        }
+        return item;
+    }
     cJSON *body = i->body ? cJSON_Parse(i->body) : NULL;
     while (body && body->child) {
         cJSON *field = cJSON_DetachItemViaPointer(body, body->child);
@@ -87,9 +97,29 @@ static cJSON *show_item(const struct session_item *i, const char *status, bool w
     return item;
 }
 
+static bool is(const struct run *run, size_t i, const char *kind)
+{
+    return strcmp(run->items[i].kind, kind) == 0;
+}
+
 static bool is_message(const struct run *run, size_t i)
 {
-    return strcmp(run->items[i].kind, "message") == 0;
+    return is(run, i, "message");
+}
+
+/* Whether the request wants thinking as a summary, too: it is its own. */
+static bool wants_summary(const struct run *run)
+{
+    const cJSON *params = run->request->params_json, *reasoning = params ? json_get(params, "reasoning") : NULL;
+    return reasoning && json_get(reasoning, "summary");
+}
+
+static cJSON *summary_part(const char *text)
+{
+    cJSON *part = cJSON_CreateObject();
+    cJSON_AddStringToObject(part, "type", "summary_text");
+    cJSON_AddStringToObject(part, "text", text);
+    return part;
 }
 
 static const char *item_status(const struct run *run, size_t i)
@@ -108,7 +138,24 @@ cJSON *output_object(const struct run *run, size_t i)
                                        .len = item->len,
                                        .body = item->body,
                                        .output = true};
-    return show_item(&shown, item_status(run, i), !item->open);
+    cJSON *o = show_item(&shown, item_status(run, i), !item->open);
+    if (!item->open && is(run, i, "reasoning") && wants_summary(run)) {
+        cJSON_AddItemToArray(cJSON_GetObjectItem(o, "summary"), summary_part(item->text));
+    }
+    return o;
+}
+
+/* Tokens of an answer that were thinking. */
+static double thinking_tokens(const struct run *run)
+{
+    double n = 0;
+    for (size_t i = 0; i < run->n_items; i++) {
+        cJSON *body = is(run, i, "reasoning") && run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
+        const cJSON *tokens = body ? json_get(body, "tokens") : NULL;
+        n += cJSON_IsNumber(tokens) ? tokens->valuedouble : 0;
+        cJSON_Delete(body);
+    }
+    return n;
 }
 
 static cJSON *usage(const struct run *run)
@@ -120,7 +167,7 @@ static cJSON *usage(const struct run *run)
     cJSON_AddNumberToObject(in, "cache_write_tokens", 0);
     cJSON_AddNumberToObject(u, "output_tokens", run->output_tokens);
     cJSON *out = cJSON_AddObjectToObject(u, "output_tokens_details");
-    cJSON_AddNumberToObject(out, "reasoning_tokens", 0);
+    cJSON_AddNumberToObject(out, "reasoning_tokens", thinking_tokens(run));
     cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
     return u;
 }
@@ -213,6 +260,7 @@ cJSON *response_object(const struct run *run)
     cJSON_AddStringToObject(format, "type", "text");
     add_param(o, params, "tool_choice", cJSON_CreateString("auto"));
     add_param(o, params, "tools", cJSON_CreateArray());
+    add_param(o, params, "reasoning", cJSON_CreateNull());
     cJSON_AddStringToObject(o, "truncation", "disabled");
     cJSON_AddStringToObject(o, "service_tier", "default");
     if (done) {
@@ -261,6 +309,19 @@ static cJSON *part_event(const struct run *run, size_t i)
     return e;
 }
 
+/* Thinking, or the summary that it is shown as. part NULL: an event about its text, with `key` = text. */
+static void emit_thinking(struct run *run, size_t i, const char *type, const char *key, const char *text, cJSON *part)
+{
+    cJSON *e = item_event(run, i);
+    cJSON_AddNumberToObject(e, wants_summary(run) ? "summary_index" : "content_index", 0);
+    if (part) {
+        cJSON_AddItemToObject(e, "part", part);
+    } else {
+        cJSON_AddStringToObject(e, key, text);
+    }
+    emit(run, type, e);
+}
+
 static void emit_item(struct run *run, size_t i, const char *type)
 {
     cJSON *e = cJSON_CreateObject();
@@ -279,6 +340,8 @@ static void responses_item(struct run *run, size_t i)
         cJSON *e = part_event(run, i);
         cJSON_AddItemToObject(e, "part", text_part(""));
         emit(run, "response.content_part.added", e);
+    } else if (is(run, i, "reasoning") && wants_summary(run)) {
+        emit_thinking(run, i, "response.reasoning_summary_part.added", NULL, NULL, summary_part(""));
     }
 }
 
@@ -294,6 +357,11 @@ static void responses_item_end(struct run *run, size_t i)
         e = part_event(run, i);
         cJSON_AddItemToObject(e, "part", text_part(text));
         emit(run, "response.content_part.done", e);
+    } else if (is(run, i, "reasoning") && wants_summary(run)) {
+        emit_thinking(run, i, "response.reasoning_summary_text.done", "text", text, NULL);
+        emit_thinking(run, i, "response.reasoning_summary_part.done", NULL, NULL, summary_part(text));
+    } else if (is(run, i, "reasoning")) {
+        emit_thinking(run, i, "response.reasoning_text.done", "text", text, NULL);
     } else {
         cJSON *body = run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
         const cJSON *name = body ? json_get(body, "name") : NULL;
@@ -330,6 +398,12 @@ static void responses_progress(struct run *run, const struct session_event *ev)
 static void responses_delta(struct run *run, size_t i, const char *text)
 {
     bool message = is_message(run, i);
+    if (is(run, i, "reasoning")) {
+        emit_thinking(run, i,
+                      wants_summary(run) ? "response.reasoning_summary_text.delta" : "response.reasoning_text.delta",
+                      "delta", text, NULL);
+        return;
+    }
     cJSON *e = message ? part_event(run, i) : item_event(run, i);
     cJSON_AddStringToObject(e, "delta", text);
     if (message) {
@@ -385,7 +459,9 @@ size_t responses_replay(struct run *run, int64_t starting_after)
     /* Until the first delta, or the first progress, the numbers are those of the original. After that they are not
      * known: who has them is sent the events that hold the whole of each item, numbered from where it stopped. With
      * progress it may have stopped before there was an item, so its beginning comes as well. */
-    const int64_t known = progress || !run->n_items ? 2 : is_message(run, 0) ? 4 : 3;
+    const int64_t known = progress || !run->n_items                                               ? 2
+                          : is_message(run, 0) || (is(run, 0, "reasoning") && wants_summary(run)) ? 4
+                                                                                                  : 3;
     bool all = starting_after < known;
     if (all) {
         run->status = "in_progress";

@@ -618,8 +618,13 @@ static void take_event(struct event *event, bool closing)
         break;
     case SESSION_EVENT_ITEM_END:
         if (run->n_items) {
-            run->items[run->n_items - 1].open = false;
-            run->items[run->n_items - 1].incomplete = ev->item->incomplete;
+            struct run_item *item = &run->items[run->n_items - 1];
+            item->open = false;
+            item->incomplete = ev->item->incomplete;
+            if (!item->body && ev->item->body && !(item->body = strdup(ev->item->body))) {
+                lost(run);
+                break;
+            }
             format->item_end(run, run->n_items - 1);
         }
         break;

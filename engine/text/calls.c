@@ -1,4 +1,6 @@
-/* calls.c - calls of tools in an answer, found while it is written.
+/* calls.c - the parts of an answer, thinking, text and calls of tools, found while it is written.
+ *
+ * Thinking stands between two marks of its own; the white space around it is nothing.
  *
  * An answer's text goes through; what stands between two marks, or is an object that names a tool where the model is
  * known to leave the marks out, is read byte by byte as {"name": ..., "arguments": ...}, in any order and with whatever
@@ -38,7 +40,8 @@ struct engine_calls {
     cJSON *tools;
     int (*part)(void *arg, const struct engine_part *part);
     void *arg;
-    enum { TEXT, MAYBE, CALL } state;
+    enum { TEXT, MAYBE, CALL, THINK } state;
+    bool thought;       /* THINK: some of it was given out; TEXT: what comes stands behind it */
     bool line;          /* the next byte begins a line */
     bool marked;        /* CALL: it has marks around it */
     bool fenced;        /* or ``` */
@@ -81,12 +84,12 @@ static bool is_space(char c)
 struct engine_calls *calls_new(const struct chat *chat, const char *tools,
                                int (*part)(void *arg, const struct engine_part *part), void *arg)
 {
-    if (!chat->tools) {
+    if (tools != NULL ? !chat->tools : !chat_thinks(chat)) {
         errno = ENOTSUP;
         return NULL;
     }
     struct engine_calls *c = calloc(1, sizeof *c);
-    if (c != NULL && (c->tools = cJSON_Parse(tools)) == NULL) {
+    if (c != NULL && tools != NULL && (c->tools = cJSON_Parse(tools)) == NULL) {
         free(c);
         c = NULL;
     }
@@ -98,6 +101,7 @@ struct engine_calls *calls_new(const struct chat *chat, const char *tools,
     c->part = part;
     c->arg = arg;
     c->line = true;
+    c->state = chat->opens_thinking && chat_thinks(chat) ? THINK : TEXT;
     return c;
 }
 
@@ -114,7 +118,9 @@ void engine_calls_free(struct engine_calls *c)
 
 bool engine_calls_is_mark(const struct engine_calls *c, engine_token id)
 {
-    return id == c->chat->call_mark || id == c->chat->call_end_mark;
+    const struct chat *chat = c->chat;
+    return (c->tools != NULL && (id == chat->call_mark || id == chat->call_end_mark)) ||
+           (chat_thinks(chat) && (id == chat->think_mark || id == chat->think_end_mark));
 }
 
 /* ---- giving parts out ---- */
@@ -128,12 +134,44 @@ static int give(struct engine_calls *c, int kind, const char *text, size_t len, 
 /* What is held is text after all. */
 static int give_held(struct engine_calls *c)
 {
-    size_t n = c->held.n;
+    size_t n = c->held.n, space = 0;
+    while (c->thought && space < n && is_space(c->held.data[space]))
+        space++;
     c->held.n = c->lead = 0;
     c->state = TEXT;
-    if (n == 0)
+    if (n == space)
         return 0;
+    c->thought = false;
+    if (space > 0)
+        return give(c, ENGINE_PART_TEXT, c->held.data + space, n - space, false);
     return give(c, ENGINE_PART_TEXT, c->held.data, n, false);
+}
+
+/* A piece of thinking: white space waits for what is behind it. */
+static int think(struct engine_calls *c, const char *text, size_t len)
+{
+    int rc = append(&c->held, text, len);
+    size_t end = c->held.n, start = 0;
+    while (end > 0 && is_space(c->held.data[end - 1]))
+        end--;
+    while (!c->thought && start < end && is_space(c->held.data[start]))
+        start++;
+    if (rc || start == end)
+        return rc;
+    c->thought = true;
+    rc = give(c, ENGINE_PART_THINKING, c->held.data + start, end - start, false);
+    memmove(c->held.data, c->held.data + end, c->held.n - end);
+    c->held.n -= end;
+    return rc;
+}
+
+static int end_thinking(struct engine_calls *c, bool cut)
+{
+    bool any = c->thought;
+    c->held.n = c->lead = 0;
+    c->state = TEXT;
+    c->line = c->thought = true;
+    return any ? give(c, ENGINE_PART_THINKING_END, NULL, 0, cut) : 0;
 }
 
 static void start_object(struct engine_calls *c)
@@ -445,6 +483,8 @@ static int text_byte(struct engine_calls *c, char byte)
 
 int engine_calls_text(struct engine_calls *c, const char *text, size_t len)
 {
+    if (c->state == THINK)
+        return think(c, text, len);
     for (size_t i = 0; i < len;) {
         /* Plain text goes out in one piece. */
         size_t n = 0;
@@ -471,15 +511,40 @@ static int hold_mark(struct engine_calls *c, const char *mark)
     return append(&c->held, mark, strlen(mark));
 }
 
+/* What is begun and not over stays behind. */
+static int leave(struct engine_calls *c)
+{
+    return c->state == CALL    ? end(c)
+           : c->state == THINK ? end_thinking(c, false)
+           : c->state == MAYBE ? give_held(c)
+                               : 0;
+}
+
+static int think_mark(struct engine_calls *c, engine_token id)
+{
+    if (id == c->chat->think_mark && c->state == THINK)
+        return 0; /* it was opened already */
+    int rc = leave(c);
+    if (rc)
+        return rc;
+    if (id == c->chat->think_end_mark) {
+        c->held.n = 0;
+        c->thought = true;
+        return 0;
+    }
+    c->held.n = 0;
+    c->state = THINK;
+    c->thought = false;
+    return 0;
+}
+
 int engine_calls_mark(struct engine_calls *c, engine_token id)
 {
     int rc = 0;
+    if (id == c->chat->think_mark || id == c->chat->think_end_mark)
+        return think_mark(c, id);
     if (id == c->chat->call_mark) {
-        if (c->state == CALL)
-            rc = end(c);
-        else if (c->state == MAYBE)
-            rc = give_held(c);
-        if (rc)
+        if ((rc = leave(c)))
             return rc;
         c->lead = c->held.n;
         start_object(c);
@@ -487,6 +552,8 @@ int engine_calls_mark(struct engine_calls *c, engine_token id)
         c->fenced = false;
         return hold_mark(c, "<tool_call>");
     }
+    if (c->state == THINK && (rc = leave(c)))
+        return rc;
     rc = hold_mark(c, "</tool_call>");
     if (rc)
         return rc;
@@ -495,5 +562,5 @@ int engine_calls_mark(struct engine_calls *c, engine_token id)
 
 int engine_calls_finish(struct engine_calls *c)
 {
-    return c->state == CALL ? end(c) : give_held(c);
+    return c->state == CALL ? end(c) : c->state == THINK ? end_thinking(c, true) : give_held(c);
 }

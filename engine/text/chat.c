@@ -112,6 +112,7 @@ static int set_up_tools(struct chat *c, const struct vocab *v, const struct temp
 static int set_up(struct chat *c, const struct vocab *v, const struct template *t, bool read)
 {
     const struct chat_format *f = c->format;
+    c->think_mark = c->think_end_mark = -1;
     c->inst = c->inst_end = c->system_start = c->system_end = -1;
     c->bos = f->bos || vocab_adds_bos(v);
     c->strip = f->spm_strips && strcmp(vocab_model(v), "llama") == 0;
@@ -130,6 +131,12 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
             rc = cut_pieces(v, f->role[role].after, &c->after[role]);
     if (rc == 0 && c->opening_text != NULL)
         rc = cut_pieces(v, c->opening_text, &c->opening);
+    if (rc == 0 && read && memmem(t->text, t->len, "</think>", 8) != NULL) {
+        c->think_mark = vocab_special(v, "<think>");
+        c->think_end_mark = vocab_special(v, "</think>");
+        for (size_t i = 0; i < c->opening.n; i++)
+            c->opens_thinking |= c->think_mark >= 0 && c->opening.piece[i].id == c->think_mark;
+    }
     return rc || !read ? rc : set_up_tools(c, v, t);
 }
 
@@ -657,6 +664,11 @@ bool chat_tools(const struct chat *c)
     return c->tools;
 }
 
+bool chat_thinks(const struct chat *c)
+{
+    return c->think_mark >= 0 && c->think_end_mark >= 0;
+}
+
 int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out)
 {
     static const char ANY[] = "\n{\"name\":", NAMED[] = "\n{\"name\": \"", ARGUMENTS[] = "\", \"arguments\":";
@@ -665,6 +677,10 @@ int chat_open_call(const struct chat *c, const struct vocab *v, const char *name
         return -ENOTSUP;
     /* It ends where a token of the model's own may begin: before a space. */
     struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
+    if (c->opens_thinking) { /* there is none */
+        add_token(&b, c->think_end_mark);
+        add(&b, "\n\n");
+    }
     add_token(&b, c->call_mark);
     add(&b, name != NULL ? NAMED : ANY);
     if (name != NULL) {

@@ -72,6 +72,8 @@ struct chat {
     bool trim_user, trim_answer;
     /* An earlier answer's thinking is left out, and the newlines behind it (always, or only where there was any). */
     bool drops_thinking, drops_newlines, drops_newlines_always;
+    engine_token think_mark, think_end_mark; /* around thinking; -1: it cannot be told from the text */
+    bool opens_thinking;                     /* an answer begins behind the first of them */
     /* Tools, in Hermes' way: definitions behind the system prompt, calls as JSON objects between two marks, results as
      * a user's message. */
     bool tools;

@@ -369,17 +369,20 @@ static void send(struct turn *t, const struct session_event *ev)
 
 /* ---- the answer's items ---- */
 
-/* name: of a call's tool; NULL: it is a message. */
-static void begin_item(struct turn *t, const char *name)
+/* name: of a call's tool; NULL: it is a message, or `thinking`. */
+static void begin_item(struct turn *t, const char *name, bool thinking)
 {
     char *id, *body = NULL;
-    if (asprintf(&id, t->n_output ? "%s_%s_%zu" : "%s_%s", name ? "fc" : "msg", t->id + 5, t->n_output) < 0 ||
+    const char *prefix = name ? "fc" : thinking ? "rs" : "msg";
+    if (asprintf(&id, t->n_output ? "%s_%s_%zu" : "%s_%s", prefix, t->id + 5, t->n_output) < 0 ||
         (name && asprintf(&body, "{\"call_id\":\"call_%s\",\"name\":\"%s\"}", t->id + 5, name) < 0)) {
         abort();
     }
     struct session_item *item = &t->output[t->n_output++];
     *item = (struct session_item){.id = id,
-                                  .kind = name ? "function_call" : "message",
+                                  .kind = name       ? "function_call"
+                                          : thinking ? "reasoning"
+                                                     : "message",
                                   .role = ENGINE_ASSISTANT,
                                   .text = "",
                                   .body = body,
@@ -408,7 +411,7 @@ static void finish(struct turn *t, const char *answer, const char *reason)
 {
     if (t->generate) {
         if (!t->n_output) {
-            begin_item(t, NULL);
+            begin_item(t, NULL, false);
         }
         if (!*t->output[t->n_output - 1].text) {
             end_item(t, answer, reason != NULL);
@@ -495,7 +498,7 @@ static void fail(struct turn *t, enum session_failure failure)
 static const char *say(struct turn *t, const char *text, bool hold, char *answer)
 {
     *answer = '\0';
-    begin_item(t, NULL);
+    begin_item(t, NULL, false);
     size_t at = 0, len = strlen(text);
     while (at < len) {
         const char *reason = stop_reason(t);
@@ -588,14 +591,24 @@ static void run(struct turn *t)
         const char *arguments = strchr(text + 5, ' ') + 1;
         char name[64];
         snprintf(name, sizeof(name), "%.*s", (int)(arguments - text - 6), text + 5);
-        begin_item(t, NULL);
+        begin_item(t, NULL, false);
         delta(t, "I call.", 7);
         end_item(t, "I call.", false);
-        begin_item(t, name);
+        begin_item(t, name, false);
         delta(t, arguments, 1);
         delta(t, arguments + 1, strlen(arguments + 1));
         end_item(t, arguments, arguments[strlen(arguments) - 1] != '}');
         finish(t, arguments, arguments[strlen(arguments) - 1] != '}' ? "malformed_call" : NULL);
+        return;
+    }
+    if (strncmp(text, "think ", 6) == 0) {
+        begin_item(t, NULL, true);
+        delta(t, "I think.", 8);
+        t->output[0].body = fake_copy("{\"tokens\":3}");
+        end_item(t, "I think.", false);
+        begin_item(t, NULL, false);
+        delta(t, text + 6, strlen(text + 6));
+        finish(t, text + 6, NULL);
         return;
     }
     bool hold = strncmp(text, "hold ", 5) == 0;

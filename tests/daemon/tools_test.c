@@ -162,6 +162,74 @@ static void completions(void **state)
     harness_stop(h);
 }
 
+static void thinking(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char *const reasoning[] = {"null", "{\"effort\":\"low\",\"summary\":\"auto\"}"};
+    static const char *const plain[] = {"event: response.output_item.added",
+                                        "\"type\":\"reasoning\"",
+                                        "\"summary\":[]",
+                                        "event: response.reasoning_text.delta",
+                                        "\"content_index\":0,\"delta\":\"I think.\"",
+                                        "event: response.reasoning_text.done",
+                                        "\"text\":\"I think.\"",
+                                        "event: response.output_item.done",
+                                        "\"content\":[{\"type\":\"reasoning_text\",\"text\":\"I think.\"}]",
+                                        "event: response.output_item.added",
+                                        "\"output_index\":1",
+                                        "event: response.completed"};
+    static const char *const summary[] = {"event: response.output_item.added",
+                                          "event: response.reasoning_summary_part.added",
+                                          "event: response.reasoning_summary_text.delta",
+                                          "\"summary_index\":0,\"delta\":\"I think.\"",
+                                          "event: response.reasoning_summary_text.done",
+                                          "event: response.reasoning_summary_part.done",
+                                          "event: response.output_item.done",
+                                          "\"summary\":[{\"type\":\"summary_text\",\"text\":\"I think.\"}]",
+                                          "event: response.completed"};
+    for (int i = 0; i < 2; i++) {
+        char body[256], path[128];
+        snprintf(body, sizeof(body), "{\"input\":\"think hard\",\"reasoning\":%s}", reasoning[i]);
+        struct reply r = call(h, "POST", "/v1/responses", NULL, body);
+        snprintf(path, sizeof(path), "/v1/responses/%s", str(r.json, "id"));
+        for (int again = 0; again < 2; again++) {
+            assert_string_equal(str(r.json, "output.0.type"), "reasoning");
+            assert_string_equal(str(r.json, "output.0.content.0.text"), "I think.");
+            assert_string_equal(str(r.json, "output.0.summary.0.text"), i ? "I think." : "");
+            assert_null(at(r.json, "output.0.tokens"));
+            assert_string_equal(str(r.json, "output.1.content.0.text"), "hard");
+            assert_int_equal(num(r.json, "usage.output_tokens_details.reasoning_tokens"), 3);
+            assert_string_equal(str(r.json, "reasoning.effort"), i ? "low" : "");
+            reply_free(&r);
+            r = call(h, "GET", path, NULL, NULL);
+        }
+        reply_free(&r);
+        strcat(path, "?stream=true");
+        r = call(h, "GET", path, NULL, NULL);
+        if (i) {
+            in_order(r.body, summary, sizeof(summary) / sizeof(*summary));
+        } else {
+            in_order(r.body, plain, sizeof(plain) / sizeof(*plain));
+        }
+        reply_free(&r);
+    }
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL,
+                          "{\"messages\":[{\"role\":\"user\",\"content\":\"think hard\"}]}");
+    assert_string_equal(str(r.json, "choices.0.message.reasoning_content"), "I think.");
+    assert_string_equal(str(r.json, "choices.0.message.content"), "hard");
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL,
+             "{\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"think hard\"},"
+             "{\"role\":\"assistant\",\"content\":\"x\",\"reasoning_content\":\"y\"},"
+             "{\"role\":\"user\",\"content\":\"think hard\"}]}");
+    static const char *const chunks[] = {"\"delta\":{\"reasoning_content\":\"I think.\"}",
+                                         "\"delta\":{\"content\":\"hard\"}", "\"finish_reason\":\"stop\""};
+    in_order(r.body, chunks, sizeof(chunks) / sizeof(*chunks));
+    reply_free(&r);
+    harness_stop(h);
+}
+
 struct refusal {
     const char *more, *code, *param;
 };
@@ -207,6 +275,9 @@ static void refusals(void **state)
         {TOOLS ",\"tool_choice\":{\"type\":\"function\",\"name\":\"g\"}", "invalid_value", "tool_choice.name"},
         {TOOLS ",\"parallel_tool_calls\":5", "invalid_type", "parallel_tool_calls"},
         {"\"tool_choice\":\"required\"", "invalid_value", "tool_choice"},
+        {"\"reasoning\":5", "invalid_type", "reasoning"},
+        {"\"reasoning\":{\"effort\":\"enormous\"}", "invalid_value", "reasoning.effort"},
+        {"\"reasoning\":{\"summary\":\"poem\"}", "invalid_value", "reasoning.summary"},
         {"\"tools\":[{\"type\":\"mcp\"}],\"tool_choice\":\"required\"", "invalid_value", "tool_choice"},
     };
     static const struct refusal nested[] = {
@@ -253,10 +324,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(responses),
-        cmocka_unit_test(broken_calls),
-        cmocka_unit_test(completions),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(responses), cmocka_unit_test(broken_calls), cmocka_unit_test(completions),
+        cmocka_unit_test(thinking),  cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

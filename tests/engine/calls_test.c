@@ -15,6 +15,7 @@
 static const char TEMPLATE[] =
     "<|im_start|>{{- \"# Tools\\n\\nThese:\\n<tools>\" }}{{- tool }}{{- \"\\n</tools>\\n\\nCall:"
     "\\n<tool_call>\\n{}\\n</tool_call><|im_end|>\\n\" }}<tool_response>";
+static const char THINKS[] = "<|im_start|></think>", OPENS[] = "'<|im_start|>assistant\\n<think>\\n'</think>";
 static const char TOOLS[] = "[{\"type\":\"function\",\"function\":{\"name\":\"add\"}},{\"type\":\"function\","
                             "\"function\":{\"name\":\"now\"}}]";
 
@@ -42,6 +43,10 @@ static int part(void *arg, const struct engine_part *p)
         say(h, "|", 1);
     if (p->kind == ENGINE_PART_CALL)
         say(h, "@", 1);
+    if (p->kind == ENGINE_PART_THINKING && h->last != ENGINE_PART_THINKING)
+        say(h, "~", 1);
+    if (p->kind == ENGINE_PART_THINKING_END)
+        say(h, p->broken ? "!" : ";", 1);
     if (p->len)
         say(h, p->text, p->len);
     if (p->kind == ENGINE_PART_CALL)
@@ -52,38 +57,43 @@ static int part(void *arg, const struct engine_part *p)
     return 0;
 }
 
-static struct chat *open_chat(struct text_fixture *f, const char *name)
+static struct chat *open_chat(struct text_fixture *f, const char *name, const char *chat_template)
 {
-    static const char *const CONTROL[] = {"<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"};
+    static const char *const CONTROL[] = {"<|im_start|>", "<|im_end|>", "<tool_call>",
+                                          "</tool_call>", "<think>",    "</think>"};
     struct gguf_writer *w = gguf_writer_new();
     struct chat *c = NULL;
-    tiny_vocab_bpe_with(w, "qwen2", CONTROL, 4, "", "<|im_end|>", TEMPLATE);
+    tiny_vocab_bpe_with(w, "qwen2", CONTROL, 6, "", "<|im_end|>", chat_template);
     gguf_writer_string(w, "general.name", name);
     *f = text_fixture_written(w);
     if (chat_open(f->g, f->v, NULL, &c, err, sizeof err) != 0)
         fail_msg("%s", err);
-    assert_true(chat_tools(c));
+    assert_int_equal(chat_tools(c), strstr(chat_template, "# Tools") != NULL);
+    assert_int_equal(chat_thinks(c), strstr(chat_template, "</think>") != NULL);
     return c;
 }
 
-/* In pieces of `step` bytes; ^ and $ stand for the marks. */
+/* In pieces of `step` bytes; ^ and $ stand for the marks around calls, < and > for those around thinking. */
 static void take_apart(const struct text_fixture *f, const struct chat *chat, const char *answer, size_t step,
                        struct heard *h)
 {
-    struct engine_calls *c = calls_new(chat, TOOLS, part, h);
+    struct engine_calls *c = calls_new(chat, chat_tools(chat) ? TOOLS : NULL, part, h);
     assert_non_null(c);
     h->n = 0;
     h->text[0] = '\0';
     h->last = -1;
     for (const char *p = answer; *p != '\0';) {
-        if (*p == '^' || *p == '$') {
-            engine_token id = vocab_special(f->v, *p == '^' ? "<tool_call>" : "</tool_call>");
+        static const char SIGNS[] = "^$<>";
+        const char *sign = strchr(SIGNS, *p);
+        if (sign != NULL) {
+            static const char *const MARKS[] = {"<tool_call>", "</tool_call>", "<think>", "</think>"};
+            engine_token id = vocab_special(f->v, MARKS[sign - SIGNS]);
             assert_true(engine_calls_is_mark(c, id));
             assert_int_equal(engine_calls_mark(c, id), 0);
             p++;
             continue;
         }
-        size_t n = strcspn(p, "^$");
+        size_t n = strcspn(p, SIGNS);
         n = n < step ? n : step;
         assert_int_equal(engine_calls_text(c, p, n), 0);
         p += n;
@@ -96,10 +106,10 @@ struct shown {
     const char *answer, *heard;
 };
 
-static void check(const struct shown *cases, size_t n, const char *model)
+static void check(const struct shown *cases, size_t n, const char *model, const char *chat_template)
 {
     struct text_fixture f;
-    struct chat *chat = open_chat(&f, model);
+    struct chat *chat = open_chat(&f, model, chat_template);
     for (size_t i = 0; i < n; i++)
         for (size_t step = 1; step < 40; step += step < 6 ? 1 : 11) {
             struct heard h;
@@ -149,7 +159,7 @@ static void test_marked(void **state)
         /* Without marks it is text: this model is not known to leave them out. */
         {"{\"name\":\"add\",\"arguments\":{}}", "|{\"name\":\"add\",\"arguments\":{}}"},
     };
-    check(CASES, sizeof CASES / sizeof *CASES, "model");
+    check(CASES, sizeof CASES / sizeof *CASES, "model", TEMPLATE);
 }
 
 static void test_bare(void **state)
@@ -172,7 +182,42 @@ static void test_bare(void **state)
         {"```json\n{\"name\": \"add\", \"arguments\": {\"a\"", "@add({\"a\")!"},
         {"```json\n{\"name\": \"add\", x", "|```json\n{\"name\": \"add\", x"},
     };
-    check(CASES, sizeof CASES / sizeof *CASES, "Some-Coder 7B");
+    check(CASES, sizeof CASES / sizeof *CASES, "Some-Coder 7B", TEMPLATE);
+}
+
+static void test_thinking(void **state)
+{
+    (void)state;
+    static const struct shown CASES[] = {
+        {"<\nFirst this,\nthen that.\n>\n\nSo. ", "~First this,\nthen that.;|So. "},
+        {"<a>b", "~a;|b"},
+        {"<\n\n>\n\nNothing to think.", "|Nothing to think."},
+        {" \n<a>b", "~a;|b"},
+        {"plain\n", "|plain\n"},
+        {"a <b> c", "|a~b;|c"},
+        {"<one><two>x", "~one;~two;|x"},
+        {"<cut off \n", "~cut off!"},
+        {"<", ""},
+        {">x", "|x"},
+        {"<<a>b", "~a;|b"},
+    };
+    static const struct shown OPENED[] = {
+        {"\nthis\n>\n\nthat", "~this;|that"},
+        {"<this>that", "~this;|that"},
+        {">that", "|that"},
+        {"cut", "~cut!"},
+        {"", ""},
+    };
+    check(CASES, sizeof CASES / sizeof *CASES, "model", THINKS);
+    check(OPENED, sizeof OPENED / sizeof *OPENED, "model", OPENS);
+    /* And tools. */
+    char both[512];
+    static const struct shown CALLS[] = {
+        {"<I add.>\n\n^{\"name\":\"add\",\"arguments\":{}}$", "~I add.;@add({})"},
+        {"<I add.^{\"name\":\"add\"}$<b>c", "~I add.;@add({})~b;|c"},
+    };
+    snprintf(both, sizeof both, "%s</think>", TEMPLATE);
+    check(CALLS, sizeof CALLS / sizeof *CALLS, "model", both);
 }
 
 static int refuse(void *arg, const struct engine_part *p)
@@ -186,11 +231,31 @@ static void test_part_says_no(void **state)
 {
     (void)state;
     struct text_fixture f;
-    struct chat *chat = open_chat(&f, "model");
+    struct chat *chat = open_chat(&f, "model", TEMPLATE);
     struct engine_calls *c = calls_new(chat, TOOLS, refuse, NULL);
     assert_int_equal(engine_calls_text(c, "a", 1), -ECANCELED);
     engine_calls_free(c);
     engine_calls_free(NULL);
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+/* Where an answer opens with thinking, a call that it is made to begin with stands behind the end of that. */
+static void test_opened_behind_thinking(void **state)
+{
+    (void)state;
+    struct text_fixture f;
+    char both[512];
+    snprintf(both, sizeof both, "%s%s", TEMPLATE, OPENS);
+    struct chat *chat = open_chat(&f, "model", both);
+    static const char WANTED[] = "</think>\n\n<tool_call>\n{\"name\":";
+    struct engine_tokens got = {0}, wanted = {0};
+    assert_int_equal(chat_open_call(chat, f.v, NULL, &got), 0);
+    assert_int_equal(vocab_tokenize(f.v, WANTED, strlen(WANTED), VOCAB_PARSE_SPECIAL, &wanted), 0);
+    assert_int_equal(got.n, wanted.n);
+    assert_memory_equal(got.ids, wanted.ids, got.n * sizeof *got.ids);
+    engine_tokens_free(&got);
+    engine_tokens_free(&wanted);
     chat_free(chat);
     text_fixture_close(&f);
 }
@@ -200,7 +265,7 @@ static void test_opened(void **state)
 {
     (void)state;
     struct text_fixture f;
-    struct chat *chat = open_chat(&f, "model");
+    struct chat *chat = open_chat(&f, "model", TEMPLATE);
     static const char *const WANTED[] = {"<tool_call>\n{\"name\":", "<tool_call>\n{\"name\": \"add\", \"arguments\":"};
     for (int i = 0; i < 2; i++) {
         struct engine_tokens got = {0}, wanted = {0};
@@ -218,10 +283,9 @@ static void test_opened(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_marked),
-        cmocka_unit_test(test_bare),
-        cmocka_unit_test(test_part_says_no),
-        cmocka_unit_test(test_opened),
+        cmocka_unit_test(test_marked),   cmocka_unit_test(test_bare),
+        cmocka_unit_test(test_thinking), cmocka_unit_test(test_part_says_no),
+        cmocka_unit_test(test_opened),   cmocka_unit_test(test_opened_behind_thinking),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,6 +106,26 @@ static void test_format_without_tools(void **state)
     rig_close(rig);
 }
 
+/* Thinking is an item of its own and stays in the context. This model never stops thinking. */
+static void test_thinking(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .max = 20, .seed = 1});
+    assert_string_equal(a->kinds, "R");
+    assert_true(a->len > 0);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    /* Under other instructions its tokens are what they were. */
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .instructions = "be kind", .seed = 3});
+    assert_true(c->input > b->input);
+    free(text);
+    rig_close(rig);
+}
+
 static void cancel_at_once(struct answer *a, const struct session_event *ev, void *arg)
 {
     (void)arg;
@@ -138,6 +158,7 @@ int main(void)
         cmocka_unit_test(test_required),
         cmocka_unit_test(test_tools_change),
         cmocka_unit_test(test_none),
+        cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_format_without_tools),
         cmocka_unit_test(test_stopped_before_it_said_anything),
     };

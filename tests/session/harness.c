@@ -61,6 +61,7 @@ static struct tiny_model model_of(struct rig_opts o)
     struct tiny_model m = tiny_model_of((enum tiny_arch)o.arch);
     m.ctx = o.ctx ? o.ctx : 4096;
     m.tools = o.tools;
+    m.thinks = o.thinks;
     if (m.arch == TINY_QWEN2) { /* smaller still: many tokens run through it, also under sanitizers */
         m.n_layers = 2;
         m.n_embd = 32;
