@@ -129,7 +129,7 @@ void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
     if (t->cancelled && !t->reason)
-        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : "cancelled";
+        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
     if (answer_finish(t)) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
@@ -144,8 +144,7 @@ void turn_finish(struct turn *t)
         if (!touch)
             remember_ephemeral(t);
         else if (t->hot && t->found.parent.id) {
-            t->hot->turn = t->found.parent.id;
-            t->hot->conversation = t->found.conversation.id;
+            hot_belongs(s, t->hot, t->found.parent.id, t->found.conversation.id);
             save_touched(t);
         } else if (t->hot && t->previous) {
             t->hot->ephemeral = strdup(t->previous);
@@ -370,12 +369,16 @@ void turn_committed(struct session *s, void *turn)
             return;
         }
         session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
-        turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
+        if (session_disk_full(t->commit_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the answer could not be written; the question is kept; free some space on the "
+                      "server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
         return;
     }
     if (t->hot) {
-        t->hot->turn = t->row.id;
-        t->hot->conversation = t->found.conversation.id;
+        hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
         save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
     } else if (t->n_aside) {

@@ -63,61 +63,20 @@ static void query_free(struct query *q)
 
 /* ---- answers ---- */
 
-void live_publish(struct session *s)
-{
-    s->n_live = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        struct turn *t = s->turns;
-        struct hot *h = s->hots;
-        while (pass ? t != NULL : h != NULL) {
-            bool relevant = pass ? t->state > TURN_FINDING && t->state != TURN_OVER : true;
-            int64_t conversation = !relevant ? 0 : pass ? t->found.conversation.id : h->conversation;
-            int i = 0;
-            while (i < s->n_live && s->live[i].conversation != conversation)
-                i++;
-            if (conversation && relevant && i == s->live_capacity) {
-                int capacity = s->live_capacity ? 2 * s->live_capacity : 16;
-                struct live *grown = realloc(s->live, (size_t)capacity * sizeof *grown);
-                if (!grown)
-                    return; /* told as not hot: harmless */
-                s->live = grown;
-                s->live_capacity = capacity;
-            }
-            if (conversation && relevant) {
-                if (i == s->n_live)
-                    s->live[s->n_live++] = (struct live){.conversation = conversation};
-                if (pass)
-                    strncpy(s->live[i].running, t->response_id, sizeof s->live[i].running - 1);
-                else
-                    s->live[i].hot = true;
-            }
-            if (pass)
-                t = t->next;
-            else
-                h = h->next;
-        }
-    }
-}
-
 static void fill_conversation(struct session *s, const struct storage_conversation *row, const char *head,
-                              struct live *live, struct session_conversation *out)
+                              char running[LIVE_RESPONSE_SIZE], struct session_conversation *out)
 {
-    memset(live, 0, sizeof *live);
-    pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->n_live; i++)
-        if (s->live[i].conversation == row->id)
-            *live = s->live[i];
-    pthread_mutex_unlock(&s->lock);
+    bool hot = live_look(s, row->id, running);
     *out = (struct session_conversation){.id = row->public_id,
                                          .title = row->title,
                                          .metadata = row->metadata,
                                          .instructions = row->instructions,
                                          .head = head,
-                                         .tier = live->hot   ? "hot"
+                                         .tier = hot         ? "hot"
                                                  : row->head ? "stored"
                                                              : "none",
-                                         .running = live->running[0] != 0,
-                                         .running_response = live->running[0] ? live->running : NULL,
+                                         .running = running[0] != 0,
+                                         .running_response = running[0] ? running : NULL,
                                          .created_ms = row->created_ms,
                                          .updated_ms = row->updated_ms,
                                          .n_turns = row->n_turns,
@@ -131,7 +90,7 @@ static void answer(struct query *q, int rc)
     struct session_response response;
     struct session_item *items = NULL;
     struct stored *own = NULL;
-    struct live *live = NULL;
+    char(*running)[LIVE_RESPONSE_SIZE] = NULL;
     size_t n = q->n_conversations, n_items = q->n_items;
     if (rc == 0 && n > 0) {
         if (q->kind == LIST && n > (size_t)q->limit) {
@@ -139,11 +98,11 @@ static void answer(struct query *q, int rc)
             result.more = true;
         }
         conversations = calloc(n, sizeof *conversations);
-        live = calloc(n, sizeof *live);
-        for (size_t i = 0; conversations && live && i < n; i++)
-            fill_conversation(q->session, &q->conversations[i], q->heads ? q->heads[i] : NULL, &live[i],
+        running = calloc(n, sizeof *running);
+        for (size_t i = 0; conversations && running && i < n; i++)
+            fill_conversation(q->session, &q->conversations[i], q->heads ? q->heads[i] : NULL, running[i],
                               &conversations[i]);
-        if (!conversations || !live)
+        if (!conversations || !running)
             result.rc = -ENOMEM;
     }
     if (rc == 0 && q->kind == RESPONSE_GET)
@@ -168,7 +127,7 @@ static void answer(struct query *q, int rc)
     stored_free(own);
     free(items);
     free(conversations);
-    free(live);
+    free(running);
     query_free(q);
 }
 
@@ -487,9 +446,6 @@ static bool settle(struct session *s, struct query *q)
         if (!h->user && h->conversation == conversation)
             hot_free(s, h);
     }
-    pthread_mutex_lock(&s->lock);
-    live_publish(s);
-    pthread_mutex_unlock(&s->lock);
     if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);
         return true;

@@ -10,6 +10,11 @@
 
 #include "session/session_internal.h"
 
+/* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. */
+#define READ_AHEAD_BYTES ((size_t)64 << 20)
+#define READ_AHEAD       4
+#define IMPORT_NS        20000000 /* that one turn's imports may keep the others' step waiting */
+
 static int plan_end(const struct turn *t)
 {
     return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
@@ -47,9 +52,10 @@ static void read_done(void *arg, struct storage_read_result result)
 static void start_reads(struct turn *t)
 {
     struct session *s = t->session;
-    for (int i = t->next_plan;
-         i < t->n_plan && t->n_reading < SESSION_READ_AHEAD && i < t->next_plan + SESSION_READ_AHEAD; i++) {
+    size_t ahead = 0;
+    for (int i = t->next_plan; i < t->n_plan && (ahead < READ_AHEAD_BYTES || i < t->next_plan + READ_AHEAD); i++) {
         struct planned *p = &t->plan[i];
+        ahead += (size_t)p->found.count * s->info->kv_token_bytes;
         if (p->state != PLAN_IDLE)
             continue;
         p->result.rc = -ENOMEM;
@@ -108,7 +114,10 @@ bool turn_restore(struct turn *t)
     }
     bool moved = false;
     t->out_of_pages = false;
-    while (t->next_plan < t->n_plan) {
+    int64_t start_ns = session_now_ns();
+    for (int n = 0; t->next_plan < t->n_plan; n++) {
+        if (n >= READ_AHEAD && (session_commands_wait(t->session) || session_now_ns() - start_ns > IMPORT_NS))
+            break; /* the others' step is due, or this turn may have been stopped */
         start_reads(t);
         struct planned *p = &t->plan[t->next_plan];
         if (p->kept && p->first + p->used <= engine_seq_length(t->hot->seq)) { /* it was still in pages */

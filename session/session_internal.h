@@ -10,6 +10,8 @@
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
+ * idle.c         the order of those that nobody uses
+ * live.c         what other threads are told of pages and turns
  * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
  * accept.c       those that write: it is accepted, committed, has failed
  * items.c        items as messages, what tells equal ones, which call a result belongs to
@@ -35,7 +37,6 @@
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
 #define SESSION_MAX_RUNNING    256
-#define SESSION_READ_AHEAD     4 /* segments being read and decoded for one turn */
 
 struct turn;
 
@@ -49,11 +50,13 @@ struct segment_ref {
 
 /* A sequence in pages, what of it is stored, and who may use it. */
 struct hot {
-    struct hot *next;
+    struct hot *next, *previous; /* used before and after it */
     struct engine_seq *seq;
     int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
     uint8_t owner_key[32];
+    bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
+    bool idle;         /* in session.idle */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -92,9 +95,23 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
  * end (zero: nothing). 0, or why something could not be put; service goes on. */
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES]);
+/* Its tokens are those of a turn from now on. */
+void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t conversation);
 /* Key of a segment: HMAC-SHA256(owner key, fingerprint | parent key | token ids). */
 int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES]);
+
+/* idle.c */
+/* Tokens that a context and ids[0..most) have in common at their beginning. */
+int hot_common(const struct hot *h, const engine_token *ids, int most);
+/* Where an owner's tokens would stand in session.idle: who has the longest head in common with them is beside it. */
+size_t idle_place(const struct session *s, int64_t owner, const engine_token *ids, int n);
+/* A new context, in use, and one that goes. 0 or -ENOMEM. */
+int idle_link(struct session *s, struct hot *h);
+void idle_unlink(struct session *s, struct hot *h);
+/* Nobody uses it from now on; somebody does (or it is changed). */
+void idle_put(struct session *s, struct hot *h);
+void idle_take(struct session *s, struct hot *h);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -206,6 +223,9 @@ struct turn {
     int plan_most; /* tokens that may come from storage */
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
+    bool passed;       /* not now: it waits for more than a place */
+    struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
+    int twin_common;
     int n_aside;                           /* how often it gave its pages up */
     bool aside_saving;                     /* what it had is on its way to the index */
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
@@ -220,6 +240,7 @@ struct turn {
     int item_from; /* tokens of the answer when it began */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
+    bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
     const char *reason; /* incomplete because */
     bool stopped_by_string;
     int n_output;
@@ -237,7 +258,7 @@ struct turn {
     struct storage_item *accepted_items; /* copies: their strings are items' and tools' */
     char *tools_id;
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
-    int accept_rc, commit_rc;
+    int accept_rc, commit_rc, fail_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;
     char detail[200]; /* which may be this */
@@ -263,10 +284,22 @@ struct ephemeral { /* a store:false response that can be followed */
     bool answered;
 };
 
-struct live {
+#define LIVE_RESPONSE_SIZE 80
+
+/* What other threads are told of pages and turns (live.c). */
+struct live_slot {
     int64_t conversation;
-    bool hot;
-    char running[80]; /* response id, "" = none runs */
+    int contexts; /* in pages; 0: the slot is free */
+};
+struct live_turn {
+    int64_t conversation;
+    char response[LIVE_RESPONSE_SIZE];
+};
+struct live {
+    struct live_slot *slots; /* [capacity], a power of two */
+    size_t n, capacity;
+    struct live_turn *running; /* as the last loop left them */
+    int n_running;
 };
 
 /* The saving of a committed turn's KV. A job on the ledger thread has it from its commit to kv_commit_done(). */
@@ -301,15 +334,14 @@ struct session {
 
     pthread_t thread;
     bool thread_started, wake_made;
-    pthread_mutex_t lock; /* guards commands, stop and status */
+    pthread_mutex_t lock; /* guards commands, stop, status and live */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
     bool stop;
     int drain_ms;
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
-    struct live *live; /* conversations that are hot or running, as the last loop left them */
-    int n_live, live_capacity;
+    struct live live;
 
     /* engine thread */
     struct session_status status;
@@ -317,10 +349,13 @@ struct session {
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
+    struct mark *marks;     /* of turns that failed, which could not be written */
     int64_t unsaved_at_ms;  /* when */
     int unsaved_pause_ms;
-    struct turn *turns; /* oldest first */
-    struct hot *hots;
+    struct turn *turns;            /* oldest first */
+    struct hot *hots, *oldest_hot; /* by their last use */
+    struct hot **idle;             /* those that nobody uses, by their tokens: [n_idle] */
+    size_t n_hots, n_idle, idle_capacity;
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
@@ -335,6 +370,8 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 int64_t session_now_ns(void);
+/* Whether commands have arrived since the loop took them. */
+bool session_commands_wait(struct session *s);
 int64_t session_wall_ms(void);
 
 /* turn.c */
@@ -344,13 +381,20 @@ void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
 void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
-void turn_committed(struct session *s, void *turn); /* commit.c */
+void turn_committed(struct session *s, void *turn); /* live.c */
+/* Lists the turns that run anew. */
+void live_running(struct session *s);
+/* [any thread] Whether a conversation is in pages; `response` gets the one that runs on it, or "". */
+bool live_look(struct session *s, int64_t conversation, char response[LIVE_RESPONSE_SIZE]);
+void live_free(struct session *s);
+
+/* commit.c */
 void turn_failed(struct session *s, void *turn);
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
 
@@ -465,8 +509,6 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
-/* Rewrites s->live; s->lock is held. */
-void live_publish(struct session *s);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */
@@ -486,6 +528,11 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+
+/* A turn has failed, and that could not be written: it is tried again. */
+void unsaved_mark(struct session *s, const struct turn *t);
+/* Gives those up that are left: the next start finds their turns running. */
+void unsaved_marks_free(struct session *s);
 
 /* prune.c */
 struct prune;

@@ -89,7 +89,9 @@ void turn_let_go(struct turn *t, bool keep_pages)
         return;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
-    if (!keep_pages) {
+    if (keep_pages) {
+        idle_put(t->session, t->hot);
+    } else {
         hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);
     }
@@ -124,13 +126,15 @@ void turn_failed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->fail_rc && t->fail_rc != -ENOENT)
+        unsaved_mark(s, t);
     if (!t->terminal)
         failed(t);
 }
 
 /* ---- finding ---- */
 
-/* Whether `other` is in the way of t. Its `found` must not be looked at before it has been found. */
+/* Whether `other` is on t's conversation. Its `found` must not be looked at before it has been found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -163,12 +167,27 @@ static bool locked(const struct turn *t, bool ending)
         later |= other == t;
         if (later && other->state == TURN_BEHIND)
             continue;
-        if (running_on(t, other) && (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
+        /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
+        bool ends = other->cancelled || other->state == TURN_COMMITTING || !other->generate;
+        if (running_on(t, other) && !turn_touches(other) && (ending || !ends))
             return true;
         if (ending && !later && repeats(t, other))
             return true;
     }
     return false;
+}
+
+/* Warm-ups on t's conversation: those that bring a context back end, and t takes over what they have; for the end of
+ * one that adds messages somebody waits now. */
+static void hurry_warm_ups(const struct turn *t)
+{
+    for (struct turn *other = t->session->turns; t->generate && other; other = other->next) {
+        if (other->generate || !running_on(t, other))
+            continue;
+        other->background = false;
+        if (turn_touches(other) && !other->cancelled)
+            other->cancelled = other->yielded = true;
+    }
 }
 
 static void start_finding(struct turn *t)
@@ -186,9 +205,12 @@ static void start_finding(struct turn *t)
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
-    int waiting = 0;
-    for (struct turn *other = s->turns; other; other = other->next)
-        waiting += other->state <= TURN_WAITING;
+    int waiting = 0, own = 0;
+    for (struct turn *other = s->turns; other; other = other->next) {
+        bool queued = other->state <= TURN_WAITING && !other->n_aside;
+        waiting += queued;
+        own += queued && !strcmp(other->owner, t->owner);
+    }
     struct turn **end = &s->turns;
     while (*end)
         end = &(*end)->next;
@@ -203,10 +225,16 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
+    /* A quarter of the queue is for others. */
+    if (own >= s->max_waiting - s->max_waiting / 4 && !t->requeued) {
+        turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
+        return;
+    }
     if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     /* Who stops an answer and asks at once follows what there is of it. */
     t->state = TURN_BEHIND;
     if (!locked(t, true))
@@ -296,13 +324,18 @@ static void not_accepted(struct turn *t)
     t->in_ledger = ROW_NONE;
     if (t->accept_rc == -ENOENT)
         turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
-    else if (t->accept_rc == -EDQUOT)
+    else if (t->accept_rc == -EUSERS)
         turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
     else if (t->accept_rc == -EBUSY)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
     else {
         session_log(t->session, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->accept_rc));
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        if (session_disk_full(t->accept_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the turn could not be written, and nothing of it was kept; "
+                      "free some space on the server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
     }
 }
 
@@ -348,6 +381,7 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     if (cannot_fit(t)) {
         fail_too_long(t, 0);
         return;
@@ -426,7 +460,7 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-static void take_token(struct turn *t, const struct engine_sample *next, int64_t now_ns)
+static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     engine_token id = next->token;
@@ -496,7 +530,7 @@ static void count_run(struct turn *t, int from, int to)
         t->n_counted = to;
 }
 
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns)
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     int length = engine_seq_length(t->hot->seq);
@@ -522,7 +556,10 @@ void turn_after_step(struct turn *t, int n, const struct engine_sample *next, in
 
 void turn_step_failed(struct turn *t, int rc)
 {
-    if (rc == -ENOSPC)
+    const char *failure = engine_failure(t->session->engine);
+    if (failure)
+        turn_fail(t, SESSION_INTERNAL, failure);
+    else if (rc == -ENOSPC)
         turn_fail(
             t, SESSION_NO_MEMORY,
             "the KV budget is too small for this turn beside the running ones; raise kv-bytes or try again later");
