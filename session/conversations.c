@@ -23,6 +23,8 @@ struct query {
     uint8_t digest[SESSION_DIGEST_BYTES];
     int limit;
     bool to_disk, descending;
+    bool started, again; /* LIST: the cursor is set; there are more titles to look at */
+    struct storage_cursor at;
     session_done *done;
     void *arg;
 
@@ -249,11 +251,22 @@ static int update(struct storage_ledger *l, struct query *q)
 
 static int list(struct storage_ledger *l, struct query *q)
 {
-    q->conversations = calloc((size_t)q->limit + 1, sizeof *q->conversations);
+    size_t most = (size_t)q->limit + 1, n = 0;
+    bool over = true;
+    if (!q->conversations)
+        q->conversations = calloc(most, sizeof *q->conversations);
     if (!q->conversations)
         return -ENOMEM;
-    return storage_conversation_list(l, q->owner_row.id, q->id, q->text, q->conversations, (size_t)q->limit + 1,
-                                     &q->n_conversations);
+    int rc = q->started ? 0 : storage_conversation_cursor(l, q->owner_row.id, q->id, &q->at);
+    q->started = true;
+    if (!rc && !q->text)
+        rc = storage_conversation_list(l, q->owner_row.id, q->at, q->conversations, most, &n);
+    else if (!rc)
+        rc = storage_conversation_search(l, q->owner_row.id, &q->at, q->text, q->conversations + q->n_conversations,
+                                         most - q->n_conversations, &n, &over);
+    q->n_conversations += n;
+    q->again = !rc && !over;
+    return rc;
 }
 
 static int get_response(struct storage_ledger *l, struct query *q)
@@ -329,7 +342,7 @@ static int query_find(struct storage_ledger *l, struct query *q)
         rc = get_response(l, q);
         break;
     }
-    return rc ? rc : add_heads(l, q);
+    return rc || q->again ? rc : add_heads(l, q);
 }
 
 /* What its owner has deleted is told as such until nothing of it is left on the disk. */
@@ -497,7 +510,13 @@ void query_abort(struct session *s)
 
 static void query_done(void *arg, int rc)
 {
-    answer(arg, rc);
+    struct query *q = arg;
+    if (!rc && q->again) {
+        rc = storage_submit(q->session->storage, (struct storage_job){.run = query_run, .done = query_done, .arg = q});
+        if (!rc)
+            return;
+    }
+    answer(q, rc);
 }
 
 static void found(struct session *s, void *arg)

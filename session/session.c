@@ -192,8 +192,9 @@ static int idle_wait_ms(const struct session *s)
     int64_t now_ms = session_now_ns() / 1000000, due_ms = INT64_MAX;
     if (s->turns || s->jobs)
         due_ms = now_ms + CHECK_MS; /* others work on it: the watchdog is told that this is no standstill */
-    if (s->unsaved && s->unsaved_at_ms < due_ms)
-        due_ms = s->unsaved_at_ms;
+    int64_t unsaved_ms = unsaved_due_ms(s);
+    if (unsaved_ms < due_ms)
+        due_ms = unsaved_ms;
     if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
         due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
     if (due_ms == INT64_MAX)

@@ -528,6 +528,8 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+/* When it wants to be called next; INT64_MAX: when something is added. */
+int64_t unsaved_due_ms(const struct session *s);
 
 /* A turn has failed, and that could not be written: it is tried again. */
 void unsaved_mark(struct session *s, const struct turn *t);
