@@ -365,7 +365,7 @@ bool context_answer_ends(const struct turn *t, size_t i)
 int context_chat_hashes(const struct turn *t, uint8_t (*out)[32])
 {
     uint8_t hash[32] = {0};
-    const char *instructions = t->instructions && *t->instructions ? t->instructions : NULL;
+    const char *instructions = instructions_in_force(t);
     const struct engine_message head[] = {
         {.role = ENGINE_TOOLS, .text = t->tools, .len = t->tools ? strlen(t->tools) : 0},
         {.role = ENGINE_SYSTEM, .text = instructions, .len = instructions ? strlen(instructions) : 0}};

@@ -32,33 +32,6 @@ static int follow(struct turn *t, const struct storage_turn *turn, int64_t *pare
     return 0;
 }
 
-static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
-{
-    struct found *f = &t->found;
-    int rc = storage_conversation_get(l, f->owner.id, t->conversation, &f->conversation);
-    if (rc == -ENOENT)
-        return refuse(t, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
-    if (rc)
-        return rc;
-    *parent = f->conversation.head;
-    if (!t->parent)
-        return 0;
-    *parent = 0;
-    if (!t->parent[0])
-        return 0;
-    struct storage_turn turn;
-    rc = storage_turn_get(l, f->owner.id, t->parent, 0, &turn);
-    if (rc && rc != -ENOENT)
-        return rc;
-    if (rc || turn.conversation != f->conversation.id)
-        refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
-    else
-        follow(t, &turn, parent);
-    if (!rc)
-        storage_turn_free(&turn);
-    return 0;
-}
-
 /* A turn that waits in the ledger goes on where it was accepted. */
 static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
@@ -126,6 +99,46 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
         memset(&f->conversation, 0, sizeof f->conversation);
     }
     return rc;
+}
+
+/* What a new conversation begins with may be there already: it stands in a chain of its own then. */
+static int find_apart(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_conversation own = f->conversation;
+    int rc = find_match(l, t, parent);
+    if (f->conversation.public_id != own.public_id && f->conversation.public_id)
+        storage_conversation_free(&f->conversation);
+    f->conversation = own;
+    f->apart = *parent != 0;
+    return rc;
+}
+
+static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    int rc = storage_conversation_get(l, f->owner.id, t->conversation, &f->conversation);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
+    if (rc)
+        return rc;
+    *parent = f->conversation.head;
+    if (!t->parent)
+        return *parent || !t->match ? 0 : find_apart(l, t, parent);
+    *parent = 0;
+    if (!t->parent[0])
+        return 0;
+    struct storage_turn turn;
+    rc = storage_turn_get(l, f->owner.id, t->parent, 0, &turn);
+    if (rc && rc != -ENOENT)
+        return rc;
+    if (rc || turn.conversation != f->conversation.id)
+        refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
+    else
+        follow(t, &turn, parent);
+    if (!rc)
+        storage_turn_free(&turn);
+    return 0;
 }
 
 /* ---- find: is it a repetition? ---- */

@@ -203,6 +203,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
     bool background;       /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */

@@ -195,7 +195,7 @@ struct turn {
     char **stops;
     size_t n_stops;
     int max_output_tokens;
-    bool match, store, generate;
+    bool match, store, generate, count;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

@@ -388,6 +388,12 @@ void turn_found(struct session *s, void *turn)
     }
     if (context_build(t))
         return;
+    if (t->count) {
+        t->terminal = true;
+        t->state = TURN_OVER;
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = t->n_prompt});
+        return;
+    }
     session_progress(s);
     int room = s->info->ctx_tokens - t->n_prompt;
     if (room < (t->generate ? 1 : 0)) {

@@ -244,6 +244,7 @@ void client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
@@ -308,6 +309,8 @@ void conversations_get(struct client *c);
 void conversations_update(struct client *c);
 void conversations_delete(struct client *c);
 void conversations_items(struct client *c);
+struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e);
+void conversations_add_items(struct client *c);
 void conversations_evict(struct client *c);
 
 /* ---- commands of the session that answer a request (ops.c) --------------------------------------------------------

@@ -277,6 +277,49 @@ struct turn_request *responses_parse_post(cJSON *body, struct api_error *e)
     return responses_parse(body, false, e);
 }
 
+/* ---- counting ------------------------------------------------------------------------------------------------------
+ */
+
+static void count_nothing(struct run *run)
+{
+    (void)run;
+}
+
+static void count_item(struct run *run, size_t i)
+{
+    (void)run, (void)i;
+}
+
+static void count_delta(struct run *run, size_t i, const char *text)
+{
+    (void)run, (void)i, (void)text;
+}
+
+static void counted(struct run *run)
+{
+    if (!run->failed) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "object", "response.input_tokens");
+        cJSON_AddNumberToObject(o, "input_tokens", run->input_tokens);
+        run->answer = json_text(o);
+        run->answer_status = 200;
+    }
+}
+
+static const struct run_format count_format = {
+    .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
+
+struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
+{
+    struct turn_request *q = responses_parse(body, false, e);
+    if (q) {
+        q->format = &count_format;
+        q->count = true;
+        q->store = q->stream = q->background = false;
+    }
+    return q;
+}
+
 bool model_check(const struct api *api, const char *model, struct api_error *e)
 {
     if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||

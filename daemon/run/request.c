@@ -16,6 +16,7 @@ void turn_request_free(struct turn_request *r)
         free(r->texts);
         r->texts = next;
     }
+    free(r->answer);
     free(r->tools);
     free(r->tool);
     cJSON_Delete(r->params_json);

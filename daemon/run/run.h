@@ -146,11 +146,13 @@ struct turn_request {
     struct engine_sampling sampling;
     char *stops[16];
     size_t n_stops;
+    char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */
     char *tools, *tool; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens;
     bool match; /* the items are a whole history, of which the longest head that there is is found */
+    bool count; /* only its tokens are counted */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
@@ -313,7 +315,8 @@ bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
  * and e->status when it is refused. */
 struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
 
-/* ---- background turns in the queue (queued.c) ------------------------------------------------------------------------
+/* ---- background turns in the queue (queued.c)
+ * ------------------------------------------------------------------------
  */
 
 /* What is kept with a background turn that waits, so that a later process can run it. */

@@ -280,6 +280,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .store = q->store,
         .generate = q->generate,
+        .count = q->count,
         .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
@@ -488,7 +489,7 @@ static void settle_ephemeral(struct run *run)
 {
     struct runs *rs = run->runs;
     struct turn_request *q = run->request;
-    if (!q->store && !run->failed) {
+    if (!q->store && !run->failed && !q->count) {
         if (run->home) {
             home_add(rs, run->home, run->id);
         } else {

@@ -12,7 +12,7 @@ from daemon import QWEN, Daemon, Scratch, need, run  # noqa: E402
 
 try:
     import openai
-    from agents import Agent, ModelSettings, Runner, SQLiteSession, function_tool
+    from agents import Agent, ModelSettings, OpenAIConversationsSession, Runner, SQLiteSession, function_tool
     from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
     from agents.models.openai_responses import OpenAIResponsesModel, OpenAIResponsesWSModel
 except ImportError as e:
@@ -84,6 +84,22 @@ def resent_over_responses():
         d.stop()
 
 
+def kept_in_a_conversation():
+    """A session that keeps its items on the server, and still resends them all."""
+
+    async def all_of_it(d):
+        client = client_of(d)
+        session = OpenAIConversationsSession(openai_client=client)
+        await three_turns(OpenAIResponsesModel("default", client), session)
+        kinds = [item["type"] for item in await session.get_items()]
+        assert kinds[:3] == ["message", "function_call", "function_call_output"] and len(kinds) > 5, kinds
+
+    with Scratch() as data:
+        d = Daemon(data)
+        asyncio.run(all_of_it(d))
+        d.stop()
+
+
 def chained_by_ids():
     with Scratch() as data:
         d = Daemon(data)
@@ -139,4 +155,4 @@ def loop_to_the_end():
 
 
 need(QWEN)
-run(resent_over_responses, chained_by_ids, resent_over_completions, resent_over_websocket, loop_to_the_end)
+run(resent_over_responses, kept_in_a_conversation, chained_by_ids, resent_over_completions, resent_over_websocket, loop_to_the_end)

@@ -568,6 +568,10 @@ static void run(struct turn *t)
         fail(t, (enum session_failure)number);
         return;
     }
+    if (t->count) {
+        send(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = 7});
+        return;
+    }
     send(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = t->store ? t->conversation : ""});
     send(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "prefill", .done = 2, .total = 4});
     if (strcmp(text, "fail") == 0) {
@@ -708,6 +712,7 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     t->instructions = fake_copy(in->instructions);
     t->store = in->store;
     t->generate = in->generate;
+    t->count = in->count;
     t->event = in->event;
     t->arg = in->arg;
     fake_lock();

@@ -192,6 +192,10 @@ static void keep(char *to, size_t size, const char *text)
 
 static void take_done(struct answer *a, const struct session_event *ev)
 {
+    if (!ev->receipt) { /* it was only counted */
+        a->input = ev->input_tokens;
+        return;
+    }
     if (a->item_open)
         a->broken = "an item did not end";
     keep(a->conversation, sizeof a->conversation, ev->conversation);
@@ -229,7 +233,7 @@ static void take(struct answer *a, const struct session_event *ev)
     if (a->over)
         a->broken = "an event after the terminal one";
     if (!a->started && ev->kind != SESSION_EVENT_STARTED && ev->kind != SESSION_EVENT_FAILED &&
-        ev->kind != SESSION_EVENT_STORED)
+        ev->kind != SESSION_EVENT_STORED && !(ev->kind == SESSION_EVENT_DONE && !ev->receipt))
         a->broken = "an event before STARTED";
     switch (ev->kind) {
     case SESSION_EVENT_STARTED:
@@ -348,6 +352,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .max_output_tokens = ask.max ? ask.max : 8,
                                    .store = !ask.ephemeral,
                                    .generate = !ask.warm,
+                                   .count = ask.count,
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,
@@ -398,7 +403,7 @@ void rig_end(struct answer *a)
         fail_msg("%s did not end", a->id);
     if (broken)
         fail_msg("%s: %s", a->id, broken);
-    if (!a->failed && !a->repeated)
+    if (!a->failed && !a->repeated && a->started)
         check_receipt(a);
 }
 

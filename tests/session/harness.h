@@ -95,7 +95,7 @@ struct ask {
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
-    bool match, ephemeral, warm;
+    bool match, ephemeral, warm, count;
     const char *key;
     int digest; /* stands for one; 0: none */
     bool retry, requeued;

@@ -153,6 +153,54 @@ static void test_what_grew_in_turns(void **state)
     rig_close(rig);
 }
 
+/* Items that are put into a new conversation: what a response holds already is not prefilled. */
+static void test_items_of_a_conversation(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300), head[64];
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .instructions = "be kind", .seed = 1});
+    char *first = text_of(a);
+    struct session_item items[] = {message(ENGINE_USER, text), message(ENGINE_ASSISTANT, first),
+                                   message(ENGINE_USER, "go on")};
+    assert_int_equal(rig_create(rig, "ann", "conv_a", "be kind"), 0);
+    struct answer *b =
+        rig_ask(rig, (struct ask){.items = items, .n_items = 3, .conversation = "conv_a", .match = true, .warm = true});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    assert_string_equal(b->conversation, "conv_a");
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, b->id);
+    /* More of them, and then an answer. */
+    struct session_item more[] = {message(ENGINE_ASSISTANT, "yes"), message(ENGINE_USER, "and on")};
+    struct answer *c =
+        rig_ask(rig, (struct ask){.items = more, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true});
+    rig_only_new(c);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "well?", .conversation = "conv_a", .seed = 2});
+    rig_only_new(d);
+    assert_int_equal(d->receipt.turn, 3);
+    free(first);
+    free(text);
+    rig_close(rig);
+}
+
+/* Counted, and nothing else. */
+static void test_counted(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    struct ask ask = {.text = "go on", .previous = a->id, .seed = 2, .ephemeral = true, .count = true};
+    int counted = rig_ask(rig, ask)->input;
+    ask.count = false;
+    assert_int_equal(rig_ask(rig, ask)->input, counted);
+    rig_refused(rig, (struct ask){.text = "x", .previous = "resp_none", .ephemeral = true, .count = true},
+                SESSION_PREVIOUS_NOT_FOUND);
+    free(text);
+    rig_close(rig);
+}
+
 /* What is not stored is found as long as it is remembered, for its owner alone. */
 static void test_not_stored(void **state)
 {
@@ -207,6 +255,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_content_decides),
         cmocka_unit_test(test_what_grew_in_turns),
+        cmocka_unit_test(test_items_of_a_conversation),
+        cmocka_unit_test(test_counted),
         cmocka_unit_test(test_not_stored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
