@@ -150,7 +150,7 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
-	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
+	@echo 'make torture         kills, power losses and full disks, for as long as TORTURE_CASES says'
 	@echo 'make bench           measure, side by side with a peer'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
@@ -210,10 +210,11 @@ test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/te
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
 
-# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
-TORTURE_CASES ?= 20000
-torture: $(BUILD)/tests/torture/power_test
-	@TORTURE_CASES='$(TORTURE_CASES)' $<
+# Crashes at so many moments of a recorded run, and as many turns under kills, full disks and cut connections; `make check` tries a few
+# seconds' worth of each.
+TORTURE_CASES ?= 2000
+torture: all $(BUILD)/tests/torture/power_test $(BUILD)/tests/service/model
+	@TORTURE_CASES='$(TORTURE_CASES)' BUILD='$(BUILD)' $(PYTHON) tests/torture/chaos_test.py --all
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
