@@ -24,8 +24,9 @@
 
 struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *kv_type, *chat_format, *token_file, *log_level;
+    char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms, retain_days;
+    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
@@ -96,16 +97,37 @@ int64_t text_digits(const char *value, size_t len);
 #define OWNER_SIZE         64
 #define TOKEN_DIGEST_BYTES 32
 
+/* What a token is good for. */
+enum auth_scope {
+    AUTH_ALL,     /* everything, as its owner */
+    AUTH_METRICS, /* GET /metrics alone */
+    AUTH_GATEWAY, /* everything, as its owner or as one of that owner's users, whom a header names */
+};
+const char *auth_scope_name(enum auth_scope scope);
+/* -EINVAL: there is none of that name. */
+int auth_scope_find(const char *name, enum auth_scope *out);
+
 struct auth;
-/* path NULL: everyone is owner "local". */
-int auth_open(const char *path, struct auth **out, char *err, size_t err_size);
+/* The tokens of a token-file, and those that `convod token` keeps in the data folder (tokens.h); either may be NULL.
+ * With neither file everyone is owner "local". */
+int auth_open(const char *token_file, const char *data, struct auth **out, char *err, size_t err_size);
 void auth_free(struct auth *a);
 bool auth_required(const struct auth *a);
-/* authorization: the header's value or NULL. True, the owner's name and the token's digest when it is accepted. */
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
-                unsigned char digest[TOKEN_DIGEST_BYTES]);
+
+struct auth_who {
+    char owner[OWNER_SIZE];
+    unsigned char digest[TOKEN_DIGEST_BYTES]; /* of the token */
+    enum auth_scope scope;
+};
+/* Who asks. authorization, and user, which a gateway's token needs to speak for somebody: the headers' values or NULL.
+ * 0; -EACCES: no such token, or it has ended; -EINVAL: the user's name cannot be one. */
+int auth_owner(const struct auth *a, const char *authorization, const char *user, struct auth_who *out);
 /* Would what auth_owner() has accepted be accepted still, as the same owner? */
-bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES]);
+bool auth_known(const struct auth *a, const struct auth_who *who);
+/* When the first of the tokens ends that have not ended yet; 0: none will. Seconds of the wall clock. */
+int64_t auth_next_end(const struct auth *a);
+/* The i-th pair of owners of which one inherits what the other has. False: there are no more. */
+bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */

@@ -325,7 +325,7 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 {
     struct turn *t = arg;
     if (pos + used > t->plan_most) { /* the last one's logits are wanted, and they are not stored */
-        t->rerun_last = true;
+        t->rerun_last |= !t->n_aside;
         used = t->plan_most - pos;
     }
     if (used == 0 || pos + used <= engine_seq_length(t->hot->seq)) {
@@ -355,7 +355,7 @@ static int plan_run(struct storage_ledger *l, void *arg)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
-    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, t->n_prompt, plan_take, t);
+    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
 }
 
 static void plan_done(void *arg, int rc)

@@ -28,10 +28,13 @@ struct session_opts {
     size_t ram_bytes;          /* encoded segments kept in RAM; 0 = 256 MiB */
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
-    int max_running;           /* turns in one step; 0 = 8 */
-    int idle_ms;               /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
-    int64_t retain_ms;         /* a conversation is deleted after this time without a turn or a change; 0 = never */
-    int retain_wait_ms;        /* before the first is, and after the clock was set; 0 = an hour */
+    int max_running;           /* turns that run at once; 0 = 8 */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                           alone takes, whichever is longer */
+    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
+    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -67,7 +70,7 @@ enum session_failure {
     SESSION_CONVERSATION_LOCKED,    /* conversation_locked: a turn runs on it */
     SESSION_CONTEXT_LENGTH,         /* context_length_exceeded */
     SESSION_INVALID,                /* invalid_request_error */
-    SESSION_BUSY,                   /* server_overloaded: too many turns wait */
+    SESSION_BUSY,                   /* rate_limit_exceeded: too many turns wait */
     SESSION_NO_MEMORY,              /* insufficient KV memory for this turn beside the running ones */
     SESSION_LEDGER,                 /* the turn could not be written; nothing of it was kept */
     SESSION_MODEL,                  /* the model's numbers are not finite */
@@ -82,7 +85,8 @@ enum session_failure {
 struct session_receipt {
     const char *conversation; /* "conv_…"; "" when not stored */
     int turn;                 /* 1 = the first on its branch */
-    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled */
+    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled, but
+                    for "put_aside" */
     int hot, ram, disk; /* where they were found */
     int fresh;          /* tokens that were never through the model before ("new") */
     int prefilled;      /* fresh + sum of reprefilled */
@@ -90,7 +94,8 @@ struct session_receipt {
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
-                               "instructions_changed"; "logits": the last one of a prompt that was answered before */
+                               "instructions_changed"; "put_aside": it gave way, and what it had could not be kept;
+                               "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -185,6 +190,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    bool background;       /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */
@@ -209,6 +215,9 @@ void session_cancel(struct session *s, const char *owner, const char *response_i
 
 /* The peer has acknowledged all of a stored answer: a later request with the same digest is another one. */
 void session_delivered(struct session *s, const char *owner, const char *response_id);
+
+/* Gives all that `from` has to `to`, unless that one has something already; how it went is logged. 0 or -ENOMEM. */
+int session_hand_over(struct session *s, const char *from, const char *to);
 
 /* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread; start
  * them again with `requeued`. 0 or -ENOMEM. */
@@ -258,9 +267,12 @@ int session_conversation_create(struct session *s, const char *owner, const char
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* NULL fields stay as they are, "" empties one. */
+/* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
+ * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response
+ * with an answer. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg);
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg);
 /* A turn that runs on it is stopped first. */
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* Latest first. after: id of the last row seen, or NULL. limit 1..100. query: part of a title, or NULL. */
@@ -311,6 +323,7 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
+    uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */

@@ -47,6 +47,31 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
     return rc;
 }
 
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to)
+{
+    int rc, changed = 0;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    if (rc != 1)
+        return rc < 0 ? rc : -ENOENT;
+    s = stmt_get(l, S_OWNER_DROP_EMPTY, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, to);
+    rc = stmt_run(l, s, &changed);
+    s = rc ? NULL : stmt_get(l, S_OWNER_RENAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    bind_text(s, 2, to);
+    return stmt_run(l, s, &changed); /* names are unique */
+}
+
 void storage_conversation_free(struct storage_conversation *c)
 {
     if (!c)
@@ -148,8 +173,22 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
     bind_text(s, 3, c->metadata);
     bind_text(s, 4, c->instructions);
     (void)sqlite3_bind_int64(s, 5, c->updated_ms);
+    (void)sqlite3_bind_int64(s, 6, c->head);
     rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
+}
+
+int storage_conversation_runs(struct storage_ledger *l, int64_t id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
 }
 
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn)

@@ -88,6 +88,9 @@ struct storage_owner {
 };
 /* Finds the owner by name or creates one. */
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out);
+/* Gives all that an owner has, KV and keys included, to a name that has nothing yet. -ENOENT: there is no such owner;
+ * -EEXIST: the new name has conversations, responses or keys of its own. */
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to);
 
 enum storage_conversation_kind {
     STORAGE_CONVERSATION_LISTED = 0,   /* made by /v1/conversations */
@@ -117,8 +120,11 @@ int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char
                              struct storage_conversation *out);
 /* By row id. */
 int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out);
-/* Writes title, metadata, instructions and updated_ms of row c->id. */
+/* Writes title, metadata, instructions, updated_ms and head of row c->id; with another head n_turns becomes its depth.
+ */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
+/* Whether a turn of it is queued or running: 1, 0, or negative. */
+int storage_conversation_runs(struct storage_ledger *l, int64_t id);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
  * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
  * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */

@@ -8,6 +8,19 @@ _convod()
     elif [[ $word == = ]]; then
         previous=${COMP_WORDS[COMP_CWORD - 1]} word=
     fi
+    if [[ ${COMP_WORDS[1]} == token && $COMP_CWORD -gt 1 ]]; then
+        case $previous in
+        token) mapfile -t COMPREPLY < <(compgen -W 'add list revoke' -- "$word") ;;
+        --scope) mapfile -t COMPREPLY < <(compgen -W 'all metrics gateway' -- "$word") ;;
+        --data)
+            compopt -o filenames 2>/dev/null
+            mapfile -t COMPREPLY < <(compgen -d -- "$word")
+            ;;
+        --expires | --inherit | --config) ;;
+        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --inherit --help' -- "$word") ;;
+        esac
+        return
+    fi
     case $previous in
     --model | --config | --token-file)
         compopt -o filenames 2>/dev/null
@@ -27,6 +40,7 @@ _convod()
         case " ${options//$'\n'/ } " in
         *" $previous "*) [[ $previous =~ ^--(help|version|check-config)$ ]] || return ;;
         esac
+        [[ $COMP_CWORD -gt 1 ]] || options+=" token"
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
         ;;
     esac

@@ -46,6 +46,22 @@ int workers_start(struct events *events, struct workers **out);
 void workers_stop(struct workers *ws);
 void work_submit(struct workers *ws, struct work *w);
 
+/* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
+ */
+
+#define TICKETS_MAX 1024
+
+struct ticket {
+    unsigned char digest[TOKEN_DIGEST_BYTES];
+    struct auth_who who;
+    int64_t until_ms; /* monotonic; what is past is free */
+};
+struct tickets {
+    struct ticket list[TICKETS_MAX];
+};
+/* Takes the ticket that it is out of the list. False: there is none, it was used, or its time is over. */
+bool ticket_take(struct tickets *all, const char *text, size_t len, struct auth_who *out);
+
 /* ---- what all interfaces share -------------------------------------------------------------------------------------
  */
 
@@ -59,6 +75,7 @@ struct api {
     struct metrics metrics;
     struct events *events;
     struct workers *workers;
+    struct tickets tickets;
     bool stopping;
     int load_promille;
     char load_what[64];
@@ -129,6 +146,8 @@ struct client {
     struct api *api;
     uint64_t id;
     char owner[OWNER_SIZE]; /* empty: nobody was asked for, or accepted */
+    struct auth_who who;    /* by which token it is the owner */
+    bool closing;           /* it takes nothing more: what waits is not done */
     bool websocket;
     bool dropped;        /* ignore everything */
     bool streaming;      /* an event stream was begun */
@@ -308,6 +327,7 @@ void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
 void service_status(struct client *c);
+void service_ticket(struct client *c);
 void service_metrics(struct client *c);
 
 #endif

@@ -180,6 +180,9 @@ static void result(struct op *op, const struct session_result *r)
                               op->id);
             } else if (r->rc == -EEXIST) {
                 api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
+            } else if (r->rc == -ESRCH) {
+                api_error_set(&e, 400, "invalid_value", "convod.head",
+                              "'convod.head' must be a response of this conversation that has an answer, or \"\".");
             } else if (r->rc == -ERANGE) {
                 api_error_set(&e, 400, "invalid_value", "after", "There is no such item in this list.");
             } else if (r->rc == -EKEYREJECTED) {

@@ -47,7 +47,7 @@ void api_error_session(enum session_failure failure, const char *message, struct
         {SESSION_CONTEXT_LENGTH, 400, "context_length_exceeded", "input",
          "The conversation is longer than the model's context."},
         {SESSION_INVALID, 400, "invalid_request_error", "input", "The request cannot be run."},
-        {SESSION_BUSY, 503, "server_overloaded", NULL, "Too many turns are waiting."},
+        {SESSION_BUSY, 429, "rate_limit_exceeded", NULL, "Too many turns are waiting."},
         {SESSION_NO_MEMORY, 503, "insufficient_memory", NULL, "There is not enough KV memory for this turn."},
         {SESSION_GONE, 404, "response_not_found", NULL, "The response was deleted."},
         {SESSION_KEY_REUSED, 400, "idempotency_key_reused", NULL,

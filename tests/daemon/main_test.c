@@ -67,7 +67,7 @@ static int wait_exit(struct child *c)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-#define SERVE "--model", "/dev/null", "--data", "/nowhere", "--listen", "127.0.0.1:0"
+#define SERVE "--model", "/dev/null", "--data", ".", "--listen", "127.0.0.1:0"
 
 static void short_answers(void **state)
 {
@@ -120,7 +120,7 @@ static void signals_end_it(void **state)
         cJSON *e = ws_until(fd, "response.output_text.delta");
         cJSON_Delete(e);
         assert_int_equal(kill(c.pid, SIGHUP), 0);
-        expect(&c, "token file read again", text, sizeof(text));
+        expect(&c, "tokens read again", text, sizeof(text));
         struct timespec before, after;
         clock_gettime(CLOCK_MONOTONIC, &before);
         assert_int_equal(kill(c.pid, list[i]), 0);
