@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "daemon/tokens.h"
 #include "session/session.h"
 
 #define USAGE     2
@@ -137,6 +138,8 @@ bool command_run(int argc, char **argv, const struct daemon_log *log, int *statu
         *status = argc == 3 ? verify(argv[2], is_repair, log) : wrong_usage(log, VERIFY " DIR, or " REPAIR " DIR");
     } else if (strcmp(name, BACKUP) == 0) {
         *status = backup_command(argc, argv, log);
+    } else if (strcmp(name, "token") == 0) {
+        *status = token_command(argc, argv);
     } else {
         return false;
     }

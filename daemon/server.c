@@ -543,6 +543,7 @@ void server_free(struct server *s)
     } else {
         end_control(s);
         session_close(s->closing_session ? s->closing_session : s->api.runs.session, 0);
+        s->api.runs.session = NULL;
     }
     events_drop(&s->events);
     events_destroy(&s->events);

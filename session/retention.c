@@ -91,11 +91,6 @@ static void find_done(void *arg, int rc)
         ;
 }
 
-int64_t retention_due_ms(const struct session *s)
-{
-    return s->retain_ms && !s->retaining && !s->closing ? s->retain_due_ms : INT64_MAX;
-}
-
 void retention_tick(struct session *s)
 {
     int64_t now_ms = session_now_ns() / 1000000, wall_ms = session_wall_ms();

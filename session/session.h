@@ -47,6 +47,18 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
  * anything; see engine_check(). 0, or as session_open(). */
 int session_check(const struct session_opts *opts, char *err, size_t err_size);
 
+/* One kind of step of a profile: so many sequences with `tokens` new tokens each, behind `history` others. */
+struct session_profile_step {
+    int sequences, tokens, history;
+    struct engine_profile at;
+};
+
+/* Opens the model alone, without the data directory, and tells where the time of some kinds of steps goes: those that fit
+ * its context. `name` is "MODEL, QUANTIZATION, BACKEND". 0, or as session_open(). */
+int session_profile(const struct session_opts *opts,
+                    void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
+                    char *err, size_t err_size);
+
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
  * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
  * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */
@@ -94,8 +106,8 @@ struct session_receipt {
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
-                               "instructions_changed"; "put_aside": it gave way, and what it had could not be kept;
-                               "logits": the last one of a prompt that was answered before */
+                               "instructions_changed", "tools_changed"; "put_aside": it gave way, and what it had could
+                               not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -112,12 +124,13 @@ char *session_receipt_json(const struct session_receipt *r);
 
 /* What a turn is asked with, or answers: one item of the API's lists. */
 struct session_item {
-    const char *id;   /* "msg_…"; NULL in a new turn: the session makes one */
-    const char *kind; /* "message" */
-    enum engine_role role;
-    const char *text;
+    const char *id;        /* "msg_…"; NULL in a new turn: the session makes one */
+    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning" */
+    enum engine_role role; /* of a message */
+    const char *text;      /* of a message; a call's arguments; its output */
     size_t len;
-    const char *body; /* JSON object: what the API shows of it beside role and text; may be NULL */
+    const char *body; /* JSON object: what there is beside role and text ("call_id", a call's "name"; of thinking that
+                         has ended, its "tokens"); may be NULL */
     /* Of stored ones: */
     bool output, incomplete;
     const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */
@@ -145,7 +158,9 @@ enum session_event_kind {
                              * event of every turn that is neither refused nor a repetition */
     SESSION_EVENT_STORED,   /* terminal: a repetition of what was answered already: `stored` is that */
     SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total */
-    SESSION_EVENT_DELTA,    /* text[0..len): whole UTF-8 characters */
+    SESSION_EVENT_ITEM,     /* an item of the answer begins: `item`, without its text */
+    SESSION_EVENT_DELTA,    /* text[0..len) of it: whole UTF-8 characters */
+    SESSION_EVENT_ITEM_END, /* it is over: `item`, whole */
     SESSION_EVENT_DONE,     /* terminal: committed (or not to be stored) */
     SESSION_EVENT_FAILED,   /* terminal. Before STARTED: refused, there is nothing of it; after it: its input is kept */
 };
@@ -155,11 +170,12 @@ struct session_event {
     const char *conversation; /* STARTED, DONE: public id, "" when not stored */
     const char *stage;        /* PROGRESS */
     int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
-    const char *text;         /* DELTA: the piece; DONE: the whole answer */
+    const char *text;         /* DELTA: the piece */
     size_t len;
-    bool incomplete;        /* DONE */
+    const struct session_item *item; /* ITEM, ITEM_END */
+    bool incomplete;                 /* DONE */
     const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                               "shutdown" */
+                               "shutdown", "malformed_call" */
     bool stopped_by_string; /* DONE: a stop string ended it */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
@@ -170,18 +186,29 @@ struct session_event {
 
 #define SESSION_DIGEST_BYTES 32
 
+enum session_tools {
+    SESSION_TOOLS_AUTO,     /* the model calls one, or does not */
+    SESSION_TOOLS_NONE,     /* it is told of them; what it writes is text */
+    SESSION_TOOLS_REQUIRED, /* its answer begins with a call: of `tool`, or, NULL, of any */
+};
+
 struct session_turn {
     const char *owner;       /* who the token belongs to */
     const char *response_id; /* "resp_…", new and unique, chosen by the caller */
     /* What the turn follows: at most one of these; none = a new chain. */
     const char *conversation; /* named conversation: its head, or `parent` */
     const char *previous;     /* response id */
-    bool match;         /* chat completions: `messages` are the whole history; the longest stored prefix is found */
+    bool match;         /* the items are the whole history: the longest head of it that there is already is found */
     const char *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at
                            the start. One that failed stands for what it followed */
-    const struct session_item *items; /* the new messages (with match: all); the last one is answered */
+    const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    const char
+        *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
+    enum session_tools tool_choice;
+    const char *tool;
+    bool one_call; /* the answer is over with its first call */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
@@ -190,6 +217,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
     bool background;       /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */

@@ -178,7 +178,7 @@ struct storage_item {
     int place; /* among its turn's items, from 0 */
     bool output;
     char *public_id; /* "msg_…" */
-    char *kind;      /* "message" */
+    char *kind;      /* "message", "function_call", ...; "tools": definitions, which are in none of the lists below */
     char *role;      /* "user", "assistant", "system"; may be NULL */
     bool incomplete; /* it was cut */
     int64_t created_ms;
@@ -262,6 +262,9 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, uns
                       size_t *n);
 /* The tokens of the context at the end of `turn`, whatever its length in one query: *tokens (malloc'd) of *bytes. */
 int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes);
+/* The text of the item of kind "tools" in the context at the end of `turn`: *text (malloc'd), NULL: there is none. Such
+ * items are in turns without a parent, and in those that were rendered anew. */
+int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text);
 /* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
  * anew: *ids (malloc'd) of *n. */
 int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);
