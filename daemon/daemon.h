@@ -46,7 +46,7 @@ struct daemon_faults {
 void daemon_fault(struct daemon_faults *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void daemon_faults_free(struct daemon_faults *f);
 
-enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_HELP, DAEMON_VERSION };
+enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_PROFILE, DAEMON_HELP, DAEMON_VERSION };
 
 /* Defaults, then the configuration file (--config; else the user's own when it exists), then the flags. `home`,
  * `xdg_config`, `xdg_data` and `xdg_cache` are the values of HOME and the XDG variables, NULL when not set. 0, or
@@ -62,6 +62,9 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
  * folders, the address, the budgets against this machine. */
 void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
 void daemon_config_free(struct daemon_config *c);
+/* Opens the model and prints to standard output where the time of its steps goes (profile.c). 0, or as
+ * session_profile(). */
+int daemon_profile(const struct daemon_config *c, char *err, size_t err_size);
 /* The text of --help. malloc'd; NULL: out of memory. */
 char *daemon_config_help(void);
 /* "512M", "2GiB", "1000" -> bytes. -EINVAL. */

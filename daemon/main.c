@@ -227,6 +227,13 @@ int main(int argc, char **argv)
             status = tell_faults(&log, &faults);
         } else if (action == DAEMON_CHECK) {
             status = print("convod: the configuration is fine\n");
+        } else if (action == DAEMON_PROFILE) {
+            char err[512] = "";
+            rc = daemon_profile(&config, err, sizeof(err));
+            if (rc) {
+                daemon_log(&log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
+            }
+            status = rc ? EXIT_FAILURE : EXIT_SUCCESS;
         } else {
             log.level = log_level(config.log_level);
             status = run(&config, log);

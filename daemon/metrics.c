@@ -121,6 +121,8 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
         {"conversations_expired_total", counter, "Conversations that were deleted because of their age.", NULL, NULL,
          (double)st->conversations_expired},
         {"request_failure_total", counter, "Turns that were refused or failed.", NULL, NULL, (double)st->turns_failed},
+        {"put_aside_total", counter, "Times that a turn gave its KV pages to others and waited.", NULL, NULL,
+         (double)st->turns_put_aside},
         {"prompt_tokens_total", counter, "Tokens of the contexts of answered turns, cached or not.", NULL, NULL,
          (double)m->prompt_tokens},
         {"cached_tokens_total", counter, "Of them, those that were not computed again.", NULL, NULL,

@@ -254,6 +254,29 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
  */
 int engine_step_wait(struct engine *e, const float **logits);
 
+/* ---- where the time goes ---------------------------------------------------------------------------------------- */
+
+/* What one step does at one kind of operation: how often, how long it took alone, and what it must read and write and
+ * compute on paper (weights and KV once each; a multiplication and an addition are two operations). */
+struct engine_profile_row {
+    const char *name;
+    int calls;
+    double ms, bytes, operations;
+};
+#define ENGINE_PROFILE_ROWS 20
+
+struct engine_profile {
+    int n_rows; /* those with calls, in the order of a step */
+    struct engine_profile_row rows[ENGINE_PROFILE_ROWS];
+    double ms;       /* the sum of the rows */
+    double whole_ms; /* of the same step when nothing is looked at */
+};
+
+/* Runs steps of `sequences` sequences with `tokens` new tokens each behind `history` others (which nobody computed),
+ * and picks a token from each; medians of several rounds. -EINVAL: more than a step or a context takes; -ENOSPC,
+ * -ENOMEM, -EIO. No step may be under way. */
+int engine_profile(struct engine *e, int sequences, int tokens, int history, struct engine_profile *out);
+
 /* ---- keys and values in and out ------------------------------------------------------------------------------- */
 
 /* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys

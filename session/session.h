@@ -47,6 +47,18 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
  * anything; see engine_check(). 0, or as session_open(). */
 int session_check(const struct session_opts *opts, char *err, size_t err_size);
 
+/* One kind of step of a profile: so many sequences with `tokens` new tokens each, behind `history` others. */
+struct session_profile_step {
+    int sequences, tokens, history;
+    struct engine_profile at;
+};
+
+/* Opens the model alone, without the data directory, and tells where the time of some kinds of steps goes: those that fit
+ * its context. `name` is "MODEL, QUANTIZATION, BACKEND". 0, or as session_open(). */
+int session_profile(const struct session_opts *opts,
+                    void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
+                    char *err, size_t err_size);
+
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
  * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
  * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */

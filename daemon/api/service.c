@@ -107,6 +107,7 @@ void service_status(struct client *c)
     cJSON_AddNumberToObject(turns, "completed", (double)st.turns_completed);
     cJSON_AddNumberToObject(turns, "incomplete", (double)st.turns_incomplete);
     cJSON_AddNumberToObject(turns, "failed", (double)st.turns_failed);
+    cJSON_AddNumberToObject(turns, "put_aside", (double)st.turns_put_aside);
     cJSON *tokens = cJSON_AddObjectToObject(o, "tokens");
     cJSON_AddNumberToObject(tokens, "prefilled", (double)st.tokens_prefilled);
     cJSON_AddNumberToObject(tokens, "generated", (double)st.tokens_generated);

@@ -119,4 +119,10 @@ struct engine_calls *calls_new(const struct chat *c, const char *tools,
  * ignored. The vocab must outlive the stream. */
 struct engine_stream *stream_new(const struct vocab *v, const char *const *stops, size_t n_stops);
 
+/* ---- characters ------------------------------------------------------------------------------------------------ */
+
+/* Bytes of the UTF-8 character (no surrogates, no overlong forms, at most U+10FFFF) that text[0..len) begins with;
+ * 0 when it begins with none. *missing (may be NULL) says whether more bytes could make it one. */
+size_t utf8_char(const char *text, size_t len, int *missing);
+
 #endif

@@ -168,6 +168,21 @@ int session_check(const struct session_opts *opts, char *err, size_t err_size)
     return 0;
 }
 
+int session_profile(const struct session_opts *opts,
+                    void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
+                    char *err, size_t err_size)
+{
+    int rc = session_check(opts, err, err_size);
+    const struct session_profile_step step = {
+        .sequences = 2,
+        .tokens = 1,
+        .history = 30,
+        .at = {.n_rows = 1, .rows = {{"attention", 24, 2.0, 3e6, 5e9}}, .ms = 2.0, .whole_ms = 1.5}};
+    if (rc == 0)
+        told(arg, "a double", &step);
+    return rc;
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     if (opts->engine.progress) {
