@@ -5,6 +5,7 @@
  * may take (schedule.h), so that nobody's next token waits long for somebody's long prompt.
  */
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,9 +20,10 @@
 #define MAX_WAITING_DEFAULT 256
 #define MAX_RUNNING_DEFAULT 8
 #define IDLE_MS_DEFAULT     (10 * 60 * 1000)
+#define ASIDE_BYTES_DEFAULT ((size_t)256 << 20)
 #define MAX_READERS         64
 #define HOLD_MS             10 /* that a long step waits for turns that are about to run */
-#define IDLE_CHECK_MS       1000
+#define CHECK_MS            1000
 #define STUCK_MS            30000
 
 int64_t session_now_ns(void)
@@ -66,7 +68,15 @@ int session_post(struct session *s, void (*run)(struct session *s, void *arg), v
     return 0;
 }
 
-/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait). */
+bool session_commands_wait(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool some = s->commands != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return some;
+}
+
+/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait; negative: for ever). */
 static struct command *take_commands(struct session *s, int wait_ms)
 {
     struct timespec until;
@@ -78,8 +88,8 @@ static struct command *take_commands(struct session *s, int wait_ms)
         until.tv_nsec -= 1000000000;
     }
     pthread_mutex_lock(&s->lock);
-    while (wait_ms > 0 && !s->commands && !(s->stop && !s->closing))
-        if (pthread_cond_timedwait(&s->wake, &s->lock, &until))
+    while (wait_ms && !s->commands && !(s->stop && !s->closing))
+        if (wait_ms < 0 ? pthread_cond_wait(&s->wake, &s->lock) : pthread_cond_timedwait(&s->wake, &s->lock, &until))
             break;
     struct command *list = s->commands;
     s->commands = NULL;
@@ -115,6 +125,8 @@ static void reap(struct session *s)
         struct turn *t = *p;
         if (t->state == TURN_OVER && t->n_reading == 0 && t->n_jobs == 0) {
             *p = t->next;
+            for (struct turn *other = s->turns; other; other = other->next)
+                other->twin = other->twin == t ? NULL : other->twin;
             turn_free(t);
             ended = true;
         } else {
@@ -155,8 +167,8 @@ static void publish(struct session *s)
     s->status.pending_saves = (uint64_t)s->saves;
     s->published = s->status;
     s->published_progress_ms = s->last_progress_ms;
-    live_publish(s);
     pthread_mutex_unlock(&s->lock);
+    live_running(s);
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
@@ -174,15 +186,31 @@ static int hold_ms(const struct session *s)
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
 }
 
+/* Until when nothing is to be done unless a command comes; -1: for ever. */
+static int idle_wait_ms(const struct session *s)
+{
+    int64_t now_ms = session_now_ns() / 1000000, due_ms = INT64_MAX;
+    if (s->turns || s->jobs)
+        due_ms = now_ms + CHECK_MS; /* others work on it: the watchdog is told that this is no standstill */
+    int64_t unsaved_ms = unsaved_due_ms(s);
+    if (unsaved_ms < due_ms)
+        due_ms = unsaved_ms;
+    if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
+        due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
+    if (due_ms == INT64_MAX)
+        return -1;
+    return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;
+}
+
 static void *engine_thread(void *arg)
 {
     struct session *s = arg;
     bool busy = false;
     int hold = 0;
-    int64_t idle_checked_ms = 0, deadline_ms = 0, now_ms = 0;
+    int64_t deadline_ms = 0, now_ms = 0;
     for (;;) {
-        int wait_ms = busy ? hold : IDLE_CHECK_MS;
-        if (s->closing && deadline_ms - now_ms < wait_ms)
+        int wait_ms = busy ? hold : idle_wait_ms(s);
+        if (s->closing && (wait_ms < 0 || deadline_ms - now_ms < wait_ms))
             wait_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 1;
         run_commands(s, take_commands(s, wait_ms));
         now_ms = session_now_ns() / 1000000;
@@ -202,14 +230,10 @@ static void *engine_thread(void *arg)
             moved |= turn_restore(t);
         hold = hold_ms(s);
         moved |= hold || step_run(s);
-        if (!moved)
-            moved = step_give_way(s);
+        moved |= aside_give_way(s);
         reap(s);
         query_retry(s);
-        if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
-            hot_evict_idle(s, now_ms - s->idle_ms);
-            idle_checked_ms = now_ms;
-        }
+        hot_evict_idle(s, now_ms - s->idle_ms);
         publish(s);
         busy = moved;
         if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
@@ -275,6 +299,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->max_step_ms = opts->max_step_ms;
+    s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
@@ -287,6 +312,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
                                          .log_arg = opts->log_arg};
     struct engine_opts engine = opts->engine;
     engine.need_chat = true; /* without it no turn could be rendered */
+    engine.step_picks = s->max_running;
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
         (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
@@ -348,6 +374,7 @@ void session_close(struct session *s, int drain_ms)
         run_commands(s, list);
     reap(s);
     query_abort(s);
+    unsaved_marks_free(s);
     while (s->hots)
         hot_free(s, s->hots);
     while (s->ephemerals) {
@@ -357,7 +384,8 @@ void session_close(struct session *s, int drain_ms)
     }
     engine_close(s->engine);
     free(s->arrays);
-    free(s->live);
+    free(s->idle);
+    live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
@@ -448,7 +476,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;
-    t->background = r->background || r->request;
+    t->background = r->background || r->request || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;
@@ -570,7 +598,53 @@ void session_delivered(struct session *s, const char *owner, const char *respons
         target_free(target);
 }
 
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}
+
 /* ---- what waits in the ledger ---- */
+
+struct queued_fail {
+    char *owner, *response_id, *reason;
+};
+
+static int queued_fail_run(struct storage_ledger *l, void *arg)
+{
+    struct queued_fail *q = arg;
+    struct storage_owner owner;
+    struct storage_turn turn;
+    int rc = storage_owner_get(l, q->owner, &owner);
+    if (!rc)
+        rc = storage_turn_get(l, owner.id, q->response_id, 0, &turn);
+    if (rc)
+        return rc;
+    rc = storage_turn_fail(l, turn.id, q->reason, session_wall_ms());
+    storage_turn_free(&turn);
+    return rc;
+}
+
+/* If it could not be written the next start tries it again. */
+static void queued_fail_done(void *arg, int rc)
+{
+    struct queued_fail *q = arg;
+    (void)rc;
+    free(q->owner);
+    free(q->response_id);
+    free(q->reason);
+    free(q);
+}
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    struct queued_fail *q = malloc(sizeof *q);
+    if (!q)
+        return;
+    *q = (struct queued_fail){strdup(owner), strdup(response_id), strdup(reason)};
+    if (!q->owner || !q->response_id || !q->reason ||
+        storage_submit(s->storage, (struct storage_job){queued_fail_run, queued_fail_done, q, false}))
+        queued_fail_done(q, -ENOMEM);
+}
 
 struct requeue {
     void (*each)(void *arg, const char *owner, const char *response_id, const char *request);

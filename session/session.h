@@ -68,7 +68,7 @@ enum session_failure {
     SESSION_CONVERSATION_LOCKED,    /* conversation_locked: a turn runs on it */
     SESSION_CONTEXT_LENGTH,         /* context_length_exceeded */
     SESSION_INVALID,                /* invalid_request_error */
-    SESSION_BUSY,                   /* server_overloaded: too many turns wait */
+    SESSION_BUSY,                   /* rate_limit_exceeded: too many turns wait */
     SESSION_NO_MEMORY,              /* insufficient KV memory for this turn beside the running ones */
     SESSION_LEDGER,                 /* the turn could not be written; nothing of it was kept */
     SESSION_MODEL,                  /* the model's numbers are not finite */
@@ -77,12 +77,14 @@ enum session_failure {
     SESSION_GONE,       /* response_not_found: what this key made was deleted */
     SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
     SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
+    SESSION_DISK_FULL,  /* disk_full: the turn could not be written for want of room */
 };
 
 struct session_receipt {
     const char *conversation; /* "conv_…"; "" when not stored */
     int turn;                 /* 1 = the first on its branch */
-    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled */
+    int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled, but
+                    for "put_aside" */
     int hot, ram, disk; /* where they were found */
     int fresh;          /* tokens that were never through the model before ("new") */
     int prefilled;      /* fresh + sum of reprefilled */
@@ -90,7 +92,8 @@ struct session_receipt {
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
-                               "instructions_changed"; "logits": the last one of a prompt that was answered before */
+                               "instructions_changed"; "put_aside": it gave way, and what it had could not be kept;
+                               "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -220,6 +223,12 @@ int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request),
                     void *arg);
 
+/* A background turn of the queue cannot be run any more: it is `failed` with this reason. */
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason);
+
+/* Whether an error says that a disk or a quota is full. */
+bool session_disk_full(int rc);
+
 /* Drops a store:false response and its context. */
 void session_forget(struct session *s, const char *owner, const char *response_id);
 
@@ -238,7 +247,7 @@ struct session_conversation {
 
 struct session_result {
     int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
-             * of a creation with a key: -EKEYREJECTED: the key came with another request, -EDQUOT: the owner has too
+             * of a creation with a key: -EKEYREJECTED: the key came with another request, -EUSERS: the owner has too
              * many; of a page: -ERANGE: there is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;
@@ -256,9 +265,12 @@ int session_conversation_create(struct session *s, const char *owner, const char
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* NULL fields stay as they are, "" empties one. */
+/* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
+ * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response
+ * with an answer. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg);
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg);
 /* A turn that runs on it is stopped first. */
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* Latest first. after: id of the last row seen, or NULL. limit 1..100. query: part of a title, or NULL. */
@@ -286,6 +298,7 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
+    uint64_t turns_put_aside; /* how often one gave its pages to others */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

@@ -102,8 +102,11 @@ int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char
                              struct storage_conversation *out);
 /* By row id. */
 int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out);
-/* Writes title, metadata, instructions and updated_ms of row c->id. */
+/* Writes title, metadata, instructions, updated_ms and head of row c->id; with another head n_turns becomes its depth.
+ */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
+/* Whether a turn of it is queued or running: 1, 0, or negative. */
+int storage_conversation_runs(struct storage_ledger *l, int64_t id);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
  * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
  * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */
@@ -113,11 +116,21 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
-/* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
- * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
- * contain it, ignoring case. */
-int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
+/* Where a list of conversations goes on: behind this row. */
+struct storage_cursor {
+    int64_t updated_ms, id;
+};
+/* Behind the conversation with this public id; NULL: at the beginning. -ENOENT. */
+int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const char *after, struct storage_cursor *out);
+/* Listed conversations of an owner, latest update first, behind the cursor. Writes up to max rows, *n gets their
+ * number. */
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
+ * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job, until
+ * *over. */
+int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
+                                struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
 /* A turn has a row from the moment it is accepted. QUEUED and RUNNING ones become COMPLETED or INCOMPLETE with
  * storage_turn_commit(), or FAILED. Only the first two are on a path, can be followed, matched and counted, and hold
@@ -257,7 +270,7 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
  * running time; -EINVAL: used with another digest. The key is told apart by its bytes. */
 int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], char **target);
-/* Notes it, in place of an older one. -EDQUOT: the owner has STORAGE_KEYS_PER_OWNER. */
+/* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
 

@@ -1,7 +1,7 @@
 /* chat.c - the conversation at the terminal: lines, commands that begin with a slash, and the turns.
  *
- * The conversation is made on the daemon with its first message, whose first line is its title. `at` is where the next
- * message goes: normally NULL, the conversation's head; after /undo the response before the one that was taken back.
+ * The conversation is made on the daemon with its first message, whose first line is its title. Where the next message
+ * goes, its head, is the daemon's to know, for every client alike.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,6 @@ struct chat {
     struct cli *cli;
     struct line_reader *reader;
     char *id;           /* NULL: not made yet */
-    char *at;           /* NULL: the head; "": the start */
     char *instructions; /* for the conversation to be made; NULL: none */
     cJSON *listed;      /* ids as /list numbered them */
     int code;           /* of the last thing that was done */
@@ -57,8 +56,6 @@ static bool run_turn(struct chat *chat, const char *text, const char *parent)
     chat->code = cli_turn_outcome(c, &r);
     interrupts_clear();
     bool taken = r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE;
-    if (taken)
-        set_string(&chat->at, NULL);
     turn_result_free(&r);
     return taken;
 }
@@ -72,16 +69,14 @@ static void say(struct chat *chat, const char *text)
         if (!chat->id)
             return;
     }
-    char *parent = chat->at ? text_copy(chat->at) : NULL;
     struct buf message = {0};
     buf_str(&message, text);
     buf_add(&message, c->attached.data, c->attached.len);
-    if (run_turn(chat, message.data, parent))
+    if (run_turn(chat, message.data, NULL))
         cli_detach(c);
     else if (c->attached.len > 0)
         term_note(&c->term, "still attached: %s", c->attached_names.data);
     buf_free(&message);
-    free(parent);
 }
 
 /* The response that the next message would follow, NULL when there is none. Failures are told. */
@@ -90,8 +85,8 @@ static cJSON *last_response(struct chat *chat)
     struct cli *c = chat->cli;
     struct buf path = {0};
     cJSON *about = NULL, *response = NULL;
-    const char *at = chat->at;
-    if (chat->id && !at) {
+    const char *at = NULL;
+    if (chat->id) {
         buf_printf(&path, "/v1/conversations/%s", chat->id);
         about = cli_call(c, "GET", path.data, NULL, &chat->code);
         const cJSON *head = json_field(about, "head");
@@ -149,9 +144,16 @@ static void undo(struct chat *chat)
     cJSON *response = last_response(chat);
     if (!response)
         return;
-    set_string(&chat->at, parent_of(response));
-    term_note(&chat->cli->term, "taken back: your next message follows what came before");
+    struct buf path = {0};
+    buf_printf(&path, "/v1/conversations/%s", chat->id);
+    cJSON *body = cJSON_CreateObject(), *own = cJSON_AddObjectToObject(body, "convod");
+    cJSON_AddStringToObject(own, "head", parent_of(response));
+    cJSON *changed = cli_call(chat->cli, "POST", path.data, body, &chat->code);
+    if (changed)
+        term_note(&chat->cli->term, "taken back: your next message follows what came before");
+    cJSON_Delete(changed);
     cJSON_Delete(response);
+    buf_free(&path);
 }
 
 /* ---- commands ------------------------------------------------------------------------------------------------------
@@ -160,7 +162,6 @@ static void undo(struct chat *chat)
 static void leave(struct chat *chat)
 {
     set_string(&chat->id, NULL);
-    set_string(&chat->at, NULL);
 }
 
 /* Goes on with a conversation: shows its end, and has it put in place while the person types. */
@@ -690,7 +691,6 @@ int chat_run(struct cli *c, const char *id)
     line_reader_close(chat.reader);
     cJSON_Delete(chat.listed);
     free(chat.id);
-    free(chat.at);
     free(chat.instructions);
     return failed;
 }

@@ -208,6 +208,7 @@ static void add_reason(const char *code, struct buf *out)
         {"blob_unreadable", "what was stored could not be read"},
         {"blob_foreign", "another model made it"},
         {"not_saved", "it had not been saved"},
+        {"put_aside", "it made room for others meanwhile"},
         {"instructions_changed", "the instructions changed"},
         {"logits", "the last word, for another answer"},
     };

@@ -78,7 +78,7 @@ static void got_one(struct client *c, struct op *op, const struct session_result
 /* What create and update have in common. */
 struct fields {
     cJSON *body;
-    const char *title, *instructions;
+    const char *title, *instructions, *head;
     char *metadata;
 };
 
@@ -92,7 +92,8 @@ static int read_fields(struct client *c, struct fields *f)
         json_string(f->body, "", "title", TITLE_MAX, &f->title, &e) ||
         json_string(f->body, "", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e) ||
         (own && json_string(own, "convod.", "title", TITLE_MAX, &f->title, &e)) ||
-        (own && json_string(own, "convod.", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e))) {
+        (own && json_string(own, "convod.", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e)) ||
+        (own && json_string(own, "convod.", "head", ID_SIZE, &f->head, &e))) {
         goto refuse;
     }
     const cJSON *items = json_get(f->body, "items");
@@ -120,6 +121,14 @@ void conversations_create(struct client *c)
     struct fields f;
     char id[ID_SIZE];
     if (read_fields(c, &f)) {
+        return;
+    }
+    if (f.head && *f.head) {
+        struct api_error e;
+        api_error_set(&e, 400, "invalid_value", "convod.head", "A new conversation has no response yet.");
+        client_answer_error(c, &e);
+        free(f.metadata);
+        cJSON_Delete(f.body);
         return;
     }
     struct run_retry *retry = &c->request.retry;
@@ -153,7 +162,7 @@ void conversations_update(struct client *c)
     if (op) {
         op_posted(c, op,
                   session_conversation_update(c->api->runs.session, c->owner, op->id, f.title, f.metadata,
-                                              f.instructions, op_done, op));
+                                              f.instructions, f.head, op_done, op));
     }
     free(f.metadata);
     cJSON_Delete(f.body);

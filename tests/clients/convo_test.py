@@ -591,14 +591,18 @@ class OnATerminal(Case):
         self.assertEqual(self.sent()[-1]["convod"]["parent"], "")
         t.type("say next\r")
         t.prompt()
+        [conversation] = [c for c in self.double.conversations.values() if c["title"] == "again"]
+        before = self.double.responses[conversation["head"]]["object"]["convod"]["parent"]
         t.type("/undo\r")
         t.expect("taken back")
         t.prompt()
+        self.assertEqual(conversation["head"], before)
         t.type("say other\r")
         t.prompt()
         next_turn, other = self.sent()[-2:]
         self.assertNotIn("parent", next_turn["convod"])
-        self.assertRegex(other["convod"]["parent"], "^resp_")
+        self.assertNotIn("parent", other["convod"])  # the daemon knows what comes next
+        self.assertEqual(self.double.responses[conversation["head"]]["object"]["convod"]["parent"], before)
         t.type("/rename A better title\r")
         t.prompt()
         t.type("/list\r")

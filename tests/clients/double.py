@@ -128,6 +128,9 @@ class Handler(socketserver.BaseRequestHandler):
                 del double.conversations[parts[2]]
                 self.answer(200, {"id": parts[2], "object": "conversation.deleted", "deleted": True})
             else:
+                own = body.pop("convod", {})
+                if "head" in own:
+                    conversation["head"] = own["head"] or None
                 conversation.update(body)
                 self.answer(200, conversation)
         elif parts[:2] == ["v1", "responses"]:

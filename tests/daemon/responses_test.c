@@ -81,10 +81,11 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"a\xff\"}", "invalid_json", "", 400},
         {"{\"input\":\"refuse 4\"}", "context_length_exceeded", "input", 400},
         {"{\"input\":\"refuse 5\"}", "invalid_request_error", "input", 400},
-        {"{\"input\":\"refuse 6\"}", "server_overloaded", "", 503},
+        {"{\"input\":\"refuse 6\"}", "rate_limit_exceeded", "", 429},
         {"{\"input\":\"refuse 7\"}", "insufficient_memory", "", 503},
         {"{\"input\":\"refuse 8\"}", "server_error", "", 500},
         {"{\"input\":\"refuse 11\"}", "server_error", "", 500},
+        {"{\"input\":\"refuse 15\"}", "disk_full", "", 507},
         {"{\"input\":\"start -12\"}", "server_error", "", 500},
         {"{\"input\":\"fail\"}", "server_error", "", 500},
     };
