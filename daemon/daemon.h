@@ -26,7 +26,7 @@ struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *kv_type, *chat_format, *token_file, *log_level;
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers;
+    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
@@ -148,6 +148,19 @@ bool auth_network_valid(const char *network);
 
 /* One datagram to systemd; a NULL path does nothing. */
 int notify_send(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- upkeep (control.c, commands.c) ---------------------------------------------------------------------------------
+ */
+
+/* Serves DATA/control, a Unix socket, until control_stop(), which comes before the session is closed. */
+struct control;
+struct session;
+int control_start(const char *data, struct session *session, const struct daemon_log *log, struct control **out);
+void control_stop(struct control *c); /* NULL is fine */
+/* Asks the daemon that serves `data` for a backup to the absolute path `to`. -ENOENT, -ECONNREFUSED: none does. */
+int control_backup(const char *data, const char *to, bool with_kv, char *err, size_t err_size);
+/* Runs `convod backup DIR`, `--verify DIR` or `--repair DIR`; *status is the exit status. False: it is none of them. */
+bool command_run(int argc, char **argv, const struct daemon_log *log, int *status);
 
 /* ---- metrics (metrics.c) --------------------------------------------------------------------------------------------
  */

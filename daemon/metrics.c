@@ -118,6 +118,8 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
         {"request_success_total", counter, "Turns that ended with an answer.", "finished_reason", "completed",
          (double)st->turns_completed},
         {"request_success_total", counter, NULL, "finished_reason", "incomplete", (double)st->turns_incomplete},
+        {"conversations_expired_total", counter, "Conversations that were deleted because of their age.", NULL, NULL,
+         (double)st->conversations_expired},
         {"request_failure_total", counter, "Turns that were refused or failed.", NULL, NULL, (double)st->turns_failed},
         {"prompt_tokens_total", counter, "Tokens of the contexts of answered turns, cached or not.", NULL, NULL,
          (double)m->prompt_tokens},

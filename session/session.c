@@ -192,10 +192,13 @@ static int idle_wait_ms(const struct session *s)
     int64_t now_ms = session_now_ns() / 1000000, due_ms = INT64_MAX;
     if (s->turns || s->jobs)
         due_ms = now_ms + CHECK_MS; /* others work on it: the watchdog is told that this is no standstill */
-    if (s->unsaved && s->unsaved_at_ms < due_ms)
-        due_ms = s->unsaved_at_ms;
+    int64_t unsaved_ms = unsaved_due_ms(s);
+    if (unsaved_ms < due_ms)
+        due_ms = unsaved_ms;
     if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
         due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
+    if (s->retain_ms && !s->retaining && s->retain_due_ms < due_ms)
+        due_ms = s->retain_due_ms;
     if (due_ms == INT64_MAX)
         return -1;
     return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;
@@ -233,6 +236,7 @@ static void *engine_thread(void *arg)
         reap(s);
         query_retry(s);
         hot_evict_idle(s, now_ms - s->idle_ms);
+        retention_tick(s);
         publish(s);
         busy = moved;
         if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
@@ -301,6 +305,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
+    retention_start(s, opts->retain_ms, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
     const struct storage_opts storage = {.dir = opts->data_dir,

@@ -29,10 +29,12 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                        alone takes, whichever is longer */
-    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                           alone takes, whichever is longer */
+    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
+    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -300,6 +302,29 @@ int session_response_get(struct session *s, const char *owner, const char *id, s
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
+/* ---- upkeep ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Copies the ledger, and with_kv the packs, to the folder `to`, which is made or has no ledger yet, while turns go on.
+ * Returns when it is complete; -EEXIST, -EBUSY (another one runs), -ESHUTDOWN (it was stopped). Not from a callback. */
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size);
+/* One that runs, and all that come, end soon. To be called, and waited for, before session_close(). */
+void session_backup_stop(struct session *s);
+/* The same of a data directory that nobody uses. -EBUSY: somebody does. */
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err,
+                      size_t err_size);
+
+/* Checks every row and every record of a data directory that nobody uses; see storage_verify(). */
+struct session_checked {
+    uint64_t conversations, turns, segments; /* that were looked at */
+    uint64_t not_stored;                     /* turns whose KV is not there */
+    uint64_t wrong;                          /* lines that were reported */
+};
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size);
+
 /* ---- state
  * ---------------------------------------------------------------------------------------------------------------- */
 
@@ -310,7 +335,8 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
-    uint64_t turns_put_aside; /* how often one gave its pages to others */
+    uint64_t turns_put_aside;       /* how often one gave its pages to others */
+    uint64_t conversations_expired; /* deleted because of their age */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

@@ -332,6 +332,9 @@ struct session {
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    int retain_wait_ms;
+    bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves;                      /* turns whose saving has not ended */
     int prunes;                     /* under way */
@@ -475,11 +478,18 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+/* When it wants to be called next; INT64_MAX: when something is added. */
+int64_t unsaved_due_ms(const struct session *s);
 
 /* A turn has failed, and that could not be written: it is tried again. */
 void unsaved_mark(struct session *s, const struct turn *t);
 /* Gives those up that are left: the next start finds their turns running. */
 void unsaved_marks_free(struct session *s);
+
+/* retention.c */
+void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+/* [now and then] Deletes the next conversation that is too old. */
+void retention_tick(struct session *s);
 
 /* prune.c */
 struct prune;

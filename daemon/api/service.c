@@ -101,6 +101,7 @@ void service_status(struct client *c)
     cJSON_AddNumberToObject(queue, "waiting", st.waiting);
     cJSON_AddNumberToObject(o, "pending_saves", (double)st.pending_saves);
     cJSON_AddNumberToObject(o, "save_failures", (double)st.save_failures);
+    cJSON_AddNumberToObject(o, "conversations_expired", (double)st.conversations_expired);
     cJSON_AddNumberToObject(o, "segments", (double)st.segments);
     cJSON *turns = cJSON_AddObjectToObject(o, "turns");
     cJSON_AddNumberToObject(turns, "completed", (double)st.turns_completed);

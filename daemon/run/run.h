@@ -289,7 +289,8 @@ bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
  * and e->status when it is refused. */
 struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
 
-/* ---- background turns in the queue (queued.c) ------------------------------------------------------------------------
+/* ---- background turns in the queue (queued.c)
+ * ------------------------------------------------------------------------
  */
 
 /* What is kept with a background turn that waits, so that a later process can run it. */

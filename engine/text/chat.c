@@ -11,8 +11,6 @@
  */
 #include "engine/text/chat_private.h"
 
-#include "engine/text/utf8_internal.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

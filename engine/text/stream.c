@@ -6,8 +6,6 @@
  */
 #include "engine/text/text.h"
 
-#include "engine/text/utf8_internal.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

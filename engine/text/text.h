@@ -103,4 +103,10 @@ int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens
  * ignored. The vocab must outlive the stream. */
 struct engine_stream *stream_new(const struct vocab *v, const char *const *stops, size_t n_stops);
 
+/* ---- characters ------------------------------------------------------------------------------------------------ */
+
+/* Bytes of the UTF-8 character (no surrogates, no overlong forms, at most U+10FFFF) that text[0..len) begins with;
+ * 0 when it begins with none. *missing (may be NULL) says whether more bytes could make it one. */
+size_t utf8_char(const char *text, size_t len, int *missing);
+
 #endif

@@ -758,3 +758,32 @@ bool session_disk_full(int rc)
 {
     return rc == -ENOSPC || rc == -EDQUOT;
 }
+
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size)
+{
+    (void)s, (void)to, (void)with_kv;
+    snprintf(err, err_size, "the double has nothing to copy");
+    return -ENOTSUP;
+}
+
+void session_backup_stop(struct session *s)
+{
+    (void)s;
+}
+
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err, size_t err_size)
+{
+    (void)data_dir, (void)log, (void)log_arg;
+    return session_backup(NULL, to, with_kv, err, err_size);
+}
+
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size)
+{
+    (void)data_dir, (void)repair, (void)report, (void)arg, (void)log, (void)log_arg;
+    *out = (struct session_checked){0};
+    snprintf(err, err_size, "the double has nothing to check");
+    return -ENOTSUP;
+}

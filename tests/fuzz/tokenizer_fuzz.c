@@ -6,7 +6,6 @@
  */
 #include "engine/file/file.h"
 #include "engine/text/text.h"
-#include "engine/text/utf8_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -36,6 +36,7 @@ struct rig_opts {
     int kv_pages; /* pages of 64 tokens; 0: plenty */
     size_t ram_bytes;
     uint64_t disk_bytes;
+    int64_t retain_ms;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 
