@@ -102,9 +102,9 @@ $(BUILD)/libconvo.a: $(filter-out %/main.o,$(CLI_OBJ))
 	$(Q)rm -f $@
 	$(Q)$(AR) rcs $@ $^
 
-$(BUILD)/convod: $(BUILD)/obj/daemon/main.o $(BUILD)/libconvod.a
+$(BUILD)/convod: $(BUILD)/obj/daemon/main.o $(CUDA_OBJ) $(BUILD)/libconvod.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) $^ $(DEP_LIBS) -lm -o $@
+	$(Q)$(CC) $(LDFLAGS) $^ $(DEP_LIBS) $(CUDA_LIBS) -lm -o $@
 
 $(BUILD)/convo: $(CLI_OBJ)
 	$(call say,LINK,$@)
@@ -197,7 +197,7 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests races-tests $(BUILD)/gpu/limits-host $(PY_WANTS)
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/cuda_host/convod $(PY_WANTS)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
@@ -210,7 +210,7 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(PY_WANTS)
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
 test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS)) \
-		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host)
+		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host) $(if $(filter tests/cuda_host/%.py,$(CHOSEN)),$(BUILD)/cuda_host/convod)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
@@ -290,7 +290,7 @@ deb-build:
 	@printf 'convod (%s) unstable; urgency=medium\n\n  * This version; its history is in the source repository.\n\n -- %s  %s\n' \
 		'$(VERSION)' "$$(sed -n 's/^Maintainer: //p' systemd/debian/control)" '$(DEB_DATE)' >$(DEB)/debian/changelog
 	$(call say,DEB ,$(BUILD)/deb)
-	@cd $(DEB) && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u CFLAGS -u LDFLAGS -u BUILD dpkg-buildpackage -us -uc -b -j$(shell nproc) >../build.log 2>&1 || \
+	@cd $(DEB) && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u CFLAGS -u LDFLAGS -u BUILD CUDA=0 dpkg-buildpackage -us -uc -b -j$(shell nproc) >../build.log 2>&1 || \
 		{ tail -n 40 ../build.log; exit 1; }
 	@echo $(BUILD)/deb/*.deb
 

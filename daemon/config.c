@@ -21,6 +21,7 @@
 
 static const char *const backends[] = {"auto",        "cpu",        "cpu-portable", "cpu-avx2",
                                        "cpu-avxvnni", "cpu-avx512", "cuda",         NULL};
+static const char *const numerics[] = {"device", "exact", NULL};
 static const char *const kv_types[] = {"bf16", "f16", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 
@@ -133,6 +134,9 @@ static const struct setting settings[] = {
     {"ctx", INTEGER, AT(ctx), 0, 0, 1 << 24, "N", "0", "longest context in tokens; 0 = the model's own", ANY},
     {"backend", STRING, AT(backend), 0, 0, 0, "NAME", "auto",
      "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda", CHOICES(backends)},
+    {"device", INTEGER, AT(device), 0, 0, 255, "N", "0", "which GPU, counted from 0", ANY},
+    {"numerics", STRING, AT(numerics), 0, 0, 0, "NAME", "device",
+     "of a GPU: device, its fastest; exact, the processor's bits", CHOICES(numerics)},
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
      CHOICES(kv_types)},

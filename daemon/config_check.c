@@ -150,6 +150,8 @@ static void check_session(const struct daemon_config *c, struct daemon_faults *f
     const struct session_opts opts = {
         .engine = {.model_path = c->model,
                    .backend = c->backend,
+                   .device = c->device,
+                   .numerics = c->numerics,
                    .threads = c->threads,
                    .ctx_tokens = c->ctx,
                    .kv_bytes = c->kv_bytes,

@@ -169,6 +169,8 @@ static void loaded(struct server_event *e)
     const char *slash = strrchr(m->file, '/'), *base = slash ? slash + 1 : m->file;
     size_t base_len = strlen(base) - (strlen(base) > 5 && strcmp(base + strlen(base) - 5, ".gguf") == 0 ? 5 : 0);
     snprintf(s->api.model_file, sizeof(s->api.model_file), "%.*s", (int)base_len, base);
+    if (e->text && e->text[0]) /* it was opened, but not as it might have been */
+        daemon_log(s->log, LOG_NOTICE, "%s", e->text);
     daemon_log(s->log, LOG_INFO, "model %s (%s, %s) on %s, context %d tokens", m->name, m->arch, m->quantization,
                m->backend, m->ctx_tokens);
     if (s->api.stopping) {
@@ -220,6 +222,8 @@ static void *load(void *arg)
             {
                 .model_path = c->model,
                 .backend = c->backend,
+                .device = c->device,
+                .numerics = c->numerics,
                 .threads = c->threads,
                 .ctx_tokens = c->ctx,
                 .kv_bytes = c->kv_bytes,

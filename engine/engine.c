@@ -183,7 +183,8 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
 static int open_parts(struct engine *e, const struct engine_opts *o, bool check, char *err, size_t err_size)
 {
     size_t kv_bytes = 0;
-    const struct kernels_opts backend = {.backend = o->backend, .threads = o->threads};
+    const struct kernels_opts backend = {
+        .backend = o->backend, .threads = o->threads, .device = o->device, .numerics = o->numerics};
     int rc = read_file(e, o, err, err_size);
     if (rc || (rc = kernels_open(&backend, &e->kernels, err, err_size)))
         return rc;

@@ -28,6 +28,8 @@ struct engine_seq;
 struct engine_opts {
     const char *model_path;  /* a GGUF file; of a model in parts the first */
     const char *backend;     /* kernels_opts.backend; NULL = "auto" */
+    int device;              /* kernels_opts.device */
+    const char *numerics;    /* kernels_opts.numerics; NULL = "device" */
     int threads;             /* 0 = one per available core */
     int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading */
@@ -75,7 +77,7 @@ struct engine_info {
     int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
-     * canonical layout and numerics version. Not the backend, not the page size. */
+     * canonical layout, numerics version, and whose bits the backend gives. Not the page size. */
     uint8_t fingerprint[32];
 };
 

@@ -49,10 +49,23 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
             snprintf(err, err_size, "threads: %d is negative", opts->threads);
         return -EINVAL;
     }
-    if (opts->backend && !strcmp(opts->backend, "cuda")) {
+    bool automatic = !opts->backend || !strcmp(opts->backend, "auto");
+    bool cuda = opts->backend && !strcmp(opts->backend, "cuda");
+    if (opts->numerics && strcmp(opts->numerics, "device") != 0 && strcmp(opts->numerics, "exact") != 0) {
+        if (err_size > 0)
+            snprintf(err, err_size, "numerics %s is unknown; there are device and exact", opts->numerics);
+        return -EINVAL;
+    }
+    if (cuda && !kernels_cuda_open) {
         if (err_size > 0)
             snprintf(err, err_size, "backend cuda: this build has no CUDA");
         return -ENOTSUP;
+    }
+    if ((cuda || automatic) && kernels_cuda_open) {
+        int rc = kernels_cuda_open(opts, out, err, err_size);
+        if (rc == 0 || cuda)
+            return rc;
+        return kernels_cpu_open(opts, out, NULL, 0); /* err keeps what is wrong with the GPU */
     }
     return kernels_cpu_open(opts, out, err, err_size);
 }
@@ -71,6 +84,11 @@ void kernels_close(struct kernels *k)
 const char *kernels_backend(const struct kernels *k)
 {
     return head_of(k)->name;
+}
+
+const char *kernels_numerics(const struct kernels *k)
+{
+    return head_of(k)->numerics;
 }
 
 const struct kernels_ops *kernels_ops(const struct kernels *k)

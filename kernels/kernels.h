@@ -76,19 +76,25 @@ size_t kernels_kv_width(enum kernels_kv_type type);
 struct kernels;
 
 struct kernels_opts {
-    const char *backend; /* "auto", "cpu" (best instruction set), "cpu-portable", "cpu-avx2", "cpu-avxvnni",
-                            "cpu-avx512"; NULL = auto */
+    const char *backend; /* "auto" (a GPU where there is one, else the processor), "cuda", "cpu" (best instruction set),
+                            "cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512"; NULL = auto */
     int threads;         /* workers including the caller; 0 = one per available core */
+    int device;          /* which GPU, counted from 0 */
+    const char *numerics; /* of a GPU: "device", its fastest; "exact", the processor's bits; NULL = device */
 };
 
-/* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set or the name is unknown
- * (err says which there are); -ENOMEM; -EAGAIN: a worker could not be started. */
+/* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set, the GPU is too old, CUDA
+ * was not built in, or the name is unknown (err says which there are); -ENODEV: there is no GPU, or no driver for it;
+ * -ENOMEM; -EAGAIN: a worker could not be started. Where "auto" takes the processor although CUDA is built in, it
+ * returns 0 and err says what was wrong with the GPU. */
 int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *err, size_t err_size);
 
 /* Waits for the device, stops the workers and frees what the backend itself made. NULL is fine. */
 void kernels_close(struct kernels *k);
 
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
+/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets. Static text. */
+const char *kernels_numerics(const struct kernels *k);
 
 /* What this process may use, by the system, its processor affinity and the limits of its control group and of those
  * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,

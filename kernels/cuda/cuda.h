@@ -21,24 +21,62 @@ extern "C" {
 struct cuda_rows {
     int rows;
     const int32_t *pos, *table, *count; /* [rows] */
+    const int32_t *first, *end; /* [rows]: its sequence has rows [first, end) of the batch; cuda_attention alone */
     const int32_t *pages;
 };
 
-/* A matrix as it lies in a file: rows of blocks of its type. */
-struct cuda_table {
+/* Weights as cuda_pack() made them, aligned to 16 bytes: one matrix, or several that lie one behind the other
+ * (cuda_product). */
+struct cuda_weights {
     enum kernels_type type;
     int rows, cols;
-    const uint8_t *data;
+    const void *data;
 };
 
+/* Bytes of a packed matrix. 0 when cols is not a multiple of the block, a dimension is not positive, or the product
+ * overflows. A multiple of 256. */
+size_t cuda_weights_bytes(enum kernels_type type, int rows, int cols);
+
+/* Packs rows [first, first + n) from rows of a file. first is a multiple of 16, n too unless the rows end there. */
+int cuda_pack(cudaStream_t s, struct cuda_weights w, int first, int n, const uint8_t *file);
+
 /* out[i][cols] = scale * w[ids[i]][:], dequantized. */
-int cuda_embed(cudaStream_t s, struct cuda_table w, const int32_t *ids, int n, float scale, float *out);
+int cuda_embed(cudaStream_t s, struct cuda_weights w, const int32_t *ids, int n, float scale, float *out);
+
+/* Bytes of `rows` rows in the form that products with quantized weights take: whole tiles of 8 rows. */
+size_t cuda_quants_bytes(int rows, int cols);
+
+/* Rounds x[n][cols] to that form; cols is a multiple of 32. */
+int cuda_quantize(cudaStream_t s, const float *x, int n, int cols, void *quants);
+
+/* y[n][w.rows] = x[n][w.cols] * w^T + bias; y += with accumulate; y = cap * tanh(y / cap) with softcap. x is quantized,
+ * or as floats where the weights are. */
+struct cuda_product {
+    struct cuda_weights w;
+    const void *quants;
+    const float *x;
+    int n;
+    const float *bias; /* [rows] or NULL */
+    float *y;
+    bool accumulate;
+    float softcap; /* 0: none */
+    /* Experts: matrix e is data + e * cuda_weights_bytes(), its bias bias + e * rows, and its are the tiles of 8 rows
+     * of x and y from tiles[e] up to tiles[e + 1]. n is then what there can be at most. */
+    int experts;
+    const int32_t *tiles; /* [experts + 1] */
+};
+int cuda_multiply(cudaStream_t s, struct cuda_product p);
 
 /* out[i][d] = x[rows[i]][d]. */
 int cuda_gather(cudaStream_t s, const float *x, int d, const int32_t *rows, int n, float *out);
 
 /* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y [rows][d], may be the same; weight [d]. */
 int cuda_rms_norm(cudaStream_t s, const float *x, int rows, int d, const float *weight, float eps, float *y);
+
+/* table[i][rot / 2][2] = cos and sin of pos[i] * inv_freq[j], times magnitude, and times scale[i] where scale is not
+ * NULL. */
+int cuda_rope_table(cudaStream_t s, const int32_t *pos, int n, const double *inv_freq, int rot, double magnitude,
+                    const float *scale, float *table);
 
 /* Rotates x[n][heads][head_dim] in place by table[n][rot/2][2] (cos, sin). */
 int cuda_rope(cudaStream_t s, float *x, int n, int heads, int head_dim, int rot, enum kernels_rope_kind kind,
@@ -57,6 +95,17 @@ int cuda_softcap(cudaStream_t s, float *x, size_t n, float cap);
  * their weights [n][used]. At most KERNELS_MAX_EXPERTS and KERNELS_MAX_EXPERTS_USED; used <= experts. */
 int cuda_route(cudaStream_t s, const float *logits, int n, int experts, int used, int32_t *ids, float *weights);
 
+/* Puts n rows of `used` experts each in order of their experts, so that each one's are whole tiles of 8 (cuda_product):
+ * places[n][used] say where a row's are, sources[] which row is at a place, -1 for none, tiles[experts + 1] where the
+ * experts begin. At most cuda_mixture_places() places. */
+int cuda_mixture_places(int n, int used, int experts); /* a multiple of 8 */
+int cuda_sort_experts(cudaStream_t s, const int32_t *ids, int n, int used, int experts, int32_t *places,
+                      int32_t *sources, int32_t *tiles);
+
+/* out[i] = x[sources[i]], zeros where that is -1, for i up to 8 * tiles[0], of n at most. */
+int cuda_take_rows(cudaStream_t s, const float *x, int d, const int32_t *sources, const int32_t *tiles, int n,
+                   float *out);
+
 /* y[n][cols] += the sum over a row's experts, in order, of weights[n][used] * said[places[n][used]][cols]. */
 int cuda_mix(cudaStream_t s, const float *said, const int32_t *places, const float *weights, int n, int used, int cols,
              float *y);
@@ -65,13 +114,12 @@ int cuda_mix(cudaStream_t s, const float *said, const int32_t *places, const flo
  * page was dropped or lies past the table are left out. kv->pool is device memory. */
 int cuda_kv_write(cudaStream_t s, struct kernels_kv kv, struct cuda_rows rows, const float *key, const float *value);
 
-/* One layer's keys and values of positions [first, first + n) out of / into the `count` pages of a table, in the
- * canonical layout: keys [kv_heads * head_dim][n], values [n][kv_heads * head_dim]. A page that is not there gives
- * zeros, and takes nothing. */
-int cuda_kv_export(cudaStream_t s, struct kernels_kv kv, const int32_t *pages, int count, int first, int n,
-                   uint16_t *keys, uint16_t *values);
-int cuda_kv_import(cudaStream_t s, struct kernels_kv kv, const int32_t *pages, int count, int first, int n,
-                   const uint16_t *keys, const uint16_t *values);
+/* What kernels_ops' kv_export and kv_import do; page tables are of the host and read at once, staging is pinned and
+ * read or written by the device. */
+int cuda_kv_export(cudaStream_t s, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
+                   int first, int n, void *staging);
+int cuda_kv_import(cudaStream_t s, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
+                   int first, int n, const void *staging);
 
 /* Causal grouped-query attention in the CPU's order: q and out [rows][heads][head_dim]; the rows' own keys and values
  * are in their pages already. `window` 0: full; `softcap` 0: none. */
@@ -84,8 +132,39 @@ struct cuda_attention {
     float softcap;
     const float *sinks; /* [heads] or NULL */
     struct kernels_kv kv;
+    float *partial;  /* of cuda_attention: NULL, or scratch [rows][heads][most_blocks][head_dim + 2] */
+    int most_blocks; /* canonical blocks of any row, counted from its first */
 };
 int cuda_attention_exact(cudaStream_t s, struct cuda_attention a, struct cuda_rows rows);
+
+/* The same on tensor cores, in the device's own order, where cuda_attention_fits(): a head size of at most 128 that is
+ * a multiple of 16, and at most 16 heads for a kv head. With `partial` blocks are shared out over the device, for
+ * batches of few rows; the bits are the same. */
+bool cuda_attention_fits(const struct kernels_kv *kv, int heads);
+int cuda_attention(cudaStream_t s, struct cuda_attention a, struct cuda_rows rows);
+
+/* A token to pick, as struct kernels_pick has it; all pointers are to memory of the device. */
+struct cuda_pick {
+    int row;
+    const struct kernels_seen *seen;
+    int n_seen;
+    float repetition, presence, frequency;
+    const uint32_t *mask;
+    float scale; /* 1 / temperature, at most FLT_MAX; 0: the greatest */
+    int top_k;
+    float top_p;
+    float lowest; /* ln min-p, rounded to binary32; -infinity: off */
+    double random;
+    bool odds;
+    int n_top;
+};
+
+/* A pick's settings, without seen tokens and mask. */
+struct cuda_pick cuda_pick_of(const struct kernels_pick *p);
+
+/* Picks out[n] from logits[][vocab]; `changed` [n][vocab] is scratch. Everything is on the device. */
+int cuda_pick(cudaStream_t s, const struct cuda_pick *picks, int n, const float *logits, int vocab, float *changed,
+              struct kernels_picked *out);
 
 #ifdef __cplusplus
 }

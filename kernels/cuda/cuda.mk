@@ -51,11 +51,32 @@ $(RACES_TESTS): $(BUILD)/races/%: $(BUILD)/obj/races/%.o $(CUDA_SRC:%.cu=$(BUILD
 	$(call say,LINK,$@)
 	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
 
+# Whole models: the engine on the emulation. A C file, as the rest of the engine's tests; TESTS has it already.
+$(BUILD)/tests/cuda_host/engine_test: $(BUILD)/obj/tests/cuda_host/engine_test.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) \
+		$(patsubst %,$(BUILD)/obj/tests/engine/%.o,engine_fixture tiny_model tiny_vocab gguf_writer) $(BUILD)/obj/tests/kernels/quant.o \
+		$(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+
 # The measuring program of tests/gpu on the emulation. It looks for cuBLASLt's calls in itself.
 $(BUILD)/gpu/limits-host: $(BUILD)/obj/tests/gpu/limits.o $(CUDA_HOST_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic $^ -lm -ldl -o $@
+
+# The daemon on the emulation, for its tests; `backend = cuda` is the emulated device.
+$(BUILD)/cuda_host/convod: $(BUILD)/obj/daemon/main.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lm -ldl -o $@
+
+# The program that checks the backend on a GPU, on the emulation.
+$(BUILD)/gpu/check-host: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) \
+		$(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $^ -lm -ldl -o $@
 
 races-tests: $(RACES_TESTS)
 .PHONY: races-tests
@@ -67,6 +88,7 @@ CUDA ?= 1
 ifneq ($(CUDA),0)
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 endif
+, := ,
 # Code for these chips, and PTX from which a driver makes code for later ones.
 CUDA_CHIPS := 80 89 90
 CUDA_NEWEST := $(lastword $(CUDA_CHIPS))
@@ -94,7 +116,21 @@ $(BUILD)/cuda/ptx/%.ptx: %.cu $(BUILD)/cuda/nvcc
 $(BUILD)/cuda/nvcc: FORCE
 	@mkdir -p $(@D)
 	@[ -n '$(NVCC)' ] || { echo 'There is no nvcc in PATH or /usr/local/cuda/bin (or CUDA=0 was said).' >&2; exit 1; }
-	@{ $(NVCC) --version; echo '$(NVCC_FLAGS)'; } | cmp -s - $@ || { $(NVCC) --version; echo '$(NVCC_FLAGS)'; } >$@
+	@{ $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } | cmp -s - $@ || { $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } >$@
+
+# What CUDA adds to the daemon: nothing without nvcc, or under a sanitizer. The runtime is linked in and opens the driver when
+# the program runs, so that it starts where there is none.
+ifneq ($(and $(NVCC),$(if $(SAN),,1)),)
+CUDA_OBJ := $(CUDA_SRC:%.cu=$(BUILD)/cuda/obj/%.o)
+CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl -lstdc++
+endif
+CUDA_CODE := $(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
+	-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST)
+
+$(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/nvcc
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(call nvcc_run,$(CUDA_CODE) -Xptxas -v -Xcompiler -fPIE -c -MMD -MP -MF $@.d -o $@ $<)
 
 CUBINS := $(foreach c,$(CUDA_CHIPS),$(NVCC_SRC:%.cu=$(BUILD)/cuda/sm_$c/%.cubin))
 CUDA_PTX := $(NVCC_SRC:%.cu=$(BUILD)/cuda/ptx/%.ptx)
@@ -102,23 +138,28 @@ CUDA_PTX := $(NVCC_SRC:%.cu=$(BUILD)/cuda/ptx/%.ptx)
 $(BUILD)/cuda/limits: tests/gpu/limits.cu $(BUILD)/cuda/nvcc
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(call nvcc_run,$(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
-		-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST) -MMD -MP -MF $@.d -o $@ $< -ldl)
-, := ,
+	$(Q)$(call nvcc_run,$(CUDA_CODE) -MMD -MP -MF $@.d -o $@ $< -ldl)
+
+# The same program for a GPU: the kernels of both backends, and nothing that a bare machine lacks.
+$(BUILD)/cuda/check: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(CUDA_LIBS) -lm -o $@
 
 # Compiles everything for every chip, and writes what each kernel takes of it.
-cuda: $(BUILD)/cuda/limits $(CUBINS) $(CUDA_PTX)
+cuda: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(CUBINS) $(CUDA_PTX)
 	@$(PYTHON) tests/gpu/report --out $(BUILD)/cuda/kernels.md --build $(BUILD)/cuda $(CUDA_CHIPS)
 
-# What a bare machine with a GPU needs to run tests/gpu/limits: the program, and its sources should it have to be built there.
-BUNDLE_FILES := tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h
-gpu-bundle: $(BUILD)/cuda/limits
+# What a bare machine with a GPU needs to run tests/gpu/limits and tests/gpu/check: the programs, and the sources of the first
+# should it have to be built there.
+BUNDLE_FILES := tests/gpu/check tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h
+gpu-bundle: $(BUILD)/cuda/limits $(BUILD)/cuda/check
 	@rm -rf $(BUILD)/cuda/bundle && mkdir -p $(BUILD)/cuda/bundle/convod-gpu/bin
 	@cp --parents $(BUNDLE_FILES) $(BUILD)/cuda/bundle/convod-gpu/
-	@cp $(BUILD)/cuda/limits $(BUILD)/cuda/bundle/convod-gpu/bin/
+	@cp $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/bundle/convod-gpu/bin/
 	@tar -C $(BUILD)/cuda/bundle -czf $(BUILD)/convod-gpu.tar.gz convod-gpu
 	@bytes=$$(stat -c %s $(BUILD)/convod-gpu.tar.gz); [ $$bytes -lt 50000000 ] || { echo "The bundle has $$bytes bytes, more than 50 MB" >&2; exit 1; }
-	@echo '$(BUILD)/convod-gpu.tar.gz: unpack it on the machine with the GPU and run convod-gpu/tests/gpu/limits'
+	@echo '$(BUILD)/convod-gpu.tar.gz: unpack it on the machine with the GPU and run convod-gpu/tests/gpu/limits and convod-gpu/tests/gpu/check'
 
 .PHONY: cuda gpu-bundle
 -include $(wildcard $(BUILD)/cuda/*.d $(BUILD)/cuda/*/*.d $(BUILD)/cuda/*/*/*/*.d)

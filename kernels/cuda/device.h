@@ -16,6 +16,15 @@
 #define WARP      32
 #define ALL_LANES 0xffffffffu
 
+/* Threads of a block that has as many as are of use; the emulation is slow with many. */
+#ifdef __CUDACC__
+#define MANY_THREADS 512
+#define DEVICE_NAME  "cuda"
+#else
+#define MANY_THREADS 64
+#define DEVICE_NAME  "cuda_host"
+#endif
+
 /* Starts kernel(arguments...); arguments are converted to the kernel's parameters. The error of a launch that could not
  * be made; what goes wrong inside comes with a later call. */
 template <typename... P, typename... A>
@@ -103,6 +112,18 @@ __device__ __forceinline__ void mma_s8(int d[4], const uint32_t a[4], const uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #else
     cuda_host_mma_s8(d, a, b, c);
+#endif
+}
+
+/* 16 deep. */
+__device__ __forceinline__ void mma_s8_k16(int d[4], const uint32_t a[2], const uint32_t b[1], const int c[4])
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#else
+    cuda_host_mma_s8_k16(d, a, b, c);
 #endif
 }
 

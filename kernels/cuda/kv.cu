@@ -40,22 +40,42 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A block per page and head. Threads go along what is contiguous in the canonical layout: tokens of a key's dimension,
- * dimensions of a token's value. */
-template <bool import>
-static __global__ void __launch_bounds__(THREADS)
-    copy_page(struct kernels_kv kv, const int32_t *pages, int count, int first, int n, uint16_t *keys, uint16_t *values)
+#define MOST_LAYERS 32 /* of a launch: what its parameters have room for */
+#define MOST_PAGES  8
+
+/* Some layers and some pages of a sequence: tokens [from, to), of n that the canonical layout has, which begin at
+ * `first`. */
+struct moved {
+    struct {
+        uint8_t *pool;
+        size_t page_bytes, k_offset, v_offset, staging; /* where the layer begins there */
+        int group, kv_heads, head_dim;
+    } layer[MOST_LAYERS];
+    int32_t pages[KERNELS_PAGE_GROUPS][MOST_PAGES]; /* -1: none */
+    int first, n, from, to;
+    uint8_t *staging;
+};
+
+/* A block per page, head and layer. Threads go along what is contiguous in the canonical layout: tokens of a key's
+ * dimension, dimensions of a token's value. */
+template <bool import> static __global__ void __launch_bounds__(THREADS) move_page(struct moved m)
 {
-    int index = first / PAGE + blockIdx.x, head = blockIdx.y, dim = kv.head_dim;
-    int from = max(index * PAGE, first), to = min((index + 1) * PAGE, first + n), tokens = to - from;
-    int page = index < count ? pages[index] : -1;
+    const auto *layer = &m.layer[blockIdx.z];
+    int index = m.from / PAGE + blockIdx.x, head = blockIdx.y, dim = layer->head_dim;
+    if (head >= layer->kv_heads)
+        return;
+    int from = max(index * PAGE, m.from), to = min((index + 1) * PAGE, m.to), tokens = to - from;
+    int page = m.pages[layer->group][blockIdx.x];
     if (page < 0 && import)
         return;
-    uint16_t *page_keys = page_rows(&kv, page < 0 ? 0 : page, head, kv.k_offset);
-    uint16_t *page_values = page_rows(&kv, page < 0 ? 0 : page, head, kv.v_offset);
+    const uint8_t *in_pool = layer->pool + (size_t)max(page, 0) * layer->page_bytes;
+    size_t heads = (size_t)head * PAGE * dim, channels = (size_t)layer->kv_heads * dim;
+    uint16_t *page_keys = (uint16_t *)(in_pool + layer->k_offset) + heads;
+    uint16_t *page_values = (uint16_t *)(in_pool + layer->v_offset) + heads;
+    uint16_t *keys = (uint16_t *)(m.staging + layer->staging), *values = keys + channels * m.n;
     for (int i = threadIdx.x; i < dim * tokens; i += THREADS) {
         int d = i / tokens, token = i % tokens;
-        uint16_t *out = keys + ((size_t)head * dim + d) * n + (from - first) + token;
+        uint16_t *out = keys + ((size_t)head * dim + d) * m.n + (from - m.first) + token;
         uint16_t *in = page_keys + key_at(from % PAGE + token, d, dim);
         if (import)
             *in = *out;
@@ -64,7 +84,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (int i = threadIdx.x; i < dim * tokens; i += THREADS) {
         int d = i % dim, token = i / dim;
-        uint16_t *out = values + ((size_t)(from - first + token) * kv.kv_heads + head) * dim + d;
+        uint16_t *out = values + (size_t)(from - m.first + token) * channels + (size_t)head * dim + d;
         uint16_t *in = page_values + (size_t)(from % PAGE + token) * dim + d;
         if (import)
             *in = *out;
@@ -80,23 +100,52 @@ int cuda_kv_write(cudaStream_t s, struct kernels_kv kv, struct cuda_rows rows, c
                : launched(launch(write_rows, dim3(rows.rows, kv.kv_heads), THREADS, 0, s, kv, rows, key, value));
 }
 
-static dim3 page_grid(const struct kernels_kv *kv, int first, int n)
+/* As many launches as layers and pages need. */
+static int move(cudaStream_t s, bool import, const struct kernels_kv *layers, int n_layers,
+                const struct kernels_pages *pages, int first, int n, uint8_t *staging)
 {
-    return dim3((first + n - 1) / PAGE - first / PAGE + 1, kv->kv_heads);
+    for (int from = first, to; from < first + n; from = to) {
+        to = min((from / PAGE + MOST_PAGES) * PAGE, first + n);
+        struct moved m = {};
+        m.first = first;
+        m.n = n;
+        m.from = from;
+        m.to = to;
+        m.staging = staging;
+        size_t at = 0;
+        int count = (to - 1) / PAGE - from / PAGE + 1;
+        for (int l = 0; l < n_layers; l += MOST_LAYERS) {
+            int in_launch = min(n_layers - l, MOST_LAYERS), heads = 0;
+            for (int i = 0; i < in_launch; i++) {
+                const struct kernels_kv *kv = &layers[l + i];
+                m.layer[i] = {kv->pool, kv->page_bytes, kv->k_offset, kv->v_offset,
+                              at,       kv->group,      kv->kv_heads, kv->head_dim};
+                at += 2 * (size_t)kv->kv_heads * (size_t)kv->head_dim * (size_t)n * sizeof(uint16_t);
+                heads = max(heads, kv->kv_heads);
+                const struct kernels_pages *table = &pages[kv->group];
+                for (int p = 0; p < count; p++) {
+                    int index = from / PAGE + p;
+                    m.pages[kv->group][p] = index < table->count ? table->pages[index] : -1;
+                }
+            }
+            dim3 grid(count, heads, in_launch);
+            int error = launched(import ? launch(move_page<true>, grid, THREADS, 0, s, m)
+                                        : launch(move_page<false>, grid, THREADS, 0, s, m));
+            if (error)
+                return error;
+        }
+    }
+    return 0;
 }
 
-int cuda_kv_export(cudaStream_t s, struct kernels_kv kv, const int32_t *pages, int count, int first, int n,
-                   uint16_t *keys, uint16_t *values)
+int cuda_kv_export(cudaStream_t s, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
+                   int first, int n, void *staging)
 {
-    return n <= 0 ? 0
-                  : launched(launch(copy_page<false>, page_grid(&kv, first, n), THREADS, 0, s, kv, pages, count, first,
-                                    n, keys, values));
+    return move(s, false, layers, n_layers, pages, first, n, (uint8_t *)staging);
 }
 
-int cuda_kv_import(cudaStream_t s, struct kernels_kv kv, const int32_t *pages, int count, int first, int n,
-                   const uint16_t *keys, const uint16_t *values)
+int cuda_kv_import(cudaStream_t s, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
+                   int first, int n, const void *staging)
 {
-    return n <= 0 ? 0
-                  : launched(launch(copy_page<true>, page_grid(&kv, first, n), THREADS, 0, s, kv, pages, count, first,
-                                    n, (uint16_t *)keys, (uint16_t *)values));
+    return move(s, true, layers, n_layers, pages, first, n, (uint8_t *)staging);
 }

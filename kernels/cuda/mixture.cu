@@ -74,6 +74,54 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* One block: counts, places for whole tiles, then each slot's place. */
+static __global__ void __launch_bounds__(THREADS)
+    sort(const int32_t *ids, int slots, int used, int experts, int32_t *places, int32_t *sources, int32_t *tiles)
+{
+    SHARED(int, at, [KERNELS_MAX_EXPERTS]);
+    SHARED(int, sum, [THREADS]);
+    int each = (experts + THREADS - 1) / THREADS, first = threadIdx.x * each, end = min(first + each, experts), own = 0;
+    for (int e = threadIdx.x; e < experts; e += THREADS)
+        at[e] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots; i += THREADS)
+        atomicAdd(&at[ids[i]], 1);
+    __syncthreads();
+    for (int e = first; e < end; e++)
+        own += (at[e] + 7) / 8;
+    sum[threadIdx.x] = own;
+    __syncthreads();
+    int tile = 0;
+    for (int i = 0; i < (int)threadIdx.x; i++)
+        tile += sum[i];
+    for (int e = first; e < end; e++) {
+        int next = tile + (at[e] + 7) / 8;
+        for (int i = tile * 8 + at[e]; i < next * 8; i++)
+            sources[i] = -1;
+        tiles[e] = tile;
+        at[e] = tile * 8;
+        tile = next;
+    }
+    if (threadIdx.x == THREADS - 1)
+        tiles[experts] = tile;
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots; i += THREADS) {
+        int place = atomicAdd(&at[ids[i]], 1);
+        places[i] = place;
+        sources[place] = i / used;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    take_row(const float *x, int d, const int32_t *sources, const int32_t *tiles, float *out)
+{
+    if ((int)blockIdx.x >= tiles[0] * 8)
+        return;
+    int source = sources[blockIdx.x];
+    for (int i = threadIdx.x; i < d; i += THREADS)
+        out[(size_t)blockIdx.x * d + i] = source < 0 ? 0.0f : x[(size_t)source * d + i];
+}
+
 int cuda_route(cudaStream_t s, const float *logits, int n, int experts, int used, int32_t *ids, float *weights)
 {
     return n <= 0 ? 0 : launched(launch(choose, n, WARP, 0, s, logits, experts, used, ids, weights));
@@ -83,4 +131,22 @@ int cuda_mix(cudaStream_t s, const float *said, const int32_t *places, const flo
              float *y)
 {
     return n <= 0 ? 0 : launched(launch(add_said, n, THREADS, 0, s, said, places, weights, used, cols, y));
+}
+
+int cuda_mixture_places(int n, int used, int experts)
+{
+    int64_t slots = (int64_t)n * used, most = slots + 7 * (slots < experts ? slots : experts);
+    return (int)((most + 7) / 8 * 8);
+}
+
+int cuda_sort_experts(cudaStream_t s, const int32_t *ids, int n, int used, int experts, int32_t *places,
+                      int32_t *sources, int32_t *tiles)
+{
+    return n <= 0 ? 0 : launched(launch(sort, 1, THREADS, 0, s, ids, n * used, used, experts, places, sources, tiles));
+}
+
+int cuda_take_rows(cudaStream_t s, const float *x, int d, const int32_t *sources, const int32_t *tiles, int n,
+                   float *out)
+{
+    return n <= 0 ? 0 : launched(launch(take_row, n, THREADS, 0, s, x, d, sources, tiles, out));
 }

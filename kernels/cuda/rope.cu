@@ -1,8 +1,22 @@
-/* rope.cu - rotary positions: a block per token and head, a thread per pair. */
+/* rope.cu - rotary positions: their table, a block per token, and rotating by it, a block per token and head; a thread
+ * per pair. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/functions.h"
 
 #define THREADS 64
+
+static __global__ void __launch_bounds__(THREADS)
+    fill_table(const int32_t *pos, const double *inv_freq, int half, double magnitude, const float *scale, float *table)
+{
+    table += (size_t)blockIdx.x * half * 2;
+    for (int i = threadIdx.x; i < half; i += THREADS) {
+        double n, c;
+        sincos(pos[blockIdx.x] * inv_freq[i], &n, &c);
+        float cosine = (float)(c * magnitude), sine = (float)(n * magnitude);
+        table[2 * i] = scale ? cosine * scale[blockIdx.x] : cosine;
+        table[2 * i + 1] = scale ? sine * scale[blockIdx.x] : sine;
+    }
+}
 
 /* A pair is (i * step, i * step + away). */
 static __global__ void __launch_bounds__(THREADS)
@@ -31,4 +45,10 @@ int cuda_rope(cudaStream_t s, float *x, int n, int heads, int head_dim, int rot,
                                 head_dim, half, step, away, table + (size_t)first * half * 2));
     }
     return error;
+}
+
+int cuda_rope_table(cudaStream_t s, const int32_t *pos, int n, const double *inv_freq, int rot, double magnitude,
+                    const float *scale, float *table)
+{
+    return n <= 0 ? 0 : launched(launch(fill_table, n, THREADS, 0, s, pos, inv_freq, rot / 2, magnitude, scale, table));
 }

@@ -73,7 +73,7 @@ static struct device_rows *rows_on_device(const std::vector<struct kernels_run> 
     }
     auto *d = new device_rows{
         on_device<int32_t>(pos), on_device<int32_t>(table), on_device<int32_t>(count), on_device<int32_t>(pages), {}};
-    d->rows = {(int)pos.size(), d->pos.p, d->table.p, d->count.p, d->pages.p};
+    d->rows = {(int)pos.size(), d->pos.p, d->table.p, d->count.p, nullptr, nullptr, d->pages.p};
     return d;
 }
 
@@ -179,27 +179,27 @@ static void test_export_and_import(void **)
         write_both(&p, 4, &pool);
         size_t width = (size_t)(s.kv_heads * s.head_dim);
         p.pages[0][1] = -1; /* positions 64 .. 127 */
-        on_device<int32_t> pages(p.pages[0]);
-        struct kernels_kv kv = p.kv, device_kv = p.kv;
+        struct kernels_kv kv = p.kv,
+                          two[2] = {p.kv, p.kv}; /* a second layer is the first one's keys and values again */
         kv.pool = p.pool.data();
-        device_kv.pool = pool->p;
+        two[0].pool = two[1].pool = pool->p;
         struct kernels_pages table = {p.pages[0].data(), (int)p.pages[0].size()};
         for (auto &r : ranges) {
             size_t n = (size_t)r[1] * width;
-            std::vector<uint16_t> keys(n), values(n);
-            kernels_kv_export_layer(&kv, table, r[0], r[1], keys.data(), values.data());
-            on_device<uint16_t> dk(n), dv(n);
-            assert_int_equal(cuda_kv_export(nullptr, device_kv, pages.p, table.count, r[0], r[1], dk.p, dv.p), 0);
-            assert_memory_equal(dk.fetch().data(), keys.data(), n * 2);
-            assert_memory_equal(dv.fetch().data(), values.data(), n * 2);
-            for (size_t i = 0; i < n; i++) {
-                keys[i] = (uint16_t)(i * 7);
-                values[i] = (uint16_t)(i * 11 + 1);
-            }
-            kernels_kv_import_layer(&kv, table, r[0], r[1], keys.data(), values.data());
-            on_device<uint16_t> ik(keys), iv(values);
-            assert_int_equal(cuda_kv_import(nullptr, device_kv, pages.p, table.count, r[0], r[1], ik.p, iv.p), 0);
+            std::vector<uint16_t> both(2 * n);
+            kernels_kv_export_layer(&kv, table, r[0], r[1], both.data(), both.data() + n);
+            uint16_t *staging;
+            CHECK(cudaMallocHost(&staging, 4 * n * sizeof(*staging)));
+            assert_int_equal(cuda_kv_export(nullptr, two, 2, &table, r[0], r[1], staging), 0);
+            CHECK(cudaDeviceSynchronize());
+            for (int layer = 0; layer < 2; layer++)
+                assert_memory_equal(staging + (size_t)layer * 2 * n, both.data(), 4 * n);
+            for (size_t i = 0; i < 2 * n; i++)
+                staging[i] = both[i] = (uint16_t)(i * 7 + i / n);
+            kernels_kv_import_layer(&kv, table, r[0], r[1], both.data(), both.data() + n);
+            assert_int_equal(cuda_kv_import(nullptr, two, 1, &table, r[0], r[1], staging), 0);
             assert_memory_equal(pool->fetch().data(), p.pool.data(), p.pool.size());
+            CHECK(cudaFreeHost(staging));
         }
         delete pool;
     }

@@ -29,6 +29,13 @@
  * CUDA_HOST_SEED, or 0. */
 void cuda_host_seed(unsigned seed);
 
+/* What the machine has from now on: devices, their compute capability's first number, and whether there is a driver
+ * that is new enough. A program begins with one of 9. */
+void cuda_host_machine(int devices, int major, bool driver);
+
+/* The device fails from now on: whatever waits for it says cudaErrorLaunchFailure. */
+void cuda_host_break(bool broken);
+
 /* Prints "cuda_host: ", where (block and thread, when a kernel runs) and the text, then aborts. */
 [[noreturn]] void cuda_host_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -46,6 +53,7 @@ void cuda_host_cp_async_wait(int groups_left);
 /* Warp matrix operations, with the fragments of PTX's mma and ldmatrix. Float sums: products and c are added exactly
  * enough (in double precision, k ascending) and rounded once; hardware has its own order. */
 void cuda_host_mma_s8(int d[4], const unsigned a[4], const unsigned b[2], const int c[4]);         /* m16n8k32 */
+void cuda_host_mma_s8_k16(int d[4], const unsigned a[2], const unsigned b[1], const int c[4]);     /* m16n8k16 */
 void cuda_host_mma_bf16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);   /* m16n8k16 */
 void cuda_host_mma_f16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]);    /* m16n8k16 */
 void cuda_host_mma_f16_k8(float d[4], const unsigned a[2], const unsigned b[1], const float c[4]); /* m16n8k8 */

@@ -244,6 +244,10 @@ unsigned atomicAdd(unsigned *p, unsigned value)
 {
     return atomic(p, [=](unsigned old) { return old + value; });
 }
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long value)
+{
+    return atomic(p, [=](unsigned long long old) { return old + value; });
+}
 int atomicAdd(int *p, int value)
 {
     return atomic(p, [=](int old) { return (int)((unsigned)old + (unsigned)value); });

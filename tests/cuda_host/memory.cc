@@ -96,8 +96,13 @@ void device_leave(void)
         poison_all(true);
 }
 
+/* Of the device there is so much as cudaMemGetInfo() says. */
 static cudaError_t area_new(void **p, size_t bytes, bool pinned)
 {
+    size_t left, all;
+    cudaMemGetInfo(&left, &all);
+    if (!pinned && bytes > left)
+        return cudaErrorMemoryAllocation;
     *p = bytes ? guarded_new(bytes) : nullptr;
     if (!*p)
         return bytes ? cudaErrorMemoryAllocation : cudaSuccess;

@@ -29,9 +29,8 @@ static const struct cuda_host_lanes *gather(const unsigned *a, int na, const uns
 
 /* A's element (row, k) of int8 lies in register row / 8 + 2 * (k / 16) of lane 4 * (row % 8) + k % 16 / 4; B's (k,
  * column) in register k / 16 of lane 4 * column + k % 16 / 4. */
-void cuda_host_mma_s8(int d[4], const unsigned a[4], const unsigned b[2], const int c[4])
+static void mma_8(int d[4], const struct cuda_host_lanes *lanes, const int c[4], int halves)
 {
-    const struct cuda_host_lanes *lanes = gather(a, 4, b, 2);
     int lane = cuda_host_lane(), g = lane / 4, t = lane % 4;
     int sums[4] = {c[0], c[1], c[2], c[3]};
     for (int part = 0; part < 4; part++) {
@@ -39,13 +38,23 @@ void cuda_host_mma_s8(int d[4], const unsigned a[4], const unsigned b[2], const 
         for (int column = 0; column < 2; column++) {
             const struct fragments *columns = lane_of(lanes, 4 * (2 * t + column) + part);
             for (int high = 0; high < 2; high++)
-                for (int half = 0; half < 2; half++)
+                for (int half = 0; half < halves; half++)
                     for (int i = 0; i < 4; i++)
                         sums[2 * high + column] +=
                             (int8_t)(rows->a[2 * half + high] >> 8 * i) * (int8_t)(columns->b[half] >> 8 * i);
         }
     }
     memcpy(d, sums, sizeof(sums));
+}
+
+void cuda_host_mma_s8(int d[4], const unsigned a[4], const unsigned b[2], const int c[4])
+{
+    mma_8(d, gather(a, 4, b, 2), c, 2);
+}
+
+void cuda_host_mma_s8_k16(int d[4], const unsigned a[2], const unsigned b[1], const int c[4])
+{
+    mma_8(d, gather(a, 2, b, 1), c, 1);
 }
 
 /* Of 16 bits: A's element (row, k) lies in register row / 8 + 2 * (k / 8) of lane 4 * (row % 8) + k % 8 / 2. */

@@ -88,10 +88,42 @@ static void test_embed(void **)
             on_device<uint8_t> df(file);
             on_device<int32_t> di(ids);
             on_device<float> out(want.size());
-            struct cuda_table table = {t, rows, cols, df.p};
-            assert_int_equal(cuda_embed(nullptr, table, di.p, (int)ids.size(), 3.7f, out.p), 0);
+            on_device<uint8_t> packed(cuda_weights_bytes(t, rows, cols));
+            struct cuda_weights weights = {t, rows, cols, packed.p};
+            assert_int_equal(cuda_pack(nullptr, weights, 0, 16, df.p), 0);
+            assert_int_equal(cuda_pack(nullptr, weights, 16, rows - 16, df.p + 16 * kernels_row_bytes(t, cols)), 0);
+            assert_int_equal(cuda_embed(nullptr, weights, di.p, (int)ids.size(), 3.7f, out.p), 0);
             check(kernels_type_info(t)->name, out.fetch(), want);
         }
+}
+
+static void test_rope_table(void **)
+{
+    const int rot = 20;
+    const std::vector<int32_t> pos = {0, 1, 77, 4095, 131071};
+    std::vector<double> inv_freq;
+    std::vector<float> scale = {1, 2, 3, 0.5f, 1.25f}, want((size_t)rot * pos.size());
+    struct kernels *k = twins_cpu();
+    std::vector<struct kernels_run> runs;
+    for (int i = 0; i < (int)pos.size(); i++)
+        runs.push_back({i, 1, pos[(size_t)i], {}});
+    struct kernels_batch batch = {};
+    batch.rows = batch.n_runs = (int)pos.size();
+    batch.runs = runs.data();
+    batch.query_scale = scale.data();
+    for (int j = 0; j < rot / 2; j++)
+        inv_freq.push_back(pow(10000, -2.0 * j / rot));
+    on_device<int32_t> dp(pos);
+    on_device<double> df(inv_freq);
+    on_device<float> ds(scale), table(want.size());
+    for (bool scaled : {false, true}) {
+        kernels_ops(k)->begin(k, &batch);
+        kernels_ops(k)->rope_table(k, inv_freq.data(), rot, 1.1, scaled, want.data());
+        kernels_ops(k)->end(k);
+        assert_int_equal(
+            cuda_rope_table(nullptr, dp.p, (int)pos.size(), df.p, rot, 1.1, scaled ? ds.p : nullptr, table.p), 0);
+        check("rotary table", table.fetch(), want);
+    }
 }
 
 static void test_gather(void **)
@@ -108,7 +140,7 @@ static void test_gather(void **)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_rope),   cmocka_unit_test(test_glu_add_and_softcap),
-    cmocka_unit_test(test_embed),    cmocka_unit_test(test_gather),
+    cmocka_unit_test(test_embed),    cmocka_unit_test(test_gather), cmocka_unit_test(test_rope_table),
 };
 
 static int close_cpu(void **)

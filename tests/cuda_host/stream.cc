@@ -169,6 +169,10 @@ const char *cudaGetErrorString(cudaError_t error)
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorInsufficientDriver:
+        return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice:
+        return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
         return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle:
@@ -192,26 +196,44 @@ cudaError_t cudaGetLastError(void)
     return e;
 }
 
+static int devices = 1, capability = 9;
+static bool has_driver = true, broken;
+
+void cuda_host_machine(int in_devices, int major, bool driver)
+{
+    devices = in_devices;
+    capability = major;
+    has_driver = driver;
+}
+
+void cuda_host_break(bool in_broken)
+{
+    broken = in_broken;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
-    return cudaSuccess;
+    *count = 0;
+    if (!has_driver)
+        return failed(cudaErrorInsufficientDriver);
+    *count = devices;
+    return devices ? cudaSuccess : failed(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    return failed(device ? cudaErrorInvalidDevice : cudaSuccess);
+    return failed(device < 0 || device >= devices ? cudaErrorInvalidDevice : cudaSuccess);
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
-    if (device)
+    if (device < 0 || device >= devices)
         return failed(cudaErrorInvalidDevice);
     memset(p, 0, sizeof(*p));
     strcpy(p->name, "cuda_host");
     p->totalGlobalMem = (size_t)1 << 30;
     p->sharedMemPerBlockOptin = 232448;
-    p->major = 9;
+    p->major = capability;
     p->multiProcessorCount = 2;
     p->l2CacheSize = 1 << 20;
     return cudaSuccess;
@@ -343,12 +365,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
     if (s->capture)
         return failed(cudaErrorStreamCaptureUnsupported);
     finish(s->last);
-    return cudaSuccess;
+    return failed(broken ? cudaErrorLaunchFailure : cudaSuccess);
 }
 
 /* Somebody who asks again and again must get there in the end: each question does a piece of work. */
 static cudaError_t query(const op_ref &wanted)
 {
+    if (broken)
+        return failed(cudaErrorLaunchFailure);
     if (!wanted || wanted->done)
         return cudaSuccess;
     cuda_host_stream s;
@@ -421,7 +445,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     locked lock(mutex);
     finish(e->op);
-    return cudaSuccess;
+    return failed(broken ? cudaErrorLaunchFailure : cudaSuccess);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)

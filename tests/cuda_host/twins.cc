@@ -6,8 +6,10 @@
 struct kernels *twins_cpu(void)
 {
     static struct kernels *k;
-    struct kernels_opts opts = {"cpu-portable", 1};
+    struct kernels_opts opts = {};
     char err[200] = "";
+    opts.backend = "cpu-portable";
+    opts.threads = 1;
     if (!k) {
         if (kernels_open(&opts, &k, err, sizeof(err)))
             fail_msg("kernels_open: %s", err);

@@ -15,6 +15,7 @@ struct fixture {
 
 struct fixture_opts {
     const char *backend; /* NULL: portable */
+    const char *numerics;
     const char *kv_type;
     int threads;     /* 0: 1 */
     int ctx_tokens;  /* 0: the model's */

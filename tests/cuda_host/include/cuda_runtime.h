@@ -140,6 +140,7 @@ static inline int __all_sync(unsigned mask, int predicate)
 /* Threads are never interrupted between two points where they wait, so plain operations are atomic. The emulation does
  * them itself: they are no accesses that its checks see. */
 unsigned atomicAdd(unsigned *p, unsigned value);
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long value);
 int atomicAdd(int *p, int value);
 float atomicAdd(float *p, float value);
 unsigned atomicMax(unsigned *p, unsigned value);
@@ -171,6 +172,10 @@ static inline int __float2int_rn(float x)
 {
     return (int)lrintf(x);
 }
+static inline unsigned long long __float2ull_rn(float x)
+{
+    return (unsigned long long)llrintf(x);
+}
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
 {
     uint64_t bytes = (uint64_t)b << 32 | a;
@@ -197,6 +202,14 @@ static inline int max(int a, int b)
 {
     return a > b ? a : b;
 }
+static inline unsigned min(unsigned a, unsigned b)
+{
+    return a < b ? a : b;
+}
+static inline unsigned max(unsigned a, unsigned b)
+{
+    return a > b ? a : b;
+}
 
 /* ---- the runtime ------------------------------------------------------------------------------------------------- */
 
@@ -204,6 +217,8 @@ enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,

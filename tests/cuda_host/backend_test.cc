@@ -1,0 +1,217 @@
+/* backend_test.cc - opening a device and what goes wrong with one: which machines are refused and why, memory that
+ * there is not, events that are long past, and a device that fails. */
+#include "tests/cuda_host/support.h"
+
+#include <errno.h>
+#include <string.h>
+
+extern "C" {
+#include "kernels/kernels.h"
+}
+
+static int open_as(const char *name, int device, struct kernels **k, char err[300])
+{
+    struct kernels_opts opts = {};
+    opts.backend = name;
+    opts.threads = 1;
+    opts.device = device;
+    return kernels_open(&opts, k, err, 300);
+}
+
+static struct kernels *opened(void)
+{
+    struct kernels *k;
+    char err[300];
+    assert_int_equal(open_as("cuda", 0, &k, err), 0);
+    assert_string_equal(kernels_backend(k), "cuda_host");
+    return k;
+}
+
+static void test_machines(void **)
+{
+    static const struct {
+        int devices, major;
+        bool driver;
+        int device, rc;
+        const char *text;
+    } machines[] = {
+        {1, 9, true, 0, 0, ""},
+        {2, 8, true, 1, 0, ""},
+        {0, 9, true, 0, -ENODEV, "there is no GPU that can be used: no CUDA-capable device"},
+        {1, 9, false, 0, -ENODEV, "driver version is insufficient"},
+        {2, 9, true, 2, -ENODEV, "there is no device 2; there are 2"},
+        {1, 9, true, -1, -ENODEV, "there is no device -1"},
+        {1, 7, true, 0, -ENOTSUP, "compute capability 7.0; 8.0 is the least"},
+    };
+    for (auto &m : machines) {
+        struct kernels *k = nullptr;
+        char err[300];
+        cuda_host_machine(m.devices, m.major, m.driver);
+        assert_int_equal(open_as("cuda", m.device, &k, err), m.rc);
+        if (!strstr(err, m.text))
+            fail_msg("`%s` says nothing of `%s`", err, m.text);
+        if (m.rc == 0)
+            kernels_close(k);
+        else
+            assert_int_equal(open_as("cuda", m.device, &k, err) < 0, 1);
+        /* auto takes the processor then, and says why. */
+        assert_int_equal(open_as("auto", m.device, &k, err), 0);
+        assert_int_equal(strncmp(kernels_backend(k), m.rc ? "cpu" : "cuda", 3), 0);
+        assert_non_null(strstr(err, m.text));
+        kernels_close(k);
+    }
+    cuda_host_machine(1, 9, true);
+    struct kernels_opts opts = {};
+    opts.numerics = "fast";
+    struct kernels *k;
+    char err[300];
+    assert_int_equal(kernels_open(&opts, &k, err, sizeof(err)), -EINVAL);
+    assert_non_null(strstr(err, "numerics fast is unknown"));
+}
+
+static void test_memory(void **)
+{
+    struct kernels *k = opened();
+    const struct kernels_ops *ops = kernels_ops(k);
+    uint64_t all = ops->memory_bytes(k, true), left = ops->memory_bytes(k, false);
+    assert_true(left <= all);
+    assert_null(ops->alloc(k, KERNELS_DEVICE, (size_t)all + 1));
+    assert_null(ops->error(k)); /* that is no failure of the device */
+    uint8_t *device = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, 1000),
+            *pinned = (uint8_t *)ops->alloc(k, KERNELS_PINNED, 1000);
+    assert_true(ops->memory_bytes(k, false) < left);
+    memset(pinned, 7, 1000);
+    ops->copy(k, KERNELS_COMPUTE, pinned, device, 1000); /* zeroed when it was made */
+    assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(pinned[i], 0);
+    ops->release(k, KERNELS_DEVICE, device, 1000);
+    ops->release(k, KERNELS_PINNED, pinned, 1000);
+    kernels_close(k);
+}
+
+/* A stream waits for another one's event, however many there were since. */
+static void test_events(void **)
+{
+    for (unsigned seed = 0; seed < SEEDS; seed++)
+        for (int since : {0, 1, 255, 256, 700}) {
+            cuda_host_seed(seed);
+            struct kernels *k = opened();
+            const struct kernels_ops *ops = kernels_ops(k);
+            uint8_t *device = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, 64),
+                    *pinned = (uint8_t *)ops->alloc(k, KERNELS_PINNED, 128);
+            memset(pinned, 42, 64);
+            ops->copy(k, KERNELS_IN, device, pinned, 64);
+            kernels_event first = ops->record(k, KERNELS_IN);
+            for (int i = 0; i < since; i++)
+                ops->record(k, KERNELS_IN);
+            ops->after(k, KERNELS_OUT, first);
+            ops->copy(k, KERNELS_OUT, pinned + 64, device, 64);
+            assert_int_equal(ops->wait(k, 0, 0), 0);
+            assert_int_equal(ops->wait(k, ops->record(k, KERNELS_OUT), 5000), 0);
+            assert_int_equal(pinned[64], 42);
+            assert_int_equal(ops->wait(k, first, 0), 0);
+            ops->release(k, KERNELS_DEVICE, device, 64);
+            ops->release(k, KERNELS_PINNED, pinned, 128);
+            kernels_close(k);
+        }
+    cuda_host_seed(0);
+}
+
+/* A batch of so many rows of one sequence, whose operation is to clear some memory; what begin() said. */
+static int step(struct kernels *k, int rows, int32_t *ids, uint8_t *memory, int n_seen)
+{
+    static const int32_t pages[] = {0, 1};
+    static struct kernels_seen seen[5000];
+    struct kernels_run run = {0, rows, 0, {{pages, 2}, {pages, 2}}};
+    struct kernels_pick pick = {};
+    pick.seen = seen;
+    pick.n_seen = n_seen;
+    struct kernels_batch batch = {};
+    batch.rows = rows;
+    batch.ids = ids;
+    batch.runs = &run;
+    batch.n_runs = 1;
+    batch.picks = &pick;
+    batch.n_picks = n_seen > 0;
+    const struct kernels_ops *ops = kernels_ops(k);
+    int rc = ops->begin(k, &batch);
+    if (rc == 0)
+        ops->zero(k, KERNELS_COMPUTE, memory, 64);
+    ops->end(k);
+    return rc;
+}
+
+/* The third batch of a kind is a graph's; kinds that were not met for long make room for others; and a batch that is
+ * too large for its piece of memory makes it larger. */
+static void test_graphs(void **)
+{
+    struct kernels *k = opened();
+    const struct kernels_ops *ops = kernels_ops(k);
+    struct kernels_sizes sizes = {};
+    sizes.rows = sizes.runs = 100;
+    sizes.pages = 2;
+    sizes.wanted = sizes.picks = 2;
+    sizes.vocab = 300;
+    sizes.cols = sizes.ff = 32;
+    sizes.heads = 1;
+    sizes.head_dim = 16;
+    assert_true(ops->reserve_bytes(k, &sizes) > 0);
+    assert_int_equal(ops->reserve(k, &sizes), 0);
+    int32_t ids[100] = {};
+    uint8_t *device = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, 64),
+            *pinned = (uint8_t *)ops->alloc(k, KERNELS_PINNED, 64);
+    for (int rows = 1; rows <= 60; rows++)
+        for (int i = 0; i < 4; i++) {
+            memset(pinned, 1, 64);
+            ops->copy(k, KERNELS_COMPUTE, device, pinned, 64);
+            assert_int_equal(step(k, rows, ids, device, 0), i > 1);
+            ops->copy(k, KERNELS_COMPUTE, pinned, device, 64);
+            assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+            for (int b = 0; b < 64; b++)
+                assert_int_equal(pinned[b], 0);
+        }
+    assert_int_equal(step(k, 60, ids, device, 0), 1);
+    assert_int_equal(step(k, 1, ids, device, 0), 0); /* long ago */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(step(k, 100, ids, device, 0), 0); /* too many rows for a graph */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(step(k, 60, ids, device, 5000), i > 1);
+    assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+    assert_null(ops->error(k));
+    ops->release(k, KERNELS_DEVICE, device, 64);
+    ops->release(k, KERNELS_PINNED, pinned, 64);
+    kernels_close(k);
+}
+
+/* From the first failure on nothing is done any more, and waiting says so. */
+static void test_failure(void **)
+{
+    struct kernels *k = opened();
+    const struct kernels_ops *ops = kernels_ops(k);
+    uint8_t *device = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, 64);
+    kernels_event event = ops->record(k, KERNELS_COMPUTE);
+    cuda_host_break(true);
+    assert_int_equal(ops->wait(k, event, 1000), -EIO);
+    cuda_host_break(false);
+    assert_non_null(strstr(ops->error(k), "the device: unspecified launch failure"));
+    assert_int_equal(ops->wait(k, event, -1), -EIO);
+    assert_int_equal(ops->wait(k, ops->record(k, KERNELS_OUT), 0), -EIO);
+    assert_null(ops->alloc(k, KERNELS_DEVICE, 64));
+    ops->zero(k, KERNELS_COMPUTE, device, 64);
+    struct kernels_batch batch = {};
+    ops->begin(k, &batch);
+    ops->end(k);
+    ops->release(k, KERNELS_DEVICE, device, 64);
+    kernels_close(k);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),  cmocka_unit_test(test_events),
+    cmocka_unit_test(test_graphs),   cmocka_unit_test(test_failure),
+};
+
+int main(void)
+{
+    return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

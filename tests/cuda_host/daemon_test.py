@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""The daemon on the emulated device: with exact numerics its answers are the CPU's, also after it was killed."""
+
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "api"))
+BUILD = os.environ.get("BUILD", "build")
+os.environ["BUILD"] = os.path.join(BUILD, "cuda_host")
+from daemon import BUILD as PROGRAMS  # noqa: E402
+from daemon import Daemon, Scratch, check_receipt, run, text_of  # noqa: E402
+
+QUESTIONS = ["Why is the sky blue?", "And at night?", "In a word?"]
+
+
+def tiny(data):
+    path = os.path.join(data, "..", "tiny.gguf")
+    subprocess.run([os.path.join(BUILD, "tests", "service", "model"), path], check=True)
+    return path
+
+
+def start(data, *args):
+    return Daemon(data, tiny(data), ["--kv-bytes", "16M", "--ctx", "512", *args])
+
+
+def answers(d, between):
+    conversation = d.conversation()
+    said = []
+    for question in QUESTIONS:
+        said.append(d.turn(question, conversation=conversation, max_output_tokens=6, temperature=0.8, convod={"seed": 5}))
+        between(d)
+    return said
+
+
+def nothing(d):
+    pass
+
+
+def killed(d):
+    d.settle()
+    d.kill()
+    d.start()
+
+
+def conversation(between, *args):
+    with Scratch() as data:
+        d = start(data, *args)
+        said = answers(d, between)
+        d.stop()
+        return said
+
+
+def answers_are_the_cpus():
+    want = [text_of(a) for a in conversation(nothing, "--backend", "cpu-portable")]
+    exact = ("--backend", "cuda", "--numerics", "exact")
+    whole = conversation(nothing, *exact)
+    assert [text_of(a) for a in whole] == want
+    assert check_receipt(whole[0])["backend"] == "cuda_host"
+    restored = conversation(killed, *exact)
+    assert [text_of(a) for a in restored] == want
+    tokens = check_receipt(restored[-1])["tokens"]
+    assert tokens["disk"] > 0 and tokens["hot"] == 0, tokens
+
+
+def restored_is_the_same_on_the_device():
+    whole = conversation(nothing, "--backend", "auto")
+    assert check_receipt(whole[0])["backend"] == "cuda_host"
+    assert [text_of(a) for a in conversation(killed, "--backend", "auto")] == [text_of(a) for a in whole]
+
+
+def a_missing_device_is_an_error():
+    with Scratch() as data:
+        args = ["--model", tiny(data), "--data", data, "--backend", "cuda", "--device", "3", "--check-config"]
+        done = subprocess.run([os.path.join(PROGRAMS, "convod"), *args], capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and "there is no device 3" in done.stderr + done.stdout, done
+
+
+run(answers_are_the_cpus, restored_is_the_same_on_the_device, a_missing_device_is_an_error)
