@@ -1,14 +1,15 @@
 /* engine.h - a language model that is ready to run: its file, tokenizer, chat format, KV pages, forward step, sampler.
  *
  * An `engine` is one opened GGUF file on one backend. A `engine_seq` is a run of tokens whose keys and values lie in
- * the engine's pages. One call, engine_step(), takes any number of sequences with any number of new tokens each.
- * The engine knows no conversation, no owner and no disk.
+ * the engine's pages. One step takes any number of sequences with any number of new tokens each, and picks the tokens
+ * behind them. The engine knows no conversation, no owner and no disk.
  *
- * Threads: engine_open() .. engine_close(), engine_seq_*, engine_step() and engine_kv_* belong to one thread (the
+ * Threads: engine_open() .. engine_close(), engine_seq_*, engine_step_* and engine_kv_* belong to one thread (the
  * engine thread). Functions marked [any thread] read constant data only.
  *
  * Errors: 0 or a negative errno value; where a person will read the reason it goes to err (always terminated when
- * err_size > 0). Outputs are written on success only, except where a function says otherwise.
+ * err_size > 0). Outputs are written on success only, except where a function says otherwise. -EIO: the device failed.
+ * It does not come back; every later step, export and import gives -EIO too, and engine_failure() says why.
  */
 #ifndef CONVOD_ENGINE_H
 #define CONVOD_ENGINE_H
@@ -34,6 +35,8 @@ struct engine_opts {
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
     bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
+    int step_picks;          /* most tokens that are picked in one step; 0 = 64 */
+    int step_logits;         /* most rows of logits that one step hands out; 0 = none */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
     void *progress_arg;
@@ -69,7 +72,7 @@ struct engine_info {
     int ctx_tokens;        /* longest sequence here */
     size_t kv_token_bytes; /* raw KV of one token, all layers */
     size_t kv_bytes;       /* budget for pages */
-    int step_tokens;
+    int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
      * canonical layout and numerics version. Not the backend, not the page size. */
@@ -78,6 +81,9 @@ struct engine_info {
 
 /* [any thread] Constant for the engine's life. */
 const struct engine_info *engine_info(const struct engine *e);
+
+/* What the device failed with, for a person; NULL: it did not. */
+const char *engine_failure(const struct engine *e);
 
 /* ---- tokens and text ----------------------------------------------------------------------------------------- */
 
@@ -158,41 +164,6 @@ struct engine_kv_use engine_kv_use(const struct engine *e);
 /* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
 bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
 
-/* ---- step ------------------------------------------------------------------------------------------------------ */
-
-struct engine_step_item {
-    struct engine_seq *seq;     /* each sequence at most once in a step */
-    const engine_token *tokens; /* n new tokens */
-    int n;
-    const int *want; /* indices in [0, n), ascending, whose logits are wanted */
-    int n_want;
-    int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
-};
-
-/* Runs the new tokens of all items through the model in one forward pass and appends them to their sequences. The sum
- * of n is at most info->step_tokens. *logits gets [sum of n_want over items that ran][n_vocab], in item order, valid
- * until the next step. An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is
- * malformed. */
-int engine_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits);
-
-/* ---- keys and values in and out ------------------------------------------------------------------------------- */
-
-/* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
- * [channels][n] and then values [n][channels], 16-bit elements without padding. */
-struct engine_kv_array {
-    int channels;
-    bool channel_major; /* keys */
-};
-/* [any thread] The arrays of the layout, 2 per layer; *n_arrays gets their number. */
-const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays);
-
-/* Copies positions [first, first + n) of s out. buf holds n * info->kv_token_bytes. -ERANGE: outside the sequence, or
- * a window layer dropped it. */
-int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
-
-/* Appends n tokens with their stored KV: `first` must equal the sequence's length. -ENOSPC, -EOVERFLOW as in a step. */
-int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
-
 /* ---- sampler --------------------------------------------------------------------------------------------------- */
 
 struct engine_sampling {
@@ -213,20 +184,69 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-/* One token to pick. */
-struct engine_sample {
-    const struct engine_sampling *settings; /* checked */
-    const float *logits;                    /* [n_vocab] */
-    const engine_token *context;            /* [position], for penalties */
-    int position;                           /* tokens before the new one */
-    engine_token token;                     /* out, where result is 0 */
-    int result; /* out: 0; -EDOM: the logits hold a NaN or no finite value; that answer must fail and its KV must not be
-                   kept */
+#define ENGINE_TOP_MAX 32 /* alternatives of a pick */
+
+struct engine_logprob {
+    engine_token token; /* -1: there are no more */
+    float logprob;
 };
 
-/* Picks the next token of each of n sequences. The random number is a function of (seed, position) only, and no pick
- * depends on the others. -ENOMEM: nothing was picked. */
-int engine_sample(struct engine *e, struct engine_sample *samples, int n);
+/* One token to pick. The random number is a function of (seed, position) only, and no pick depends on others. */
+struct engine_pick {
+    const struct engine_sampling *settings; /* checked */
+    const uint32_t
+        *mask;     /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
+    bool logprobs; /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
+    int n_top;
+    /* Out: 0; -EDOM: the logits hold a NaN or no finite value, that answer must fail and its KV must not be kept;
+     * -ENODATA: no token that the mask allows has a finite logit. */
+    int result;
+    engine_token token; /* where result is 0 */
+    float logprob;      /* natural; of the model's own distribution, before temperature, penalties and mask */
+    struct engine_logprob top[ENGINE_TOP_MAX]; /* [n_top], likeliest first, the lower token first among equals */
+};
+
+/* ---- step ------------------------------------------------------------------------------------------------------ */
+
+struct engine_step_item {
+    struct engine_seq *seq;     /* each sequence at most once in a step */
+    const engine_token *tokens; /* n new tokens */
+    int n;
+    struct engine_pick *pick; /* the token behind them; NULL: none is picked */
+    const int *want;          /* indices in [0, n), ascending, whose logits are handed out */
+    int n_want;
+    int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
+};
+
+/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences, and
+ * tokens are picked. The sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits.
+ * An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On
+ * success engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and
+ * the sequences of the items stay as they are; other sequences may be used. */
+int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items);
+
+/* Waits for the pass, and writes the picks of all items that ran. *logits (NULL: not asked for) gets [sum of n_want
+ * over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are as they were before.
+ */
+int engine_step_wait(struct engine *e, const float **logits);
+
+/* ---- keys and values in and out ------------------------------------------------------------------------------- */
+
+/* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
+ * [channels][n] and then values [n][channels], 16-bit elements without padding. */
+struct engine_kv_array {
+    int channels;
+    bool channel_major; /* keys */
+};
+/* [any thread] The arrays of the layout, 2 per layer; *n_arrays gets their number. */
+const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays);
+
+/* Copies positions [first, first + n) of s out. buf holds n * info->kv_token_bytes. -ERANGE: outside the sequence, or
+ * a window layer dropped it; -ENOMEM; -EIO. */
+int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
+
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 

@@ -187,8 +187,9 @@ static int fail_run(struct storage_ledger *l, void *arg)
 
 static void fail_done(void *arg, int rc)
 {
-    (void)rc; /* the next start finds it running, and says that it was interrupted */
-    turn_back(arg, turn_failed);
+    struct turn *t = arg;
+    t->fail_rc = rc;
+    turn_back(t, turn_failed);
 }
 
 int accept_fail(struct turn *t)

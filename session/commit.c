@@ -402,7 +402,12 @@ void turn_committed(struct session *s, void *turn)
             return;
         }
         session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
-        turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
+        if (session_disk_full(t->commit_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the answer could not be written; the question is kept; free some space on the "
+                      "server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
         return;
     }
     if (t->hot) {

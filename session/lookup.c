@@ -206,6 +206,17 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
     return 0;
 }
 
+/* Whether this was asked before. */
+static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    if (t->key && t->store) {
+        int rc = accept_hash(&t->found.owner, t->key, strlen(t->key), t->key_hash);
+        return rc ? rc : find_key(l, t, parent);
+    }
+    bool maybe = t->found.failure == SESSION_OK && t->retry && t->has_digest && t->store;
+    return maybe ? find_repetition(l, t, parent) : 0;
+}
+
 /* What it follows, with its tokens; all of its past only where that must be rendered anew. */
 static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
@@ -239,10 +250,8 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_previous(l, t, &parent);
     else if (!rc && t->match)
         rc = find_match(l, t, &parent);
-    if (!rc && t->key && t->store && !(rc = accept_hash(&f->owner, t->key, strlen(t->key), t->key_hash)))
-        rc = find_key(l, t, &parent);
-    else if (!rc && f->failure == SESSION_OK && t->retry && t->has_digest && t->store)
-        rc = find_repetition(l, t, &parent);
+    if (!rc && !t->requeued) /* which is no repetition of itself */
+        rc = find_first(l, t, &parent);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
     return rc;
@@ -251,7 +260,9 @@ static int find_run(struct storage_ledger *l, void *arg)
 static void find_done(void *arg, int rc)
 {
     struct turn *t = arg;
-    if (rc)
+    if (session_disk_full(rc))
+        refuse(t, SESSION_DISK_FULL, "the disk is full: nothing can be written; free some space on the server");
+    else if (rc)
         refuse(t, SESSION_LEDGER, "the conversation could not be read");
     turn_back(t, turn_found);
 }

@@ -298,6 +298,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
                                          .log_arg = opts->log_arg};
     struct engine_opts engine = opts->engine;
     engine.need_chat = true; /* without it no turn could be rendered */
+    engine.step_picks = s->max_running;
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
         (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
@@ -359,6 +360,7 @@ void session_close(struct session *s, int drain_ms)
         run_commands(s, list);
     reap(s);
     query_abort(s);
+    unsaved_marks_free(s);
     while (s->hots)
         hot_free(s, s->hots);
     while (s->ephemerals) {
@@ -581,7 +583,53 @@ void session_delivered(struct session *s, const char *owner, const char *respons
         target_free(target);
 }
 
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}
+
 /* ---- what waits in the ledger ---- */
+
+struct queued_fail {
+    char *owner, *response_id, *reason;
+};
+
+static int queued_fail_run(struct storage_ledger *l, void *arg)
+{
+    struct queued_fail *q = arg;
+    struct storage_owner owner;
+    struct storage_turn turn;
+    int rc = storage_owner_get(l, q->owner, &owner);
+    if (!rc)
+        rc = storage_turn_get(l, owner.id, q->response_id, 0, &turn);
+    if (rc)
+        return rc;
+    rc = storage_turn_fail(l, turn.id, q->reason, session_wall_ms());
+    storage_turn_free(&turn);
+    return rc;
+}
+
+/* If it could not be written the next start tries it again. */
+static void queued_fail_done(void *arg, int rc)
+{
+    struct queued_fail *q = arg;
+    (void)rc;
+    free(q->owner);
+    free(q->response_id);
+    free(q->reason);
+    free(q);
+}
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    struct queued_fail *q = malloc(sizeof *q);
+    if (!q)
+        return;
+    *q = (struct queued_fail){strdup(owner), strdup(response_id), strdup(reason)};
+    if (!q->owner || !q->response_id || !q->reason ||
+        storage_submit(s->storage, (struct storage_job){queued_fail_run, queued_fail_done, q, false}))
+        queued_fail_done(q, -ENOMEM);
+}
 
 struct requeue {
     void (*each)(void *arg, const char *owner, const char *response_id, const char *request);

@@ -77,6 +77,7 @@ enum session_failure {
     SESSION_GONE,       /* response_not_found: what this key made was deleted */
     SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
     SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
+    SESSION_DISK_FULL,  /* disk_full: the turn could not be written for want of room */
 };
 
 struct session_receipt {
@@ -222,6 +223,12 @@ int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request),
                     void *arg);
 
+/* A background turn of the queue cannot be run any more: it is `failed` with this reason. */
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason);
+
+/* Whether an error says that a disk or a quota is full. */
+bool session_disk_full(int rc);
+
 /* Drops a store:false response and its context. */
 void session_forget(struct session *s, const char *owner, const char *response_id);
 
@@ -240,7 +247,7 @@ struct session_conversation {
 
 struct session_result {
     int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
-             * of a creation with a key: -EKEYREJECTED: the key came with another request, -EDQUOT: the owner has too
+             * of a creation with a key: -EKEYREJECTED: the key came with another request, -EUSERS: the owner has too
              * many; of a page: -ERANGE: there is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;

@@ -213,7 +213,7 @@ struct turn {
     struct storage_turn accepted, row;
     struct storage_item answer;                                                /* of the row */
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
-    int accept_rc, commit_rc;
+    int accept_rc, commit_rc, fail_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;
     char detail[200]; /* which may be this */
@@ -292,6 +292,7 @@ struct session {
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
+    struct mark *marks;     /* of turns that failed, which could not be written */
     int64_t unsaved_at_ms;  /* when */
     int unsaved_pause_ms;
     struct turn *turns; /* oldest first */
@@ -327,7 +328,7 @@ void turn_fail(struct turn *t, enum session_failure failure, const char *message
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
 
@@ -438,6 +439,11 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+
+/* A turn has failed, and that could not be written: it is tried again. */
+void unsaved_mark(struct session *s, const struct turn *t);
+/* Gives those up that are left: the next start finds their turns running. */
+void unsaved_marks_free(struct session *s);
 
 /* prune.c */
 struct prune;

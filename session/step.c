@@ -32,7 +32,7 @@ static bool make_room(struct session *s, const struct engine_step_item *item)
 }
 
 /* The step's items and whose they are. Returns how many. */
-static int choose(struct session *s, struct engine_step_item *items, struct turn **turns, int *want)
+static int choose(struct session *s, struct engine_step_item *items, struct turn **turns, struct engine_pick *picks)
 {
     struct schedule_turn parts[SCHEDULE_TURNS];
     int n = 0, n_items = 0;
@@ -42,7 +42,7 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             turns[n++] = t;
         }
     const struct schedule_limits limits = {
-        .max_tokens = s->info->step_tokens, .max_turns = SCHEDULE_TURNS, .max_ms = s->max_step_ms};
+        .max_tokens = s->info->step_tokens, .max_turns = s->info->step_picks, .max_ms = s->max_step_ms};
     (void)schedule_step(&s->cost, &limits, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
@@ -55,9 +55,10 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             t->out_of_pages = true;
             continue;
         }
-        want[n_items] = item->n - 1;
-        item->want = &want[n_items];
-        item->n_want = t->generate && parts[i].position + item->n == (int)t->context.n;
+        if (t->generate && parts[i].position + item->n == (int)t->context.n) {
+            picks[n_items] = (struct engine_pick){.settings = &t->sampling};
+            item->pick = &picks[n_items];
+        }
         turns[n_items++] = t;
     }
     return n_items;
@@ -79,34 +80,22 @@ bool step_run(struct session *s)
 {
     struct engine_step_item items[SCHEDULE_TURNS];
     struct turn *turns[SCHEDULE_TURNS];
-    int want[SCHEDULE_TURNS];
-    int n_items = choose(s, items, turns, want);
+    struct engine_pick picks[SCHEDULE_TURNS];
+    int n_items = choose(s, items, turns, picks);
     if (n_items == 0)
         return false;
 
-    const float *logits = NULL;
     int64_t start = session_now_ns();
-    int rc = engine_step(s->engine, items, n_items, &logits);
+    int rc = engine_step_start(s->engine, items, n_items);
+    if (rc == 0)
+        rc = engine_step_wait(s->engine, NULL);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
     s->last_progress_ms = s->last_step_ms = now / 1000000;
     if (rc == 0)
         learn(s, items, n_items, (double)(now - start) / 1e6);
-    struct engine_sample samples[SCHEDULE_TURNS];
-    int n_samples = 0;
-    for (int i = 0; i < n_items && rc == 0; i++)
-        if (items[i].result == 0 && items[i].n_want) {
-            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
-                                                          .logits = logits,
-                                                          .context = turns[i]->context.ids,
-                                                          .position = (int)turns[i]->context.n};
-            logits += s->info->n_vocab;
-        }
-    int sampled = engine_sample(s->engine, samples, n_samples);
-    const struct engine_sample *next = samples;
     for (int i = 0; i < n_items; i++) {
-        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
-        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
+        int result = rc ? rc : items[i].result;
         if (result == -ENOSPC) { /* its neighbours took the pages: next time */
             turns[i]->out_of_pages = true;
             continue;
@@ -117,8 +106,7 @@ bool step_run(struct session *s)
         }
         if (turns[i]->prefill_ns == 0)
             turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
-        next += mine;
+        turn_after_step(turns[i], items[i].n, items[i].pick, now);
     }
     return true;
 }

@@ -115,6 +115,8 @@ void turn_failed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->fail_rc && t->fail_rc != -ENOENT)
+        unsaved_mark(s, t);
     if (!t->terminal)
         failed(t);
 }
@@ -311,13 +313,18 @@ static void not_accepted(struct turn *t)
     t->in_ledger = ROW_NONE;
     if (t->accept_rc == -ENOENT)
         turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
-    else if (t->accept_rc == -EDQUOT)
+    else if (t->accept_rc == -EUSERS)
         turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
     else if (t->accept_rc == -EBUSY)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
     else {
         session_log(t->session, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->accept_rc));
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        if (session_disk_full(t->accept_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the turn could not be written, and nothing of it was kept; "
+                      "free some space on the server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
     }
 }
 
@@ -495,7 +502,7 @@ static int cut_answer(struct turn *t)
     return rc;
 }
 
-static void take_token(struct turn *t, const struct engine_sample *next, int64_t now_ns)
+static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     engine_token id = next->token;
@@ -576,7 +583,7 @@ static void count_run(struct turn *t, int from, int to)
         t->n_counted = to;
 }
 
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns)
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     int length = engine_seq_length(t->hot->seq);
@@ -602,7 +609,10 @@ void turn_after_step(struct turn *t, int n, const struct engine_sample *next, in
 
 void turn_step_failed(struct turn *t, int rc)
 {
-    if (rc == -ENOSPC)
+    const char *failure = engine_failure(t->session->engine);
+    if (failure)
+        turn_fail(t, SESSION_INTERNAL, failure);
+    else if (rc == -ENOSPC)
         turn_fail(
             t, SESSION_NO_MEMORY,
             "the KV budget is too small for this turn beside the running ones; raise kv-bytes or try again later");

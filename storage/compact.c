@@ -14,6 +14,7 @@
 
 struct move {
     uint8_t key[STORAGE_KEY_BYTES];
+    int64_t owner;
     uint64_t from, bytes, to;
     uint32_t to_pack;
     bool copied;
@@ -23,6 +24,7 @@ struct compaction {
     uint32_t pack, most; /* only packs below `most` get no more records */
     struct move *moves;
     size_t n, cap;
+    int rc; /* of copying */
 };
 
 static int victim_run(struct storage_ledger *l, void *arg)
@@ -54,12 +56,14 @@ static int victim_run(struct storage_ledger *l, void *arg)
         }
         struct move *m = &c->moves[c->n];
         *m = (struct move){.from = (uint64_t)sqlite3_column_int64(s, 1), .bytes = (uint64_t)sqlite3_column_int64(s, 2)};
+        m->owner = sqlite3_column_int64(s, 3);
         rc = column_bytes(s, 0, m->key, sizeof m->key);
         if (rc)
             break;
         c->n++;
     }
     stmt_reset(s);
+    l->moving = !rc; /* a deletion is not over while there may be copies */
     return rc;
 }
 
@@ -92,6 +96,7 @@ static int move_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     int rc = 0;
     l->deferred = l->wrote_kv = true;
+    l->moving = false;
     for (size_t i = 0; i < c->n && !rc; i++) {
         struct move *m = &c->moves[i];
         struct segment_row row;
@@ -103,12 +108,12 @@ static int move_run(struct storage_ledger *l, void *arg)
         if (there && m->copied) {
             rc = segment_move(l, &row, m->to_pack, m->to);
             m->copied = rc != 0;
-        } else if (there) {
+        } else if (there && !c->rc) {
             rc = segment_forget(l, m->key, c->pack, m->from);
         }
         if (!rc && m->copied) { /* it went meanwhile */
             atomic_fetch_add(&l->st->segments, 1);
-            rc = segment_drop_record(l, m->key, m->to_pack, m->to, m->bytes);
+            rc = segment_drop_record(l, m->owner, m->key, m->to_pack, m->to, m->bytes);
         }
     }
     return rc;
@@ -118,12 +123,15 @@ int compact(struct storage *st)
 {
     struct compaction c = {.most = (uint32_t)atomic_load(&st->oldest_open_pack)};
     int rc = jobs_call(st, victim_run, &c);
-    for (size_t i = 0; i < c.n && !rc; i++)
-        rc = copy(st, c.pack, &c.moves[i]);
-    if (!rc)
-        rc = packs_sync(&st->packs);
-    if (!rc)
-        rc = jobs_call(st, move_run, &c);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < c.n && !c.rc; i++)
+        c.rc = copy(st, c.pack, &c.moves[i]);
+    int sync_rc = packs_sync(&st->packs);
+    c.rc = c.rc ? c.rc : sync_rc;
+    for (size_t i = 0; i < c.n && sync_rc; i++)
+        c.moves[i].copied = false;
+    rc = jobs_call(st, move_run, &c);
     free(c.moves);
-    return rc;
+    return rc ? rc : c.rc;
 }

@@ -272,6 +272,8 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_release(l, keys[i]);
     free(keys);
+    if (!rc)
+        rc = segment_let_go(l);
     return rc ? rc : erase_mark(l, owner, public_id);
 }
 

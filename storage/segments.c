@@ -8,6 +8,10 @@
  * Eviction takes the least recently used leaves. Uses are noted when a lookup finds a segment and when a commit holds
  * the end of a chain; what is before it is no leaf. The clock of uses counts them: `used` never goes back.
  *
+ * A segment that a longer one takes the place of is not dropped with the transaction that stores the longer one: what
+ * is cut out of a pack must have gone from the ledger durably, and that one is not synced. It is dropped with the next
+ * deletion, when there are many, or when nothing else is to be done.
+ *
  * What nothing holds is searched for in the background, from the oldest row to the newest, at start and whenever turns
  * have ended. A row whose use is later than the clock that the search was given is passed over: a running turn has put
  * it, and will hold it, or has planned to read it. The next search begins with the first one that was passed over.
@@ -67,6 +71,7 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->bytes = (uint64_t)sqlite3_column_int64(s, 3);
     row->end = sqlite3_column_int64(s, 4);
     row->used = (uint64_t)sqlite3_column_int64(s, 5);
+    row->owner = sqlite3_column_int64(s, 6);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -143,8 +148,8 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
     return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
 }
 
-int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                        uint64_t bytes)
+int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
+                        uint64_t offset, uint64_t bytes)
 {
     /* Its row came back with a transaction of the index that failed: the intent is there. */
     for (size_t i = 0; i < l->n_waiting; i++)
@@ -170,7 +175,8 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
     if (rc)
         return rc;
     struct drop *d = &l->drops[l->n_drops++];
-    *d = (struct drop){.intent = sqlite3_last_insert_rowid(l->db), .pack = pack, .offset = offset, .bytes = bytes};
+    *d = (struct drop){
+        .intent = sqlite3_last_insert_rowid(l->db), .owner = owner, .pack = pack, .offset = offset, .bytes = bytes};
     memcpy(d->key, key, STORAGE_KEY_BYTES);
     return 0;
 }
@@ -190,7 +196,7 @@ int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32
     if (!rc)
         rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
     if (!rc)
-        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+        rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
         atomic_fetch_add(&l->st->segments, 1); /* as many as before when the drop is carried out */
     return rc;
@@ -202,7 +208,7 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     l->wrote_kv = true;
     int rc = 0;
     if (row->pack != STORAGE_PACK_NONE) {
-        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+        rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
         if (!rc)
             rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
     }
@@ -267,6 +273,40 @@ int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_
     return rc ? rc : 1;
 }
 
+/* Without memory for it, it goes at once. */
+static int supersede(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    if (l->n_superseded == l->cap_superseded) {
+        size_t cap = l->cap_superseded ? l->cap_superseded * 2 : 64;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(l->superseded, cap * sizeof *grown);
+        if (!grown)
+            return segment_release(l, key);
+        l->superseded = grown;
+        l->cap_superseded = cap;
+    }
+    memcpy(l->superseded[l->n_superseded++], key, STORAGE_KEY_BYTES);
+    return 0;
+}
+
+int segment_let_go(struct storage_ledger *l)
+{
+    int rc = 0;
+    for (size_t i = 0; i < l->n_superseded && !rc; i++)
+        rc = segment_release(l, l->superseded[i]);
+    if (!rc)
+        l->n_let_go = l->n_superseded;
+    return rc;
+}
+
+void segment_let_go_over(struct storage_ledger *l, int rc)
+{
+    if (!rc && l->n_let_go) {
+        l->n_superseded -= l->n_let_go;
+        memmove(l->superseded, l->superseded + l->n_let_go, l->n_superseded * sizeof *l->superseded);
+    }
+    l->n_let_go = 0;
+}
+
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
@@ -289,9 +329,7 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     (void)sqlite3_bind_int64(s, 1, turn);
     (void)bind_key(s, 2, key);
     rc = stmt_run(l, s, NULL);
-    if (!rc && had)
-        rc = segment_release(l, old);
-    return rc;
+    return rc || !had ? rc : supersede(l, old);
 }
 
 int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
@@ -329,7 +367,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return rc;
     if (rc == 1) {
         l->wrote_kv = true;
-        rc = segment_drop_record(l, key, row.pack, row.offset, row.bytes);
+        rc = segment_drop_record(l, row.owner, key, row.pack, row.offset, row.bytes);
         if (!rc)
             rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
         return rc ? rc : key_run(l, S_SEG_FORGET, key);

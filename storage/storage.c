@@ -194,8 +194,9 @@ static int budgets_set(struct storage *st, const struct storage_opts *opts, char
 static int interrupted_run(struct storage_ledger *l, void *arg)
 {
     struct timespec now;
-    (void)arg;
+    const int64_t *sweep_at = arg;
     (void)clock_gettime(CLOCK_REALTIME, &now);
+    l->sweep_at = *sweep_at;
     return turns_interrupted(l, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000);
 }
 
@@ -322,12 +323,15 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
         rc = fail(err, err_size, -errno, st->dir, "sync");
     if (!rc && !opts->disk_bytes)
         st->disk_budget += atomic_load(&st->disk_used);
+    /* What nothing holds is searched for when turns hold again what they should. */
+    int64_t sweep_at = st->ledger.sweep_at;
+    st->ledger.sweep_at = INT64_MAX;
     if (!rc) {
         rc = threads_start(st, readers);
         if (rc)
             (void)fail(err, err_size, rc, st->dir, "threads");
     }
-    if (!rc && (rc = jobs_call(st, interrupted_run, NULL)))
+    if (!rc && (rc = jobs_call(st, interrupted_run, &sweep_at)))
         (void)fail(err, err_size, rc, st->dir, "turns of the ledger");
     if (rc)
         storage_close(st);
@@ -392,6 +396,7 @@ bool storage_close_within(struct storage *st, int ms)
     free(l->waiting);
     free(l->dead_turns);
     free(l->cleared);
+    free(l->superseded);
     free(l->dead);
     free(st->pins);
     free(st->readers);

@@ -178,6 +178,8 @@ int vfs_error_take(void);
 bool vfs_scrub_page(uint8_t *page, size_t n, bool first);
 /* The same for every page of a database that was opened with vfs_name(), in place. Its log must be empty. */
 int vfs_scrub(sqlite3 *db, int page_bytes);
+/* Syncs the log of a database that was opened with vfs_name(), after transactions that did not. */
+int vfs_sync_log(sqlite3 *db);
 /* Overwrites a file with zeros, syncs and unlinks it. One that is not there is gone. */
 int vfs_erase(int dirfd, const char *name);
 
@@ -216,6 +218,7 @@ enum drop_wait {
 struct job;
 struct drop { /* a record that is gone from the index and is to be cut out of its pack */
     int64_t intent;
+    int64_t owner; /* 0: not known, it is from before the start */
     uint32_t pack;
     uint64_t offset, bytes;
     uint8_t key[STORAGE_KEY_BYTES];
@@ -245,6 +248,12 @@ struct storage_ledger {
     size_t n_waiting, cap_waiting;
     struct job *pending; /* committed, and reported when their drops are over */
     size_t n_cuts;       /* the cutter has */
+    uint64_t cuts_given; /* to the cutter, which gives them back in order */
+    struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
+    bool moving;         /* records are being copied to another pack */
+    uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
+    size_t n_superseded, cap_superseded;
+    size_t n_let_go; /* of them, released by this batch */
     struct retry retry_cuts, retry_logs;
     int cut_said; /* what the log said last about cutting */
     uint64_t room_freed;
@@ -325,6 +334,7 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 struct segment_row {
     uint32_t pack;
     uint64_t offset, bytes, used;
+    int64_t owner;
     int64_t end; /* first + count: the position behind it */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
@@ -340,7 +350,8 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
                              uint64_t offset, uint64_t bytes);
 /* Notes that its record lies elsewhere now; the old one is dropped. */
 int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset);
-/* Holds key for the turn. 0; -ENOENT: no such turn. */
+/* Holds key for the turn. What it held before is superseded: it goes when nobody else holds it, but not with this
+ * transaction, which therefore need not be synced. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end);
@@ -359,8 +370,12 @@ void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 /* Whether a row has no place: 1, 0 or negative. */
 int segment_any_forgotten(struct storage_ledger *l);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
-int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                        uint64_t bytes);
+int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
+                        uint64_t offset, uint64_t bytes);
+/* Drops what was superseded, as far as nothing holds it. In a job that is synced. */
+int segment_let_go(struct storage_ledger *l);
+/* After the batch (rc). */
+void segment_let_go_over(struct storage_ledger *l, int rc);
 /* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
 int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
 /* Takes this segment's row out of the index, if it lies at this place, without an intent. */
@@ -411,7 +426,8 @@ struct job {
     /* When it is reported after what it took away is gone. */
     size_t n_drops;
     struct mark *marks; /* NULL: it deleted nothing for its owner */
-    bool finished;      /* its marks go with the next transaction */
+    bool waits;         /* for these, too: */
+    uint64_t cuts_back; /* what the cutter had when it was committed */
 };
 
 struct pin {
@@ -532,10 +548,11 @@ void erase_unpinned(struct storage_ledger *l);
 /* What failed is tried again when its time has come; when that is, 0: nothing waits. */
 void erase_retry(struct storage_ledger *l);
 int64_t erase_due_ms(const struct storage_ledger *l);
-/* Empties the logs when deletions have come to their end. True: their marks go with the next transaction. */
-bool erase_finish(struct storage_ledger *l);
+/* Empties the logs when deletions have come to their end, and reports them. */
+void erase_finish(struct storage_ledger *l);
 int erase_logs(struct storage_ledger *l);
-/* Within a transaction: takes away intents that were carried out and the marks; after it (rc): tells. */
+/* Within a transaction: takes away intents that were carried out and marks of what is gone; after it (rc): forgets
+ * them. */
 int erase_marks_clear(struct storage_ledger *l);
 void erase_marks_cleared(struct storage_ledger *l, int rc);
 /* At open: marks and intents that are left from before. */

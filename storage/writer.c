@@ -30,6 +30,7 @@
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
+    int64_t owner;
     struct blob *blob; /* NULL: it could not be made, and rc says why */
     uint32_t pack;
     uint64_t offset;
@@ -69,7 +70,15 @@ static int evict_run(struct storage_ledger *l, void *arg)
 {
     struct evict *e = arg;
     l->deferred = true; /* wait for the holes */
-    return segment_evict(l, e->bytes, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &e->freed);
+    size_t before = l->n_drops;
+    int rc = segment_let_go(l);
+    uint64_t let_go = 0, freed = 0;
+    for (size_t i = before; i < l->n_drops; i++)
+        let_go += l->drops[i].bytes;
+    if (!rc && let_go < e->bytes)
+        rc = segment_evict(l, e->bytes - let_go, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &freed);
+    e->freed = let_go + freed;
+    return rc;
 }
 
 static void keep(struct evict *e, const uint8_t key[STORAGE_KEY_BYTES])
@@ -260,6 +269,7 @@ static void put(struct group *g, struct write_op *op)
     }
     memcpy(it->key, op->rec.key, STORAGE_KEY_BYTES);
     memcpy(it->parent, op->rec.parent, STORAGE_KEY_BYTES);
+    it->owner = op->rec.owner;
     it->blob = op->blob;
     op->blob = NULL;
     if (!it->blob) {
@@ -293,7 +303,7 @@ static int rows_insert(struct storage_ledger *l, struct group *g)
             if (!rc)
                 rc = segment_insert(l, &r, it->blob->record + PACK_HEADER_BYTES, it->pack, it->offset, it->blob->bytes);
             if (rc == 1)
-                rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+                rc = segment_drop_record(l, it->owner, it->key, it->pack, it->offset, it->blob->bytes);
             if (rc)
                 return rc;
             it->has_row = more = true;
@@ -305,7 +315,7 @@ static int rows_insert(struct storage_ledger *l, struct group *g)
             continue;
         it->rc = -ESTALE;
         l->wrote_kv = true; /* without a commit of the index the record is not cut out here, but by who hears of it */
-        int rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+        int rc = segment_drop_record(l, it->owner, it->key, it->pack, it->offset, it->blob->bytes);
         if (rc)
             return rc;
     }
@@ -468,7 +478,9 @@ static void commit(struct group *g, const struct write_op *op)
     g->with = op->with;
     g->done = op->done;
     g->arg = op->arg;
-    int rc = storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g});
+    /* A loss of power costs what it wrote: then the turn's KV is held anew at the next start (turns_interrupted()). */
+    int rc =
+        storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g, .unsynced = true});
     if (rc)
         commit_done(g, rc);
 }

@@ -187,8 +187,10 @@ static void result(struct op *op, const struct session_result *r)
                 api_error_set(&e, 400, "invalid_value", "after", "There is no such item in this list.");
             } else if (r->rc == -EKEYREJECTED) {
                 api_error_session(SESSION_KEY_REUSED, NULL, &e);
-            } else if (r->rc == -EDQUOT) {
+            } else if (r->rc == -EUSERS) {
                 api_error_session(SESSION_KEY_LIMIT, NULL, &e);
+            } else if (session_disk_full(r->rc)) {
+                api_error_session(SESSION_DISK_FULL, NULL, &e);
             } else if (r->rc == -EINVAL) {
                 api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
             } else {

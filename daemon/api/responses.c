@@ -469,20 +469,35 @@ static void requeued_free(struct requeued *r)
     free(r);
 }
 
+/* What a version before took and this one does not has failed; what there is no room for now waits for the next start.
+ */
+static void run_queued(const struct requeued *r, struct queued *queued)
+{
+    struct api_error e = {0};
+    cJSON *body = json_parse_request(queued->body, strlen(queued->body), &e);
+    struct turn_request *q = body ? responses_parse(body, true, &e) : NULL; /* `stream` is nobody's now */
+    if (q) {
+        q->body = queued->body;
+        queued->body = NULL;
+        q->sampling.seed = queued->has_seed ? queued->seed : q->sampling.seed;
+        if (run_requeue(&r->api->runs, r->owner, r->id, q, queued->has_retry ? &queued->retry : NULL, &e) == 0) {
+            return;
+        }
+    } else if (e.status < 500) {
+        session_queued_fail(r->api->runs.session, r->owner, r->id, e.message);
+    }
+    turn_request_free(q);
+    daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s", e.message);
+}
+
 /* Network thread. */
 static void take_requeued(struct event *event, bool closing)
 {
     struct requeued *r = (struct requeued *)event;
-    struct api_error e = {0};
-    if (!closing) {
-        cJSON *body = json_parse_request(r->request, strlen(r->request), &e);
-        struct turn_request *q = body ? responses_parse(body, true, &e) : NULL; /* `stream` is nobody's now */
-        if (q && (q->body = strdup(r->request)) && run_requeue(&r->api->runs, r->owner, r->id, q, &e) == 0) {
-            q = NULL;
-        } else {
-            daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s", e.message);
-        }
-        turn_request_free(q);
+    struct queued queued;
+    if (!closing && queued_read(r->request, &queued) == 0) {
+        run_queued(r, &queued);
+        queued_free(&queued);
     }
     requeued_free(r);
 }

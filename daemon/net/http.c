@@ -56,7 +56,8 @@ static const char *status_text(int status)
                  {431, "Request Header Fields Too Large"},
                  {500, "Internal Server Error"},
                  {503, "Service Unavailable"},
-                 {505, "HTTP Version Not Supported"}};
+                 {505, "HTTP Version Not Supported"},
+                 {507, "Insufficient Storage"}};
     for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
         if (known[i].status == status) {
             return known[i].text;

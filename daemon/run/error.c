@@ -54,6 +54,7 @@ void api_error_session(enum session_failure failure, const char *message, struct
          "This idempotency key came with another request before."},
         {SESSION_KEY_LIMIT, 429, "rate_limit_exceeded", NULL, "Too many idempotency keys are in use."},
         {SESSION_LEDGER, 500, "server_error", NULL, "The turn could not be written; nothing of it was kept."},
+        {SESSION_DISK_FULL, 507, "disk_full", NULL, "The disk is full: free some space on the server."},
         {SESSION_MODEL, 500, "server_error", NULL, "The model's numbers are not finite."},
         {SESSION_SHUTDOWN, 503, "server_shutdown", NULL, "The server is stopping."},
     };

@@ -243,7 +243,8 @@ struct run_retry {
 int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
               struct run_home *home, struct run **out, struct api_error *e);
 /* Starts a background turn that an earlier process left in the queue, under its id. As run_start(). */
-int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct api_error *e);
+int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
+                struct api_error *e);
 struct run *run_find(struct runs *rs, const char *owner, const char *id);
 /* The response, or all of the conversation, was deleted: nobody finds it any more. */
 void run_hide(struct runs *rs, const char *owner, const char *id);
@@ -287,6 +288,22 @@ bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
 /* The run of the first attempt, NULL when this is the first as far as is known here (the session knows more), or NULL
  * and e->status when it is refused. */
 struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
+
+/* ---- background turns in the queue (queued.c) ------------------------------------------------------------------------
+ */
+
+/* What is kept with a background turn that waits, so that a later process can run it. */
+struct queued {
+    char *body;
+    bool has_seed, has_retry;
+    uint64_t seed;
+    struct run_retry retry;
+};
+/* malloc'd; NULL: out of memory. */
+char *queued_text(const struct turn_request *q, const struct run_retry *retry);
+/* 0, or -1: out of memory. What cannot be read is a body that will not parse. */
+int queued_read(const char *text, struct queued *out);
+void queued_free(struct queued *q);
 
 /* ---- homes (ephemeral.c) ------------------------------------------------------------------------------------------
  */

@@ -234,6 +234,12 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         free(run);
         return -1;
     }
+    char *queued = q->background ? queued_text(q, retry) : NULL;
+    if (q->background && !queued) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        free(run);
+        return -1;
+    }
     run->runs = rs;
     snprintf(run->owner, sizeof(run->owner), "%s", owner);
     id_derive("msg_", run->id, run->message_id);
@@ -261,7 +267,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
-        .request = q->background ? q->body : NULL,
+        .request = queued,
         .requeued = id != NULL,
         .event = on_event,
         .arg = run,
@@ -271,6 +277,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
     rs->n_running++;
     run->request = q;
     int rc = session_turn_start(rs->session, &t);
+    free(queued);
     if (rc) {
         list_remove(&rs->running, run);
         rs->n_running--;
@@ -299,10 +306,11 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
     return start(rs, owner, NULL, q, retry, home, out, e);
 }
 
-int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct api_error *e)
+int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
+                struct api_error *e)
 {
     struct run *run;
-    return start(rs, owner, id, q, NULL, NULL, &run, e);
+    return start(rs, owner, id, q, retry, NULL, &run, e);
 }
 
 /* ---- events

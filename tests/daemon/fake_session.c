@@ -733,3 +733,13 @@ int session_requeue(struct session *s,
     (void)s, (void)each, (void)arg;
     return 0;
 }
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    (void)s, (void)owner, (void)response_id, (void)reason;
+}
+
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}

@@ -454,7 +454,7 @@ static void compare_line(struct engine *e, const cJSON *line, struct golden_sum 
     struct engine_step_item item = {
         .seq = s, .tokens = tokens, .n = n_prompt + n_answer - 1, .want = want, .n_want = n_answer};
     const float *logits;
-    assert_int_equal(engine_step(e, &item, 1, &logits), 0);
+    assert_int_equal(fixture_step(e, &item, 1, &logits), 0);
     assert_int_equal(item.result, 0);
     cJSON_ArrayForEach(step, top)
     {

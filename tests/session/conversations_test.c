@@ -17,6 +17,7 @@ static void test_delete_removes(void **state)
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
     struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
     rig_saved(rig);
+    rig_settle(rig);
     assert_int_equal(rig_segments(rig), 3);
     assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
     struct session_status st;
@@ -338,7 +339,7 @@ static void test_tails_are_replaced(void **state)
     for (int i = 0; i < 5; i++) {
         a = rig_ask(rig, (struct ask){.text = "hi", .previous = a ? a->id : NULL, .max = 4, .seed = (uint64_t)i});
         rig_saved(rig);
-        rig_ledger(rig);
+        rig_settle(rig);
         assert_int_equal(rig_segments(rig), 1);
     }
     rig_close(rig);

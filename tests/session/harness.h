@@ -121,6 +121,8 @@ char *rig_text(uint64_t seed, int n);
 void rig_saved(struct rig *rig);
 /* Waits until the ledger thread has done what it was asked for until now. */
 void rig_ledger(struct rig *rig);
+/* What longer segments have taken the place of is dropped, as it is when nothing else is to be done. */
+void rig_settle(struct rig *rig);
 int rig_evict(struct rig *rig, const char *owner, const char *conversation, bool to_disk);
 int rig_delete(struct rig *rig, const char *owner, const char *conversation);
 int rig_delete_response(struct rig *rig, const char *owner, const char *id);

@@ -123,6 +123,7 @@ static void test_hold_another(void **state)
     assert_int_equal(testing_commit(st, t2, 3), 0);
     assert_true(row_exists(st, owner, 1, 2) && row_exists(st, owner, 1, 3));
     assert_int_equal(testing_commit(st, t1, 3), 0);
+    testing_settle(st);
     assert_false(row_exists(st, owner, 1, 2));
     storage_stats(st, &stats);
     assert_int_equal(stats.segments, 2);
