@@ -182,8 +182,11 @@ static void admit(struct turn *t)
     t->plan_most = most;
     t->state = TURN_RUNNING;
     bool complete = hot >= most || t->n_plan > 0; /* or it has all it had in memory */
+    if (hot > t->n_counted) {
+        t->receipt.hot += hot - t->n_counted;
+        t->n_counted = hot;
+    }
     if (!t->n_aside) {
-        t->receipt.hot = t->n_counted = hot;
         /* Continuing what is hot needs no index; anything else may share something that is stored. */
         complete |= t->n_expected > 0 && hot >= t->n_expected;
         if (t->request)

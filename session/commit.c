@@ -172,8 +172,7 @@ void turn_finish(struct turn *t)
         if (!touch)
             remember_ephemeral(t);
         else if (t->hot && t->found.parent.id) {
-            t->hot->turn = t->found.parent.id;
-            t->hot->conversation = t->found.conversation.id;
+            hot_belongs(s, t->hot, t->found.parent.id, t->found.conversation.id);
             save_touched(t);
         } else if (t->hot && t->previous) {
             t->hot->ephemeral = strdup(t->previous);
@@ -411,8 +410,7 @@ void turn_committed(struct session *s, void *turn)
         return;
     }
     if (t->hot) {
-        t->hot->turn = t->row.id;
-        t->hot->conversation = t->found.conversation.id;
+        hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
         save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
     } else if (t->n_aside) {

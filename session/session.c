@@ -5,6 +5,7 @@
  * may take (schedule.h), so that nobody's next token waits long for somebody's long prompt.
  */
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@
 #define ASIDE_BYTES_DEFAULT ((size_t)256 << 20)
 #define MAX_READERS         64
 #define HOLD_MS             10 /* that a long step waits for turns that are about to run */
-#define IDLE_CHECK_MS       1000
+#define CHECK_MS            1000
 #define STUCK_MS            30000
 
 int64_t session_now_ns(void)
@@ -75,7 +76,7 @@ bool session_commands_wait(struct session *s)
     return some;
 }
 
-/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait). */
+/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait; negative: for ever). */
 static struct command *take_commands(struct session *s, int wait_ms)
 {
     struct timespec until;
@@ -87,8 +88,8 @@ static struct command *take_commands(struct session *s, int wait_ms)
         until.tv_nsec -= 1000000000;
     }
     pthread_mutex_lock(&s->lock);
-    while (wait_ms > 0 && !s->commands && !(s->stop && !s->closing))
-        if (pthread_cond_timedwait(&s->wake, &s->lock, &until))
+    while (wait_ms && !s->commands && !(s->stop && !s->closing))
+        if (wait_ms < 0 ? pthread_cond_wait(&s->wake, &s->lock) : pthread_cond_timedwait(&s->wake, &s->lock, &until))
             break;
     struct command *list = s->commands;
     s->commands = NULL;
@@ -166,8 +167,8 @@ static void publish(struct session *s)
     s->status.pending_saves = (uint64_t)s->saves;
     s->published = s->status;
     s->published_progress_ms = s->last_progress_ms;
-    live_publish(s);
     pthread_mutex_unlock(&s->lock);
+    live_running(s);
 }
 
 /* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
@@ -185,15 +186,30 @@ static int hold_ms(const struct session *s)
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
 }
 
+/* Until when nothing is to be done unless a command comes; -1: for ever. */
+static int idle_wait_ms(const struct session *s)
+{
+    int64_t now_ms = session_now_ns() / 1000000, due_ms = INT64_MAX;
+    if (s->turns || s->jobs)
+        due_ms = now_ms + CHECK_MS; /* others work on it: the watchdog is told that this is no standstill */
+    if (s->unsaved && s->unsaved_at_ms < due_ms)
+        due_ms = s->unsaved_at_ms;
+    if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
+        due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
+    if (due_ms == INT64_MAX)
+        return -1;
+    return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;
+}
+
 static void *engine_thread(void *arg)
 {
     struct session *s = arg;
     bool busy = false;
     int hold = 0;
-    int64_t idle_checked_ms = 0, deadline_ms = 0, now_ms = 0;
+    int64_t deadline_ms = 0, now_ms = 0;
     for (;;) {
-        int wait_ms = busy ? hold : IDLE_CHECK_MS;
-        if (s->closing && deadline_ms - now_ms < wait_ms)
+        int wait_ms = busy ? hold : idle_wait_ms(s);
+        if (s->closing && (wait_ms < 0 || deadline_ms - now_ms < wait_ms))
             wait_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 1;
         run_commands(s, take_commands(s, wait_ms));
         now_ms = session_now_ns() / 1000000;
@@ -216,10 +232,7 @@ static void *engine_thread(void *arg)
         moved |= aside_give_way(s);
         reap(s);
         query_retry(s);
-        if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
-            hot_evict_idle(s, now_ms - s->idle_ms);
-            idle_checked_ms = now_ms;
-        }
+        hot_evict_idle(s, now_ms - s->idle_ms);
         publish(s);
         busy = moved;
         if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
@@ -370,7 +383,8 @@ void session_close(struct session *s, int drain_ms)
     }
     engine_close(s->engine);
     free(s->arrays);
-    free(s->live);
+    free(s->idle);
+    live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);

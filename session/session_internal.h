@@ -10,6 +10,8 @@
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
+ * idle.c         the order of those that nobody uses
+ * live.c         what other threads are told of pages and turns
  * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
  * accept.c       those that write: it is accepted, committed, has failed
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
@@ -46,11 +48,13 @@ struct segment_ref {
 
 /* A sequence in pages, what of it is stored, and who may use it. */
 struct hot {
-    struct hot *next;
+    struct hot *next, *previous; /* used before and after it */
     struct engine_seq *seq;
     int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
     uint8_t owner_key[32];
+    bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
+    bool idle;         /* in session.idle */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -89,9 +93,23 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
  * end (zero: nothing). 0, or why something could not be put; service goes on. */
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES]);
+/* Its tokens are those of a turn from now on. */
+void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t conversation);
 /* Key of a segment: HMAC-SHA256(owner key, fingerprint | parent key | token ids). */
 int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES]);
+
+/* idle.c */
+/* Tokens that a context and ids[0..most) have in common at their beginning. */
+int hot_common(const struct hot *h, const engine_token *ids, int most);
+/* Where an owner's tokens would stand in session.idle: who has the longest head in common with them is beside it. */
+size_t idle_place(const struct session *s, int64_t owner, const engine_token *ids, int n);
+/* A new context, in use, and one that goes. 0 or -ENOMEM. */
+int idle_link(struct session *s, struct hot *h);
+void idle_unlink(struct session *s, struct hot *h);
+/* Nobody uses it from now on; somebody does (or it is changed). */
+void idle_put(struct session *s, struct hot *h);
+void idle_take(struct session *s, struct hot *h);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -238,10 +256,22 @@ struct ephemeral { /* a store:false response that can be followed */
     bool answered;
 };
 
-struct live {
+#define LIVE_RESPONSE_SIZE 80
+
+/* What other threads are told of pages and turns (live.c). */
+struct live_slot {
     int64_t conversation;
-    bool hot;
-    char running[80]; /* response id, "" = none runs */
+    int contexts; /* in pages; 0: the slot is free */
+};
+struct live_turn {
+    int64_t conversation;
+    char response[LIVE_RESPONSE_SIZE];
+};
+struct live {
+    struct live_slot *slots; /* [capacity], a power of two */
+    size_t n, capacity;
+    struct live_turn *running; /* as the last loop left them */
+    int n_running;
 };
 
 /* The saving of a committed turn's KV. A job on the ledger thread has it from its commit to kv_commit_done(). */
@@ -276,15 +306,14 @@ struct session {
 
     pthread_t thread;
     bool thread_started, wake_made;
-    pthread_mutex_t lock; /* guards commands, stop and status */
+    pthread_mutex_t lock; /* guards commands, stop, status and live */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
     bool stop;
     int drain_ms;
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
-    struct live *live; /* conversations that are hot or running, as the last loop left them */
-    int n_live, live_capacity;
+    struct live live;
 
     /* engine thread */
     struct session_status status;
@@ -295,8 +324,10 @@ struct session {
     struct mark *marks;     /* of turns that failed, which could not be written */
     int64_t unsaved_at_ms;  /* when */
     int unsaved_pause_ms;
-    struct turn *turns; /* oldest first */
-    struct hot *hots;
+    struct turn *turns;            /* oldest first */
+    struct hot *hots, *oldest_hot; /* by their last use */
+    struct hot **idle;             /* those that nobody uses, by their tokens: [n_idle] */
+    size_t n_hots, n_idle, idle_capacity;
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
@@ -322,7 +353,14 @@ void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
 void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
-void turn_committed(struct session *s, void *turn); /* commit.c */
+void turn_committed(struct session *s, void *turn); /* live.c */
+/* Lists the turns that run anew. */
+void live_running(struct session *s);
+/* [any thread] Whether a conversation is in pages; `response` gets the one that runs on it, or "". */
+bool live_look(struct session *s, int64_t conversation, char response[LIVE_RESPONSE_SIZE]);
+void live_free(struct session *s);
+
+/* commit.c */
 void turn_failed(struct session *s, void *turn);
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
@@ -418,8 +456,6 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
-/* Rewrites s->live; s->lock is held. */
-void live_publish(struct session *s);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */

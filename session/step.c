@@ -35,18 +35,19 @@ static bool make_room(struct session *s, const struct engine_step_item *item)
 static int choose(struct session *s, struct engine_step_item *items, struct turn **turns, struct engine_pick *picks)
 {
     struct schedule_turn parts[SCHEDULE_TURNS];
-    int n = 0, n_items = 0;
+    int n = 0, n_items = 0, n_picks = 0;
     for (struct turn *t = s->turns; t && n < SCHEDULE_TURNS; t = t->next)
         if (t->state == TURN_RUNNING) {
             parts[n] = describe(t);
             turns[n++] = t;
         }
     const struct schedule_limits limits = {
-        .max_tokens = s->info->step_tokens, .max_turns = s->info->step_picks, .max_ms = s->max_step_ms};
+        .max_tokens = s->info->step_tokens, .max_turns = SCHEDULE_TURNS, .max_ms = s->max_step_ms};
     (void)schedule_step(&s->cost, &limits, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
-        if (parts[i].n == 0)
+        bool picks_one = t->generate && parts[i].position + parts[i].n == (int)t->context.n;
+        if (parts[i].n == 0 || (picks_one && n_picks == s->info->step_picks))
             continue;
         struct engine_step_item *item = &items[n_items];
         *item = (struct engine_step_item){
@@ -55,9 +56,9 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             t->out_of_pages = true;
             continue;
         }
-        if (t->generate && parts[i].position + item->n == (int)t->context.n) {
-            picks[n_items] = (struct engine_pick){.settings = &t->sampling};
-            item->pick = &picks[n_items];
+        if (picks_one) {
+            item->pick = &picks[n_picks++];
+            *item->pick = (struct engine_pick){.settings = &t->sampling};
         }
         turns[n_items++] = t;
     }

@@ -80,7 +80,9 @@ void turn_let_go(struct turn *t, bool keep_pages)
         return;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
-    if (!keep_pages) {
+    if (keep_pages) {
+        idle_put(t->session, t->hot);
+    } else {
         hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);
     }

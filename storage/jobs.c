@@ -169,6 +169,11 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     bool clear = !rc && !unsynced && (!batch || sqlite3_total_changes(l->db) != changes);
     if (clear)
         rc = erase_marks_clear(l);
+    if (!rc && !l->kv_rc) {
+        int clock_rc = segments_clock(l);
+        if (clock_rc)
+            kv_lose(l, clock_rc);
+    }
     if (!rc)
         rc = control(l, S_COMMIT);
     if (rc) {
@@ -187,6 +192,8 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     if (clear)
         erase_marks_cleared(l, rc);
     segment_let_go_over(l, rc ? rc : l->kv_rc);
+    if (l->kv_rc)
+        l->used_noted = 0; /* perhaps it was not written down */
     atomic_store(&l->st->clock, l->used);
     *kv_rc = rc ? 0 : l->kv_rc;
     l->kv_rc = 0;

@@ -216,14 +216,13 @@ static int totals(struct recovery *r)
         return rc;
     rc = stmt_step(l, s);
     if (rc == 1) {
-        l->used = (uint64_t)sqlite3_column_int64(s, 0);
-        l->sweep_end = sqlite3_column_int64(s, 1);
-        l->sweep_from = INT64_MAX;
-        l->sweep_clock = l->used;
-        atomic_store(&l->st->clock, l->used);
+        l->sweep_end = sqlite3_column_int64(s, 0);
         rc = 0;
     }
     stmt_reset(s);
+    l->sweep_from = INT64_MAX;
+    l->sweep_clock = l->used;
+    atomic_store(&l->st->clock, l->used);
     return rc;
 }
 
@@ -255,6 +254,14 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
     struct recovery r = {.l = l, .rebuild = rebuild};
     struct storage *st = l->st;
     int rc = pair_settle(l);
+    if (!rc)
+        rc = control(l, S_KV_BEGIN);
+    if (!rc)
+        rc = segments_mark(l);
+    if (!rc)
+        rc = segments_clock(l);
+    if (!rc)
+        rc = control(l, S_KV_COMMIT);
     if (!rc)
         rc = intents_carry_out(&r);
     free(r.intents);

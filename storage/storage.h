@@ -116,11 +116,21 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
-/* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
- * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
- * contain it, ignoring case. */
-int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
+/* Where a list of conversations goes on: behind this row. */
+struct storage_cursor {
+    int64_t updated_ms, id;
+};
+/* Behind the conversation with this public id; NULL: at the beginning. -ENOENT. */
+int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const char *after, struct storage_cursor *out);
+/* Listed conversations of an owner, latest update first, behind the cursor. Writes up to max rows, *n gets their
+ * number. */
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
+ * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job, until
+ * *over. */
+int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
+                                struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
 /* A turn has a row from the moment it is accepted. QUEUED and RUNNING ones become COMPLETED or INCOMPLETE with
  * storage_turn_commit(), or FAILED. Only the first two are on a path, can be followed, matched and counted, and hold

@@ -5,7 +5,7 @@
  *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
- *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c   rows of ledger.db and kv.db
+ *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, labels.c   rows of ledger.db and kv.db
  *   room.c      a full disk: the ledger's room comes first
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
@@ -281,6 +281,7 @@ struct storage_ledger {
     int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
     uint64_t sweep_clock; /* what was used later is passed over */
     uint64_t used;        /* clock of uses */
+    uint64_t used_noted;  /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
@@ -329,12 +330,37 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
+/* ---- labels (labels.c); ledger thread only but for coding
+ * ------------------------------------------------------------
+ */
+enum label_unit { LABEL_RAW = 0, LABEL_IDS = 1 }; /* 4 bytes per unit, little-endian */
+/* A label as the index keeps it, and back; malloc'd, NULL: out of memory. [any thread] */
+uint8_t *label_code(int unit, const void *label, size_t bytes, size_t *n);
+uint8_t *label_decode(int unit, const void *coded, size_t n, size_t *bytes);
+/* The row of names with this text; it is made when there is none. */
+int name_id(struct storage_ledger *l, const char *text, int64_t *id);
+/* The space of an owner's segments of one fingerprint, and of what kind their labels are. 1 found, 0 none, negative. */
+int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int64_t *id, int *unit);
+/* The same; it is made, of the wanted kind, when there is none. */
+int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int wanted, int64_t *id,
+              int *unit);
+struct sibling {           /* a segment as its siblings see it */
+    const uint8_t *parent; /* STORAGE_KEY_BYTES */
+    int64_t space;
+    const uint8_t *label; /* coded */
+    size_t bytes;
+};
+/* Gives row `id` the mark that it is found by, and others what they need beside it. */
+int mark_add(struct storage_ledger *l, int64_t id, const struct sibling *me);
+/* A sibling that had a mark is there no longer: what was a head of it gets one. */
+int mark_drop(struct storage_ledger *l, const struct sibling *gone);
+
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
 struct segment_row {
     uint32_t pack;
     uint64_t offset, bytes, used;
-    int64_t owner;
+    int64_t owner, children;
     int64_t end; /* first + count: the position behind it */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
@@ -385,6 +411,10 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
+/* Once in an index's life, at open: gives the rows that an older version made their marks. */
+int segments_mark(struct storage_ledger *l);
+/* The clock of uses as the index knows it: it never goes back, and is written down now and then. */
+int segments_clock(struct storage_ledger *l);
 /* The background search: begins one, and does a piece of it. */
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock);
 int segment_sweep(struct storage_ledger *l, int rows);

@@ -12,23 +12,38 @@
 
 #include "daemon/api/api.h"
 
-#define TICKET_MS    60000
-#define TICKET_BYTES 32
+#define TICKET_MS         60000
+#define TICKET_BYTES      32
+#define TICKETS_PER_OWNER 32
+
+/* Where the next one goes: an owner's oldest makes room for its newest, so that nobody takes all places. NULL: none is
+ * free. */
+static struct ticket *find_place(struct tickets *all, const char *owner)
+{
+    struct ticket *oldest = NULL, *own = NULL;
+    int n_own = 0;
+    int64_t now = clock_ms();
+    for (size_t i = 0; i < TICKETS_MAX; i++) {
+        struct ticket *t = &all->list[i];
+        if (!oldest || t->until_ms < oldest->until_ms) {
+            oldest = t;
+        }
+        if (t->until_ms > now && strcmp(t->who.owner, owner) == 0) {
+            n_own++;
+            own = !own || t->until_ms < own->until_ms ? t : own;
+        }
+    }
+    return n_own >= TICKETS_PER_OWNER ? own : oldest->until_ms <= now ? oldest : NULL;
+}
 
 void service_ticket(struct client *c)
 {
-    struct tickets *all = &c->api->tickets;
-    struct ticket *oldest = &all->list[0];
-    for (size_t i = 1; i < TICKETS_MAX; i++) {
-        if (all->list[i].until_ms < oldest->until_ms) {
-            oldest = &all->list[i];
-        }
-    }
+    struct ticket *place = find_place(&c->api->tickets, c->owner);
     unsigned char random[TICKET_BYTES];
     char text[2 * TICKET_BYTES + 1];
     struct api_error e;
-    if (oldest->until_ms > clock_ms()) {
-        api_error_set(&e, 429, "too_many_tickets", NULL, "%d tickets wait to be used.", TICKETS_MAX);
+    if (!place) {
+        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "%d tickets wait to be used.", TICKETS_MAX);
         client_answer_error(c, &e);
         return;
     }
@@ -40,9 +55,9 @@ void service_ticket(struct client *c)
     for (size_t i = 0; i < sizeof(random); i++) {
         snprintf(text + 2 * i, 3, "%02x", random[i]);
     }
-    SHA256((const unsigned char *)text, sizeof(text) - 1, oldest->digest);
-    oldest->who = c->who;
-    oldest->until_ms = clock_ms() + TICKET_MS;
+    SHA256((const unsigned char *)text, sizeof(text) - 1, place->digest);
+    place->who = c->who;
+    place->until_ms = clock_ms() + TICKET_MS;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "object", "convod.ticket");
     cJSON_AddStringToObject(o, "ticket", text);

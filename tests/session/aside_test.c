@@ -149,6 +149,14 @@ static void test_no_memory_for_it(void **state)
     }
 }
 
+static bool is_over(struct answer *a)
+{
+    pthread_mutex_lock(&a->rig->lock);
+    bool over = a->over;
+    pthread_mutex_unlock(&a->rig->lock);
+    return over;
+}
+
 /* Each is stopped at some moment, waiting or running: what it had said is there, and can be followed. */
 static void test_stopped_meanwhile(void **state)
 {
@@ -162,7 +170,7 @@ static void test_stopped_meanwhile(void **state)
             a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400});
             free(text);
         }
-        while (put_aside(rig) <= (uint64_t)round && !a[0]->over)
+        while (put_aside(rig) <= (uint64_t)round && !is_over(a[0]))
             ;
         for (int i = N - 1; i > 0; i--)
             session_cancel(rig->s, "ann", a[i]->id, SESSION_STOP_CANCELLED);
