@@ -177,6 +177,8 @@ struct turn {
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
     struct engine_sampling sampling;
+    struct engine_form *form;
+    struct engine_match *form_match; /* the answer so far; NULL before its first token */
     char **stops;
     size_t n_stops;
     int max_output_tokens;
@@ -296,6 +298,7 @@ struct saving {
 
 struct session {
     struct engine *engine;
+    struct engine_forms *forms; /* engine thread */
     struct storage *storage;
     const struct engine_info *info;
     struct storage_layout layout;
@@ -405,6 +408,8 @@ bool turn_touches(const struct turn *t); /* it only brings a context back: nothi
 void turn_let_go(struct turn *t, bool keep_pages);
 /* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
 int turn_deliver(struct turn *t, const char *text, size_t len);
+/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
+bool turn_mask(struct turn *t, const uint32_t **mask);
 int turn_append_text(struct turn *t, const char *text, size_t len);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 

@@ -66,6 +66,8 @@ void turn_free(struct turn *t)
     engine_tokens_free(&t->context);
     plan_drop(t);
     engine_stream_free(t->stream);
+    engine_match_free(t->form_match);
+    engine_form_free(t->form);
     free(t->text);
     free(t->gaps_ms);
     free(t->row.receipt);
@@ -504,11 +506,38 @@ static int cut_answer(struct turn *t)
     return rc;
 }
 
+static void form_failed(struct turn *t, int rc)
+{
+    turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
+              rc == -E2BIG    ? "the form of the answer is too much work at the point that it has come to; simplify it"
+              : rc == -ENOMEM ? "out of memory"
+                              : "the model has no tokens to write an answer of this form with");
+}
+
+bool turn_mask(struct turn *t, const uint32_t **mask)
+{
+    int rc = 0;
+    *mask = NULL;
+    if (!t->form)
+        return true;
+    if (!t->form_match)
+        rc = engine_match_new(t->session->forms, t->form, &t->form_match);
+    if (rc == 0)
+        *mask = engine_match_mask(t->form_match, &rc);
+    if (rc)
+        form_failed(t, rc);
+    return rc == 0;
+}
+
 static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     engine_token id = next->token;
     int rc;
+    if (next->result == -ENODATA) {
+        turn_fail(t, SESSION_MODEL, "the model gives none of the tokens that the form of the answer allows a chance");
+        return;
+    }
     if (next->result) {
         turn_fail(t, SESSION_MODEL, "the model's output is not a number; nothing of this turn was kept");
         return;
@@ -520,6 +549,10 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
     }
     const char *text = NULL;
     size_t len = 0;
+    if (t->form_match && (rc = engine_match_push(t->form_match, id))) {
+        form_failed(t, rc);
+        return;
+    }
     rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
         t->n_output++;
@@ -543,11 +576,12 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
-    if (t->max_output_tokens && t->n_output >= t->max_output_tokens)
+    bool whole = t->form_match && engine_match_ended(t->form_match);
+    if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
         t->reason = "max_output_tokens";
-    else if ((int)t->context.n >= s->info->ctx_tokens)
+    else if (!whole && (int)t->context.n >= s->info->ctx_tokens)
         t->reason = "context_length";
-    if (t->reason)
+    if (t->reason || whole)
         turn_finish(t);
 }
 

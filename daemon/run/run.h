@@ -135,6 +135,7 @@ struct turn_request {
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
     struct engine_sampling sampling;
+    struct engine_form *form; /* what the answer must be; NULL: any text */
     char *stops[16];
     size_t n_stops;
     int max_output_tokens;
@@ -289,7 +290,8 @@ bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
  * and e->status when it is refused. */
 struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
 
-/* ---- background turns in the queue (queued.c) ------------------------------------------------------------------------
+/* ---- background turns in the queue (queued.c)
+ * ------------------------------------------------------------------------
  */
 
 /* What is kept with a background turn that waits, so that a later process can run it. */
