@@ -25,7 +25,7 @@ BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
-CLI_PACKAGES := libwebsockets libcjson libedit libcrypto
+CLI_PACKAGES := libwebsockets libcjson libedit libcrypto md4c
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g $(if $(findstring FORTIFY_SOURCE,$(CPPFLAGS)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2))
 # Against faults that we did not find: guarded stacks, addresses that differ each time, tables that are read-only once filled.
@@ -68,7 +68,7 @@ include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check torture test lint format grammar-figures bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture soak test lint format grammar-figures bench bench-serve install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -152,8 +152,10 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
-	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
+	@echo 'make torture         kills, power losses and full disks, for as long as TORTURE_CASES says'
+	@echo 'make soak            random clients, kills and restarts, for SOAK_SECONDS (half an hour)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make bench-serve     many conversations at once, against a peer: table, JSON and a picture'
 	@echo 'make grammar-figures structured output: what is right per keyword, and what masks cost'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
@@ -187,7 +189,7 @@ check:
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
@@ -213,10 +215,16 @@ test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
 
-# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
-TORTURE_CASES ?= 20000
-torture: $(BUILD)/tests/torture/power_test
-	@TORTURE_CASES='$(TORTURE_CASES)' $<
+# Crashes at so many moments of a recorded run, and as many turns under kills, full disks and cut connections; `make check` tries a few
+# seconds' worth of each.
+TORTURE_CASES ?= 2000
+torture: all $(BUILD)/tests/torture/power_test $(BUILD)/tests/service/model
+	@TORTURE_CASES='$(TORTURE_CASES)' BUILD='$(BUILD)' $(PYTHON) tests/torture/chaos_test.py --all
+
+# Clients that do anything at any time, while the daemon is killed and restarted; `make check` does it for 20 seconds.
+SOAK_SECONDS ?= 1800
+soak: all $(BUILD)/tests/service/model
+	@BUILD='$(BUILD)' SOAK_SECONDS='$(SOAK_SECONDS)' $(PYTHON) tests/torture/soak_test.py
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
@@ -250,6 +258,14 @@ bench:
 	@clients/setup/packages check
 	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
 	@$(MAKE) $(QUIET) bench-run
+
+# Many conversations at once, beside the peer's server where it can be installed.
+bench-serve:
+	@clients/setup/packages check
+	@clients/setup/fetch-model >/dev/null
+	@$(MAKE) $(QUIET) all
+	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'The peer could not be installed.'
+	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete

@@ -141,7 +141,7 @@ int engine_match_push(struct engine_match *m, engine_token id)
     return grammar_match_push(m->match, bytes, len);
 }
 
-const uint32_t *engine_match_mask(struct engine_match *m, int *rc)
+uint32_t *engine_match_mask(struct engine_match *m, int *rc)
 {
     *rc = grammar_match_mask(m->match, m->mask);
     return *rc == 0 ? m->mask : NULL;

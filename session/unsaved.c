@@ -87,6 +87,15 @@ static void marks_retry(struct session *s)
     }
 }
 
+int64_t unsaved_due_ms(const struct session *s)
+{
+    int64_t due_ms = s->unsaved ? s->unsaved_at_ms : INT64_MAX;
+    for (const struct mark *m = s->marks; m; m = m->next)
+        if (!m->under_way && m->due_ms < due_ms)
+            due_ms = m->due_ms;
+    return due_ms;
+}
+
 void unsaved_marks_free(struct session *s)
 {
     while (s->marks) {

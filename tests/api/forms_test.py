@@ -107,6 +107,24 @@ def objects_streams_and_turns():
         d.stop()
 
 
+def beside_tools():
+    """A call comes first and is no text; a text has the form."""
+    tool = {"type": "function", "name": "lookup_place", "description": "Facts about a place.", "strict": False,
+            "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+    form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        for choice in ("required", "none", "auto"):
+            answer = c.responses.create(model=MODEL, input=ASKED, tools=[tool], tool_choice=choice, text=form, temperature=0, max_output_tokens=300)
+            kinds = {i.type for i in answer.output}
+            assert choice == "auto" or kinds == {"function_call" if choice == "required" else "message"}, answer
+            if kinds == {"message"}:
+                assert answer.status == "completed"
+                jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -154,4 +172,4 @@ def refused():
 
 
 need(QWEN)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, cut_answers_are_incomplete, refused)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, cut_answers_are_incomplete, refused)
