@@ -3,6 +3,8 @@
  */
 #include "engine/text/text.h"
 
+#include "engine/text/text.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
