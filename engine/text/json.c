@@ -3,8 +3,6 @@
  */
 #include "engine/text/text.h"
 
-#include "engine/text/utf8_internal.h"
-
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
