@@ -169,7 +169,7 @@ static double prefill(const struct bench *b, const struct shape *s, int n)
 static int run_set(struct bench *b, const char *set, int threads)
 {
     char err[128];
-    struct kernels_opts opts = {set, threads};
+    struct kernels_opts opts = {.backend = set, .threads = threads};
     if (kernels_open(&opts, &b->k, err, sizeof err) < 0) {
         printf("skip: %s\n", err);
         return 0;

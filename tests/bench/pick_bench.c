@@ -96,7 +96,7 @@ int main(int argc, char **argv)
         mask[i] = 0x49249249;
     for (int s = 0; s < 2; s++) {
         char err[128];
-        struct kernels_opts opts = {sets[s], argc > 1 ? atoi(argv[1]) : 0};
+        struct kernels_opts opts = {.backend = sets[s], .threads = argc > 1 ? atoi(argv[1]) : 0};
         struct kernels *k;
         if (kernels_open(&opts, &k, err, sizeof err)) {
             printf("skip: %s\n", err);

@@ -11,7 +11,7 @@
 
 static int open_backend(const char *name, int threads, struct kernels **k, char err[128])
 {
-    struct kernels_opts opts = {name, threads};
+    struct kernels_opts opts = {.backend = name, .threads = threads};
     return kernels_open(&opts, k, err, 128);
 }
 
@@ -62,8 +62,8 @@ static void test_refuses(void **state)
     assert_non_null(strstr(err, "1025"));
     assert_null(k);
     /* No room for a message is fine, and so is little. */
-    assert_int_equal(kernels_open(&(struct kernels_opts){"cuda", 1}, &k, NULL, 0), -ENOTSUP);
-    assert_int_equal(kernels_open(&(struct kernels_opts){"cuda", 1}, &k, err, 4), -ENOTSUP);
+    assert_int_equal(kernels_open(&(struct kernels_opts){.backend = "cuda", .threads = 1}, &k, NULL, 0), -ENOTSUP);
+    assert_int_equal(kernels_open(&(struct kernels_opts){.backend = "cuda", .threads = 1}, &k, err, 4), -ENOTSUP);
     assert_int_equal(strlen(err), 3);
     kernels_close(NULL);
 }

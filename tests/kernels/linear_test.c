@@ -29,7 +29,7 @@ static int open_sets(void **state)
     for (int s = 0; s < SETS; s++)
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             char err[128];
-            struct kernels_opts opts = {sets[s], threads};
+            struct kernels_opts opts = {.backend = sets[s], .threads = threads};
             if (kernels_open(&opts, &opened[s][threads], err, sizeof err) < 0) {
                 print_message("skip: %s\n", err);
                 continue;
