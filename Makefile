@@ -202,7 +202,7 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-hos
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@$(if $(HAVE_DEBHELPER),$(MAKE) $(QUIET) deb-build)
-	@BUILD='$(BUILD)' tests/run lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
+	@BUILD='$(BUILD)' tests/run -t 1200 lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
 

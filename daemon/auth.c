@@ -262,13 +262,14 @@ int64_t auth_next_end(const struct auth *a)
     return next;
 }
 
-bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to)
+bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why)
 {
     for (size_t j = 0; j < a->tokens.n; j++) {
         const struct token_row *t = &a->tokens.rows[j];
         if (t->inherits[0] && i-- == 0) {
             *from = t->inherits;
             *to = t->owner;
+            *why = t->id;
             return true;
         }
     }

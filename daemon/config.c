@@ -136,7 +136,7 @@ static const struct setting settings[] = {
      "auto, cpu, cpu-portable, cpu-avx2, cpu-avxvnni, cpu-avx512, cuda", CHOICES(backends)},
     {"device", INTEGER, AT(device), 0, 0, 255, "N", "0", "which GPU, counted from 0", ANY},
     {"numerics", STRING, AT(numerics), 0, 0, 0, "NAME", "device",
-     "of a GPU: device, its fastest; exact, the processor's bits", CHOICES(numerics)},
+     "of a GPU: device, its fastest; exact, the same bits on every chip", CHOICES(numerics)},
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
      CHOICES(kv_types)},

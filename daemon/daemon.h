@@ -129,8 +129,8 @@ int auth_owner(const struct auth *a, const char *authorization, const char *user
 bool auth_known(const struct auth *a, const struct auth_who *who);
 /* When the first of the tokens ends that have not ended yet; 0: none will. Seconds of the wall clock. */
 int64_t auth_next_end(const struct auth *a);
-/* The i-th pair of owners of which one inherits what the other has. False: there are no more. */
-bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to);
+/* The i-th pair of owners of which one inherits what the other has, by which token. False: there are no more. */
+bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */

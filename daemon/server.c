@@ -343,9 +343,9 @@ static void begin_stop(struct server_event *e)
 /* What was made without tokens goes to the owners that the operator gave it to. */
 static void hand_over(struct server *s)
 {
-    const char *from, *to;
-    for (size_t i = 0; s->api.runs.session && auth_inherits(s->auth, i, &from, &to); i++) {
-        if (session_hand_over(s->api.runs.session, from, to)) {
+    const char *from, *to, *why;
+    for (size_t i = 0; s->api.runs.session && auth_inherits(s->auth, i, &from, &to, &why); i++) {
+        if (session_hand_over(s->api.runs.session, from, to, why)) {
             daemon_log(s->log, LOG_ERR, "out of memory: what `%s` has stays", from);
         }
     }
@@ -360,6 +360,12 @@ static void reload(struct server_event *e)
     int rc = auth_open(s->config->token_file, s->config->data, &fresh, err, sizeof(err));
     if (rc) {
         daemon_log(s->log, LOG_ERR, "the tokens were not read again, the old ones stay: %s", err);
+        return;
+    }
+    if (auth_required(s->auth) && !auth_required(fresh)) {
+        /* A file that went, by mistake most likely, opens nothing. */
+        daemon_log(s->log, LOG_ERR, "the tokens are gone; the old ones stay until the service is started again");
+        auth_free(fresh);
         return;
     }
     net_auth(s->net, fresh);
@@ -415,6 +421,22 @@ static void end_tokens(struct server *s)
     }
 }
 
+/* A device that has failed does not come back in this process: its turns have ended, and another process may do better.
+ */
+static void check_device(struct server *s)
+{
+    struct session_status status = {0};
+    if (s->api.stopping || !s->api.runs.session) {
+        return;
+    }
+    session_status(s->api.runs.session, &status);
+    if (status.failed) {
+        daemon_log(s->log, LOG_CRIT, "the device has failed; the service ends, to be started again");
+        s->result = -EIO;
+        server_stop(s);
+    }
+}
+
 static void tick(void *arg)
 {
     struct server *s = arg;
@@ -423,6 +445,7 @@ static void tick(void *arg)
     net_check(s->net);
     expire(s, now);
     end_tokens(s);
+    check_device(s);
     feed_watchdog(s, now);
 }
 

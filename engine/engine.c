@@ -105,6 +105,7 @@ static int admit(struct engine *e, const struct engine_opts *o, uint64_t availab
                  size_t err_size)
 {
     struct engine_info *info = &e->info;
+    info->ctx_tokens = o->ctx_tokens ? o->ctx_tokens : info->ctx_model; /* at most: for what steps need */
     uint64_t weights = e->model.weight_bytes, scratch = step_scratch_bytes(e);
     uint64_t fixed = weights + scratch, left = available > fixed ? available - fixed : 0;
     size_t bytes = o->kv_bytes, wanted = (size_t)info->ctx_model * info->kv_token_bytes;

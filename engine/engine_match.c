@@ -104,9 +104,10 @@ static bool token_ends(const void *v, int id)
 int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out)
 {
     const struct vocab *v = engine_vocab(fs->engine);
+    int n_logits = engine_info(fs->engine)->n_vocab; /* rows that no token has are never allowed */
     char err[128];
     if (fs->vocab == NULL) {
-        struct grammar_vocab_opts opts = {vocab_size(v), token_bytes, token_ends, v};
+        struct grammar_vocab_opts opts = {n_logits, token_bytes, token_ends, v};
         int rc = grammar_vocab_new(&opts, &fs->vocab, err, sizeof err);
         if (rc)
             return rc;

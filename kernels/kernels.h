@@ -80,7 +80,7 @@ struct kernels_opts {
                             "cpu-portable", "cpu-avx2", "cpu-avxvnni", "cpu-avx512"; NULL = auto */
     int threads;         /* workers including the caller; 0 = one per available core */
     int device;          /* which GPU, counted from 0 */
-    const char *numerics; /* of a GPU: "device", its fastest; "exact", the processor's bits; NULL = device */
+    const char *numerics; /* of a GPU: "device", its fastest; "exact", the same bits on all; NULL = device */
 };
 
 /* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set, the GPU is too old, CUDA

@@ -108,15 +108,16 @@ static int end_item(struct turn *t, bool incomplete)
     struct storage_item *item = &t->output[t->n_output_items - 1];
     if (!t->item.text && append(&t->item, "", 0))
         return -ENOMEM;
+    size_t len = t->item.len;
     item->text = t->item.text;
+    t->item = (struct answer_text){0};
     item->incomplete = incomplete;
     if (t->item_kind == ANSWER_THINKING && asprintf(&item->body, "{\"tokens\":%d}", t->n_output - t->item_from) < 0) {
         item->body = NULL;
         return -ENOMEM;
     }
     struct session_item s = shown(item);
-    s.len = t->item.len; /* a byte of it may be zero */
-    t->item = (struct answer_text){0};
+    s.len = len; /* a byte of it may be zero */
     t->item_open = false;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
     t->n_told += t->started;

@@ -295,9 +295,11 @@ void context_match_ephemeral(struct turn *t)
     storage_turns_free(f->path, f->n_path);
     f->path = NULL;
     f->n_path = 0;
-    if (f->conversation.public_id)
-        storage_conversation_free(&f->conversation);
-    memset(&f->conversation, 0, sizeof f->conversation);
+    if (!t->conversation) { /* one that was named stays the one */
+        if (f->conversation.public_id)
+            storage_conversation_free(&f->conversation);
+        memset(&f->conversation, 0, sizeof f->conversation);
+    }
     f->matched = matched;
     f->apart = true;
 }

@@ -12,31 +12,35 @@
 
 struct hand_over {
     struct session *session;
-    char *from, *to;
+    char *from, *to, *why;
+    int outcome; /* 1: it was done before */
 };
 
 static void hand_over_free(struct hand_over *h)
 {
     free(h->from);
     free(h->to);
+    free(h->why);
     free(h);
 }
 
 static int hand_over_run(struct storage_ledger *l, void *arg)
 {
-    const struct hand_over *h = arg;
-    return storage_owner_rename(l, h->from, h->to);
+    struct hand_over *h = arg;
+    h->outcome = 1;
+    int rc = storage_owner_rename(l, h->from, h->to, h->why, &h->outcome);
+    return rc < 0 ? rc : 0;
 }
 
 static void hand_over_done(void *arg, int rc)
 {
     struct hand_over *h = arg;
-    if (!rc)
+    if (!rc && h->outcome == 0)
         session_log(h->session, LOG_NOTICE, "what `%s` had is now `%s`'s", h->from, h->to);
-    else if (rc == -EEXIST)
+    else if (!rc && h->outcome == -EEXIST)
         session_log(h->session, LOG_WARNING, "what `%s` has cannot become `%s`'s, who has conversations already",
                     h->from, h->to);
-    else if (rc != -ENOENT)
+    else if (rc)
         session_log(h->session, LOG_ERR, "what `%s` has could not be given to `%s`: %s", h->from, h->to, strerror(-rc));
     hand_over_free(h);
 }
@@ -48,13 +52,13 @@ static void hand_over(struct session *s, void *arg)
         hand_over_free(arg);
 }
 
-int session_hand_over(struct session *s, const char *from, const char *to)
+int session_hand_over(struct session *s, const char *from, const char *to, const char *why)
 {
     struct hand_over *h = calloc(1, sizeof *h);
     if (!h)
         return -ENOMEM;
-    *h = (struct hand_over){s, strdup(from), strdup(to)};
-    int rc = h->from && h->to ? session_post(s, hand_over, h) : -ENOMEM;
+    *h = (struct hand_over){s, strdup(from), strdup(to), strdup(why), 0};
+    int rc = h->from && h->to && h->why ? session_post(s, hand_over, h) : -ENOMEM;
     if (rc)
         hand_over_free(h);
     return rc;

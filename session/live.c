@@ -41,7 +41,9 @@ static bool grow(struct live *l)
     struct live_slot *slots = calloc(capacity, sizeof *slots);
     if (!slots)
         return false;
-    *l = (struct live){.slots = slots, .capacity = capacity};
+    l->slots = slots;
+    l->capacity = capacity;
+    l->n = 0;
     for (size_t i = 0; i < old.capacity; i++)
         if (old.slots[i].contexts)
             add(l, old.slots[i].conversation, old.slots[i].contexts);

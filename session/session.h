@@ -245,8 +245,9 @@ void session_cancel(struct session *s, const char *owner, const char *response_i
 /* The peer has acknowledged all of a stored answer: a later request with the same digest is another one. */
 void session_delivered(struct session *s, const char *owner, const char *response_id);
 
-/* Gives all that `from` has to `to`, unless that one has something already; how it went is logged. 0 or -ENOMEM. */
-int session_hand_over(struct session *s, const char *from, const char *to);
+/* Gives all that `from` has to `to`, unless that one has something already; once for each `why`, a token's id. How it
+ * went is logged. 0 or -ENOMEM. */
+int session_hand_over(struct session *s, const char *from, const char *to, const char *why);
 
 /* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread; start
  * them again with `requeued`. 0 or -ENOMEM. */
@@ -357,6 +358,7 @@ struct session_status {
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */
+    bool failed;           /* the device has, and no turn can run any more: only another start helps */
 };
 void session_status(struct session *s, struct session_status *out);
 

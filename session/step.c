@@ -98,6 +98,8 @@ bool step_run(struct session *s)
     s->last_progress_ms = s->last_step_ms = now / 1000000;
     if (rc == 0)
         learn(s, items, n_items, (double)(now - start) / 1e6);
+    else if (engine_failure(s->engine))
+        s->status.failed = true;
     for (int i = 0; i < n_items; i++) {
         int result = rc ? rc : items[i].result;
         if (result == -ENOSPC) { /* its neighbours took the pages: next time */

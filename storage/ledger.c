@@ -3,6 +3,7 @@
  * A row is visible to its owner only: every query names the owner, and another owner's row is the same as none.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +48,7 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
     return rc;
 }
 
-int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to)
+static int owner_rename(struct storage_ledger *l, const char *from, const char *to)
 {
     int rc, changed = 0;
     sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
@@ -64,12 +65,35 @@ int storage_owner_rename(struct storage_ledger *l, const char *from, const char 
         return rc;
     bind_text(s, 1, to);
     rc = stmt_run(l, s, &changed);
-    s = rc ? NULL : stmt_get(l, S_OWNER_RENAME, &rc);
+    s = rc ? NULL : stmt_get(l, S_OWNER_BY_NAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, to);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    if (rc)
+        return rc < 0 ? rc : -EEXIST;
+    s = stmt_get(l, S_OWNER_RENAME, &rc);
     if (!s)
         return rc;
     bind_text(s, 1, from);
     bind_text(s, 2, to);
-    return stmt_run(l, s, &changed); /* names are unique */
+    return stmt_run(l, s, &changed);
+}
+
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to, const char *why, int *outcome)
+{
+    char key[48], value;
+    size_t n = 0;
+    (void)snprintf(key, sizeof key, "inherited/%.31s", why);
+    int rc = meta_get(l, S_META_GET, key, &value, sizeof value, &n);
+    if (rc)
+        return rc;
+    *outcome = owner_rename(l, from, to);
+    if (*outcome && *outcome != -ENOENT && *outcome != -EEXIST)
+        return *outcome;
+    return meta_set(l, S_META_SET, key, "1", 1);
 }
 
 void storage_conversation_free(struct storage_conversation *c)

@@ -88,9 +88,10 @@ struct storage_owner {
 };
 /* Finds the owner by name or creates one. */
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out);
-/* Gives all that an owner has, KV and keys included, to a name that has nothing yet. -ENOENT: there is no such owner;
- * -EEXIST: the new name has conversations, responses or keys of its own. */
-int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to);
+/* Gives all that an owner has, KV and keys included, to a name that has nothing yet: once for each `why` (up to 31
+ * letters), whatever comes of it. 0 or 1: it was done, or `why` was used before; *outcome, of what is done: 0, -ENOENT
+ * (there is no such owner) or -EEXIST (the new name has conversations, responses or keys of its own). */
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to, const char *why, int *outcome);
 
 enum storage_conversation_kind {
     STORAGE_CONVERSATION_LISTED = 0,   /* made by /v1/conversations */

@@ -244,7 +244,7 @@ static void created_with_items(struct client *c, struct op *op, const struct ses
         turn_request_free(q);
         return;
     }
-    start_items(c, q, op->id);
+    start_items(c, q, r->conversations[0].id);
 }
 
 void conversations_create(struct client *c)

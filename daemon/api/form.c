@@ -12,7 +12,7 @@
 bool form_may_be_in(const char *body, size_t len)
 {
     /* Letters can be written as \\u00XX, too. */
-    return memmem(body, len, "json_schema", 11) || memmem(body, len, "\\u00", 4);
+    return len && (memmem(body, len, "json_schema", 11) || memmem(body, len, "\\u00", 4));
 }
 
 static int compile(enum engine_form_kind kind, const char *text, bool strict, const char *param, struct turn_request *q,

@@ -92,6 +92,13 @@ static bool table_put_all(struct grammar *g, uint32_t mask)
     return true;
 }
 
+bool expr_work(struct grammar *g)
+{
+    if (++g->work > g->most)
+        expr_fail(g, -E2BIG);
+    return !g->failed;
+}
+
 /* The number of this expression: an old one, or a new one. A list or set must be the last in g->lists or g->sets, and
  * is taken off again when the expression is an old one. */
 static expr number_of(struct grammar *g, struct expr_node n)
@@ -100,8 +107,8 @@ static expr number_of(struct grammar *g, struct expr_node n)
         return EXPR_NOTHING;
     if (g->table_used * 2 >= g->table_mask && !table_put_all(g, g->table_mask * 2 + 1))
         return expr_fail(g, -ENOMEM);
-    if (++g->work > g->most)
-        return expr_fail(g, -E2BIG);
+    if (!expr_work(g))
+        return EXPR_NOTHING;
     uint32_t at = hash_of(g, &n) & g->table_mask;
     for (; g->table[at]; at = (at + 1) & g->table_mask)
         if (equal(g, &g->nodes[g->table[at]], &n)) {

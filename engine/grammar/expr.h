@@ -100,6 +100,9 @@ struct grammar {
 
 /* Sets the first error and gives EXPR_NOTHING. */
 expr expr_fail(struct grammar *g, int error);
+/* Counts a piece of work. False: it was the last that a grammar may take (then it has failed with -E2BIG), or it had
+ * failed before. */
+bool expr_work(struct grammar *g);
 
 /* Makes room for one more of `size` bytes in an array of n; NULL and an error when there is none (-ENOSPC:
  * GRAMMAR_MAX_BYTES was reached). */

@@ -53,7 +53,8 @@ void schema_unsupported(struct compiler *c, const cJSON *node, const char *what)
 const cJSON *schema_get(struct compiler *c, const cJSON *node, const char *keyword)
 {
     for (const cJSON *child = cJSON_IsObject(node) ? node->child : NULL; child; child = child->next) {
-        c->g->work++;
+        if (!expr_work(c->g))
+            return NULL;
         if (strcmp(child->string, keyword) == 0)
             return child;
     }
@@ -386,7 +387,7 @@ static expr alternatives(struct compiler *c, const struct set *s, size_t i, cons
         return schema_refuse(c, -EINVAL, list,
                              used == USED_ANY_OF ? "anyOf is not a list of schemas" : "oneOf is not a list of schemas");
     for (const cJSON *a = list->child; a && used == USED_ONE_OF && !c->lenient; a = a->next)
-        for (const cJSON *b = a->next; b && c->rc == 0; b = b->next)
+        for (const cJSON *b = a->next; b && c->rc == 0 && !c->g->failed; b = b->next)
             if (!schema_disjoint(c, a, b))
                 schema_unsupported(c, list,
                                    "oneOf whose schemas cannot be told apart by a type or a required constant");

@@ -29,7 +29,8 @@ struct object {
 static struct property *find(struct compiler *c, const struct object *o, const char *name)
 {
     for (size_t i = 0; i < o->n; i++) {
-        c->g->work++;
+        if (!expr_work(c->g))
+            return NULL;
         if (strcmp(o->properties[i].name, name) == 0)
             return &o->properties[i];
     }

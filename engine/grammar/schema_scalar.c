@@ -211,7 +211,8 @@ bool schema_key_matches(struct compiler *c, expr e, const char *key)
 static bool listed_in(struct compiler *c, const cJSON *list, const cJSON *v)
 {
     for (const cJSON *k = list->child; k; k = k->next) {
-        c->g->work++;
+        if (!expr_work(c->g))
+            return false;
         if (k == v || cJSON_Compare(k, v, true))
             return true;
     }

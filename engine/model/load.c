@@ -38,6 +38,7 @@ struct loader {
     /* How far the pass has come: all before it was hashed. */
     size_t part;
     uint64_t at;
+    size_t block_bytes; /* of memory for weights that is taken at a time, at least */
     uint64_t done_bytes, total_bytes;
     void (*progress)(void *arg, double fraction, const char *what);
     void *progress_arg;
@@ -68,15 +69,29 @@ void model_weigh(struct model *m, struct kernels *k)
         m->embed_bytes = 0;
 }
 
+static size_t weight_padded(size_t bytes)
+{
+    return (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
+}
+
+/* What is not used of a block costs nothing on the host. On a device it does: there one block has all. */
+static size_t block_bytes_for(const struct model *m, struct kernels *k)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < m->n_jobs; i++)
+        bytes += weight_padded(job_bytes(&m->jobs[i], k));
+    return kernels_ops(k)->host ? BLOCK_BYTES : bytes;
+}
+
 static void *block_alloc(struct loader *ld, size_t bytes)
 {
     struct model_block *b = ld->m->blocks;
-    size_t padded = (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
+    size_t padded = weight_padded(bytes);
     if (!b || padded > b->bytes - b->used) {
         b = malloc(sizeof *b);
         if (!b)
             return NULL;
-        *b = (struct model_block){.next = ld->m->blocks, .bytes = padded > BLOCK_BYTES ? padded : BLOCK_BYTES};
+        *b = (struct model_block){.next = ld->m->blocks, .bytes = padded > ld->block_bytes ? padded : ld->block_bytes};
         b->p = ld->ops->alloc(ld->k, KERNELS_DEVICE, b->bytes);
         if (!b->p) {
             free(b);
@@ -151,6 +166,15 @@ static int skip_to(struct loader *ld, size_t part, uint64_t at)
     return 0;
 }
 
+/* Whether the backend has failed; then the message says of what. */
+static bool device_failed(struct loader *ld)
+{
+    const char *why = ld->ops->error(ld->k);
+    if (why)
+        (void)gguf_fail(ld->g, ld->err, ld->err_size, -EIO, "the device failed: %s", why);
+    return why != NULL;
+}
+
 /* Reads the `rows` rows of the file that come next, in pieces, and hands each to the backend. expert: of a matrix. */
 static int load_rows(struct loader *ld, const struct model_job *job, int expert, int rows, size_t row_bytes)
 {
@@ -170,6 +194,8 @@ static int load_rows(struct loader *ld, const struct model_job *job, int expert,
             ld->ops->pack(ld->k, job->to, expert, row, n, ld->piece, ld->hash ? hash_piece : NULL, &p);
         }
         ld->at += p.bytes;
+        if (device_failed(ld))
+            return -EIO;
     }
     return 0;
 }
@@ -179,6 +205,8 @@ static int load_job(struct loader *ld, const struct model_job *job)
     const struct gguf_tensor *t = job->t;
     size_t bytes = job_bytes(job, ld->k);
     void *to = block_alloc(ld, bytes);
+    if (!to && device_failed(ld))
+        return -EIO;
     if (!to)
         return gguf_fail(ld->g, ld->err, ld->err_size, -ENOMEM, "no memory for tensor %s (%zu bytes)", t->name, bytes);
     int rc = skip_to(ld, t->part, t->offset + job->at);
@@ -239,6 +267,7 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
     if (hash)
         ld.total_bytes = gguf_bytes(g);
     ld.piece_bytes = piece_bytes_for(m);
+    ld.block_bytes = block_bytes_for(m, k);
     ld.piece = malloc(ld.piece_bytes);
     ld.widened = malloc(ld.piece_bytes / 2 * sizeof *ld.widened); /* the narrowest takes two bytes in the file */
     if (!ld.piece || !ld.widened)
@@ -253,8 +282,8 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
         rc = gguf_fail(g, err, err_size, -ENOMEM, "its hash cannot be computed");
     if (rc == 0)
         rc = gguf_check_unchanged(g, err, err_size);
-    if (rc == 0 && kernels_ops(k)->error(k))
-        rc = gguf_fail(g, err, err_size, -EIO, "the device failed: %s", kernels_ops(k)->error(k));
+    if (rc == 0 && device_failed(&ld))
+        rc = -EIO;
     free(ld.piece);
     free(ld.widened);
     free(m->jobs);

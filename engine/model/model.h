@@ -166,8 +166,10 @@ struct engine {
     const struct kernels_ops *ops;
     struct model model;
     struct kv_pool pools[MODEL_GROUPS];
-    struct kernels_kv *kv;           /* [n_layers], as the layers have it */
-    kernels_event exported;          /* the last export that pages are read by */
+    struct kernels_kv *kv;  /* [n_layers], as the layers have it */
+    kernels_event exported; /* the last export that pages are read by */
+    void *staging;          /* pinned, for exports and imports; grows */
+    size_t staging_bytes;
     kernels_event abandoned;         /* the last import into pages that were given back since */
     struct engine_kv_array *layout;  /* [2 * n_layers] */
     struct step_scratch *step;       /* step.c */

@@ -155,6 +155,10 @@ void kv_pools_close(struct engine *e)
     }
     free(e->kv);
     e->kv = NULL;
+    if (e->staging)
+        e->ops->release(e->kernels, KERNELS_PINNED, e->staging, e->staging_bytes);
+    e->staging = NULL;
+    e->staging_bytes = 0;
 }
 
 static uint8_t *page_at(struct kv_pool *pool, int32_t page)
@@ -427,16 +431,19 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
 
 /* ---- keys and values in and out ---- */
 
-/* Memory that the backend can move to and from, for what lies at buf. NULL: there is none. */
-static void *staging_open(struct engine *e, void *buf, size_t bytes)
+/* Memory that the backend can move to and from, for what lies at buf. It is kept, since pinning takes longer than what
+ * it is for, and whoever uses it waits until it has been moved. NULL: there is none. */
+static void *staging_for(struct engine *e, void *buf, size_t bytes)
 {
-    return e->ops->host ? buf : e->ops->alloc(e->kernels, KERNELS_PINNED, bytes);
-}
-
-static void staging_close(struct engine *e, void *buf, void *staging, size_t bytes)
-{
-    if (staging != buf)
-        e->ops->release(e->kernels, KERNELS_PINNED, staging, bytes);
+    if (e->ops->host)
+        return buf;
+    if (bytes > e->staging_bytes) {
+        if (e->staging)
+            e->ops->release(e->kernels, KERNELS_PINNED, e->staging, e->staging_bytes);
+        e->staging = e->ops->alloc(e->kernels, KERNELS_PINNED, bytes);
+        e->staging_bytes = e->staging ? bytes : 0;
+    }
+    return e->staging;
 }
 
 static void pages_of(const struct engine_seq *s, struct kernels_pages pages[MODEL_GROUPS])
@@ -456,7 +463,7 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
         if (window->pages[i] < 0)
             return -ERANGE;
     size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    void *staging = staging_open(e, buf, bytes);
+    void *staging = staging_for(e, buf, bytes);
     if (!staging)
         return -ENOMEM;
     pages_of(s, pages);
@@ -466,7 +473,6 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
     int rc = e->ops->wait(e->kernels, e->exported, -1);
     if (rc == 0 && staging != buf)
         memcpy(buf, staging, bytes);
-    staging_close(e, buf, staging, bytes);
     return rc;
 }
 
@@ -478,7 +484,7 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
     if (n <= 0)
         return -EINVAL;
     size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    void *from = (void *)(uintptr_t)buf, *staging = staging_open(e, from, bytes);
+    void *from = (void *)(uintptr_t)buf, *staging = staging_for(e, from, bytes);
     if (!staging)
         return -ENOMEM;
     if (staging != from)
@@ -493,6 +499,5 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
         if (rc)
             kv_seq_take_back(s, first);
     }
-    staging_close(e, from, staging, bytes);
     return rc;
 }

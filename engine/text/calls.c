@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEY_MAX 32 /* of names of members that mean something; longer ones do not */
+#define CALL_NAME_MAX 64
+#define KEY_MAX       32 /* of names of members that mean something; longer ones do not */
 
 struct buffer {
     char *data;
@@ -210,8 +211,10 @@ static char *decoded(const struct buffer *b)
 /* The call becomes known with its name. */
 static int begin(struct engine_calls *c)
 {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
     char *name = decoded(&c->name);
-    if (name == NULL || name[0] == '\0') {
+    /* A client must be able to send it back. */
+    if (name == NULL || name[0] == '\0' || strlen(name) > CALL_NAME_MAX || name[strspn(name, letters)] != '\0') {
         c->place = BROKEN;
         free(name);
         return 0;
@@ -406,6 +409,10 @@ static bool names_tool(const struct engine_calls *c, const char *name, size_t le
     return false;
 }
 
+/* What is held back is looked at again with each byte, so it is short. */
+#define FENCE_WORD_MAX 16
+#define BLANK_MAX      64
+
 /* Holds text against ```json {"name": "TOOL", where all but the object's beginning may be missing. 1: it is that, and
  * *object is where the object begins; 0: it may become that; -1: it is not. */
 static int begins_call(const struct engine_calls *c, const char *text, size_t len, size_t *object, bool *fenced)
@@ -422,10 +429,15 @@ static int begins_call(const struct engine_calls *c, const char *text, size_t le
         }
         while (i < len && text[i] >= 'a' && text[i] <= 'z')
             i++;
+        if (i > 3 + FENCE_WORD_MAX)
+            return -1;
     }
     for (size_t w = 0; w < sizeof WORDS / sizeof *WORDS; w++) {
+        size_t blank = i;
         while (i < len && is_space(text[i]))
             i++;
+        if (i - blank > BLANK_MAX)
+            return -1;
         if (w == 0)
             *object = i;
         for (const char *p = WORDS[w]; *p != '\0'; p++, i++) {

@@ -16,6 +16,7 @@
 #include "kernels/cpu/linear_internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -247,7 +248,8 @@ void kernels_linear_release(struct kernels *k)
 
 uint64_t kernels_linear_bytes(int max_rows, int max_cols)
 {
-    return (uint64_t)max_rows * token_bytes(max_cols + KERNELS_BLOCK - 1);
+    int most = max_cols > INT_MAX - KERNELS_BLOCK ? INT_MAX : max_cols + KERNELS_BLOCK - 1;
+    return (uint64_t)max_rows * token_bytes(most);
 }
 
 int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)

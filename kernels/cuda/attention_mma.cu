@@ -377,6 +377,9 @@ static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_at
     uint8_t *queries = memory, *stage = queries + QUERIES * (row_bytes(dim) + dim * 4);
     float *total = (float *)(queries + QUERIES * row_bytes(dim));
     int n = (t.end - t.first) * group, pos[2];
+    int begin = first_block(&a, rows.pos[row]), end = rows.pos[t.end - 1] / BLOCK + 1;
+    if (a.partial && begin + (int)blockIdx.z * warps >= end)
+        return; /* the grid is for the longest context, so that a graph holds for all */
     const float *q = a.q + ((size_t)row * a.heads + t.kv_head * group) * dim; /* of a token its heads lie together */
     size_t token_q = (size_t)a.heads * dim;
     for (int i = threadIdx.x; i < QUERIES * dim; i += warps * WARP) {
@@ -389,7 +392,6 @@ static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_at
     __syncthreads();
     for (int r = 0; r < 2; r++)
         pos[r] = lane / 4 + 8 * r < n ? rows.pos[row + (lane / 4 + 8 * r) / group] : -1;
-    int begin = first_block(&a, rows.pos[row]), end = rows.pos[t.end - 1] / BLOCK + 1;
     uint8_t *own = stage + warp * stage_bytes(dim);
     struct state<most> s;
     if (a.partial) {

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#define HEADROOM    ((size_t)512 << 20)
 #define LEAST_MAJOR 8       /* compute capability: cp.async, mma of int8 and bf16 */
 #define POLL_NS     (20000) /* between two looks at an event that has a deadline */
 #define ALIGNED(n)  (((n) + 255) & ~(size_t)255)
@@ -85,7 +86,9 @@ static uint64_t memory_bytes(struct kernels *k, bool whole)
     size_t left = 0, all = 0;
     if (!backend_ready(k) || !backend_fine(k, cudaMemGetInfo(&left, &all), "asking for free memory"))
         return 0;
-    return whole ? all : left;
+    /* Code is put there when it is first used, and graphs when they are made. */
+    size_t others = HEADROOM < all / 8 ? HEADROOM + all / 64 : all / 8;
+    return whole ? all : left > others ? left - others : 0;
 }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
@@ -274,7 +277,10 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     k->head.ops = &ops;
     k->head.name = DEVICE_NAME;
     k->exact = opts->numerics && !strcmp(opts->numerics, "exact");
-    k->head.numerics = k->exact ? "cuda exact" : "cuda device";
+    struct cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, device) == cudaSuccess)
+        snprintf(k->numerics, sizeof k->numerics, "cuda device sm_%d%d", p.major, p.minor);
+    k->head.numerics = k->exact ? "cuda exact" : k->numerics;
     k->device = device;
     if (!backend_ready(k) || !open_streams(k)) {
         snprintf(err, err_size, "backend cuda: %s", k->error);

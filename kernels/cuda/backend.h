@@ -57,6 +57,7 @@ struct scratch {
 
 struct kernels {
     struct kernels_head head;
+    char numerics[32]; /* sums of a float `mma` are each family's own */
     int device;
     cudaStream_t stream[STREAMS], loading;
     cudaEvent_t event[STREAMS][EVENTS];

@@ -279,7 +279,7 @@ void backend_end(struct kernels *k)
         cudaGraph_t graph = NULL;
         cudaError_t e = cudaStreamEndCapture(stream, &graph);
         if (backend_fine(k, e, "recording a graph"))
-            backend_fine(k, cudaGraphInstantiate(&k->capturing->exec, graph, 0), "making a graph");
+            backend_fine(k, cudaGraphInstantiateWithFlags(&k->capturing->exec, graph, 0), "making a graph");
         if (graph)
             cudaGraphDestroy(graph);
         k->replaying = k->capturing;

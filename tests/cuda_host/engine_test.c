@@ -1,5 +1,5 @@
-/* engine_test.c - whole models on the emulated device: with exact numerics their logits, keys, values and tokens are
- * the CPU's to the bit; with the device's own they are near, and do not depend on what else is in a step. */
+/* engine_test.c - whole models on the emulated device: their logits are near the CPU's, from which products differ by
+ * how activations are rounded, and do not depend on what else is in a step. */
 #include "tests/engine/engine_fixture.h"
 
 #include <math.h>
@@ -16,7 +16,8 @@
 #else
 #define ARCH_STEP 1
 #endif
-#define TAIL 4 /* tokens that are run one by one: the third step of a kind is a graph's */
+#define NEAR 0.08 /* random weights make much of it */
+#define TAIL 4    /* tokens that are run one by one: the third step of a kind is a graph's */
 
 static engine_token *tokens_for(const struct fixture *f, int n)
 {
@@ -38,22 +39,28 @@ static float *run(struct engine *e, struct engine_seq *s, const struct fixture *
     return logits;
 }
 
-static void assert_near(const float *got, const float *want, size_t n, float most)
+/* The difference, as a whole, is within a share of what there is. */
+static void assert_near(const float *got, const float *want, size_t n, double share)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!(fabsf(got[i] - want[i]) <= most))
-            fail_msg("logit %zu is %g, should be near %g", i, (double)got[i], (double)want[i]);
+    double difference = 0.0, all = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)got[i] - (double)want[i];
+        difference += d * d;
+        all += (double)want[i] * (double)want[i];
+    }
+    if (!(difference <= share * share * all)) /* a NaN is not near */
+        fail_msg("logits differ by %g of what there is, which is more than %g", sqrt(difference / all), share);
 }
 
 /* Logits of n tokens on the CPU and on the device, where products are added in another order. */
-static void check_near(struct tiny_model m, int n, float most)
+static void check_near(struct tiny_model m, int n)
 {
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     struct engine *device = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda", .numerics = "exact"});
     engine_token *tokens = tokens_for(&f, n);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device);
     float *want = run(f.e, a, &f, tokens, n, 64), *got = run(device, b, &f, tokens, n, 11);
-    assert_near(got, want, (size_t)n * (size_t)f.m.n_vocab, most);
+    assert_near(got, want, (size_t)n * (size_t)f.m.n_vocab, NEAR);
     engine_seq_free(a);
     engine_seq_free(b);
     free(want);
@@ -67,7 +74,7 @@ static void test_architectures(void **state)
 {
     (void)state;
     for (int arch = 0; arch < TINY_ARCHS; arch += ARCH_STEP)
-        check_near(tiny_model_of((enum tiny_arch)arch), 24, 0.05f);
+        check_near(tiny_model_of((enum tiny_arch)arch), 24);
 }
 
 static void test_types(void **state)
@@ -81,7 +88,7 @@ static void test_types(void **state)
         m.head_dim = 64;
         m.n_heads = 4;
         m.n_kv_heads = 2;
-        check_near(m, 20, 0.3f); /* activations of 8 bits have other scales */
+        check_near(m, 20);
     }
 }
 
@@ -91,7 +98,7 @@ static void test_long(void **state)
     (void)state;
     struct tiny_model m = tiny_model_of(TINY_GEMMA3);
     m.n_layers = 2;
-    check_near(m, 262, 0.05f);
+    check_near(m, 262);
 }
 
 /* The device's own numerics: near the CPU's, and the same in any chunks. */
@@ -112,7 +119,7 @@ static void test_device_numerics(void **state)
     float *near = run(f.e, a, &f, tokens, n, 64), *want = run(device, b, &f, tokens, n, 26),
           *got = run(device, c, &f, tokens, n, 7);
     fixture_same(got, want, count * sizeof(float), "logits");
-    assert_near(got, near, count, 0.1f); /* logits are up to 6; queries and weights have 8 bits */
+    assert_near(got, near, count, NEAR); /* queries and weights have 8 bits */
     engine_seq_free(a);
     engine_seq_free(b);
     engine_seq_free(c);

@@ -177,7 +177,7 @@ static void test_graphs(void **)
         assert_int_equal(record(&s, false, &graph), cudaErrorStreamCaptureUnjoined);
         cudaGetLastError();
         CHECK(record(&s, true, &graph));
-        CHECK(cudaGraphInstantiate(&exec, graph, 0));
+        CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
         CHECK(cudaGraphDestroy(graph));
         assert_int_equal(value_after(&s, s.first, s.a), 0); /* recording runs nothing */
         CHECK(cudaGraphLaunch(exec, s.first));

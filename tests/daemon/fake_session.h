@@ -34,6 +34,8 @@ int fake_forgotten(void);
 void fake_hold_loading(bool hold);
 void fake_release_loading(void);
 void fake_fail_loading(bool fail);
+/* From now on, or not any more, the status tells of a device that has failed. */
+void fake_fail_device(bool failed);
 void fake_reset(void);
 
 #endif

@@ -277,21 +277,31 @@ int session_response_delete(struct session *s, const char *owner, const char *id
     return 0;
 }
 
+static bool device_failed;
+
+void fake_fail_device(bool failed)
+{
+    fake_lock();
+    device_failed = failed;
+    fake_unlock();
+}
+
 void session_status(struct session *s, struct session_status *out)
 {
     fake_lock();
     *out = s->status;
     out->running = s->n_threads;
     out->hot_budget = 1000;
+    out->failed = device_failed;
     fake_unlock();
 }
 
 /* ---- what the session is told, and what works on a folder ----------------------------------------------------------
  */
 
-int session_hand_over(struct session *s, const char *from, const char *to)
+int session_hand_over(struct session *s, const char *from, const char *to, const char *why)
 {
-    (void)s, (void)from, (void)to;
+    (void)s, (void)from, (void)to, (void)why;
     return 0;
 }
 

@@ -1,4 +1,5 @@
 /* server_test.c - start, readiness, the simple routes, a streamed turn, and the way down. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,6 +137,24 @@ static void loading_fails(void **state)
     assert_null(strstr(log, "ready on"));
     free(log);
     assert_true(harness_stop(h) < 0);
+}
+
+/* The process ends with an error, so that whoever watches it starts another. */
+static void device_fails(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    fake_fail_device(true);
+    pthread_mutex_lock(&h->lock);
+    while (!h->ended) {
+        pthread_cond_wait(&h->changed, &h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    fake_fail_device(false);
+    char *log = harness_log(h);
+    assert_non_null(strstr(log, "the device has failed"));
+    free(log);
+    assert_int_equal(harness_stop(h), -EIO);
 }
 
 static void stop_ends_turns_and_says_goodbye(void **state)
@@ -277,6 +296,7 @@ int main(void)
         cmocka_unit_test(streams_over_websocket),
         cmocka_unit_test(serves_while_loading),
         cmocka_unit_test(loading_fails),
+        cmocka_unit_test(device_fails),
         cmocka_unit_test(stop_ends_turns_and_says_goodbye),
         cmocka_unit_test(stop_waits_for_workers),
         cmocka_unit_test(requests_share_a_budget),

@@ -175,6 +175,19 @@ static float *product(struct side s, const struct kernels_matrix *w, const float
     return y;
 }
 
+/* The device rounds activations by 128 values and the processor by 32 (docs/cuda.md): the difference is within 2 % of
+ * what there is. */
+static bool is_near(const float *want, const float *got, size_t n)
+{
+    double difference = 0.0, all = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)want[i] - (double)got[i];
+        difference += d * d;
+        all += (double)want[i] * (double)want[i];
+    }
+    return difference <= 4e-4 * all; /* a NaN is not near */
+}
+
 static void check_products(void)
 {
     int rows = tiny ? 24 : 512, cols = tiny ? 512 : 4096, most = tiny ? 40 : MOST_ROWS;
@@ -185,22 +198,23 @@ static void check_products(void)
     for (int t = 0; t < KERNELS_TYPE_COUNT; t++) {
         enum kernels_type type = (enum kernels_type)t;
         char name[80];
-        snprintf(name, sizeof name, "%s: the CPU's bits for %d, %d, 7 and 1 rows", kernels_type_info(type)->name, most,
-                 counts[1]);
+        snprintf(name, sizeof name, "%s: near the CPU, the same bits for %d, %d, 7 and 1 rows",
+                 kernels_type_info(type)->name, most, counts[1]);
         if (out_of_time(name))
             continue;
         uint8_t *file = check_alloc(quant_file_bytes(type, rows, cols));
         quant_fill(type, rows, cols, QUANT_RANDOM, 3, file);
         struct kernels_matrix a = matrix_of(cpu, type, rows, cols, file), b = matrix_of(gpu, type, rows, cols, file);
-        float *want = product(cpu, &a, x, most);
-        bool fine = true;
-        for (int i = 0; i < 4; i++) {
+        float *want = product(cpu, &a, x, most), *all = product(gpu, &b, x, most);
+        bool fine = is_near(want, all, (size_t)most * (size_t)rows);
+        for (int i = 1; i < 4; i++) {
             float *got = product(gpu, &b, x, counts[i]);
-            fine = fine && !memcmp(got, want, (size_t)counts[i] * (size_t)rows * sizeof(float));
+            fine = fine && !memcmp(got, all, (size_t)counts[i] * (size_t)rows * sizeof(float));
             free(got);
         }
         say_fine(name, fine);
         free(want);
+        free(all);
         free(file);
         cpu.ops->release(cpu.k, KERNELS_DEVICE, (void *)a.data, cpu.ops->matrix_bytes(cpu.k, type, rows, cols));
         gpu.ops->release(gpu.k, KERNELS_DEVICE, (void *)b.data, gpu.ops->matrix_bytes(gpu.k, type, rows, cols));

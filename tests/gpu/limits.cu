@@ -107,7 +107,7 @@ template <typename F> static double seconds_of(int calls, F enqueue)
     for (int i = 0; i < calls; i++)
         enqueue(i);
     CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
     for (int round = 0; round < (tiny ? 2 : 8); round++) {
         float ms;
         CHECK(cudaEventRecord(from, stream));
