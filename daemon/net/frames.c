@@ -18,6 +18,8 @@
 
 #include "daemon/net/net_internal.h"
 
+#define CLOSE_MS 5000 /* for the peer to answer a close, beyond what it has for anything */
+
 void frames_free(struct conn *c)
 {
     budget_give(&c->net->api->budget, c->message_size);
@@ -33,7 +35,7 @@ void frames_close(struct conn *c, int code, const char *reason)
         c->close_code = code;
         c->close_reason = reason;
         c->client.closing = true;
-        c->deadline_ms = clock_ms() + (int64_t)c->net->config->timeout_seconds * 1000;
+        c->deadline_ms = clock_ms() + CLOSE_MS + (int64_t)c->net->config->timeout_seconds * 1000;
         frames_free(c);
         conn_wake(c);
     }
