@@ -90,9 +90,10 @@ int storage_owner_rename(struct storage_ledger *l, const char *from, const char 
     int rc = meta_get(l, S_META_GET, key, &value, sizeof value, &n);
     if (rc)
         return rc;
-    *outcome = owner_rename(l, from, to);
-    if (*outcome && *outcome != -ENOENT && *outcome != -EEXIST)
-        return *outcome;
+    rc = owner_rename(l, from, to);
+    if (rc && rc != -ENOENT && rc != -EEXIST)
+        return rc;
+    *outcome = rc;
     return meta_set(l, S_META_SET, key, "1", 1);
 }
 

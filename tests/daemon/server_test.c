@@ -292,14 +292,10 @@ static void requests_share_a_budget(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(simple_routes),
-        cmocka_unit_test(streams_over_websocket),
-        cmocka_unit_test(serves_while_loading),
-        cmocka_unit_test(loading_fails),
-        cmocka_unit_test(device_fails),
-        cmocka_unit_test(stop_ends_turns_and_says_goodbye),
-        cmocka_unit_test(stop_waits_for_workers),
-        cmocka_unit_test(requests_share_a_budget),
+        cmocka_unit_test(simple_routes),          cmocka_unit_test(streams_over_websocket),
+        cmocka_unit_test(serves_while_loading),   cmocka_unit_test(loading_fails),
+        cmocka_unit_test(device_fails),           cmocka_unit_test(stop_ends_turns_and_says_goodbye),
+        cmocka_unit_test(stop_waits_for_workers), cmocka_unit_test(requests_share_a_budget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
