@@ -16,26 +16,20 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "daemon/daemon.h"
+#include "daemon/tokens.h"
 
-#define TOKENS_MAX           10000
 #define TOKEN_FILE_LINE_MAX  1024
 #define TOKEN_BYTES_MIN      16
 #define AUTHORIZATION_PREFIX "Bearer "
 
 _Static_assert(TOKEN_DIGEST_BYTES == SHA256_DIGEST_LENGTH, "the digest is SHA-256");
 
-struct token {
-    unsigned char digest[TOKEN_DIGEST_BYTES];
-    char owner[OWNER_SIZE];
-};
-
 struct auth {
     bool required;
-    struct token *tokens;
-    size_t n;
+    struct token_list tokens;
 };
 
 static int parse_line(struct auth *a, char *line, int number, const char *path, char *err, size_t err_size)
@@ -50,28 +44,23 @@ static int parse_line(struct auth *a, char *line, int number, const char *path, 
         snprintf(err, err_size, "%s:%d: expected `name token`", path, number);
         return -EINVAL;
     }
-    if (strlen(name) >= OWNER_SIZE) {
-        snprintf(err, err_size, "%s:%d: the name is longer than %d bytes", path, number, OWNER_SIZE - 1);
+    if (!token_owner_valid(name)) {
+        snprintf(err, err_size, "%s:%d: the name is longer than %d bytes, or has a /", path, number, OWNER_SIZE - 1);
         return -EINVAL;
     }
     if (strlen(token) < TOKEN_BYTES_MIN) {
         snprintf(err, err_size, "%s:%d: the token is shorter than %d bytes", path, number, TOKEN_BYTES_MIN);
         return -EINVAL;
     }
-    if (a->n == TOKENS_MAX) {
-        snprintf(err, err_size, "%s: more than %d tokens", path, TOKENS_MAX);
-        return -EINVAL;
-    }
-    struct token *grown = realloc(a->tokens, (a->n + 1) * sizeof(*grown));
-    if (!grown) {
-        return -ENOMEM;
-    }
-    a->tokens = grown;
-    struct token *t = &a->tokens[a->n++];
-    SHA256((const unsigned char *)token, strlen(token), t->digest);
-    snprintf(t->owner, sizeof(t->owner), "%s", name);
+    struct token_row row = {.scope = AUTH_ALL};
+    SHA256((const unsigned char *)token, strlen(token), row.digest);
+    snprintf(row.owner, sizeof(row.owner), "%s", name);
     OPENSSL_cleanse(token, strlen(token));
-    return 0;
+    int rc = tokens_append(&a->tokens, &row);
+    if (rc) {
+        snprintf(err, err_size, "%s: %s", path, rc == -E2BIG ? "there are too many tokens" : "out of memory");
+    }
+    return rc;
 }
 
 /* Whether nobody else can know or set what is in the file: it is ours or root's, and has no rights for others. Root's
@@ -124,21 +113,12 @@ static FILE *open_private(const char *path, int *rc, char *err, size_t err_size)
     return f;
 }
 
-int auth_open(const char *path, struct auth **out, char *err, size_t err_size)
+static int read_token_file(struct auth *a, const char *path, char *err, size_t err_size)
 {
-    struct auth *a = calloc(1, sizeof(*a));
-    if (!a) {
-        return -ENOMEM;
-    }
-    if (!path) {
-        *out = a;
-        return 0;
-    }
-    a->required = true;
     int rc = 0;
     FILE *f = open_private(path, &rc, err, err_size);
     if (!f) {
-        goto fail;
+        return rc;
     }
     char line[TOKEN_FILE_LINE_MAX];
     for (int number = 1; fgets(line, sizeof(line), f); number++) {
@@ -158,17 +138,48 @@ int auth_open(const char *path, struct auth **out, char *err, size_t err_size)
         rc = -EIO;
     }
     fclose(f);
-    if (!rc && a->n == 0) {
+    if (!rc && a->tokens.n == 0) {
         snprintf(err, err_size, "token file %s has no tokens", path);
         rc = -EINVAL;
     }
-    if (!rc) {
-        *out = a;
-        return 0;
-    }
-fail:
-    auth_free(a);
     return rc;
+}
+
+/* What `convod token` made. Where the file is there a token is needed, whatever is in it. */
+static int read_made(struct auth *a, const char *data, char *err, size_t err_size)
+{
+    char *path = tokens_path(data);
+    if (!path) {
+        snprintf(err, err_size, "out of memory");
+        return -ENOMEM;
+    }
+    int rc = 0;
+    FILE *f = access(path, F_OK) == 0 || errno != ENOENT ? open_private(path, &rc, err, err_size) : NULL;
+    if (f) {
+        a->required = true;
+        rc = tokens_read(f, path, &a->tokens, err, err_size);
+        fclose(f);
+    }
+    free(path);
+    return rc;
+}
+
+int auth_open(const char *token_file, const char *data, struct auth **out, char *err, size_t err_size)
+{
+    struct auth *a = calloc(1, sizeof(*a));
+    if (!a) {
+        snprintf(err, err_size, "out of memory");
+        return -ENOMEM;
+    }
+    a->required = token_file != NULL;
+    int rc = token_file ? read_token_file(a, token_file, err, err_size) : 0;
+    rc = rc || !data ? rc : read_made(a, data, err, err_size);
+    if (rc) {
+        auth_free(a);
+        return rc;
+    }
+    *out = a;
+    return 0;
 }
 
 void auth_free(struct auth *a)
@@ -176,7 +187,7 @@ void auth_free(struct auth *a)
     if (!a) {
         return;
     }
-    free(a->tokens);
+    tokens_free(&a->tokens);
     free(a);
 }
 
@@ -185,44 +196,83 @@ bool auth_required(const struct auth *a)
     return a->required;
 }
 
-/* All are compared, every time. */
-static const struct token *find(const struct auth *a, const unsigned char digest[TOKEN_DIGEST_BYTES])
+static bool ended(const struct token_row *t)
 {
-    const struct token *found = NULL;
-    for (size_t i = 0; i < a->n; i++) {
-        if (CRYPTO_memcmp(digest, a->tokens[i].digest, TOKEN_DIGEST_BYTES) == 0) {
-            found = &a->tokens[i];
+    return t->expires_s && t->expires_s <= (int64_t)time(NULL);
+}
+
+/* All are compared, every time. NULL: there is none, or it has ended. */
+static const struct token_row *find(const struct auth *a, const unsigned char digest[TOKEN_DIGEST_BYTES])
+{
+    const struct token_row *found = NULL;
+    for (size_t i = 0; i < a->tokens.n; i++) {
+        if (CRYPTO_memcmp(digest, a->tokens.rows[i].digest, TOKEN_DIGEST_BYTES) == 0) {
+            found = &a->tokens.rows[i];
         }
     }
-    return found;
+    return found && !ended(found) ? found : NULL;
 }
 
-bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES])
-{
-    const struct token *t = a->required ? find(a, digest) : NULL;
-    return !a->required || (t && strcmp(t->owner, owner) == 0);
-}
-
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
-                unsigned char digest[TOKEN_DIGEST_BYTES])
+bool auth_known(const struct auth *a, const struct auth_who *who)
 {
     if (!a->required) {
-        memset(digest, 0, TOKEN_DIGEST_BYTES);
-        snprintf(owner, OWNER_SIZE, "local");
         return true;
+    }
+    const struct token_row *t = find(a, who->digest);
+    size_t n = t ? strlen(t->owner) : 0;
+    return t && t->scope == who->scope && strncmp(t->owner, who->owner, n) == 0 &&
+           (who->owner[n] == '\0' || (t->scope == AUTH_GATEWAY && who->owner[n] == '/'));
+}
+
+int auth_owner(const struct auth *a, const char *authorization, const char *user, struct auth_who *out)
+{
+    *out = (struct auth_who){.scope = AUTH_ALL};
+    if (!a->required) {
+        snprintf(out->owner, sizeof(out->owner), "local");
+        return 0;
     }
     size_t prefix_len = strlen(AUTHORIZATION_PREFIX);
     if (!authorization || strncasecmp(authorization, AUTHORIZATION_PREFIX, prefix_len) != 0) {
-        return false;
+        return -EACCES;
     }
     const char *token = authorization + prefix_len;
-    SHA256((const unsigned char *)token, strlen(token), digest);
-    const struct token *found = find(a, digest);
-    if (!found) {
-        return false;
+    SHA256((const unsigned char *)token, strlen(token), out->digest);
+    const struct token_row *t = find(a, out->digest);
+    if (!t) {
+        return -EACCES;
     }
-    snprintf(owner, OWNER_SIZE, "%s", found->owner);
-    return true;
+    out->scope = t->scope;
+    if (t->scope != AUTH_GATEWAY || !user || !*user) {
+        memcpy(out->owner, t->owner, sizeof(out->owner));
+        return 0;
+    }
+    int n = token_owner_valid(user) ? snprintf(out->owner, sizeof(out->owner), "%s/%s", t->owner, user) : -1;
+    return n > 0 && (size_t)n < sizeof(out->owner) ? 0 : -EINVAL;
+}
+
+int64_t auth_next_end(const struct auth *a)
+{
+    int64_t next = 0;
+    for (size_t i = 0; i < a->tokens.n; i++) {
+        const struct token_row *t = &a->tokens.rows[i];
+        if (t->expires_s && !ended(t) && (!next || t->expires_s < next)) {
+            next = t->expires_s;
+        }
+    }
+    return next;
+}
+
+bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to)
+{
+    for (size_t j = 0; j < a->tokens.n; j++) {
+        const struct token_row *t = &a->tokens.rows[j];
+        if (t->inherits[0] && i-- == 0) {
+            *from = t->inherits;
+            *to = t->owner;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* The host of "host:port", "[v6]:port", "host", lower case, where that is all there is. False: malformed. */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/config_private.h"
+#include "daemon/tokens.h"
 #include "session/session.h"
 
 #define NEAR 2 /* letters that may differ in a name that is meant */
@@ -96,6 +97,18 @@ static void origin_allowed(char *out, size_t size)
     snprintf(out, size, "SCHEME://HOST[:PORT], as https://chat.example.org");
 }
 
+/* A field's name (RFC 9110, 5.1). */
+static bool header_fits(const char *value)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+    return strlen(value) < 64 && value[strspn(value, letters)] == '\0';
+}
+
+static void header_allowed(char *out, size_t size)
+{
+    snprintf(out, size, "a header's name, as X-OpenWebUI-User-Id");
+}
+
 static bool proxy_fits(const char *value)
 {
     return auth_network_valid(value);
@@ -131,7 +144,9 @@ static const struct setting settings[] = {
      "how messages are written (chatml, llama3, ...); auto = by the file's own template", .fits = chat_format_fits,
      .allowed = chat_format_allowed},
     {"token-file", STRING, AT(token_file), 0, 0, 0, "FILE", NULL,
-     "lines of `name token`; needed for an address that is not loopback", ANY},
+     "lines of `name token`, beside those of `convod token`; an address that is not loopback needs some", ANY},
+    {"gateway-user-header", STRING, AT(gateway_user_header), 0, 0, 0, "NAME", NULL,
+     "header in which a gateway's token names the user that it speaks for", FITS(header)},
     {"allow-origin", LIST, AT(origins), AT(n_origins), 0, 0, "URL", NULL,
      "a web page's origin that may connect; may be repeated", FITS(origin)},
     {"allow-host", LIST, AT(hosts), AT(n_hosts), 0, 0, "NAME", NULL,
@@ -140,8 +155,14 @@ static const struct setting settings[] = {
      "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn", ANY},
+    {"retain-days", INTEGER, AT(retain_days), 0, 0, 36500, "N", "0",
+     "a conversation is deleted after so many days without a turn; 0 = never", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
+    {"max-step-ms", INTEGER, AT(max_step_ms), 0, 0, 60000, "N", "0",
+     "prompts are read in pieces that keep others' next tokens waiting this long; 0 = 100, or four tokens' time", ANY},
+    {"readers", INTEGER, AT(readers), 0, 0, 64, "N", "0",
+     "threads that bring conversations back from RAM and disk; 0 = one per available core", ANY},
     {"request-bytes", BYTES, AT(request_bytes), 0, 64 << 10, 0, "SIZE", "512M",
      "memory for requests that arrive, wait or run; 0 = no bound", ANY},
     {"max-connections", INTEGER, AT(max_connections), 0, 1, 65536, "N", "1024", "sockets in all", ANY},
@@ -390,8 +411,8 @@ static void apply_flags(struct daemon_config *c, int argc, char **argv, enum dae
             *action = DAEMON_VERSION;
             return;
         }
-        if (strcmp(flag, "--check-config") == 0) {
-            *action = DAEMON_CHECK;
+        if (strcmp(flag, "--check-config") == 0 || strcmp(flag, "--profile") == 0) {
+            *action = flag[2] == 'c' ? DAEMON_CHECK : DAEMON_PROFILE;
             continue;
         }
         const char *name = strncmp(flag, "--", 2) == 0 ? flag + 2 : "";
@@ -425,6 +446,15 @@ static void apply_flags(struct daemon_config *c, int argc, char **argv, enum dae
     }
 }
 
+/* Whether `convod token` has made any there. */
+static bool has_tokens(const char *data)
+{
+    char *path = data ? tokens_path(data) : NULL;
+    bool there = path && access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
 /* What is only known at the end. */
 static void check_together(const struct daemon_config *c, struct daemon_faults *faults)
 {
@@ -438,9 +468,12 @@ static void check_together(const struct daemon_config *c, struct daemon_faults *
         daemon_fault(faults, "no data directory: give --data DIR");
     }
     if (auth_listen_parse(c->listen, address, sizeof(address), &port) == 0 && !auth_address_loopback(address) &&
-        !c->token_file) {
-        daemon_fault(faults, "%slisten: %s needs a token-file: everyone who reaches it could read all conversations",
-                     setting_place(c, "listen", place, sizeof(place)), address);
+        !c->token_file && !has_tokens(c->data)) {
+        daemon_fault(
+            faults,
+            "%slisten: %s needs tokens (convod token add, or a token-file): everyone who reaches it could read "
+            "all conversations",
+            setting_place(c, "listen", place, sizeof(place)), address);
     }
 }
 
@@ -503,9 +536,11 @@ char *daemon_config_help(void)
     if (!f) {
         return NULL;
     }
-    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n\n"
+    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n"
+               "       convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
                "Holds long conversations with a language model: clients send only the new turn, over the\n"
-               "Responses API (WebSocket, HTTP, SSE) or Chat Completions. History is never prefilled again.\n\n");
+               "Responses API (WebSocket, HTTP, SSE) or Chat Completions. History is never prefilled again.\n\n"
+               "convod token add|list|revoke changes who may use it; see convod token --help.\n\n");
     for (size_t i = 0; i < N_SETTINGS; i++) {
         const struct setting *s = &settings[i];
         char left[64];
@@ -513,14 +548,23 @@ char *daemon_config_help(void)
         fprintf(f, "  %-38s %s%s%s%s\n", left, s->help, s->fallback ? " [" : "", s->fallback ? s->fallback : "",
                 s->fallback ? "]" : "");
     }
-    fprintf(f, "  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n\n", "--config FILE",
-            "settings as `key = value` lines, the names above without --", "--check-config",
-            "try the settings as a start would, tell all that is wrong, and exit", "--help", "this text", "--version",
-            "version and exit");
-    fprintf(f, "Without --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
-               "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
-               "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"
-               "GET /ready answers 200. SIGTERM stops, SIGHUP reads the token file again.\n");
+    static const char *const actions[][2] = {
+        {"--config FILE", "settings as `key = value` lines, the names above without --"},
+        {"--check-config", "try the settings as a start would, tell all that is wrong, and exit"},
+        {"--profile", "load the model, print where the time of its steps goes, and exit"},
+        {"--verify DIR", "check every row and record of a data directory that is not in use, and exit"},
+        {"--repair DIR", "the same; what is damaged is given up or made anew"},
+        {"--help", "this text"},
+        {"--version", "version and exit"},
+    };
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
+        fprintf(f, "  %-38s %s\n", actions[i][0], actions[i][1]);
+    }
+    fprintf(f,
+            "\nWithout --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
+            "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
+            "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"
+            "GET /ready answers 200. SIGTERM stops, SIGHUP reads the tokens again.\n");
     bool bad = ferror(f) != 0;
     if (fclose(f) != 0 || bad) {
         free(text);

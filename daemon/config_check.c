@@ -34,7 +34,7 @@ static void check_tokens(const struct daemon_config *c, struct daemon_faults *fa
 {
     char place[PLACE_SIZE], err[512] = "out of memory";
     struct auth *auth;
-    if (auth_open(c->token_file, &auth, err, sizeof(err))) {
+    if (auth_open(c->token_file, c->data, &auth, err, sizeof(err))) {
         daemon_fault(faults, "%s%s", setting_place(c, "token-file", place, sizeof(place)), err);
     } else {
         auth_free(auth);
@@ -157,6 +157,8 @@ static void check_session(const struct daemon_config *c, struct daemon_faults *f
                    .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format},
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
+        .max_step_ms = c->max_step_ms,
+        .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
     };
     if (session_check(&opts, err, sizeof(err))) {

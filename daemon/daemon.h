@@ -24,8 +24,9 @@
 
 struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *kv_type, *chat_format, *token_file, *log_level;
+    char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms;
+    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
@@ -45,7 +46,7 @@ struct daemon_faults {
 void daemon_fault(struct daemon_faults *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void daemon_faults_free(struct daemon_faults *f);
 
-enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_HELP, DAEMON_VERSION };
+enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_PROFILE, DAEMON_HELP, DAEMON_VERSION };
 
 /* Defaults, then the configuration file (--config; else the user's own when it exists), then the flags. `home`,
  * `xdg_config`, `xdg_data` and `xdg_cache` are the values of HOME and the XDG variables, NULL when not set. 0, or
@@ -61,6 +62,9 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
  * folders, the address, the budgets against this machine. */
 void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
 void daemon_config_free(struct daemon_config *c);
+/* Opens the model and prints to standard output where the time of its steps goes (profile.c). 0, or as
+ * session_profile(). */
+int daemon_profile(const struct daemon_config *c, char *err, size_t err_size);
 /* The text of --help. malloc'd; NULL: out of memory. */
 char *daemon_config_help(void);
 /* "512M", "2GiB", "1000" -> bytes. -EINVAL. */
@@ -96,16 +100,37 @@ int64_t text_digits(const char *value, size_t len);
 #define OWNER_SIZE         64
 #define TOKEN_DIGEST_BYTES 32
 
+/* What a token is good for. */
+enum auth_scope {
+    AUTH_ALL,     /* everything, as its owner */
+    AUTH_METRICS, /* GET /metrics alone */
+    AUTH_GATEWAY, /* everything, as its owner or as one of that owner's users, whom a header names */
+};
+const char *auth_scope_name(enum auth_scope scope);
+/* -EINVAL: there is none of that name. */
+int auth_scope_find(const char *name, enum auth_scope *out);
+
 struct auth;
-/* path NULL: everyone is owner "local". */
-int auth_open(const char *path, struct auth **out, char *err, size_t err_size);
+/* The tokens of a token-file, and those that `convod token` keeps in the data folder (tokens.h); either may be NULL.
+ * With neither file everyone is owner "local". */
+int auth_open(const char *token_file, const char *data, struct auth **out, char *err, size_t err_size);
 void auth_free(struct auth *a);
 bool auth_required(const struct auth *a);
-/* authorization: the header's value or NULL. True, the owner's name and the token's digest when it is accepted. */
-bool auth_owner(const struct auth *a, const char *authorization, char owner[OWNER_SIZE],
-                unsigned char digest[TOKEN_DIGEST_BYTES]);
+
+struct auth_who {
+    char owner[OWNER_SIZE];
+    unsigned char digest[TOKEN_DIGEST_BYTES]; /* of the token */
+    enum auth_scope scope;
+};
+/* Who asks. authorization, and user, which a gateway's token needs to speak for somebody: the headers' values or NULL.
+ * 0; -EACCES: no such token, or it has ended; -EINVAL: the user's name cannot be one. */
+int auth_owner(const struct auth *a, const char *authorization, const char *user, struct auth_who *out);
 /* Would what auth_owner() has accepted be accepted still, as the same owner? */
-bool auth_known(const struct auth *a, const char *owner, const unsigned char digest[TOKEN_DIGEST_BYTES]);
+bool auth_known(const struct auth *a, const struct auth_who *who);
+/* When the first of the tokens ends that have not ended yet; 0: none will. Seconds of the wall clock. */
+int64_t auth_next_end(const struct auth *a);
+/* The i-th pair of owners of which one inherits what the other has. False: there are no more. */
+bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */
@@ -123,6 +148,19 @@ bool auth_network_valid(const char *network);
 
 /* One datagram to systemd; a NULL path does nothing. */
 int notify_send(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- upkeep (control.c, commands.c) ---------------------------------------------------------------------------------
+ */
+
+/* Serves DATA/control, a Unix socket, until control_stop(), which comes before the session is closed. */
+struct control;
+struct session;
+int control_start(const char *data, struct session *session, const struct daemon_log *log, struct control **out);
+void control_stop(struct control *c); /* NULL is fine */
+/* Asks the daemon that serves `data` for a backup to the absolute path `to`. -ENOENT, -ECONNREFUSED: none does. */
+int control_backup(const char *data, const char *to, bool with_kv, char *err, size_t err_size);
+/* Runs `convod backup DIR`, `--verify DIR` or `--repair DIR`; *status is the exit status. False: it is none of them. */
+bool command_run(int argc, char **argv, const struct daemon_log *log, int *status);
 
 /* ---- metrics (metrics.c) --------------------------------------------------------------------------------------------
  */

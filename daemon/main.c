@@ -4,17 +4,21 @@
  */
 #include <errno.h>
 #include <malloc.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <syslog.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "daemon/tokens.h"
 
 #define EXIT_USAGE 2
 #define KEPT_BYTES (64 * 1024 * 1024)
@@ -40,25 +44,73 @@ static bool stderr_is_journal(void)
 struct signals {
     struct server *server;
     sigset_t set;
+    int fd;    /* signalfd */
+    int watch; /* inotify of the data folder; -1: it cannot be watched */
 };
 
+/* Whether `convod token` has put a new file in place. What came is taken out. */
+static bool tokens_changed(int watch)
+{
+    _Alignas(struct inotify_event) char events[4096];
+    bool changed = false;
+    ssize_t n;
+    while ((n = read(watch, events, sizeof(events))) > 0) {
+        for (ssize_t at = 0; at < n;) {
+            const struct inotify_event *e = (const struct inotify_event *)(const void *)(events + at);
+            changed |= (e->mask & IN_Q_OVERFLOW) || (e->len > 0 && strcmp(e->name, TOKENS_FILE) == 0);
+            at += (ssize_t)(sizeof(*e) + e->len);
+        }
+    }
+    return changed;
+}
+
+/* One thread for what reaches the process from outside, but requests. */
 static void *take_signals(void *arg)
 {
     struct signals *s = arg;
+    struct pollfd fds[] = {{.fd = s->fd, .events = POLLIN}, {.fd = s->watch, .events = POLLIN}};
     for (;;) {
-        int signal_number;
-        if (sigwait(&s->set, &signal_number) != 0) {
+        struct signalfd_siginfo info;
+        if (poll(fds, 2, -1) < 0) {
             continue;
         }
-        if (signal_number == SIGUSR1) {
+        if (fds[1].revents && tokens_changed(s->watch)) {
+            server_reload(s->server);
+        }
+        if (!fds[0].revents || read(s->fd, &info, sizeof(info)) != (ssize_t)sizeof(info)) {
+            continue;
+        }
+        if (info.ssi_signo == SIGUSR1) {
             return NULL;
         }
-        if (signal_number == SIGHUP) {
+        if (info.ssi_signo == SIGHUP) {
             server_reload(s->server);
         } else {
             server_stop(s->server);
         }
     }
+}
+
+/* Takes signals by descriptor, and sees when the tokens change. 0 or -1. */
+static int signals_open(struct signals *s, const char *data, const struct daemon_log *log)
+{
+    sigemptyset(&s->set);
+    sigaddset(&s->set, SIGTERM);
+    sigaddset(&s->set, SIGINT);
+    sigaddset(&s->set, SIGHUP);
+    sigaddset(&s->set, SIGUSR1);
+    s->watch = -1;
+    if (pthread_sigmask(SIG_BLOCK, &s->set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR ||
+        (s->fd = signalfd(-1, &s->set, SFD_CLOEXEC)) < 0) {
+        return -1;
+    }
+    /* The folder is made here, so that it can be watched; what is wrong with it is told when it is opened. */
+    (void)mkdir(data, 0700);
+    s->watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (s->watch < 0 || inotify_add_watch(s->watch, data, IN_MOVED_TO | IN_DELETE) < 0) {
+        daemon_log(log, LOG_WARNING, "changed tokens are seen at SIGHUP only: %s: %s", data, strerror(errno));
+    }
+    return 0;
 }
 
 /* Whether a start would find the same again: then it is the settings, or what they name, that must be mended. */
@@ -71,12 +123,7 @@ static bool stays_wrong(int rc)
 static int run(const struct daemon_config *config, struct daemon_log log)
 {
     struct signals signals;
-    sigemptyset(&signals.set);
-    sigaddset(&signals.set, SIGTERM);
-    sigaddset(&signals.set, SIGINT);
-    sigaddset(&signals.set, SIGHUP);
-    sigaddset(&signals.set, SIGUSR1);
-    if (pthread_sigmask(SIG_BLOCK, &signals.set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
+    if (signals_open(&signals, config->data, &log)) {
         daemon_log(&log, LOG_ERR, "signals cannot be set up");
         return EXIT_FAILURE;
     }
@@ -159,10 +206,13 @@ int main(int argc, char **argv)
     struct daemon_faults faults = {0};
     enum daemon_config_action action;
     struct daemon_log log = {.fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal()};
+    int status;
+    if (command_run(argc, argv, &log, &status)) {
+        return status;
+    }
     keep_buffers();
     int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
                                 getenv("XDG_CACHE_HOME"), &action, &faults);
-    int status;
     if (action == DAEMON_HELP) {
         char *help = daemon_config_help();
         status = print(help);
@@ -177,6 +227,13 @@ int main(int argc, char **argv)
             status = tell_faults(&log, &faults);
         } else if (action == DAEMON_CHECK) {
             status = print("convod: the configuration is fine\n");
+        } else if (action == DAEMON_PROFILE) {
+            char err[512] = "";
+            rc = daemon_profile(&config, err, sizeof(err));
+            if (rc) {
+                daemon_log(&log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
+            }
+            status = rc ? EXIT_FAILURE : EXIT_SUCCESS;
         } else {
             log.level = log_level(config.log_level);
             status = run(&config, log);

@@ -31,11 +31,13 @@ struct server {
     struct api api; /* with the session, while it is there */
     struct net *net;
     struct session *closing_session;
+    struct control *control;
     pthread_t loader, closer;
     bool loader_started, closer_started;
     bool closed, loaded, line_open;
     int result;
     int64_t closed_since_ms, last_watchdog_ms, last_notify_ms, last_sparse_ms, last_expire_ms;
+    int64_t next_end_s; /* when the next token ends; 0: none does */
 };
 
 /* What the server's own threads, and other threads, report. */
@@ -140,6 +142,7 @@ static void on_progress(void *arg, double fraction, const char *what)
 }
 
 static void begin_close(struct server *s);
+static void hand_over(struct server *s);
 
 static const char *server_url(const struct server *s, char out[128])
 {
@@ -157,6 +160,7 @@ static void loaded(struct server_event *e)
     s->api.runs.session = e->session;
     e->session = NULL;
     s->loaded = true;
+    hand_over(s);
     responses_requeue(&s->api);
     s->api.load_promille = 1000;
     close_line(s);
@@ -170,6 +174,10 @@ static void loaded(struct server_event *e)
     if (s->api.stopping) {
         begin_close(s);
         return;
+    }
+    int rc = control_start(s->config->data, s->api.runs.session, s->log, &s->control);
+    if (rc) {
+        daemon_log(s->log, LOG_WARNING, "%s/control: no backup can be asked for: %s", s->config->data, strerror(-rc));
     }
     char line[160], url[128];
     int n = snprintf(line, sizeof(line), "%sconvod: ready on %s\n", s->log->journal ? "<6>" : "", server_url(s, url));
@@ -226,7 +234,10 @@ static void *load(void *arg)
         .disk_bytes = c->disk_bytes,
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
+        .max_step_ms = c->max_step_ms,
+        .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
+        .retain_ms = (int64_t)c->retain_days * 24 * 3600 * 1000,
         .log = on_session_log,
         .log_arg = s,
     };
@@ -260,9 +271,16 @@ static void session_closed(struct server_event *e)
     net_close(s->net);
 }
 
+static void end_control(struct server *s)
+{
+    control_stop(s->control);
+    s->control = NULL;
+}
+
 static void *close_session(void *arg)
 {
     struct server *s = arg;
+    end_control(s);
     session_close(s->closing_session, s->config->drain_ms);
     struct server_event *e = event_new(s, session_closed);
     if (!e) {
@@ -285,6 +303,7 @@ static void begin_close(struct server *s)
     if (pthread_create(&s->closer, NULL, close_session, s) == 0) {
         s->closer_started = true;
     } else {
+        end_control(s);
         session_close(s->closing_session, s->config->drain_ms);
         s->closing_session = NULL;
         s->closed = true;
@@ -317,21 +336,34 @@ static void begin_stop(struct server_event *e)
     }
 }
 
+/* What was made without tokens goes to the owners that the operator gave it to. */
+static void hand_over(struct server *s)
+{
+    const char *from, *to;
+    for (size_t i = 0; s->api.runs.session && auth_inherits(s->auth, i, &from, &to); i++) {
+        if (session_hand_over(s->api.runs.session, from, to)) {
+            daemon_log(s->log, LOG_ERR, "out of memory: what `%s` has stays", from);
+        }
+    }
+}
+
 /* Who is no longer in the token file does not go on either. */
 static void reload(struct server_event *e)
 {
     struct server *s = e->server;
     char err[256] = "";
     struct auth *fresh;
-    int rc = auth_open(s->config->token_file, &fresh, err, sizeof(err));
+    int rc = auth_open(s->config->token_file, s->config->data, &fresh, err, sizeof(err));
     if (rc) {
-        daemon_log(s->log, LOG_ERR, "the token file was not read again, the old one stays: %s", err);
+        daemon_log(s->log, LOG_ERR, "the tokens were not read again, the old ones stay: %s", err);
         return;
     }
     net_auth(s->net, fresh);
     auth_free(s->auth);
     s->auth = fresh;
-    daemon_log(s->log, LOG_INFO, "token file read again");
+    s->next_end_s = auth_next_end(fresh);
+    hand_over(s);
+    daemon_log(s->log, LOG_INFO, "tokens read again");
 }
 
 /* ---- the clock -----------------------------------------------------------------------------------------------------
@@ -370,6 +402,15 @@ static void ask_for_time(struct server *s, int64_t now)
     }
 }
 
+/* A token that has ended goes like one that was taken away. */
+static void end_tokens(struct server *s)
+{
+    if (s->next_end_s && now_ms() / 1000 >= s->next_end_s) {
+        net_auth(s->net, s->auth);
+        s->next_end_s = auth_next_end(s->auth);
+    }
+}
+
 static void tick(void *arg)
 {
     struct server *s = arg;
@@ -377,6 +418,7 @@ static void tick(void *arg)
     ask_for_time(s, now);
     net_check(s->net);
     expire(s, now);
+    end_tokens(s);
     feed_watchdog(s, now);
 }
 
@@ -408,10 +450,11 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     s->api.runs =
         (struct runs){.log = s->log, .metrics = &s->api.metrics, .events = &s->events, .model = s->api.model_name};
     s->last_sparse_ms = s->last_expire_ms = clock_ms(); /* last_notify_ms: 0, systemd is told at once */
-    rc = auth_open(s->config->token_file, &s->auth, err, err_size);
+    rc = auth_open(s->config->token_file, s->config->data, &s->auth, err, err_size);
     if (rc) {
         goto fail;
     }
+    s->next_end_s = auth_next_end(s->auth);
     rc = workers_start(&s->events, &s->api.workers);
     if (rc) {
         snprintf(err, err_size, "cannot start a thread");
@@ -498,7 +541,9 @@ void server_free(struct server *s)
     if (s->closer_started) {
         pthread_join(s->closer, NULL);
     } else {
+        end_control(s);
         session_close(s->closing_session ? s->closing_session : s->api.runs.session, 0);
+        s->api.runs.session = NULL;
     }
     events_drop(&s->events);
     events_destroy(&s->events);

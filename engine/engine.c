@@ -15,6 +15,7 @@
 
 #define STEP_TOKENS_DEFAULT 512
 #define STEP_TOKENS_MAX     8192
+#define STEP_PICKS_DEFAULT  64
 
 /* Default KV budget: enough for this many sequences of the model's full length, if memory allows. */
 #define KV_DEFAULT_SEQUENCES 16
@@ -72,7 +73,7 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
     for (int i = 0; i < 2 * m->n_layers; i++) {
         const struct kernels_kv *kv = &m->layers[i / 2].kv;
         e->layout[i] = (struct engine_kv_array){.channels = kv->kv_heads * kv->head_dim, .channel_major = i % 2 == 0};
-        info->kv_token_bytes += 2 * (size_t)e->layout[i].channels;
+        info->kv_token_bytes += (size_t)e->layout[i].channels * kernels_kv_width(kv->type);
     }
     info->name = e->name;
     info->file = e->file;
@@ -82,8 +83,6 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
     info->notes = vocab_notes(e->vocab);
     info->quantization = m->quantization;
     info->parameters = m->parameters;
-    info->weight_bytes = m->weight_bytes;
-    info->token_weight_bytes = m->weight_bytes - m->embed_bytes;
     info->n_layers = m->n_layers;
     info->n_vocab = m->n_vocab;
     info->n_embd = m->n_embd;
@@ -190,7 +189,10 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
         return rc;
     e->ops = kernels_ops(e->kernels);
     e->info.backend = kernels_backend(e->kernels);
-    uint64_t memory = check ? kernels_machine_bytes() : kernels_available_bytes();
+    model_weigh(&e->model, e->kernels);
+    e->info.weight_bytes = e->model.weight_bytes;
+    e->info.token_weight_bytes = e->model.weight_bytes - e->model.embed_bytes;
+    uint64_t memory = e->ops->memory_bytes(e->kernels, check);
     if ((rc = admit(e, o, memory, &kv_bytes, err, err_size)) || check)
         return rc;
     return load(e, o, kv_bytes, err, err_size);
@@ -199,12 +201,15 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
 static int open_engine(const struct engine_opts *opts, bool check, struct engine **out, char *err, size_t err_size)
 {
     const char *kv_type = opts->kv_type ? opts->kv_type : "bf16";
-    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0) {
+    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0 ||
+        opts->step_picks < 0 || opts->step_logits < 0) {
         snprintf(err, err_size, "a model file is needed, and no setting may be negative");
         return -EINVAL;
     }
-    if (opts->step_tokens > STEP_TOKENS_MAX) {
-        snprintf(err, err_size, "a step of %d tokens is too large; %d is the most", opts->step_tokens, STEP_TOKENS_MAX);
+    int most = opts->step_tokens > opts->step_picks ? opts->step_tokens : opts->step_picks;
+    most = most > opts->step_logits ? most : opts->step_logits;
+    if (most > STEP_TOKENS_MAX) {
+        snprintf(err, err_size, "a step of %d tokens is too large; %d is the most", most, STEP_TOKENS_MAX);
         return -EINVAL;
     }
     if (strcmp(kv_type, "bf16") && strcmp(kv_type, "f16")) {
@@ -218,6 +223,8 @@ static int open_engine(const struct engine_opts *opts, bool check, struct engine
     }
     e->info.kv_type = strcmp(kv_type, "f16") ? "bf16" : "f16";
     e->info.step_tokens = opts->step_tokens ? opts->step_tokens : STEP_TOKENS_DEFAULT;
+    e->info.step_picks = opts->step_picks ? opts->step_picks : STEP_PICKS_DEFAULT;
+    e->info.step_logits = opts->step_logits;
     int rc = open_parts(e, opts, check, err, err_size);
     if (rc) {
         engine_close(e);
@@ -263,6 +270,11 @@ void engine_close(struct engine *e)
 const struct engine_info *engine_info(const struct engine *e)
 {
     return &e->info;
+}
+
+const char *engine_failure(const struct engine *e)
+{
+    return e->ops->error(e->kernels);
 }
 
 const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays)

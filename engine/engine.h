@@ -1,14 +1,15 @@
 /* engine.h - a language model that is ready to run: its file, tokenizer, chat format, KV pages, forward step, sampler.
  *
  * An `engine` is one opened GGUF file on one backend. A `engine_seq` is a run of tokens whose keys and values lie in
- * the engine's pages. One call, engine_step(), takes any number of sequences with any number of new tokens each.
- * The engine knows no conversation, no owner and no disk.
+ * the engine's pages. One step takes any number of sequences with any number of new tokens each, and picks the tokens
+ * behind them. The engine knows no conversation, no owner and no disk.
  *
- * Threads: engine_open() .. engine_close(), engine_seq_*, engine_step() and engine_kv_* belong to one thread (the
+ * Threads: engine_open() .. engine_close(), engine_seq_*, engine_step_* and engine_kv_* belong to one thread (the
  * engine thread). Functions marked [any thread] read constant data only.
  *
  * Errors: 0 or a negative errno value; where a person will read the reason it goes to err (always terminated when
- * err_size > 0). Outputs are written on success only, except where a function says otherwise.
+ * err_size > 0). Outputs are written on success only, except where a function says otherwise. -EIO: the device failed.
+ * It does not come back; every later step, export and import gives -EIO too, and engine_failure() says why.
  */
 #ifndef CONVOD_ENGINE_H
 #define CONVOD_ENGINE_H
@@ -34,6 +35,8 @@ struct engine_opts {
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
     bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
+    int step_picks;          /* most tokens that are picked in one step; 0 = 64 */
+    int step_logits;         /* most rows of logits that one step hands out; 0 = none */
     const char *cache_dir;   /* where the file's SHA-256 is remembered by inode, size and time; NULL = nowhere */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL; called on the opening thread */
     void *progress_arg;
@@ -69,7 +72,7 @@ struct engine_info {
     int ctx_tokens;        /* longest sequence here */
     size_t kv_token_bytes; /* raw KV of one token, all layers */
     size_t kv_bytes;       /* budget for pages */
-    int step_tokens;
+    int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
      * canonical layout and numerics version. Not the backend, not the page size. */
@@ -78,6 +81,9 @@ struct engine_info {
 
 /* [any thread] Constant for the engine's life. */
 const struct engine_info *engine_info(const struct engine *e);
+
+/* What the device failed with, for a person; NULL: it did not. */
+const char *engine_failure(const struct engine *e);
 
 /* ---- tokens and text ----------------------------------------------------------------------------------------- */
 
@@ -104,7 +110,17 @@ bool engine_token_ends_answer(const struct engine *e, engine_token id);
 
 /* ---- chat ---------------------------------------------------------------------------------------------------- */
 
-enum engine_role { ENGINE_SYSTEM, ENGINE_USER, ENGINE_ASSISTANT };
+/* What a message is. The parts of one answer (its text, then its calls) follow each other, and so do the results of its
+ * calls: the format writes them as one. */
+enum engine_role {
+    ENGINE_SYSTEM,
+    ENGINE_USER,
+    ENGINE_ASSISTANT,
+    ENGINE_CALL,   /* of a tool: `name`, and the arguments, a JSON value, as text */
+    ENGINE_RESULT, /* of a call */
+    ENGINE_TOOLS, /* definitions of tools: a JSON array of {"type": "function", "function": {"name", ...}} as text. Only
+                     the first of a context's messages */
+};
 
 /* [any thread] Names of the chat formats ("chatml", ...), i from 0 on; NULL behind the last. */
 const char *engine_chat_format_at(size_t i);
@@ -113,6 +129,7 @@ struct engine_message {
     enum engine_role role;
     const char *text; /* UTF-8, not terminated */
     size_t len;
+    const char *name; /* of a call's tool, terminated */
 };
 
 enum {
@@ -122,14 +139,27 @@ enum {
 
 /* [any thread] Appends the tokens of messages as the chat format renders them. Without FIRST the messages follow a
  * context whose last message is closed. Rendering [a b] at once gives the tokens of rendering [a] and then [b], as long
- * as a leading system message and the user message after it are rendered in one call. -ENOTSUP: no chat format, or an
- * order of roles that the format cannot express (err says which); -ENOMEM. */
+ * as a leading system message and the user message after it, an answer with its calls, and the results of one answer's
+ * calls, are each rendered in one call. -ENOTSUP: no chat format, or an order of roles that the format cannot express,
+ * or tools where it has none (err says which); -EINVAL: definitions or arguments that are not JSON; -ENOMEM. */
 int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
                        struct engine_tokens *out, char *err, size_t err_size);
 
 /* [any thread] Appends what closes an assistant's answer of which the text's tokens are in the context, up to where the
  * next message begins (ChatML: <|im_end|> and a newline). */
 int engine_chat_close(const struct engine *e, struct engine_tokens *out);
+
+/* [any thread] Whether the chat format can say what tools there are, and what calls them. */
+bool engine_chat_tools(const struct engine *e);
+
+/* [any thread] Appends the beginning of a call behind an opened answer, so that the model can only go on with it: up to
+ * the arguments of tool `name`, or, NULL, up to where the name of any begins. -ENOTSUP: the format has no tools. */
+int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out);
+
+/* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
+ * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
+ * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */
+int engine_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len);
 
 /* ---- sequences ------------------------------------------------------------------------------------------------ */
 
@@ -158,41 +188,6 @@ struct engine_kv_use engine_kv_use(const struct engine *e);
 /* Whether n more tokens on s (NULL: on a new sequence) find free pages now. */
 bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n);
 
-/* ---- step ------------------------------------------------------------------------------------------------------ */
-
-struct engine_step_item {
-    struct engine_seq *seq;     /* each sequence at most once in a step */
-    const engine_token *tokens; /* n new tokens */
-    int n;
-    const int *want; /* indices in [0, n), ascending, whose logits are wanted */
-    int n_want;
-    int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
-};
-
-/* Runs the new tokens of all items through the model in one forward pass and appends them to their sequences. The sum
- * of n is at most info->step_tokens. *logits gets [sum of n_want over items that ran][n_vocab], in item order, valid
- * until the next step. An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is
- * malformed. */
-int engine_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits);
-
-/* ---- keys and values in and out ------------------------------------------------------------------------------- */
-
-/* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
- * [channels][n] and then values [n][channels], 16-bit elements without padding. */
-struct engine_kv_array {
-    int channels;
-    bool channel_major; /* keys */
-};
-/* [any thread] The arrays of the layout, 2 per layer; *n_arrays gets their number. */
-const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays);
-
-/* Copies positions [first, first + n) of s out. buf holds n * info->kv_token_bytes. -ERANGE: outside the sequence, or
- * a window layer dropped it. */
-int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
-
-/* Appends n tokens with their stored KV: `first` must equal the sequence's length. -ENOSPC, -EOVERFLOW as in a step. */
-int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
-
 /* ---- sampler --------------------------------------------------------------------------------------------------- */
 
 struct engine_sampling {
@@ -213,20 +208,92 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-/* One token to pick. */
-struct engine_sample {
-    const struct engine_sampling *settings; /* checked */
-    const float *logits;                    /* [n_vocab] */
-    const engine_token *context;            /* [position], for penalties */
-    int position;                           /* tokens before the new one */
-    engine_token token;                     /* out, where result is 0 */
-    int result; /* out: 0; -EDOM: the logits hold a NaN or no finite value; that answer must fail and its KV must not be
-                   kept */
+#define ENGINE_TOP_MAX 32 /* alternatives of a pick */
+
+struct engine_logprob {
+    engine_token token; /* -1: there are no more */
+    float logprob;
 };
 
-/* Picks the next token of each of n sequences. The random number is a function of (seed, position) only, and no pick
- * depends on the others. -ENOMEM: nothing was picked. */
-int engine_sample(struct engine *e, struct engine_sample *samples, int n);
+/* One token to pick. The random number is a function of (seed, position) only, and no pick depends on others. */
+struct engine_pick {
+    const struct engine_sampling *settings; /* checked */
+    const uint32_t
+        *mask;     /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
+    bool logprobs; /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
+    int n_top;
+    /* Out: 0; -EDOM: the logits hold a NaN or no finite value, that answer must fail and its KV must not be kept;
+     * -ENODATA: no token that the mask allows has a finite logit. */
+    int result;
+    engine_token token; /* where result is 0 */
+    float logprob;      /* natural; of the model's own distribution, before temperature, penalties and mask */
+    struct engine_logprob top[ENGINE_TOP_MAX]; /* [n_top], likeliest first, the lower token first among equals */
+};
+
+/* ---- step ------------------------------------------------------------------------------------------------------ */
+
+struct engine_step_item {
+    struct engine_seq *seq;     /* each sequence at most once in a step */
+    const engine_token *tokens; /* n new tokens */
+    int n;
+    struct engine_pick *pick; /* the token behind them; NULL: none is picked */
+    const int *want;          /* indices in [0, n), ascending, whose logits are handed out */
+    int n_want;
+    int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
+};
+
+/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences, and
+ * tokens are picked. The sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits.
+ * An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On
+ * success engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and
+ * the sequences of the items stay as they are; other sequences may be used. */
+int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items);
+
+/* Waits for the pass, and writes the picks of all items that ran. *logits (NULL: not asked for) gets [sum of n_want
+ * over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are as they were before.
+ */
+int engine_step_wait(struct engine *e, const float **logits);
+
+/* ---- where the time goes ---------------------------------------------------------------------------------------- */
+
+/* What one step does at one kind of operation: how often, how long it took alone, and what it must read and write and
+ * compute on paper (weights and KV once each; a multiplication and an addition are two operations). */
+struct engine_profile_row {
+    const char *name;
+    int calls;
+    double ms, bytes, operations;
+};
+#define ENGINE_PROFILE_ROWS 20
+
+struct engine_profile {
+    int n_rows; /* those with calls, in the order of a step */
+    struct engine_profile_row rows[ENGINE_PROFILE_ROWS];
+    double ms;       /* the sum of the rows */
+    double whole_ms; /* of the same step when nothing is looked at */
+};
+
+/* Runs steps of `sequences` sequences with `tokens` new tokens each behind `history` others (which nobody computed),
+ * and picks a token from each; medians of several rounds. -EINVAL: more than a step or a context takes; -ENOSPC,
+ * -ENOMEM, -EIO. No step may be under way. */
+int engine_profile(struct engine *e, int sequences, int tokens, int history, struct engine_profile *out);
+
+/* ---- keys and values in and out ------------------------------------------------------------------------------- */
+
+/* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
+ * [channels][n] and then values [n][channels], 16-bit elements without padding. */
+struct engine_kv_array {
+    int channels;
+    bool channel_major; /* keys */
+};
+/* [any thread] The arrays of the layout, 2 per layer; *n_arrays gets their number. */
+const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays);
+
+/* Copies positions [first, first + n) of s out. buf holds n * info->kv_token_bytes. -ERANGE: outside the sequence, or
+ * a window layer dropped it; -ENOMEM; -EIO. */
+int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
+
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 
@@ -236,11 +303,55 @@ struct engine_stream;
 /* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
 void engine_stream_free(struct engine_stream *s);
+/* What is held back comes out now: something that is no text stands behind it (an incomplete character is U+FFFD). 0 or
+ * -ENOMEM. */
+int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len);
 /* Takes one token. *text (valid until the next call) gets what can be sent now, *len may be 0: bytes are held back
  * while they may be part of a character or of a stop string. Returns 1 when a stop string was completed (text before it
  * is all delivered), 0 to go on, -ENOMEM. Bytes that can never be UTF-8 come out as U+FFFD. */
 int engine_stream_push(struct engine_stream *s, engine_token id, const char **text, size_t *len);
 /* The answer is over without a stop string: what is held back comes out (an incomplete character as U+FFFD). */
 int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len);
+
+/* ---- parts of answers ------------------------------------------------------------------------------------------ */
+
+/* Takes an answer apart into thinking, text and calls of tools, as the chat format writes them. White space around
+ * thinking belongs to nothing. A call's arguments come piece by
+ * piece as the model writes them, from the moment on at which its name is known. A call that cannot be read is text
+ * when nothing of it was given out, otherwise it ends as broken. Where the model is known to write calls as a JSON
+ * object of their own, fenced or not, at the beginning of a line, one that names a tool which there is counts. */
+struct engine_calls;
+
+struct engine_part {
+    enum {
+        ENGINE_PART_TEXT,         /* text[0..len) */
+        ENGINE_PART_CALL,         /* a call of the tool called text[0..len) begins */
+        ENGINE_PART_ARGUMENTS,    /* text[0..len) of its arguments, as they were written */
+        ENGINE_PART_CALL_END,     /* the call is over; `broken`: cut off, or its arguments are not JSON */
+        ENGINE_PART_THINKING,     /* text[0..len) of it */
+        ENGINE_PART_THINKING_END, /* `broken`: cut off. Thinking without text has neither */
+    } kind;
+    const char *text;
+    size_t len;
+    bool broken;
+};
+
+/* [any thread] Whether answers of this chat format have thinking that can be told from their text. */
+bool engine_chat_thinks(const struct engine *e);
+
+/* tools: as in a message of ENGINE_TOOLS, terminated; NULL: nothing is a call. part() gets the parts in order; not 0:
+ * the call below that made it returns that. NULL: out of memory, or (errno ENOTSUP) the chat format has no such parts.
+ */
+struct engine_calls *engine_calls_new(const struct engine *e, const char *tools,
+                                      int (*part)(void *arg, const struct engine_part *part), void *arg);
+void engine_calls_free(struct engine_calls *c);
+/* Whether a token is a mark around calls; what the stream holds back is to be given to engine_calls_text() before
+ * engine_calls_mark(). */
+bool engine_calls_is_mark(const struct engine_calls *c, engine_token id);
+int engine_calls_mark(struct engine_calls *c, engine_token id);
+/* Takes the next piece of the answer's text. 0, -ENOMEM, or what part() returned. */
+int engine_calls_text(struct engine_calls *c, const char *text, size_t len);
+/* The answer is over. */
+int engine_calls_finish(struct engine_calls *c);
 
 #endif

@@ -1,16 +1,27 @@
 /* kernels.h - every numerical operation of a transformer step, behind one table per backend.
  *
- * A `struct kernels` is an opened backend: its instruction set, its workers and its scratch memory. The operations
- * in `struct kernels_ops` take whole batches and return when the result is there. They know no model: the engine
- * gives them shapes, pointers and page tables.
+ * A `struct kernels` is an opened backend: a device, its memory, its streams of work and its scratch. The operations in
+ * `struct kernels_ops` take whole batches. They know no model: the engine gives them shapes, pointers and page tables.
+ *
+ * Everything that goes to the device is put into a stream and may be done later: nothing waits for the device but
+ * wait(), and nothing allocates but what says so. On a CPU, where the device is the caller and its workers, all of it
+ * is done when the function returns.
+ *
+ * Memory is the device's or pinned. A pointer to memory of the device (alloc with KERNELS_DEVICE) is an address that
+ * only operations follow, whatever its type says; arithmetic on it is fine. Pinned memory is the host's, and the device
+ * can copy to and from it. Everything else that is handed over (structs, arrays of the host) is read before the
+ * function returns, except what a batch points at: that stays as it is until end().
  *
  * What always holds (docs/numerics.md gives the rounding and order of every operation):
  *   - a row of an output depends on its own inputs only: not on how many rows are in the call, not on which other
  *     rows, not on the number of workers;
  *   - all CPU instruction sets (portable, avx2, avxvnni, avx512) give equal bits.
  *
+ * Errors: functions that can fail for a reason of the caller's give 0 or a negative errno value; text for a person goes
+ * to err (always terminated when err_size > 0). What fails on the device is sticky: from then on operations do nothing,
+ * wait() gives -EIO and error() says what it was. Whatever was computed since the last good wait() must not be used.
+ *
  * Threads: one caller at a time per `struct kernels` (the engine thread), except where a function says otherwise.
- * Errors: 0 or a negative errno value; text for a person goes to err (always terminated when err_size > 0).
  */
 #ifndef CONVOD_KERNELS_H
 #define CONVOD_KERNELS_H
@@ -51,8 +62,14 @@ struct kernels_type_info {
 /* Facts about a type. `type` must be below KERNELS_TYPE_COUNT. */
 const struct kernels_type_info *kernels_type_info(enum kernels_type type);
 
-/* KV cache element types. Both are 16 bits wide. */
+/* Bytes of a row of `cols` values in a file; 0 when cols is not a multiple of the type's block. */
+size_t kernels_row_bytes(enum kernels_type type, int cols);
+
+/* KV cache element types. */
 enum kernels_kv_type { KERNELS_KV_BF16, KERNELS_KV_F16 };
+
+/* Bytes of an element. */
+size_t kernels_kv_width(enum kernels_kv_type type);
 
 /* ---- backend ------------------------------------------------------------------------------------------------- */
 
@@ -65,14 +82,13 @@ struct kernels_opts {
 };
 
 /* Opens a backend and starts its workers. -ENOTSUP: the processor lacks the instruction set or the name is unknown
- * (err says which sets there are); -ENOMEM; -EAGAIN: a worker could not be started. */
+ * (err says which there are); -ENOMEM; -EAGAIN: a worker could not be started. */
 int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *err, size_t err_size);
 
-/* Stops the workers and frees. NULL is fine. */
+/* Waits for the device, stops the workers and frees what the backend itself made. NULL is fine. */
 void kernels_close(struct kernels *k);
 
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
-int kernels_threads(const struct kernels *k);
 
 /* What this process may use, by the system, its processor affinity and the limits of its control group and of those
  * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,
@@ -82,52 +98,70 @@ uint64_t kernels_available_bytes(void);
 /* Bytes that the machine, or its control groups, leave altogether, in use or not; UINT64_MAX likewise. [any thread] */
 uint64_t kernels_machine_bytes(void);
 
-/* Runs fn(arg, i) for every i in [0, n), shared out over the workers in contiguous ranges; returns when all are done.
- * For work that is not an operation of the table (packing weights at load). */
-void kernels_parallel(struct kernels *k, int n, void (*fn)(void *arg, int i), void *arg);
+/* ---- memory and streams ------------------------------------------------------------------------------------------ */
 
-/* ---- weights ------------------------------------------------------------------------------------------------- */
+enum kernels_place { KERNELS_DEVICE, KERNELS_PINNED };
 
-#define KERNELS_ROW_GROUP 16 /* rows that are interleaved in a packed matrix: one row per SIMD lane */
+/* Work of one stream is done in order; between streams, only what after() says. */
+enum kernels_stream {
+    KERNELS_COMPUTE, /* operations */
+    KERNELS_IN,      /* kv_import */
+    KERNELS_OUT,     /* kv_export */
+};
 
-/* A packed weight matrix, [rows][cols], owned by the caller. Same bytes as in the file, apart from rows being padded
- * to a multiple of KERNELS_ROW_GROUP; all CPU instruction sets read the same packing. */
+/* A point in a stream: all that was put into it before has been done when the event has passed. 0 has passed. */
+typedef uint64_t kernels_event;
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* A weight matrix, [rows][cols], or `experts` of them one behind the other, as the backend packs it. */
 struct kernels_matrix {
     enum kernels_type type;
     int rows, cols;
-    const void *data; /* kernels_packed_bytes() bytes, 64-byte aligned */
+    int experts;      /* 0: one matrix */
+    const void *data; /* on the device, aligned to 256 bytes: matrix_bytes() for each expert, or for the one */
 };
 
-/* Bytes of a packed matrix. 0 when cols is not a multiple of the block, a dimension is not positive, or the product
- * overflows. */
-size_t kernels_packed_bytes(enum kernels_type type, int rows, int cols);
+/* ---- rows between operations ------------------------------------------------------------------------------------- */
 
-/* Packs rows [group * 16, min(rows, group * 16 + 16)) of a matrix. `rows_in_file` points at the first row of the whole
- * matrix as it lies in the file (any alignment), `packed` at the whole packed matrix. Pure function of its arguments;
- * different groups may be packed at the same time by different threads. */
-void kernels_pack_group(enum kernels_type type, int rows, int cols, int group, const void *rows_in_file, void *packed);
+/* What a product takes: its rows as floats (products with F32, F16 and BF16) or quantized (all others). */
+enum { KERNELS_FLOATS = 1, KERNELS_QUANTS = 2 };
 
-/* ---- rotary positions ---------------------------------------------------------------------------------------- */
+/* The form that a product with this type takes. */
+unsigned kernels_form(enum kernels_type type);
+
+/* Rows on their way to products. Who writes them (norm, gather, attention, gated) leaves at least the forms that are
+ * asked for; a backend may want x as scratch in any case. */
+struct kernels_acts {
+    float *x; /* [rows][cols] */
+    void *q;  /* quantized, acts_bytes() in the backend's own layout; NULL where that is 0 */
+    int cols;
+    unsigned forms; /* KERNELS_FLOATS | KERNELS_QUANTS */
+};
+
+/* ---- rotary positions -------------------------------------------------------------------------------------------- */
 
 enum kernels_rope_kind {
     KERNELS_ROPE_HALVES, /* rotates (i, i + dim/2): qwen2, gemma3 ("NeoX") */
     KERNELS_ROPE_PAIRS,  /* rotates (2i, 2i + 1): llama files, whose Q/K rows are permuted for it */
 };
 
-/* ---- KV pages ------------------------------------------------------------------------------------------------ */
+/* ---- KV pages ---------------------------------------------------------------------------------------------------- */
 
 #define KERNELS_PAGE_TOKENS     64  /* tokens per KV page; divides KERNELS_ATTENTION_BLOCK */
 #define KERNELS_KEY_GROUP       16  /* tokens that lie side by side for one key dimension */
 #define KERNELS_ATTENTION_BLOCK 256 /* canonical attention block: absolute positions [256 b, 256 b + 256) */
+#define KERNELS_PAGE_GROUPS     2   /* page tables of a sequence: layers that keep their KV alike share one */
 
 /* One layer's K and V inside a pool of pages. A page holds, at k_offset, [kv_heads][64 / 16][head_dim][16] keys
- * (dim-major in groups of 16 tokens) and, at v_offset, [kv_heads][64][head_dim] values (token-major), 16 bits each.
- * Slots that were never written are zero. */
+ * (dim-major in groups of 16 tokens) and, at v_offset, [kv_heads][64][head_dim] values (token-major), of
+ * kernels_kv_width() bytes each. Slots that were never written are zero. */
 struct kernels_kv {
     enum kernels_kv_type type;
+    int group; /* which of a sequence's page tables */
     int kv_heads;
     int head_dim;
-    uint8_t *pool;     /* page p starts at pool + p * page_bytes */
+    uint8_t *pool;     /* on the device; page p starts at pool + p * page_bytes */
     size_t page_bytes; /* of the whole page (all layers of its group), a multiple of 64 */
     size_t k_offset, v_offset;
 };
@@ -135,19 +169,88 @@ struct kernels_kv {
 /* A sequence's page table for one group of layers: pages[i] holds positions [64 i, 64 i + 64); -1: the page was
  * dropped, which is allowed only where every query's window has left it behind. */
 struct kernels_pages {
-    const int32_t *pages;
+    const int32_t *pages; /* of the host */
     int count;
 };
+
+/* ---- a batch ----------------------------------------------------------------------------------------------------- */
 
 /* One run of new tokens of one sequence inside a batch. Rows [first_row, first_row + n) of the batch are positions
  * [pos, pos + n) of the sequence. */
 struct kernels_run {
     int first_row, n;
     int pos;
-    struct kernels_pages pages;
+    struct kernels_pages pages[KERNELS_PAGE_GROUPS];
 };
 
-/* ---- operations ---------------------------------------------------------------------------------------------- */
+/* A token that was said before, and how often. */
+struct kernels_seen {
+    int32_t id;
+    int32_t count;
+};
+
+#define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
+#define KERNELS_MAX_TOP    32        /* alternatives of a pick */
+
+/* One token to pick from a row of logits: docs/numerics.md, "Sampling". All settings within the ranges that
+ * engine_sampling_check() gives. */
+struct kernels_pick {
+    int row;                         /* of the wanted ones */
+    const struct kernels_seen *seen; /* [n_seen], distinct ids: the penalties change their logits */
+    int n_seen;
+    float repetition, presence, frequency;
+    const uint32_t *mask; /* bit i % 32 of word i / 32: token i may be picked; NULL: all may */
+    float temperature;    /* 0: the greatest */
+    int top_k;            /* 0: all */
+    float top_p, min_p;
+    double random; /* in [0, 1) */
+    bool odds;     /* what the log-probabilities are made of is wanted, and n_top alternatives */
+    int n_top;
+};
+
+/* What is picked instead of a token. */
+enum {
+    KERNELS_PICK_NAN = -1, /* a logit is NaN, or the greatest is not finite */
+    KERNELS_PICK_NONE = -2 /* no token that the mask allows has a finite logit */
+};
+
+/* Logits here are the row's own, before penalties, mask and temperature. The log-probability of a logit x is (x - max)
+ * - ln(mass / 2^39): mass is the sum over the row of exp(logit - max) in whole units of 2^-39 (docs/numerics.md). */
+struct kernels_picked {
+    int32_t id; /* or one of the above */
+    /* Where odds are wanted and the row has no NaN: */
+    float logit, max; /* of the picked token; the row's greatest */
+    uint64_t mass;
+    int32_t top[KERNELS_MAX_TOP]; /* [n_top], by falling logits, the lower id first among equals; -1 behind the last */
+    float top_logits[KERNELS_MAX_TOP];
+};
+
+/* What one pass over the model is about. */
+struct kernels_batch {
+    int rows;
+    const int32_t *ids;             /* [rows] tokens */
+    const struct kernels_run *runs; /* [n_runs], cover rows [0, rows) in order */
+    int n_runs;
+    const float *query_scale; /* [rows]: what queries grow by; NULL: nothing */
+    const int32_t *wanted;    /* [n_wanted] rows that gather() takes, in this order */
+    int n_wanted;
+    const struct kernels_pick *picks; /* [n_picks] */
+    int n_picks;
+};
+
+/* The most of everything that operations will meet. */
+struct kernels_sizes {
+    int rows, runs;    /* of a batch */
+    int pages;         /* of a run's table */
+    int wanted, picks; /* of a batch */
+    int vocab;         /* logits of a row */
+    int cols;          /* of a product's input */
+    int heads, head_dim;
+    int ff;                               /* rows of gate and up */
+    int experts, experts_used, expert_ff; /* 0: there are no mixtures */
+};
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
 
 /* One product with a shared input: y[n][rows] = x[n][cols] * w^T + bias; or y += with accumulate (the product and
  * its bias are computed first, then added to y). */
@@ -156,6 +259,7 @@ struct kernels_linear {
     const float *bias; /* [rows] or NULL */
     float *y;          /* [n][rows] */
     bool accumulate;
+    float softcap; /* 0: none; else y = cap * tanh(y / cap) at last; not with accumulate */
 };
 
 enum kernels_glu_kind {
@@ -167,125 +271,153 @@ enum kernels_glu_kind {
 #define KERNELS_MAX_EXPERTS      1024
 #define KERNELS_MAX_EXPERTS_USED 64 /* by one row; a multiple of 16 */
 
+/* Queries, keys and values of new tokens, on their way from their products to attention and to their pages. */
+struct kernels_attn_in {
+    float *q;           /* [rows][heads][head_dim]; normed and rotated in place */
+    float *key, *value; /* [rows][kv_heads][head_dim]; what is left in them is nobody's affair */
+    int heads;
+    const float *q_norm, *k_norm; /* [head_dim], an RMS norm of every head; NULL: none */
+    float eps;
+    const float *q_rope, *k_rope; /* tables of rope_table(); NULL: nothing is rotated */
+    int rot;                      /* dimensions that are rotated; those behind are left alone */
+    enum kernels_rope_kind kind;
+    struct kernels_kv kv;
+};
+
 struct kernels_attention {
     const float *q; /* [rows][heads][head_dim], rotated */
-    float *out;     /* [rows][heads][head_dim] */
-    int rows, heads;
+    int heads;
     float scale;        /* multiplies q.k */
     int window;         /* 0 = full; else position p sees keys at distance < window */
     float softcap;      /* 0 = none; else s = cap * tanh(s / cap) */
     const float *sinks; /* [heads] or NULL: a score that each query sees beside its keys', with a value of zeros */
     struct kernels_kv kv;
-    const struct kernels_run *runs; /* cover rows [0, rows) in order */
-    int n_runs;
 };
 
 /* A feed-forward part of many experts, of which each row asks a few. */
 struct kernels_mixture {
-    int experts, used;                             /* at most the two maxima above; used <= experts */
+    int used;                                      /* experts of a row */
     const float *logits;                           /* [n][experts]: the router's */
-    const struct kernels_matrix *gate, *up, *down; /* [experts]: [ff][cols], [ff][cols], [cols][ff] */
+    const struct kernels_matrix *gate, *up, *down; /* experts of [ff][cols], [ff][cols], [cols][ff] */
     const float *gate_bias, *up_bias, *down_bias;  /* [experts][ff], [experts][ff], [experts][cols]; or NULL */
     enum kernels_glu_kind glu;
-    /* Scratch of the caller's: [n * used] of cols, ff, ff and cols values, and of one. */
-    float *rows, *gate_out, *up_out, *out, *weights;
-    int32_t *ids, *order, *place;
 };
 
-/* A logit that counts instead of the row's own (penalties). */
-struct kernels_logit {
-    int32_t id;
-    float value;
-};
-
-#define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
-
-/* One token to pick from a row of logits: docs/numerics.md, "Sampling". All settings within the ranges that
- * engine_sampling_check() gives. */
-struct kernels_pick {
-    const float *logits; /* [n] */
-    int n;
-    const struct kernels_logit *changed; /* [n_changed], distinct ids in [0, n) */
-    int n_changed;
-    float temperature; /* 0: the greatest */
-    int top_k;         /* 0: all */
-    float top_p, min_p;
-    double random; /* in [0, 1) */
-    int32_t id;    /* out; -1: a logit is NaN, or the greatest is not finite */
-};
-
-/* Pointers are to memory of the backend (alloc). Shapes are row-major. No operation allows its outputs to overlap
- * its inputs unless it says so. Operations cannot fail for valid arguments; a lack of scratch memory is found by
- * reserve(). */
+/* Shapes are row-major; `n` is a number of rows, the batch's or the wanted ones'. Outputs do not overlap inputs unless
+ * an operation says so. */
 struct kernels_ops {
-    const char *name;
+    /* ---- memory: any time but between begin() and end() ---- */
 
-    /* Zeroed, 64-byte aligned memory; NULL when there is none. Freed with release(). */
-    void *(*alloc)(struct kernels *k, size_t bytes);
-    void (*release)(struct kernels *k, void *p, size_t bytes);
+    /* What a pointer to memory of the device points at is the host's memory, and pinned memory is as any other. */
+    bool host;
 
-    /* memcpy and memset(0) between the backend's own memory. */
-    void (*copy)(struct kernels *k, void *to, const void *from, size_t bytes);
-    void (*zero)(struct kernels *k, void *p, size_t bytes);
+    /* Zeroed memory, aligned to 256 bytes; NULL when there is none. Freed with release(), which first waits for what
+     * may use it. */
+    void *(*alloc)(struct kernels *k, enum kernels_place place, size_t bytes);
+    void (*release)(struct kernels *k, enum kernels_place place, void *p, size_t bytes);
 
-    /* Makes room for batches of up to max_rows rows, inputs of up to max_cols values and max_heads query heads of up to
-     * max_head_dim, so that no operation allocates. 0 or -ENOMEM. Call once before the first operation. */
-    int (*reserve)(struct kernels *k, int max_rows, int max_cols, int max_heads, int max_head_dim);
+    /* Bytes of the device that are free for alloc(), or, `whole`, that it has at all; UINT64_MAX when nothing says. */
+    uint64_t (*memory_bytes)(struct kernels *k, bool whole);
 
-    /* out[i][cols] = scale * w[ids[i]][:], dequantized. ids must be in [0, w->rows). */
-    void (*embed)(struct kernels *k, const struct kernels_matrix *w, const int32_t *ids, int n, float scale,
-                  float *out);
+    /* Scratch that reserve() takes for these sizes, and taking it (anew when it was called before), so that no
+     * operation allocates. -EINVAL, -ENOMEM. Comes before the first batch. */
+    uint64_t (*reserve_bytes)(struct kernels *k, const struct kernels_sizes *sizes);
+    int (*reserve)(struct kernels *k, const struct kernels_sizes *sizes);
 
-    /* out[i][d] = x[rows[i]][d]. */
-    void (*gather)(struct kernels *k, const float *x, int d, const int32_t *rows, int n, float *out);
+    /* Bytes of the quantized form of `rows` rows; 0: the backend keeps none. */
+    size_t (*acts_bytes)(struct kernels *k, int rows, int cols);
 
-    /* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y may be the same. weight [d]. */
-    void (*rms_norm)(struct kernels *k, const float *x, int rows, int d, const float *weight, float eps, float *y);
+    /* ---- loading: waits as it likes ---- */
 
-    /* Several products of the same input x[n][cols]: quantizes x once, where the weight types want it. All w->cols ==
-     * cols. */
-    void (*linear)(struct kernels *k, const float *x, int n, int cols, const struct kernels_linear *jobs, int n_jobs);
+    /* Bytes of a packed matrix. */
+    size_t (*matrix_bytes)(struct kernels *k, enum kernels_type type, int rows, int cols);
 
-    /* Rotates x[n][heads][head_dim] in place by table[n][rot/2][2] (cos, sin); dims past rot are left alone. */
-    void (*rope)(struct kernels *k, float *x, int n, int heads, int head_dim, int rot, enum kernels_rope_kind kind,
-                 const float *table);
+    /* Packs rows [first, first + n) of an expert (0 where there is one matrix) into w->data; first is a multiple of 16,
+     * and n too unless the rows end there. `rows` are as the file has them, in any memory and at any alignment.
+     * Meanwhile calls beside(arg) once, on some thread of the host, and returns when that has returned. NULL: nothing.
+     */
+    void (*pack)(struct kernels *k, const struct kernels_matrix *w, int expert, int first, int n, const void *rows,
+                 void (*beside)(void *arg), void *arg);
 
-    /* Rounds k[rows][kv_heads][head_dim] and v (same shape) to the KV type (nearest even) and writes them to their
-     * pages. */
-    void (*kv_write)(struct kernels *k, const struct kernels_kv *kv, const float *key, const float *value,
-                     const struct kernels_run *runs, int n_runs);
+    /* Copies from any memory of the host to the device. */
+    void (*upload)(struct kernels *k, void *to, const void *from, size_t bytes);
 
-    /* Causal grouped-query attention over pages that already hold the new tokens' keys and values. */
-    void (*attention)(struct kernels *k, const struct kernels_attention *a);
+    /* ---- streams ---- */
 
-    /* out[i] = act(gate[i]) * up[i], n values; out may be gate. */
-    void (*glu)(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
-                float *out);
+    /* memcpy and memset(0). Memory is the device's or pinned. */
+    void (*copy)(struct kernels *k, enum kernels_stream stream, void *to, const void *from, size_t bytes);
+    void (*zero)(struct kernels *k, enum kernels_stream stream, void *p, size_t bytes);
 
-    /* For each row of x[n][cols]: the `used` experts with the largest logits, largest first and the lower of equals
-     * first, weigh softmax of those logits; y[n][cols] += the sum over them, in that order, of weight *
-     * (down(act(gate(x))
-     * * up(x)) + bias). Rows that ask the same expert are taken together. */
-    void (*mixture)(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
+    kernels_event (*record)(struct kernels *k, enum kernels_stream stream);
+    /* What is put into the stream from now on waits, on the device, for the event. */
+    void (*after)(struct kernels *k, enum kernels_stream stream, kernels_event event);
+    /* The host waits: 0; -ETIMEDOUT after timeout_ms (-1: never); -EIO: the device failed. */
+    int (*wait)(struct kernels *k, kernels_event event, int timeout_ms);
+    /* What the device failed with, for a person; NULL: it did not. */
+    const char *(*error)(const struct kernels *k);
 
-    /* x[i] += y[i], n values. */
-    void (*add)(struct kernels *k, float *x, const float *y, size_t n);
+    /* ---- a step: all into KERNELS_COMPUTE ---- */
 
-    /* x[i] = cap * tanh(x[i] / cap), n values, cap > 0. */
-    void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+    /* Takes a batch to the device, in one copy. Returns 0: the operations follow, then end(). Or 1: those of an earlier
+     * batch with as many rows, wanted rows and picks will be done on this one, so that only end() follows; whoever
+     * calls them gives the same operations in the same order, with the same memory, for batches that are alike in
+     * these. */
+    int (*begin)(struct kernels *k, const struct kernels_batch *batch);
+    void (*end)(struct kernels *k);
 
-    /* Picks a token from each of n rows. Rows may be the same. reserve_pick() makes room for rows of up to max_logits,
-     * at most KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM; call it before the first pick, and again for longer rows. */
-    int (*reserve_pick)(struct kernels *k, int max_logits);
-    void (*pick)(struct kernels *k, struct kernels_pick *picks, int n);
+    /* out[i][cols] = scale * w[ids[i]][:], dequantized, for all rows of the batch. ids must be in [0, w->rows). */
+    void (*embed)(struct kernels *k, const struct kernels_matrix *w, float scale, float *out);
 
-    /* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
-     * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], 16 bits each, no padding. Runs on
-     * the caller, which may be a worker (kernels_parallel over layers). */
-    void (*kv_export)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                      uint16_t *keys, uint16_t *values);
-    void (*kv_import)(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                      const uint16_t *keys, const uint16_t *values);
+    /* table[i][rot / 2][2] = cos and sin of position(i) * inv_freq[j], times magnitude, for all rows of the batch;
+     * `scaled`: and times the row's query_scale. inv_freq [rot / 2] is on the device. */
+    void (*rope_table)(struct kernels *k, const double *inv_freq, int rot, double magnitude, bool scaled, float *table);
+
+    /* out[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]. x [n][out->cols], weight [out->cols]. */
+    void (*norm)(struct kernels *k, const float *x, int n, const float *weight, float eps,
+                 const struct kernels_acts *out);
+
+    /* x[r][:] += norm of y[r][:], as above; x and y [n][d]; what is left in y is nobody's affair. */
+    void (*add_norm)(struct kernels *k, float *y, int n, int d, const float *weight, float eps, float *x);
+
+    /* Several products of the same input. All w->cols == in->cols. */
+    void (*linear)(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_linear *jobs,
+                   int n_jobs);
+
+    /* out = act(gate(in)) * up(in). gate and up [out->cols][in->cols]. */
+    void (*gated)(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_matrix *gate,
+                  const struct kernels_matrix *up, enum kernels_glu_kind kind, const struct kernels_acts *out);
+
+    /* For all rows of the batch: norms heads, rotates, and writes keys and values, rounded to the KV type (nearest
+     * even), to their pages. */
+    void (*attn_in)(struct kernels *k, const struct kernels_attn_in *a);
+
+    /* Causal grouped-query attention of all rows of the batch over pages that already hold the new tokens' keys and
+     * values. out->cols == heads * head_dim. */
+    void (*attention)(struct kernels *k, const struct kernels_attention *a, const struct kernels_acts *out);
+
+    /* out[i] = x[wanted[i]]. x [rows][out->cols]. */
+    void (*gather)(struct kernels *k, const float *x, const struct kernels_acts *out);
+
+    /* For each of n rows: the `used` experts with the largest logits, largest first and the lower of equals first,
+     * weigh softmax of those logits; y[n][cols] += the sum over them, in that order, of weight * (down(act(gate(x)) *
+     * up(x)) + bias). Rows that ask the same expert are taken together. in->cols == cols, in both forms. */
+    void (*mixture)(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_mixture *m, float *y);
+
+    /* Picks the batch's tokens from logits[n_wanted][vocab] into out[n_picks], which is pinned. */
+    void (*pick)(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out);
+
+    /* ---- keys and values in and out ---- */
+
+    /* Positions [first, first + n) of n_layers layers out of / into the pages of one sequence (pages [groups], at least
+     * as far as the layers say), into KERNELS_OUT / KERNELS_IN. `staging` is pinned and holds, for each layer in order,
+     * keys [kv_heads * head_dim][n] (channel-major) and then values [n][kv_heads * head_dim], kernels_kv_width() bytes
+     * each, no padding. A page that was dropped gives zeros, and takes nothing. */
+    void (*kv_export)(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                      const struct kernels_pages *pages, int first, int n, void *staging);
+    void (*kv_import)(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                      const struct kernels_pages *pages, int first, int n, const void *staging);
+
+    void (*close)(struct kernels *k); /* kernels_close() */
 };
 
 const struct kernels_ops *kernels_ops(const struct kernels *k);

@@ -30,6 +30,8 @@ static void remember_ephemeral(struct turn *t)
         e->owner = strdup(t->owner);
         e->response_id = strdup(t->response_id);
         e->instructions = t->in_force ? strdup(t->in_force) : NULL;
+        e->tools = t->tools_form ? strdup(t->tools_form) : NULL;
+        context_chat_hash(t, e->chat_hash);
         e->n_evaluated = receipt_evaluated(t);
         e->answered = t->generate;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
@@ -45,6 +47,7 @@ static void remember_ephemeral(struct turn *t)
         free(e->owner);
         free(e->response_id);
         free(e->instructions);
+        free(e->tools);
         free(e);
     }
     session_log(t->session, LOG_WARNING, "no memory to remember a response that is not stored");
@@ -54,6 +57,7 @@ static void done(struct turn *t)
 {
     struct session *s = t->session;
     bool incomplete = t->reason != NULL;
+    answer_tell(t);
     t->terminal = true;
     t->state = TURN_OVER;
     if (incomplete)
@@ -62,8 +66,6 @@ static void done(struct turn *t)
         s->status.turns_completed++;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
-                                         .text = t->text ? t->text : "",
-                                         .len = t->text_len,
                                          .incomplete = incomplete,
                                          .reason = t->reason,
                                          .stopped_by_string = t->stopped_by_string,
@@ -72,17 +74,6 @@ static void done(struct turn *t)
                                          .output_tokens = t->n_output,
                                          .receipt = &t->receipt});
     turn_let_go(t, true);
-}
-
-/* What a later Chat Completions request finds this turn by: without memory for it, by nothing. */
-static void chat_hash(const struct turn *t, uint8_t out[32])
-{
-    uint8_t(*hashes)[32] = malloc((t->n_messages + 1) * sizeof *hashes);
-    if (!hashes)
-        return;
-    context_chat_hashes(t, t->text, t->text_len, hashes);
-    memcpy(out, hashes[t->n_messages], 32);
-    free(hashes);
 }
 
 static void save_kv(struct turn *t, int64_t turn);
@@ -115,50 +106,31 @@ static int fill_row(struct turn *t)
         .answered = t->generate,
         .tokens = t->context.ids + from,
         .tokens_bytes = (t->context.n - from) * sizeof(engine_token),
-        .prompt_bytes = ((size_t)t->n_prompt - from) * sizeof(engine_token),
+        .prompt_bytes = ((size_t)(t->n_prompt - t->n_opened) - from) * sizeof(engine_token),
         .rebased = t->rebased,
         .n_tokens = (int64_t)t->context.n,
         .evaluated = receipt_evaluated(t),
         .kv = strdup(kv),
         .receipt = receipt_stored(&t->receipt),
-        .saved = t->hot ? STORAGE_SAVED_PENDING : STORAGE_SAVED_YES,
+        .saved = t->hot || t->n_aside ? STORAGE_SAVED_PENDING : STORAGE_SAVED_YES,
         .input_tokens = t->n_prompt,
         .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
         .output_tokens = t->receipt.output,
         .completed_ms = t->completed_ms,
     };
     memcpy(t->row.fingerprint, s->info->model_sha256, sizeof t->row.fingerprint);
-    if (t->match && t->generate)
-        chat_hash(t, t->row.chat_hash);
-    if (t->generate) {
-        /* "resp_X" answers with "msg_X": who reads along knows the item's id from the first event on. */
-        const char *tail = strchr(t->response_id, '_');
-        size_t n = strlen(t->response_id) + sizeof "msg_";
-        t->answer = (struct storage_item){.output = true,
-                                          .public_id = malloc(n),
-                                          .kind = (char *)"message",
-                                          .role = (char *)stored_role_name(ENGINE_ASSISTANT),
-                                          .incomplete = t->reason != NULL,
-                                          .created_ms = t->completed_ms,
-                                          .text = t->text};
-        if (!t->answer.public_id)
-            return -ENOMEM;
-        (void)snprintf(t->answer.public_id, n, "msg%s", tail ? tail : "_");
-        t->row.items = &t->answer;
-        t->row.n_items = 1;
-    }
+    context_chat_hash(t, t->row.chat_hash);
+    t->row.items = t->output;
+    t->row.n_items = t->n_output_items;
     return t->row.kv && t->row.receipt ? 0 : -ENOMEM;
 }
 
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
-    const char *text = NULL;
-    size_t len = 0;
     if (t->cancelled && !t->reason)
-        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : "cancelled";
-    if (t->stream && !t->stopped_by_string &&
-        (engine_stream_finish(t->stream, &text, &len) || turn_deliver(t, text, len))) {
+        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
+    if (answer_finish(t)) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
@@ -166,23 +138,18 @@ void turn_finish(struct turn *t)
     t->completed_ms = session_wall_ms();
     bool touch = turn_touches(t);
     /* Without pages nothing was computed: what there is was saved by those before. */
-    t->receipt.saved = !t->store || touch ? "off" : t->hot ? "pending" : "yes";
+    t->receipt.saved = !t->store || touch ? "off" : t->hot || t->n_aside ? "pending" : "yes";
     if (!t->store || touch) {
         receipt_finish(t);
         if (!touch)
             remember_ephemeral(t);
         else if (t->hot && t->found.parent.id) {
-            t->hot->turn = t->found.parent.id;
-            t->hot->conversation = t->found.conversation.id;
+            hot_belongs(s, t->hot, t->found.parent.id, t->found.conversation.id);
             save_touched(t);
         } else if (t->hot && t->previous) {
             t->hot->ephemeral = strdup(t->previous);
         }
         done(t);
-        return;
-    }
-    if (turn_append_text(t, "", 0)) {
-        turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
     receipt_finish(t);
@@ -315,22 +282,10 @@ static void find_holders(struct turn *t, struct saving *saving)
     t->found.n_near = 0;
 }
 
-void saving_begin(struct session *s, struct saving *saving, struct hot *h)
+/* Its turn holds the chain that ends with `last` from now on. */
+static void saving_hold(struct session *s, struct saving *saving, const uint8_t last[STORAGE_KEY_BYTES])
 {
     static const uint8_t none[STORAGE_KEY_BYTES];
-    uint8_t last[STORAGE_KEY_BYTES];
-    saving->hot = h;
-    saving->next = s->savings;
-    s->savings = saving;
-    s->jobs++;
-    count_saves(s, 1);
-    saving->with_rc = 0;
-    saving->rc = hot_save(s, h, true, last);
-    int k = saving->longer_at;
-    if (k < h->n_full || (k == h->n_full && h->tail_count))
-        memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
-    else
-        saving->n_holders = 0;
     if (!saving->rc && memcmp(last, none, sizeof none)) {
         int rc = storage_kv_commit(s->storage, saving->turn, last, with_commit, kv_commit_done, saving);
         if (!rc)
@@ -340,13 +295,35 @@ void saving_begin(struct session *s, struct saving *saving, struct hot *h)
     kv_saved(s, saving);
 }
 
-/* Saves the context for `turn`, which holds it from then on. */
-static void save_kv(struct turn *t, int64_t turn)
+static void saving_add(struct session *s, struct saving *saving)
+{
+    saving->next = s->savings;
+    s->savings = saving;
+    s->jobs++;
+    count_saves(s, 1);
+    saving->with_rc = saving->rc = 0;
+}
+
+void saving_begin(struct session *s, struct saving *saving, struct hot *h)
+{
+    uint8_t last[STORAGE_KEY_BYTES];
+    saving->hot = h;
+    saving_add(s, saving);
+    saving->rc = hot_save(s, h, true, last);
+    int k = saving->longer_at;
+    if (k < h->n_full || (k == h->n_full && h->tail_count))
+        memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
+    else
+        saving->n_holders = 0;
+    saving_hold(s, saving, last);
+}
+
+static struct saving *saving_new(struct turn *t, int64_t turn)
 {
     struct session *s = t->session;
     struct saving *saving = calloc(1, sizeof *saving);
     if (!saving)
-        return; /* the receipt stays at "pending": nothing was promised */
+        return NULL; /* the receipt stays at "pending": nothing was promised */
     saving->session = s;
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
@@ -355,8 +332,27 @@ static void save_kv(struct turn *t, int64_t turn)
         saving->from = t->found.parent.n_tokens;
     saving->told = !turn_touches(t);
     saving->saved = STORAGE_SAVED_PENDING;
+    return saving;
+}
+
+/* Saves the context for `turn`, which holds it from then on. */
+static void save_kv(struct turn *t, int64_t turn)
+{
+    struct saving *saving = saving_new(t, turn);
+    if (!saving)
+        return;
     find_holders(t, saving);
-    saving_begin(s, saving, t->hot);
+    saving_begin(t->session, saving, t->hot);
+}
+
+/* Of a turn that was stopped while it was put aside: it holds what was saved then. */
+static void save_aside(struct turn *t, int64_t turn)
+{
+    struct saving *saving = saving_new(t, turn);
+    if (!saving)
+        return;
+    saving_add(t->session, saving);
+    saving_hold(t->session, saving, t->aside_last);
 }
 
 void turn_committed(struct session *s, void *turn)
@@ -373,14 +369,20 @@ void turn_committed(struct session *s, void *turn)
             return;
         }
         session_log(s, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->commit_rc));
-        turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
+        if (session_disk_full(t->commit_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the answer could not be written; the question is kept; free some space on the "
+                      "server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the answer could not be written; the question is kept");
         return;
     }
     if (t->hot) {
-        t->hot->turn = t->row.id;
-        t->hot->conversation = t->found.conversation.id;
+        hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
         save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
+    } else if (t->n_aside) {
+        save_aside(t, t->row.id);
     }
     done(t);
 }

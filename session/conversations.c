@@ -23,6 +23,8 @@ struct query {
     uint8_t digest[SESSION_DIGEST_BYTES];
     int limit;
     bool to_disk, descending;
+    bool started, again; /* LIST: the cursor is set; there are more titles to look at */
+    struct storage_cursor at;
     session_done *done;
     void *arg;
 
@@ -63,61 +65,20 @@ static void query_free(struct query *q)
 
 /* ---- answers ---- */
 
-void live_publish(struct session *s)
-{
-    s->n_live = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        struct turn *t = s->turns;
-        struct hot *h = s->hots;
-        while (pass ? t != NULL : h != NULL) {
-            bool relevant = pass ? t->state > TURN_FINDING && t->state != TURN_OVER : true;
-            int64_t conversation = !relevant ? 0 : pass ? t->found.conversation.id : h->conversation;
-            int i = 0;
-            while (i < s->n_live && s->live[i].conversation != conversation)
-                i++;
-            if (conversation && relevant && i == s->live_capacity) {
-                int capacity = s->live_capacity ? 2 * s->live_capacity : 16;
-                struct live *grown = realloc(s->live, (size_t)capacity * sizeof *grown);
-                if (!grown)
-                    return; /* told as not hot: harmless */
-                s->live = grown;
-                s->live_capacity = capacity;
-            }
-            if (conversation && relevant) {
-                if (i == s->n_live)
-                    s->live[s->n_live++] = (struct live){.conversation = conversation};
-                if (pass)
-                    strncpy(s->live[i].running, t->response_id, sizeof s->live[i].running - 1);
-                else
-                    s->live[i].hot = true;
-            }
-            if (pass)
-                t = t->next;
-            else
-                h = h->next;
-        }
-    }
-}
-
 static void fill_conversation(struct session *s, const struct storage_conversation *row, const char *head,
-                              struct live *live, struct session_conversation *out)
+                              char running[LIVE_RESPONSE_SIZE], struct session_conversation *out)
 {
-    memset(live, 0, sizeof *live);
-    pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->n_live; i++)
-        if (s->live[i].conversation == row->id)
-            *live = s->live[i];
-    pthread_mutex_unlock(&s->lock);
+    bool hot = live_look(s, row->id, running);
     *out = (struct session_conversation){.id = row->public_id,
                                          .title = row->title,
                                          .metadata = row->metadata,
                                          .instructions = row->instructions,
                                          .head = head,
-                                         .tier = live->hot   ? "hot"
+                                         .tier = hot         ? "hot"
                                                  : row->head ? "stored"
                                                              : "none",
-                                         .running = live->running[0] != 0,
-                                         .running_response = live->running[0] ? live->running : NULL,
+                                         .running = running[0] != 0,
+                                         .running_response = running[0] ? running : NULL,
                                          .created_ms = row->created_ms,
                                          .updated_ms = row->updated_ms,
                                          .n_turns = row->n_turns,
@@ -131,7 +92,7 @@ static void answer(struct query *q, int rc)
     struct session_response response;
     struct session_item *items = NULL;
     struct stored *own = NULL;
-    struct live *live = NULL;
+    char(*running)[LIVE_RESPONSE_SIZE] = NULL;
     size_t n = q->n_conversations, n_items = q->n_items;
     if (rc == 0 && n > 0) {
         if (q->kind == LIST && n > (size_t)q->limit) {
@@ -139,11 +100,11 @@ static void answer(struct query *q, int rc)
             result.more = true;
         }
         conversations = calloc(n, sizeof *conversations);
-        live = calloc(n, sizeof *live);
-        for (size_t i = 0; conversations && live && i < n; i++)
-            fill_conversation(q->session, &q->conversations[i], q->heads ? q->heads[i] : NULL, &live[i],
+        running = calloc(n, sizeof *running);
+        for (size_t i = 0; conversations && running && i < n; i++)
+            fill_conversation(q->session, &q->conversations[i], q->heads ? q->heads[i] : NULL, running[i],
                               &conversations[i]);
-        if (!conversations || !live)
+        if (!conversations || !running)
             result.rc = -ENOMEM;
     }
     if (rc == 0 && q->kind == RESPONSE_GET)
@@ -168,7 +129,7 @@ static void answer(struct query *q, int rc)
     stored_free(own);
     free(items);
     free(conversations);
-    free(live);
+    free(running);
     query_free(q);
 }
 
@@ -255,6 +216,25 @@ static int create(struct storage_ledger *l, struct query *q)
     return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 
+/* The next turn will follow the response that q->text names ("": none). */
+static int move_head(struct storage_ledger *l, const struct query *q, struct storage_conversation *c)
+{
+    int rc = storage_conversation_runs(l, c->id);
+    if (rc)
+        return rc < 0 ? rc : -EBUSY;
+    c->head = 0;
+    if (!*q->text)
+        return 0;
+    struct storage_turn turn;
+    rc = storage_turn_get(l, q->owner_row.id, q->text, 0, &turn);
+    if (rc)
+        return rc == -ENOENT ? -ESRCH : rc;
+    if (turn.conversation == c->id && (turn.status == STORAGE_TURN_COMPLETED || turn.status == STORAGE_TURN_INCOMPLETE))
+        c->head = turn.id;
+    storage_turn_free(&turn);
+    return c->head ? 0 : -ESRCH;
+}
+
 static int update(struct storage_ledger *l, struct query *q)
 {
     int rc = get_conversation(l, q);
@@ -265,16 +245,28 @@ static int update(struct storage_ledger *l, struct query *q)
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
     c->updated_ms = session_wall_ms();
-    return storage_conversation_update(l, c);
+    rc = q->text ? move_head(l, q, c) : 0;
+    return rc ? rc : storage_conversation_update(l, c);
 }
 
 static int list(struct storage_ledger *l, struct query *q)
 {
-    q->conversations = calloc((size_t)q->limit + 1, sizeof *q->conversations);
+    size_t most = (size_t)q->limit + 1, n = 0;
+    bool over = true;
+    if (!q->conversations)
+        q->conversations = calloc(most, sizeof *q->conversations);
     if (!q->conversations)
         return -ENOMEM;
-    return storage_conversation_list(l, q->owner_row.id, q->id, q->text, q->conversations, (size_t)q->limit + 1,
-                                     &q->n_conversations);
+    int rc = q->started ? 0 : storage_conversation_cursor(l, q->owner_row.id, q->id, &q->at);
+    q->started = true;
+    if (!rc && !q->text)
+        rc = storage_conversation_list(l, q->owner_row.id, q->at, q->conversations, most, &n);
+    else if (!rc)
+        rc = storage_conversation_search(l, q->owner_row.id, &q->at, q->text, q->conversations + q->n_conversations,
+                                         most - q->n_conversations, &n, &over);
+    q->n_conversations += n;
+    q->again = !rc && !over;
+    return rc;
 }
 
 static int get_response(struct storage_ledger *l, struct query *q)
@@ -350,7 +342,7 @@ static int query_find(struct storage_ledger *l, struct query *q)
         rc = get_response(l, q);
         break;
     }
-    return rc ? rc : add_heads(l, q);
+    return rc || q->again ? rc : add_heads(l, q);
 }
 
 /* What its owner has deleted is told as such until nothing of it is left on the disk. */
@@ -467,9 +459,6 @@ static bool settle(struct session *s, struct query *q)
         if (!h->user && h->conversation == conversation)
             hot_free(s, h);
     }
-    pthread_mutex_lock(&s->lock);
-    live_publish(s);
-    pthread_mutex_unlock(&s->lock);
     if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);
         return true;
@@ -521,7 +510,13 @@ void query_abort(struct session *s)
 
 static void query_done(void *arg, int rc)
 {
-    answer(arg, rc);
+    struct query *q = arg;
+    if (!rc && q->again) {
+        rc = storage_submit(q->session->storage, (struct storage_job){.run = query_run, .done = query_done, .arg = q});
+        if (!rc)
+            return;
+    }
+    answer(q, rc);
 }
 
 static void found(struct session *s, void *arg)
@@ -597,9 +592,11 @@ int session_conversation_get(struct session *s, const char *owner, const char *i
 }
 
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg)
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg)
 {
-    return start(s, UPDATE, owner, id, title, metadata, instructions, (struct query){.done = done, .arg = arg});
+    return start(s, UPDATE, owner, id, title, metadata, instructions,
+                 (struct query){.done = done, .arg = arg, .text = (char *)head});
 }
 
 int session_conversation_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg)

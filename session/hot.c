@@ -46,8 +46,11 @@ struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32
     }
     h->owner = owner;
     memcpy(h->owner_key, owner_key, sizeof h->owner_key);
-    h->next = s->hots;
-    s->hots = h;
+    if (idle_link(s, h)) {
+        engine_seq_free(h->seq);
+        free(h);
+        return NULL;
+    }
     return h;
 }
 
@@ -56,26 +59,12 @@ void hot_free(struct session *s, struct hot *h)
     if (!h)
         return;
     unsaved_forget(s, h);
-    for (struct hot **p = &s->hots; *p; p = &(*p)->next)
-        if (*p == h) {
-            *p = h->next;
-            break;
-        }
+    hot_belongs(s, h, 0, 0);
+    idle_unlink(s, h);
     engine_seq_free(h->seq);
     free(h->full);
     free(h->ephemeral);
     free(h);
-}
-
-static int common_head(const struct hot *h, const engine_token *ids, int most)
-{
-    const engine_token *have = engine_seq_tokens(h->seq);
-    int n = engine_seq_length(h->seq), i = 0;
-    if (n > most)
-        n = most;
-    while (i < n && have[i] == ids[i])
-        i++;
-    return i;
 }
 
 static void forget_beyond(struct hot *h, int n)
@@ -130,46 +119,84 @@ static struct hot *fork_hot(struct session *s, struct hot *from, int n)
     memcpy(h->tail_key, from->tail_key, sizeof h->tail_key);
     h->tail_count = from->tail_count;
     forget_beyond(h, n);
-    h->next = s->hots;
-    s->hots = h;
+    if (idle_link(s, h)) {
+        engine_seq_free(h->seq);
+        free(h->full);
+        free(h);
+        return NULL;
+    }
     return h;
+}
+
+/* Whether it is the context at whose end the turn begins. */
+static bool continues(const struct turn *t, const struct hot *h)
+{
+    return (t->found.parent.id && h->turn == t->found.parent.id) ||
+           (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous));
+}
+
+/* Of an owner's contexts the one with the longest head in common with ids[0..most), and how long that is. Of idle ones
+ * with the same it is the one that `t` continues, if any; t may be NULL. */
+static struct hot *nearest(const struct session *s, int64_t owner, const engine_token *ids, int most,
+                           const struct turn *t, int *common)
+{
+    struct hot *best = NULL;
+    size_t at = idle_place(s, owner, ids, most);
+    *common = 0;
+    for (size_t i = at ? at - 1 : at; i <= at && i < s->n_idle; i++) {
+        int n = s->idle[i]->owner == owner ? hot_common(s->idle[i], ids, most) : 0;
+        if (n > *common) {
+            *common = n;
+            best = s->idle[i];
+        }
+    }
+    int idle_common = *common;
+    for (const struct turn *user = s->turns; user; user = user->next) {
+        int n = user->hot && user->hot->owner == owner ? hot_common(user->hot, ids, most) : 0;
+        if (n > *common) {
+            *common = n;
+            best = user->hot;
+        }
+    }
+    /* All idle ones with that head stand beside each other. */
+    if (t && (t->found.parent.id || t->previous) && idle_common && idle_common == *common) {
+        for (size_t i = at; i-- > 0 && s->idle[i]->owner == owner && hot_common(s->idle[i], ids, most) == *common;)
+            if (continues(t, s->idle[i]))
+                return s->idle[i];
+        for (size_t i = at; i < s->n_idle && s->idle[i]->owner == owner && hot_common(s->idle[i], ids, most) == *common;
+             i++)
+            if (continues(t, s->idle[i]))
+                return s->idle[i];
+    }
+    return best;
 }
 
 struct hot *hot_acquire(struct session *s, struct turn *t, int most)
 {
-    int64_t parent = t->found.parent.id;
-    struct hot *own = NULL, *best = NULL;
-    int best_common = 0;
-    for (struct hot *h = s->hots; h; h = h->next) {
-        if (h->owner != t->found.owner.id)
-            continue;
-        bool continues = !h->user && ((parent && h->turn == parent) ||
-                                      (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous)));
-        if (continues)
-            own = h;
-        if (t->generate && common_head(h, t->context.ids, t->n_prompt) == t->n_prompt)
-            t->rerun_last = true;
-        int common = common_head(h, t->context.ids, most);
-        if (common > best_common) {
-            best_common = common;
-            best = h;
-        }
-    }
+    int64_t owner = t->found.owner.id;
+    int common, whole_prompt;
+    struct hot *best = nearest(s, owner, t->context.ids, most, t, &common), *h = NULL;
+    (void)nearest(s, owner, t->context.ids, t->n_prompt, NULL, &whole_prompt);
+    if (t->generate && !t->n_aside && whole_prompt == t->n_prompt)
+        t->rerun_last = true;
     /* The conversation's own context is taken over, unless another branch shares more. */
-    struct hot *h = NULL;
-    if (own) {
+    if (best && !best->user && continues(t, best)) {
         /* What is stored nowhere is not cut: it may be followed again. */
-        int common = common_head(own, t->context.ids, most);
-        bool whole = common == engine_seq_length(own->seq);
-        if (common >= best_common && (whole || (!own->ephemeral && hot_truncate(own, common) == 0)))
-            h = own;
+        bool whole = common == engine_seq_length(best->seq);
+        if (whole || !best->ephemeral) {
+            idle_take(s, best);
+            if (whole || hot_truncate(best, common) == 0)
+                h = best;
+            else
+                idle_put(s, best);
+        }
         if (h && !whole)
             unsaved_forget(s, h);
     }
-    if (!h && best && best_common >= SHARE_MIN_TOKENS)
-        h = fork_hot(s, best, best_common);
+    if (!h && best && common >= SHARE_MIN_TOKENS)
+        h = fork_hot(s, best, common);
     if (!h)
-        h = hot_new(s, t->found.owner.id, t->found.owner.key);
+        h = hot_new(s, owner, t->found.owner.key);
     if (h) {
         h->user = t;
         /* A touch of a response that is not stored leaves nothing on disk either, whatever its own `store` says. */
@@ -180,12 +207,29 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     return h;
 }
 
+/* Whether a turn that waits would go on with this one. */
+static bool about_to_be_used(const struct session *s, const struct hot *h)
+{
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_WAITING && continues(t, h))
+            return true;
+    return false;
+}
+
+/* The idle one that was used longest ago goes; those that are about to be used only where there are no others. */
 static bool evict_one_but(struct session *s, const struct hot *but)
 {
     struct hot *oldest = NULL;
-    for (struct hot *h = s->hots; h; h = h->next)
-        if (h != but && !h->user && (!oldest || h->last_used_ms < oldest->last_used_ms))
+    for (struct hot *h = s->oldest_hot; h; h = h->previous) {
+        if (h == but || h->user)
+            continue;
+        if (!about_to_be_used(s, h)) {
             oldest = h;
+            break;
+        }
+        if (!oldest)
+            oldest = h;
+    }
     hot_free(s, oldest);
     return oldest != NULL;
 }
@@ -197,15 +241,8 @@ bool hot_evict_one(struct session *s)
 
 int hot_shared(const struct session *s, const struct turn *t, const struct hot **best)
 {
-    int shared = 0;
-    *best = NULL;
-    for (const struct hot *h = s->hots; h; h = h->next) {
-        int common = h->owner == t->found.owner.id ? common_head(h, t->context.ids, t->n_prompt) : 0;
-        if (common > shared) {
-            shared = common;
-            *best = h;
-        }
-    }
+    int shared;
+    *best = nearest(s, t->found.owner.id, t->context.ids, (int)t->context.n, t, &shared);
     return shared;
 }
 
@@ -213,7 +250,7 @@ bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
 {
     const struct hot *best;
     int shared = hot_shared(s, t, &best);
-    tokens += t->n_prompt - shared + ADMIT_TOKENS;
+    tokens += (int)t->context.n - shared + ADMIT_TOKENS;
     while (!engine_kv_fits(s->engine, NULL, tokens < INT_MAX ? (int)tokens : INT_MAX))
         if (!evict_one_but(s, best))
             return false;
@@ -222,9 +259,9 @@ bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
 
 void hot_evict_idle(struct session *s, int64_t before_ms)
 {
-    for (struct hot *h = s->hots, *next; h; h = next) {
-        next = h->next;
-        if (!h->user && h->last_used_ms < before_ms)
+    for (struct hot *h = s->oldest_hot, *newer; h && (h->user || h->last_used_ms < before_ms); h = newer) {
+        newer = h->previous;
+        if (!h->user)
             hot_free(s, h);
     }
 }

@@ -24,17 +24,19 @@ void receipt_finish(struct turn *t)
     r->turn = t->found.parent.depth + 1;
     r->output = t->n_output;
     /* A turn that was stopped may not have come to all that was to be prefilled again. */
-    int repeated = 0, n = 0;
+    int repeated = 0, own = 0, n = 0;
     for (int i = 0; i < r->n_reprefilled; i++) {
         int most = r->prefilled - repeated;
         r->reprefilled[n] = r->reprefilled[i];
         if (r->reprefilled[n].tokens > most)
             r->reprefilled[n].tokens = most;
         repeated += r->reprefilled[n].tokens;
+        if (!strcmp(r->reprefilled[n].reason, RECEIPT_PUT_ASIDE))
+            own = r->reprefilled[n].tokens;
         n += r->reprefilled[n].tokens > 0;
     }
     r->n_reprefilled = n;
-    r->history = r->hot + r->ram + r->disk + repeated;
+    r->history = r->hot + r->ram + r->disk + repeated - own;
     r->fresh = r->prefilled - repeated;
     r->queue_ms = ms_between(t->received_ns, t->admitted_ns);
     r->restore_ms = r->ram + r->disk > 0 ? ms_between(t->admitted_ns, t->restored_ns) : 0.0;
@@ -99,7 +101,7 @@ char *session_receipt_json(const struct session_receipt *r)
 
 int receipt_evaluated(const struct turn *t)
 {
-    int length = t->hot ? engine_seq_length(t->hot->seq) : 0;
+    int length = t->hot ? engine_seq_length(t->hot->seq) : t->n_counted;
     int before = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
     /* A context that was rendered anew was not there before, whatever its tokens are. */
     return t->past_changed || length > before ? length : before;

@@ -1,11 +1,12 @@
 /* session.c - the engine thread: commands in, one forward step after the other, nothing held while idle.
  *
  * The loop: take the commands that arrived, admit waiting turns, move restores on, and run one step over everything
- * that has tokens to run: a token of each turn that decodes, and a bounded piece of the prompts that prefill, so that
- * nobody's next token waits long for somebody's long prompt. Since rows do not depend on what shares a step, the batch
- * is made for speed alone.
+ * that has tokens to run: a token of each turn that decodes, and pieces of the prompts that prefill, as long as a step
+ * may take (schedule.h), so that nobody's next token waits long for somebody's long prompt.
  */
 #include <errno.h>
+#include <limits.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,11 +19,11 @@
 #define CLOSE_MS_MIN        300 /* for storage to end, when the turns took all the time there was */
 #define MAX_WAITING_DEFAULT 256
 #define MAX_RUNNING_DEFAULT 8
-#define MAX_RUNNING         256
 #define IDLE_MS_DEFAULT     (10 * 60 * 1000)
-#define STEP_TARGET_MS      250 /* a prefill step lasts about this long: a stop or another's token waits no longer */
-#define STEP_MIN_TOKENS     32
-#define IDLE_CHECK_MS       1000
+#define ASIDE_BYTES_DEFAULT ((size_t)256 << 20)
+#define MAX_READERS         64
+#define HOLD_MS             10 /* that a long step waits for turns that are about to run */
+#define CHECK_MS            1000
 #define STUCK_MS            30000
 
 int64_t session_now_ns(void)
@@ -67,7 +68,15 @@ int session_post(struct session *s, void (*run)(struct session *s, void *arg), v
     return 0;
 }
 
-/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait). */
+bool session_commands_wait(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool some = s->commands != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return some;
+}
+
+/* Takes all commands; waits up to wait_ms for the first when there is none (0: does not wait; negative: for ever). */
 static struct command *take_commands(struct session *s, int wait_ms)
 {
     struct timespec until;
@@ -79,8 +88,8 @@ static struct command *take_commands(struct session *s, int wait_ms)
         until.tv_nsec -= 1000000000;
     }
     pthread_mutex_lock(&s->lock);
-    while (wait_ms > 0 && !s->commands && !(s->stop && !s->closing))
-        if (pthread_cond_timedwait(&s->wake, &s->lock, &until))
+    while (wait_ms && !s->commands && !(s->stop && !s->closing))
+        if (wait_ms < 0 ? pthread_cond_wait(&s->wake, &s->lock) : pthread_cond_timedwait(&s->wake, &s->lock, &until))
             break;
     struct command *list = s->commands;
     s->commands = NULL;
@@ -107,119 +116,6 @@ void session_progress(struct session *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* ---- one step ---- */
-
-static int prefill_limit(const struct session *s)
-{
-    if (s->step_token_ms <= 0)
-        return STEP_MIN_TOKENS * 2 < s->info->step_tokens ? STEP_MIN_TOKENS * 2 : s->info->step_tokens;
-    double fit = STEP_TARGET_MS / s->step_token_ms;
-    if (fit > s->info->step_tokens)
-        return s->info->step_tokens;
-    return fit < STEP_MIN_TOKENS ? STEP_MIN_TOKENS : (int)fit;
-}
-
-/* Gives an item's pages room by dropping idle contexts. */
-static bool make_room(struct session *s, const struct engine_step_item *item)
-{
-    while (!engine_kv_fits(s->engine, item->seq, item->n))
-        if (!hot_evict_one(s))
-            return false;
-    return true;
-}
-
-static bool run_step(struct session *s)
-{
-    struct engine_step_item items[MAX_RUNNING];
-    struct turn *turns[MAX_RUNNING];
-    int want[MAX_RUNNING];
-    int n_items = 0, n_tokens = 0, left = prefill_limit(s);
-
-    /* Decoding turns first (one token each), then prompts, oldest first: however many decode, prompts move on. */
-    for (int prefill = 0; prefill < 2; prefill++)
-        for (struct turn *t = s->turns; t && n_items < s->max_running; t = t->next) {
-            int first, n = turn_wants(t, &first);
-            bool is_prefill = n > 0 && first + n <= t->n_prompt;
-            if (n <= 0 || is_prefill != (prefill == 1))
-                continue;
-            int most = s->info->step_tokens - n_tokens;
-            if (prefill && most > left)
-                most = left;
-            if (n > most)
-                n = most;
-            if (n <= 0)
-                continue;
-            struct engine_step_item *item = &items[n_items];
-            *item = (struct engine_step_item){.seq = t->hot->seq, .tokens = t->context.ids + first, .n = n};
-            if (!make_room(s, item)) {
-                t->out_of_pages = true;
-                continue;
-            }
-            want[n_items] = n - 1;
-            item->want = &want[n_items];
-            item->n_want = t->generate && first + n == (int)t->context.n;
-            turns[n_items++] = t;
-            n_tokens += n;
-            left -= prefill ? n : 0;
-        }
-    if (n_items == 0)
-        return false;
-
-    const float *logits = NULL;
-    int64_t start = session_now_ns();
-    int rc = engine_step(s->engine, items, n_items, &logits);
-    int64_t now = session_now_ns();
-    s->status.engine_steps++;
-    s->last_progress_ms = now / 1000000;
-    if (rc == 0 && n_tokens >= STEP_MIN_TOKENS / 2) {
-        double each = (double)(now - start) / 1e6 / n_tokens;
-        s->step_token_ms = s->step_token_ms > 0 ? 0.7 * s->step_token_ms + 0.3 * each : each;
-    }
-    struct engine_sample samples[MAX_RUNNING];
-    int n_samples = 0;
-    for (int i = 0; i < n_items && rc == 0; i++)
-        if (items[i].result == 0 && items[i].n_want) {
-            samples[n_samples++] = (struct engine_sample){.settings = &turns[i]->sampling,
-                                                          .logits = logits,
-                                                          .context = turns[i]->context.ids,
-                                                          .position = (int)turns[i]->context.n};
-            logits += s->info->n_vocab;
-        }
-    int sampled = engine_sample(s->engine, samples, n_samples);
-    const struct engine_sample *next = samples;
-    for (int i = 0; i < n_items; i++) {
-        bool mine = rc == 0 && items[i].result == 0 && items[i].n_want;
-        int result = rc ? rc : items[i].result ? items[i].result : mine ? sampled : 0;
-        if (result == -ENOSPC)
-            continue; /* its neighbours took the pages: next time */
-        if (result) {
-            turn_step_failed(turns[i], result);
-            continue;
-        }
-        if (turns[i]->prefill_ns == 0)
-            turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, mine ? next : NULL, now);
-        next += mine;
-    }
-    return true;
-}
-
-/* Pages for nobody, though every idle context was dropped: the youngest gives way, so that the others can go on. Not
- * while a turn can still move or is about to let go of its pages. */
-static bool give_way(struct session *s)
-{
-    struct turn *youngest = NULL;
-    for (struct turn *t = s->turns; t; t = t->next) {
-        if (t->state == TURN_PLANNING || t->state == TURN_COMMITTING || (t->state == TURN_RUNNING && !t->out_of_pages))
-            return false;
-        if (t->state == TURN_RUNNING)
-            youngest = t;
-    }
-    if (youngest)
-        turn_step_failed(youngest, -ENOSPC);
-    return youngest != NULL;
-}
-
 /* ---- the loop ---- */
 
 static void reap(struct session *s)
@@ -229,6 +125,8 @@ static void reap(struct session *s)
         struct turn *t = *p;
         if (t->state == TURN_OVER && t->n_reading == 0 && t->n_jobs == 0) {
             *p = t->next;
+            for (struct turn *other = s->turns; other; other = other->next)
+                other->twin = other->twin == t ? NULL : other->twin;
             turn_free(t);
             ended = true;
         } else {
@@ -269,18 +167,52 @@ static void publish(struct session *s)
     s->status.pending_saves = (uint64_t)s->saves;
     s->published = s->status;
     s->published_progress_ms = s->last_progress_ms;
-    live_publish(s);
     pthread_mutex_unlock(&s->lock);
+    live_running(s);
+}
+
+/* A step with prompts in it is long. Turns that lack nothing but a word of the ledger, a matter of milliseconds, are
+ * waited for, so that they are in it. Returns how long yet; 0: not. */
+static int hold_ms(const struct session *s)
+{
+    bool prompts = false, about = false;
+    for (const struct turn *t = s->turns; t; t = t->next) {
+        int left = t->state == TURN_RUNNING ? t->n_prompt - engine_seq_length(t->hot->seq) : 0;
+        bool told = left == 1 && t->in_ledger == ROW_ASKED;
+        prompts |= left > 0 && !told;
+        about |= !t->background && (t->state == TURN_FINDING || t->state == TURN_PLANNING || told);
+    }
+    int64_t passed_ms = session_now_ns() / 1000000 - s->last_step_ms;
+    return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
+}
+
+/* Until when nothing is to be done unless a command comes; -1: for ever. */
+static int idle_wait_ms(const struct session *s)
+{
+    int64_t now_ms = session_now_ns() / 1000000, due_ms = INT64_MAX;
+    if (s->turns || s->jobs)
+        due_ms = now_ms + CHECK_MS; /* others work on it: the watchdog is told that this is no standstill */
+    int64_t unsaved_ms = unsaved_due_ms(s);
+    if (unsaved_ms < due_ms)
+        due_ms = unsaved_ms;
+    if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
+        due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
+    if (s->retain_ms && !s->retaining && s->retain_due_ms < due_ms)
+        due_ms = s->retain_due_ms;
+    if (due_ms == INT64_MAX)
+        return -1;
+    return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;
 }
 
 static void *engine_thread(void *arg)
 {
     struct session *s = arg;
     bool busy = false;
-    int64_t idle_checked_ms = 0, deadline_ms = 0, now_ms = 0;
+    int hold = 0;
+    int64_t deadline_ms = 0, now_ms = 0;
     for (;;) {
-        int wait_ms = busy ? 0 : IDLE_CHECK_MS;
-        if (s->closing && deadline_ms - now_ms < wait_ms)
+        int wait_ms = busy ? hold : idle_wait_ms(s);
+        if (s->closing && (wait_ms < 0 || deadline_ms - now_ms < wait_ms))
             wait_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 1;
         run_commands(s, take_commands(s, wait_ms));
         now_ms = session_now_ns() / 1000000;
@@ -298,15 +230,13 @@ static void *engine_thread(void *arg)
         bool moved = false;
         for (struct turn *t = s->turns; t; t = t->next)
             moved |= turn_restore(t);
-        moved |= run_step(s);
-        if (!moved)
-            moved = give_way(s);
+        hold = hold_ms(s);
+        moved |= hold || step_run(s);
+        moved |= aside_give_way(s);
         reap(s);
         query_retry(s);
-        if (now_ms - idle_checked_ms >= IDLE_CHECK_MS) {
-            hot_evict_idle(s, now_ms - s->idle_ms);
-            idle_checked_ms = now_ms;
-        }
+        hot_evict_idle(s, now_ms - s->idle_ms);
+        retention_tick(s);
         publish(s);
         busy = moved;
         if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
@@ -332,12 +262,22 @@ static int open_thread(struct session *s)
     return -rc;
 }
 
+/* Threads for what is to be restored: as many as there are cores for us, within what storage takes. */
+static int readers(const struct session_opts *opts)
+{
+    cpu_set_t cores;
+    int n = opts->readers;
+    if (!n && sched_getaffinity(0, sizeof cores, &cores) == 0)
+        n = CPU_COUNT(&cores);
+    return n < 1 ? 1 : n > MAX_READERS ? MAX_READERS : n;
+}
+
 static int check_limits(int max_running, int max_waiting, int idle_ms, char *err, size_t err_size)
 {
-    if (max_running >= 1 && max_running <= MAX_RUNNING && max_waiting >= 1 && idle_ms >= 0)
+    if (max_running >= 1 && max_running <= SESSION_MAX_RUNNING && max_waiting >= 1 && idle_ms >= 0)
         return 0;
     snprintf(err, err_size, "max-running must be between 1 and %d, and max-waiting and the idle time positive",
-             MAX_RUNNING);
+             SESSION_MAX_RUNNING);
     return -EINVAL;
 }
 
@@ -361,17 +301,22 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->max_waiting = opts->max_waiting ? opts->max_waiting : MAX_WAITING_DEFAULT;
     s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
+    s->max_step_ms = opts->max_step_ms;
+    s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
+    retention_start(s, opts->retain_ms, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
     const struct storage_opts storage = {.dir = opts->data_dir,
                                          .ram_bytes = opts->ram_bytes,
                                          .disk_bytes = opts->disk_bytes,
+                                         .readers = readers(opts),
                                          .log = opts->log,
                                          .log_arg = opts->log_arg};
     struct engine_opts engine = opts->engine;
     engine.need_chat = true; /* without it no turn could be rendered */
+    engine.step_picks = s->max_running;
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
         (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
@@ -406,6 +351,7 @@ static void ephemeral_free(struct ephemeral *e)
     free(e->owner);
     free(e->response_id);
     free(e->instructions);
+    free(e->tools);
     free(e);
 }
 
@@ -433,6 +379,7 @@ void session_close(struct session *s, int drain_ms)
         run_commands(s, list);
     reap(s);
     query_abort(s);
+    unsaved_marks_free(s);
     while (s->hots)
         hot_free(s, s->hots);
     while (s->ephemerals) {
@@ -442,7 +389,8 @@ void session_close(struct session *s, int drain_ms)
     }
     engine_close(s->engine);
     free(s->arrays);
-    free(s->live);
+    free(s->idle);
+    live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
@@ -502,10 +450,21 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->params = copy(r->params, &failed);
     t->key = copy(r->key, &failed);
     t->request = copy(r->request, &failed);
+    t->tools = copy(r->tools, &failed);
+    t->tool = copy(r->tool, &failed);
+    t->tool_choice = r->tool_choice;
+    t->one_call = r->one_call;
+    size_t form_len;
+    int tools_rc = t->tools ? engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &form_len) : 0;
+    if (tools_rc) {
+        turn_free(t);
+        return tools_rc;
+    }
     t->items = calloc(r->n_items + 1, sizeof *t->items);
     t->messages = calloc(r->n_items + 1, sizeof *t->messages);
+    t->names = calloc(r->n_items + 1, sizeof *t->names);
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
-    failed |= !t->items || !t->messages || !t->stops;
+    failed |= !t->items || !t->messages || !t->names || !t->stops;
     t->created_ms = session_wall_ms();
     for (size_t i = 0; !failed && i < r->n_items; i++) {
         const struct session_item *from = &r->items[i];
@@ -522,7 +481,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
                 memcpy(item->text, from->text, from->len);
             item->text[from->len] = 0;
         }
-        t->messages[t->n_messages++] = (struct engine_message){from->role, item->text, from->len};
+        failed = failed || items_message(item, &t->messages[t->n_messages], &t->names[t->n_messages]);
+        t->n_messages++;
     }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
         t->stops[t->n_stops] = copy(r->stops[i], &failed);
@@ -533,6 +493,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;
+    t->count = r->count;
+    t->background = r->background || r->request || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;
@@ -654,7 +616,53 @@ void session_delivered(struct session *s, const char *owner, const char *respons
         target_free(target);
 }
 
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}
+
 /* ---- what waits in the ledger ---- */
+
+struct queued_fail {
+    char *owner, *response_id, *reason;
+};
+
+static int queued_fail_run(struct storage_ledger *l, void *arg)
+{
+    struct queued_fail *q = arg;
+    struct storage_owner owner;
+    struct storage_turn turn;
+    int rc = storage_owner_get(l, q->owner, &owner);
+    if (!rc)
+        rc = storage_turn_get(l, owner.id, q->response_id, 0, &turn);
+    if (rc)
+        return rc;
+    rc = storage_turn_fail(l, turn.id, q->reason, session_wall_ms());
+    storage_turn_free(&turn);
+    return rc;
+}
+
+/* If it could not be written the next start tries it again. */
+static void queued_fail_done(void *arg, int rc)
+{
+    struct queued_fail *q = arg;
+    (void)rc;
+    free(q->owner);
+    free(q->response_id);
+    free(q->reason);
+    free(q);
+}
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    struct queued_fail *q = malloc(sizeof *q);
+    if (!q)
+        return;
+    *q = (struct queued_fail){strdup(owner), strdup(response_id), strdup(reason)};
+    if (!q->owner || !q->response_id || !q->reason ||
+        storage_submit(s->storage, (struct storage_job){queued_fail_run, queued_fail_done, q, false}))
+        queued_fail_done(q, -ENOMEM);
+}
 
 struct requeue {
     void (*each)(void *arg, const char *owner, const char *response_id, const char *request);

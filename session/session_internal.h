@@ -1,12 +1,21 @@
 /* session_internal.h - what the files of session/ share.
  *
- * session.c      the engine thread: command queue, scheduler, one step after the other
- * turn.c         a turn's life: find, admit, restore, prefill, decode, commit
+ * session.c      the engine thread: command queue, one step after the other
+ * step.c         a step: who is in it, what comes out of it
+ * schedule.c     who gets what of a step, and what a step takes
+ * turn.c         a turn's life: find, wait, prefill, decode
+ * admit.c        it gets a place
+ * restore.c      what is stored of its context comes back
+ * aside.c        it gives its pages up and waits
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
+ * idle.c         the order of those that nobody uses
+ * live.c         what other threads are told of pages and turns
  * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
  * accept.c       those that write: it is accepted, committed, has failed
+ * items.c        items as messages, what tells equal ones, which call a result belongs to
+ * answer.c       what a turn's tokens say: the items of its output
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
  * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
@@ -20,13 +29,14 @@
 #ifndef CONVOD_SESSION_INTERNAL_H
 #define CONVOD_SESSION_INTERNAL_H
 
+#include "session/schedule.h"
 #include "session/session.h"
 #include "storage/storage.h"
 
 #include <pthread.h>
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
-#define SESSION_READ_AHEAD     4   /* segments being read and decoded for one turn */
+#define SESSION_MAX_RUNNING    256
 
 struct turn;
 
@@ -40,11 +50,13 @@ struct segment_ref {
 
 /* A sequence in pages, what of it is stored, and who may use it. */
 struct hot {
-    struct hot *next;
+    struct hot *next, *previous; /* used before and after it */
     struct engine_seq *seq;
     int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
     uint8_t owner_key[32];
+    bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
+    bool idle;         /* in session.idle */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -83,9 +95,23 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
 /* Puts every full segment that is not stored, and with `tail` the unfinished one; `last` gets the key of the chain's
  * end (zero: nothing). 0, or why something could not be put; service goes on. */
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES]);
+/* Its tokens are those of a turn from now on. */
+void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t conversation);
 /* Key of a segment: HMAC-SHA256(owner key, fingerprint | parent key | token ids). */
 int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES]);
+
+/* idle.c */
+/* Tokens that a context and ids[0..most) have in common at their beginning. */
+int hot_common(const struct hot *h, const engine_token *ids, int most);
+/* Where an owner's tokens would stand in session.idle: who has the longest head in common with them is beside it. */
+size_t idle_place(const struct session *s, int64_t owner, const engine_token *ids, int n);
+/* A new context, in use, and one that goes. 0 or -ENOMEM. */
+int idle_link(struct session *s, struct hot *h);
+void idle_unlink(struct session *s, struct hot *h);
+/* Nobody uses it from now on; somebody does (or it is changed). */
+void idle_put(struct session *s, struct hot *h);
+void idle_take(struct session *s, struct hot *h);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -105,6 +131,7 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
+    bool kept; /* in memory, by aside.c */
     void *payload;
     struct storage_read_result result;
     struct turn *turn;
@@ -124,9 +151,11 @@ struct found {
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
     size_t n_path;
-    size_t matched;             /* match: messages that the path covers */
-    int64_t replaces;           /* the first attempt at this request, whose place it takes; 0 = none */
-    int64_t requeued;           /* row of a turn that waited in the ledger */
+    char *tools;      /* that the parent's context was told of, in the sorted form; NULL: none */
+    size_t matched;   /* match: messages that the path covers */
+    bool apart;       /* what was matched is followed in a chain of its own: its conversation is not this turn's */
+    int64_t replaces; /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t requeued; /* row of a turn that waited in the ledger */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
     char *stored_previous;
 };
@@ -138,6 +167,13 @@ enum turn_row {
     ROW_THERE,
 };
 
+enum answer_kind { ANSWER_MESSAGE, ANSWER_CALL, ANSWER_THINKING };
+
+struct answer_text {
+    char *text; /* terminated; NULL: nothing yet */
+    size_t len, capacity;
+};
+
 struct turn {
     struct turn *next;
     struct session *session;
@@ -146,8 +182,12 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
+    char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
+    enum session_tools tool_choice;
+    bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
     struct engine_message *messages; /* their texts are the items' */
+    char **names;                    /* and their names these */
     size_t n_messages;
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
@@ -155,14 +195,20 @@ struct turn {
     char **stops;
     size_t n_stops;
     int max_output_tokens;
-    bool match, store, generate;
+    bool match, store, generate, count;
+    bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
     struct found found;
+    uint8_t (*hashes)[32];     /* match: of the history, after each message */
+    struct ephemeral *follows; /* match: it holds more than the ledger; until the context is built */
+    uint8_t base_hash[32];     /* of what was there before the turn's own messages */
+    bool base_known;
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
+    int n_opened;            /* of those, the last ones: a call that the answer was made to begin with */
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
@@ -175,11 +221,26 @@ struct turn {
     int n_plan, next_plan, n_reading;
     bool planned_once, out_of_pages, rerun_last;
     int plan_most; /* tokens that may come from storage */
+    int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
+
+    bool passed;       /* not now: it waits for more than a place */
+    struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
+    int twin_common;
+    int n_aside;                           /* how often it gave its pages up */
+    bool aside_saving;                     /* what it had is on its way to the index */
+    uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
-    char *text; /* the answer so far */
-    size_t text_len, text_capacity;
+    struct engine_calls *calls; /* NULL: all of the answer is text, and none thinking */
+    struct answer_text text;    /* the answer so far, as it was written */
+    struct storage_item *output;
+    size_t n_output_items, n_told;
+    struct answer_text item; /* text of the last one, while it is open */
+    enum answer_kind item_kind;
+    int item_from; /* tokens of the answer when it began */
+    bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
+    bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
     const char *reason; /* incomplete because */
     bool stopped_by_string;
     int n_output;
@@ -194,13 +255,15 @@ struct turn {
     int n_jobs;
     enum turn_row in_ledger;
     struct storage_turn accepted, row;
-    struct storage_item answer;                                                /* of the row */
+    struct storage_item *accepted_items; /* copies: their strings are items' and tools' */
+    char *tools_id;
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
-    int accept_rc, commit_rc;
+    int accept_rc, commit_rc, fail_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
     const char *failure_message;
-    bool started;  /* STARTED was sent: from here on others are */
-    bool terminal; /* the terminal event was sent */
+    char detail[200]; /* which may be this */
+    bool started;     /* STARTED was sent: from here on others are */
+    bool terminal;    /* the terminal event was sent */
 };
 
 /* ---- session --------------------------------------------------------------------------------------------------------
@@ -214,16 +277,29 @@ struct command {
 
 struct ephemeral { /* a store:false response that can be followed */
     struct ephemeral *next;
-    char *owner, *response_id, *instructions;
+    char *owner, *response_id, *instructions, *tools; /* tools: in the sorted form */
+    uint8_t chat_hash[32];
     struct engine_tokens tokens;
     int n_evaluated;
     bool answered;
 };
 
-struct live {
+#define LIVE_RESPONSE_SIZE 80
+
+/* What other threads are told of pages and turns (live.c). */
+struct live_slot {
     int64_t conversation;
-    bool hot;
-    char running[80]; /* response id, "" = none runs */
+    int contexts; /* in pages; 0: the slot is free */
+};
+struct live_turn {
+    int64_t conversation;
+    char response[LIVE_RESPONSE_SIZE];
+};
+struct live {
+    struct live_slot *slots; /* [capacity], a power of two */
+    size_t n, capacity;
+    struct live_turn *running; /* as the last loop left them */
+    int n_running;
 };
 
 /* The saving of a committed turn's KV. A job on the ledger thread has it from its commit to kv_commit_done(). */
@@ -252,38 +328,44 @@ struct session {
     const struct engine_info *info;
     struct storage_layout layout;
     struct storage_array *arrays;
-    int max_waiting, max_running, idle_ms;
+    int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
 
     pthread_t thread;
     bool thread_started, wake_made;
-    pthread_mutex_t lock; /* guards commands, stop and status */
+    pthread_mutex_t lock; /* guards commands, stop, status and live */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
     bool stop;
     int drain_ms;
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
-    struct live *live; /* conversations that are hot or running, as the last loop left them */
-    int n_live, live_capacity;
+    struct live live;
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms;
+    int64_t last_progress_ms, last_step_ms;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
+    struct mark *marks;     /* of turns that failed, which could not be written */
     int64_t unsaved_at_ms;  /* when */
     int unsaved_pause_ms;
-    struct turn *turns; /* oldest first */
-    struct hot *hots;
+    struct turn *turns;            /* oldest first */
+    struct hot *hots, *oldest_hot; /* by their last use */
+    struct hot **idle;             /* those that nobody uses, by their tokens: [n_idle] */
+    size_t n_hots, n_idle, idle_capacity;
     struct ephemeral *ephemerals;
     bool closing;
-    double step_token_ms; /* measured: what one more prefilled token adds to a step */
-    int jobs;             /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int saves;            /* turns whose saving has not ended */
-    int prunes;           /* under way */
+    struct schedule_cost cost; /* of the steps until now */
+    int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    int retain_wait_ms;
+    bool retaining;                 /* a conversation is looked for, or being deleted */
+    size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
+    int saves;                      /* turns whose saving has not ended */
+    int prunes;                     /* under way */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -291,6 +373,8 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 int64_t session_now_ns(void);
+/* Whether commands have arrived since the loop took them. */
+bool session_commands_wait(struct session *s);
 int64_t session_wall_ms(void);
 
 /* turn.c */
@@ -300,29 +384,56 @@ void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
 void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
-void turn_committed(struct session *s, void *turn); /* commit.c */
+void turn_committed(struct session *s, void *turn); /* live.c */
+/* Lists the turns that run anew. */
+void live_running(struct session *s);
+/* [any thread] Whether a conversation is in pages; `response` gets the one that runs on it, or "". */
+bool live_look(struct session *s, int64_t conversation, char response[LIVE_RESPONSE_SIZE]);
+void live_free(struct session *s);
+
+/* commit.c */
 void turn_failed(struct session *s, void *turn);
 void turn_fail(struct turn *t, enum session_failure failure, const char *message);
 void turn_begin_behind(struct session *s); /* those that waited for another's end */
-void turn_admit(struct session *s);        /* lets waiting turns run */
-bool turn_restore(struct turn *t);         /* pumps reads and imports; true: something moved */
 /* Tokens that the turn wants to run in the next step: index and number in its context. 0: not now. */
 int turn_wants(struct turn *t, int *first);
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns);
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns);
 void turn_finish(struct turn *t); /* the answer is over: commit */
 void turn_step_failed(struct turn *t, int rc);
+
+/* admit.c */
+/* Lets waiting turns run. */
+void turn_admit(struct session *s);
+
+/* restore.c */
+/* Moves the reads and imports of a running turn on. True: something moved. */
+bool turn_restore(struct turn *t);
+
+/* step.c */
+/* Runs one step over the running turns. False: none had anything to run. */
+bool step_run(struct session *s);
+
+/* aside.c */
+/* A running turn none of whose reads is under way gives its pages up and waits for a place again. */
+void aside_put(struct turn *t);
+/* Where a turn found no pages, though every idle context was dropped, another one is put aside: the youngest, warm-ups
+ * and the background first. One that is alone and wants more than there is fails. True: somebody gave way. */
+bool aside_give_way(struct session *s);
+/* What a segment brought is in pages, or will not be wanted. */
+void plan_release(struct planned *p);
+/* Forgets a turn's plan; none of its reads is under way. */
+void plan_drop(struct turn *t);
 
 /* Parts that turn.c and commit.c share. */
 /* [ledger thread] A job of the turn is over: run() goes on with it on the engine thread. */
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg));
 void turn_emit(struct turn *t, const struct session_event *ev);
+/* How many are before a waiting turn. */
+void turn_tell_queue(struct turn *t);
 const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
-/* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
-int turn_deliver(struct turn *t, const char *text, size_t len);
-int turn_append_text(struct turn *t, const char *text, size_t len);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
@@ -334,9 +445,14 @@ bool context_past_changes(const struct turn *t);
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out);
 /* The model's KV fingerprint as stored with a turn: out[65], terminated. */
 void context_fingerprint(const struct engine_info *info, char out[65]);
-/* The chain of hashes over the turn's messages: out[i] after message i, out[n_messages] after the answer (NULL: none,
- * all zero). */
-void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32]);
+/* The chain of hashes over a whole history: out[i] after message i. For a turn that is matched. 0 or -ENOMEM. */
+int context_chat_hashes(const struct turn *t, uint8_t (*out)[32]);
+/* Whether an answer of such a history may end with message i. */
+bool context_answer_ends(const struct turn *t, size_t i);
+/* Of such a turn: a response that is not stored may hold more of its history than what was found in the ledger. */
+void context_match_ephemeral(struct turn *t);
+/* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
+void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
 /* lookup.c */
 /* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets
@@ -362,6 +478,29 @@ int accept_new_id(const char *prefix, char out[48]);
 /* HMAC-SHA256 with the owner's key: tells requests apart and says nothing about them. 0 or -EIO. */
 int accept_hash(const struct storage_owner *owner, const void *data, size_t len, uint8_t out[STORAGE_DIGEST_BYTES]);
 
+/* items.c */
+/* What an item is. -ENOENT: no part of a context. */
+int items_role(const char *kind, const char *role, enum engine_role *out);
+/* A string in a body, malloc'd. NULL: it is not there, or no memory. */
+char *items_field(const char *body, const char *key);
+/* A row as a message, whose text is the row's and whose name *name (malloc'd; may be NULL). -ENOENT: it is no part of a
+ * context; -ENOMEM. */
+int items_message(const struct storage_item *row, struct engine_message *out, char **name);
+/* Goes on with a chain of hashes, so that equal histories have equal hashes. 0 or -ENOMEM. */
+int items_chain(uint8_t hash[32], const struct engine_message *m);
+/* In a job: whether each result among the turn's new items belongs to a call that has none yet; *wrong says what is not
+ * so. 0 or negative. */
+int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong);
+
+/* answer.c: the answer of a turn, token by token. 0 or negative. */
+int answer_begin(struct turn *t); /* -EINVAL: stop strings */
+/* Takes what was sampled. 1: the answer is over. */
+int answer_token(struct turn *t, engine_token id);
+/* Nothing more comes: what is held back comes out, and the last item ends. */
+int answer_finish(struct turn *t);
+/* Tells the items that could not be told before the turn had started. */
+void answer_tell(struct turn *t);
+
 /* stored.c: rows of the ledger as the session's users see them. */
 struct stored; /* what a session_response points to */
 int stored_response(const struct storage_turn *row, const struct storage_conversation *c, const char *previous,
@@ -373,8 +512,6 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
-/* Rewrites s->live; s->lock is held. */
-void live_publish(struct session *s);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */
@@ -394,6 +531,18 @@ void unsaved_forget(struct session *s, const struct hot *h);
 bool unsaved_try(struct session *s, int64_t conversation);
 /* Tries all again when it is time, or now. */
 void unsaved_retry(struct session *s, bool now);
+/* When it wants to be called next; INT64_MAX: when something is added. */
+int64_t unsaved_due_ms(const struct session *s);
+
+/* A turn has failed, and that could not be written: it is tried again. */
+void unsaved_mark(struct session *s, const struct turn *t);
+/* Gives those up that are left: the next start finds their turns running. */
+void unsaved_marks_free(struct session *s);
+
+/* retention.c */
+void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+/* [now and then] Deletes the next conversation that is too old. */
+void retention_tick(struct session *s);
 
 /* prune.c */
 struct prune;
@@ -409,6 +558,7 @@ int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t 
                void (*done)(struct session *s, void *arg), void *arg);
 
 /* receipt.c */
+#define RECEIPT_PUT_ASIDE "put_aside" /* why a turn's own tokens were prefilled once more */
 void receipt_finish(struct turn *t);
 /* Tokens of the turn's context that have been through the model, now or before. */
 int receipt_evaluated(const struct turn *t);

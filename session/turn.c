@@ -9,13 +9,12 @@
  * so that a damaged segment in the middle costs only itself.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <syslog.h>
 
 #include "session/session_internal.h"
-
-#define TEXT_MIN_BYTES 1024
 
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
 {
@@ -27,7 +26,9 @@ void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
 void turn_emit(struct turn *t, const struct session_event *ev)
 {
     /* Until the ledger has the turn nothing is told of it. */
-    if (t->event && (t->started || ev->kind != SESSION_EVENT_PROGRESS))
+    bool waits = ev->kind == SESSION_EVENT_PROGRESS || ev->kind == SESSION_EVENT_ITEM ||
+                 ev->kind == SESSION_EVENT_ITEM_END || ev->kind == SESSION_EVENT_DELTA;
+    if (t->event && (t->started || !waits))
         t->event(t->arg, ev);
 }
 
@@ -45,12 +46,18 @@ void turn_free(struct turn *t)
 {
     if (!t)
         return;
-    char *texts[] = {t->owner,        t->response_id, t->conversation, t->previous, t->parent,
-                     t->instructions, t->params,      t->key,          t->request};
+    char *texts[] = {t->owner,  t->response_id, t->conversation, t->previous, t->parent,     t->instructions,
+                     t->params, t->key,         t->request,      t->tools,    t->tools_form, t->tool};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
+    for (size_t i = 0; t->names && i < t->n_messages; i++)
+        free(t->names[i]);
+    free(t->names);
     storage_items_free(t->items, t->n_messages);
     free(t->messages);
+    free(t->accepted_items);
+    free(t->hashes);
+    free(t->tools_id);
     for (size_t i = 0; i < t->n_stops; i++)
         free(t->stops[i]);
     free(t->stops);
@@ -62,18 +69,17 @@ void turn_free(struct turn *t)
     free(t->found.tokens);
     free(t->found.near);
     free(t->found.stored_previous);
+    free(t->found.tools);
     engine_tokens_free(&t->context);
-    for (int i = 0; i < t->n_plan; i++) {
-        free(t->plan[i].found.label);
-        free(t->plan[i].payload);
-    }
-    free(t->plan);
+    plan_drop(t);
     engine_stream_free(t->stream);
-    free(t->text);
+    engine_calls_free(t->calls);
+    free(t->text.text);
+    free(t->item.text);
+    storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
     free(t->row.kv);
-    free(t->answer.public_id);
     free(t);
 }
 
@@ -83,7 +89,9 @@ void turn_let_go(struct turn *t, bool keep_pages)
         return;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
-    if (!keep_pages) {
+    if (keep_pages) {
+        idle_put(t->session, t->hot);
+    } else {
         hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);
     }
@@ -118,13 +126,15 @@ void turn_failed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
+    if (t->fail_rc && t->fail_rc != -ENOENT)
+        unsaved_mark(s, t);
     if (!t->terminal)
         failed(t);
 }
 
 /* ---- finding ---- */
 
-/* Whether `other` is in the way of t. Its `found` must not be looked at before it has been found. */
+/* Whether `other` is on t's conversation. Its `found` must not be looked at before it has been found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
     if (other == t || other->state == TURN_OVER)
@@ -157,12 +167,27 @@ static bool locked(const struct turn *t, bool ending)
         later |= other == t;
         if (later && other->state == TURN_BEHIND)
             continue;
-        if (running_on(t, other) && (ending || !(other->cancelled || other->state == TURN_COMMITTING)))
+        /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
+        bool ends = other->cancelled || other->state == TURN_COMMITTING || !other->generate;
+        if (running_on(t, other) && !turn_touches(other) && (ending || !ends))
             return true;
         if (ending && !later && repeats(t, other))
             return true;
     }
     return false;
+}
+
+/* Warm-ups on t's conversation: those that bring a context back end, and t takes over what they have; for the end of
+ * one that adds messages somebody waits now. */
+static void hurry_warm_ups(const struct turn *t)
+{
+    for (struct turn *other = t->session->turns; t->generate && other; other = other->next) {
+        if (other->generate || !running_on(t, other))
+            continue;
+        other->background = false;
+        if (turn_touches(other) && !other->cancelled)
+            other->cancelled = other->yielded = true;
+    }
 }
 
 static void start_finding(struct turn *t)
@@ -180,9 +205,12 @@ static void start_finding(struct turn *t)
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
-    int waiting = 0;
-    for (struct turn *other = s->turns; other; other = other->next)
-        waiting += other->state <= TURN_WAITING;
+    int waiting = 0, own = 0;
+    for (struct turn *other = s->turns; other; other = other->next) {
+        bool queued = other->state <= TURN_WAITING && !other->n_aside;
+        waiting += queued;
+        own += queued && !strcmp(other->owner, t->owner);
+    }
     struct turn **end = &s->turns;
     while (*end)
         end = &(*end)->next;
@@ -197,10 +225,16 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
+    /* A quarter of the queue is for others. */
+    if (own >= s->max_waiting - s->max_waiting / 4 && !t->requeued) {
+        turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
+        return;
+    }
     if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     /* Who stops an answer and asks at once follows what there is of it. */
     t->state = TURN_BEHIND;
     if (!locked(t, true))
@@ -222,8 +256,19 @@ static bool follows_ephemeral(const struct turn *t)
     return false;
 }
 
-static const char too_long[] =
-    "the conversation with this message is longer than the model's context; shorten it or start a new conversation";
+/* Refused before any work, with counts where they are known (0: they are not). */
+static void fail_too_long(struct turn *t, int tokens)
+{
+    int most = t->session->info->ctx_tokens - t->generate;
+    if (tokens)
+        (void)snprintf(t->detail, sizeof t->detail,
+                       "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
+                       tokens, most);
+    else
+        (void)snprintf(t->detail, sizeof t->detail, "this message is longer than any context of %d tokens; shorten it",
+                       most);
+    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
+}
 
 /* A text with more bytes than the longest tokens could hold is not worth tokenizing: that takes the engine's time. */
 static bool cannot_fit(const struct turn *t)
@@ -253,19 +298,25 @@ static void answer_stored(struct turn *t)
     stored_free(own);
 }
 
+void turn_tell_queue(struct turn *t)
+{
+    int ahead = 0;
+    for (const struct turn *other = t->session->turns; other != t; other = other->next)
+        ahead += other->state == TURN_WAITING;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
+}
+
 /* The turn is accepted: others may know of it. */
 static void tell_started(struct turn *t)
 {
     struct session *s = t->session;
-    int ahead = 0, running = 0;
+    int running = 0;
     t->started = true;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
-    for (struct turn *other = s->turns; other != t; other = other->next)
-        ahead += other->state == TURN_WAITING;
     for (struct turn *other = s->turns; other; other = other->next)
         running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
     if (t->state == TURN_WAITING && running >= s->max_running)
-        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
+        turn_tell_queue(t);
 }
 
 static void not_accepted(struct turn *t)
@@ -273,13 +324,18 @@ static void not_accepted(struct turn *t)
     t->in_ledger = ROW_NONE;
     if (t->accept_rc == -ENOENT)
         turn_fail(t, SESSION_PREVIOUS_NOT_FOUND, "what this was to follow was deleted meanwhile");
-    else if (t->accept_rc == -EDQUOT)
+    else if (t->accept_rc == -EUSERS)
         turn_fail(t, SESSION_KEY_LIMIT, "too many idempotency keys are in use; try again later");
     else if (t->accept_rc == -EBUSY)
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "the first attempt at this request is being followed");
     else {
         session_log(t->session, LOG_ERR, "a turn could not be written to the ledger: %s", strerror(-t->accept_rc));
-        turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
+        if (session_disk_full(t->accept_rc))
+            turn_fail(t, SESSION_DISK_FULL,
+                      "the disk is full: the turn could not be written, and nothing of it was kept; "
+                      "free some space on the server");
+        else
+            turn_fail(t, SESSION_LEDGER, "the turn could not be written; nothing of it was kept");
     }
 }
 
@@ -320,20 +376,28 @@ void turn_found(struct session *s, void *turn)
         answer_stored(t);
         return;
     }
+    context_match_ephemeral(t);
     if (locked(t, true)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
+    hurry_warm_ups(t);
     if (cannot_fit(t)) {
-        turn_fail(t, SESSION_CONTEXT_LENGTH, too_long);
+        fail_too_long(t, 0);
         return;
     }
     if (context_build(t))
         return;
+    if (t->count) {
+        t->terminal = true;
+        t->state = TURN_OVER;
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = t->n_prompt});
+        return;
+    }
     session_progress(s);
     int room = s->info->ctx_tokens - t->n_prompt;
     if (room < (t->generate ? 1 : 0)) {
-        turn_fail(t, SESSION_CONTEXT_LENGTH, too_long);
+        fail_too_long(t, t->n_prompt);
         return;
     }
     if (t->n_prompt == 0) {
@@ -355,121 +419,6 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
 
-/* ---- admission and plan ---- */
-
-/* Tokens that those who run have yet to bring into pages. */
-static int64_t tokens_to_come(const struct session *s)
-{
-    int64_t n = 0;
-    for (const struct turn *t = s->turns; t; t = t->next)
-        if (t->state == TURN_PLANNING || t->state == TURN_RUNNING) {
-            int length = engine_seq_length(t->hot->seq);
-            n += t->n_prompt > length ? t->n_prompt - length : 0;
-        }
-    return n;
-}
-
-/* Whether what the turn follows has left the pages and is not yet in the index: it will be found when its saving is
- * over. */
-static bool being_saved(const struct session *s, const struct turn *t)
-{
-    const struct hot *best;
-    for (const struct saving *saving = s->savings; saving; saving = saving->next)
-        if (saving->conversation == t->found.conversation.id)
-            return hot_shared(s, t, &best) < t->n_expected;
-    return false;
-}
-
-void turn_admit(struct session *s)
-{
-    int running = 0, ending = 0;
-    for (struct turn *t = s->turns; t; t = t->next) {
-        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING;
-        ending += t->state == TURN_COMMITTING;
-    }
-    for (struct turn *t = s->turns; t; t = t->next) {
-        if (t->state != TURN_WAITING)
-            continue;
-        if (t->cancelled && s->closing && t->request) {
-            t->in_ledger = ROW_NONE; /* its row stays in the queue: the next start runs it */
-            turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
-            continue;
-        }
-        if (t->cancelled) {
-            turn_finish(t);
-            continue;
-        }
-        if (running < s->max_running && being_saved(s, t))
-            continue;
-        /* Who is alone is let in whatever it takes; nobody overtakes one that waits for pages. */
-        if (running >= s->max_running || (running + ending > 0 && !hot_make_room(s, t, tokens_to_come(s)))) {
-            running = s->max_running;
-            continue;
-        }
-        running++;
-        t->admitted_ns = t->restored_ns = session_now_ns();
-        int most = t->generate ? t->n_prompt - 1 : t->n_prompt;
-        t->hot = hot_acquire(s, t, most);
-        t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
-        if (!t->hot || !t->stream) {
-            if (!t->stream && errno == EINVAL)
-                turn_fail(t, SESSION_INVALID, "too many stop strings, or one that is too long");
-            else
-                turn_fail(t, SESSION_INTERNAL, "out of memory");
-            running--;
-            continue;
-        }
-        t->receipt.hot = engine_seq_length(t->hot->seq);
-        t->plan_most = most;
-        t->state = TURN_RUNNING;
-        if (t->request)
-            accept_running(t);
-        /* Continuing what is hot needs no index; anything else may share something that is stored. */
-        bool complete = t->n_expected > 0 && t->receipt.hot >= t->n_expected;
-        if (complete || t->receipt.hot >= most)
-            continue;
-        if (lookup_plan(t) == 0) {
-            t->state = TURN_PLANNING;
-            s->jobs++;
-            t->n_jobs++;
-        }
-    }
-}
-
-static int plan_end(const struct turn *t)
-{
-    return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
-}
-
-void turn_add_reprefilled(struct turn *t, int tokens, const char *reason)
-{
-    struct session_receipt *r = &t->receipt;
-    int most = (int)(sizeof r->reprefilled / sizeof *r->reprefilled);
-    if (tokens <= 0)
-        return;
-    for (int i = 0; i < r->n_reprefilled; i++)
-        if (!strcmp(r->reprefilled[i].reason, reason)) {
-            r->reprefilled[i].tokens += tokens;
-            return;
-        }
-    if (r->n_reprefilled < most) {
-        r->reprefilled[r->n_reprefilled].tokens = tokens;
-        r->reprefilled[r->n_reprefilled++].reason = reason;
-    }
-}
-
-/* What was there once and is found nowhere will be prefilled again: the receipt says why. */
-static void account_lost(struct turn *t)
-{
-    int covered = engine_seq_length(t->hot->seq);
-    if (plan_end(t) > covered)
-        covered = plan_end(t);
-    int expected = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
-    if (expected > covered)
-        turn_add_reprefilled(t, expected - covered, t->lost_reason ? t->lost_reason : "blob_missing");
-    t->session->status.tokens_reprefilled += expected > covered ? (uint64_t)(expected - covered) : 0;
-}
-
 void turn_planned(struct session *s, void *turn)
 {
     struct turn *t = turn;
@@ -478,131 +427,6 @@ void turn_planned(struct session *s, void *turn)
     t->state = TURN_RUNNING;
     if (t->accept_rc)
         not_accepted(t);
-}
-
-/* ---- restore ---- */
-
-static void read_back(struct session *s, void *arg)
-{
-    struct planned *p = arg;
-    s->jobs--;
-    p->turn->n_reading--;
-    p->state = p->result.rc ? PLAN_FAILED : PLAN_READY;
-}
-
-static void read_done(void *arg, struct storage_read_result result)
-{
-    struct planned *p = arg;
-    struct session *s = p->turn->session;
-    p->result = result;
-    while (session_post(s, read_back, p))
-        ;
-}
-
-static void start_reads(struct turn *t)
-{
-    struct session *s = t->session;
-    for (int i = t->next_plan;
-         i < t->n_plan && t->n_reading < SESSION_READ_AHEAD && i < t->next_plan + SESSION_READ_AHEAD; i++) {
-        struct planned *p = &t->plan[i];
-        if (p->state != PLAN_IDLE)
-            continue;
-        p->result.rc = -ENOMEM;
-        p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
-        if (!p->payload ||
-            storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p)) {
-            p->state = PLAN_FAILED;
-            continue;
-        }
-        p->state = PLAN_READING;
-        t->n_reading++;
-        s->jobs++;
-    }
-}
-
-static const char *damage(int rc)
-{
-    return rc == -EBADMSG ? "blob_damaged" : rc == -ENOENT ? "blob_missing" : "blob_unreadable";
-}
-
-/* Puts a segment's rows into pages. 0, -ENOSPC (later), or another error: it is lost for this turn. */
-static int import(struct turn *t, struct planned *p)
-{
-    struct hot *h = t->hot;
-    int length = engine_seq_length(h->seq);
-    if (length > p->first) {
-        /* The head of this segment is in pages already: the segment brings it again, whole. */
-        int rc = hot_truncate(h, p->first);
-        if (rc)
-            return rc;
-        t->receipt.hot -= length - p->first;
-    }
-    int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
-    if (rc)
-        return rc;
-    if (p->used < (int)p->found.count) {
-        if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
-            return rc;
-    } else {
-        rc = hot_note_stored(h, p->first, p->used, p->found.key);
-    }
-    engine_seq_settle(h->seq);
-    return rc;
-}
-
-bool turn_restore(struct turn *t)
-{
-    if (t->state != TURN_RUNNING || t->cancelled)
-        return false;
-    if (!t->planned_once) {
-        t->planned_once = true;
-        account_lost(t);
-    }
-    bool moved = false;
-    t->out_of_pages = false;
-    while (t->next_plan < t->n_plan) {
-        start_reads(t);
-        struct planned *p = &t->plan[t->next_plan];
-        if (p->state == PLAN_READING || engine_seq_length(t->hot->seq) < p->first)
-            break;
-        int rc = p->state == PLAN_FAILED ? p->result.rc : import(t, p);
-        if (rc == -ENOSPC && hot_evict_one(t->session))
-            continue;
-        if (rc == -ENOSPC) {
-            t->out_of_pages = true;
-            break;
-        }
-        if (rc) {
-            int lost = p->first + p->used - engine_seq_length(t->hot->seq);
-            turn_add_reprefilled(t, lost, damage(rc));
-            t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
-            session_log(t->session, LOG_WARNING,
-                        "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
-                        damage(rc));
-        } else {
-            if (p->result.tier == STORAGE_TIER_RAM)
-                t->receipt.ram += p->used;
-            else
-                t->receipt.disk += p->used;
-            t->receipt.bytes_read += p->result.bytes_read;
-            t->session->status.tokens_restored += (uint64_t)p->used;
-            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
-                                                 .stage = "restore",
-                                                 .done = p->first + p->used,
-                                                 .total = plan_end(t)});
-        }
-        p->state = PLAN_DONE;
-        free(p->payload);
-        p->payload = NULL;
-        t->next_plan++;
-        t->restored_ns = session_now_ns();
-        moved = true;
-    }
-    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {
-        turn_finish(t); /* a warm-up that finds everything there has no step to run */
-        moved = true;
-    }
-    return moved;
 }
 
 /* ---- steps ---- */
@@ -624,36 +448,6 @@ int turn_wants(struct turn *t, int *first)
     return n;
 }
 
-int turn_append_text(struct turn *t, const char *text, size_t len)
-{
-    if (t->text_len + len + 1 > t->text_capacity) {
-        size_t capacity = t->text_capacity ? t->text_capacity : TEXT_MIN_BYTES;
-        while (capacity < t->text_len + len + 1)
-            capacity *= 2;
-        char *grown = realloc(t->text, capacity);
-        if (!grown)
-            return -ENOMEM;
-        t->text = grown;
-        t->text_capacity = capacity;
-    }
-    if (len)
-        memcpy(t->text + t->text_len, text, len);
-    t->text_len += len;
-    t->text[t->text_len] = 0;
-    return 0;
-}
-
-/* Takes text out of the stream and sends it. */
-int turn_deliver(struct turn *t, const char *text, size_t len)
-{
-    if (len == 0)
-        return 0;
-    int rc = turn_append_text(t, text, len);
-    if (rc == 0)
-        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
-    return rc;
-}
-
 static void note_time(struct turn *t, int64_t now_ns)
 {
     if (!t->first_ns)
@@ -672,31 +466,7 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-/* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
- * across the cut is replaced by the tokens of its first part. Where the text is not what its tokens' bytes are (U+FFFD
- * in place of broken ones), the rest of it is tokenized anew. */
-static int cut_answer(struct turn *t)
-{
-    size_t bytes = 0, len;
-    size_t keep = (size_t)t->n_prompt;
-    while (keep < t->context.n && bytes < t->text_len) {
-        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
-        if (len > t->text_len - bytes || (len && memcmp(token, t->text + bytes, len) != 0))
-            break;
-        bytes += len;
-        keep++;
-    }
-    t->context.n = keep;
-    int rc = bytes < t->text_len
-                 ? engine_tokenize(t->session->engine, t->text + bytes, t->text_len - bytes, false, &t->context)
-                 : 0;
-    if (!rc && engine_seq_length(t->hot->seq) > (int)keep)
-        rc = hot_truncate(t->hot, (int)keep);
-    t->n_output = (int)t->context.n - t->n_prompt;
-    return rc;
-}
-
-static void take_token(struct turn *t, const struct engine_sample *next, int64_t now_ns)
+static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     engine_token id = next->token;
@@ -710,26 +480,15 @@ static void take_token(struct turn *t, const struct engine_sample *next, int64_t
         turn_finish(t);
         return;
     }
-    const char *text = NULL;
-    size_t len = 0;
     rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = engine_stream_push(t->stream, id, &text, &len);
-    }
-    if (rc >= 0) {
-        int sent = turn_deliver(t, text, len);
-        if (sent)
-            rc = sent;
+        rc = answer_token(t, id);
     }
     if (rc == 1) {
-        t->stopped_by_string = true;
-        rc = cut_answer(t);
-        if (rc == 0) {
-            turn_finish(t);
-            return;
-        }
+        turn_finish(t);
+        return;
     }
     if (rc < 0) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
@@ -743,14 +502,47 @@ static void take_token(struct turn *t, const struct engine_sample *next, int64_t
         turn_finish(t);
 }
 
-void turn_after_step(struct turn *t, int n, const struct engine_sample *next, int64_t now_ns)
+void turn_add_reprefilled(struct turn *t, int tokens, const char *reason)
+{
+    struct session_receipt *r = &t->receipt;
+    int most = (int)(sizeof r->reprefilled / sizeof *r->reprefilled);
+    if (tokens <= 0)
+        return;
+    for (int i = 0; i < r->n_reprefilled; i++)
+        if (!strcmp(r->reprefilled[i].reason, reason)) {
+            r->reprefilled[i].tokens += tokens;
+            return;
+        }
+    if (r->n_reprefilled < most) {
+        r->reprefilled[r->n_reprefilled].tokens = tokens;
+        r->reprefilled[r->n_reprefilled++].reason = reason;
+    }
+}
+
+/* Tokens [from, to) of the context went through the model: of the prompt for the first time here, or once more. */
+static void count_run(struct turn *t, int from, int to)
+{
+    struct session *s = t->session;
+    int again = (to < t->n_counted ? to : t->n_counted) - from;
+    int first = from > t->n_counted ? from : t->n_counted, end = to < t->n_prompt ? to : t->n_prompt;
+    int prefilled = (again > 0 ? again : 0) + (end > first ? end - first : 0);
+    if (again > 0) {
+        turn_add_reprefilled(t, again, RECEIPT_PUT_ASIDE);
+        s->status.tokens_reprefilled += (uint64_t)again;
+    }
+    t->receipt.prefilled += prefilled;
+    s->status.tokens_prefilled += (uint64_t)prefilled;
+    if (to > t->n_counted)
+        t->n_counted = to;
+}
+
+void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
     int length = engine_seq_length(t->hot->seq);
+    count_run(t, length - n, length);
     if (length - n < t->n_prompt) {
         int end = length < t->n_prompt ? length : t->n_prompt;
-        t->receipt.prefilled += end - (length - n);
-        s->status.tokens_prefilled += (uint64_t)(end - (length - n));
         turn_emit(t, &(struct session_event){
                          .kind = SESSION_EVENT_PROGRESS, .stage = "prefill", .done = end, .total = t->n_prompt});
     }
@@ -770,7 +562,10 @@ void turn_after_step(struct turn *t, int n, const struct engine_sample *next, in
 
 void turn_step_failed(struct turn *t, int rc)
 {
-    if (rc == -ENOSPC)
+    const char *failure = engine_failure(t->session->engine);
+    if (failure)
+        turn_fail(t, SESSION_INTERNAL, failure);
+    else if (rc == -ENOSPC)
         turn_fail(
             t, SESSION_NO_MEMORY,
             "the KV budget is too small for this turn beside the running ones; raise kv-bytes or try again later");

@@ -4,7 +4,8 @@
  * Where the file system cannot punch holes (or a crash left space allocated behind a pack's end), what is dropped stays
  * in use. The budget counts it, so room is made by moving the live records of the pack that has the most of it to the
  * active pack: copied and synced first, then the rows, then the old places are overwritten, and the pack, which has no
- * rows any more, is unlinked. A crash in between leaves a second copy that the next start takes for what it is.
+ * rows any more, is unlinked. A pack that keeps more space than it uses is emptied as soon as nothing waits to be
+ * written. A crash in between leaves a second copy that the next start takes for what it is.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 
 struct move {
     uint8_t key[STORAGE_KEY_BYTES];
+    int64_t owner;
     uint64_t from, bytes, to;
     uint32_t to_pack;
     bool copied;
@@ -21,8 +23,10 @@ struct move {
 
 struct compaction {
     uint32_t pack, most; /* only packs below `most` get no more records */
+    bool idle;           /* only one that keeps more space than it uses */
     struct move *moves;
     size_t n, cap;
+    int rc; /* of copying */
 };
 
 static int victim_run(struct storage_ledger *l, void *arg)
@@ -54,12 +58,19 @@ static int victim_run(struct storage_ledger *l, void *arg)
         }
         struct move *m = &c->moves[c->n];
         *m = (struct move){.from = (uint64_t)sqlite3_column_int64(s, 1), .bytes = (uint64_t)sqlite3_column_int64(s, 2)};
+        m->owner = sqlite3_column_int64(s, 3);
         rc = column_bytes(s, 0, m->key, sizeof m->key);
         if (rc)
             break;
         c->n++;
     }
     stmt_reset(s);
+    uint64_t live = 0;
+    for (size_t i = 0; i < c->n; i++)
+        live += c->moves[i].bytes;
+    if (!rc && c->idle && live >= dead)
+        rc = -ENOENT;
+    l->moving = !rc; /* a deletion is not over while there may be copies */
     return rc;
 }
 
@@ -92,6 +103,7 @@ static int move_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     int rc = 0;
     l->deferred = l->wrote_kv = true;
+    l->moving = false;
     for (size_t i = 0; i < c->n && !rc; i++) {
         struct move *m = &c->moves[i];
         struct segment_row row;
@@ -103,27 +115,32 @@ static int move_run(struct storage_ledger *l, void *arg)
         if (there && m->copied) {
             rc = segment_move(l, &row, m->to_pack, m->to);
             m->copied = rc != 0;
-        } else if (there) {
+        } else if (there && !c->rc) {
             rc = segment_forget(l, m->key, c->pack, m->from);
         }
         if (!rc && m->copied) { /* it went meanwhile */
             atomic_fetch_add(&l->st->segments, 1);
-            rc = segment_drop_record(l, m->key, m->to_pack, m->to, m->bytes);
+            rc = segment_drop_record(l, m->owner, m->key, m->to_pack, m->to, m->bytes);
         }
     }
     return rc;
 }
 
-int compact(struct storage *st)
+int compact(struct storage *st, bool idle)
 {
-    struct compaction c = {.most = (uint32_t)atomic_load(&st->oldest_open_pack)};
+    struct compaction c = {.idle = idle, .most = (uint32_t)atomic_load(&st->oldest_open_pack)};
     int rc = jobs_call(st, victim_run, &c);
-    for (size_t i = 0; i < c.n && !rc; i++)
-        rc = copy(st, c.pack, &c.moves[i]);
-    if (!rc)
-        rc = packs_sync(&st->packs);
-    if (!rc)
-        rc = jobs_call(st, move_run, &c);
+    if (rc) {
+        free(c.moves);
+        return rc;
+    }
+    for (size_t i = 0; i < c.n && !c.rc; i++)
+        c.rc = copy(st, c.pack, &c.moves[i]);
+    int sync_rc = packs_sync(&st->packs);
+    c.rc = c.rc ? c.rc : sync_rc;
+    for (size_t i = 0; i < c.n && sync_rc; i++)
+        c.moves[i].copied = false;
+    rc = jobs_call(st, move_run, &c);
     free(c.moves);
-    return rc;
+    return rc ? rc : c.rc;
 }

@@ -7,9 +7,10 @@
  * not be taken out of kv.db, is tried again, less and less often.
  *
  * Something that was deleted for its owner has a mark in ledger.db from its deletion on ("deleting/ID"). When its last
- * record is gone, both logs are emptied (vfs.c overwrites them), then the mark goes with the intents, and only then
- * the deletion is reported. Where something fails on the way, -EINPROGRESS is reported: it is deleted for everybody,
- * but the mark stays, and the rest is tried again, also after a restart.
+ * record is gone, both logs are emptied (vfs.c overwrites them), and only then the deletion is reported; the mark goes
+ * with the next transaction that is synced. It also waits for what is left of records of its owner that went before.
+ * Where something fails on the way, -EINPROGRESS is reported: it is deleted for everybody, but the mark stays, and the
+ * rest is tried again, also after a restart.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@
 
 struct mark {
     struct mark *next;
+    int64_t owner;
     char key[]; /* of ledger.db's meta */
 };
 
@@ -35,6 +37,7 @@ static struct mark *mark_new(const char *public_id)
     struct mark *m = malloc(sizeof *m + sizeof MARK + n);
     if (m) {
         m->next = NULL;
+        m->owner = 0;
         memcpy(m->key, MARK, sizeof MARK - 1);
         memcpy(m->key + sizeof MARK - 1, public_id, n + 1);
     }
@@ -55,6 +58,16 @@ int erase_mark(struct storage_ledger *l, int64_t owner, const char *public_id)
     if (!m)
         return -ENOMEM;
     int rc = meta_set(l, S_META_SET, m->key, &owner, sizeof owner);
+    for (struct mark **p = &l->gone; *p;) {
+        struct mark *old = *p;
+        if (strcmp(old->key, m->key) != 0) {
+            p = &old->next;
+            continue;
+        }
+        *p = old->next;
+        free(old);
+    }
+    m->owner = owner;
     m->next = l->marks;
     l->marks = m;
     return rc;
@@ -66,6 +79,8 @@ int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public
     int64_t whose = 0;
     size_t n;
     int rc = m ? meta_get(l, S_META_GET, m->key, &whose, sizeof whose, &n) : -ENOMEM;
+    for (const struct mark *g = l->gone; m && g && rc == 1; g = g->next)
+        rc = strcmp(g->key, m->key) != 0;
     free(m);
     return rc == 1 ? whose == owner : rc;
 }
@@ -165,6 +180,31 @@ static void wait_add(struct storage_ledger *l, struct drop d, enum drop_wait why
         retry_later(&l->retry_cuts);
 }
 
+/* A deletion that the owner of this waits for, and that has to wait for it as well. */
+static struct job *deletion_of(struct storage_ledger *l, int64_t owner)
+{
+    struct job *j = owner ? l->pending : NULL;
+    while (j && !(j->marks && j->marks->owner == owner))
+        j = j->next;
+    return j;
+}
+
+/* A deletion that was just committed also waits for what is left of its owner's records from before. */
+static void wait_for_earlier(struct storage_ledger *l)
+{
+    for (struct job *j = l->pending; j; j = j->next) {
+        if (!j->marks || j->waits)
+            continue;
+        j->waits = true;
+        j->cuts_back = l->cuts_given;
+        for (size_t i = 0; i < l->n_waiting; i++)
+            if (!l->waiting[i].job && l->waiting[i].owner == j->marks->owner) {
+                l->waiting[i].job = j;
+                j->n_drops++;
+            }
+    }
+}
+
 /* It is tried again later; who waits hears of it. A job that deleted nothing for its owner does not wait longer. */
 static void drop_failed(struct storage_ledger *l, struct drop d, enum drop_wait why, int rc)
 {
@@ -257,6 +297,7 @@ static void drops_hand_over(struct storage_ledger *l, struct drop *drops, size_t
     c->n = taken;
     c->next = NULL;
     l->n_cuts++;
+    l->cuts_given++;
     pthread_mutex_lock(&st->cutter_lock);
     *st->cuts_tail = c;
     st->cuts_tail = &c->next;
@@ -269,6 +310,7 @@ void erase_drops(struct storage_ledger *l, int kv_rc)
     struct storage *st = l->st;
     size_t n = l->n_drops;
     l->n_drops = 0;
+    wait_for_earlier(l);
     if (!kv_rc)
         atomic_fetch_sub(&st->segments, n);
     if (!kv_rc && n)
@@ -292,6 +334,8 @@ void erase_results(struct storage_ledger *l, struct cut *c)
                     storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s",
                                 d->pack, strerror(-d->rc));
                 l->cut_said = d->rc;
+                if (!d->job && (d->job = deletion_of(l, d->owner)))
+                    d->job->n_drops++;
                 drop_failed(l, *d, WAIT_FAILED, d->rc);
                 continue;
             }
@@ -354,46 +398,28 @@ static int index_run(struct storage_ledger *l, void *arg)
 int erase_marks_clear(struct storage_ledger *l)
 {
     int rc = 0;
-    for (const struct job *j = l->pending; j && !rc; j = j->next) {
-        if (!j->finished)
-            continue;
-        for (const struct mark *m = j->marks; m && !rc; m = m->next) {
-            sqlite3_stmt *s = stmt_get(l, S_META_DELETE, &rc);
-            if (s) {
-                bind_text(s, 1, m->key);
-                rc = stmt_run(l, s, NULL);
-            }
+    for (const struct mark *m = l->gone; m && !rc; m = m->next) {
+        sqlite3_stmt *s = stmt_get(l, S_META_DELETE, &rc);
+        if (s) {
+            bind_text(s, 1, m->key);
+            rc = stmt_run(l, s, NULL);
         }
     }
     for (size_t i = 0; i < l->n_cleared && !rc; i++) {
-        sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
-        if (s) {
-            (void)sqlite3_bind_int64(s, 1, l->cleared[i]);
+        sqlite3_stmt *s = STMT_WITH(l, S_INTENT_DELETE, &rc, l->cleared[i]);
+        if (s)
             rc = stmt_run(l, s, NULL);
-        }
     }
     return rc;
 }
 
 void erase_marks_cleared(struct storage_ledger *l, int rc)
 {
-    if (!rc)
-        l->n_cleared = 0;
-    for (struct job **p = &l->pending; *p;) {
-        struct job *j = *p;
-        if (!j->finished) {
-            p = &j->next;
-        } else if (rc) {
-            j->finished = false;
-            tell(j, -EINPROGRESS);
-            retry_later(&l->retry_logs);
-            p = &j->next;
-        } else {
-            *p = j->next;
-            tell(j, 0);
-            erase_job_free(j);
-        }
-    }
+    if (rc)
+        return;
+    l->n_cleared = 0;
+    marks_free(l->gone);
+    l->gone = NULL;
 }
 
 /* The pages in SQLite's cache still have what vfs.c left out, and would bring it into the next log. */
@@ -409,29 +435,47 @@ int erase_logs(struct storage_ledger *l)
     return rc ? rc : kv_rc;
 }
 
-bool erase_finish(struct storage_ledger *l)
+/* Whether all that a deletion took away is overwritten, but for the logs. */
+static bool cut_out_all(const struct storage_ledger *l, const struct job *j)
+{
+    return j->marks && !j->n_drops && l->cuts_given - l->n_cuts >= j->cuts_back && !l->moving;
+}
+
+void erase_finish(struct storage_ledger *l)
 {
     bool any = false;
     for (const struct job *j = l->pending; j; j = j->next)
-        any |= j->marks && !j->n_drops;
+        any |= cut_out_all(l, j);
     if (!any)
-        return false;
+        return;
     bool now = retry_now(&l->retry_logs);
     int rc = now ? erase_logs(l) : -EAGAIN;
     if (rc && now)
         storage_log(l->st, LOG_WARNING, "the logs keep deleted rows for now: %s", strerror(-rc));
-    for (struct job *j = l->pending; j; j = j->next) {
-        if (!j->marks || j->n_drops)
-            continue;
-        j->finished = !rc;
-        if (rc)
-            tell(j, -EINPROGRESS);
-    }
     if (rc)
         retry_later(&l->retry_logs);
     else
         l->retry_logs.pause_ms = 0;
-    return !rc;
+    for (struct job **p = &l->pending; *p;) {
+        struct job *j = *p;
+        if (!cut_out_all(l, j)) {
+            p = &j->next;
+        } else if (rc) {
+            tell(j, -EINPROGRESS);
+            p = &j->next;
+        } else {
+            /* Its marks need no transaction of their own: a start that still finds them does nothing wrong. */
+            *p = j->next;
+            tell(j, 0);
+            struct mark **end = &j->marks;
+            while (*end)
+                end = &(*end)->next;
+            *end = l->gone;
+            l->gone = j->marks;
+            j->marks = NULL;
+            erase_job_free(j);
+        }
+    }
 }
 
 void erase_retry(struct storage_ledger *l)
@@ -442,13 +486,16 @@ void erase_retry(struct storage_ledger *l)
     for (size_t i = 0; i < l->n_waiting; i++)
         n += l->waiting[i].wait == WAIT_INDEX;
     int rc = n ? jobs_run_alone(l, index_run) : 0;
-    if (rc)
+    if (!rc)
+        rc = vfs_sync_log(l->db); /* where that was what failed */
+    if (rc) {
         retry_later(&l->retry_cuts);
-    for (size_t i = 0; n && !rc && i < l->n_waiting; i++)
+        return;
+    }
+    for (size_t i = 0; n && i < l->n_waiting; i++)
         if (l->waiting[i].wait == WAIT_INDEX)
             l->waiting[i].wait = WAIT_FAILED;
-    if (!rc)
-        atomic_fetch_sub(&l->st->segments, n);
+    atomic_fetch_sub(&l->st->segments, n);
     waiting_hand_over(l, false);
 }
 
@@ -461,6 +508,8 @@ int64_t erase_due_ms(const struct storage_ledger *l)
 void erase_give_up(struct storage_ledger *l)
 {
     l->n_waiting = 0;
+    marks_free(l->gone);
+    l->gone = NULL;
     while (l->pending) {
         struct job *j = l->pending;
         l->pending = j->next;

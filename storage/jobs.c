@@ -18,10 +18,11 @@
 
 #include "storage/storage_internal.h"
 
-#define JOBS_BATCH     256
-#define SWEEP_ROWS     64
-#define SWEEP_PAUSE_MS 10
-#define IDLE_MS        5000
+#define JOBS_BATCH      256
+#define SWEEP_ROWS      64
+#define SWEEP_PAUSE_MS  10
+#define IDLE_MS         5000
+#define SUPERSEDED_MOST 64
 
 static int job_queue(struct storage *st, struct storage_job job)
 {
@@ -155,7 +156,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     bool unsynced = batch != NULL;
     for (struct job *j = batch; j; j = j->next)
         unsynced &= j->job.unsynced;
-    l->n_drops = l->n_dead_turns = 0;
+    l->n_drops = l->n_dead_turns = l->n_let_go = 0;
     /* Not a statement that is kept: the pragma works when it is compiled. */
     int rc = unsynced ? schema_errno(sqlite3_exec(l->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL)) : 0;
     if (!rc)
@@ -168,6 +169,11 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     bool clear = !rc && !unsynced && (!batch || sqlite3_total_changes(l->db) != changes);
     if (clear)
         rc = erase_marks_clear(l);
+    if (!rc && !l->kv_rc) {
+        int clock_rc = segments_clock(l);
+        if (clock_rc)
+            kv_lose(l, clock_rc);
+    }
     if (!rc)
         rc = control(l, S_COMMIT);
     if (rc) {
@@ -176,11 +182,18 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
         l->n_drops = l->n_dead_turns = 0;
     } else {
         kv_control(l, S_KV_COMMIT);
+        /* What goes out of a pack must have gone from the ledger for good. */
+        int sync_rc = unsynced && l->n_drops ? vfs_sync_log(l->db) : 0;
+        if (sync_rc && !l->kv_rc)
+            l->kv_rc = sync_rc;
     }
     if (unsynced && sqlite3_exec(l->db, "PRAGMA synchronous = FULL", NULL, NULL, NULL) != SQLITE_OK)
         storage_log(l->st, LOG_ERR, "ledger: transactions may not be synced from now on: %s", sqlite3_errmsg(l->db));
-    if (clear || rc)
+    if (clear)
         erase_marks_cleared(l, rc);
+    segment_let_go_over(l, rc ? rc : l->kv_rc);
+    if (l->kv_rc)
+        l->used_noted = 0; /* perhaps it was not written down */
     atomic_store(&l->st->clock, l->used);
     *kv_rc = rc ? 0 : l->kv_rc;
     l->kv_rc = 0;
@@ -276,9 +289,22 @@ static int sweep_run(struct storage_ledger *l, void *arg)
     return segment_sweep(l, SWEEP_ROWS);
 }
 
-/* A piece of the search for segments that nothing holds. */
+static int holds_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    l->wrote_kv = true;
+    return turns_hold_again(l, &l->holds_at, SWEEP_ROWS);
+}
+
+/* A piece of the search for segments that nothing holds. Before the first one, turns hold what they can: what they held
+ * may have been replaced by something that an older ledger does not know. */
 static void sweep(struct storage_ledger *l)
 {
+    if (l->holds_at != INT64_MAX) {
+        if (jobs_run_alone(l, holds_run))
+            l->holds_at = INT64_MAX; /* the next start tries again */
+        return;
+    }
     int64_t before = l->sweep_at;
     (void)jobs_run_alone(l, sweep_run);
     if (l->sweep_at == before) { /* it cannot go on: leave it to the next search */
@@ -352,11 +378,19 @@ static void changes_note(struct storage_ledger *l)
     }
 }
 
+static int let_go_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return segment_let_go(l);
+}
+
 static void idle(struct storage_ledger *l)
 {
     if (!l->logged || monotonic_ms() < idle_due_ms(l))
         return;
-    int rc = l->n_cleared ? batch_run(l, NULL) : 0;
+    if (l->n_superseded)
+        (void)jobs_run_alone(l, let_go_run);
+    int rc = l->n_cleared || l->gone ? batch_run(l, NULL) : 0;
     if (!rc)
         rc = erase_logs(l);
     l->changes = sqlite3_total_changes(l->db) + sqlite3_total_changes(l->kv);
@@ -371,7 +405,7 @@ void *jobs_thread(void *arg)
 {
     struct storage *st = arg;
     struct storage_ledger *l = &st->ledger;
-    bool started = false;
+    bool started = false, let_go = false; /* at the end, what was superseded */
     for (;;) {
         changes_note(l);
         int64_t sweep_due = l->sweep_at == INT64_MAX ? 0 : monotonic_ms() + SWEEP_PAUSE_MS;
@@ -379,7 +413,7 @@ void *jobs_thread(void *arg)
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
         while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
-               !(st->sweep_wanted && !sweep_due) && started)
+               !(st->sweep_wanted && !sweep_due) && !st->backup && started)
             timeout = wait_until(st, due);
         bool sweep_begins = st->sweep_wanted && !sweep_due;
         uint64_t sweep_clock = st->sweep_clock;
@@ -393,6 +427,7 @@ void *jobs_thread(void *arg)
         *end = NULL;
         bool stop = st->jobs_stop, unpinned = st->unpinned;
         struct cut *results = st->cut_results;
+        struct backup *backup = st->backup;
         st->unpinned = false;
         st->cut_results = NULL;
         pthread_mutex_unlock(&st->jobs_lock);
@@ -405,11 +440,17 @@ void *jobs_thread(void *arg)
         started = true;
         if (batch)
             (void)batch_run(l, batch);
-        else if (stop && !l->n_cuts && !results)
+        else if (stop && !l->n_cuts && !results && let_go && !backup)
             break;
+        if (l->n_superseded >= SUPERSEDED_MOST || (stop && !batch && !let_go)) {
+            let_go |= stop;
+            if (l->n_superseded)
+                (void)jobs_run_alone(l, let_go_run);
+        }
+        if (backup)
+            backup_step(l, backup, stop);
         erase_retry(l);
-        if (erase_finish(l))
-            (void)batch_run(l, NULL);
+        erase_finish(l);
         if (timeout)
             idle(l);
         if (sweep_begins)

@@ -10,6 +10,8 @@
 
 #include "storage/storage_internal.h"
 
+#define SEARCH_ROWS 4096 /* titles that one job looks at */
+
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out)
 {
     struct storage_owner o = {0};
@@ -43,6 +45,31 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
     if (!rc)
         *out = o;
     return rc;
+}
+
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to)
+{
+    int rc, changed = 0;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    if (rc != 1)
+        return rc < 0 ? rc : -ENOENT;
+    s = stmt_get(l, S_OWNER_DROP_EMPTY, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, to);
+    rc = stmt_run(l, s, &changed);
+    s = rc ? NULL : stmt_get(l, S_OWNER_RENAME, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, from);
+    bind_text(s, 2, to);
+    return stmt_run(l, s, &changed); /* names are unique */
 }
 
 void storage_conversation_free(struct storage_conversation *c)
@@ -146,8 +173,22 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
     bind_text(s, 3, c->metadata);
     bind_text(s, 4, c->instructions);
     (void)sqlite3_bind_int64(s, 5, c->updated_ms);
+    (void)sqlite3_bind_int64(s, 6, c->head);
     rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
+}
+
+int storage_conversation_runs(struct storage_ledger *l, int64_t id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS, &rc);
+    if (!s)
+        return rc;
+    (void)sqlite3_bind_int64(s, 1, id);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
 }
 
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
@@ -233,38 +274,45 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_release(l, keys[i]);
     free(keys);
+    if (!rc)
+        rc = segment_let_go(l);
     return rc ? rc : erase_mark(l, owner, public_id);
 }
 
-int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
-                              struct storage_conversation *rows, size_t max, size_t *n)
+int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const char *after, struct storage_cursor *out)
 {
-    int64_t updated = INT64_MAX, id = INT64_MAX;
+    *out = (struct storage_cursor){INT64_MAX, INT64_MAX};
+    if (!after)
+        return 0;
     int rc;
-    sqlite3_stmt *s;
-    if (after) {
-        s = stmt_get(l, S_CONV_CURSOR, &rc);
-        if (!s)
-            return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_CURSOR, &rc);
+    if (s) {
         bind_text(s, 1, after);
         (void)sqlite3_bind_int64(s, 2, owner);
-        rc = stmt_step(l, s);
-        if (rc != 1)
-            return rc ? rc : -ENOENT;
-        updated = sqlite3_column_int64(s, 0);
-        id = sqlite3_column_int64(s, 1);
-        stmt_reset(s);
     }
-    s = stmt_get(l, query ? S_CONV_SEARCH : S_CONV_LIST, &rc);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    *out = (struct storage_cursor){sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1)};
+    stmt_reset(s);
+    return 0;
+}
+
+static void rows_free(struct storage_conversation *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        storage_conversation_free(&rows[i]);
+}
+
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
+                              struct storage_conversation *rows, size_t max, size_t *n)
+{
+    size_t found = 0;
+    int rc;
+    sqlite3_stmt *s =
+        STMT_WITH(l, S_CONV_LIST, &rc, owner, at.updated_ms, at.id, max > INT32_MAX ? INT32_MAX : (int64_t)max);
     if (!s)
         return rc;
-    (void)sqlite3_bind_int64(s, 1, owner);
-    (void)sqlite3_bind_int64(s, 2, updated);
-    (void)sqlite3_bind_int64(s, 3, id);
-    (void)sqlite3_bind_int64(s, 4, max > INT32_MAX ? INT32_MAX : (sqlite3_int64)max);
-    if (query)
-        bind_text(s, 5, query);
-    size_t found = 0;
     while (found < max && (rc = stmt_step(l, s)) == 1) {
         rc = conversation_read(s, &rows[found]);
         if (rc)
@@ -273,10 +321,59 @@ int storage_conversation_list(struct storage_ledger *l, int64_t owner, const cha
     }
     stmt_reset(s);
     if (rc < 0) {
-        for (size_t i = 0; i < found; i++)
-            storage_conversation_free(&rows[i]);
+        rows_free(rows, found);
         return rc;
     }
     *n = found;
     return 0;
+}
+
+int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
+                                struct storage_conversation *rows, size_t max, size_t *n, bool *over)
+{
+    int64_t *ids = malloc((max ? max : 1) * sizeof *ids);
+    struct storage_cursor last = *at;
+    size_t seen = 0, matched = 0, found = 0;
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_CONV_TITLES, &rc, owner, at->updated_ms, at->id, SEARCH_ROWS);
+    if (!s || !ids) {
+        free(ids);
+        return rc ? rc : -ENOMEM;
+    }
+    while (matched < max && (rc = stmt_step(l, s)) == 1) {
+        const char *title = (const char *)sqlite3_column_text(s, 2);
+        last = (struct storage_cursor){sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1)};
+        seen++;
+        if (title && strcasestr(title, query))
+            ids[matched++] = last.id;
+    }
+    stmt_reset(s);
+    rc = rc < 0 ? rc : 0;
+    while (found < matched && !rc) {
+        rc = storage_conversation_by_id(l, owner, ids[found], &rows[found]);
+        found += !rc;
+    }
+    free(ids);
+    if (rc) {
+        rows_free(rows, found);
+        return rc;
+    }
+    *at = last;
+    *n = found;
+    *over = matched == max || seen < SEARCH_ROWS;
+    return 0;
+}
+
+int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, &rc, before_ms);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = column_text(s, 0, owner);
+    if (!rc)
+        rc = column_text(s, 1, public_id);
+    stmt_reset(s);
+    return rc;
 }

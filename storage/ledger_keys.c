@@ -74,7 +74,7 @@ int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[S
     rc = stmt_one(l, s, rc);
     if (rc == 1) {
         stmt_reset(s);
-        rc = -EDQUOT; /* what this job wrote goes with its failure */
+        rc = -EUSERS; /* what this job wrote goes with its failure */
     }
     return rc;
 }

@@ -97,6 +97,10 @@ static const char *const ledger_steps[] = {
     "CREATE INDEX turns_open ON turns(conversation) WHERE status >= 2;"
     "CREATE INDEX turns_pending ON turns(saved) WHERE saved = 1;"
     "CREATE INDEX turns_digest ON turns(owner, digest) WHERE digest IS NOT NULL;",
+    /* Titles are searched without a look at the rows; what is too old is found in order. */
+    "DROP INDEX conversations_listed;"
+    "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC, title) WHERE kind = 0;"
+    "CREATE INDEX conversations_age ON conversations(updated_ms);",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,
@@ -114,6 +118,29 @@ static const char *const kv_steps[] = {
     "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
     " live_count INTEGER NOT NULL);",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
+    /* Some 700 bytes for each of 256 tokens: labels stand once and coded, keys are looked up by their first bytes, and
+     * what is the same for many stands apart. Marks are made by segments_mark(). */
+    "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
+    "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
+    " unit INTEGER NOT NULL, UNIQUE(owner, fingerprint));"
+    "INSERT INTO names(text) SELECT DISTINCT producer FROM segments;"
+    "INSERT INTO spaces(owner, fingerprint, unit) SELECT owner, fingerprint,"
+    " min(length(label) = 4 * count) FROM segments GROUP BY owner, fingerprint;"
+    "ALTER TABLE segments RENAME TO old;"
+    "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
+    " space INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, children INTEGER NOT NULL,"
+    " label BLOB NOT NULL, mark INTEGER, producer INTEGER NOT NULL, numerics INTEGER NOT NULL DEFAULT 0, pack INTEGER,"
+    " offset INTEGER, bytes INTEGER NOT NULL, used INTEGER NOT NULL);"
+    "INSERT INTO segments(id, key, parent, space, first, count, children, label, producer, pack, offset, bytes, used)"
+    " SELECT o.id, o.key, o.parent, s.id, o.first, o.count, (SELECT count(*) FROM old c WHERE c.parent = o.key),"
+    " coded(s.unit, o.label), n.id, o.pack, o.offset, o.bytes, o.used FROM old o"
+    " JOIN spaces s ON s.owner = o.owner AND s.fingerprint = o.fingerprint JOIN names n ON n.text = o.producer"
+    " ORDER BY o.id;"
+    "DROP TABLE old;"
+    "CREATE INDEX segments_key ON segments(substr(key, 1, 8));"
+    "CREATE INDEX segments_mark ON segments(substr(parent, 1, 8), space, substr(label, 1, mark));"
+    "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
+    "CREATE INDEX segments_place ON segments(pack, offset);",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,
@@ -161,12 +188,18 @@ int schema_errno(int sqlite_rc)
     }
 }
 
-/* contains(text, part): whether text contains part, ignoring case (ASCII letters). */
-static void contains(sqlite3_context *ctx, int n, sqlite3_value **v)
+/* coded(unit, label): as the index keeps it. */
+static void coded(sqlite3_context *ctx, int n_values, sqlite3_value **v)
 {
-    (void)n;
-    const char *text = (const char *)sqlite3_value_text(v[0]), *part = (const char *)sqlite3_value_text(v[1]);
-    sqlite3_result_int(ctx, text && part && strcasestr(text, part) != NULL);
+    (void)n_values;
+    size_t n;
+    uint8_t *code =
+        label_code(sqlite3_value_int(v[0]), sqlite3_value_blob(v[1]), (size_t)sqlite3_value_bytes(v[1]), &n);
+    if (code)
+        sqlite3_result_blob64(ctx, code, n, SQLITE_TRANSIENT);
+    else
+        sqlite3_result_error_nomem(ctx);
+    free(code);
 }
 
 /* joined(blob): all of a group, one after the other, in the order of the rows. */
@@ -289,6 +322,12 @@ static int gives(sqlite3 *db, const char *sql, const char *want)
     return rc ? rc : good && n == (want ? 1 : 0) ? 0 : -EBADMSG;
 }
 
+int schema_check(sqlite3 *db)
+{
+    int rc = gives(db, "PRAGMA quick_check(1)", "ok");
+    return rc ? rc : gives(db, "PRAGMA foreign_key_check", NULL);
+}
+
 /* The log is emptied too: what the copy is compared with is the file. */
 static int verify(sqlite3 *db)
 {
@@ -373,8 +412,8 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
     if (!rc && objects > 0 && application != APPLICATION_ID)
         rc = -EBADMSG;
     if (!rc && (sqlite3_db_config(db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL) != SQLITE_OK ||
-                sqlite3_create_function_v2(db, "contains", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, contains, NULL,
-                                           NULL, NULL) != SQLITE_OK ||
+                sqlite3_create_function_v2(db, "coded", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, coded, NULL, NULL,
+                                           NULL) != SQLITE_OK ||
                 sqlite3_create_function_v2(db, "joined", 1, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, NULL, joined_step,
                                            joined_final, NULL) != SQLITE_OK))
         rc = -ENOMEM;

@@ -8,6 +8,10 @@
  * Eviction takes the least recently used leaves. Uses are noted when a lookup finds a segment and when a commit holds
  * the end of a chain; what is before it is no leaf. The clock of uses counts them: `used` never goes back.
  *
+ * A segment that a longer one takes the place of is not dropped with the transaction that stores the longer one: what
+ * is cut out of a pack must have gone from the ledger durably, and that one is not synced. It is dropped with the next
+ * deletion, when there are many, or when nothing else is to be done.
+ *
  * What nothing holds is searched for in the background, from the oldest row to the newest, at start and whenever turns
  * have ended. A row whose use is later than the clock that the search was given is passed over: a running turn has put
  * it, and will hold it, or has planned to read it. The next search begins with the first one that was passed over.
@@ -67,6 +71,8 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->bytes = (uint64_t)sqlite3_column_int64(s, 3);
     row->end = sqlite3_column_int64(s, 4);
     row->used = (uint64_t)sqlite3_column_int64(s, 5);
+    row->owner = sqlite3_column_int64(s, 6);
+    row->children = sqlite3_column_int64(s, 7);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -91,46 +97,208 @@ int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
     return rc == 1 ? row.pack != STORAGE_PACK_NONE : rc;
 }
 
+/* One more child of a segment, or fewer. The root of chains has no row. */
+static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_KEY_BYTES], int change)
+{
+    int rc;
+    if (pack_is_zero(parent, STORAGE_KEY_BYTES))
+        return 0;
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_CHILDREN, &rc, 0, change);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, parent);
+    return stmt_run(l, s, NULL);
+}
+
+/* What a row's siblings see of it. *label is malloc'd. */
+static int sibling_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES],
+                       const uint8_t parent[STORAGE_KEY_BYTES], struct sibling *out, uint8_t **label, int64_t *id,
+                       bool *marked)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_LABEL, &rc);
+    if (s)
+        (void)bind_key(s, 1, key);
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    void *copy = NULL;
+    *id = sqlite3_column_int64(s, 0);
+    *marked = sqlite3_column_type(s, 3) != SQLITE_NULL;
+    *out = (struct sibling){.parent = parent, .space = sqlite3_column_int64(s, 1)};
+    rc = column_copy(s, 2, &copy, &out->bytes);
+    out->label = *label = copy;
+    stmt_reset(s);
+    return rc;
+}
+
+/* The row goes, or its place does (`change`): what was a head of its label is found by its own from then on. */
+static int unmark(struct storage_ledger *l, const struct segment_row *row, enum stmt_id change)
+{
+    struct sibling me;
+    uint8_t *label = NULL;
+    int64_t id;
+    bool marked = false;
+    int rc = sibling_get(l, row->key, row->parent, &me, &label, &id, &marked);
+    if (!rc)
+        rc = key_run(l, change, row->key);
+    if (!rc && marked)
+        rc = mark_drop(l, &me);
+    free(label);
+    return rc;
+}
+
+static int row_new(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
+                   uint64_t offset, uint64_t bytes, int64_t producer)
+{
+    int unit, rc;
+    int64_t space;
+    rc = space_add(l, r->owner, r->fingerprint, r->label_bytes == 4 * (uint64_t)r->count ? LABEL_IDS : LABEL_RAW,
+                   &space, &unit);
+    if (rc)
+        return rc;
+    if (unit == LABEL_IDS && r->label_bytes != 4 * (uint64_t)r->count)
+        return -EINVAL;
+    struct sibling me = {.parent = r->parent, .space = space};
+    uint8_t *coded = label_code(unit, label, r->label_bytes, &me.bytes);
+    me.label = coded;
+    sqlite3_stmt *s = coded ? stmt_get(l, S_SEG_INSERT, &rc) : NULL;
+    if (!s) {
+        free(coded);
+        return rc ? rc : -ENOMEM;
+    }
+    (void)bind_key(s, 1, r->key);
+    (void)bind_key(s, 2, r->parent);
+    (void)sqlite3_bind_int64(s, 3, space);
+    (void)sqlite3_bind_int64(s, 4, r->first);
+    (void)sqlite3_bind_int64(s, 5, r->count);
+    bind_blob(s, 6, coded, me.bytes);
+    (void)sqlite3_bind_int64(s, 7, producer);
+    (void)sqlite3_bind_int64(s, 8, pack);
+    (void)sqlite3_bind_int64(s, 9, (sqlite3_int64)offset);
+    (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)bytes);
+    (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)++l->used);
+    rc = stmt_run(l, s, NULL);
+    if (!rc)
+        rc = mark_add(l, sqlite3_last_insert_rowid(l->kv), &me);
+    free(coded);
+    return rc ? rc : children_add(l, r->parent, 1);
+}
+
+/* One that was forgotten is there again. */
+static int row_revive(struct storage_ledger *l, const struct pack_record *r, uint32_t pack, uint64_t offset,
+                      uint64_t bytes, int64_t producer)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, r->key);
+    (void)sqlite3_bind_int64(s, 2, pack);
+    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
+    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
+    (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
+    (void)sqlite3_bind_int64(s, 6, producer);
+    rc = stmt_run(l, s, NULL);
+    struct sibling me;
+    uint8_t *label = NULL;
+    int64_t id;
+    bool marked;
+    if (!rc)
+        rc = sibling_get(l, r->key, r->parent, &me, &label, &id, &marked);
+    if (!rc)
+        rc = mark_add(l, id, &me);
+    free(label);
+    return rc;
+}
+
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes)
 {
     struct segment_row row;
-    int rc = segment_get(l, r->key, &row);
-    if (rc < 0)
-        return rc;
+    int64_t producer;
+    int there = segment_get(l, r->key, &row);
+    if (there < 0)
+        return there;
     l->wrote_kv = true;
-    if (rc == 1) {
-        if (row.pack != STORAGE_PACK_NONE)
-            return 1;
-        sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
-        if (!s)
-            return rc;
-        (void)bind_key(s, 1, r->key);
-        (void)sqlite3_bind_int64(s, 2, pack);
-        (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
-        (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
-        (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
-        (void)sqlite3_bind_text(s, 6, r->producer, -1, SQLITE_STATIC);
-        rc = stmt_run(l, s, NULL);
-    } else {
-        sqlite3_stmt *s = stmt_get(l, S_SEG_INSERT, &rc);
-        if (!s)
-            return rc;
-        (void)bind_key(s, 1, r->key);
-        (void)bind_key(s, 2, r->parent);
-        (void)sqlite3_bind_blob(s, 3, r->fingerprint, sizeof r->fingerprint, SQLITE_STATIC);
-        (void)sqlite3_bind_int64(s, 4, r->owner);
-        (void)sqlite3_bind_int64(s, 5, r->first);
-        (void)sqlite3_bind_int64(s, 6, r->count);
-        (void)sqlite3_bind_blob(s, 7, r->label_bytes ? (const void *)label : "", (int)r->label_bytes, SQLITE_STATIC);
-        (void)sqlite3_bind_text(s, 8, r->producer, -1, SQLITE_STATIC);
-        (void)sqlite3_bind_int64(s, 9, pack);
-        (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)offset);
-        (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)bytes);
-        (void)sqlite3_bind_int64(s, 12, (sqlite3_int64)++l->used);
-        rc = stmt_run(l, s, NULL);
-    }
+    if (there && row.pack != STORAGE_PACK_NONE)
+        return 1;
+    int rc = name_id(l, r->producer, &producer);
+    if (!rc)
+        rc = there ? row_revive(l, r, pack, offset, bytes, producer)
+                   : row_new(l, r, label, pack, offset, bytes, producer);
     return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
+}
+
+static const char marked[] = "marked";
+
+bool segments_are_marked(struct storage_ledger *l)
+{
+    uint8_t value;
+    size_t n;
+    return meta_get(l, S_KV_META_GET, marked, &value, sizeof value, &n) == 1;
+}
+
+int segments_mark(struct storage_ledger *l)
+{
+    int64_t id = 0, count = 0;
+    int rc;
+    if (segments_are_marked(l))
+        return 0;
+    sqlite3_stmt *clear = stmt_get(l, S_MARKS_CLEAR, &rc);
+    if (!clear || (rc = stmt_run(l, clear, NULL)))
+        return rc;
+    for (;;) {
+        uint8_t parent[STORAGE_KEY_BYTES];
+        void *label = NULL;
+        struct sibling me = {.parent = parent};
+        sqlite3_stmt *s = STMT_WITH(l, S_SEG_UNMARKED, &rc, id);
+        rc = stmt_one(l, s, rc);
+        if (rc != 1)
+            break;
+        id = sqlite3_column_int64(s, 0);
+        me.space = sqlite3_column_int64(s, 2);
+        if ((uint64_t)sqlite3_column_int64(s, 4) > l->used)
+            l->used = (uint64_t)sqlite3_column_int64(s, 4);
+        rc = column_bytes(s, 1, parent, sizeof parent);
+        if (!rc)
+            rc = column_copy(s, 3, &label, &me.bytes);
+        me.label = label;
+        stmt_reset(s);
+        if (!rc)
+            rc = mark_add(l, id, &me);
+        free(label);
+        if (rc)
+            return rc;
+        if (++count % 100000 == 0)
+            storage_log(l->st, LOG_INFO, "kv.db: %lld segments of an older version taken over", (long long)count);
+    }
+    return rc ? rc : meta_set(l, S_KV_META_SET, marked, "1", 1);
+}
+
+/* Written down ahead, so that not every use costs a page. */
+#define USED_AHEAD ((uint64_t)1 << 20)
+
+int segments_clock(struct storage_ledger *l)
+{
+    int64_t value = 0;
+    size_t n;
+    if (!l->used_noted) {
+        int rc = meta_get(l, S_KV_META_GET, "used", &value, sizeof value, &n);
+        if (rc < 0)
+            return rc;
+        if (rc == 1 && (n != sizeof value || value < 0))
+            return -EBADMSG;
+        if ((uint64_t)value > l->used)
+            l->used = (uint64_t)value;
+    } else if (l->used < l->used_noted) {
+        return 0;
+    }
+    value = (int64_t)(l->used + USED_AHEAD);
+    int rc = meta_set(l, S_KV_META_SET, "used", &value, sizeof value);
+    if (!rc)
+        l->used_noted = (uint64_t)value;
+    return rc;
 }
 
 int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
@@ -139,12 +307,15 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
     int rc = segment_insert(l, r, label, pack, offset, bytes);
     if (rc)
         return rc == 1 ? 0 : rc;
+    struct segment_row row;
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
+    if (!rc && (rc = segment_get(l, r->key, &row)) == 1)
+        rc = unmark(l, &row, S_SEG_FORGET);
+    return rc;
 }
 
-int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                        uint64_t bytes)
+int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
+                        uint64_t offset, uint64_t bytes)
 {
     /* Its row came back with a transaction of the index that failed: the intent is there. */
     for (size_t i = 0; i < l->n_waiting; i++)
@@ -170,7 +341,8 @@ int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
     if (rc)
         return rc;
     struct drop *d = &l->drops[l->n_drops++];
-    *d = (struct drop){.intent = sqlite3_last_insert_rowid(l->db), .pack = pack, .offset = offset, .bytes = bytes};
+    *d = (struct drop){
+        .intent = sqlite3_last_insert_rowid(l->db), .owner = owner, .pack = pack, .offset = offset, .bytes = bytes};
     memcpy(d->key, key, STORAGE_KEY_BYTES);
     return 0;
 }
@@ -190,7 +362,7 @@ int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32
     if (!rc)
         rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
     if (!rc)
-        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+        rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
         atomic_fetch_add(&l->st->segments, 1); /* as many as before when the drop is carried out */
     return rc;
@@ -202,11 +374,13 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     l->wrote_kv = true;
     int rc = 0;
     if (row->pack != STORAGE_PACK_NONE) {
-        rc = segment_drop_record(l, row->key, row->pack, row->offset, row->bytes);
+        rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
         if (!rc)
             rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
     }
-    return rc ? rc : key_run(l, S_SEG_DELETE, row->key);
+    if (!rc)
+        rc = unmark(l, row, S_SEG_DELETE);
+    return rc ? rc : children_add(l, row->parent, -1);
 }
 
 /* Not what was used later than `clock`. */
@@ -219,9 +393,7 @@ static int release_unused(struct storage_ledger *l, const uint8_t key[STORAGE_KE
         int rc = segment_get(l, at, &row);
         if (rc <= 0 || row.used > clock)
             return rc < 0 ? rc : 0;
-        rc = any(l, S_HELD, at);
-        if (!rc)
-            rc = any(l, S_SEG_HAS_CHILD, at);
+        rc = row.children ? 1 : any(l, S_HELD, at);
         if (rc)
             return rc < 0 ? rc : 0;
         rc = row_drop(l, &row);
@@ -267,6 +439,40 @@ int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_
     return rc ? rc : 1;
 }
 
+/* Without memory for it, it goes at once. */
+static int supersede(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    if (l->n_superseded == l->cap_superseded) {
+        size_t cap = l->cap_superseded ? l->cap_superseded * 2 : 64;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(l->superseded, cap * sizeof *grown);
+        if (!grown)
+            return segment_release(l, key);
+        l->superseded = grown;
+        l->cap_superseded = cap;
+    }
+    memcpy(l->superseded[l->n_superseded++], key, STORAGE_KEY_BYTES);
+    return 0;
+}
+
+int segment_let_go(struct storage_ledger *l)
+{
+    int rc = 0;
+    for (size_t i = 0; i < l->n_superseded && !rc; i++)
+        rc = segment_release(l, l->superseded[i]);
+    if (!rc)
+        l->n_let_go = l->n_superseded;
+    return rc;
+}
+
+void segment_let_go_over(struct storage_ledger *l, int rc)
+{
+    if (!rc && l->n_let_go) {
+        l->n_superseded -= l->n_let_go;
+        memmove(l->superseded, l->superseded + l->n_let_go, l->n_superseded * sizeof *l->superseded);
+    }
+    l->n_let_go = 0;
+}
+
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
@@ -289,9 +495,7 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     (void)sqlite3_bind_int64(s, 1, turn);
     (void)bind_key(s, 2, key);
     rc = stmt_run(l, s, NULL);
-    if (!rc && had)
-        rc = segment_release(l, old);
-    return rc;
+    return rc || !had ? rc : supersede(l, old);
 }
 
 int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
@@ -324,15 +528,12 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return rc;
     if (row.pack != pack || row.offset != offset)
         return 0;
-    rc = any(l, S_SEG_HAS_CHILD, key);
-    if (rc < 0)
-        return rc;
-    if (rc == 1) {
+    if (row.children) {
         l->wrote_kv = true;
-        rc = segment_drop_record(l, key, row.pack, row.offset, row.bytes);
+        rc = segment_drop_record(l, row.owner, key, row.pack, row.offset, row.bytes);
         if (!rc)
             rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
-        return rc ? rc : key_run(l, S_SEG_FORGET, key);
+        return rc ? rc : unmark(l, &row, S_SEG_FORGET);
     }
     rc = holds_move(l, key, row.parent);
     return rc ? rc : row_drop(l, &row);
@@ -363,6 +564,7 @@ int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep
             row.pack = (uint32_t)sqlite3_column_int64(s, 2);
             row.offset = (uint64_t)sqlite3_column_int64(s, 3);
             row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
+            row.owner = sqlite3_column_int64(s, 5);
             if (!among(keep, n_keep, sqlite3_column_blob(s, 0), sqlite3_column_bytes(s, 0)) &&
                 !pin_held(l->st, row.pack, row.offset))
                 break;
@@ -415,7 +617,9 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     if (rc != 1 || row.pack != pack || row.offset != offset)
         return rc < 0 ? rc : 0;
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_DELETE, key);
+    if (!rc)
+        rc = unmark(l, &row, S_SEG_DELETE);
+    return rc ? rc : children_add(l, row.parent, -1);
 }
 
 int segment_any(struct storage_ledger *l)
@@ -437,7 +641,7 @@ void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)
     if (!s)
         return;
     if (stmt_step(l, s) == 1) {
-        l->sweep_end = sqlite3_column_int64(s, 1);
+        l->sweep_end = sqlite3_column_int64(s, 0);
         l->sweep_at = l->sweep_from;
         l->sweep_from = INT64_MAX;
         l->sweep_clock = clock;
@@ -479,35 +683,32 @@ int segment_sweep(struct storage_ledger *l, int rows)
 
 /* ---- lookup ------------------------------------------------------------------------------------------------------ */
 
-/* The nearest child on one side of the label. 1: found; 0: none. */
-static int neighbour(struct storage_ledger *l, enum stmt_id id, int64_t owner, const uint8_t fingerprint[32],
-                     const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
+/* The nearest child on one side of a coded label. 1: found; 0: none. */
+static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct sibling *wanted, int unit,
                      struct storage_found *out)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, id, &rc);
     if (!s)
         return rc;
-    (void)bind_key(s, 1, parent);
-    (void)sqlite3_bind_int64(s, 2, owner);
-    bind_blob(s, 3, fingerprint, 32);
-    bind_blob(s, 4, label, label_bytes);
+    (void)bind_key(s, 1, wanted->parent);
+    (void)sqlite3_bind_int64(s, 2, wanted->space);
+    bind_blob(s, 3, wanted->label, wanted->bytes);
     rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
-    int n = sqlite3_column_bytes(s, 3);
+    size_t n = 0;
     const char *producer = (const char *)sqlite3_column_text(s, 7);
     struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
                               .count = (uint32_t)sqlite3_column_int64(s, 2),
-                              .label = malloc(n > 0 ? (size_t)n : 1),
-                              .label_bytes = (uint32_t)n,
+                              .label =
+                                  label_decode(unit, sqlite3_column_blob(s, 3), (size_t)sqlite3_column_bytes(s, 3), &n),
                               .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
                               .pack = (uint32_t)sqlite3_column_int64(s, 5),
                               .offset = (uint64_t)sqlite3_column_int64(s, 6)};
+    f.label_bytes = (uint32_t)n;
     rc = f.label && producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
     if (!rc) {
-        if (n > 0)
-            memcpy(f.label, sqlite3_column_blob(s, 3), (size_t)n);
         memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));
         *out = f;
     } else {
@@ -541,13 +742,19 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
     struct storage_found side[2][2] = {0};
     bool have[2][2] = {{false}};
     uint32_t head[2] = {0, 0};
-    int rc = 0;
-    for (int i = 0; i < 2 && rc >= 0; i++) {
-        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, owner, fingerprint, parent, label, label_bytes, &side[i][0]);
+    struct sibling wanted = {.parent = parent};
+    int unit = LABEL_RAW, rc = space_get(l, owner, fingerprint, &wanted.space, &unit);
+    uint8_t *coded = rc == 1 ? label_code(unit, label, label_bytes, &wanted.bytes) : NULL;
+    wanted.label = coded;
+    if (rc == 1 && !coded)
+        rc = -ENOMEM;
+    for (int i = 0; i < 2 && rc >= 0 && coded; i++) {
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, &wanted, unit, &side[i][0]);
         have[i][0] = rc == 1;
         if (have[i][0])
             head[i] = common_head(&side[i][0], label, label_bytes);
     }
+    free(coded);
     int best = head[1] > head[0];
     if (head[best])
         segment_use(l, side[best][0].key);
@@ -557,11 +764,8 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
     for (int i = 0; i < 2; i++) {
         have[i][1] = side[i][1].label != NULL;
         int use = have[i][0] ? 0 : 1;
-        if (have[i][0] && have[i][1]) {
-            int c = segment_label_compare(side[i][1].label, side[i][1].label_bytes, side[i][0].label,
-                                          side[i][0].label_bytes);
-            use = i ? c < 0 : c > 0;
-        }
+        if (have[i][0] && have[i][1])
+            use = common_head(&side[i][1], label, label_bytes) > head[i];
         for (int k = 0; k < 2; k++) {
             if (have[i][k] && k == use && rc >= 0)
                 rows[found++] = side[i][k];

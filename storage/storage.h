@@ -46,6 +46,24 @@ void storage_close(struct storage *st);
  * is freed, callbacks may still come, and the process is to end; what was not finished is as after a crash. */
 bool storage_close_within(struct storage *st, int ms);
 
+/* Copies the ledger to the folder `to`, which is made or has none yet, while others go on; with_kv: the packs too. Not
+ * from a callback. -EEXIST: there is one; -EBUSY: another backup runs; -ESHUTDOWN: storage_backup_stop(). */
+int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, size_t err_size);
+/* [any thread] One that runs, and all that come, end soon with -ESHUTDOWN. */
+void storage_backup_stop(struct storage *st);
+
+/* Checks every row and every record, as they are found when the directory is opened: report() gets a line for each
+ * thing that is wrong. With `repair`, damaged records are forgotten, so that they are stored anew, and an index that is
+ * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() where it cannot be
+ * opened. */
+struct storage_checked {
+    uint64_t conversations, turns, segments; /* that were looked at */
+    uint64_t not_stored;                     /* turns whose KV is not there: it will be computed again */
+    uint64_t wrong;
+};
+int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   struct storage_checked *out, char *err, size_t err_size);
+
 /* ---- jobs on the ledger thread --------------------------------------------------------------------------------- */
 
 struct storage_job {
@@ -70,6 +88,9 @@ struct storage_owner {
 };
 /* Finds the owner by name or creates one. */
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out);
+/* Gives all that an owner has, KV and keys included, to a name that has nothing yet. -ENOENT: there is no such owner;
+ * -EEXIST: the new name has conversations, responses or keys of its own. */
+int storage_owner_rename(struct storage_ledger *l, const char *from, const char *to);
 
 enum storage_conversation_kind {
     STORAGE_CONVERSATION_LISTED = 0,   /* made by /v1/conversations */
@@ -99,8 +120,11 @@ int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char
                              struct storage_conversation *out);
 /* By row id. */
 int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out);
-/* Writes title, metadata, instructions and updated_ms of row c->id. */
+/* Writes title, metadata, instructions, updated_ms and head of row c->id; with another head n_turns becomes its depth.
+ */
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c);
+/* Whether a turn of it is queued or running: 1, 0, or negative. */
+int storage_conversation_runs(struct storage_ledger *l, int64_t id);
 /* Deletes the conversation, its turns and their holds on segments; segments that nothing holds any more are deleted
  * from disk and RAM (an intent is committed first, so that a crash cannot leave half of it). -ENOENT. The job is
  * reported when nothing of it can be read on the disk; with -EINPROGRESS when that failed and is tried again. */
@@ -110,11 +134,25 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
-/* Listed conversations of an owner, latest update first, strictly after the cursor (NULL = from the start; else the
- * public_id of the last row seen). Writes up to max rows, *n gets their number. `query` (may be NULL): only titles that
- * contain it, ignoring case. */
-int storage_conversation_list(struct storage_ledger *l, int64_t owner, const char *after, const char *query,
+/* The conversation of any owner that was used last before `before_ms`, of all such the one longest ago: its owner's
+ * name and its id, malloc'd. -ENOENT: there is none. */
+int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id);
+
+/* Where a list of conversations goes on: behind this row. */
+struct storage_cursor {
+    int64_t updated_ms, id;
+};
+/* Behind the conversation with this public id; NULL: at the beginning. -ENOENT. */
+int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const char *after, struct storage_cursor *out);
+/* Listed conversations of an owner, latest update first, behind the cursor. Writes up to max rows, *n gets their
+ * number. */
+int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
+ * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job,
+ * until *over. */
+int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
+                                struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
 /* A turn has a row from the moment it is accepted. QUEUED and RUNNING ones become COMPLETED or INCOMPLETE with
  * storage_turn_commit(), or FAILED. Only the first two are on a path, can be followed, matched and counted, and hold
@@ -140,7 +178,7 @@ struct storage_item {
     int place; /* among its turn's items, from 0 */
     bool output;
     char *public_id; /* "msg_…" */
-    char *kind;      /* "message" */
+    char *kind;      /* "message", "function_call", ...; "tools": definitions, which are in none of the lists below */
     char *role;      /* "user", "assistant", "system"; may be NULL */
     bool incomplete; /* it was cut */
     int64_t created_ms;
@@ -224,6 +262,9 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, uns
                       size_t *n);
 /* The tokens of the context at the end of `turn`, whatever its length in one query: *tokens (malloc'd) of *bytes. */
 int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes);
+/* The text of the item of kind "tools" in the context at the end of `turn`: *text (malloc'd), NULL: there is none. Such
+ * items are in turns without a parent, and in those that were rendered anew. */
+int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text);
 /* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
  * anew: *ids (malloc'd) of *n. */
 int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);
@@ -254,7 +295,7 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
  * running time; -EINVAL: used with another digest. The key is told apart by its bytes. */
 int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], char **target);
-/* Notes it, in place of an older one. -EDQUOT: the owner has STORAGE_KEYS_PER_OWNER. */
+/* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
 

@@ -2,10 +2,11 @@
  *
  * Layers, each above the next:
  *   storage.c   open and close, the lock file, statistics
+ *   backup.c, verify.c   copying and checking all of it
  *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
- *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c   rows of ledger.db and kv.db
+ *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, labels.c   rows of ledger.db and kv.db
  *   room.c      a full disk: the ledger's room comes first
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
@@ -178,6 +179,8 @@ int vfs_error_take(void);
 bool vfs_scrub_page(uint8_t *page, size_t n, bool first);
 /* The same for every page of a database that was opened with vfs_name(), in place. Its log must be empty. */
 int vfs_scrub(sqlite3 *db, int page_bytes);
+/* Syncs the log of a database that was opened with vfs_name(), after transactions that did not. */
+int vfs_sync_log(sqlite3 *db);
 /* Overwrites a file with zeros, syncs and unlinks it. One that is not there is gone. */
 int vfs_erase(int dirfd, const char *name);
 
@@ -194,6 +197,8 @@ extern const struct schema schema_ledger, schema_kv;
 /* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
  * the path of dirfd. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+/* Whether a database is whole: 0, -EBADMSG, or why that cannot be told. */
+int schema_check(sqlite3 *db);
 /* An SQLite result that this thread has just got, as an errno value: the system's, where it said why. */
 int schema_errno(int sqlite_rc);
 
@@ -216,6 +221,7 @@ enum drop_wait {
 struct job;
 struct drop { /* a record that is gone from the index and is to be cut out of its pack */
     int64_t intent;
+    int64_t owner; /* 0: not known, it is from before the start */
     uint32_t pack;
     uint64_t offset, bytes;
     uint8_t key[STORAGE_KEY_BYTES];
@@ -245,6 +251,12 @@ struct storage_ledger {
     size_t n_waiting, cap_waiting;
     struct job *pending; /* committed, and reported when their drops are over */
     size_t n_cuts;       /* the cutter has */
+    uint64_t cuts_given; /* to the cutter, which gives them back in order */
+    struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
+    bool moving;         /* records are being copied to another pack */
+    uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
+    size_t n_superseded, cap_superseded;
+    size_t n_let_go; /* of them, released by this batch */
     struct retry retry_cuts, retry_logs;
     int cut_said; /* what the log said last about cutting */
     uint64_t room_freed;
@@ -267,11 +279,13 @@ struct storage_ledger {
     int kv_rc;            /* of the batch: why kv.db is out of it; its statements give this then */
     int kv_said;          /* what the log said last about that */
     bool kv_marked;       /* that kv.db is damaged is noted on disk */
+    int64_t holds_at;     /* background check of what turns hold, before the first search; INT64_MAX: finished */
     int64_t sweep_at;     /* background search for orphans: last row looked at; INT64_MAX: finished */
     int64_t sweep_end;    /* the last row when it began */
     int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
     uint64_t sweep_clock; /* what was used later is passed over */
     uint64_t used;        /* clock of uses */
+    uint64_t used_noted;  /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
@@ -312,6 +326,9 @@ int ledger_clock_start(struct storage_ledger *l);
 /* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
  * not. */
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
+/* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), those that hold
+ * something which is not in the index hold what there is of their context. */
+int turns_hold_again(struct storage_ledger *l, int64_t *after, int n);
 
 /* ledger_items.c */
 int items_insert(struct storage_ledger *l, int64_t turn, const struct storage_item *items, size_t n);
@@ -320,11 +337,37 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
+/* ---- labels (labels.c); ledger thread only but for coding
+ * ------------------------------------------------------------
+ */
+enum label_unit { LABEL_RAW = 0, LABEL_IDS = 1 }; /* 4 bytes per unit, little-endian */
+/* A label as the index keeps it, and back; malloc'd, NULL: out of memory. [any thread] */
+uint8_t *label_code(int unit, const void *label, size_t bytes, size_t *n);
+uint8_t *label_decode(int unit, const void *coded, size_t n, size_t *bytes);
+/* The row of names with this text; it is made when there is none. */
+int name_id(struct storage_ledger *l, const char *text, int64_t *id);
+/* The space of an owner's segments of one fingerprint, and of what kind their labels are. 1 found, 0 none, negative. */
+int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int64_t *id, int *unit);
+/* The same; it is made, of the wanted kind, when there is none. */
+int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int wanted, int64_t *id,
+              int *unit);
+struct sibling {           /* a segment as its siblings see it */
+    const uint8_t *parent; /* STORAGE_KEY_BYTES */
+    int64_t space;
+    const uint8_t *label; /* coded */
+    size_t bytes;
+};
+/* Gives row `id` the mark that it is found by, and others what they need beside it. */
+int mark_add(struct storage_ledger *l, int64_t id, const struct sibling *me);
+/* A sibling that had a mark is there no longer: what was a head of it gets one. */
+int mark_drop(struct storage_ledger *l, const struct sibling *gone);
+
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
 struct segment_row {
     uint32_t pack;
     uint64_t offset, bytes, used;
+    int64_t owner, children;
     int64_t end; /* first + count: the position behind it */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
@@ -340,7 +383,8 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
                              uint64_t offset, uint64_t bytes);
 /* Notes that its record lies elsewhere now; the old one is dropped. */
 int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset);
-/* Holds key for the turn. 0; -ENOENT: no such turn. */
+/* Holds key for the turn. What it held before is superseded: it goes when nobody else holds it, but not with this
+ * transaction, which therefore need not be synced. 0; -ENOENT: no such turn. */
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
 /* If what the turn holds reaches beyond `end`, it holds the nearest ancestor that does not, or nothing. */
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end);
@@ -359,8 +403,12 @@ void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 /* Whether a row has no place: 1, 0 or negative. */
 int segment_any_forgotten(struct storage_ledger *l);
 /* Notes a record that is to be cut out, as an intent in the ledger. */
-int segment_drop_record(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                        uint64_t bytes);
+int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
+                        uint64_t offset, uint64_t bytes);
+/* Drops what was superseded, as far as nothing holds it. In a job that is synced. */
+int segment_let_go(struct storage_ledger *l);
+/* After the batch (rc). */
+void segment_let_go_over(struct storage_ledger *l, int rc);
 /* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
 int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
 /* Takes this segment's row out of the index, if it lies at this place, without an intent. */
@@ -370,6 +418,11 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
+/* Once in an index's life, at open: gives the rows that an older version made their marks. */
+int segments_mark(struct storage_ledger *l);
+bool segments_are_marked(struct storage_ledger *l);
+/* The clock of uses as the index knows it: it never goes back, and is written down now and then. */
+int segments_clock(struct storage_ledger *l);
 /* The background search: begins one, and does a piece of it. */
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock);
 int segment_sweep(struct storage_ledger *l, int rows);
@@ -411,7 +464,8 @@ struct job {
     /* When it is reported after what it took away is gone. */
     size_t n_drops;
     struct mark *marks; /* NULL: it deleted nothing for its owner */
-    bool finished;      /* its marks go with the next transaction */
+    bool waits;         /* for these, too: */
+    uint64_t cuts_back; /* what the cutter had when it was committed */
 };
 
 struct pin {
@@ -474,7 +528,7 @@ struct storage {
     pthread_mutex_t workers_lock; /* guards their `over` */
     pthread_cond_t workers_cond;
 
-    pthread_mutex_t jobs_lock; /* guards the nine below */
+    pthread_mutex_t jobs_lock; /* guards the ten below */
     pthread_cond_t jobs_cond;
     struct job *jobs, **jobs_tail;
     bool jobs_stop;
@@ -482,6 +536,8 @@ struct storage {
     bool sweep_done, sweep_wanted;
     uint64_t sweep_clock; /* of the one that is wanted, or was last */
     struct cut *cut_results;
+    struct backup *backup; /* under way */
+    atomic_bool backup_stop;
 
     pthread_mutex_t cutter_lock; /* guards the queue */
     pthread_cond_t cutter_cond;
@@ -532,10 +588,11 @@ void erase_unpinned(struct storage_ledger *l);
 /* What failed is tried again when its time has come; when that is, 0: nothing waits. */
 void erase_retry(struct storage_ledger *l);
 int64_t erase_due_ms(const struct storage_ledger *l);
-/* Empties the logs when deletions have come to their end. True: their marks go with the next transaction. */
-bool erase_finish(struct storage_ledger *l);
+/* Empties the logs when deletions have come to their end, and reports them. */
+void erase_finish(struct storage_ledger *l);
 int erase_logs(struct storage_ledger *l);
-/* Within a transaction: takes away intents that were carried out and the marks; after it (rc): tells. */
+/* Within a transaction: takes away intents that were carried out and marks of what is gone; after it (rc): forgets
+ * them. */
 int erase_marks_clear(struct storage_ledger *l);
 void erase_marks_cleared(struct storage_ledger *l, int rc);
 /* At open: marks and intents that are left from before. */
@@ -564,10 +621,14 @@ void write_op_free(struct write_op *op);
 /* So many bytes that were put are no longer in hand. */
 void encode_over(struct storage *st, uint64_t bytes);
 
-/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+/* backup.c: takes a piece. Ledger thread, between batches. `stop`: it is given up. */
+void backup_step(struct storage_ledger *l, struct backup *b, bool stop);
+
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes; `idle`: if that is more
+ * than it uses. -ENOENT: none. KV
  * writer.
  */
-int compact(struct storage *st);
+int compact(struct storage *st, bool idle);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);

@@ -33,7 +33,8 @@ static const uint8_t zeros[ZEROS_BYTES];
 
 struct file {
     sqlite3_file base;
-    int kind; /* SQLITE_OPEN_MAIN_DB, SQLITE_OPEN_WAL or another, as it was opened */
+    int kind;   /* SQLITE_OPEN_MAIN_DB, SQLITE_OPEN_WAL or another, as it was opened */
+    bool dirty; /* something may have been written that was not synced */
     /* The system's file follows. */
 };
 
@@ -44,6 +45,11 @@ static sqlite3_file *real(sqlite3_file *f)
     return (sqlite3_file *)(void *)((struct file *)(void *)f + 1);
 }
 #define REAL(f) real(f)->pMethods
+
+static struct file *ours(sqlite3_file *f)
+{
+    return (struct file *)(void *)f;
+}
 
 /* Notes the system's error of a failed call, and gives a full disk its name: SQLite knows ENOSPC only. */
 static int noted(sqlite3_file *f, int rc)
@@ -144,21 +150,28 @@ static int v_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
 static int v_write(sqlite3_file *f, const void *p, int n, sqlite3_int64 at)
 {
     uint8_t page[PAGE_BYTES_MAX];
-    if (((struct file *)(void *)f)->kind == SQLITE_OPEN_MAIN_DB && is_page(at, n)) {
+    if (ours(f)->kind == SQLITE_OPEN_MAIN_DB && is_page(at, n)) {
         memcpy(page, p, (size_t)n);
         (void)vfs_scrub_page(page, (size_t)n, at == 0);
         p = page;
     }
+    ours(f)->dirty = true;
     return noted(f, REAL(f)->xWrite(real(f), p, n, at));
 }
 static int v_truncate(sqlite3_file *f, sqlite3_int64 size)
 {
-    int rc = wipe(f, size, ((struct file *)(void *)f)->kind == SQLITE_OPEN_WAL);
+    int rc = wipe(f, size, ours(f)->kind == SQLITE_OPEN_WAL);
+    ours(f)->dirty = true;
     return rc == SQLITE_OK ? noted(f, REAL(f)->xTruncate(real(f), size)) : rc;
 }
+/* A checkpoint syncs the log although the transaction before it has. */
 static int v_sync(sqlite3_file *f, int flags)
 {
-    return noted(f, REAL(f)->xSync(real(f), flags));
+    if (!ours(f)->dirty)
+        return SQLITE_OK;
+    int rc = noted(f, REAL(f)->xSync(real(f), flags));
+    ours(f)->dirty = rc != SQLITE_OK;
+    return rc;
 }
 static int v_size(sqlite3_file *f, sqlite3_int64 *size)
 {
@@ -211,7 +224,8 @@ static sqlite3_vfs *below(sqlite3_vfs *vfs)
 
 static int v_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *out)
 {
-    ((struct file *)(void *)f)->kind = flags & (SQLITE_OPEN_MAIN_DB | SQLITE_OPEN_WAL);
+    ours(f)->kind = flags & (SQLITE_OPEN_MAIN_DB | SQLITE_OPEN_WAL);
+    ours(f)->dirty = true;
     f->pMethods = NULL;
     errno = 0;
     int rc = below(vfs)->xOpen(below(vfs), name, real(f), flags, out);
@@ -286,6 +300,15 @@ const char *vfs_name(void)
     return name;
 }
 
+int vfs_sync_log(sqlite3 *db)
+{
+    sqlite3_file *f = NULL;
+    int rc = sqlite3_file_control(db, "main", SQLITE_FCNTL_JOURNAL_POINTER, &f);
+    if (rc != SQLITE_OK)
+        return schema_errno(rc);
+    return f && f->pMethods ? schema_errno(v_sync(f, SQLITE_SYNC_NORMAL)) : 0;
+}
+
 int vfs_scrub(sqlite3 *db, int page_bytes)
 {
     sqlite3_file *f = NULL;
@@ -300,6 +323,7 @@ int vfs_scrub(sqlite3 *db, int page_bytes)
         if (REAL(f)->xRead(real(f), page, page_bytes, at) == SQLITE_OK &&
             vfs_scrub_page(page, (size_t)page_bytes, at == 0))
             rc = noted(f, REAL(f)->xWrite(real(f), page, page_bytes, at));
+    ours(f)->dirty = true;
     if (rc == SQLITE_OK)
         rc = v_sync(f, SQLITE_SYNC_NORMAL);
     return schema_errno(rc);

@@ -20,16 +20,18 @@
 
 #include "storage/storage_internal.h"
 
-#define EVICT_MORE  16
-#define EVICT_SHARE 1024
-#define DEAD_SHARE  4                    /* of the budget may be space of packs in which nothing lies */
-#define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
-#define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
-#define AHEAD_SHARE 16                   /* but not more than this share of what is free */
-#define CHAIN_MAX   (1u << 16)           /* segments; a longer chain is a damaged index's */
+#define EVICT_MORE      16
+#define EVICT_SHARE     1024
+#define IDLE_DEAD_SHARE 2 /* of a pack's size: then one is looked for that keeps more space than it uses */
+#define DEAD_SHARE      4 /* of the budget may be space of packs in which nothing lies */
+#define EVICT_FULL      ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
+#define AHEAD_BYTES     ((uint64_t)64 << 20) /* of a pack are allocated at once, */
+#define AHEAD_SHARE     16                   /* but not more than this share of what is free */
+#define CHAIN_MAX       (1u << 16)           /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
+    int64_t owner;
     struct blob *blob; /* NULL: it could not be made, and rc says why */
     uint32_t pack;
     uint64_t offset;
@@ -69,7 +71,15 @@ static int evict_run(struct storage_ledger *l, void *arg)
 {
     struct evict *e = arg;
     l->deferred = true; /* wait for the holes */
-    return segment_evict(l, e->bytes, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &e->freed);
+    size_t before = l->n_drops;
+    int rc = segment_let_go(l);
+    uint64_t let_go = 0, freed = 0;
+    for (size_t i = before; i < l->n_drops; i++)
+        let_go += l->drops[i].bytes;
+    if (!rc && let_go < e->bytes)
+        rc = segment_evict(l, e->bytes - let_go, (const uint8_t(*)[STORAGE_KEY_BYTES])e->keep, e->n_keep, &freed);
+    e->freed = let_go + freed;
+    return rc;
 }
 
 static void keep(struct evict *e, const uint8_t key[STORAGE_KEY_BYTES])
@@ -122,7 +132,7 @@ static int make_room(const struct group *g, uint64_t bytes)
         want += EVICT_MORE * bytes;
     int rc = want ? evict(g, want, &freed) : 0;
     while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && atomic_load(&st->disk_dead))
-        rc = compact(st);
+        rc = compact(st, false);
     if (rc == -ENOENT)
         rc = 0;
     if (rc)
@@ -260,6 +270,7 @@ static void put(struct group *g, struct write_op *op)
     }
     memcpy(it->key, op->rec.key, STORAGE_KEY_BYTES);
     memcpy(it->parent, op->rec.parent, STORAGE_KEY_BYTES);
+    it->owner = op->rec.owner;
     it->blob = op->blob;
     op->blob = NULL;
     if (!it->blob) {
@@ -293,7 +304,7 @@ static int rows_insert(struct storage_ledger *l, struct group *g)
             if (!rc)
                 rc = segment_insert(l, &r, it->blob->record + PACK_HEADER_BYTES, it->pack, it->offset, it->blob->bytes);
             if (rc == 1)
-                rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+                rc = segment_drop_record(l, it->owner, it->key, it->pack, it->offset, it->blob->bytes);
             if (rc)
                 return rc;
             it->has_row = more = true;
@@ -305,7 +316,7 @@ static int rows_insert(struct storage_ledger *l, struct group *g)
             continue;
         it->rc = -ESTALE;
         l->wrote_kv = true; /* without a commit of the index the record is not cut out here, but by who hears of it */
-        int rc = segment_drop_record(l, it->key, it->pack, it->offset, it->blob->bytes);
+        int rc = segment_drop_record(l, it->owner, it->key, it->pack, it->offset, it->blob->bytes);
         if (rc)
             return rc;
     }
@@ -468,7 +479,9 @@ static void commit(struct group *g, const struct write_op *op)
     g->with = op->with;
     g->done = op->done;
     g->arg = op->arg;
-    int rc = storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g});
+    /* A loss of power costs what it wrote: then the turn's KV is held anew at the next start (turns_interrupted()). */
+    int rc =
+        storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g, .unsynced = true});
     if (rc)
         commit_done(g, rc);
 }
@@ -486,6 +499,11 @@ void *writer_thread(void *arg)
     struct storage *st = arg;
     struct group *g = NULL;
     for (;;) {
+        pthread_mutex_lock(&st->writer_lock);
+        bool rests = !st->writes && !st->writer_stop && !g;
+        pthread_mutex_unlock(&st->writer_lock);
+        if (rests && atomic_load(&st->disk_dead) >= st->packs.pack_bytes / IDLE_DEAD_SHARE)
+            (void)compact(st, true);
         pthread_mutex_lock(&st->writer_lock);
         while (st->writes ? st->writes->state != OP_READY : !st->writer_stop)
             pthread_cond_wait(&st->writer_cond, &st->writer_lock);

@@ -8,12 +8,25 @@ _convod()
     elif [[ $word == = ]]; then
         previous=${COMP_WORDS[COMP_CWORD - 1]} word=
     fi
+    if [[ ${COMP_WORDS[1]} == token && $COMP_CWORD -gt 1 ]]; then
+        case $previous in
+        token) mapfile -t COMPREPLY < <(compgen -W 'add list revoke' -- "$word") ;;
+        --scope) mapfile -t COMPREPLY < <(compgen -W 'all metrics gateway' -- "$word") ;;
+        --data)
+            compopt -o filenames 2>/dev/null
+            mapfile -t COMPREPLY < <(compgen -d -- "$word")
+            ;;
+        --expires | --inherit | --config) ;;
+        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --inherit --help' -- "$word") ;;
+        esac
+        return
+    fi
     case $previous in
     --model | --config | --token-file)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         ;;
-    --data | --cache)
+    --data | --cache | --verify | --repair | backup)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         ;;
@@ -25,8 +38,9 @@ _convod()
         local options
         options=$("$1" --help 2>/dev/null | grep -oE '^  --[a-z-]+')
         case " ${options//$'\n'/ } " in
-        *" $previous "*) [[ $previous =~ ^--(help|version|check-config)$ ]] || return ;;
+        *" $previous "*) [[ $previous =~ ^--(help|version|check-config|profile)$ ]] || return ;;
         esac
+        [[ $COMP_CWORD -gt 1 ]] || options+=" token"
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
         ;;
     esac

@@ -46,6 +46,22 @@ int workers_start(struct events *events, struct workers **out);
 void workers_stop(struct workers *ws);
 void work_submit(struct workers *ws, struct work *w);
 
+/* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
+ */
+
+#define TICKETS_MAX 1024
+
+struct ticket {
+    unsigned char digest[TOKEN_DIGEST_BYTES];
+    struct auth_who who;
+    int64_t until_ms; /* monotonic; what is past is free */
+};
+struct tickets {
+    struct ticket list[TICKETS_MAX];
+};
+/* Takes the ticket that it is out of the list. False: there is none, it was used, or its time is over. */
+bool ticket_take(struct tickets *all, const char *text, size_t len, struct auth_who *out);
+
 /* ---- what all interfaces share -------------------------------------------------------------------------------------
  */
 
@@ -59,6 +75,7 @@ struct api {
     struct metrics metrics;
     struct events *events;
     struct workers *workers;
+    struct tickets tickets;
     bool stopping;
     int load_promille;
     char load_what[64];
@@ -129,6 +146,8 @@ struct client {
     struct api *api;
     uint64_t id;
     char owner[OWNER_SIZE]; /* empty: nobody was asked for, or accepted */
+    struct auth_who who;    /* by which token it is the owner */
+    bool closing;           /* it takes nothing more: what waits is not done */
     bool websocket;
     bool dropped;        /* ignore everything */
     bool streaming;      /* an event stream was begun */
@@ -209,6 +228,8 @@ void responses_attach(struct client *c, int kind, int64_t starting_after, const 
 void responses_cursor_error(struct api_error *e);
 /* An item of the API's lists. */
 cJSON *item_object(const struct session_item *item);
+/* An item of a run's output, as far as it is there. */
+cJSON *output_object(const struct run *run, size_t i);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */
@@ -223,6 +244,7 @@ void client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
@@ -240,6 +262,17 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 /* One message of the user. */
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
+
+/* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
+ */
+
+#define TOOL_NAME_MAX 64
+
+bool tool_name_valid(const char *name);
+/* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. nested: definitions and choices have their function
+ * under "function", as in Chat Completions. What a response shows of them goes into echo (may be NULL). 0, or -1 and
+ * *e. */
+int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e);
 
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
@@ -276,6 +309,8 @@ void conversations_get(struct client *c);
 void conversations_update(struct client *c);
 void conversations_delete(struct client *c);
 void conversations_items(struct client *c);
+struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e);
+void conversations_add_items(struct client *c);
 void conversations_evict(struct client *c);
 
 /* ---- commands of the session that answer a request (ops.c) --------------------------------------------------------
@@ -308,6 +343,7 @@ void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
 void service_status(struct client *c);
+void service_ticket(struct client *c);
 void service_metrics(struct client *c);
 
 #endif

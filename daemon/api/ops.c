@@ -180,12 +180,17 @@ static void result(struct op *op, const struct session_result *r)
                               op->id);
             } else if (r->rc == -EEXIST) {
                 api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
+            } else if (r->rc == -ESRCH) {
+                api_error_set(&e, 400, "invalid_value", "convod.head",
+                              "'convod.head' must be a response of this conversation that has an answer, or \"\".");
             } else if (r->rc == -ERANGE) {
                 api_error_set(&e, 400, "invalid_value", "after", "There is no such item in this list.");
             } else if (r->rc == -EKEYREJECTED) {
                 api_error_session(SESSION_KEY_REUSED, NULL, &e);
-            } else if (r->rc == -EDQUOT) {
+            } else if (r->rc == -EUSERS) {
                 api_error_session(SESSION_KEY_LIMIT, NULL, &e);
+            } else if (session_disk_full(r->rc)) {
+                api_error_session(SESSION_DISK_FULL, NULL, &e);
             } else if (r->rc == -EINVAL) {
                 api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
             } else {

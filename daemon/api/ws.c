@@ -122,8 +122,8 @@ static void lane_start(struct client *c, struct waiting *w)
 /* Starts what can be started. */
 static void lanes_run(struct client *c)
 {
-    for (struct lane *l = c->lanes; l && !c->dropped; l = l->next) {
-        while (!l->active && l->first && c->n_active < LANES_ACTIVE_MAX && !c->dropped) {
+    for (struct lane *l = c->lanes; l && !c->dropped && !c->closing; l = l->next) {
+        while (!l->active && l->first && c->n_active < LANES_ACTIVE_MAX && !c->dropped && !c->closing) {
             struct waiting *w = l->first;
             l->first = w->next;
             if (!l->first) {
@@ -394,7 +394,7 @@ static void message_done(struct work *w, bool closing)
     if (c) {
         c->inbox = m->next;
         c->n_inbox--;
-        if (!closing && !c->dropped) {
+        if (!closing && !c->dropped && !c->closing) {
             message_act(c, m);
         }
         if (c->inbox && !closing) {

@@ -32,6 +32,8 @@ void frames_close(struct conn *c, int code, const char *reason)
     if (!c->close_code) {
         c->close_code = code;
         c->close_reason = reason;
+        c->client.closing = true;
+        c->deadline_ms = clock_ms() + (int64_t)c->net->config->timeout_seconds * 1000;
         frames_free(c);
         conn_wake(c);
     }

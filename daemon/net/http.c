@@ -56,7 +56,8 @@ static const char *status_text(int status)
                  {431, "Request Header Fields Too Large"},
                  {500, "Internal Server Error"},
                  {503, "Service Unavailable"},
-                 {505, "HTTP Version Not Supported"}};
+                 {505, "HTTP Version Not Supported"},
+                 {507, "Insufficient Storage"}};
     for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
         if (known[i].status == status) {
             return known[i].text;
@@ -229,10 +230,61 @@ static int copy_field(const struct head *h, const char *name, char *out, size_t 
     return value.len > 0;
 }
 
-static int check_access(struct conn *c, const struct head *h, bool open_route, struct api_error *e)
+/* The ticket in a WebSocket's address, which stands for a token. */
+static bool take_ticket(struct conn *c, const struct head *h)
+{
+    static const char name[] = "ticket=";
+    struct head_text rest = h->query;
+    char pair[ROUTE_QUERY_MAX];
+    for (int n; (n = head_query_next(&rest, pair, sizeof(pair))) >= 0;) {
+        if ((size_t)n > sizeof(name) - 1 && strncmp(pair, name, sizeof(name) - 1) == 0) {
+            return ticket_take(&c->net->api->tickets, pair + sizeof(name) - 1, (size_t)n - (sizeof(name) - 1),
+                               &c->client.who) &&
+                   auth_known(c->net->auth, &c->client.who);
+        }
+    }
+    return false;
+}
+
+/* By which token, and as whom. */
+static int check_token(struct conn *c, const struct head *h, struct api_error *e)
 {
     struct net *n = c->net;
-    char origin[ORIGIN_MAX], authorization[HEADER_VALUE_MAX];
+    char authorization[HEADER_VALUE_MAX], user[OWNER_SIZE];
+    int found = copy_field(h, "Authorization", authorization, sizeof(authorization));
+    int named = n->config->gateway_user_header ? copy_field(h, n->config->gateway_user_header, user, sizeof(user)) : 0;
+    int rc = -EACCES;
+    if (found == 0 && h->websocket && take_ticket(c, h)) {
+        rc = 0;
+    } else if (found >= 0) {
+        /* A name that is too long is one that cannot be. */
+        rc = auth_owner(n->auth, found > 0 ? authorization : NULL,
+                        named < 0   ? "/"
+                        : named > 0 ? user
+                                    : NULL,
+                        &c->client.who);
+    }
+    OPENSSL_cleanse(authorization, sizeof(authorization));
+    if (rc == 0) {
+        return 0;
+    }
+    n->api->metrics.refused++;
+    if (rc == -EINVAL) {
+        api_error_set(e, 400, "invalid_header", NULL,
+                      "'%s' must be a user's name: without blanks and /, and with the gateway's name at most %d bytes.",
+                      n->config->gateway_user_header, OWNER_SIZE - 2);
+    } else {
+        api_error_set(e, 401, "invalid_api_key", NULL,
+                      found == 0 ? "No token was given." : "The token is not known, or has ended.");
+    }
+    return -1;
+}
+
+static int check_access(struct conn *c, const struct head *h, const struct route *route, bool open_route,
+                        struct api_error *e)
+{
+    struct net *n = c->net;
+    char origin[ORIGIN_MAX];
     if (n->loopback && !auth_required(n->auth) && !auth_host_allowed(n->config, h->host)) {
         api_error_set(e, 403, "host_not_allowed", NULL, "This Host is not served here; see allow-host.");
         return -1;
@@ -248,15 +300,14 @@ static int check_access(struct conn *c, const struct head *h, bool open_route, s
     if (open_route) {
         return 0;
     }
-    found = copy_field(h, "Authorization", authorization, sizeof(authorization));
-    bool ok = found >= 0 && auth_owner(n->auth, found > 0 ? authorization : NULL, c->client.owner, c->token);
-    OPENSSL_cleanse(authorization, sizeof(authorization));
-    if (!ok) {
-        n->api->metrics.refused++;
-        c->client.owner[0] = '\0';
-        api_error_set(e, 401, "invalid_api_key", NULL, found == 0 ? "No token was given." : "The token is not known.");
+    if (check_token(c, h, e)) {
         return -1;
     }
+    if (c->client.who.scope == AUTH_METRICS && (!route || route->handler != service_metrics)) {
+        api_error_set(e, 403, "insufficient_scope", NULL, "This token is for GET /metrics only.");
+        return -1;
+    }
+    memcpy(c->client.owner, c->client.who.owner, sizeof(c->client.owner));
     return 0;
 }
 
@@ -397,7 +448,7 @@ static int read_request(struct conn *c, const struct head *h, struct api_error *
     }
     bool options = h->method == METHOD_OPTIONS;
     int rc = options ? 0 : route_find(api_routes, api_n_routes, h->method, h->path, &r->route, r->param);
-    if (check_access(c, h, options || (r->route && r->route->open), e)) {
+    if (check_access(c, h, r->route, options || (r->route && r->route->open), e)) {
         return -1;
     }
     if (options && copy_field(h, "Access-Control-Request-Headers", value, sizeof(value)) > 0 &&
@@ -474,7 +525,8 @@ static void upgrade(struct conn *c, const struct head *h)
         api_error_set(&e, 429, "too_many_connections", NULL, "There are too many connections from this address.");
     } else if (strcmp(h->path, "/v1/responses") != 0) {
         api_error_set(&e, 404, "not_found", NULL, "There is no WebSocket here; it is at /v1/responses.");
-    } else if (check_access(c, h, false, &e) == 0 && check_subprotocol(h, &offered, &e) == 0 && c->net->api->stopping) {
+    } else if (check_access(c, h, NULL, false, &e) == 0 && check_subprotocol(h, &offered, &e) == 0 &&
+               c->net->api->stopping) {
         api_error_set(&e, 503, "server_shutdown", NULL, "The server is stopping.");
     }
     if (e.status) {

@@ -314,7 +314,7 @@ static void check_conn(struct net *n, struct conn *c, int64_t now, bool comment)
         daemon_log(n->log, LOG_INFO, "connection %llu dropped: it takes nothing", (unsigned long long)c->client.id);
         conn_drop(c);
     } else if (c->deadline_ms && now > c->deadline_ms) {
-        if (c->phase == CONN_LINGER) {
+        if (c->phase == CONN_LINGER || c->phase == CONN_WEBSOCKET) {
             conn_drop(c);
         } else {
             http_late(c);
@@ -353,7 +353,7 @@ void net_auth(struct net *n, struct auth *auth)
     n->auth = auth;
     for (size_t i = 0; i < CONN_BUCKETS; i++) {
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
-            if (!c->client.owner[0] || auth_known(n->auth, c->client.owner, c->token)) {
+            if (!c->client.owner[0] || auth_known(n->auth, &c->client.who)) {
                 continue;
             }
             if (c->phase == CONN_WEBSOCKET) {

@@ -57,11 +57,10 @@ struct conn {
     int fd;
     uint32_t interest; /* what epoll was told */
     enum conn_phase phase;
-    bool ready, dead; /* in the loop's lists */
-    bool blocked;     /* at the door: the socket takes no more now */
-    bool writing;     /* in conn_write_lent() */
-    bool reading;     /* the library looks at what comes, and at writability */
-    unsigned char token[TOKEN_DIGEST_BYTES];
+    bool ready, dead;           /* in the loop's lists */
+    bool blocked;               /* at the door: the socket takes no more now */
+    bool writing;               /* in conn_write_lent() */
+    bool reading;               /* the library looks at what comes, and at writability */
     char peer[ADDRESS_SIZE];    /* the socket's other end */
     char address[ADDRESS_SIZE]; /* whose limits count: the peer, or whom a trusted proxy names */
     int64_t accepted_ms, began_us;

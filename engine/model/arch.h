@@ -23,7 +23,7 @@ enum model_dim {
 enum model_slot_kind {
     SLOT_VECTOR,  /* const float *: [cols] */
     SLOT_MATRIX,  /* struct kernels_matrix: [rows][cols] */
-    SLOT_EXPERTS, /* struct kernels_matrix *: [experts] of [rows][cols] */
+    SLOT_EXPERTS, /* struct kernels_matrix: [experts] of [rows][cols] */
     SLOT_VECTORS, /* const float *: [experts][cols] */
 };
 

@@ -1,8 +1,8 @@
-/* load.c - reads a model's weights and packs them, in one pass over its file.
+/* load.c - reads a model's weights and has them packed, in one pass over its file.
  *
  * The tensors are taken in the order in which they lie in the file, a piece at a time: a piece is read into a buffer,
- * and while the workers pack its rows, one of them adds its bytes to the file's hash. So a file is read once, a model
- * is never in memory twice, and what was hashed is what was packed. Afterwards nothing reads the file again.
+ * and while the backend packs its rows, its bytes are added to the file's hash. So a file is read once, a model is
+ * never in memory twice, and what was hashed is what was packed. Afterwards nothing reads the file again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,9 +14,10 @@
 /* Weights lie one after the other in blocks of this size (a larger tensor has its own), since the backend rounds every
  * allocation up to huge pages: with one allocation per tensor a small model would be a quarter larger. */
 #define BLOCK_BYTES  ((size_t)64 << 20)
-#define WEIGHT_ALIGN 64
+#define WEIGHT_ALIGN 256
 
 #define PIECE_BYTES ((size_t)8 << 20)
+#define ROW_GROUP   16 /* rows that a backend packs are a multiple of this */
 
 struct model_block {
     struct model_block *next;
@@ -32,6 +33,7 @@ struct loader {
     struct gguf_hash *hash;
     bool hash_failed;
     uint8_t *piece;
+    float *widened; /* a vector's values in a piece */
     size_t piece_bytes;
     /* How far the pass has come: all before it was hashed. */
     size_t part;
@@ -43,6 +45,29 @@ struct loader {
     size_t err_size;
 };
 
+/* Bytes of a job's weights on the device. */
+static size_t job_bytes(const struct model_job *job, struct kernels *k)
+{
+    if (job->vector)
+        return (size_t)job->cols * sizeof(float);
+    size_t bytes = kernels_ops(k)->matrix_bytes(k, job->t->type, job->rows, job->cols);
+    return job->experts ? bytes * (size_t)job->experts : bytes;
+}
+
+void model_weigh(struct model *m, struct kernels *k)
+{
+    bool own_output = false;
+    m->weight_bytes = m->embed_bytes = 0;
+    for (size_t i = 0; i < m->n_jobs; i++) {
+        size_t bytes = job_bytes(&m->jobs[i], k);
+        m->weight_bytes += bytes;
+        m->embed_bytes += m->jobs[i].to == &m->embed ? bytes : 0;
+        own_output = own_output || m->jobs[i].to == &m->output;
+    }
+    if (!own_output)
+        m->embed_bytes = 0;
+}
+
 static void *block_alloc(struct loader *ld, size_t bytes)
 {
     struct model_block *b = ld->m->blocks;
@@ -52,7 +77,7 @@ static void *block_alloc(struct loader *ld, size_t bytes)
         if (!b)
             return NULL;
         *b = (struct model_block){.next = ld->m->blocks, .bytes = padded > BLOCK_BYTES ? padded : BLOCK_BYTES};
-        b->p = ld->ops->alloc(ld->k, b->bytes);
+        b->p = ld->ops->alloc(ld->k, KERNELS_DEVICE, b->bytes);
         if (!b->p) {
             free(b);
             return NULL;
@@ -66,25 +91,16 @@ static void *block_alloc(struct loader *ld, size_t bytes)
 
 /* ---- one piece ---- */
 
-struct pack {
+struct piece {
     struct loader *ld;
-    const struct model_job *job; /* NULL: nothing to pack */
-    size_t bytes;                /* in the buffer */
-    int rows;                    /* in the buffer */
-    void *packed;
+    size_t bytes; /* in the buffer */
 };
 
-/* Item 0 is the hash, the others are groups of rows. */
-static void pack_or_hash(void *arg, int i)
+static void hash_piece(void *arg)
 {
-    struct pack *p = arg;
-    struct loader *ld = p->ld;
-    if (i == 0) {
-        if (ld->hash && !gguf_hash_update(ld->hash, ld->piece, p->bytes))
-            ld->hash_failed = true;
-    } else {
-        kernels_pack_group(p->job->t->type, p->rows, p->job->cols, i - 1, ld->piece, p->packed);
-    }
+    const struct piece *p = arg;
+    if (!gguf_hash_update(p->ld->hash, p->ld->piece, p->bytes))
+        p->ld->hash_failed = true;
 }
 
 static void widen_vector(const struct model_job *job, const uint8_t *in, int n, float *out)
@@ -135,50 +151,48 @@ static int skip_to(struct loader *ld, size_t part, uint64_t at)
     return 0;
 }
 
+/* Reads the `rows` rows of the file that come next, in pieces, and hands each to the backend. expert: of a matrix. */
+static int load_rows(struct loader *ld, const struct model_job *job, int expert, int rows, size_t row_bytes)
+{
+    int most = (int)(ld->piece_bytes / row_bytes / ROW_GROUP * ROW_GROUP), rc;
+    for (int row = 0, n; row < rows; row += n) {
+        n = rows - row < most ? rows - row : most;
+        struct piece p = {ld, (size_t)n * row_bytes};
+        if ((rc = read_piece(ld, job->t->part, ld->at, p.bytes)))
+            return rc;
+        if (job->vector) {
+            float *to = (float *)(uintptr_t) * (const float **)job->to;
+            widen_vector(job, ld->piece, n, ld->widened);
+            ld->ops->upload(ld->k, to + row, ld->widened, (size_t)n * sizeof *to);
+            if (ld->hash)
+                hash_piece(&p);
+        } else {
+            ld->ops->pack(ld->k, job->to, expert, row, n, ld->piece, ld->hash ? hash_piece : NULL, &p);
+        }
+        ld->at += p.bytes;
+    }
+    return 0;
+}
+
 static int load_job(struct loader *ld, const struct model_job *job)
 {
     const struct gguf_tensor *t = job->t;
-    uint64_t row_bytes = t->bytes / (t->values / t->dims[0]);
-    uint64_t start = t->offset + job->at;
-    float *vector = NULL;
-    uint8_t *packed = NULL;
-    size_t group_bytes = job->vector ? 0 : kernels_packed_bytes(t->type, KERNELS_ROW_GROUP, job->cols);
-    size_t bytes =
-        job->vector ? (size_t)job->cols * sizeof(float) : kernels_packed_bytes(t->type, job->rows, job->cols);
+    size_t bytes = job_bytes(job, ld->k);
     void *to = block_alloc(ld, bytes);
-    int rc;
     if (!to)
         return gguf_fail(ld->g, ld->err, ld->err_size, -ENOMEM, "no memory for tensor %s (%zu bytes)", t->name, bytes);
-    if ((rc = skip_to(ld, t->part, start)))
+    int rc = skip_to(ld, t->part, t->offset + job->at);
+    if (rc)
         return rc;
     if (job->vector) {
-        vector = to;
-        row_bytes = t->bytes / t->values;
-        *(const float **)job->to = vector;
-    } else {
-        packed = to;
-        *(struct kernels_matrix *)job->to =
-            (struct kernels_matrix){.type = t->type, .rows = job->rows, .cols = job->cols, .data = packed};
+        *(const float **)job->to = to;
+        return load_rows(ld, job, 0, job->cols, kernels_row_bytes(t->type, 1));
     }
-    int n = job->vector ? job->cols : job->rows;
-    uint64_t most = ld->piece_bytes / row_bytes / KERNELS_ROW_GROUP * KERNELS_ROW_GROUP;
-    for (int row = 0, rows; row < n; row += rows) {
-        rows = (uint64_t)(n - row) < most ? n - row : (int)most;
-        size_t piece = (size_t)row_bytes * (size_t)rows;
-        if ((rc = read_piece(ld, t->part, ld->at, piece)))
-            return rc;
-        struct pack p = {ld, job, piece, rows, NULL};
-        int groups = 0;
-        if (job->vector) {
-            widen_vector(job, ld->piece, rows, vector + row);
-        } else {
-            p.packed = packed + (size_t)(row / KERNELS_ROW_GROUP) * group_bytes;
-            groups = (rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP;
-        }
-        kernels_parallel(ld->k, 1 + groups, pack_or_hash, &p);
-        ld->at += piece;
-    }
-    return 0;
+    *(struct kernels_matrix *)job->to = (struct kernels_matrix){
+        .type = t->type, .rows = job->rows, .cols = job->cols, .experts = job->experts, .data = to};
+    for (int i = 0; rc == 0 && i < (job->experts ? job->experts : 1); i++)
+        rc = load_rows(ld, job, i, job->rows, kernels_row_bytes(t->type, job->cols));
+    return rc;
 }
 
 /* ---- the pass ---- */
@@ -198,7 +212,7 @@ static size_t piece_bytes_for(const struct model *m)
     size_t most = PIECE_BYTES;
     for (size_t i = 0; i < m->n_jobs; i++) {
         const struct gguf_tensor *t = m->jobs[i].t;
-        size_t group = t->bytes / (t->values / t->dims[0]) * KERNELS_ROW_GROUP;
+        size_t group = t->bytes / (t->values / t->dims[0]) * ROW_GROUP;
         most = group > most ? group : most;
     }
     return most;
@@ -220,12 +234,14 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
     qsort(m->jobs, m->n_jobs, sizeof *m->jobs, compare_jobs);
     for (size_t i = 0; i < m->n_jobs; i++)
         ld.total_bytes += m->jobs[i].t->bytes / (m->jobs[i].t->values / m->jobs[i].t->dims[0]) *
-                          (uint64_t)(m->jobs[i].vector ? 1 : m->jobs[i].rows);
+                          (uint64_t)(m->jobs[i].vector ? 1 : m->jobs[i].rows) *
+                          (uint64_t)(m->jobs[i].experts ? m->jobs[i].experts : 1);
     if (hash)
         ld.total_bytes = gguf_bytes(g);
     ld.piece_bytes = piece_bytes_for(m);
     ld.piece = malloc(ld.piece_bytes);
-    if (!ld.piece)
+    ld.widened = malloc(ld.piece_bytes / 2 * sizeof *ld.widened); /* the narrowest takes two bytes in the file */
+    if (!ld.piece || !ld.widened)
         rc = gguf_fail(g, err, err_size, -ENOMEM, "no memory to read it");
     for (size_t i = 0; rc == 0 && i < m->n_jobs; i++)
         rc = load_job(&ld, &m->jobs[i]);
@@ -237,7 +253,10 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
         rc = gguf_fail(g, err, err_size, -ENOMEM, "its hash cannot be computed");
     if (rc == 0)
         rc = gguf_check_unchanged(g, err, err_size);
+    if (rc == 0 && kernels_ops(k)->error(k))
+        rc = gguf_fail(g, err, err_size, -EIO, "the device failed: %s", kernels_ops(k)->error(k));
     free(ld.piece);
+    free(ld.widened);
     free(m->jobs);
     m->jobs = NULL;
     m->n_jobs = m->jobs_capacity = 0;
@@ -251,16 +270,11 @@ void model_close(struct model *m, struct kernels *k)
     while (m->blocks) {
         struct model_block *b = m->blocks;
         m->blocks = b->next;
-        kernels_ops(k)->release(k, b->p, b->bytes);
+        kernels_ops(k)->release(k, KERNELS_DEVICE, b->p, b->bytes);
         free(b);
     }
     for (int i = 0; i < MODEL_ROPES; i++)
         free(m->rope[i].inv_freq);
-    for (int l = 0; m->layers && l < m->n_layers; l++) {
-        free(m->layers[l].gate_experts);
-        free(m->layers[l].up_experts);
-        free(m->layers[l].down_experts);
-    }
     free(m->layers);
     free(m->jobs);
     memset(m, 0, sizeof *m);

@@ -324,8 +324,6 @@ static int add_job(struct reader *r, struct model_job job)
         m->jobs_capacity = capacity;
     }
     use(r, job.t);
-    m->weight_bytes += job.vector ? (uint64_t)job.cols * (uint64_t)job.rows * sizeof(float)
-                                  : kernels_packed_bytes(job.t->type, job.rows, job.cols);
     m->jobs[m->n_jobs++] = job;
     return 0;
 }
@@ -341,12 +339,13 @@ static int want_matrix(struct reader *r, const char *name, int whole, int first,
     if (t->n_dims > 2 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)whole)
         return fail(r, -EBADMSG, "tensor %s is %llu x %llu; this model needs %d x %d", name,
                     (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], cols, whole);
-    if (kernels_packed_bytes(t->type, rows, cols) == 0)
+    if (kernels_row_bytes(t->type, cols) == 0)
         return fail(r, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
-    return add_job(r, (struct model_job){t, t->bytes / (uint64_t)whole * (uint64_t)first, rows, cols, false, to});
+    uint64_t at = t->bytes / (uint64_t)whole * (uint64_t)first;
+    return add_job(r, (struct model_job){.t = t, .at = at, .rows = rows, .cols = cols, .to = to});
 }
 
-static int want_experts(struct reader *r, const char *name, int rows, int cols, struct kernels_matrix **to)
+static int want_experts(struct reader *r, const char *name, int rows, int cols, struct kernels_matrix *to)
 {
     const struct gguf_tensor *t;
     int n = r->m->n_experts;
@@ -357,15 +356,9 @@ static int want_experts(struct reader *r, const char *name, int rows, int cols, 
         return fail(r, -EBADMSG, "tensor %s is %llu x %llu x %llu; this model needs %d x %d x %d", name,
                     (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], (unsigned long long)t->dims[2],
                     cols, rows, n);
-    if (kernels_packed_bytes(t->type, rows, cols) == 0)
+    if (kernels_row_bytes(t->type, cols) == 0)
         return fail(r, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
-    struct kernels_matrix *each = calloc((size_t)n, sizeof *each);
-    if (!each)
-        return fail(r, -ENOMEM, "no memory for %d experts", n);
-    *to = each;
-    for (int i = 0; rc == 0 && i < n; i++)
-        rc = add_job(r, (struct model_job){t, t->bytes / (uint64_t)n * (uint64_t)i, rows, cols, false, &each[i]});
-    return rc;
+    return add_job(r, (struct model_job){.t = t, .rows = rows, .cols = cols, .experts = n, .to = to});
 }
 
 static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
@@ -385,7 +378,7 @@ static int want_vector(struct reader *r, const char *name, bool required, int n,
         return fail(r, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
                     n);
     rc = check_vector_type(r, t);
-    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n, true, to});
+    return rc ? rc : add_job(r, (struct model_job){.t = t, .rows = 1, .cols = n, .vector = true, .to = to});
 }
 
 /* A vector per expert. */
@@ -402,7 +395,7 @@ static int want_vectors(struct reader *r, const char *name, int n, const float *
     if (experts > INT32_MAX / n)
         return fail(r, -EBADMSG, "tensor %s is too large", name);
     rc = check_vector_type(r, t);
-    return rc ? rc : add_job(r, (struct model_job){t, 0, 1, n * experts, true, to});
+    return rc ? rc : add_job(r, (struct model_job){.t = t, .rows = 1, .cols = n * experts, .vector = true, .to = to});
 }
 
 /* Where a slice of `size` begins, and how long the whole is. */
@@ -481,7 +474,6 @@ static int read_weights(struct reader *r)
     if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, &m->output_norm)))
         return rc;
     if (gguf_tensor_find(r->g, "output.weight")) {
-        m->embed_bytes = kernels_packed_bytes(embed->type, m->n_vocab, m->n_embd);
         rc = want_matrix(r, "output.weight", m->n_vocab, 0, m->n_vocab, m->n_embd, &m->output);
     }
     if (rc || (rc = check_all_used(r)))

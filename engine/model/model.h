@@ -15,6 +15,7 @@ struct chat;
 
 /* Layers that keep their keys and values alike share page tables: a page id of a group covers all its layers. */
 enum model_group { MODEL_FULL, MODEL_WINDOW, MODEL_GROUPS };
+_Static_assert(MODEL_GROUPS == KERNELS_PAGE_GROUPS, "a run has a page table for each group");
 
 /* What mixes tokens in a layer. MODEL_RECURRENT is the place of a state that is carried from token to token; no
  * architecture of the table has one yet. */
@@ -46,7 +47,7 @@ struct model_layer {
     struct kernels_matrix q, k, v, o, gate, up, down;
     struct kernels_matrix router;
     const float *router_bias, *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [n_experts][...] */
-    struct kernels_matrix *gate_experts, *up_experts, *down_experts;                    /* [n_experts] */
+    struct kernels_matrix gate_experts, up_experts, down_experts;
 };
 
 /* A tensor, or a slice of it, that has to be read and packed; made by model_read(), done by model_load(). */
@@ -54,6 +55,7 @@ struct model_job {
     const struct gguf_tensor *t;
     uint64_t at; /* byte of the tensor where the slice begins */
     int rows, cols;
+    int experts; /* matrices of that shape, one behind the other; 0: one */
     bool vector;
     void *to; /* struct kernels_matrix, or const float * of a vector */
 };
@@ -73,8 +75,9 @@ struct model {
     struct model_layer *layers;
     struct kernels_matrix embed, output;
     const float *output_norm;
-    uint64_t weight_bytes, parameters; /* packed, and values */
-    uint64_t embed_bytes;              /* of an embedding table that is not the output's too; else 0 */
+    uint64_t parameters;   /* values */
+    uint64_t weight_bytes; /* packed; from model_weigh() on */
+    uint64_t embed_bytes;  /* of an embedding table that is not the output's too; else 0 */
     const char *quantization;
     struct model_job *jobs; /* until model_load() */
     size_t n_jobs, jobs_capacity;
@@ -85,6 +88,8 @@ struct model {
  * with its shape and a type that can be read, and no other is. `out` must stay where it is until model_load(); on an
  * error nothing is left in it. */
 int model_read(const struct gguf *g, enum kernels_kv_type kv_type, struct model *out, char *err, size_t err_size);
+/* How much its weights will take, packed by this backend. Comes before model_load(). */
+void model_weigh(struct model *m, struct kernels *k);
 /* The last step: reads and packs the weights, in the order in which they lie in the file. hash (may be NULL): every
  * byte of the file goes into it, in that one pass. progress as in engine_opts, over [0, 1]. -EBADMSG: the file was cut
  * or changed meanwhile; -ENOMEM. */
@@ -102,8 +107,6 @@ int model_most_q(const struct model *m);  /* query values */
 int model_most_kv(const struct model *m); /* key values */
 int model_most_ff(const struct model *m);
 
-/* Rotation table of positions: out[n][rot / 2][2] = cos, sin. */
-void model_rope_table(const struct model_rope *r, const int *positions, int n, float *out);
 /* Fills m->rope from the file, for contexts of up to ctx_tokens (model_rope.c). */
 int model_rope_open(const struct gguf *g, int ctx_tokens, struct model *m, char *err, size_t err_size);
 /* Mixes everything that changes rotated keys into a hash. */
@@ -113,7 +116,7 @@ void model_rope_hash(const struct model *m, void (*update)(void *h, const void *
  */
 
 struct kv_pool {
-    uint8_t *memory;
+    uint8_t *memory;    /* of the device */
     size_t page_bytes;  /* 0: the model has no layer of this group */
     size_t token_bytes; /* page_bytes / 64 */
     int32_t n_pages, n_free;
@@ -130,6 +133,7 @@ struct engine_seq {
     struct engine *engine;
     struct engine_tokens tokens;
     struct kv_table table[MODEL_GROUPS];
+    kernels_event imported; /* its last import */
 };
 
 /* Lays out the layers within the pages of their group, which gives the pages' sizes. Comes first. */
@@ -142,6 +146,11 @@ void kv_pools_close(struct engine *e);
 /* Appends n tokens whose keys and values will be written next: their pages are there, and no other sequence's.
  * -EOVERFLOW (ctx_tokens), -ENOSPC, -ENOMEM: the sequence is unchanged. */
 int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n);
+/* Drops the tokens from n on, whatever windows have left behind: nothing of them was computed. */
+void kv_seq_take_back(struct engine_seq *s, int n);
+/* What is computed from now on comes, on the device, after what still writes to this sequence's pages, or reads and
+ * writes pages that were given back. */
+void kv_seq_order(struct engine_seq *s);
 /* Tokens that a sequence of this model can hold at most with pools of `bytes`. */
 int kv_capacity_tokens(const struct engine *e, size_t bytes);
 
@@ -157,6 +166,9 @@ struct engine {
     const struct kernels_ops *ops;
     struct model model;
     struct kv_pool pools[MODEL_GROUPS];
+    struct kernels_kv *kv;           /* [n_layers], as the layers have it */
+    kernels_event exported;          /* the last export that pages are read by */
+    kernels_event abandoned;         /* the last import into pages that were given back since */
     struct engine_kv_array *layout;  /* [2 * n_layers] */
     struct step_scratch *step;       /* step.c */
     struct sampler_scratch *sampler; /* sampler.c */
@@ -164,12 +176,22 @@ struct engine {
     char *name, *file;
 };
 
-/* Bytes of a step's buffers, and making them. */
+/* Bytes of a step's buffers and of the backend's scratch, and making them. */
 uint64_t step_scratch_bytes(const struct engine *e);
 int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
 int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
+/* Makes room for `n_picks` picks that look back at `seen` tokens altogether. 0 or -ENOMEM. */
+int sampler_begin(struct engine *e, int n_picks, size_t seen);
+/* How many tokens a pick of the token at `position` looks back at. */
+size_t sampler_looks_back(const struct engine_sampling *settings, int position);
+/* Adds a pick from wanted row `row`, of the token behind context[position]. It lasts until the next sampler_begin(). */
+void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_token *context, int position, int row);
+/* All that were added; *n gets how many. */
+const struct kernels_pick *sampler_picks(const struct engine *e, int *n);
+/* What was picked. */
+void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick);
 
 /* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */
 int fingerprint_engine(struct engine *e);

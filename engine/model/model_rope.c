@@ -199,17 +199,6 @@ int model_rope_open(const struct gguf *g, int ctx_tokens, struct model *m, char 
     return rc ? gguf_fail(g, err, err_size, rc, "no memory for RoPE frequencies") : 0;
 }
 
-void model_rope_table(const struct model_rope *r, const int *positions, int n, float *out)
-{
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < r->rot / 2; j++) {
-            double s, c;
-            sincos(positions[i] * r->inv_freq[j], &s, &c);
-            *out++ = (float)(c * r->magnitude);
-            *out++ = (float)(s * r->magnitude);
-        }
-}
-
 void model_rope_hash(const struct model *m, void (*update)(void *h, const void *p, size_t n), void *h)
 {
     for (int i = 0; i < MODEL_ROPES; i++) {

@@ -7,6 +7,10 @@
  *   - a page is zeroed when it is taken, so that nothing of another conversation can be read from it, unless an import
  * fills it whole at once;
  *   - a sequence's tables cover exactly its tokens; in the window group leading entries may be -1 (left behind).
+ *
+ * Order on the device: nobody changes a sequence while a step that it is part of is under way, so that what a step
+ * reads and writes is nobody else's. Imports and exports have streams of their own: a step comes after the imports of
+ * its sequences, and whoever writes to a page after the exports that may still read it.
  */
 #include <errno.h>
 #include <limits.h>
@@ -67,8 +71,10 @@ void kv_pools_size(struct engine *e)
     for (int l = 0; l < e->model.n_layers; l++) {
         struct model_layer *layer = &e->model.layers[l];
         struct kv_pool *pool = &e->pools[layer->group];
-        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * KERNELS_PAGE_TOKENS * 2;
+        size_t half = (size_t)layer->kv.kv_heads * (size_t)layer->kv.head_dim * KERNELS_PAGE_TOKENS *
+                      kernels_kv_width(layer->kv.type);
         half = (half + 63) & ~(size_t)63;
+        layer->kv.group = layer->group;
         layer->kv.k_offset = pool->page_bytes;
         layer->kv.v_offset = pool->page_bytes + half;
         pool->page_bytes += 2 * half;
@@ -112,7 +118,7 @@ int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size)
         if (pool->page_bytes == 0)
             continue;
         pool->n_pages = (int32_t)n[g];
-        pool->memory = e->ops->alloc(e->kernels, (size_t)n[g] * pool->page_bytes);
+        pool->memory = e->ops->alloc(e->kernels, KERNELS_DEVICE, (size_t)n[g] * pool->page_bytes);
         pool->free = malloc((size_t)n[g] * sizeof *pool->free);
         pool->uses = calloc((size_t)n[g], sizeof *pool->uses);
         if (!pool->memory || !pool->free || !pool->uses) {
@@ -123,10 +129,16 @@ int kv_pools_open(struct engine *e, size_t bytes, char *err, size_t err_size)
             pool->free[i] = pool->n_pages - 1 - i;
         pool->n_free = pool->n_pages;
     }
+    e->kv = calloc((size_t)e->model.n_layers, sizeof *e->kv);
+    if (!e->kv) {
+        snprintf(err, err_size, "out of memory");
+        return -ENOMEM;
+    }
     for (int l = 0; l < e->model.n_layers; l++) {
         struct model_layer *layer = &e->model.layers[l];
         layer->kv.pool = e->pools[layer->group].memory;
         layer->kv.page_bytes = e->pools[layer->group].page_bytes;
+        e->kv[l] = layer->kv;
     }
     return 0;
 }
@@ -136,11 +148,13 @@ void kv_pools_close(struct engine *e)
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_pool *pool = &e->pools[g];
         if (pool->memory)
-            e->ops->release(e->kernels, pool->memory, (size_t)pool->n_pages * pool->page_bytes);
+            e->ops->release(e->kernels, KERNELS_DEVICE, pool->memory, (size_t)pool->n_pages * pool->page_bytes);
         free(pool->free);
         free(pool->uses);
         memset(pool, 0, sizeof *pool);
     }
+    free(e->kv);
+    e->kv = NULL;
 }
 
 static uint8_t *page_at(struct kv_pool *pool, int32_t page)
@@ -149,12 +163,12 @@ static uint8_t *page_at(struct kv_pool *pool, int32_t page)
 }
 
 /* A page, zeroed unless all of it will be written before anyone reads it; the pool must have one free. */
-static int32_t page_take(struct engine *e, struct kv_pool *pool, bool written_whole)
+static int32_t page_take(struct engine *e, struct kv_pool *pool, enum kernels_stream stream, bool written_whole)
 {
     int32_t page = pool->free[--pool->n_free];
     pool->uses[page] = 1;
     if (!written_whole)
-        e->ops->zero(e->kernels, page_at(pool, page), pool->page_bytes);
+        e->ops->zero(e->kernels, stream, page_at(pool, page), pool->page_bytes);
     return page;
 }
 
@@ -176,10 +190,18 @@ struct engine_seq *engine_seq_new(struct engine *e)
     return s;
 }
 
+/* Pages of s go back to their pools. */
+static void abandon(struct engine_seq *s)
+{
+    if (s->imported > s->engine->abandoned)
+        s->engine->abandoned = s->imported;
+}
+
 void engine_seq_free(struct engine_seq *s)
 {
     if (!s)
         return;
+    abandon(s);
     for (int g = 0; g < MODEL_GROUPS; g++) {
         for (int i = 0; i < s->table[g].count; i++)
             page_drop(&s->engine->pools[g], s->table[g].pages[i]);
@@ -217,9 +239,19 @@ static bool window_intact(const struct engine_seq *s, int n)
     return true;
 }
 
+void kv_seq_take_back(struct engine_seq *s, int n)
+{
+    abandon(s);
+    for (int g = 0; g < MODEL_GROUPS; g++) {
+        struct kv_table *t = &s->table[g];
+        while (t->count > pages_for(n))
+            page_drop(&s->engine->pools[g], t->pages[--t->count]);
+    }
+    s->tokens.n = (size_t)n;
+}
+
 int engine_seq_truncate(struct engine_seq *s, int n)
 {
-    struct engine *e = s->engine;
     int length = engine_seq_length(s);
     if (n < 0 || n > length)
         return -EINVAL;
@@ -227,12 +259,7 @@ int engine_seq_truncate(struct engine_seq *s, int n)
         return 0;
     if (!window_intact(s, n))
         return -ERANGE;
-    for (int g = 0; g < MODEL_GROUPS; g++) {
-        struct kv_table *t = &s->table[g];
-        while (t->count > pages_for(n))
-            page_drop(&e->pools[g], t->pages[--t->count]);
-    }
-    s->tokens.n = (size_t)n;
+    kv_seq_take_back(s, n);
     return 0;
 }
 
@@ -244,6 +271,7 @@ void engine_seq_settle(struct engine_seq *s)
     if (keep > block * KERNELS_ATTENTION_BLOCK)
         keep = block * KERNELS_ATTENTION_BLOCK;
     keep /= KERNELS_PAGE_TOKENS;
+    abandon(s);
     for (int i = 0; i < keep && i < t->count; i++) {
         page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
         t->pages[i] = -1;
@@ -292,6 +320,7 @@ static int reserve(struct engine_seq *s, int n, bool import)
     struct engine *e = s->engine;
     bool copy_last[MODEL_GROUPS];
     int count = pages_for(engine_seq_length(s) + n);
+    enum kernels_stream stream = import ? KERNELS_IN : KERNELS_COMPUTE;
     for (int g = 0; g < MODEL_GROUPS; g++) {
         if (pages_needed(e, s, g, n, &copy_last[g]) > e->pools[g].n_free)
             return -ENOSPC;
@@ -304,14 +333,14 @@ static int reserve(struct engine_seq *s, int n, bool import)
         if (pool->page_bytes == 0)
             continue;
         if (copy_last[g]) {
-            int32_t shared = t->pages[t->count - 1], own = page_take(e, pool, true);
-            e->ops->copy(e->kernels, page_at(pool, own), page_at(pool, shared), pool->page_bytes);
+            int32_t shared = t->pages[t->count - 1], own = page_take(e, pool, stream, true);
+            e->ops->copy(e->kernels, stream, page_at(pool, own), page_at(pool, shared), pool->page_bytes);
             page_drop(pool, shared);
             t->pages[t->count - 1] = own;
         }
         int whole = import ? (engine_seq_length(s) + n) / KERNELS_PAGE_TOKENS : 0; /* pages that will be full */
         for (; t->count < count; t->count++)
-            t->pages[t->count] = page_take(e, pool, t->count < whole);
+            t->pages[t->count] = page_take(e, pool, stream, t->count < whole);
     }
     return 0;
 }
@@ -337,6 +366,14 @@ int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
     return extend(s, tokens, n, false);
 }
 
+void kv_seq_order(struct engine_seq *s)
+{
+    struct engine *e = s->engine;
+    e->ops->after(e->kernels, KERNELS_COMPUTE, s->imported);
+    e->ops->after(e->kernels, KERNELS_COMPUTE, e->abandoned);
+    e->ops->after(e->kernels, KERNELS_COMPUTE, e->exported);
+}
+
 struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
 {
     struct engine *e = s->engine;
@@ -345,6 +382,7 @@ struct engine_seq *engine_seq_fork(struct engine_seq *s, int n)
     struct engine_seq *f = engine_seq_new(e);
     if (!f)
         return NULL;
+    f->imported = s->imported;
     if (engine_tokens_append(&f->tokens, s->tokens.ids, (size_t)n))
         goto fail;
     for (int g = 0; g < MODEL_GROUPS; g++) {
@@ -389,55 +427,72 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
 
 /* ---- keys and values in and out ---- */
 
-/* Positions [first, first + n) of a sequence between its pages and the canonical layout, a layer per item. */
-struct transfer {
-    struct engine_seq *s;
-    int first, n;
-    uint16_t *buf; /* an import only reads it */
-    bool import;
-};
-
-static void transfer_layer(void *arg, int l)
+/* Memory that the backend can move to and from, for what lies at buf. NULL: there is none. */
+static void *staging_open(struct engine *e, void *buf, size_t bytes)
 {
-    const struct transfer *job = arg;
-    struct engine *e = job->s->engine;
-    const struct model_layer *layer = &e->model.layers[l];
-    const struct kv_table *t = &job->s->table[layer->group];
-    const struct kernels_pages pages = {t->pages, t->count};
-    size_t half = (size_t)e->layout[2 * l].channels * (size_t)job->n;
-    uint16_t *keys = job->buf;
-    for (int i = 0; i < l; i++)
-        keys += 2 * (size_t)e->layout[2 * i].channels * (size_t)job->n;
-    if (job->import)
-        e->ops->kv_import(e->kernels, &layer->kv, pages, job->first, job->n, keys, keys + half);
-    else
-        e->ops->kv_export(e->kernels, &layer->kv, pages, job->first, job->n, keys, keys + half);
+    return e->ops->host ? buf : e->ops->alloc(e->kernels, KERNELS_PINNED, bytes);
+}
+
+static void staging_close(struct engine *e, void *buf, void *staging, size_t bytes)
+{
+    if (staging != buf)
+        e->ops->release(e->kernels, KERNELS_PINNED, staging, bytes);
+}
+
+static void pages_of(const struct engine_seq *s, struct kernels_pages pages[MODEL_GROUPS])
+{
+    for (int g = 0; g < MODEL_GROUPS; g++)
+        pages[g] = (struct kernels_pages){s->table[g].pages, s->table[g].count};
 }
 
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
 {
     struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
     if (first < 0 || n <= 0 || first > engine_seq_length(s) - n)
         return -ERANGE;
     const struct kv_table *window = &s->table[MODEL_WINDOW];
     for (int i = first / KERNELS_PAGE_TOKENS; i < pages_for(first + n) && i < window->count; i++)
         if (window->pages[i] < 0)
             return -ERANGE;
-    struct transfer job = {s, first, n, buf, false};
-    kernels_parallel(e->kernels, e->model.n_layers, transfer_layer, &job);
-    return 0;
+    size_t bytes = (size_t)n * e->info.kv_token_bytes;
+    void *staging = staging_open(e, buf, bytes);
+    if (!staging)
+        return -ENOMEM;
+    pages_of(s, pages);
+    e->ops->after(e->kernels, KERNELS_OUT, s->imported);
+    e->ops->kv_export(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging);
+    e->exported = e->ops->record(e->kernels, KERNELS_OUT);
+    int rc = e->ops->wait(e->kernels, e->exported, -1);
+    if (rc == 0 && staging != buf)
+        memcpy(buf, staging, bytes);
+    staging_close(e, buf, staging, bytes);
+    return rc;
 }
 
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf)
 {
     struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
     int first = engine_seq_length(s);
     if (n <= 0)
         return -EINVAL;
+    size_t bytes = (size_t)n * e->info.kv_token_bytes;
+    void *from = (void *)(uintptr_t)buf, *staging = staging_open(e, from, bytes);
+    if (!staging)
+        return -ENOMEM;
+    if (staging != from)
+        memcpy(staging, from, bytes);
+    e->ops->after(e->kernels, KERNELS_IN, e->exported);
     int rc = extend(s, tokens, n, true);
-    if (rc)
-        return rc;
-    struct transfer job = {s, first, n, (uint16_t *)(uintptr_t)buf, true};
-    kernels_parallel(e->kernels, e->model.n_layers, transfer_layer, &job);
-    return 0;
+    if (rc == 0) {
+        pages_of(s, pages);
+        e->ops->kv_import(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging);
+        s->imported = e->ops->record(e->kernels, KERNELS_IN);
+        rc = e->ops->wait(e->kernels, s->imported, -1);
+        if (rc)
+            kv_seq_take_back(s, first);
+    }
+    staging_close(e, from, staging, bytes);
+    return rc;
 }

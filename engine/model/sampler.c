@@ -1,13 +1,14 @@
-/* sampler.c - picks the next tokens from logits.
+/* sampler.c - what is asked of the backend when it picks tokens, and what its answer means.
  *
- * This file works out what is asked for: the penalties of the tokens that were said before, and the random number,
- * which is a function of (seed, position) alone, so that a turn can be replayed from its seed. The backend picks
- * (kernels_ops.pick), for all sequences at once.
+ * What is asked: how often the tokens in sight were said, for the penalties, and the random number, which is a function
+ * of (seed, position) alone, so that a turn can be replayed from its seed. The backend picks (kernels_ops.pick), for
+ * all sequences at once.
  *
  * The penalties are those of common APIs: repetition divides a positive logit and multiplies a negative one (Keskar et
  * al., CTRL, arXiv:1909.05858); presence and frequency subtract (OpenAI's definition).
  */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/model/model.h"
@@ -16,10 +17,12 @@
 #define PENALTY_LAST_MAX     (1 << 20)
 
 struct sampler_scratch {
-    uint16_t *seen; /* [n_vocab], all zero between calls */
+    uint16_t *counts; /* [n_vocab], all zero between calls */
     struct kernels_pick *picks;
-    struct kernels_logit *changed;
-    size_t capacity_picks, capacity_changed;
+    struct kernels_seen *seen;
+    size_t capacity_picks, capacity_seen;
+    int n_picks;
+    size_t n_seen;
 };
 
 /* `array` with room for n elements, or NULL: it is as it was. */
@@ -33,29 +36,29 @@ static void *with_room(void *array, size_t *capacity, size_t n, size_t size)
     return grown;
 }
 
-static int make_room(struct sampler_scratch *s, size_t n_picks, size_t n_changed)
+int sampler_begin(struct engine *e, int n_picks, size_t seen)
 {
-    struct kernels_pick *picks = with_room(s->picks, &s->capacity_picks, n_picks, sizeof *picks);
+    struct sampler_scratch *s = e->sampler;
+    struct kernels_pick *picks = with_room(s->picks, &s->capacity_picks, (size_t)n_picks, sizeof *picks);
     if (!picks)
         return -ENOMEM;
     s->picks = picks;
-    struct kernels_logit *changed = with_room(s->changed, &s->capacity_changed, n_changed, sizeof *changed);
-    if (!changed)
+    struct kernels_seen *grown = with_room(s->seen, &s->capacity_seen, seen, sizeof *grown);
+    if (!grown)
         return -ENOMEM;
-    s->changed = changed;
+    s->seen = grown;
+    s->n_picks = 0;
+    s->n_seen = 0;
     return 0;
 }
 
 int sampler_scratch_open(struct engine *e)
 {
-    int rc = e->ops->reserve_pick(e->kernels, e->info.n_vocab);
-    if (rc)
-        return rc;
     struct sampler_scratch *s = e->sampler = calloc(1, sizeof *s);
     if (!s)
         return -ENOMEM;
-    s->seen = calloc((size_t)e->info.n_vocab, sizeof *s->seen);
-    return s->seen ? make_room(s, 8, PENALTY_LAST_DEFAULT) : -ENOMEM;
+    s->counts = calloc((size_t)e->info.n_vocab, sizeof *s->counts);
+    return s->counts ? sampler_begin(e, e->info.step_picks, PENALTY_LAST_DEFAULT) : -ENOMEM;
 }
 
 void sampler_scratch_close(struct engine *e)
@@ -63,9 +66,9 @@ void sampler_scratch_close(struct engine *e)
     struct sampler_scratch *s = e->sampler;
     if (!s)
         return;
-    free(s->seen);
+    free(s->counts);
     free(s->picks);
-    free(s->changed);
+    free(s->seen);
     free(s);
     e->sampler = NULL;
 }
@@ -105,80 +108,76 @@ static double random_at(uint64_t seed, int position)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-/* First token that the penalties look back at. */
-static int penalty_first(const struct engine_sample *sample)
-{
-    int last = sample->settings->penalty_last ? sample->settings->penalty_last : PENALTY_LAST_DEFAULT;
-    return sample->position > last ? sample->position - last : 0;
-}
-
 static bool has_penalties(const struct engine_sampling *s)
 {
     return s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f;
 }
 
-/* How many logits the penalties can change. */
-static size_t penalty_room(const struct engine *e, const struct engine_sample *sample)
+size_t sampler_looks_back(const struct engine_sampling *settings, int position)
 {
-    if (!has_penalties(sample->settings))
-        return 0;
-    int n = sample->position - penalty_first(sample);
-    return (size_t)(n < e->info.n_vocab ? n : e->info.n_vocab);
+    int last = settings->penalty_last ? settings->penalty_last : PENALTY_LAST_DEFAULT;
+    return !has_penalties(settings) ? 0 : position < last ? (size_t)position : (size_t)last;
 }
 
-/* Writes the logits that the penalties change, and returns how many. */
-static int penalize(const struct engine *e, const struct engine_sample *sample, struct kernels_logit *changed)
+/* Writes which tokens were said and how often, and returns how many they are. */
+static int count_seen(const struct engine *e, const engine_token *said, size_t n, struct kernels_seen *out)
 {
-    const struct engine_sampling *s = sample->settings;
-    const engine_token *context = sample->context;
-    uint16_t *seen = e->sampler->seen;
-    int n = 0;
-    if (!has_penalties(s))
-        return 0;
-    for (int i = penalty_first(sample); i < sample->position; i++)
-        if (context[i] >= 0 && context[i] < e->info.n_vocab && seen[context[i]] < UINT16_MAX)
-            seen[context[i]]++;
-    for (int i = penalty_first(sample); i < sample->position; i++) {
-        engine_token id = context[i];
-        if (id < 0 || id >= e->info.n_vocab || seen[id] == 0)
+    uint16_t *counts = e->sampler->counts;
+    int n_seen = 0;
+    for (size_t i = 0; i < n; i++)
+        if (said[i] >= 0 && said[i] < e->info.n_vocab && counts[said[i]] < UINT16_MAX)
+            counts[said[i]]++;
+    for (size_t i = 0; i < n; i++) {
+        engine_token id = said[i];
+        if (id < 0 || id >= e->info.n_vocab || counts[id] == 0)
             continue;
-        float x = sample->logits[id];
-        x = x > 0 ? x / s->repetition_penalty : x * s->repetition_penalty;
-        x -= s->presence_penalty + s->frequency_penalty * (float)seen[id];
-        changed[n++] = (struct kernels_logit){id, x};
-        seen[id] = 0;
+        out[n_seen++] = (struct kernels_seen){id, counts[id]};
+        counts[id] = 0;
     }
-    return n;
+    return n_seen;
 }
 
-int engine_sample(struct engine *e, struct engine_sample *samples, int n)
+void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_token *context, int position, int row)
 {
     struct sampler_scratch *s = e->sampler;
-    size_t room = 0;
-    for (int i = 0; i < n; i++)
-        room += penalty_room(e, &samples[i]);
-    if (make_room(s, (size_t)n, room))
-        return -ENOMEM;
-    struct kernels_logit *changed = s->changed;
-    for (int i = 0; i < n; i++) {
-        const struct engine_sampling *set = samples[i].settings;
-        struct kernels_pick *p = &s->picks[i];
-        *p = (struct kernels_pick){.logits = samples[i].logits,
-                                   .n = e->info.n_vocab,
-                                   .changed = changed,
-                                   .n_changed = penalize(e, &samples[i], changed),
-                                   .temperature = set->temperature,
-                                   .top_k = set->top_k,
-                                   .top_p = set->top_p,
-                                   .min_p = set->min_p,
-                                   .random = random_at(set->seed, samples[i].position)};
-        changed += p->n_changed;
-    }
-    e->ops->pick(e->kernels, s->picks, n);
-    for (int i = 0; i < n; i++) {
-        samples[i].result = s->picks[i].id < 0 ? -EDOM : 0;
-        if (samples[i].result == 0)
-            samples[i].token = s->picks[i].id;
-    }
-    return 0;
+    const struct engine_sampling *set = pick->settings;
+    size_t back = sampler_looks_back(set, position);
+    struct kernels_seen *seen = s->seen + s->n_seen;
+    struct kernels_pick *p = &s->picks[s->n_picks++];
+    *p = (struct kernels_pick){.row = row,
+                               .seen = seen,
+                               .n_seen = count_seen(e, context + position - back, back, seen),
+                               .repetition = set->repetition_penalty,
+                               .presence = set->presence_penalty,
+                               .frequency = set->frequency_penalty,
+                               .mask = pick->mask,
+                               .temperature = set->temperature,
+                               .top_k = set->top_k,
+                               .top_p = set->top_p,
+                               .min_p = set->min_p,
+                               .random = random_at(set->seed, position),
+                               .odds = pick->logprobs,
+                               .n_top = pick->logprobs ? pick->n_top : 0};
+    s->n_seen += (size_t)p->n_seen;
+}
+
+const struct kernels_pick *sampler_picks(const struct engine *e, int *n)
+{
+    *n = e->sampler->n_picks;
+    return e->sampler->picks;
+}
+
+void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick)
+{
+    pick->result = picked->id == KERNELS_PICK_NONE ? -ENODATA : picked->id < 0 ? -EDOM : 0;
+    if (pick->result)
+        return;
+    pick->token = picked->id;
+    if (!pick->logprobs)
+        return;
+    double total = log((double)picked->mass * 0x1p-39);
+    pick->logprob = (float)((double)picked->logit - (double)picked->max - total);
+    for (int i = 0; i < pick->n_top; i++)
+        pick->top[i] = (struct engine_logprob){picked->top[i],
+                                               (float)((double)picked->top_logits[i] - (double)picked->max - total)};
 }

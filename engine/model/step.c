@@ -5,9 +5,15 @@
  * is free to batch as it likes.
  *
  * In the last layer only the rows whose logits are wanted go past attention: what is behind it writes no keys or
- * values.
+ * values. Wanted are first the rows whose logits are handed out, in item order, and then those that tokens are picked
+ * from.
+ *
+ * Between start and wait the device works: everything is put into its stream, nothing here looks at what it computes,
+ * waits or allocates. What operations are put there depends on how many rows are wanted and on nothing else of a batch,
+ * so that a backend may keep them (kernels_ops.begin).
  */
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,38 +21,95 @@
 #include "engine/model/model.h"
 
 struct buffer {
-    float *p;
+    void *p;
     size_t bytes;
 };
 
-struct step_scratch {
-    struct buffer x, h, q, k, v, attn, gate, up, logits;
-    struct buffer rope[MODEL_ROPES];
-    struct buffer rope_q; /* of queries that grow with their position */
-    /* Of mixtures: the router's logits, and the scratch of kernels_mixture. */
-    struct buffer router, rows, expert_out, expert_weights, expert_ints;
-    struct kernels_run *runs[MODEL_GROUPS]; /* [capacity_runs] */
-    int capacity_runs;
-    int *positions;     /* [step_tokens] */
-    int32_t *ids;       /* [step_tokens] */
-    int32_t *want_rows; /* [step_tokens] */
+/* What is noted of an item when its step starts. */
+struct before {
+    bool ran;
+    int length; /* of its sequence, for taking it back */
+    int last;   /* which of the wanted rows is its last token's; -1: none yet */
 };
 
-static int buffer_open(struct engine *e, struct buffer *b, size_t rows, size_t cols)
+struct step_scratch {
+    /* Of the device: */
+    struct buffer x, x_wanted, h, q, k, v, attn, ffn, router, logits;
+    struct buffer h_quants, attn_quants, ffn_quants;
+    struct buffer rope[MODEL_ROPES], rope_q; /* rope_q: of queries that grow with their position */
+    struct buffer inv_freq[MODEL_ROPES];
+    /* Pinned: */
+    struct buffer picked, logits_out;
+    /* Of the host: */
+    struct kernels_run *runs; /* [step_tokens] */
+    int32_t *ids, *wanted;    /* [step_tokens] */
+    float *query_scale;       /* [step_tokens] */
+    struct before *before;    /* [step_tokens], by item */
+    /* The step under way. */
+    struct engine_step_item *items;
+    int n_items, n_logits;
+    kernels_event done;
+    bool under_way;
+};
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+struct sized {
+    struct buffer *b;
+    size_t bytes; /* 0: this model needs none */
+    enum kernels_place place;
+};
+
+#define MAX_BUFFERS 24
+
+static bool rope_used(const struct model *m, int rope)
 {
-    size_t bytes = rows * cols * sizeof(float);
-    float *p = e->ops->alloc(e->kernels, bytes);
-    if (!p)
-        return -ENOMEM; /* it stays empty */
-    *b = (struct buffer){p, bytes};
-    return 0;
+    for (int l = 0; l < m->n_layers; l++)
+        if (m->layers[l].rope == rope)
+            return true;
+    return false;
 }
 
-static void buffer_close(struct engine *e, struct buffer *b)
+/* Rows that can go past attention in the last layer. */
+static int wanted_rows(const struct engine_info *info)
 {
-    if (b->p)
-        e->ops->release(e->kernels, b->p, b->bytes);
-    *b = (struct buffer){0};
+    int most = info->step_picks + info->step_logits;
+    return most < info->step_tokens ? most : info->step_tokens;
+}
+
+static size_t list_buffers(const struct engine *e, struct step_scratch *s, struct sized out[MAX_BUFFERS])
+{
+    const struct model *m = &e->model;
+    const struct engine_info *info = &e->info;
+    size_t rows = (size_t)info->step_tokens, wanted = (size_t)wanted_rows(info);
+    size_t row = rows * sizeof(float), q = (size_t)model_most_q(m), kv = (size_t)model_most_kv(m);
+    size_t embd = (size_t)m->n_embd, ff = m->n_experts ? 0 : (size_t)model_most_ff(m);
+    size_t vocab = (size_t)m->n_vocab * sizeof(float);
+    const struct sized all[] = {
+        {&s->x, row * embd, KERNELS_DEVICE},
+        {&s->x_wanted, wanted * embd * sizeof(float), KERNELS_DEVICE},
+        {&s->h, row * embd, KERNELS_DEVICE},
+        {&s->q, row * q, KERNELS_DEVICE},
+        {&s->k, row * kv, KERNELS_DEVICE},
+        {&s->v, row * kv, KERNELS_DEVICE},
+        {&s->attn, row * q, KERNELS_DEVICE},
+        {&s->ffn, row * ff, KERNELS_DEVICE},
+        {&s->router, row * (size_t)m->n_experts, KERNELS_DEVICE},
+        {&s->logits, wanted * vocab, KERNELS_DEVICE},
+        {&s->h_quants, e->ops->acts_bytes(e->kernels, (int)rows, m->n_embd), KERNELS_DEVICE},
+        {&s->attn_quants, e->ops->acts_bytes(e->kernels, (int)rows, (int)q), KERNELS_DEVICE},
+        {&s->ffn_quants, ff ? e->ops->acts_bytes(e->kernels, (int)rows, (int)ff) : 0, KERNELS_DEVICE},
+        {&s->rope[0], rope_used(m, 0) ? row * (size_t)m->rope[0].rot : 0, KERNELS_DEVICE},
+        {&s->rope[1], rope_used(m, 1) ? row * (size_t)m->rope[1].rot : 0, KERNELS_DEVICE},
+        {&s->rope_q, m->temperature != 0.0f ? row * (size_t)m->rope[0].rot : 0, KERNELS_DEVICE},
+        {&s->inv_freq[0], (size_t)m->rope[0].rot / 2 * sizeof(double), KERNELS_DEVICE},
+        {&s->inv_freq[1], (size_t)m->rope[1].rot / 2 * sizeof(double), KERNELS_DEVICE},
+        {&s->picked, (size_t)info->step_picks * sizeof(struct kernels_picked), KERNELS_PINNED},
+        {&s->logits_out, (size_t)info->step_logits * vocab, KERNELS_PINNED},
+    };
+    _Static_assert(sizeof all / sizeof *all <= MAX_BUFFERS, "more buffers than there is room for");
+    memcpy(out, all, sizeof all);
+    return sizeof all / sizeof *all;
 }
 
 static int max_int(int a, int b)
@@ -54,70 +117,65 @@ static int max_int(int a, int b)
     return a > b ? a : b;
 }
 
-/* The buffers of a step and the values that each has per row; 0: this model needs none. */
-#define MAX_BUFFERS 24
-struct sized {
-    struct buffer *b;
-    size_t cols;
-};
-
-static size_t list_buffers(const struct engine *e, struct step_scratch *s, struct sized out[MAX_BUFFERS])
+static struct kernels_sizes sizes_of(const struct engine *e)
 {
     const struct model *m = &e->model;
-    size_t embd = (size_t)m->n_embd, q = (size_t)model_most_q(m), kv = (size_t)model_most_kv(m);
-    size_t ff = (size_t)model_most_ff(m), rot = (size_t)model_most_head_dim(m);
-    size_t used = (size_t)m->n_experts_used, mixed = used ? used : 1; /* rows of gate and up beside each other */
-    const struct sized all[] = {
-        {&s->x, embd},
-        {&s->h, embd},
-        {&s->q, q},
-        {&s->k, kv},
-        {&s->v, kv},
-        {&s->attn, q},
-        {&s->gate, ff * mixed},
-        {&s->up, ff * mixed},
-        {&s->rope[0], rot},
-        {&s->rope[1], rot},
-        {&s->rope_q, m->temperature != 0.0f ? rot : 0},
-        {&s->router, (size_t)m->n_experts},
-        {&s->rows, embd * used},
-        {&s->expert_out, embd * used},
-        {&s->expert_weights, used},
-        {&s->expert_ints, 3 * used},
+    const struct engine_info *info = &e->info;
+    int ff = model_most_ff(m);
+    return (struct kernels_sizes){
+        .rows = info->step_tokens,
+        .runs = info->step_tokens,
+        .pages = (info->ctx_tokens + KERNELS_PAGE_TOKENS - 1) / KERNELS_PAGE_TOKENS,
+        .wanted = wanted_rows(info),
+        .picks = info->step_picks,
+        .vocab = m->n_vocab,
+        .cols = max_int(max_int(m->n_embd, ff), model_most_q(m)),
+        .heads = model_most_heads(m),
+        .head_dim = model_most_head_dim(m),
+        .ff = m->n_experts ? 0 : ff,
+        .experts = m->n_experts,
+        .experts_used = m->n_experts_used,
+        .expert_ff = m->n_experts ? ff : 0,
     };
-    _Static_assert(sizeof all / sizeof *all <= MAX_BUFFERS, "more buffers than there is room for");
-    memcpy(out, all, sizeof all);
-    return sizeof all / sizeof *all;
 }
 
 uint64_t step_scratch_bytes(const struct engine *e)
 {
     struct step_scratch none;
     struct sized all[MAX_BUFFERS];
-    uint64_t bytes = 0;
+    struct kernels_sizes sizes = sizes_of(e);
+    uint64_t bytes = e->ops->reserve_bytes(e->kernels, &sizes);
     for (size_t i = 0, n = list_buffers(e, &none, all); i < n; i++)
-        bytes += (uint64_t)all[i].cols * (uint64_t)e->info.step_tokens * sizeof(float);
+        bytes += all[i].bytes;
     return bytes;
 }
 
 int step_scratch_open(struct engine *e)
 {
-    const struct model *m = &e->model;
-    size_t n = (size_t)e->info.step_tokens;
+    size_t rows = (size_t)e->info.step_tokens;
     struct step_scratch *s = e->step = calloc(1, sizeof *s);
     struct sized all[MAX_BUFFERS];
     if (!s)
         return -ENOMEM;
-    s->positions = malloc(n * sizeof *s->positions);
-    s->ids = malloc(n * sizeof *s->ids);
-    s->want_rows = malloc(n * sizeof *s->want_rows);
-    if (!s->positions || !s->ids || !s->want_rows)
+    s->runs = malloc(rows * sizeof *s->runs);
+    s->ids = malloc(rows * sizeof *s->ids);
+    s->wanted = malloc(rows * sizeof *s->wanted);
+    s->query_scale = malloc(rows * sizeof *s->query_scale);
+    s->before = malloc(rows * sizeof *s->before);
+    if (!s->runs || !s->ids || !s->wanted || !s->query_scale || !s->before)
         return -ENOMEM;
-    for (size_t i = 0, buffers = list_buffers(e, s, all); i < buffers; i++)
-        if (all[i].cols && buffer_open(e, all[i].b, n, all[i].cols))
+    for (size_t i = 0, n = list_buffers(e, s, all); i < n; i++) {
+        if (all[i].bytes == 0)
+            continue;
+        void *p = e->ops->alloc(e->kernels, all[i].place, all[i].bytes);
+        if (!p)
             return -ENOMEM;
-    return e->ops->reserve(e->kernels, (int)n, max_int(max_int(m->n_embd, model_most_ff(m)), model_most_q(m)),
-                           model_most_heads(m), model_most_head_dim(m));
+        *all[i].b = (struct buffer){p, all[i].bytes};
+    }
+    for (int i = 0; i < MODEL_ROPES; i++)
+        e->ops->upload(e->kernels, s->inv_freq[i].p, e->model.rope[i].inv_freq, s->inv_freq[i].bytes);
+    struct kernels_sizes sizes = sizes_of(e);
+    return e->ops->reserve(e->kernels, &sizes);
 }
 
 void step_scratch_close(struct engine *e)
@@ -127,103 +185,74 @@ void step_scratch_close(struct engine *e)
     if (!s)
         return;
     for (size_t i = 0, n = list_buffers(e, s, all); i < n; i++)
-        buffer_close(e, all[i].b);
-    buffer_close(e, &s->logits);
-    for (int g = 0; g < MODEL_GROUPS; g++)
-        free(s->runs[g]);
-    free(s->positions);
+        if (all[i].b->p)
+            e->ops->release(e->kernels, all[i].place, all[i].b->p, all[i].b->bytes);
+    free(s->runs);
     free(s->ids);
-    free(s->want_rows);
+    free(s->wanted);
+    free(s->query_scale);
+    free(s->before);
     free(s);
     e->step = NULL;
 }
 
-static int grow_runs(struct step_scratch *s, int n)
+/* ---- the pass ---------------------------------------------------------------------------------------------------- */
+
+static struct kernels_acts acts(const struct buffer *x, const struct buffer *q, int cols, unsigned forms)
 {
-    if (n <= s->capacity_runs)
-        return 0;
-    for (int g = 0; g < MODEL_GROUPS; g++) {
-        struct kernels_run *runs = realloc(s->runs[g], (size_t)n * sizeof *runs);
-        if (!runs)
-            return -ENOMEM;
-        s->runs[g] = runs;
-    }
-    s->capacity_runs = n;
-    return 0;
+    return (struct kernels_acts){.x = x->p, .q = q ? q->p : NULL, .cols = cols, .forms = forms};
 }
 
-static int grow_logits(struct engine *e, int n_want)
-{
-    size_t bytes = (size_t)n_want * (size_t)e->info.n_vocab * sizeof(float);
-    if (bytes <= e->step->logits.bytes)
-        return 0;
-    buffer_close(e, &e->step->logits);
-    return buffer_open(e, &e->step->logits, (size_t)n_want, (size_t)e->info.n_vocab);
-}
-
-/* y += product, or, where the model has a norm behind the block, y += norm(product). */
-static void residual(struct engine *e, const float *in, int n, int cols, const struct kernels_matrix *w,
+/* x += product, or, where the model has a norm behind the block, x += norm(product). */
+static void residual(struct engine *e, const struct kernels_acts *in, int n, const struct kernels_matrix *w,
                      const float *bias, const float *post_norm, float *x)
 {
-    struct step_scratch *s = e->step;
     const struct model *m = &e->model;
-    if (!post_norm) {
-        const struct kernels_linear job = {.w = w, .bias = bias, .y = x, .accumulate = true};
-        e->ops->linear(e->kernels, in, n, cols, &job, 1);
-        return;
-    }
-    e->ops->linear(e->kernels, in, n, cols, &(struct kernels_linear){.w = w, .bias = bias, .y = s->h.p}, 1);
-    e->ops->rms_norm(e->kernels, s->h.p, n, m->n_embd, post_norm, m->rms_eps, s->h.p);
-    e->ops->add(e->kernels, x, s->h.p, (size_t)n * (size_t)m->n_embd);
+    float *y = post_norm ? e->step->h.p : x;
+    const struct kernels_linear job = {.w = w, .bias = bias, .y = y, .accumulate = !post_norm};
+    e->ops->linear(e->kernels, in, n, &job, 1);
+    if (post_norm)
+        e->ops->add_norm(e->kernels, y, n, m->n_embd, post_norm, m->rms_eps, x);
 }
 
-/* Rotation tables of n rows. Queries that grow with their position are scaled by what they are rotated with: by 1 +
- * temperature * log(1 + floor(position / context)). */
-static void rope_tables(struct engine *e, int n)
+static void rope_tables(struct engine *e)
 {
     const struct model *m = &e->model;
     struct step_scratch *s = e->step;
-    bool used[MODEL_ROPES] = {false};
-    for (int l = 0; l < m->n_layers; l++)
-        if (m->layers[l].rope >= 0)
-            used[m->layers[l].rope] = true;
-    for (int i = 0; i < MODEL_ROPES; i++)
-        if (used[i])
-            model_rope_table(&m->rope[i], s->positions, n, s->rope[i].p);
-    if (m->temperature == 0.0f)
-        return;
-    size_t rot = (size_t)m->rope[0].rot;
-    for (int i = 0; i < n; i++) {
-        double turns = s->positions[i] / m->temperature_ctx; /* whole contexts before it */
-        float scale = (float)(1.0 + (double)m->temperature * log(1.0 + turns));
-        for (size_t j = (size_t)i * rot; j < ((size_t)i + 1) * rot; j++)
-            s->rope_q.p[j] = s->rope[0].p[j] * scale;
+    for (int i = 0; i < MODEL_ROPES; i++) {
+        const struct model_rope *r = &m->rope[i];
+        if (s->rope[i].p)
+            e->ops->rope_table(e->kernels, s->inv_freq[i].p, r->rot, r->magnitude, false, s->rope[i].p);
     }
+    if (s->rope_q.p)
+        e->ops->rope_table(e->kernels, s->inv_freq[0].p, m->rope[0].rot, m->rope[0].magnitude, true, s->rope_q.p);
 }
 
-/* Queries, and keys and values into their pages, of rows whose norm is in h. */
-static void write_qkv(struct engine *e, const struct model_layer *y, int n, const struct kernels_run *runs, int n_runs)
+/* Queries into q, and keys and values into their pages. */
+static void attention_in(struct engine *e, const struct model_layer *y, int n, const float *x)
 {
     const struct model *m = &e->model;
-    const struct kernels_ops *ops = e->ops;
-    struct kernels *k = e->kernels;
     struct step_scratch *s = e->step;
-    int kv_heads = y->kv.kv_heads, head_dim = y->kv.head_dim;
+    unsigned forms = kernels_form(y->q.type) | kernels_form(y->k.type) | kernels_form(y->v.type);
+    const struct kernels_acts h = acts(&s->h, &s->h_quants, m->n_embd, forms);
     const struct kernels_linear qkv[] = {{.w = &y->q, .bias = y->q_bias, .y = s->q.p},
                                          {.w = &y->k, .bias = y->k_bias, .y = s->k.p},
                                          {.w = &y->v, .bias = y->v_bias, .y = s->v.p}};
-    ops->linear(k, s->h.p, n, m->n_embd, qkv, 3);
-    if (y->q_norm)
-        ops->rms_norm(k, s->q.p, n * y->n_heads, head_dim, y->q_norm, m->rms_eps, s->q.p);
-    if (y->k_norm)
-        ops->rms_norm(k, s->k.p, n * kv_heads, head_dim, y->k_norm, m->rms_eps, s->k.p);
-    if (y->rope >= 0) {
-        const float *table = s->rope[y->rope].p;
-        int rot = m->rope[y->rope].rot;
-        ops->rope(k, s->q.p, n, y->n_heads, head_dim, rot, m->rope_kind, m->temperature != 0.0f ? s->rope_q.p : table);
-        ops->rope(k, s->k.p, n, kv_heads, head_dim, rot, m->rope_kind, table);
-    }
-    ops->kv_write(k, &y->kv, s->k.p, s->v.p, runs, n_runs);
+    const float *table = y->rope >= 0 ? s->rope[y->rope].p : NULL;
+    e->ops->norm(e->kernels, x, n, y->attn_norm, m->rms_eps, &h);
+    e->ops->linear(e->kernels, &h, n, qkv, 3);
+    e->ops->attn_in(e->kernels, &(struct kernels_attn_in){.q = s->q.p,
+                                                          .key = s->k.p,
+                                                          .value = s->v.p,
+                                                          .heads = y->n_heads,
+                                                          .q_norm = y->q_norm,
+                                                          .k_norm = y->k_norm,
+                                                          .eps = m->rms_eps,
+                                                          .q_rope = table && s->rope_q.p ? s->rope_q.p : table,
+                                                          .k_rope = table,
+                                                          .rot = table ? m->rope[y->rope].rot : 0,
+                                                          .kind = m->rope_kind,
+                                                          .kv = y->kv});
 }
 
 /* x += feed-forward(norm(x)). */
@@ -231,44 +260,36 @@ static void dense(struct engine *e, const struct model_layer *y, int n, float *x
 {
     const struct model *m = &e->model;
     struct step_scratch *s = e->step;
-    const struct kernels_linear gate_up[] = {{.w = &y->gate, .y = s->gate.p}, {.w = &y->up, .y = s->up.p}};
-    e->ops->linear(e->kernels, s->h.p, n, m->n_embd, gate_up, 2);
-    e->ops->glu(e->kernels, m->glu, s->gate.p, s->up.p, (size_t)n * (size_t)y->n_ff, s->gate.p);
-    residual(e, s->gate.p, n, y->n_ff, &y->down, NULL, y->post_ffn_norm, x);
+    const struct kernels_acts h =
+        acts(&s->h, &s->h_quants, m->n_embd, kernels_form(y->gate.type) | kernels_form(y->up.type));
+    const struct kernels_acts ffn = acts(&s->ffn, &s->ffn_quants, y->n_ff, kernels_form(y->down.type));
+    e->ops->norm(e->kernels, x, n, y->ffn_norm, m->rms_eps, &h);
+    e->ops->gated(e->kernels, &h, n, &y->gate, &y->up, m->glu, &ffn);
+    residual(e, &ffn, n, &y->down, NULL, y->post_ffn_norm, x);
 }
 
 static void mixture(struct engine *e, const struct model_layer *y, int n, float *x)
 {
     const struct model *m = &e->model;
     struct step_scratch *s = e->step;
-    size_t slots = (size_t)n * (size_t)m->n_experts_used;
-    int32_t *ints = (int32_t *)(void *)s->expert_ints.p;
-    e->ops->linear(e->kernels, s->h.p, n, m->n_embd,
-                   &(struct kernels_linear){.w = &y->router, .bias = y->router_bias, .y = s->router.p}, 1);
-    const struct kernels_mixture mix = {
-        .experts = m->n_experts,
-        .used = m->n_experts_used,
-        .logits = s->router.p,
-        .gate = y->gate_experts,
-        .up = y->up_experts,
-        .down = y->down_experts,
-        .gate_bias = y->gate_experts_bias,
-        .up_bias = y->up_experts_bias,
-        .down_bias = y->down_experts_bias,
-        .glu = m->glu,
-        .rows = s->rows.p,
-        .gate_out = s->gate.p,
-        .up_out = s->up.p,
-        .out = s->expert_out.p,
-        .weights = s->expert_weights.p,
-        .ids = ints,
-        .order = ints + slots,
-        .place = ints + 2 * slots,
-    };
-    e->ops->mixture(e->kernels, s->h.p, n, m->n_embd, &mix, x);
+    const struct kernels_acts h = acts(&s->h, &s->h_quants, m->n_embd, KERNELS_FLOATS | KERNELS_QUANTS);
+    const struct kernels_linear router = {.w = &y->router, .bias = y->router_bias, .y = s->router.p};
+    e->ops->norm(e->kernels, x, n, y->ffn_norm, m->rms_eps, &h);
+    e->ops->linear(e->kernels, &h, n, &router, 1);
+    e->ops->mixture(e->kernels, &h, n,
+                    &(struct kernels_mixture){.used = m->n_experts_used,
+                                              .logits = s->router.p,
+                                              .gate = &y->gate_experts,
+                                              .up = &y->up_experts,
+                                              .down = &y->down_experts,
+                                              .gate_bias = y->gate_experts_bias,
+                                              .up_bias = y->up_experts_bias,
+                                              .down_bias = y->down_experts_bias,
+                                              .glu = m->glu},
+                    x);
 }
 
-static void forward(struct engine *e, int n, int n_runs, int n_want)
+static void forward(struct engine *e, int n, int n_wanted)
 {
     const struct model *m = &e->model;
     const struct kernels_ops *ops = e->ops;
@@ -276,58 +297,63 @@ static void forward(struct engine *e, int n, int n_runs, int n_want)
     struct step_scratch *s = e->step;
     float *x = s->x.p;
 
-    rope_tables(e, n);
-    ops->embed(k, &m->embed, s->ids, n, m->embed_scale, x);
-
+    rope_tables(e);
+    ops->embed(k, &m->embed, m->embed_scale, x);
     for (int l = 0; l < m->n_layers; l++) {
         const struct model_layer *y = &m->layers[l];
-        const struct kernels_run *runs = s->runs[y->group];
-        int rows = n, q_cols = y->n_heads * y->kv.head_dim;
-        float *attn = s->attn.p;
+        bool last = l == m->n_layers - 1;
+        int q_cols = y->n_heads * y->kv.head_dim;
+        struct kernels_acts attn =
+            acts(&s->attn, &s->attn_quants, q_cols, last ? KERNELS_FLOATS : kernels_form(y->o.type));
 
-        ops->rms_norm(k, x, n, m->n_embd, y->attn_norm, m->rms_eps, s->h.p);
-        write_qkv(e, y, n, runs, n_runs);
-        if (l == m->n_layers - 1 && n_want == 0)
+        attention_in(e, y, n, x);
+        if (last && n_wanted == 0)
             return;
-        ops->attention(k, &(struct kernels_attention){.q = s->q.p,
-                                                      .out = attn,
-                                                      .rows = n,
-                                                      .heads = y->n_heads,
-                                                      .scale = y->attn_scale,
-                                                      .window = y->window,
-                                                      .softcap = m->attn_softcap,
-                                                      .sinks = y->sinks,
-                                                      .kv = y->kv,
-                                                      .runs = runs,
-                                                      .n_runs = n_runs});
-        if (l == m->n_layers - 1) {
-            /* q and h are free here: the wanted rows go on in them. */
-            ops->gather(k, attn, q_cols, s->want_rows, n_want, s->q.p);
-            ops->gather(k, x, m->n_embd, s->want_rows, n_want, s->h.p);
-            ops->copy(k, x, s->h.p, (size_t)n_want * (size_t)m->n_embd * sizeof(float));
-            attn = s->q.p;
-            rows = n_want;
+        ops->attention(k,
+                       &(struct kernels_attention){.q = s->q.p,
+                                                   .heads = y->n_heads,
+                                                   .scale = y->attn_scale,
+                                                   .window = y->window,
+                                                   .softcap = m->attn_softcap,
+                                                   .sinks = y->sinks,
+                                                   .kv = y->kv},
+                       &attn);
+        if (last) {
+            const struct kernels_acts wanted = acts(&s->x_wanted, NULL, m->n_embd, KERNELS_FLOATS);
+            const struct kernels_acts all = attn;
+            attn = acts(&s->q, &s->attn_quants, q_cols, kernels_form(y->o.type)); /* q is free here */
+            ops->gather(k, all.x, &attn);
+            ops->gather(k, x, &wanted);
+            x = wanted.x;
+            n = n_wanted;
         }
-        residual(e, attn, rows, q_cols, &y->o, y->o_bias, y->post_attn_norm, x);
-        ops->rms_norm(k, x, rows, m->n_embd, y->ffn_norm, m->rms_eps, s->h.p);
+        residual(e, &attn, n, &y->o, y->o_bias, y->post_attn_norm, x);
         if (y->ffn == MODEL_MIXTURE)
-            mixture(e, y, rows, x);
+            mixture(e, y, n, x);
         else
-            dense(e, y, rows, x);
+            dense(e, y, n, x);
     }
-    ops->rms_norm(k, x, n_want, m->n_embd, m->output_norm, m->rms_eps, s->h.p);
-    ops->linear(k, s->h.p, n_want, m->n_embd, &(struct kernels_linear){.w = &m->output, .y = s->logits.p}, 1);
-    if (m->final_softcap > 0.0f)
-        ops->softcap(k, s->logits.p, (size_t)n_want * (size_t)m->n_vocab, m->final_softcap);
+    const struct kernels_acts h = acts(&s->h, &s->h_quants, m->n_embd, kernels_form(m->output.type));
+    ops->norm(k, x, n_wanted, m->output_norm, m->rms_eps, &h);
+    ops->linear(k, &h, n_wanted,
+                &(struct kernels_linear){.w = &m->output, .y = s->logits.p, .softcap = m->final_softcap}, 1);
+    ops->pick(k, s->logits.p, m->n_vocab, s->picked.p);
+}
+
+/* ---- the call ---------------------------------------------------------------------------------------------------- */
+
+static bool pick_well_formed(const struct engine_pick *p)
+{
+    return p->settings && p->n_top >= 0 && p->n_top <= ENGINE_TOP_MAX;
 }
 
 static bool well_formed(const struct engine *e, const struct engine_step_item *items, int n_items)
 {
-    int64_t total = 0;
+    int64_t total = 0, picks = 0, logits = 0;
     for (int i = 0; i < n_items; i++) {
         const struct engine_step_item *it = &items[i];
         if (!it->seq || it->seq->engine != e || it->n <= 0 || !it->tokens || it->n_want < 0 || it->n_want > it->n ||
-            (it->n_want && !it->want))
+            (it->n_want && !it->want) || (it->pick && !pick_well_formed(it->pick)))
             return false;
         for (int t = 0; t < it->n; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= e->info.n_vocab)
@@ -339,41 +365,121 @@ static bool well_formed(const struct engine *e, const struct engine_step_item *i
             if (items[j].seq == it->seq)
                 return false;
         total += it->n;
+        picks += it->pick != NULL;
+        logits += it->n_want;
     }
-    return total <= e->info.step_tokens;
+    return total <= e->info.step_tokens && picks <= e->info.step_picks && logits <= e->info.step_logits;
 }
 
-int engine_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits)
+/* Adds the new tokens of an item that runs to the batch. Logits that are handed out come first among the wanted rows.
+ */
+static void add_item(struct engine *e, const struct engine_step_item *it, struct before *before,
+                     struct kernels_batch *b)
 {
     struct step_scratch *s = e->step;
-    if (n_items < 0 || !well_formed(e, items, n_items))
-        return -EINVAL;
-    int all_want = 0;
-    for (int i = 0; i < n_items; i++)
-        all_want += items[i].n_want;
-    if (grow_runs(s, n_items) || grow_logits(e, all_want))
-        return -ENOMEM;
+    const struct model *m = &e->model;
+    int pos = before->length;
+    struct kernels_run *run = &s->runs[b->n_runs++];
+    *run = (struct kernels_run){.first_row = b->rows, .n = it->n, .pos = pos};
+    for (int g = 0; g < MODEL_GROUPS; g++)
+        run->pages[g] = (struct kernels_pages){it->seq->table[g].pages, it->seq->table[g].count};
+    before->last = it->n_want && it->want[it->n_want - 1] == it->n - 1 ? b->n_wanted + it->n_want - 1 : -1;
+    for (int w = 0; w < it->n_want; w++)
+        s->wanted[b->n_wanted++] = b->rows + it->want[w];
+    for (int t = 0; t < it->n; t++) {
+        s->ids[b->rows + t] = it->tokens[t];
+        /* Queries that grow with their position: by 1 + temperature * log(1 + whole contexts before it). */
+        if (m->temperature != 0.0f)
+            s->query_scale[b->rows + t] =
+                (float)(1.0 + (double)m->temperature * log(1.0 + (double)((pos + t) / m->temperature_ctx)));
+    }
+    b->rows += it->n;
+}
 
-    int n = 0, n_runs = 0, n_want = 0;
+/* Room for what the picks of all items look back at. */
+static int begin_picks(struct engine *e, const struct engine_step_item *items, int n_items)
+{
+    size_t seen = 0;
+    int n = 0;
+    for (int i = 0; i < n_items; i++)
+        if (items[i].pick) {
+            seen += sampler_looks_back(items[i].pick->settings, engine_seq_length(items[i].seq) + items[i].n);
+            n++;
+        }
+    return sampler_begin(e, n, seen);
+}
+
+int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items)
+{
+    struct step_scratch *s = e->step;
+    if (s->under_way || n_items < 0 || !well_formed(e, items, n_items))
+        return -EINVAL;
+    if (e->ops->error(e->kernels))
+        return -EIO;
+    int rc = begin_picks(e, items, n_items);
+    if (rc)
+        return rc;
+    struct kernels_batch b = {.ids = s->ids,
+                              .runs = s->runs,
+                              .query_scale = e->model.temperature != 0.0f ? s->query_scale : NULL,
+                              .wanted = s->wanted};
     for (int i = 0; i < n_items; i++) {
         struct engine_step_item *it = &items[i];
-        int pos = engine_seq_length(it->seq);
+        s->before[i].length = engine_seq_length(it->seq);
+        kv_seq_order(it->seq);
         it->result = kv_seq_extend(it->seq, it->tokens, it->n);
-        if (it->result)
-            continue;
-        for (int g = 0; g < MODEL_GROUPS; g++)
-            s->runs[g][n_runs] = (struct kernels_run){
-                .first_row = n, .n = it->n, .pos = pos, .pages = {it->seq->table[g].pages, it->seq->table[g].count}};
-        for (int w = 0; w < it->n_want; w++)
-            s->want_rows[n_want++] = n + it->want[w];
-        for (int t = 0; t < it->n; t++) {
-            s->ids[n] = it->tokens[t];
-            s->positions[n++] = pos + t;
-        }
-        n_runs++;
+        s->before[i].ran = it->result == 0;
+        if (it->result == 0)
+            add_item(e, it, &s->before[i], &b);
     }
-    if (n > 0)
-        forward(e, n, n_runs, n_want);
-    *logits = s->logits.p;
+    s->n_logits = b.n_wanted;
+    for (int i = 0, row = -1; i < n_items; i++) {
+        if (!s->before[i].ran)
+            continue;
+        row += items[i].n;
+        if (!items[i].pick)
+            continue;
+        int wanted = s->before[i].last;
+        if (wanted < 0) {
+            wanted = b.n_wanted++;
+            s->wanted[wanted] = row;
+        }
+        sampler_add(e, items[i].pick, engine_seq_tokens(items[i].seq), engine_seq_length(items[i].seq), wanted);
+    }
+    b.picks = sampler_picks(e, &b.n_picks);
+    s->items = items;
+    s->n_items = n_items;
+    s->under_way = true;
+    if (b.rows > 0) {
+        if (e->ops->begin(e->kernels, &b) == 0)
+            forward(e, b.rows, b.n_wanted);
+        e->ops->end(e->kernels);
+        if (s->n_logits > 0)
+            e->ops->copy(e->kernels, KERNELS_COMPUTE, s->logits_out.p, s->logits.p,
+                         (size_t)s->n_logits * (size_t)e->info.n_vocab * sizeof(float));
+    }
+    s->done = e->ops->record(e->kernels, KERNELS_COMPUTE);
     return 0;
+}
+
+int engine_step_wait(struct engine *e, const float **logits)
+{
+    struct step_scratch *s = e->step;
+    if (!s->under_way)
+        return -EINVAL;
+    s->under_way = false;
+    int rc = e->ops->wait(e->kernels, s->done, -1);
+    const struct kernels_picked *picked = s->picked.p;
+    for (int i = 0; i < s->n_items; i++) {
+        struct engine_step_item *it = &s->items[i];
+        if (!s->before[i].ran)
+            continue;
+        if (rc)
+            kv_seq_take_back(it->seq, s->before[i].length);
+        else if (it->pick)
+            sampler_take(picked++, it->pick);
+    }
+    if (rc == 0 && logits)
+        *logits = s->logits_out.p;
+    return rc;
 }

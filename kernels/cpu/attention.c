@@ -58,6 +58,8 @@ struct kernels_attention_scratch {
 struct call {
     struct kernels *k;
     const struct kernels_attention *a;
+    const struct kernels_batch *batch;
+    float *out; /* [rows][heads][head_dim] */
     const struct kernels_rows_set *set;
     int group;   /* query heads per kv head */
     int dims;    /* head_dim, padded to a multiple of 16 */
@@ -122,8 +124,8 @@ int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, in
     if (!sc->worker || __builtin_mul_overflow(one * sizeof(float), (size_t)sc->workers, &sc->memory_bytes))
         goto no_memory;
     sc->partial_bytes = MAX_PARTIAL * (SLOT_HEAD + (size_t)sc->max_dims) * sizeof(float);
-    sc->memory = k->ops.alloc(k, sc->memory_bytes);
-    sc->partial = k->ops.alloc(k, sc->partial_bytes);
+    sc->memory = kernels_cpu_alloc(sc->memory_bytes);
+    sc->partial = kernels_cpu_alloc(sc->partial_bytes);
     if (!sc->memory || !sc->partial)
         goto no_memory;
     for (int i = 0; i < sc->workers; i++)
@@ -141,9 +143,9 @@ void kernels_attention_release(struct kernels *k)
     if (!sc)
         return;
     if (sc->memory)
-        k->ops.release(k, sc->memory, sc->memory_bytes);
+        kernels_cpu_release(sc->memory, sc->memory_bytes);
     if (sc->partial)
-        k->ops.release(k, sc->partial, sc->partial_bytes);
+        kernels_cpu_release(sc->partial, sc->partial_bytes);
     free(sc->worker);
     free(sc);
     k->attention = NULL;
@@ -155,6 +157,11 @@ static float *partial_slot(const struct call *c, int row, int head, int wave_blo
     size_t query = (size_t)row * (size_t)c->a->heads + (size_t)head;
     size_t slot = query * (size_t)(c->max_wave + 1) + (size_t)(wave_block + 1);
     return c->k->attention->partial + slot * (SLOT_HEAD + (size_t)c->dims);
+}
+
+static const struct kernels_pages *pages_of(const struct call *c, const struct kernels_run *run)
+{
+    return &run->pages[c->a->kv.group];
 }
 
 /* ---- what a query sees ------------------------------------------------------------------------------------------- */
@@ -206,7 +213,7 @@ static float *row_of_head(const struct call *c, const float *base, int row, int 
 static const uint16_t *page_rows(const struct call *c, const struct item *it, int page, size_t offset)
 {
     const struct kernels_kv *kv = &c->a->kv;
-    const uint8_t *p = kv->pool + (size_t)it->run->pages.pages[page] * kv->page_bytes + offset;
+    const uint8_t *p = kv->pool + (size_t)pages_of(c, it->run)->pages[page] * kv->page_bytes + offset;
     return (const uint16_t *)(const void *)p + (size_t)it->kv_head * PAGE * (size_t)kv->head_dim;
 }
 
@@ -214,7 +221,7 @@ static const uint16_t *page_rows(const struct call *c, const struct item *it, in
  * block's keys. Only a hint. */
 static const uint16_t *rows_after(const struct call *c, const struct item *it, int block, int p, int hi, bool is_value)
 {
-    const struct kernels_pages *pages = &it->run->pages;
+    const struct kernels_pages *pages = pages_of(c, it->run);
     bool more = (p + 1) * PAGE < hi;
     int page = block * BLOCK_PAGES + p + 1;
     if (!more && !is_value)
@@ -291,7 +298,7 @@ static void block_values(const struct call *c, const struct item *it, struct wor
 static bool compute_block(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
 {
     int kept_lo, kept_hi, lo = BLOCK, hi = 0;
-    kept_columns(&it->run->pages, block, &kept_lo, &kept_hi);
+    kept_columns(pages_of(c, it->run), block, &kept_lo, &kept_hi);
     for (int i = 0; i < it->n; i++) {
         w->lo[i] = kept_lo, w->hi[i] = kept_hi;
         visible_columns(c->a, it->run->pos + item_row(c, it, i), block, &w->lo[i], &w->hi[i]);
@@ -321,14 +328,14 @@ static int run_tiles(const struct call *c, const struct kernels_run *run)
 static int count_items(const struct call *c)
 {
     int n = 0;
-    for (int i = 0; i < c->a->n_runs; i++)
-        n += c->a->kv.kv_heads * run_tiles(c, &c->a->runs[i]);
+    for (int i = 0; i < c->batch->n_runs; i++)
+        n += c->a->kv.kv_heads * run_tiles(c, &c->batch->runs[i]);
     return n;
 }
 
 static struct item find_item(const struct call *c, int index)
 {
-    const struct kernels_run *run = c->a->runs;
+    const struct kernels_run *run = c->batch->runs;
     for (int n; index >= (n = c->a->kv.kv_heads * run_tiles(c, run)); run++)
         index -= n;
     int tiles = run_tiles(c, run), first = index % tiles * c->queries, queries = run->n * c->group;
@@ -348,7 +355,7 @@ static void load_queries(const struct call *c, const struct item *it, float *q)
 static void write_out(const struct call *c, struct worker_scratch *w, int row, int head, bool any, float *acc, float m,
                       float l)
 {
-    float *out = row_of_head(c, c->a->out, row, head);
+    float *out = row_of_head(c, c->out, row, head);
     int dim = c->a->kv.head_dim;
     if (any && c->a->sinks) {
         memset(w->block.acc, 0, (size_t)c->dims * sizeof(float));
@@ -430,9 +437,9 @@ static void run_units(void *arg, int worker, int first, int end)
     }
 }
 
-static const struct kernels_run *run_of_row(const struct kernels_attention *a, int row)
+static const struct kernels_run *run_of_row(const struct call *c, int row)
 {
-    const struct kernels_run *run = a->runs;
+    const struct kernels_run *run = c->batch->runs;
     while (row >= run->first_row + run->n)
         run++;
     return run;
@@ -444,11 +451,11 @@ static void merge_partials(void *arg, int worker, int first, int end)
     const struct call *c = arg;
     for (int i = first; i < end; i++) {
         int row = i / c->a->heads, head = i % c->a->heads;
-        const struct kernels_run *run = run_of_row(c->a, row);
+        const struct kernels_run *run = run_of_row(c, row);
         float *sum = partial_slot(c, row, head, -1);
         for (int b = 0; b < c->wave_blocks; b++) {
             int lo, hi;
-            kept_columns(&run->pages, c->wave_first + b, &lo, &hi);
+            kept_columns(pages_of(c, run), c->wave_first + b, &lo, &hi);
             visible_columns(c->a, run->pos + row - run->first_row, c->wave_first + b, &lo, &hi);
             if (lo >= hi)
                 continue;
@@ -465,8 +472,8 @@ static void merge_partials(void *arg, int worker, int first, int end)
 
 static void run_split(struct call *c, int items, int first, int end)
 {
-    int queries = c->a->rows * c->a->heads;
-    for (int row = 0; row < c->a->rows; row++)
+    int queries = c->batch->rows * c->a->heads;
+    for (int row = 0; row < c->batch->rows; row++)
         for (int head = 0; head < c->a->heads; head++)
             partial_slot(c, row, head, -1)[2] = 0;
     for (c->wave_first = first; c->wave_first < end; c->wave_first += c->wave_blocks) {
@@ -480,23 +487,23 @@ static void run_split(struct call *c, int items, int first, int end)
 }
 
 /* The blocks that any row of the batch looks at: [*first, *end). */
-static void block_range(const struct kernels_attention *a, int *first, int *end)
+static void block_range(const struct call *c, int *first, int *end)
 {
     *first = INT32_MAX;
     *end = 0;
-    for (int i = 0; i < a->n_runs; i++) {
-        const struct kernels_run *run = &a->runs[i];
-        int from = first_block(a, run->pos), to = (run->pos + run->n - 1) / BLOCK + 1;
+    for (int i = 0; i < c->batch->n_runs; i++) {
+        const struct kernels_run *run = &c->batch->runs[i];
+        int from = first_block(c->a, run->pos), to = (run->pos + run->n - 1) / BLOCK + 1;
         *first = from < *first ? from : *first;
         *end = to > *end ? to : *end;
     }
 }
 
-void kernels_op_attention(struct kernels *k, const struct kernels_attention *a)
+void kernels_op_attention(struct kernels *k, const struct kernels_attention *a, float *out)
 {
-    if (a->rows <= 0)
+    if (k->batch.rows <= 0)
         return;
-    struct call c = {.k = k, .a = a, .set = k->set->rows};
+    struct call c = {.k = k, .a = a, .batch = &k->batch, .out = out, .set = k->set->rows};
     c.group = a->heads / a->kv.kv_heads;
     c.dims = round_up(a->kv.head_dim, GROUP);
     /* Whole rows per item where they fit: a row's queries see the same columns. */
@@ -507,9 +514,9 @@ void kernels_op_attention(struct kernels *k, const struct kernels_attention *a)
         c.queries = c.queries / c.group * c.group;
 
     int items = count_items(&c), first, end;
-    block_range(a, &first, &end);
+    block_range(&c, &first, &end);
     bool uneven = items < 4 * k->threads && items % k->threads != 0;
-    size_t queries = (size_t)a->rows * (size_t)a->heads, max_wave = MAX_PARTIAL / queries;
+    size_t queries = (size_t)k->batch.rows * (size_t)a->heads, max_wave = MAX_PARTIAL / queries;
     if (uneven && end - first > 1 && max_wave > 2) {
         c.max_wave = (int)max_wave - 1 < end - first ? (int)max_wave - 1 : end - first;
         run_split(&c, items, first, end);

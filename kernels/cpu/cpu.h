@@ -9,20 +9,57 @@
 #ifndef CONVOD_KERNELS_CPU_H
 #define CONVOD_KERNELS_CPU_H
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 
 struct kernels_set;
 struct kernels_pool;
 
 struct kernels {
+    struct kernels_head head;
     const struct kernels_set *set;
-    struct kernels_ops ops;
     struct kernels_pool *pool;
-    int threads;
+    int threads;                /* workers, the caller included */
+    struct kernels_batch batch; /* from begin() to end() */
+    float *up;                  /* of gated: [rows][ff] */
+    size_t up_bytes;
     struct kernels_linear_scratch *linear;       /* owned by linear.c, made by its reserve function */
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
+    struct kernels_mixture_scratch *mixture;     /* owned by mixture.c, likewise */
     struct kernels_pick_scratch *pick;           /* owned by pick.c, likewise */
 };
+
+/* ---- the backend (cpu.c), and its operations (table.c)
+ * --------------------------------------------------------------- */
+
+extern const struct kernels_ops kernels_cpu_ops;
+
+/* Zeroed memory, aligned to a page, or to a huge one where it is as large; NULL when there is none. */
+void *kernels_cpu_alloc(size_t bytes);
+void kernels_cpu_release(void *p, size_t bytes);
+
+int kernels_cpu_reserve(struct kernels *k, const struct kernels_sizes *sizes);
+void kernels_cpu_close(struct kernels *k);
+
+int kernels_threads(const struct kernels *k);
+
+/* Runs fn(arg, i) for every i in [0, n), shared out over the workers in contiguous ranges; returns when all are done.
+ * For work that is not an operation of the table. */
+void kernels_parallel(struct kernels *k, int n, void (*fn)(void *arg, int i), void *arg);
+
+/* ---- packed weights (pack.c)
+ * ----------------------------------------------------------------------------------------- */
+
+#define KERNELS_ROW_GROUP 16 /* rows that are interleaved in a packed matrix: one row per SIMD lane */
+
+/* Bytes of a packed matrix: those of the file, with rows padded to a multiple of KERNELS_ROW_GROUP; all instruction
+ * sets read the same packing. 0 when cols is not a multiple of the block, a dimension is not positive, or the product
+ * overflows. */
+size_t kernels_packed_bytes(enum kernels_type type, int rows, int cols);
+
+/* Packs rows [group * 16, min(rows, group * 16 + 16)) of a matrix. `rows_in_file` points at the first row of the whole
+ * matrix as it lies in the file (any alignment), `packed` at the whole packed matrix. Pure function of its arguments;
+ * different groups may be packed at the same time by different threads. */
+void kernels_pack_group(enum kernels_type type, int rows, int cols, int group, const void *rows_in_file, void *packed);
 
 /* ---- workers (pool.c) -------------------------------------------------------------------------------------------- */
 
@@ -53,38 +90,81 @@ extern const struct kernels_linear_set kernels_linear_portable, kernels_linear_a
     kernels_linear_avx512;
 extern const struct kernels_rows_set kernels_rows_portable, kernels_rows_avx2, kernels_rows_avx512;
 
-/* Operations, as kernels_ops documents them. linear.c: */
-int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols);
-void kernels_linear_release(struct kernels *k);
+/* ---- operations on plain arrays
+ * ---------------------------------------------------------------------------------------
+ *
+ * What the table's operations are made of. Shapes are row-major. */
+
+/* y[n][rows] of each job = x[n][cols] * w^T + bias, or +=; quantizes x once, where weight types want it. softcap is the
+ * table's affair. linear.c: */
 void kernels_op_linear(struct kernels *k, const float *x, int n, int cols, const struct kernels_linear *jobs,
                        int n_jobs);
+/* out[i][cols] = scale * w[ids[i]][:], dequantized. */
 void kernels_op_embed(struct kernels *k, const struct kernels_matrix *w, const int32_t *ids, int n, float scale,
                       float *out);
-/* norm.c, rope.c, glu.c: */
+int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols);
+uint64_t kernels_linear_bytes(int max_rows, int max_cols); /* that reserve takes, but for a piece per worker */
+void kernels_linear_release(struct kernels *k);
+
+/* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y [rows][d], may be the same; and, in place,
+ * x[r][:] += norm of y[r][:]. norm.c: */
 void kernels_op_rms_norm(struct kernels *k, const float *x, int rows, int d, const float *weight, float eps, float *y);
-void kernels_op_rope(struct kernels *k, float *x, int n, int heads, int head_dim, int rot, enum kernels_rope_kind kind,
-                     const float *table);
+void kernels_op_add_norm(struct kernels *k, float *y, int rows, int d, const float *weight, float eps, float *x);
+
+/* table[n][rot / 2][2] of positions, and a batch's rows likewise (rope.c): */
+void kernels_op_rope_table(struct kernels *k, const double *inv_freq, int rot, double magnitude, bool scaled,
+                           float *table);
+
+/* out[i] = act(gate[i]) * up[i], out may be gate; x[i] = cap * tanh(x[i] / cap). n values. glu.c: */
 void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *gate, const float *up, size_t n,
                     float *out);
-void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n);
 void kernels_op_softcap(struct kernels *k, float *x, size_t n, float cap);
-/* mixture.c: */
+
+/* As the table has it, with x[n][cols] as floats. mixture.c: */
 void kernels_op_mixture(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y);
-/* kv.c: */
-void kernels_op_kv_write(struct kernels *k, const struct kernels_kv *kv, const float *key, const float *value,
-                         const struct kernels_run *runs, int n_runs);
-void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                          uint16_t *keys, uint16_t *values);
-void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                          const uint16_t *keys, const uint16_t *values);
-/* attention.c: */
+int kernels_mixture_reserve(struct kernels *k, const struct kernels_sizes *sizes);
+void kernels_mixture_release(struct kernels *k);
+uint64_t kernels_mixture_bytes(const struct kernels_sizes *sizes); /* that reserve takes */
+
+/* Of as many slots as there are pairs of a row and an expert that it asks. A pair's place is where it comes in the
+ * order of experts. */
+struct kernels_mixture_scratch {
+    size_t bytes;
+    float *rows, *gate, *up, *out; /* [slots] of cols, ff, ff and cols values, in order of experts */
+    float *weights;                /* [slots] by row and rank */
+    int32_t *ids, *order, *place;  /* [slots] expert and place by row and rank; row and rank by place */
+};
+
+/* Rounds one row's key[kv_heads][head_dim] and value to the KV type (nearest even) and writes them to their page, which
+ * may have been dropped. kv.c: */
+void kernels_kv_write_row(const struct kernels_set *set, const struct kernels_kv *kv, const struct kernels_run *run,
+                          int row, const float *key, const float *value);
+/* The batch's rows: attn_in.c. */
+void kernels_op_attn_in(struct kernels *k, const struct kernels_attn_in *a);
+
+/* One layer's keys and values of positions [first, first + n) out of / into pages, in the canonical layout:
+ * keys [kv_heads * head_dim][n] (channel-major), values [n][kv_heads * head_dim], no padding. On the caller's thread,
+ * which may be any: nothing but those slots is touched. kv.c: */
+void kernels_kv_export_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n, void *keys,
+                             void *values);
+void kernels_kv_import_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
+                             const void *keys, const void *values);
+void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                          const struct kernels_pages *pages, int first, int n, void *staging);
+void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                          const struct kernels_pages *pages, int first, int n, const void *staging);
+
+/* The batch's rows: out [rows][heads][head_dim]. attention.c: */
+void kernels_op_attention(struct kernels *k, const struct kernels_attention *a, float *out);
 int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, int max_head_dim);
 void kernels_attention_release(struct kernels *k);
-void kernels_op_attention(struct kernels *k, const struct kernels_attention *a);
-/* pick.c: */
+
+/* Picks [n] tokens from rows of `vocab` logits. reserve makes room for rows of up to max_logits, at most
+ * KERNELS_MAX_LOGITS: 0, -EINVAL or -ENOMEM. pick.c: */
+void kernels_op_pick(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                     struct kernels_picked *out);
 int kernels_pick_reserve(struct kernels *k, int max_logits);
 void kernels_pick_release(struct kernels *k);
-void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n);
 
 /* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
 #ifdef __clang__

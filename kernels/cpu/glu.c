@@ -1,4 +1,4 @@
-/* glu.c - gated activations, element-wise addition and caps. Elements are independent; a worker takes whole chunks, so
+/* glu.c - gated activations and caps. Elements are independent; a worker takes whole chunks, so
  * that no two workers write to one cache line. */
 #include "kernels/cpu/rows_internal.h"
 
@@ -7,7 +7,7 @@
 struct glu_job {
     const struct kernels_rows_set *set;
     enum kernels_glu_kind kind;
-    const float *gate, *up; /* [n]; for add: up is what is added */
+    const float *gate, *up; /* [n] */
     size_t n;
     float *out; /* [n] */
     float cap;
@@ -19,14 +19,6 @@ static void glu_chunks(void *arg, int worker, int first, int end)
     const struct glu_job *job = arg;
     size_t from = (size_t)first * CHUNK, to = (size_t)end * CHUNK < job->n ? (size_t)end * CHUNK : job->n;
     job->set->glu(job->kind, job->gate + from, job->up + from, to - from, job->out + from);
-}
-
-static void add_chunks(void *arg, int worker, int first, int end)
-{
-    (void)worker;
-    const struct glu_job *job = arg;
-    size_t from = (size_t)first * CHUNK, to = (size_t)end * CHUNK < job->n ? (size_t)end * CHUNK : job->n;
-    job->set->add(job->out + from, job->up + from, to - from);
 }
 
 static void softcap_chunks(void *arg, int worker, int first, int end)
@@ -42,12 +34,6 @@ void kernels_op_glu(struct kernels *k, enum kernels_glu_kind kind, const float *
 {
     struct glu_job job = {.set = k->set->rows, .kind = kind, .gate = gate, .up = up, .n = n, .out = out};
     kernels_rows_share(k, n * 2, (int)((n + CHUNK - 1) / CHUNK), 1, glu_chunks, &job);
-}
-
-void kernels_op_add(struct kernels *k, float *x, const float *y, size_t n)
-{
-    struct glu_job job = {.set = k->set->rows, .up = y, .n = n, .out = x};
-    kernels_rows_share(k, n / 2, (int)((n + CHUNK - 1) / CHUNK), 4, add_chunks, &job);
 }
 
 void kernels_op_softcap(struct kernels *k, float *x, size_t n, float cap)

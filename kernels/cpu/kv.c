@@ -24,56 +24,25 @@ static uint16_t *page_rows(const struct kernels_kv *kv, const struct kernels_pag
 
 /* ---- new rows ---------------------------------------------------------------------------------------------------- */
 
-struct write_job {
-    const struct kernels_rows_set *set;
-    const struct kernels_kv *kv;
-    const float *key, *value; /* [rows][kv_heads][head_dim] */
-    const struct kernels_run *runs;
-    int n_runs;
-};
-
-static void write_row(const struct write_job *job, const struct kernels_run *run, int row)
+void kernels_kv_write_row(const struct kernels_set *set, const struct kernels_kv *kv, const struct kernels_run *run,
+                          int row, const float *key, const float *value)
 {
-    const struct kernels_kv *kv = job->kv;
     int pos = run->pos + row - run->first_row, slot = pos % PAGE, dim = kv->head_dim;
     uint16_t narrow[NARROW_CHUNK];
-    for (int h = 0; h < kv->kv_heads; h++) {
-        uint16_t *keys = page_rows(kv, &run->pages, pos / PAGE, h, false);
-        uint16_t *values = page_rows(kv, &run->pages, pos / PAGE, h, true);
+    for (int h = 0; h < kv->kv_heads; h++, key += dim, value += dim) {
+        uint16_t *keys = page_rows(kv, &run->pages[kv->group], pos / PAGE, h, false);
+        uint16_t *values = page_rows(kv, &run->pages[kv->group], pos / PAGE, h, true);
         if (!keys || !values)
             return;
-        size_t from = ((size_t)row * (size_t)kv->kv_heads + (size_t)h) * (size_t)dim;
-        job->set->narrow(kv->type, job->value + from, (size_t)dim, values + (size_t)slot * (size_t)dim);
+        set->rows->narrow(kv->type, value, (size_t)dim, values + (size_t)slot * (size_t)dim);
         keys += (size_t)(slot / GROUP) * (size_t)dim * GROUP + slot % GROUP;
         for (int d = 0; d < dim; d += NARROW_CHUNK) {
             int n = dim - d < NARROW_CHUNK ? dim - d : NARROW_CHUNK;
-            job->set->narrow(kv->type, job->key + from + d, (size_t)n, narrow);
+            set->rows->narrow(kv->type, key + d, (size_t)n, narrow);
             for (int i = 0; i < n; i++)
                 keys[(size_t)(d + i) * GROUP] = narrow[i];
         }
     }
-}
-
-static void write_rows(void *arg, int worker, int first, int end)
-{
-    (void)worker;
-    const struct write_job *job = arg;
-    for (int i = 0; i < job->n_runs; i++) {
-        const struct kernels_run *run = &job->runs[i];
-        int from = run->first_row > first ? run->first_row : first;
-        int to = run->first_row + run->n < end ? run->first_row + run->n : end;
-        for (int row = from; row < to; row++)
-            write_row(job, run, row);
-    }
-}
-
-void kernels_op_kv_write(struct kernels *k, const struct kernels_kv *kv, const float *key, const float *value,
-                         const struct kernels_run *runs, int n_runs)
-{
-    struct write_job job = {k->set->rows, kv, key, value, runs, n_runs};
-    int rows = n_runs > 0 ? runs[n_runs - 1].first_row + runs[n_runs - 1].n : 0;
-    size_t work = (size_t)rows * (size_t)kv->kv_heads * (size_t)kv->head_dim * 2;
-    kernels_rows_share(k, work, rows, GROUP, write_rows, &job);
 }
 
 /* ---- canonical layout -------------------------------------------------------------------------------------------- */
@@ -166,16 +135,53 @@ static void copy(const struct copy_job *job)
     }
 }
 
-void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                          uint16_t *keys, uint16_t *values)
+void kernels_kv_export_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n, void *keys,
+                             void *values)
 {
-    (void)k;
     copy(&(struct copy_job){kv, pages, first, n, keys, values, false});
 }
 
-void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
-                          const uint16_t *keys, const uint16_t *values)
+void kernels_kv_import_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
+                             const void *keys, const void *values)
 {
-    (void)k;
-    copy(&(struct copy_job){kv, pages, first, n, (uint16_t *)keys, (uint16_t *)values, true});
+    copy(&(struct copy_job){kv, pages, first, n, (uint16_t *)(uintptr_t)keys, (uint16_t *)(uintptr_t)values, true});
+}
+
+/* ---- all layers of a sequence ------------------------------------------------------------------------------------ */
+
+struct move {
+    const struct kernels_kv *layers;
+    const struct kernels_pages *pages; /* [groups] */
+    int first, n;
+    uint16_t *staging; /* import only reads it */
+    bool import;
+};
+
+static size_t half_of(const struct kernels_kv *kv, int n)
+{
+    return (size_t)kv->kv_heads * (size_t)kv->head_dim * (size_t)n;
+}
+
+static void move_layer(void *arg, int l)
+{
+    const struct move *m = arg;
+    const struct kernels_kv *kv = &m->layers[l];
+    uint16_t *keys = m->staging;
+    for (int i = 0; i < l; i++)
+        keys += 2 * half_of(&m->layers[i], m->n);
+    copy(&(struct copy_job){kv, m->pages[kv->group], m->first, m->n, keys, keys + half_of(kv, m->n), m->import});
+}
+
+void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                          const struct kernels_pages *pages, int first, int n, void *staging)
+{
+    struct move m = {layers, pages, first, n, staging, false};
+    kernels_parallel(k, n_layers, move_layer, &m);
+}
+
+void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                          const struct kernels_pages *pages, int first, int n, const void *staging)
+{
+    struct move m = {layers, pages, first, n, (uint16_t *)(uintptr_t)staging, true};
+    kernels_parallel(k, n_layers, move_layer, &m);
 }

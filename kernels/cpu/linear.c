@@ -204,10 +204,15 @@ void kernels_linear_release(struct kernels *k)
 {
     if (!k->linear)
         return;
-    k->ops.release(k, k->linear->tiles, k->linear->tiles_bytes);
+    kernels_cpu_release(k->linear->tiles, k->linear->tiles_bytes);
     free(k->linear->workers);
     free(k->linear);
     k->linear = NULL;
+}
+
+uint64_t kernels_linear_bytes(int max_rows, int max_cols)
+{
+    return (uint64_t)max_rows * token_bytes(max_cols);
 }
 
 int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
@@ -221,7 +226,7 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
     if (!k->linear)
         return -ENOMEM;
     k->linear->tiles_bytes = bytes;
-    k->linear->tiles = k->ops.alloc(k, bytes);
+    k->linear->tiles = kernels_cpu_alloc(bytes);
     k->linear->workers = aligned_alloc(64, (size_t)k->threads * sizeof *k->linear->workers);
     if (!k->linear->tiles || !k->linear->workers) {
         kernels_linear_release(k);

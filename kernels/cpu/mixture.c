@@ -9,11 +9,14 @@
  */
 #include "kernels/cpu/rows_internal.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct call {
     struct kernels *k;
     const struct kernels_mixture *m;
+    const struct kernels_mixture_scratch *s;
     const float *x;
     float *y;
     int n, cols;
@@ -31,11 +34,11 @@ static bool before(const float *logits, int a, int b)
 static void choose(const struct call *c, int row)
 {
     const struct kernels_mixture *m = c->m;
-    const float *logits = m->logits + (size_t)row * (size_t)m->experts;
-    int32_t *ids = m->ids + (size_t)row * (size_t)m->used;
-    float *weights = m->weights + (size_t)row * (size_t)m->used, s[KERNELS_MAX_EXPERTS_USED] = {0}, l;
-    int n = 0;
-    for (int e = 0; e < m->experts; e++) {
+    int experts = m->gate->experts, n = 0;
+    const float *logits = m->logits + (size_t)row * (size_t)experts;
+    int32_t *ids = c->s->ids + (size_t)row * (size_t)m->used;
+    float *weights = c->s->weights + (size_t)row * (size_t)m->used, s[KERNELS_MAX_EXPERTS_USED] = {0}, l;
+    for (int e = 0; e < experts; e++) {
         if (n == m->used && !before(logits, e, ids[n - 1]))
             continue;
         int at = n < m->used ? n++ : n - 1;
@@ -58,16 +61,16 @@ static void choose_rows(void *arg, int worker, int first, int end)
 }
 
 /* order[]: the (row, rank) pairs by expert; place[]: where each is. */
-static void put_in_order(const struct kernels_mixture *m, int slots)
+static void put_in_order(const struct kernels_mixture_scratch *s, int experts, int slots)
 {
     int32_t at[KERNELS_MAX_EXPERTS + 1] = {0};
     for (int i = 0; i < slots; i++)
-        at[m->ids[i] + 1]++;
-    for (int e = 0; e < m->experts; e++)
+        at[s->ids[i] + 1]++;
+    for (int e = 0; e < experts; e++)
         at[e + 1] += at[e];
     for (int i = 0; i < slots; i++) {
-        m->place[i] = at[m->ids[i]]++;
-        m->order[m->place[i]] = i;
+        s->place[i] = at[s->ids[i]]++;
+        s->order[s->place[i]] = i;
     }
 }
 
@@ -76,7 +79,7 @@ static void gather_rows(void *arg, int worker, int first, int end)
     (void)worker;
     const struct call *c = arg;
     for (int i = first; i < end; i++)
-        memcpy(c->m->rows + (size_t)i * (size_t)c->cols, c->x + (size_t)(c->m->order[i] / c->m->used) * (size_t)c->cols,
+        memcpy(c->s->rows + (size_t)i * (size_t)c->cols, c->x + (size_t)(c->s->order[i] / c->m->used) * (size_t)c->cols,
                (size_t)c->cols * sizeof(float));
 }
 
@@ -86,17 +89,17 @@ static void add_rows(void *arg, int worker, int first, int end)
     const struct call *c = arg;
     const struct kernels_mixture *m = c->m;
     for (int row = first; row < end; row++) {
-        const float *w = m->weights + (size_t)row * (size_t)m->used;
-        const int32_t *place = m->place + (size_t)row * (size_t)m->used;
+        const float *w = c->s->weights + (size_t)row * (size_t)m->used;
+        const int32_t *place = c->s->place + (size_t)row * (size_t)m->used;
         float *y = c->y + (size_t)row * (size_t)c->cols;
         for (int at = 0; at < c->cols; at += 256) { /* a piece of the sum stays in the first-level cache */
             float sum[256];
             int cols = c->cols - at < 256 ? c->cols - at : 256;
-            const float *out = m->out + (size_t)place[0] * (size_t)c->cols + at;
+            const float *out = c->s->out + (size_t)place[0] * (size_t)c->cols + at;
             for (int j = 0; j < cols; j++)
                 sum[j] = w[0] * out[j];
             for (int r = 1; r < m->used; r++) {
-                out = m->out + (size_t)place[r] * (size_t)c->cols + at;
+                out = c->s->out + (size_t)place[r] * (size_t)c->cols + at;
                 for (int j = 0; j < cols; j++)
                     sum[j] += w[r] * out[j];
             }
@@ -111,31 +114,91 @@ static const float *bias_of(const float *biases, int expert, int n)
     return biases ? biases + (size_t)expert * (size_t)n : NULL;
 }
 
+static struct kernels_matrix expert_of(const struct kernels_matrix *w, int expert)
+{
+    size_t bytes = kernels_packed_bytes(w->type, w->rows, w->cols);
+    return (struct kernels_matrix){
+        .type = w->type, .rows = w->rows, .cols = w->cols, .data = (const uint8_t *)w->data + (size_t)expert * bytes};
+}
+
+/* The end of the places that ask the same expert as place `from`. */
+static int same_expert(const struct kernels_mixture_scratch *s, int from, int slots)
+{
+    int to = from + 1;
+    while (to < slots && s->ids[s->order[to]] == s->ids[s->order[from]])
+        to++;
+    return to;
+}
+
 void kernels_op_mixture(struct kernels *k, const float *x, int n, int cols, const struct kernels_mixture *m, float *y)
 {
-    struct call c = {k, m, x, y, n, cols};
-    int slots = n * m->used, ff = m->gate[0].rows;
-    kernels_rows_share(k, (size_t)n * (size_t)m->experts * 4, n, 1, choose_rows, &c);
-    put_in_order(m, slots);
+    const struct kernels_mixture_scratch *s = k->mixture;
+    struct call c = {k, m, s, x, y, n, cols};
+    int slots = n * m->used, ff = m->gate->rows, experts = m->gate->experts;
+    kernels_rows_share(k, (size_t)n * (size_t)experts * 4, n, 1, choose_rows, &c);
+    put_in_order(s, experts, slots);
     kernels_rows_share(k, (size_t)slots * (size_t)cols, slots, 1, gather_rows, &c);
 
     for (int from = 0, to; from < slots; from = to) {
-        int e = m->ids[m->order[from]];
-        for (to = from + 1; to < slots && m->ids[m->order[to]] == e;)
-            to++;
+        int e = s->ids[s->order[from]];
+        to = same_expert(s, from, slots);
+        const struct kernels_matrix gate = expert_of(m->gate, e), up = expert_of(m->up, e);
         const struct kernels_linear jobs[] = {
-            {.w = &m->gate[e], .bias = bias_of(m->gate_bias, e, ff), .y = m->gate_out + (size_t)from * (size_t)ff},
-            {.w = &m->up[e], .bias = bias_of(m->up_bias, e, ff), .y = m->up_out + (size_t)from * (size_t)ff}};
-        kernels_op_linear(k, m->rows + (size_t)from * (size_t)cols, to - from, cols, jobs, 2);
+            {.w = &gate, .bias = bias_of(m->gate_bias, e, ff), .y = s->gate + (size_t)from * (size_t)ff},
+            {.w = &up, .bias = bias_of(m->up_bias, e, ff), .y = s->up + (size_t)from * (size_t)ff}};
+        kernels_op_linear(k, s->rows + (size_t)from * (size_t)cols, to - from, cols, jobs, 2);
     }
-    kernels_op_glu(k, m->glu, m->gate_out, m->up_out, (size_t)slots * (size_t)ff, m->gate_out);
+    kernels_op_glu(k, m->glu, s->gate, s->up, (size_t)slots * (size_t)ff, s->gate);
     for (int from = 0, to; from < slots; from = to) {
-        int e = m->ids[m->order[from]];
-        for (to = from + 1; to < slots && m->ids[m->order[to]] == e;)
-            to++;
+        int e = s->ids[s->order[from]];
+        to = same_expert(s, from, slots);
+        const struct kernels_matrix down = expert_of(m->down, e);
         const struct kernels_linear job = {
-            .w = &m->down[e], .bias = bias_of(m->down_bias, e, cols), .y = m->out + (size_t)from * (size_t)cols};
-        kernels_op_linear(k, m->gate_out + (size_t)from * (size_t)ff, to - from, ff, &job, 1);
+            .w = &down, .bias = bias_of(m->down_bias, e, cols), .y = s->out + (size_t)from * (size_t)cols};
+        kernels_op_linear(k, s->gate + (size_t)from * (size_t)ff, to - from, ff, &job, 1);
     }
     kernels_rows_share(k, (size_t)slots * (size_t)cols, n, 1, add_rows, &c);
+}
+
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+
+void kernels_mixture_release(struct kernels *k)
+{
+    if (!k->mixture)
+        return;
+    kernels_cpu_release(k->mixture->rows, k->mixture->bytes);
+    free(k->mixture);
+    k->mixture = NULL;
+}
+
+uint64_t kernels_mixture_bytes(const struct kernels_sizes *n)
+{
+    uint64_t slots = (uint64_t)n->rows * (uint64_t)n->experts_used;
+    return slots * (2 * (uint64_t)n->cols + 2 * (uint64_t)n->expert_ff + 4) * 4;
+}
+
+int kernels_mixture_reserve(struct kernels *k, const struct kernels_sizes *n)
+{
+    kernels_mixture_release(k);
+    if (n->experts_used < 1 || n->experts_used > KERNELS_MAX_EXPERTS_USED || n->experts_used > n->experts ||
+        n->experts > KERNELS_MAX_EXPERTS || n->expert_ff < 1)
+        return -EINVAL;
+    struct kernels_mixture_scratch *s = k->mixture = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    size_t slots = (size_t)n->rows * (size_t)n->experts_used;
+    s->bytes = kernels_mixture_bytes(n);
+    s->rows = kernels_cpu_alloc(s->bytes);
+    if (!s->rows) {
+        kernels_mixture_release(k);
+        return -ENOMEM;
+    }
+    s->out = s->rows + slots * (size_t)n->cols;
+    s->gate = s->out + slots * (size_t)n->cols;
+    s->up = s->gate + slots * (size_t)n->expert_ff;
+    s->weights = s->up + slots * (size_t)n->expert_ff;
+    s->ids = (int32_t *)(void *)(s->weights + slots);
+    s->order = s->ids + slots;
+    s->place = s->order + slots;
+    return 0;
 }

@@ -9,7 +9,7 @@
  * result is that of putting all logits in order first, falling, the lower id first among equals. docs/numerics.md,
  * "Sampling", gives the definition.
  *
- * Scratch is a piece per worker, made by reserve_pick.
+ * Scratch is a piece per worker, made by reserve.
  */
 #include "kernels/cpu/rows_internal.h"
 
@@ -226,44 +226,97 @@ static int32_t pick_ordered(struct row *r, const struct kernels_pick *p, size_t 
     return (int32_t)(uint32_t)r->s->keys[draw(r, r->s->x, kept, p->random)];
 }
 
-static int32_t pick_one(const struct kernels *k, struct worker_scratch *s, const struct kernels_pick *p)
+/* Penalties: repetition divides a positive logit and multiplies a negative one; presence and frequency subtract. */
+static void penalize(const struct kernels_pick *p, float *x)
 {
-    struct row r = {.set = k->set->rows, .s = s, .x = p->logits, .n = (size_t)p->n};
-    if (p->n_changed > 0) {
-        memcpy(s->changed, p->logits, r.n * sizeof *s->changed);
-        for (int i = 0; i < p->n_changed; i++)
-            s->changed[p->changed[i].id] = p->changed[i].value;
+    for (int i = 0; i < p->n_seen; i++) {
+        float v = x[p->seen[i].id];
+        v = v > 0 ? v / p->repetition : v * p->repetition;
+        x[p->seen[i].id] = v - (p->presence + p->frequency * (float)p->seen[i].count);
+    }
+}
+
+/* What is not allowed becomes -infinity, unless it shows that the row is no row of numbers. */
+static void apply_mask(const uint32_t *mask, float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += 32) {
+        uint32_t word = mask[i / 32];
+        if (word == UINT32_MAX)
+            continue;
+        for (size_t j = i; j < n && j < i + 32; j++)
+            if (!(word >> (j - i) & 1) && x[j] < INFINITY)
+                x[j] = -INFINITY;
+    }
+}
+
+static int32_t pick_id(struct row *r, const struct kernels_pick *p)
+{
+    if (!isfinite(r->max))
+        return p->mask && r->max < 0 ? KERNELS_PICK_NONE : KERNELS_PICK_NAN;
+    if (p->temperature == 0.0f || p->top_k == 1)
+        return first_top(r);
+    r->scale = 1.0f / p->temperature;
+    if (r->scale > FLT_MAX)
+        r->scale = FLT_MAX;
+    size_t limit = p->top_k > 0 && (size_t)p->top_k < r->n ? (size_t)p->top_k : r->n;
+    if (limit == r->n && !(p->top_p < 1) && !(p->min_p > 0))
+        return draw(r, r->x, r->n, p->random);
+    return pick_ordered(r, p, limit);
+}
+
+/* Of the row's own logits. */
+static void find_odds(struct row *r, const struct kernels_pick *p, struct kernels_picked *out)
+{
+    size_t n = (size_t)p->n_top < r->n ? (size_t)p->n_top : r->n;
+    r->max = out->max = r->set->top(r->x, r->n, r->s->tops);
+    r->scale = 1.0f;
+    out->logit = r->x[out->id];
+    out->mass = mass(r, r->x, r->n);
+    if (n > 0)
+        gather(r, threshold_of(r, n));
+    for (size_t i = 0; i < (size_t)p->n_top; i++) {
+        out->top[i] = i < n ? (int32_t)(uint32_t)r->s->keys[i] : -1;
+        out->top_logits[i] = i < n ? r->s->x[i] : 0;
+    }
+}
+
+static void pick_one(const struct kernels *k, struct worker_scratch *s, const struct kernels_pick *p, const float *x,
+                     size_t n, struct kernels_picked *out)
+{
+    struct row own = {.set = k->set->rows, .s = s, .x = x, .n = n}, r = own;
+    if (p->n_seen > 0 || p->mask) {
+        memcpy(s->changed, x, n * sizeof *s->changed);
+        penalize(p, s->changed);
+        if (p->mask)
+            apply_mask(p->mask, s->changed, n);
         r.x = s->changed;
     }
     r.max = r.set->top(r.x, r.n, s->tops);
-    if (!isfinite(r.max))
-        return -1;
-    if (p->temperature == 0.0f || p->top_k == 1)
-        return first_top(&r);
-    r.scale = 1.0f / p->temperature;
-    if (r.scale > FLT_MAX)
-        r.scale = FLT_MAX;
-    size_t limit = p->top_k > 0 && p->top_k < p->n ? (size_t)p->top_k : r.n;
-    if (limit == r.n && !(p->top_p < 1) && !(p->min_p > 0))
-        return draw(&r, r.x, r.n, p->random);
-    return pick_ordered(&r, p, limit);
+    out->id = pick_id(&r, p);
+    if (p->odds && out->id >= 0)
+        find_odds(&own, p, out);
 }
 
 struct picks {
     const struct kernels *k;
-    struct kernels_pick *picks;
+    const float *logits;
+    int vocab;
+    const struct kernels_pick *picks;
+    struct kernels_picked *out;
 };
 
 static void pick_rows(void *arg, int worker, int first, int end)
 {
-    struct picks *p = arg;
+    const struct picks *p = arg;
     for (int i = first; i < end; i++)
-        p->picks[i].id = pick_one(p->k, &p->k->pick->workers[worker], &p->picks[i]);
+        pick_one(p->k, &p->k->pick->workers[worker], &p->picks[i],
+                 p->logits + (size_t)p->picks[i].row * (size_t)p->vocab, (size_t)p->vocab, &p->out[i]);
 }
 
-void kernels_op_pick(struct kernels *k, struct kernels_pick *picks, int n)
+void kernels_op_pick(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                     struct kernels_picked *out)
 {
-    struct picks p = {k, picks};
+    struct picks p = {k, logits, vocab, picks, out};
     kernels_pool_run(k->pool, n, 1, pick_rows, &p);
 }
 
@@ -273,7 +326,7 @@ void kernels_pick_release(struct kernels *k)
 {
     if (!k->pick)
         return;
-    k->ops.release(k, k->pick->memory, k->pick->bytes);
+    kernels_cpu_release(k->pick->memory, k->pick->bytes);
     free(k->pick);
     k->pick = NULL;
 }
@@ -292,7 +345,7 @@ int kernels_pick_reserve(struct kernels *k, int max_logits)
     size_t each = n * 2 * sizeof(uint64_t) + (2 * n + tops) * sizeof(float);
     s->capacity = max_logits;
     s->bytes = each * (size_t)k->threads;
-    s->memory = k->ops.alloc(k, s->bytes);
+    s->memory = kernels_cpu_alloc(s->bytes);
     if (!s->memory) {
         free(s);
         return -ENOMEM;

@@ -1,30 +1,22 @@
-/* rope.c - rotary positions, in place. A token's row of heads is one item. */
+/* rope.c - tables of rotary positions: what a batch's rows are rotated by. */
 #include "kernels/cpu/rows_internal.h"
 
-#define GRAIN_VALUES 8192
+#include <math.h>
 
-struct rope_job {
-    const struct kernels_rows_set *set;
-    float *x; /* [n][heads][head_dim] */
-    int heads, head_dim, rot;
-    enum kernels_rope_kind kind;
-    const float *table; /* [n][rot / 2][2] */
-};
-
-static void rope_rows(void *arg, int worker, int first, int end)
+void kernels_op_rope_table(struct kernels *k, const double *inv_freq, int rot, double magnitude, bool scaled,
+                           float *table)
 {
-    (void)worker;
-    const struct rope_job *job = arg;
-    size_t row = (size_t)job->heads * (size_t)job->head_dim, table_row = (size_t)(job->rot / 2) * 2;
-    for (int r = first; r < end; r++)
-        job->set->rope(job->x + (size_t)r * row, job->heads, job->head_dim, job->rot, job->kind,
-                       job->table + (size_t)r * table_row);
-}
-
-void kernels_op_rope(struct kernels *k, float *x, int n, int heads, int head_dim, int rot, enum kernels_rope_kind kind,
-                     const float *table)
-{
-    struct rope_job job = {k->set->rows, x, heads, head_dim, rot, kind, table};
-    size_t row = (size_t)heads * (size_t)head_dim;
-    kernels_rows_share(k, row * (size_t)n, n, 1 + (int)(GRAIN_VALUES / row), rope_rows, &job);
+    const struct kernels_batch *b = &k->batch;
+    for (const struct kernels_run *run = b->runs; run < b->runs + b->n_runs; run++)
+        for (int i = 0; i < run->n; i++)
+            for (int j = 0; j < rot / 2; j++, table += 2) {
+                double s, c;
+                sincos((run->pos + i) * inv_freq[j], &s, &c);
+                table[0] = (float)(c * magnitude);
+                table[1] = (float)(s * magnitude);
+                if (scaled) {
+                    table[0] *= b->query_scale[run->first_row + i];
+                    table[1] *= b->query_scale[run->first_row + i];
+                }
+            }
 }

@@ -4,6 +4,7 @@
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import time
 
@@ -232,6 +233,31 @@ def in_the_background():
             assert time.monotonic() < deadline, done
             time.sleep(0.05)
         assert done["status"] in ("completed", "incomplete") and text_of(done) and done["background"], done
+        # With its seed, and its key finds it wherever it is by then; what cannot be run any more has failed.
+        s, r = begin(d, c)
+        drawn = {**LONG, "background": True, "max_output_tokens": 8, "temperature": 1}
+        seeded = d.ok("POST", "/v1/responses", drawn)
+        keyed = {**LONG, "background": True, "max_output_tokens": 9}
+        status, first = d.call("POST", "/v1/responses", keyed, {"Idempotency-Key": "behind"})
+        assert status == 200 and first["status"] == "queued", first
+        foreign = d.ok("POST", "/v1/responses", {**LONG, "background": True, "max_output_tokens": 10})
+        d.kill()
+        ledger = sqlite3.connect(os.path.join(data, "ledger.db"))
+        ledger.execute("UPDATE turns SET request = '{\"input\": 5}' WHERE public_id = ?", (foreign["id"],))
+        ledger.commit()
+        ledger.close()
+        d.start()
+        status, again = d.call("POST", "/v1/responses", keyed, {"Idempotency-Key": "behind"})
+        assert status == 200 and again["id"] == first["id"], again
+        for id in (seeded["id"], first["id"], foreign["id"]):
+            while (now := d.ok("GET", f"/v1/responses/{id}"))["status"] in ("queued", "in_progress"):
+                assert time.monotonic() < deadline + 120, now
+                time.sleep(0.05)
+            assert (now["status"] == "failed") == (id == foreign["id"]), now
+            if id == seeded["id"]:
+                own = {"seed": seeded["convod"]["seed"]}
+                same = d.ok("POST", "/v1/responses", {**drawn, "background": False, "convod": own})
+                assert now["convod"]["seed"] == own["seed"] and text_of(now) == text_of(same), (now, same)
         # Streamed, and stopped.
         types = [e["type"] for e in events(send(d, {**LONG, "background": True, "stream": True, "max_output_tokens": 4}))]
         assert types[:3] == ["response.created", "response.queued", "response.in_progress"], types

@@ -39,7 +39,7 @@ static double median(double *x, int n)
 
 static void *must_alloc(struct kernels *k, size_t bytes)
 {
-    void *p = kernels_ops(k)->alloc(k, bytes);
+    void *p = kernels_ops(k)->alloc(k, KERNELS_DEVICE, bytes);
     if (!p) {
         fprintf(stderr, "no memory for %zu bytes\n", bytes);
         exit(1);
@@ -125,22 +125,18 @@ struct setup {
 
 static void attend(const struct setup *s, float *q, float *out, int layer, int pos, int n)
 {
-    struct kernels_run run = {0, n, pos, {s->ids + (size_t)layer * (size_t)s->pages, s->pages}};
-    struct kernels_attention a = {.q = q,
-                                  .out = out,
-                                  .rows = n,
-                                  .heads = s->shape.heads,
-                                  .scale = 0.125f,
-                                  .kv = s->kv,
-                                  .runs = &run,
-                                  .n_runs = 1};
-    kernels_ops(s->k)->attention(s->k, &a);
+    struct kernels_run run = {0, n, pos, {{s->ids + (size_t)layer * (size_t)s->pages, s->pages}}};
+    struct kernels_batch batch = {.rows = n, .runs = &run, .n_runs = 1};
+    struct kernels_attention a = {.q = q, .heads = s->shape.heads, .scale = 0.125f, .kv = s->kv};
+    kernels_ops(s->k)->begin(s->k, &batch);
+    kernels_op_attention(s->k, &a, out);
+    kernels_ops(s->k)->end(s->k);
 }
 
 static void open_pages(struct setup *s, int context, int layers)
 {
     size_t half = (size_t)s->shape.kv_heads * (size_t)s->shape.head_dim * PAGE * 2;
-    s->kv = (struct kernels_kv){KERNELS_KV_BF16, s->shape.kv_heads, s->shape.head_dim, NULL, 2 * half, 0, half};
+    s->kv = (struct kernels_kv){KERNELS_KV_BF16, 0, s->shape.kv_heads, s->shape.head_dim, NULL, 2 * half, 0, half};
     s->pages = (context + PAGE - 1) / PAGE;
     s->layers = layers;
     s->bytes = (size_t)s->pages * (size_t)layers * s->kv.page_bytes;
@@ -157,8 +153,8 @@ static void open_pages(struct setup *s, int context, int layers)
 
 static void close_pages(struct setup *s)
 {
-    kernels_ops(s->k)->release(s->k, s->kv.pool, s->bytes);
-    kernels_ops(s->k)->release(s->k, s->ids, (size_t)s->pages * (size_t)s->layers * sizeof(*s->ids));
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, s->kv.pool, s->bytes);
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, s->ids, (size_t)s->pages * (size_t)s->layers * sizeof(*s->ids));
 }
 
 static void prefill(struct setup *s, double peak)
@@ -183,8 +179,8 @@ static void prefill(struct setup *s, double peak)
                100 * rate / peak / kernels_threads(s->k), kernels_threads(s->k));
         close_pages(s);
     }
-    kernels_ops(s->k)->release(s->k, q, NEW_ROWS * row * 4);
-    kernels_ops(s->k)->release(s->k, out, NEW_ROWS * row * 4);
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, q, NEW_ROWS * row * 4);
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, out, NEW_ROWS * row * 4);
 }
 
 static void decode(struct setup *s)
@@ -208,8 +204,8 @@ static void decode(struct setup *s)
                seconds / DECODE_LAYERS * 1e6, (double)s->bytes * 1e-6);
         close_pages(s);
     }
-    kernels_ops(s->k)->release(s->k, q, row * 4);
-    kernels_ops(s->k)->release(s->k, out, row * 4);
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, q, row * 4);
+    kernels_ops(s->k)->release(s->k, KERNELS_DEVICE, out, row * 4);
 }
 
 static void move(struct setup *s)
@@ -228,9 +224,9 @@ static void move(struct setup *s)
                     struct kernels_pages pages = {s->ids + layer * s->pages, s->pages};
                     for (int at = first; at + TOKENS <= 2048; at += TOKENS) {
                         if (import)
-                            ops->kv_import(s->k, &s->kv, pages, at, TOKENS, keys, values);
+                            kernels_kv_import_layer(&s->kv, pages, at, TOKENS, keys, values);
                         else
-                            ops->kv_export(s->k, &s->kv, pages, at, TOKENS, keys, values);
+                            kernels_kv_export_layer(&s->kv, pages, at, TOKENS, keys, values);
                     }
                 }
                 t[r] = now() - start;
@@ -240,8 +236,8 @@ static void move(struct setup *s)
                    moved / median(t, ROUNDS) * 1e-9);
         }
     }
-    ops->release(s->k, keys, bytes);
-    ops->release(s->k, values, bytes);
+    ops->release(s->k, KERNELS_DEVICE, keys, bytes);
+    ops->release(s->k, KERNELS_DEVICE, values, bytes);
     close_pages(s);
 }
 
@@ -254,22 +250,21 @@ static void small(struct setup *s)
     fill(x, FFN);
     fill(y, FFN);
     fill(w, FFN);
-    const struct kernels_ops *ops = kernels_ops(s->k);
     double t[4][ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         double at[5];
         at[0] = now();
         for (int i = 0; i < N; i++)
-            ops->rms_norm(s->k, x, 1, D, w, 1e-6f, y);
+            kernels_op_rms_norm(s->k, x, 1, D, w, 1e-6f, y);
         at[1] = now();
         for (int i = 0; i < N; i++)
-            ops->glu(s->k, KERNELS_SILU, x, w, FFN, y);
+            kernels_op_glu(s->k, KERNELS_SILU, x, w, FFN, y);
         at[2] = now();
         for (int i = 0; i < N; i++)
-            ops->rope(s->k, y, 1, 14, 64, 64, KERNELS_ROPE_HALVES, table);
+            s->k->set->rows->rope(y, 14, 64, 64, KERNELS_ROPE_HALVES, table);
         at[3] = now();
         for (int i = 0; i < N; i++)
-            ops->add(s->k, y, w, D);
+            s->k->set->rows->add(y, w, D);
         at[4] = now();
         for (int i = 0; i < 4; i++)
             t[i][r] = (at[i + 1] - at[i]) / N * 1e6;
@@ -297,7 +292,7 @@ int main(int argc, char **argv)
             printf("%s: %s\n", backends[b], err);
             continue;
         }
-        if (kernels_ops(s.k)->reserve(s.k, NEW_ROWS, 4864, shape.heads, shape.head_dim)) {
+        if (kernels_attention_reserve(s.k, NEW_ROWS, shape.heads, shape.head_dim)) {
             fprintf(stderr, "no memory\n");
             return 1;
         }

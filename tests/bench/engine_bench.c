@@ -10,7 +10,7 @@
  * bandwidth.
  */
 #include "engine/engine.h"
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,45 +84,35 @@ static double read_bandwidth(int threads)
 
 #define ACTIVE_MAX 16
 
-static const float *step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, const engine_token *tokens,
-                         int n)
+/* settings: of the tokens that are picked at the end; NULL: none are. */
+static void step(struct engine *e, struct engine_seq *const *seqs, int n_seqs, const engine_token *tokens, int n,
+                 const struct engine_sampling *settings)
 {
     struct engine_step_item items[ACTIVE_MAX];
-    const float *logits;
-    int want = n - 1;
-    for (int i = 0; i < n_seqs; i++)
-        items[i] = (struct engine_step_item){.seq = seqs[i], .tokens = tokens, .n = n, .want = &want, .n_want = 1};
-    int rc = engine_step(e, items, n_seqs, &logits);
+    struct engine_pick picks[ACTIVE_MAX];
+    for (int i = 0; i < n_seqs; i++) {
+        picks[i] = (struct engine_pick){.settings = settings};
+        items[i] =
+            (struct engine_step_item){.seq = seqs[i], .tokens = tokens, .n = n, .pick = settings ? &picks[i] : NULL};
+    }
+    int rc = engine_step_start(e, items, n_seqs);
+    if (rc == 0)
+        rc = engine_step_wait(e, NULL);
     for (int i = 0; i < n_seqs && !rc; i++)
-        rc = items[i].result;
+        rc = items[i].result ? items[i].result : settings ? picks[i].result : 0;
     if (rc) {
         fprintf(stderr, "a step failed: %s\n", strerror(-rc));
         exit(1);
     }
-    return logits;
 }
 
-static void sample(struct engine *e, struct engine_seq *const *seqs, int n, const struct engine_sampling *settings,
-                   const float *logits)
-{
-    struct engine_sample samples[ACTIVE_MAX];
-    for (int i = 0; i < n; i++)
-        samples[i] = (struct engine_sample){.settings = settings,
-                                            .logits = logits + (size_t)i * (size_t)engine_info(e)->n_vocab,
-                                            .context = engine_seq_tokens(seqs[i]),
-                                            .position = engine_seq_length(seqs[i])};
-    int rc = engine_sample(e, samples, n);
-    if (rc || samples[0].result) {
-        fprintf(stderr, "sampling failed: %s\n", strerror(-(rc ? rc : samples[0].result)));
-        exit(1);
-    }
-}
-
+/* Each piece ends with its last row's logits, and the likeliest token. */
 static void prefill(struct engine *e, struct engine_seq *seq, const engine_token *tokens, int n)
 {
+    const struct engine_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
     const int most = engine_info(e)->step_tokens;
     for (int at = 0; at < n; at += most)
-        step(e, &seq, 1, tokens + at, n - at < most ? n - at : most);
+        step(e, &seq, 1, tokens + at, n - at < most ? n - at : most, &greedy);
 }
 
 /* The history is prefilled once and kept for the next call with the same one. */
@@ -155,7 +145,7 @@ static void run(struct engine *e, int n_prompt, int n_decode, int n_history, int
         seqs[i] = engine_seq_fork(seqs[0], engine_seq_length(seqs[0]));
     double forked = now_ms();
     for (int i = 0; i < n_decode; i++)
-        sample(e, seqs, n_active, &settings, step(e, seqs, n_active, tokens + n_history + n_prompt + i, 1));
+        step(e, seqs, n_active, tokens + n_history + n_prompt + i, 1, &settings);
     double decoded = now_ms();
     printf("{\"prompt\": %d, \"prefill_ms\": %.3f, \"decode\": %d, \"decode_ms\": %.3f}\n", n_prompt, prefilled - start,
            n_decode * n_active, decoded - forked);

@@ -7,7 +7,7 @@
  * a gigabyte of weights, so that no cache helps, and passes of one token, of few and of reading alternate; figures are
  * medians, of ratios too. Many tokens: 10^9 multiply-adds a second, weights in cache.
  */
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,8 +101,8 @@ static size_t job_set(const struct bench *b, const struct shape *s, size_t at, s
 {
     float *y = b->y;
     for (int i = 0; i < s->n_jobs; i++) {
-        w[i] = (struct kernels_matrix){s->type, s->rows[i], s->cols, b->weights + at};
-        jobs[i] = (struct kernels_linear){&w[i], NULL, y, false};
+        w[i] = (struct kernels_matrix){.type = s->type, .rows = s->rows[i], .cols = s->cols, .data = b->weights + at};
+        jobs[i] = (struct kernels_linear){.w = &w[i], .y = y};
         at += kernels_packed_bytes(s->type, s->rows[i], s->cols);
         y += s->rows[i] < 20000 ? (size_t)512 * (size_t)s->rows[i] : 0;
     }
@@ -117,7 +117,7 @@ static double pass(const struct bench *b, const struct shape *s, int n, size_t b
     double start = now();
     for (size_t i = 0; i < POOL_BYTES / bytes; i++) {
         job_set(b, s, i * bytes, w, jobs);
-        kernels_ops(b->k)->linear(b->k, b->x, n, s->cols, jobs, s->n_jobs);
+        kernels_op_linear(b->k, b->x, n, s->cols, jobs, s->n_jobs);
     }
     return now() - start;
 }
@@ -149,7 +149,6 @@ static double prefill(const struct bench *b, const struct shape *s, int n)
 {
     struct kernels_matrix w[3];
     struct kernels_linear jobs[3];
-    const struct kernels_ops *ops = kernels_ops(b->k);
     job_set(b, s, 0, w, jobs);
     double macs = 0, rate[5];
     for (int i = 0; i < s->n_jobs; i++)
@@ -158,7 +157,7 @@ static double prefill(const struct bench *b, const struct shape *s, int n)
         int rounds = 0;
         double start = now(), end;
         do {
-            ops->linear(b->k, b->x, n, s->cols, jobs, s->n_jobs);
+            kernels_op_linear(b->k, b->x, n, s->cols, jobs, s->n_jobs);
             rounds++;
             end = now();
         } while (end - start < 0.02);
@@ -175,7 +174,7 @@ static int run_set(struct bench *b, const char *set, int threads)
         printf("skip: %s\n", err);
         return 0;
     }
-    if (kernels_ops(b->k)->reserve(b->k, 512, MAX_COLS, 1, 64) < 0) {
+    if (kernels_linear_reserve(b->k, 512, MAX_COLS) < 0) {
         kernels_close(b->k);
         return -1;
     }
@@ -202,10 +201,10 @@ int main(int argc, char **argv)
     if (kernels_open(&(struct kernels_opts){.threads = 1}, &k, NULL, 0) < 0)
         return 1;
     const struct kernels_ops *ops = kernels_ops(k);
-    b.weights = ops->alloc(k, POOL_BYTES + READ_BYTES);
-    b.x = ops->alloc(k, sizeof(float) * 512 * MAX_COLS);
-    b.y = ops->alloc(k, y_bytes);
-    b.sums = ops->alloc(k, sizeof(line_t) * (POOL_BYTES / READ_BYTES));
+    b.weights = ops->alloc(k, KERNELS_DEVICE, POOL_BYTES + READ_BYTES);
+    b.x = ops->alloc(k, KERNELS_DEVICE, sizeof(float) * 512 * MAX_COLS);
+    b.y = ops->alloc(k, KERNELS_DEVICE, y_bytes);
+    b.sums = ops->alloc(k, KERNELS_DEVICE, sizeof(line_t) * (POOL_BYTES / READ_BYTES));
     if (!b.weights || !b.x || !b.y || !b.sums)
         return 1;
     /* Bytes that are ordinary numbers wherever an f16, a bf16 or a float is read. */
@@ -217,10 +216,10 @@ int main(int argc, char **argv)
     int threads = argc > 1 ? atoi(argv[1]) : 0, rc = 0;
     for (int i = 0; i < (argc > 2 ? argc - 2 : 3); i++)
         rc |= run_set(&b, argc > 2 ? argv[i + 2] : all[i], threads);
-    ops->release(k, b.weights, POOL_BYTES + READ_BYTES);
-    ops->release(k, b.x, sizeof(float) * 512 * MAX_COLS);
-    ops->release(k, b.y, y_bytes);
-    ops->release(k, b.sums, sizeof(line_t) * (POOL_BYTES / READ_BYTES));
+    ops->release(k, KERNELS_DEVICE, b.weights, POOL_BYTES + READ_BYTES);
+    ops->release(k, KERNELS_DEVICE, b.x, sizeof(float) * 512 * MAX_COLS);
+    ops->release(k, KERNELS_DEVICE, b.y, y_bytes);
+    ops->release(k, KERNELS_DEVICE, b.sums, sizeof(line_t) * (POOL_BYTES / READ_BYTES));
     kernels_close(k);
     return rc ? 1 : 0;
 }

@@ -12,6 +12,7 @@
  */
 #include "engine/engine.h"
 #include "engine/file/gguf_private.h"
+#include "kernels/cpu/linear_internal.h"
 
 #include <errno.h>
 #include <glob.h>
@@ -38,7 +39,7 @@ static void put(FILE *f, const void *p, size_t n)
         die("writing", strerror(errno));
 }
 
-static void put_tensor(FILE *f, struct kernels *k, const struct gguf *g, const struct gguf_tensor *t)
+static void put_tensor(FILE *f, const struct gguf *g, const struct gguf_tensor *t)
 {
     char err[256];
     uint8_t *data = malloc(t->bytes);
@@ -56,9 +57,9 @@ static void put_tensor(FILE *f, struct kernels *k, const struct gguf *g, const s
         die(t->name, "no memory");
     for (int group = 0; group * KERNELS_ROW_GROUP < rows; group++)
         kernels_pack_group(t->type, rows, cols, group, data, packed);
-    const struct kernels_matrix w = {t->type, rows, cols, packed};
+    const struct kernels_matrix w = {.type = t->type, .rows = rows, .cols = cols, .data = packed};
     for (int32_t r = 0; r < rows; r++) {
-        kernels_ops(k)->embed(k, &w, &r, 1, 1.0f, row);
+        kernels_packed_row(&w, r, row);
         put(f, row, (size_t)cols * sizeof *row);
     }
     free(row);
@@ -71,9 +72,7 @@ static void write_floats(const char *model, const char *path)
 {
     char err[512];
     struct gguf *g;
-    struct kernels *k;
-    if (gguf_open(model, &g, err, sizeof err) ||
-        kernels_open(&(struct kernels_opts){.threads = 1}, &k, err, sizeof err))
+    if (gguf_open(model, &g, err, sizeof err))
         die(model, err);
     const struct gguf_key *last = &g->keys[g->n_keys - 1];
     const uint8_t *end = last->type == GGUF_STRING  ? (const uint8_t *)last->string.text + last->string.len
@@ -101,11 +100,10 @@ static void write_floats(const char *model, const char *path)
     for (size_t i = 0; i < g->n_tensors; i++) {
         while (ftell(f) % alignment)
             put(f, "", 1);
-        put_tensor(f, k, g, &g->tensors[i]);
+        put_tensor(f, g, &g->tensors[i]);
     }
     if (fclose(f))
         die(path, strerror(errno));
-    kernels_close(k);
     gguf_close(g);
 }
 
@@ -127,7 +125,8 @@ static struct engine *open_model(const char *path, const char *kv_type)
                                      .kv_type = kv_type,
                                      .ctx_tokens = WINDOW + 1,
                                      .kv_bytes = (size_t)256 << 20,
-                                     .step_tokens = STEP};
+                                     .step_tokens = STEP,
+                                     .step_logits = STEP};
     if (engine_open(&opts, &e, err, sizeof err))
         die(path, err);
     return e;
@@ -141,7 +140,7 @@ static const float *step(struct engine *e, struct engine_seq *s, const engine_to
         all[i] = i;
     const float *logits;
     struct engine_step_item item = {.seq = s, .tokens = tokens, .n = n, .want = all, .n_want = n};
-    if (engine_step(e, &item, 1, &logits) || item.result)
+    if (engine_step_start(e, &item, 1) || engine_step_wait(e, &logits) || item.result)
         die("a step", "failed");
     return logits;
 }

@@ -7,7 +7,7 @@
  * model's are; "flat" is a deviation of 0.2, the worst for a nucleus. Rows differ from round to round and are read from
  * wherever the caches left them, as after a step.
  */
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +17,8 @@
 #define VOCAB  151936
 #define ROWS   8
 #define ROUNDS 51
+
+static uint32_t mask[VOCAB / 32 + 1];
 
 static const struct {
     const char *name;
@@ -30,6 +32,10 @@ static const struct {
     {"temperature 1 alone", 3, {.temperature = 1, .top_p = 1}},
     {"top-k 5000", 3, {.temperature = 1, .top_k = 5000, .top_p = 1}},
     {"top-p 0.95 alone, flat", 0.2f, {.temperature = 1, .top_p = 0.95f}},
+    {"defaults, log-probabilities, 20 others",
+     3,
+     {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .odds = true, .n_top = 20}},
+    {"defaults, a mask that allows a third", 3, {.temperature = 0.7f, .top_k = 40, .top_p = 0.95f, .mask = mask}},
 };
 
 static double now_us(void)
@@ -66,14 +72,14 @@ static double time_of(struct kernels *k, const float *x, const struct kernels_pi
     double times[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         struct kernels_pick picks[ROWS];
+        struct kernels_picked picked[ROWS];
         for (int i = 0; i < n; i++) {
             picks[i] = *settings;
-            picks[i].logits = x + (size_t)((r + i) % ROWS) * VOCAB;
-            picks[i].n = VOCAB;
+            picks[i].row = (r + i) % ROWS;
             picks[i].random = (double)(r * ROWS + i) / (ROUNDS * ROWS);
         }
         double start = now_us();
-        kernels_ops(k)->pick(k, picks, n);
+        kernels_op_pick(k, x, VOCAB, picks, n, picked);
         times[r] = (now_us() - start) / n;
     }
     qsort(times, ROUNDS, sizeof *times, compare);
@@ -86,6 +92,8 @@ int main(int argc, char **argv)
     float *x = malloc(sizeof *x * ROWS * VOCAB);
     if (!x)
         return 1;
+    for (size_t i = 0; i < sizeof mask / sizeof *mask; i++)
+        mask[i] = 0x49249249;
     for (int s = 0; s < 2; s++) {
         char err[128];
         struct kernels_opts opts = {sets[s], argc > 1 ? atoi(argv[1]) : 0};
@@ -94,7 +102,7 @@ int main(int argc, char **argv)
             printf("skip: %s\n", err);
             continue;
         }
-        if (kernels_ops(k)->reserve_pick(k, VOCAB))
+        if (kernels_pick_reserve(k, VOCAB))
             return 1;
         printf("\n%s, %d workers, %d logits, us per token\n%-38s %8s %8s\n", sets[s], kernels_threads(k), VOCAB, "",
                "1 row", "8 rows");

@@ -35,7 +35,7 @@ static struct problem problem_new(const struct shape *s)
     struct problem p = {*s, {}, {}, {}};
     size_t half = ((size_t)(s->kv_heads * s->head_dim) * PAGE * 2 + 63) / 64 * 64;
     int n = (s->tokens + PAGE - 1) / PAGE;
-    p.kv = {s->type, s->kv_heads, s->head_dim, nullptr, 2 * half + 128, 64, 128 + half};
+    p.kv = {s->type, 0, s->kv_heads, s->head_dim, nullptr, 2 * half + 128, 64, 128 + half};
     p.pool.assign((size_t)(2 * n + 1) * p.kv.page_bytes, 0xff);
     for (int i = 0; i < n; i++) {
         p.pages[0].push_back(2 * n - i);
@@ -49,7 +49,8 @@ static std::vector<struct kernels_run> runs_of(const struct problem *p, int rows
 {
     std::vector<struct kernels_run> runs;
     for (int i = 0; i < 2; i++)
-        runs.push_back({i * rows, rows, p->s.tokens - 30 * i - rows, {p->pages[i].data(), (int)p->pages[i].size()}});
+        runs.push_back(
+            {i * rows, rows, p->s.tokens - 30 * i - rows, {{p->pages[i].data(), (int)p->pages[i].size()}, {}}});
     return runs;
 }
 
@@ -66,9 +67,9 @@ static struct device_rows *rows_on_device(const std::vector<struct kernels_run> 
         for (int i = 0; i < run.n; i++) {
             pos.push_back(run.pos + i);
             table.push_back((int32_t)pages.size());
-            count.push_back(run.pages.count);
+            count.push_back(run.pages[0].count);
         }
-        pages.insert(pages.end(), run.pages.pages, run.pages.pages + run.pages.count);
+        pages.insert(pages.end(), run.pages[0].pages, run.pages[0].pages + run.pages[0].count);
     }
     auto *d = new device_rows{
         on_device<int32_t>(pos), on_device<int32_t>(table), on_device<int32_t>(count), on_device<int32_t>(pages), {}};
@@ -91,7 +92,7 @@ static void write_both(struct problem *p, int rows, on_device<uint8_t> **pool)
         run.first_row = 0;
         std::vector<float> key = twins_numbers((size_t)run.n * width, 5, false),
                            value = twins_numbers((size_t)run.n * width, 6, false);
-        kernels_ops(k)->kv_write(k, &kv, key.data(), value.data(), &run, 1);
+        twins_kv_write(k, &kv, key.data(), value.data(), &run, 1);
     }
     *pool = new on_device<uint8_t>(p->pool);
     runs = runs_of(p, rows);
@@ -99,7 +100,7 @@ static void write_both(struct problem *p, int rows, on_device<uint8_t> **pool)
                        value = twins_numbers((size_t)(2 * rows) * width, 8, false);
     key[0] = 70000.0f; /* an infinity as f16 */
     value[width / 2] = 1e-6f;
-    kernels_ops(k)->kv_write(k, &kv, key.data(), value.data(), runs.data(), 2);
+    twins_kv_write(k, &kv, key.data(), value.data(), runs.data(), 2);
     struct device_rows *d = rows_on_device(runs);
     on_device<float> dk(key), dv(value);
     kv.pool = (*pool)->p;
@@ -119,18 +120,14 @@ static void attend_both(const struct problem *p, const on_device<uint8_t> *pool,
     on_device<float> device_sinks(sinks);
     struct kernels_attention a = {};
     a.q = q.data();
-    a.out = want.data();
-    a.rows = 2 * rows;
     a.heads = p->s.heads;
     a.scale = scale;
     a.window = p->s.window;
     a.softcap = p->s.softcap;
     a.sinks = p->s.sinks ? sinks.data() : nullptr;
     a.kv = p->kv;
-    a.runs = runs.data();
-    a.n_runs = 2;
     a.kv.pool = (uint8_t *)p->pool.data();
-    kernels_ops(k)->attention(k, &a);
+    twins_attention(k, &a, runs.data(), 2, want.data());
     struct device_rows *d = rows_on_device(runs);
     on_device<float> dq(q), out(n);
     struct cuda_attention c = {};
@@ -174,7 +171,6 @@ static void test_attention(void **)
 static void test_export_and_import(void **)
 {
     static const int ranges[][2] = {{0, 256}, {0, 1}, {17, 30}, {64, 64}, {5, 200}, {250, 10}, {256, 14}};
-    struct kernels *k = twins_cpu();
     for (auto &s : shapes) {
         if (s.tokens < 260)
             continue;
@@ -191,7 +187,7 @@ static void test_export_and_import(void **)
         for (auto &r : ranges) {
             size_t n = (size_t)r[1] * width;
             std::vector<uint16_t> keys(n), values(n);
-            kernels_ops(k)->kv_export(k, &kv, table, r[0], r[1], keys.data(), values.data());
+            kernels_kv_export_layer(&kv, table, r[0], r[1], keys.data(), values.data());
             on_device<uint16_t> dk(n), dv(n);
             assert_int_equal(cuda_kv_export(nullptr, device_kv, pages.p, table.count, r[0], r[1], dk.p, dv.p), 0);
             assert_memory_equal(dk.fetch().data(), keys.data(), n * 2);
@@ -200,7 +196,7 @@ static void test_export_and_import(void **)
                 keys[i] = (uint16_t)(i * 7);
                 values[i] = (uint16_t)(i * 11 + 1);
             }
-            kernels_ops(k)->kv_import(k, &kv, table, r[0], r[1], keys.data(), values.data());
+            kernels_kv_import_layer(&kv, table, r[0], r[1], keys.data(), values.data());
             on_device<uint16_t> ik(keys), iv(values);
             assert_int_equal(cuda_kv_import(nullptr, device_kv, pages.p, table.count, r[0], r[1], ik.p, iv.p), 0);
             assert_memory_equal(pool->fetch().data(), p.pool.data(), p.pool.size());

@@ -11,14 +11,15 @@ struct mixture {
     std::vector<int32_t> ids, places;
 };
 
-static struct kernels_matrix pack(int rows, int cols, uint64_t seed)
+static struct kernels_matrix pack(struct kernels *k, int experts, int rows, int cols, uint64_t seed)
 {
-    std::vector<float> values = twins_numbers((size_t)(rows * cols), seed, false);
-    size_t bytes = (kernels_packed_bytes(KERNELS_F32, rows, cols) + 63) / 64 * 64;
-    struct kernels_matrix m = {KERNELS_F32, rows, cols, aligned_alloc(64, bytes)};
+    size_t bytes = (kernels_packed_bytes(KERNELS_F32, rows, cols) * (size_t)experts + 63) / 64 * 64;
+    struct kernels_matrix m = {KERNELS_F32, rows, cols, experts, aligned_alloc(64, bytes)};
     assert_non_null(m.data);
-    for (int g = 0; g < (rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; g++)
-        kernels_pack_group(KERNELS_F32, rows, cols, g, values.data(), (void *)m.data);
+    for (int e = 0; e < experts; e++) {
+        std::vector<float> values = twins_numbers((size_t)(rows * cols), seed + 3 * (uint64_t)e, false);
+        kernels_ops(k)->pack(k, &m, e, 0, rows, values.data(), nullptr, nullptr);
+    }
     return m;
 }
 
@@ -38,39 +39,31 @@ static struct mixture mixture_on_cpu(int experts, int used)
     row[4 * experts + experts / 2] = INFINITY;
     row[5 * experts + experts / 2] = -INFINITY;
     m.before = m.after = twins_numbers(ROWS * COLS, 5, false);
-    m.weights.resize(slots);
-    m.ids.resize(slots);
-    m.places.resize(slots);
-    m.said.resize(slots * COLS);
-    std::vector<struct kernels_matrix> gate, up, down;
-    for (int e = 0; e < experts; e++) {
-        gate.push_back(pack(FF, COLS, 3 * (uint64_t)e));
-        up.push_back(pack(FF, COLS, 3 * (uint64_t)e + 1));
-        down.push_back(pack(COLS, FF, 3 * (uint64_t)e + 2));
-    }
-    std::vector<float> x = twins_numbers(ROWS * COLS, 6, false), rows(slots * COLS), gate_out(slots * FF),
-                       up_out(slots * FF);
-    std::vector<int32_t> order(slots);
+    struct kernels_matrix gate = pack(k, experts, FF, COLS, 0), up = pack(k, experts, FF, COLS, 1),
+                          down = pack(k, experts, COLS, FF, 2);
+    std::vector<float> x = twins_numbers(ROWS * COLS, 6, false);
+    struct kernels_sizes sizes = {};
+    sizes.rows = ROWS;
+    sizes.cols = COLS;
+    sizes.experts = experts;
+    sizes.experts_used = used;
+    sizes.expert_ff = FF;
+    assert_int_equal(kernels_mixture_reserve(k, &sizes), 0);
     struct kernels_mixture c = {};
-    c.experts = experts;
     c.used = used;
     c.logits = m.logits.data();
-    c.gate = gate.data();
-    c.up = up.data();
-    c.down = down.data();
+    c.gate = &gate;
+    c.up = &up;
+    c.down = &down;
     c.glu = KERNELS_SILU;
-    c.rows = rows.data();
-    c.gate_out = gate_out.data();
-    c.up_out = up_out.data();
-    c.out = m.said.data();
-    c.weights = m.weights.data();
-    c.ids = m.ids.data();
-    c.order = order.data();
-    c.place = m.places.data();
-    kernels_ops(k)->mixture(k, x.data(), ROWS, COLS, &c, m.after.data());
-    for (auto *all : {&gate, &up, &down})
-        for (auto &matrix : *all)
-            free((void *)matrix.data);
+    kernels_op_mixture(k, x.data(), ROWS, COLS, &c, m.after.data());
+    const struct kernels_mixture_scratch *s = k->mixture;
+    m.weights.assign(s->weights, s->weights + slots);
+    m.ids.assign(s->ids, s->ids + slots);
+    m.places.assign(s->place, s->place + slots);
+    m.said.assign(s->out, s->out + slots * COLS);
+    for (auto *matrix : {&gate, &up, &down})
+        free((void *)matrix->data);
     return m;
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 extern "C" {
-#include "kernels/kernels.h"
 #include "tests/kernels/quant.h"
 }
 
@@ -142,10 +141,12 @@ static void test_order_128_is_the_cpus(void **)
     struct kernels *k;
     char err[200];
     assert_int_equal(kernels_open(&opts, &k, err, sizeof(err)), 0);
-    assert_int_equal(kernels_ops(k)->reserve(k, 9, p.cols, 1, 16), 0);
+    assert_int_equal(kernels_linear_reserve(k, 9, p.cols), 0);
     std::vector<float> want((size_t)(9 * p.rows));
-    struct kernels_linear job = {&w, nullptr, want.data(), false};
-    kernels_ops(k)->linear(k, p.x.data(), 9, p.cols, &job, 1);
+    struct kernels_linear job = {};
+    job.w = &w;
+    job.y = want.data();
+    kernels_op_linear(k, p.x.data(), 9, p.cols, &job, 1);
     std::vector<float> got = on_device(ORDER_128, GEMV, &p, 9);
     support_assert_bits("the CPU's", got.data(), want.data(), want.size());
     kernels_close(k);

@@ -11,9 +11,45 @@ struct kernels *twins_cpu(void)
     if (!k) {
         if (kernels_open(&opts, &k, err, sizeof(err)))
             fail_msg("kernels_open: %s", err);
-        assert_int_equal(kernels_ops(k)->reserve(k, 512, 4096, 16, 512), 0);
+        struct kernels_sizes sizes = {};
+        sizes.rows = 512;
+        sizes.cols = 4096;
+        sizes.heads = 16;
+        sizes.head_dim = 512;
+        assert_int_equal(kernels_ops(k)->reserve(k, &sizes), 0);
     }
     return k;
+}
+
+static struct kernels_batch batch_of(const struct kernels_run *runs, int n_runs)
+{
+    struct kernels_batch batch = {};
+    batch.rows = runs[n_runs - 1].first_row + runs[n_runs - 1].n;
+    batch.runs = runs;
+    batch.n_runs = n_runs;
+    return batch;
+}
+
+void twins_kv_write(struct kernels *k, const struct kernels_kv *kv, float *key, float *value,
+                    const struct kernels_run *runs, int n_runs)
+{
+    struct kernels_batch batch = batch_of(runs, n_runs);
+    struct kernels_attn_in in = {};
+    in.key = key;
+    in.value = value;
+    in.kv = *kv;
+    kernels_ops(k)->begin(k, &batch);
+    kernels_ops(k)->attn_in(k, &in);
+    kernels_ops(k)->end(k);
+}
+
+void twins_attention(struct kernels *k, const struct kernels_attention *a, const struct kernels_run *runs, int n_runs,
+                     float *out)
+{
+    struct kernels_batch batch = batch_of(runs, n_runs);
+    kernels_ops(k)->begin(k, &batch);
+    kernels_op_attention(k, a, out);
+    kernels_ops(k)->end(k);
 }
 
 std::vector<float> twins_numbers(size_t n, uint64_t seed, bool odd_ones)

@@ -6,10 +6,20 @@
 #include "kernels/cuda/cuda.h"
 #include "tests/cuda_host/support.h"
 
+extern "C" {
+#include "kernels/cpu/rows_internal.h"
+}
+
 #include <vector>
 
 /* The portable CPU backend, opened once, with room for what these tests use. */
 struct kernels *twins_cpu(void);
+
+/* On the CPU: keys and values of these runs, whose layers use the first page table, into their pages; and attention. */
+void twins_kv_write(struct kernels *k, const struct kernels_kv *kv, float *key, float *value,
+                    const struct kernels_run *runs, int n_runs);
+void twins_attention(struct kernels *k, const struct kernels_attention *a, const struct kernels_run *runs, int n_runs,
+                     float *out);
 
 /* Numbers of many sizes, and now and then one that is none. */
 std::vector<float> twins_numbers(size_t n, uint64_t seed, bool odd_ones);

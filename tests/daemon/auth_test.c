@@ -17,7 +17,7 @@ static int open_text(const char *text, struct auth **a, char *err, size_t err_si
     assert_true(fd >= 0);
     assert_int_equal(write(fd, text, strlen(text)), strlen(text));
     close(fd);
-    int rc = auth_open(path, a, err, err_size);
+    int rc = auth_open(path, NULL, a, err, err_size);
     unlink(path);
     return rc;
 }
@@ -26,14 +26,15 @@ static void token_files(void **state)
 {
     (void)state;
     struct auth *a;
-    char err[256], owner[OWNER_SIZE];
-    unsigned char digest[TOKEN_DIGEST_BYTES];
+    char err[256];
+    struct auth_who who;
     static const char *const bad[] = {
         "",
         "# nothing\n",
         "alice\n",
         "alice short\n",
         "alice 0123456789abcdef extra\n",
+        "al/ice 0123456789abcdef\n",
         "a-name-that-is-much-longer-than-what-an-owner-may-have-as-its-name-here 0123456789abcdef\n",
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -48,33 +49,38 @@ static void token_files(void **state)
     memset(line + 6, 'x', 1500);
     assert_int_equal(open_text(line, &a, err, sizeof(err)), -EINVAL);
     free(line);
-    assert_int_equal(auth_open("/nonexistent/tokens", &a, err, sizeof(err)), -ENOENT);
+    assert_int_equal(auth_open("/nonexistent/tokens", NULL, &a, err, sizeof(err)), -ENOENT);
     assert_int_equal(open_text("alice 0123456789abcdef\r\n  bob  fedcba9876543210  \n\nalice aaaaaaaaaaaaaaaa", &a, err,
                                sizeof(err)),
                      0);
     assert_true(auth_required(a));
-    assert_true(auth_owner(a, "Bearer 0123456789abcdef", owner, digest));
-    assert_string_equal(owner, "alice");
-    assert_true(auth_known(a, "alice", digest));
-    assert_false(auth_known(a, "bob", digest));
-    digest[31] ^= 1;
-    assert_false(auth_known(a, "alice", digest));
-    assert_true(auth_owner(a, "Bearer aaaaaaaaaaaaaaaa", owner, digest));
-    assert_string_equal(owner, "alice");
-    assert_true(auth_owner(a, "bearer fedcba9876543210", owner, digest));
-    assert_string_equal(owner, "bob");
-    assert_false(auth_owner(a, NULL, owner, digest));
-    assert_false(auth_owner(a, "", owner, digest));
-    assert_false(auth_owner(a, "Bearer ", owner, digest));
-    assert_false(auth_owner(a, "Bearer 0123456789abcdeX", owner, digest));
-    assert_false(auth_owner(a, "Bearer 0123456789abcdef ", owner, digest));
-    assert_false(auth_owner(a, "0123456789abcdef", owner, digest));
+    assert_int_equal(auth_owner(a, "Bearer 0123456789abcdef", "eve", &who), 0);
+    assert_string_equal(who.owner, "alice"); /* no gateway: it speaks for itself */
+    assert_true(auth_known(a, &who));
+    struct auth_who other = who;
+    snprintf(other.owner, sizeof(other.owner), "bob");
+    assert_false(auth_known(a, &other));
+    snprintf(other.owner, sizeof(other.owner), "alice/eve");
+    assert_false(auth_known(a, &other));
+    other = who;
+    other.digest[31] ^= 1;
+    assert_false(auth_known(a, &other));
+    assert_int_equal(auth_owner(a, "Bearer aaaaaaaaaaaaaaaa", NULL, &who), 0);
+    assert_string_equal(who.owner, "alice");
+    assert_int_equal(auth_owner(a, "bearer fedcba9876543210", NULL, &who), 0);
+    assert_string_equal(who.owner, "bob");
+    static const char *const unknown[] = {
+        NULL, "", "Bearer ", "Bearer 0123456789abcdeX", "Bearer 0123456789abcdef ", "0123456789abcdef"};
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(*unknown); i++) {
+        assert_int_equal(auth_owner(a, unknown[i], NULL, &who), -EACCES);
+    }
+    assert_int_equal(auth_next_end(a), 0);
     auth_free(a);
-    assert_int_equal(auth_open(NULL, &a, err, sizeof(err)), 0);
+    assert_int_equal(auth_open(NULL, NULL, &a, err, sizeof(err)), 0);
     assert_false(auth_required(a));
-    assert_true(auth_owner(a, NULL, owner, digest));
-    assert_string_equal(owner, "local");
-    assert_true(auth_known(a, "local", digest));
+    assert_int_equal(auth_owner(a, NULL, "eve", &who), 0);
+    assert_string_equal(who.owner, "local");
+    assert_true(auth_known(a, &who));
     auth_free(a);
 }
 
@@ -94,29 +100,29 @@ static void private_files(void **state)
     static const mode_t refused[] = {0604, 0602, 0601, 0620, 0610, 0660, 0644, 0666, 0777};
     for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++) {
         assert_int_equal(chmod(path, refused[i]), 0);
-        assert_int_equal(auth_open(path, &a, err, sizeof(err)), -EPERM);
+        assert_int_equal(auth_open(path, NULL, &a, err, sizeof(err)), -EPERM);
         assert_non_null(strstr(err, "chmod 600"));
     }
     static const mode_t taken[] = {0600, 0400, 0700};
     for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++) {
         assert_int_equal(chmod(path, taken[i]), 0);
-        assert_int_equal(auth_open(path, &a, err, sizeof(err)), 0);
+        assert_int_equal(auth_open(path, NULL, &a, err, sizeof(err)), 0);
         auth_free(a);
     }
     /* A group may read what is root's; a user's own file is for that user. */
     assert_int_equal(chmod(path, 0640), 0);
-    int rc = auth_open(path, &a, err, sizeof(err));
+    int rc = auth_open(path, NULL, &a, err, sizeof(err));
     assert_int_equal(rc, geteuid() == 0 ? 0 : -EPERM);
     auth_free(rc ? NULL : a);
     if (geteuid() == 0) {
         assert_int_equal(chmod(path, 0600), 0);
         assert_int_equal(chown(path, 65534, (gid_t)-1), 0);
-        assert_int_equal(auth_open(path, &a, err, sizeof(err)), -EPERM);
+        assert_int_equal(auth_open(path, NULL, &a, err, sizeof(err)), -EPERM);
         assert_non_null(strstr(err, "another user"));
     }
     assert_int_equal(mkfifo(fifo, 0600), 0);
-    assert_int_equal(auth_open(fifo, &a, err, sizeof(err)), -EINVAL);
-    assert_int_equal(auth_open(dir, &a, err, sizeof(err)), -EINVAL);
+    assert_int_equal(auth_open(fifo, NULL, &a, err, sizeof(err)), -EINVAL);
+    assert_int_equal(auth_open(dir, NULL, &a, err, sizeof(err)), -EINVAL);
     unlink(path);
     unlink(fifo);
     rmdir(dir);

@@ -99,8 +99,10 @@ static void replace(char **field, const char *value)
 }
 
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
-                                const char *metadata, const char *instructions, session_done *done, void *arg)
+                                const char *metadata, const char *instructions, const char *head, session_done *done,
+                                void *arg)
 {
+    (void)head;
     fake_lock();
     struct conversation *c = fake_find_conversation(s, owner, id);
     if (c) {

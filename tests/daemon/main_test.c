@@ -67,7 +67,7 @@ static int wait_exit(struct child *c)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-#define SERVE "--model", "/dev/null", "--data", "/nowhere", "--listen", "127.0.0.1:0"
+#define SERVE "--model", "/dev/null", "--data", ".", "--listen", "127.0.0.1:0"
 
 static void short_answers(void **state)
 {
@@ -82,6 +82,8 @@ static void short_answers(void **state)
         {{"--model", "/dev/null", "--data", "/x", "--check-config"}, "configuration is fine", 0},
         {{"--model", "/nonexistent/m.gguf", "--data", "/x", "--check-config"}, "model /nonexistent", 2},
         {{"--model", "/dev/null", "--token-file", "/nonexistent", "--check-config"}, "token file /nonexistent", 2},
+        {{"--model", "/dev/null", "--data", "/x", "--profile"}, "2 sequences of 1 new token behind 30: 1.500 ms", 0},
+        {{SERVE, "--backend", "cuda", "--profile"}, "the double was told to fail", 1},
         {{"--nonsense"}, "unknown flag", 2},
         {{NULL}, "no model", 2},
         {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 2},
@@ -120,7 +122,7 @@ static void signals_end_it(void **state)
         cJSON *e = ws_until(fd, "response.output_text.delta");
         cJSON_Delete(e);
         assert_int_equal(kill(c.pid, SIGHUP), 0);
-        expect(&c, "token file read again", text, sizeof(text));
+        expect(&c, "tokens read again", text, sizeof(text));
         struct timespec before, after;
         clock_gettime(CLOCK_MONOTONIC, &before);
         assert_int_equal(kill(c.pid, list[i]), 0);

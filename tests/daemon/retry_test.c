@@ -55,10 +55,10 @@ static void repeated_posts(void **state)
     reply_free(&r);
     assert_int_equal(fake_turns_started(), 5);
     r = call(h, "POST", "/v1/responses", first, "{\"input\":\"refuse 6\"}");
-    assert_int_equal(r.status, 503);
+    assert_int_equal(r.status, 429);
     reply_free(&r);
     r = call(h, "POST", "/v1/responses", again, "{\"input\":\"refuse 6\"}");
-    assert_int_equal(r.status, 503);
+    assert_int_equal(r.status, 429);
     reply_free(&r);
     assert_int_equal(fake_turns_started(), 7);
     harness_stop(h);

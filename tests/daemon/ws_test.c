@@ -248,7 +248,7 @@ static void lanes(void **state)
     ws_create(fd, "start -16", ",\"stream_id\":\"a\"");
     ws_create(fd, "echo after", ",\"stream_id\":\"a\"");
     assert_error(fd, "conversation_locked", "a");
-    assert_error(fd, "server_overloaded", "a");
+    assert_error(fd, "rate_limit_exceeded", "a");
     e = ws_until(fd, "response.completed");
     assert_string_equal(str(e, "stream_id"), "a");
     cJSON_Delete(e);

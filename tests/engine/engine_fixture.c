@@ -21,6 +21,7 @@ struct engine *fixture_engine(const char *path, struct fixture_opts o)
         .kv_bytes = o.kv_bytes ? o.kv_bytes : FIXTURE_KV_BYTES,
         .kv_type = o.kv_type,
         .step_tokens = o.step_tokens,
+        .step_logits = o.step_tokens ? o.step_tokens : 512,
     };
     if (engine_open(&opts, &e, err, sizeof err) != 0)
         fail_msg("%s", err);
@@ -49,6 +50,12 @@ struct engine_seq *fixture_seq(struct engine *e)
     return s;
 }
 
+int fixture_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits)
+{
+    int rc = engine_step_start(e, items, n_items);
+    return rc ? rc : engine_step_wait(e, logits);
+}
+
 void fixture_run(struct engine *e, struct engine_seq *s, const engine_token *tokens, int n, int chunk, float *out)
 {
     int want[1024];
@@ -60,7 +67,7 @@ void fixture_run(struct engine *e, struct engine_seq *s, const engine_token *tok
         struct engine_step_item item = {
             .seq = s, .tokens = tokens + at, .n = part, .want = want, .n_want = out ? part : 0, .result = -1};
         const float *logits = NULL;
-        assert_int_equal(engine_step(e, &item, 1, &logits), 0);
+        assert_int_equal(fixture_step(e, &item, 1, &logits), 0);
         assert_int_equal(item.result, 0);
         if (out)
             memcpy(out + (size_t)at * n_vocab, logits, (size_t)part * n_vocab * sizeof *out);

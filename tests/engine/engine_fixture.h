@@ -29,6 +29,8 @@ void fixture_close(struct fixture *f);
 struct engine *fixture_engine(const char *path, struct fixture_opts o);
 
 struct engine_seq *fixture_seq(struct engine *e);
+/* A whole step: start and wait. */
+int fixture_step(struct engine *e, struct engine_step_item *items, int n_items, const float **logits);
 /* Runs n tokens in chunks of `chunk`; logits of all of them go to out[n][n_vocab] (NULL: none wanted). */
 void fixture_run(struct engine *e, struct engine_seq *s, const engine_token *tokens, int n, int chunk, float *out);
 /* Fails the calling test unless both hold the same bytes; `what` is for the message. */

@@ -332,7 +332,7 @@ static void test_the_file_is_not_read_again(void **state)
     (void)state;
     struct fixture f = fixture_open(tiny_model_of(TINY_LLAMA), (struct fixture_opts){0});
     static const char TEXT[] = "hello <|im_end|> h\xc3\xa9llo";
-    const struct engine_message message = {ENGINE_USER, TEXT, sizeof TEXT - 1};
+    const struct engine_message message = {.role = ENGINE_USER, .text = TEXT, .len = sizeof TEXT - 1};
     struct engine_tokens before = {0}, after = {0};
     char err[256];
     for (int pass = 0; pass < 2; pass++) {
@@ -454,7 +454,7 @@ static void compare_line(struct engine *e, const cJSON *line, struct golden_sum 
     struct engine_step_item item = {
         .seq = s, .tokens = tokens, .n = n_prompt + n_answer - 1, .want = want, .n_want = n_answer};
     const float *logits;
-    assert_int_equal(engine_step(e, &item, 1, &logits), 0);
+    assert_int_equal(fixture_step(e, &item, 1, &logits), 0);
     assert_int_equal(item.result, 0);
     cJSON_ArrayForEach(step, top)
     {

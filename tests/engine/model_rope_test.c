@@ -78,22 +78,6 @@ static void test_frequencies(void **state)
         }
 }
 
-static void test_table(void **state)
-{
-    (void)state;
-    double inv_freq[] = {1.0, 1e-3};
-    const struct model_rope r = {.rot = 4, .inv_freq = inv_freq, .magnitude = 1.25};
-    const int positions[] = {0, 7, 1000003};
-    float table[3][2][2];
-    model_rope_table(&r, positions, 3, &table[0][0][0]);
-    for (int p = 0; p < 3; p++)
-        for (int i = 0; i < 2; i++) {
-            assert_true(table[p][i][0] == (float)(cos(positions[p] * inv_freq[i]) * 1.25));
-            assert_true(table[p][i][1] == (float)(sin(positions[p] * inv_freq[i]) * 1.25));
-        }
-    assert_true(table[0][0][0] == 1.25f && table[0][0][1] == 0.0f);
-}
-
 /* ---- settings ---- */
 
 struct change {
@@ -229,7 +213,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frequencies),
-        cmocka_unit_test(test_table),
         cmocka_unit_test(test_settings_that_are_refused),
         cmocka_unit_test(test_temperature_wants_whole_heads),
         cmocka_unit_test(test_settings_that_mean_no_scaling),

@@ -302,8 +302,8 @@ static void test_mixtures(void **state)
         assert_int_equal(y->ffn, MODEL_MIXTURE);
         assert_int_equal(y->n_ff, t.n_ff); /* not that of feed_forward_length */
         assert_null(y->gate.data);
-        for (int e = 0; e < 9; e++)
-            assert_true(y->down_experts[e].rows == t.n_embd && y->down_experts[e].cols == t.n_ff);
+        const struct kernels_matrix *down = &y->down_experts;
+        assert_true(down->experts == 9 && down->rows == t.n_embd && down->cols == t.n_ff && down->data);
     }
     close_file(&f);
     static const struct {

@@ -296,7 +296,7 @@ static void test_ranges_of_export_and_import(void **state)
     assert_int_equal(engine_seq_length(s), 100);
     struct engine_step_item one = {.seq = s, .tokens = tokens, .n = 1};
     const float *logits;
-    assert_int_equal(engine_step(f.e, &one, 1, &logits), 0);
+    assert_int_equal(fixture_step(f.e, &one, 1, &logits), 0);
     assert_int_equal(one.result, -EOVERFLOW);
     assert_int_equal(engine_seq_length(s), 100);
     engine_seq_free(s);
@@ -417,7 +417,7 @@ static void test_no_space(void **state)
         assert_int_equal(fits, engine_kv_fits(f.e, NULL, 130));
         struct engine_step_item item = {.seq = others[n], .tokens = tokens, .n = 130};
         const float *logits;
-        assert_int_equal(engine_step(f.e, &item, 1, &logits), 0);
+        assert_int_equal(fixture_step(f.e, &item, 1, &logits), 0);
         assert_int_equal(item.result, fits ? 0 : -ENOSPC);
         if (!fits)
             break;
@@ -471,7 +471,7 @@ static void test_no_space_for_a_copy(void **state)
     assert_false(engine_kv_fits(f.e, fork, 1));
     struct engine_step_item item = {.seq = fork, .tokens = tokens + 90, .n = 1};
     const float *logits;
-    assert_int_equal(engine_step(f.e, &item, 1, &logits), 0);
+    assert_int_equal(fixture_step(f.e, &item, 1, &logits), 0);
     assert_int_equal(item.result, -ENOSPC);
     fixture_same_kv(&truth, fork, 0, 90, "the fork");
     fixture_same_kv(&truth, s, 0, 100, "its parent");

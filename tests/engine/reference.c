@@ -2,6 +2,7 @@
 #include "tests/engine/reference.h"
 
 #include "engine/file/file.h"
+#include "kernels/cpu/cpu.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -105,10 +106,10 @@ static struct matrix read_matrix(struct reference *r, const char *name)
     for (int i = 0; i < (out.rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; i++)
         kernels_pack_group(t->type, out.rows, out.cols, i, data, packed);
     free(data);
-    const struct kernels_matrix w = {t->type, out.rows, out.cols, packed};
+    const struct kernels_matrix w = {.type = t->type, .rows = out.rows, .cols = out.cols, .data = packed};
     float *row = need(malloc((size_t)out.cols * sizeof *row));
     for (int32_t i = 0; i < out.rows; i++) {
-        kernels_ops(r->k)->embed(r->k, &w, &i, 1, 1.0f, row);
+        kernels_op_embed(r->k, &w, &i, 1, 1.0f, row);
         for (int j = 0; j < out.cols; j++)
             out.w[(size_t)i * (size_t)out.cols + (size_t)j] = row[j];
     }

@@ -34,9 +34,12 @@ static void make_logits(uint32_t seed, float *out, int n)
 /* As much of an engine as sampling wants. */
 static struct engine sampling_engine(int n_vocab)
 {
-    struct engine e = {.info.n_vocab = n_vocab};
+    struct engine e = {.info.n_vocab = n_vocab, .info.step_picks = 1};
+    const struct kernels_sizes sizes = {
+        .rows = 1, .cols = 32, .heads = 1, .head_dim = 16, .picks = 1, .vocab = n_vocab};
     assert_int_equal(kernels_open(&(struct kernels_opts){.threads = 1}, &e.kernels, NULL, 0), 0);
     e.ops = kernels_ops(e.kernels);
+    assert_int_equal(e.ops->reserve(e.kernels, &sizes), 0);
     assert_int_equal(sampler_scratch_open(&e), 0);
     return e;
 }
@@ -47,14 +50,29 @@ static void sampling_close(struct engine *e)
     kernels_close(e->kernels);
 }
 
+/* What a step does once it has these logits. */
+static void run_pick(struct engine *e, struct engine_pick *pick, const float *logits, const engine_token *context,
+                     int position)
+{
+    struct kernels_batch batch = {0};
+    struct kernels_picked picked;
+    assert_int_equal(sampler_begin(e, 1, sampler_looks_back(pick->settings, position)), 0);
+    sampler_add(e, pick, context, position, 0);
+    batch.picks = sampler_picks(e, &batch.n_picks);
+    assert_int_equal(batch.n_picks, 1);
+    e->ops->begin(e->kernels, &batch);
+    e->ops->pick(e->kernels, logits, e->info.n_vocab, &picked);
+    e->ops->end(e->kernels);
+    sampler_take(&picked, pick);
+}
+
 static int sample_one(struct engine *e, const struct engine_sampling *s, const float *logits,
                       const engine_token *context, int position, engine_token *out)
 {
-    struct engine_sample sample = {
-        .settings = s, .logits = logits, .context = context, .position = position, .token = *out};
-    assert_int_equal(engine_sample(e, &sample, 1), 0);
-    *out = sample.token;
-    return sample.result;
+    struct engine_pick p = {.settings = s, .token = *out};
+    run_pick(e, &p, logits, context, position);
+    *out = p.token;
+    return p.result;
 }
 
 static engine_token pick(struct engine *e, struct engine_sampling s, uint64_t seed, const float *logits,
@@ -365,6 +383,67 @@ static void test_penalties_of_foreign_tokens(void **state)
     sampling_close(&e);
 }
 
+/* Log-probabilities are the model's own: neither penalties nor temperature nor masks are in them. */
+static void test_log_probabilities(void **state)
+{
+    (void)state;
+    struct engine e = sampling_engine(VOCAB);
+    const engine_token context[] = {7, 7, 9};
+    float logits[VOCAB];
+    uint32_t mask[2] = {1u << 3 | 1u << 7 | 1u << 20, 0};
+    make_logits(12, logits, VOCAB);
+    double total = 0;
+    for (int i = 0; i < VOCAB; i++)
+        total += exp((double)logits[i]);
+    struct engine_sampling s = OFF;
+    s.temperature = 0.3f;
+    s.presence_penalty = 2.0f;
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        s.seed = seed;
+        struct engine_pick p = {.settings = &s,
+                                .mask = seed % 2 ? mask : NULL,
+                                .logprobs = true,
+                                .n_top = (int)seed % (ENGINE_TOP_MAX + 1)};
+        run_pick(&e, &p, logits, context, 3);
+        assert_int_equal(p.result, 0);
+        assert_true(seed % 2 == 0 || p.token == 3 || p.token == 7 || p.token == 20);
+        assert_true(fabs((double)p.logprob - ((double)logits[p.token] - log(total))) <= 1e-5);
+        for (int i = 0; i < p.n_top; i++) {
+            int above = 0;
+            for (int j = 0; j < VOCAB; j++)
+                above +=
+                    logits[j] > logits[p.top[i].token] || (logits[j] == logits[p.top[i].token] && j < p.top[i].token);
+            assert_int_equal(above, i);
+            assert_true(fabs((double)p.top[i].logprob - ((double)logits[p.top[i].token] - log(total))) <= 1e-5);
+        }
+    }
+    sampling_close(&e);
+}
+
+static void test_masks(void **state)
+{
+    (void)state;
+    struct engine e = sampling_engine(VOCAB);
+    float logits[VOCAB];
+    make_logits(5, logits, VOCAB);
+    for (int only = 0; only < VOCAB; only += 7) {
+        uint32_t mask[2] = {0, 0};
+        mask[only / 32] = 1u << only % 32;
+        struct engine_pick p = {.settings = &OFF, .mask = mask};
+        run_pick(&e, &p, logits, NULL, 0);
+        assert_int_equal(p.result, 0);
+        assert_int_equal(p.token, only);
+        logits[only] = -INFINITY;
+        run_pick(&e, &p, logits, NULL, 0);
+        assert_int_equal(p.result, -ENODATA);
+        logits[(only + 1) % VOCAB] = NAN;
+        run_pick(&e, &p, logits, NULL, 0);
+        assert_int_equal(p.result, -EDOM);
+        make_logits(5, logits, VOCAB);
+    }
+    sampling_close(&e);
+}
+
 static void test_ranges(void **state)
 {
     (void)state;
@@ -412,6 +491,8 @@ int main(void)
         cmocka_unit_test(test_greedy_and_ties),
         cmocka_unit_test(test_what_is_not_finite),
         cmocka_unit_test(test_penalties_of_foreign_tokens),
+        cmocka_unit_test(test_log_probabilities),
+        cmocka_unit_test(test_masks),
         cmocka_unit_test(test_ranges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -271,7 +271,7 @@ static void test_company_changes_no_bit(void **state)
                 which[n_items++] = q;
             }
             const float *logits;
-            assert_int_equal(engine_step(f.e, items, n_items, &logits), 0);
+            assert_int_equal(fixture_step(f.e, items, n_items, &logits), 0);
             for (int j = 0; j < n_items; j++) {
                 int q = which[j];
                 assert_int_equal(items[j].result, 0);
@@ -323,16 +323,16 @@ static void test_malformed_calls_are_refused(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct engine_step_item items[2] = {{.seq = b, .tokens = good, .n = 2}, bad[i]};
         const float *logits;
-        if (engine_step(f.e, items, 2, &logits) != -EINVAL)
+        if (fixture_step(f.e, items, 2, &logits) != -EINVAL)
             fail_msg("item %zu was not refused", i);
         assert_int_equal(engine_seq_length(a) + engine_seq_length(b), 0);
     }
     const float *logits;
-    assert_int_equal(engine_step(f.e, NULL, -1, &logits), -EINVAL);
-    assert_int_equal(engine_step(f.e, NULL, 0, &logits), 0);
+    assert_int_equal(fixture_step(f.e, NULL, -1, &logits), -EINVAL);
+    assert_int_equal(fixture_step(f.e, NULL, 0, &logits), 0);
     struct engine_step_item fine[2] = {{.seq = b, .tokens = last, .n = 2, .want = first, .n_want = 1},
                                        {.seq = a, .tokens = good, .n = 6}};
-    assert_int_equal(engine_step(f.e, fine, 2, &logits), 0);
+    assert_int_equal(fixture_step(f.e, fine, 2, &logits), 0);
     assert_int_equal(engine_seq_length(b), 2);
     assert_memory_equal(engine_seq_tokens(b), last, sizeof last);
     engine_seq_free(a);
@@ -371,7 +371,7 @@ static void test_items_that_do_not_fit_are_left_out(void **state)
         {.seq = b, .tokens = tokens + 64, .n = 5, .want = want, .n_want = 2},
     };
     const float *logits;
-    assert_int_equal(engine_step(f.e, items, 4, &logits), 0);
+    assert_int_equal(fixture_step(f.e, items, 4, &logits), 0);
     assert_int_equal(items[0].result, -EOVERFLOW);
     assert_int_equal(items[1].result, -ENOSPC);
     assert_int_equal(items[2].result, 0);
@@ -384,7 +384,7 @@ static void test_items_that_do_not_fit_are_left_out(void **state)
     fixture_same_kv(&truth, full, 0, CTX, "after -EOVERFLOW");
     engine_seq_free(a);
     struct engine_step_item again = {.seq = b, .tokens = tokens + 64, .n = 5, .want = want, .n_want = 2};
-    assert_int_equal(engine_step(f.e, &again, 1, &logits), 0);
+    assert_int_equal(fixture_step(f.e, &again, 1, &logits), 0);
     assert_int_equal(again.result, 0);
     fixture_same_logits(&truth, logits + m.n_vocab, 67, 1, "after -ENOSPC");
     for (int i = 0; i < n_fillers; i++)
@@ -396,43 +396,157 @@ static void test_items_that_do_not_fit_are_left_out(void **state)
     fixture_close(&f);
 }
 
-static void *no_alloc(struct kernels *k, size_t bytes)
+/* ---- picks ---- */
+
+static engine_token likeliest(const float *logits, int n)
 {
-    (void)k;
-    (void)bytes;
-    return NULL;
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        best = logits[i] > logits[best] ? i : best;
+    return best;
 }
 
-/* No memory for the logits: the step is refused, and the next one works. */
-static void test_no_memory_for_logits(void **state)
+/* Some items pick, some hand out logits, some do both and some neither: each pick is the one of its last row, and the
+ * logits are those of the rows that were asked for. */
+static void test_picks_and_logits_together(void **state)
 {
     (void)state;
-    struct fixture f = fixture_open(tiny_model_of(TINY_QWEN2), (struct fixture_opts){0});
-    engine_token tokens[20];
-    int want[20];
-    tiny_model_tokens(&f.m, 7, 20, tokens);
-    for (int i = 0; i < 20; i++)
-        want[i] = i;
-    struct fixture_truth truth = fixture_truth_of(f.e, tokens, 20);
-    /* More rows than ever before, so that there is something to allocate. */
-    step_scratch_close(f.e);
-    assert_int_equal(step_scratch_open(f.e), 0);
-    struct engine_seq *s = fixture_seq(f.e);
+    enum { ITEMS = 8, N = 5 };
+    struct tiny_model m = tiny_model_of(TINY_GEMMA3);
+    struct fixture f = fixture_open(m, (struct fixture_opts){.threads = 2});
+    const struct engine_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    uint32_t *mask = calloc((size_t)m.n_vocab / 32 + 1, sizeof *mask);
+    engine_token tokens[ITEMS][N];
+    struct fixture_truth truth[ITEMS];
+    struct engine_step_item items[ITEMS];
+    struct engine_pick picks[ITEMS];
+    const int want[2] = {1, N - 1};
+    const float *logits;
+    assert_non_null(mask);
+    mask[1] = 1u << 9; /* token 41 alone */
+    for (int i = 0; i < ITEMS; i++) {
+        tiny_model_tokens(&m, (uint64_t)i, N, tokens[i]);
+        truth[i] = fixture_truth_of(f.e, tokens[i], N);
+        picks[i] =
+            (struct engine_pick){.settings = &greedy, .mask = i == 7 ? mask : NULL, .logprobs = true, .n_top = 2};
+        items[i] = (struct engine_step_item){.seq = fixture_seq(f.e),
+                                             .tokens = tokens[i],
+                                             .n = N,
+                                             .pick = i % 2 ? &picks[i] : NULL,
+                                             .want = want,
+                                             .n_want = i / 2 % 2 + i / 4 % 2};
+    }
+    assert_int_equal(fixture_step(f.e, items, ITEMS, &logits), 0);
+    for (int i = 0; i < ITEMS; i++) {
+        for (int w = 0; w < items[i].n_want; w++, logits += m.n_vocab)
+            fixture_same_logits(&truth[i], logits, want[w], 1, "beside picks");
+        const float *last = truth[i].logits + (size_t)(N - 1) * (size_t)m.n_vocab;
+        if (items[i].pick) {
+            assert_int_equal(picks[i].result, 0);
+            assert_int_equal(picks[i].token, i == 7 ? 41 : likeliest(last, m.n_vocab));
+            assert_int_equal(picks[i].top[0].token, likeliest(last, m.n_vocab));
+            assert_true(picks[i].top[0].logprob >= picks[i].top[1].logprob && picks[i].top[0].logprob < 0);
+            assert_true(i == 7 || picks[i].logprob == picks[i].top[0].logprob);
+        }
+        engine_seq_free(items[i].seq);
+        fixture_truth_free(&truth[i]);
+    }
+    free(mask);
+    fixture_close(&f);
+}
+
+static void test_picks_have_limits(void **state)
+{
+    (void)state;
+    struct fixture f = fixture_open(tiny_model_of(TINY_QWEN2), (struct fixture_opts){.step_tokens = 70});
+    const struct engine_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    const engine_token token = 5;
+    struct engine_step_item items[65];
+    struct engine_pick picks[65];
+    for (int i = 0; i < 65; i++) {
+        picks[i] = (struct engine_pick){.settings = &greedy};
+        items[i] = (struct engine_step_item){.seq = fixture_seq(f.e), .tokens = &token, .n = 1, .pick = &picks[i]};
+    }
+    assert_int_equal(engine_info(f.e)->step_picks, 64);
+    assert_int_equal(engine_step_start(f.e, items, 65), -EINVAL);
+    picks[3].settings = NULL;
+    assert_int_equal(engine_step_start(f.e, items, 64), -EINVAL);
+    picks[3].settings = &greedy;
+    picks[3].n_top = ENGINE_TOP_MAX + 1;
+    assert_int_equal(engine_step_start(f.e, items, 64), -EINVAL);
+    picks[3].n_top = 0;
+    assert_int_equal(engine_step_wait(f.e, NULL), -EINVAL); /* none is under way */
+    assert_int_equal(engine_step_start(f.e, items, 64), 0);
+    assert_int_equal(engine_step_start(f.e, items + 64, 1), -EINVAL); /* one is */
+    assert_int_equal(engine_step_wait(f.e, NULL), 0);
+    for (int i = 0; i < 65; i++) {
+        assert_int_equal(engine_seq_length(items[i].seq), i < 64);
+        assert_true(i == 64 || picks[i].token == picks[0].token);
+        engine_seq_free(items[i].seq);
+    }
+    fixture_close(&f);
+}
+
+/* ---- a device that fails ---- */
+
+static const char *failure;
+
+static int failing_wait(struct kernels *k, kernels_event event, int timeout_ms)
+{
+    (void)k, (void)event, (void)timeout_ms;
+    return failure ? -EIO : 0;
+}
+
+static const char *failing_error(const struct kernels *k)
+{
+    (void)k;
+    return failure;
+}
+
+/* The step that was under way is taken back, whatever it had begun, and nothing is computed or stored from then on. */
+static void test_a_lost_device_ends_the_step(void **state)
+{
+    (void)state;
+    struct fixture f = fixture_open(tiny_model_of(TINY_GEMMA3), (struct fixture_opts){.ctx_tokens = 400});
     const struct kernels_ops *ops = f.e->ops;
-    struct kernels_ops none = *ops;
-    none.alloc = no_alloc;
-    struct engine_step_item item = {.seq = s, .tokens = tokens, .n = 20, .want = want, .n_want = 20};
-    const float *logits = NULL;
-    f.e->ops = &none;
-    int rc = engine_step(f.e, &item, 1, &logits);
+    struct kernels_ops failing = *ops;
+    const struct engine_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    struct engine_pick pick = {.settings = &greedy, .token = 77, .result = 1};
+    engine_token tokens[300];
+    tiny_model_tokens(&f.m, 7, 300, tokens);
+    struct fixture_truth truth = fixture_truth_of(f.e, tokens, 300);
+    struct engine_seq *old = fixture_seq(f.e), *fresh = fixture_seq(f.e);
+    fixture_run(f.e, old, tokens, 200, 100, NULL);
+    engine_seq_settle(old);
+    failing.wait = failing_wait;
+    failing.error = failing_error;
+    f.e->ops = &failing;
+    struct engine_step_item items[] = {{.seq = old, .tokens = tokens + 200, .n = 90, .pick = &pick},
+                                       {.seq = fresh, .tokens = tokens, .n = 70}};
+    assert_int_equal(engine_step_start(f.e, items, 2), 0);
+    failure = "fell off the bus";
+    assert_int_equal(engine_step_wait(f.e, NULL), -EIO);
+    assert_string_equal(engine_failure(f.e), failure);
+    assert_true(pick.token == 77 && pick.result == 1);
+    assert_int_equal(engine_seq_length(old), 200);
+    assert_int_equal(engine_seq_length(fresh), 0);
+    void *kv = malloc(truth.kv_bytes);
+    assert_non_null(kv);
+    assert_int_equal(engine_step_start(f.e, items, 2), -EIO);
+    assert_int_equal(engine_kv_export(old, 192, 8, kv), -EIO);
+    assert_int_equal(engine_kv_import(fresh, tokens, 300, truth.kv), -EIO);
+    assert_int_equal(engine_seq_length(old), 200);
+    assert_int_equal(engine_seq_length(fresh), 0);
+    failure = NULL;
     f.e->ops = ops;
-    assert_int_equal(rc, -ENOMEM);
-    assert_int_equal(engine_seq_length(s), 0);
-    assert_int_equal(engine_step(f.e, &item, 1, &logits), 0);
-    assert_int_equal(item.result, 0);
-    fixture_same_logits(&truth, need((void *)logits), 0, 20, "after a refused step");
+    assert_int_equal(engine_step_start(f.e, items, 2), 0); /* nothing of it was left in the way */
+    assert_int_equal(engine_step_wait(f.e, NULL), 0);
+    fixture_same_kv(&truth, old, 200, 90, "after a failure");
+    fixture_same_kv(&truth, fresh, 0, 70, "after a failure");
+    free(kv);
     fixture_truth_free(&truth);
-    engine_seq_free(s);
+    engine_seq_free(old);
+    engine_seq_free(fresh);
     fixture_close(&f);
 }
 
@@ -449,7 +563,9 @@ int main(void)
         cmocka_unit_test(test_company_changes_no_bit),
         cmocka_unit_test(test_malformed_calls_are_refused),
         cmocka_unit_test(test_items_that_do_not_fit_are_left_out),
-        cmocka_unit_test(test_no_memory_for_logits),
+        cmocka_unit_test(test_picks_and_logits_together),
+        cmocka_unit_test(test_picks_have_limits),
+        cmocka_unit_test(test_a_lost_device_ends_the_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,7 +70,7 @@ static struct store store_open(const struct shape *s)
 {
     int n = (s->tokens + PAGE - 1) / PAGE + 1;
     size_t half = (kv_row(s) * PAGE * 2 + 63) / 64 * 64;
-    struct store st = {.kv = {s->type, s->kv_heads, s->head_dim, NULL, 2 * half + 128, 64, 128 + half}};
+    struct store st = {.kv = {s->type, 0, s->kv_heads, s->head_dim, NULL, 2 * half + 128, 64, 128 + half}};
     st.kv.pool = aligned_alloc(64, (size_t)(n + 1) * st.kv.page_bytes);
     assert_non_null(st.kv.pool);
     memset(st.kv.pool, 0xff, (size_t)(n + 1) * st.kv.page_bytes);
@@ -91,25 +91,25 @@ static struct kernels *open_for(const struct shape *s, const char *backend, int 
 {
     struct kernels *k = rows_open(backend, threads);
     if (k)
-        assert_int_equal(kernels_ops(k)->reserve(k, s->tokens * MAX_RUNS, 64, s->heads, s->head_dim), 0);
+        rows_reserve(k, s->tokens * MAX_RUNS, 64, s->heads, s->head_dim);
     return k;
 }
 
 static void attend(struct kernels *k, const struct sequence *q, const struct store *st, const float *query, int rows,
                    const struct kernels_run *runs, int n_runs, float *out)
 {
-    struct kernels_attention a = {.q = query,
-                                  .out = out,
-                                  .rows = rows,
-                                  .heads = q->shape.heads,
-                                  .scale = scale_of(&q->shape),
-                                  .window = q->shape.window,
-                                  .softcap = q->shape.softcap,
-                                  .sinks = q->shape.sinks ? SINKS : NULL,
-                                  .kv = st->kv,
-                                  .runs = runs,
-                                  .n_runs = n_runs};
-    kernels_ops(k)->attention(k, &a);
+    const struct kernels_attention a = {.q = query,
+                                        .heads = q->shape.heads,
+                                        .scale = scale_of(&q->shape),
+                                        .window = q->shape.window,
+                                        .softcap = q->shape.softcap,
+                                        .sinks = q->shape.sinks ? SINKS : NULL,
+                                        .kv = st->kv};
+    const struct kernels_batch batch = {.rows = rows, .runs = runs, .n_runs = n_runs};
+    const struct kernels_acts acts = {.x = out, .cols = q->shape.heads * q->shape.head_dim, .forms = KERNELS_FLOATS};
+    kernels_ops(k)->begin(k, &batch);
+    kernels_ops(k)->attention(k, &a, &acts);
+    kernels_ops(k)->end(k);
 }
 
 /* The whole sequence in chunks, each written and then attended: later slots hold NaN all the while. */
@@ -119,9 +119,8 @@ static void run_chunks(struct kernels *k, const struct sequence *q, int chunk, f
     struct store st = store_open(s);
     for (int pos = 0; pos < s->tokens; pos += chunk) {
         int n = s->tokens - pos < chunk ? s->tokens - pos : chunk;
-        struct kernels_run run = {0, n, pos, {st.ids, (pos + n + PAGE - 1) / PAGE}};
-        kernels_ops(k)->kv_write(k, &st.kv, q->key + (size_t)pos * kv_row(s), q->value + (size_t)pos * kv_row(s), &run,
-                                 1);
+        struct kernels_run run = rows_run(0, n, pos, (struct kernels_pages){st.ids, (pos + n + PAGE - 1) / PAGE});
+        rows_kv_write(k, &st.kv, q->key + (size_t)pos * kv_row(s), q->value + (size_t)pos * kv_row(s), &run, 1);
         attend(k, q, &st, q->q + (size_t)pos * q_row(s), n, &run, 1, out + (size_t)pos * q_row(s));
     }
     store_close(&st);
@@ -262,8 +261,8 @@ static void check_runs(const struct sequence *q, const char *backend, int thread
     if (!k)
         return;
     struct store st = store_open(s);
-    struct kernels_run whole = {0, s->tokens, 0, st.pages};
-    kernels_ops(k)->kv_write(k, &st.kv, q->key, q->value, &whole, 1);
+    struct kernels_run whole = rows_run(0, s->tokens, 0, st.pages);
+    rows_kv_write(k, &st.kv, q->key, q->value, &whole, 1);
     const struct {
         int pos, n;
     } batches[3][MAX_RUNS] = {{{s->tokens - 1, 1}, {5, 1}, {0, 1}, {s->tokens / 2, 1}},
@@ -273,7 +272,7 @@ static void check_runs(const struct sequence *q, const char *backend, int thread
         struct kernels_run runs[MAX_RUNS];
         int rows = 0;
         for (int r = 0; r < MAX_RUNS; r++) {
-            runs[r] = (struct kernels_run){rows, batches[b][r].n, batches[b][r].pos, st.pages};
+            runs[r] = rows_run(rows, batches[b][r].n, batches[b][r].pos, st.pages);
             rows += batches[b][r].n;
         }
         float *x = rows_calloc((size_t)rows * q_row(s), sizeof(float));
@@ -317,13 +316,13 @@ static void test_dropped_pages(void **state)
             if (!k)
                 continue;
             struct store st = store_open(s);
-            struct kernels_run run = {0, s->tokens, 0, st.pages};
-            kernels_ops(k)->kv_write(k, &st.kv, q.key, q.value, &run, 1);
+            struct kernels_run run = rows_run(0, s->tokens, 0, st.pages);
+            rows_kv_write(k, &st.kv, q.key, q.value, &run, 1);
             for (int pos = 0; pos < s->tokens; pos += 13) {
                 int n = s->tokens - pos < 13 ? s->tokens - pos : 13;
                 for (int p = 0; (p + 1) * PAGE <= pos - s->window + 1; p++)
                     st.ids[p] = -1;
-                run = (struct kernels_run){0, n, pos, st.pages};
+                run = rows_run(0, n, pos, st.pages);
                 attend(k, &q, &st, q.q + (size_t)pos * q_row(s), n, &run, 1, out);
                 rows_assert_bits(backends[b], out, q.want + (size_t)pos * q_row(s), (size_t)n * q_row(s));
             }
@@ -343,16 +342,16 @@ static void test_export_import(void **state)
         struct kernels *k = open_for(s, "cpu", 2);
         struct store a = store_open(s), b = store_open(s);
         int n = s->tokens;
-        struct kernels_run run = {0, n, 0, a.pages};
-        kernels_ops(k)->kv_write(k, &a.kv, q.key, q.value, &run, 1);
+        struct kernels_run run = rows_run(0, n, 0, a.pages);
+        rows_kv_write(k, &a.kv, q.key, q.value, &run, 1);
         uint16_t *keys = rows_calloc(kv_row(s) * (size_t)n, 2), *values = rows_calloc(kv_row(s) * (size_t)n, 2);
         for (int first = 0, part = 11; first < n; first += part, part = part * 2 + 1) {
             part = n - first < part ? n - first : part;
-            kernels_ops(k)->kv_export(k, &a.kv, a.pages, first, part, keys, values);
-            kernels_ops(k)->kv_import(k, &b.kv, b.pages, first, part, keys, values);
+            kernels_kv_export_layer(&a.kv, a.pages, first, part, keys, values);
+            kernels_kv_import_layer(&b.kv, b.pages, first, part, keys, values);
         }
         float *out = rows_calloc((size_t)n * q_row(s), sizeof(float));
-        run.pages = b.pages;
+        run.pages[0] = b.pages;
         attend(k, &q, &b, q.q, n, &run, 1, out);
         rows_assert_bits("restored", out, q.want, (size_t)n * q_row(s));
         free(out);
@@ -408,7 +407,7 @@ static void test_no_pages(void **state)
     for (int threads = 1; threads <= 3; threads++) {
         struct kernels *k = open_for(&s, "cpu", threads);
         struct store st = store_open(&s);
-        struct kernels_run run = {0, 1, 299, {st.ids, 0}};
+        struct kernels_run run = rows_run(0, 1, 299, (struct kernels_pages){st.ids, 0});
         attend(k, &q, &st, q.q, 1, &run, 1, out);
         for (int i = 0; i < 32; i++)
             assert_true(isnan(out[i]));
@@ -435,11 +434,11 @@ static void test_waves(void **state)
     rows_fill(&seed, q.q, q_row(&s), 2.0f);
     rows_fill(&seed, q.key, rows * kv_row(&s), 1.0f);
     rows_fill(&seed, q.value, rows * kv_row(&s), 1.0f);
-    struct kernels_run run = {0, s.tokens, 0, st.pages};
-    kernels_ops(one)->kv_write(one, &st.kv, q.key, q.value, &run, 1);
+    struct kernels_run run = rows_run(0, s.tokens, 0, st.pages);
+    rows_kv_write(one, &st.kv, q.key, q.value, &run, 1);
     float a[128 * 16], b[128 * 16];
     for (int pos = 8999; pos > 7000; pos -= 700) {
-        run = (struct kernels_run){0, 1, pos, st.pages};
+        run = rows_run(0, 1, pos, st.pages);
         q.shape = s;
         attend(one, &q, &st, q.q, 1, &run, 1, a);
         attend(three, &q, &st, q.q, 1, &run, 1, b);

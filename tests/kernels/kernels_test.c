@@ -1,5 +1,5 @@
 /* kernels_test.c - opening backends, their memory, and running things on their workers. */
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -26,7 +26,6 @@ static void test_chooses_a_set(void **state)
         assert_int_equal(open_backend(best[i], 0, &k, err), 0);
         assert_string_equal(err, "");
         assert_true(kernels_threads(k) >= 1);
-        assert_string_equal(kernels_ops(k)->name, kernels_backend(k));
         if (first)
             assert_string_equal(kernels_backend(k), first);
         first = kernels_backend(k);
@@ -78,20 +77,20 @@ static void test_memory(void **state)
     assert_int_equal(open_backend("cpu", 1, &k, err), 0);
     const struct kernels_ops *ops = kernels_ops(k);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        unsigned char *p = ops->alloc(k, sizes[i]);
+        unsigned char *p = ops->alloc(k, KERNELS_DEVICE, sizes[i]);
         assert_non_null(p);
-        assert_int_equal((uintptr_t)p % 64, 0);
+        assert_int_equal((uintptr_t)p % 256, 0);
         size_t sum = 0;
         for (size_t b = 0; b < sizes[i]; b++)
             sum += p[b];
         assert_int_equal(sum, 0);
         memset(p, 0xff, sizes[i]);
-        ops->release(k, p, sizes[i]);
+        ops->release(k, KERNELS_DEVICE, p, sizes[i]);
     }
-    assert_null(ops->alloc(k, 0));
-    assert_null(ops->alloc(k, SIZE_MAX));
-    assert_null(ops->alloc(k, SIZE_MAX / 2));
-    ops->release(k, NULL, 100);
+    assert_null(ops->alloc(k, KERNELS_DEVICE, 0));
+    assert_null(ops->alloc(k, KERNELS_DEVICE, SIZE_MAX));
+    assert_null(ops->alloc(k, KERNELS_DEVICE, SIZE_MAX / 2));
+    ops->release(k, KERNELS_DEVICE, NULL, 100);
     kernels_close(k);
 }
 
@@ -102,9 +101,22 @@ static void test_reserve(void **state)
     struct kernels *k;
     assert_int_equal(open_backend("cpu", 1, &k, err), 0);
     const struct kernels_ops *ops = kernels_ops(k);
-    assert_int_equal(ops->reserve(k, INT_MAX, INT_MAX, 1, 64), -ENOMEM);
-    assert_int_equal(ops->reserve(k, 0, 32, 1, 64), -ENOMEM);
-    assert_int_equal(ops->reserve(k, 4, 32, 1, 64), 0);
+    struct kernels_sizes n = {.rows = 4, .cols = 32, .heads = 1, .head_dim = 64}, huge = n, none = n;
+    huge.rows = huge.cols = INT_MAX;
+    none.rows = 0;
+    assert_int_equal(ops->reserve(k, &huge), -ENOMEM);
+    assert_true(ops->reserve_bytes(k, &huge) > UINT64_C(1) << 60);
+    assert_int_equal(ops->reserve(k, &none), -EINVAL);
+    assert_int_equal(ops->reserve(k, &n), 0);
+    n.picks = 1;
+    n.vocab = KERNELS_MAX_LOGITS + 1;
+    assert_int_equal(ops->reserve(k, &n), -EINVAL);
+    n.vocab = 100;
+    n.ff = 64;
+    n.experts = n.experts_used = n.expert_ff = 8;
+    assert_int_equal(ops->reserve(k, &n), 0);
+    n.experts_used = 9;
+    assert_int_equal(ops->reserve(k, &n), -EINVAL);
     kernels_close(k);
 }
 

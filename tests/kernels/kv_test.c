@@ -109,8 +109,8 @@ static void pool_open(struct pool *p, int kv_heads, int head_dim)
     static const int32_t order[8] = {3, 7, 0, 5, 1, 6, 2, 4};
     size_t half = (size_t)(kv_heads * head_dim * PAGE) * 2;
     size_t v_offset = 64 + (half + 63) / 64 * 64;
-    p->kv =
-        (struct kernels_kv){KERNELS_KV_BF16, kv_heads, head_dim, NULL, (v_offset + half + 191) / 64 * 64, 64, v_offset};
+    p->kv = (struct kernels_kv){KERNELS_KV_BF16, 0, kv_heads, head_dim, NULL, (v_offset + half + 191) / 64 * 64, 64,
+                                v_offset};
     p->bytes = 8 * p->kv.page_bytes;
     p->kv.pool = aligned_alloc(64, p->bytes);
     assert_non_null(p->kv.pool);
@@ -148,12 +148,12 @@ static void test_write(void **state)
                 continue;
             struct pool p;
             pool_open(&p, heads, dim);
-            struct kernels_run runs[2] = {{0, 150, 37, p.pages}, {150, 3, 300, p.pages}};
+            struct kernels_run runs[2] = {rows_run(0, 150, 37, p.pages), rows_run(150, 3, 300, p.pages)};
             float *key = rows_calloc(153 * row, sizeof(float)), *value = rows_calloc(153 * row, sizeof(float));
             uint64_t seed = 8;
             rows_fill(&seed, key, 153 * row, 1.0f);
             rows_fill(&seed, value, 153 * row, 1.0f);
-            kernels_ops(k)->kv_write(k, &p.kv, key, value, runs, 2);
+            rows_kv_write(k, &p.kv, key, value, runs, 2);
             for (int pos = 0; pos < 8 * PAGE; pos++) {
                 int r = pos >= 37 && pos < 187 ? pos - 37 : pos >= 300 && pos < 303 ? pos - 150 : -1;
                 for (int h = 0; h < heads; h++) {
@@ -189,12 +189,11 @@ static void check_span(struct kernels *k, size_t shape, int first, int n)
     uint64_t seed = 9;
     for (size_t i = 0; i < a.bytes / 4; i++)
         ((uint32_t *)(void *)a.kv.pool)[i] = rows_random(&seed);
-    uint16_t *keys = rows_calloc(total + 1, 2), *values = rows_calloc(total + 1, 2);
-    keys[total] = values[total] = UNTOUCHED;
-    kernels_ops(k)->kv_export(k, &a.kv, a.pages, first, n, keys, values);
-    assert_int_equal(keys[total], UNTOUCHED);
-    assert_int_equal(values[total], UNTOUCHED);
-    kernels_ops(k)->kv_import(k, &b.kv, b.pages, first, n, keys, values);
+    uint16_t *keys = rows_calloc(2 * total + 1, 2), *values = keys + total;
+    keys[2 * total] = UNTOUCHED;
+    kernels_ops(k)->kv_export(k, &a.kv, 1, &a.pages, first, n, keys);
+    assert_int_equal(keys[2 * total], UNTOUCHED);
+    kernels_ops(k)->kv_import(k, &b.kv, 1, &b.pages, first, n, keys);
     for (int pos = 0; pos < 8 * PAGE; pos++) {
         for (size_t c = 0; c < channels; c++) {
             int h = (int)c / dim, d = (int)c % dim;
@@ -210,7 +209,6 @@ static void check_span(struct kernels *k, size_t shape, int first, int n)
         }
     }
     free(keys);
-    free(values);
     free(a.kv.pool);
     free(b.kv.pool);
 }
@@ -242,7 +240,7 @@ static void test_dropped(void **state)
     uint16_t keys[32 * 192], values[192 * 32];
     memset(keys, 1, sizeof(keys));
     memset(values, 1, sizeof(values));
-    kernels_ops(k)->kv_export(k, &p.kv, p.pages, 0, 192, keys, values);
+    kernels_kv_export_layer(&p.kv, p.pages, 0, 192, keys, values);
     for (int c = 0; c < 32; c++) {
         for (int t = 0; t < 192; t++) {
             uint16_t want = t >= 64 && t < 128 ? 0 : UNTOUCHED;
@@ -251,7 +249,7 @@ static void test_dropped(void **state)
         }
     }
     memset(keys, 1, sizeof(keys));
-    kernels_ops(k)->kv_import(k, &p.kv, p.pages, 64, 64, keys, values);
+    kernels_kv_import_layer(&p.kv, p.pages, 64, 64, keys, values);
     for (size_t i = 0; i < p.bytes; i++)
         assert_int_equal(p.kv.pool[i], 0xa5);
     kernels_close(k);

@@ -34,7 +34,7 @@ static int open_sets(void **state)
                 print_message("skip: %s\n", err);
                 continue;
             }
-            if (kernels_ops(opened[s][threads])->reserve(opened[s][threads], MAX_N, MAX_COLS, 1, 64) < 0)
+            if (kernels_linear_reserve(opened[s][threads], MAX_N, MAX_COLS) < 0)
                 return -1;
         }
     return opened[0][1] ? 0 : -1;
@@ -133,8 +133,8 @@ static void check_reference(enum kernels_type type, int rows, int cols, int n, c
 static void linear(struct kernels *k, const struct kernels_matrix *w, const float *x, int n, const float *bias,
                    bool accumulate, float *y)
 {
-    struct kernels_linear job = {w, bias, y, accumulate};
-    kernels_ops(k)->linear(k, x, n, w->cols, &job, 1);
+    struct kernels_linear job = {.w = w, .bias = bias, .y = y, .accumulate = accumulate};
+    kernels_op_linear(k, x, n, w->cols, &job, 1);
 }
 
 /* NaNs are one value here: their sign and payload are not defined. */
@@ -291,7 +291,7 @@ static void test_several_matrices(void **state)
                 struct kernels_linear jobs[JOBS];
                 for (int i = 0; i < JOBS; i++)
                     jobs[i] = (struct kernels_linear){.w = &w[i], .y = y[i]};
-                kernels_ops(opened[s][threads])->linear(opened[s][threads], x, n, COLS, jobs, JOBS);
+                kernels_op_linear(opened[s][threads], x, n, COLS, jobs, JOBS);
                 for (int i = 0; i < JOBS; i++) {
                     linear(opened[s][threads], &w[i], x, n, NULL, false, alone);
                     assert_same_bits(y[i], alone, n * w[i].rows, sets[s], threads, n, &w[i]);

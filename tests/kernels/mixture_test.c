@@ -5,34 +5,35 @@
 enum { EXPERTS = 7, COLS = 40, FF = 24, ROWS = 37, USED = 3 };
 
 struct parts {
-    struct kernels_matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS];
-    float *values[3 * EXPERTS]; /* as they are multiplied: [rows][cols] */
+    struct kernels_matrix gate, up, down; /* of all experts */
+    float *values[3 * EXPERTS];           /* as they are multiplied: [rows][cols] */
     float *x, *logits, *biases;
 };
 
-static struct kernels_matrix pack(int rows, int cols, const float *values)
+static struct kernels_matrix matrix_new(int rows, int cols)
 {
-    size_t bytes = kernels_packed_bytes(KERNELS_F32, rows, cols);
-    void *packed = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-    assert_non_null(packed);
-    for (int g = 0; g < (rows + KERNELS_ROW_GROUP - 1) / KERNELS_ROW_GROUP; g++)
-        kernels_pack_group(KERNELS_F32, rows, cols, g, values, packed);
-    return (struct kernels_matrix){KERNELS_F32, rows, cols, packed};
+    void *data = aligned_alloc(64, EXPERTS * kernels_packed_bytes(KERNELS_F32, rows, cols) / 64 * 64 + 64);
+    assert_non_null(data);
+    return (struct kernels_matrix){.type = KERNELS_F32, .rows = rows, .cols = cols, .experts = EXPERTS, .data = data};
 }
 
 static struct parts parts_new(void)
 {
-    struct parts p;
+    struct parts p = {.gate = matrix_new(FF, COLS), .up = matrix_new(FF, COLS), .down = matrix_new(COLS, FF)};
+    struct kernels *k = rows_open("cpu-portable", 2);
     uint64_t seed = 11;
     for (int e = 0; e < EXPERTS; e++) {
-        struct kernels_matrix *to[] = {&p.gate[e], &p.up[e], &p.down[e]};
+        const struct kernels_matrix *to[] = {&p.gate, &p.up, &p.down};
         for (int i = 0; i < 3; i++) {
             int rows = i == 2 ? COLS : FF, cols = i == 2 ? FF : COLS;
             p.values[3 * e + i] = rows_calloc((size_t)rows * (size_t)cols, sizeof(float));
             rows_fill(&seed, p.values[3 * e + i], (size_t)rows * (size_t)cols, 0.4f);
-            *to[i] = pack(rows, cols, p.values[3 * e + i]);
+            /* In two pieces, the second of rows that end within a group. */
+            kernels_ops(k)->pack(k, to[i], e, 0, 16, p.values[3 * e + i], NULL, NULL);
+            kernels_ops(k)->pack(k, to[i], e, 16, rows - 16, p.values[3 * e + i] + (size_t)(16 * cols), NULL, NULL);
         }
     }
+    kernels_close(k);
     p.x = rows_calloc(ROWS * COLS, sizeof(float));
     p.logits = rows_calloc(ROWS * EXPERTS, sizeof(float));
     p.biases = rows_calloc(EXPERTS * COLS, sizeof(float));
@@ -44,11 +45,9 @@ static struct parts parts_new(void)
 
 static void parts_free(struct parts *p)
 {
-    for (int e = 0; e < EXPERTS; e++) {
-        free((void *)(uintptr_t)p->gate[e].data);
-        free((void *)(uintptr_t)p->up[e].data);
-        free((void *)(uintptr_t)p->down[e].data);
-    }
+    free((void *)(uintptr_t)p->gate.data);
+    free((void *)(uintptr_t)p->up.data);
+    free((void *)(uintptr_t)p->down.data);
     for (int i = 0; i < 3 * EXPERTS; i++)
         free(p->values[i]);
     free(p->x);
@@ -60,38 +59,33 @@ static void parts_free(struct parts *p)
 static void run(struct kernels *k, const struct parts *p, const float *x, const float *logits, int n, int used,
                 bool biased, float *y, int32_t *ids)
 {
-    size_t slots = (size_t)n * (size_t)used;
-    struct kernels_mixture m = {
-        .experts = EXPERTS,
+    const struct kernels_mixture m = {
         .used = used,
         .logits = logits,
-        .gate = p->gate,
-        .up = p->up,
-        .down = p->down,
+        .gate = &p->gate,
+        .up = &p->up,
+        .down = &p->down,
         .gate_bias = biased ? p->biases : NULL,
         .up_bias = biased ? p->biases + 1 : NULL,
         .down_bias = biased ? p->biases : NULL,
         .glu = KERNELS_SILU,
-        .rows = rows_calloc(slots * COLS, sizeof(float)),
-        .gate_out = rows_calloc(slots * FF, sizeof(float)),
-        .up_out = rows_calloc(slots * FF, sizeof(float)),
-        .out = rows_calloc(slots * COLS, sizeof(float)),
-        .weights = rows_calloc(slots, sizeof(float)),
-        .ids = rows_calloc(slots, sizeof(int32_t)),
-        .order = rows_calloc(slots, sizeof(int32_t)),
-        .place = rows_calloc(slots, sizeof(int32_t)),
     };
-    kernels_ops(k)->mixture(k, x, n, COLS, &m, y);
+    const struct kernels_acts in = {.x = (float *)(uintptr_t)x, .cols = COLS, .forms = KERNELS_FLOATS | KERNELS_QUANTS};
+    kernels_ops(k)->mixture(k, &in, n, &m, y);
     if (ids)
-        memcpy(ids, m.ids, slots * sizeof *ids);
-    free(m.rows);
-    free(m.gate_out);
-    free(m.up_out);
-    free(m.out);
-    free(m.weights);
-    free(m.ids);
-    free(m.order);
-    free(m.place);
+        memcpy(ids, k->mixture->ids, (size_t)n * (size_t)used * sizeof *ids);
+}
+
+static void reserve(struct kernels *k)
+{
+    const struct kernels_sizes sizes = {.rows = ROWS,
+                                        .cols = COLS,
+                                        .heads = 1,
+                                        .head_dim = 16,
+                                        .experts = EXPERTS,
+                                        .experts_used = EXPERTS,
+                                        .expert_ff = FF};
+    assert_int_equal(kernels_ops(k)->reserve(k, &sizes), 0);
 }
 
 static double dot(const float *w, const double *x, int n)
@@ -152,7 +146,7 @@ static void test_against_the_definition(void **state)
                     struct kernels *k = rows_open(backends[b], threads);
                     if (!k)
                         continue;
-                    assert_int_equal(kernels_ops(k)->reserve(k, ROWS, COLS, 1, 16), 0);
+                    reserve(k);
                     memcpy(y, p.x, ROWS * COLS * sizeof(float));
                     run(k, &p, p.x, p.logits, ROWS, used, biased, y, NULL);
                     if (!have_first)
@@ -180,7 +174,7 @@ static void test_choices(void **state)
     (void)state;
     struct parts p = parts_new();
     struct kernels *k = rows_open("cpu-portable", 1);
-    assert_int_equal(kernels_ops(k)->reserve(k, 8, COLS, 1, 16), 0);
+    reserve(k);
     const float rows[][EXPERTS] = {{1, 1, 1, 1, 1, 1, 1},  {0, 2, 1, 2, 0, 2, 0}, {-1, -2, -3, -4, 5, -0.0f, 0.0f},
                                    {7, 6, 5, 4, 3, 2, 1},  {1, 2, 3, 4, 5, 6, 7}, {0, INFINITY, 0, 3, 0, 0, 0},
                                    {0, 0, NAN, 9, 0, 0, 1}};

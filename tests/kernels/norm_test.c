@@ -67,9 +67,9 @@ static void test_batches(void **state)
             struct kernels *k = rows_open(backends[b], threads);
             if (!k)
                 continue;
-            kernels_ops(k)->rms_norm(k, x, ROWS, D, w, 1e-5f, y);
+            kernels_op_rms_norm(k, x, ROWS, D, w, 1e-5f, y);
             rows_assert_bits(backends[b], y, want, ROWS * D);
-            kernels_ops(k)->rms_norm(k, x + D, 1, D, w, 1e-5f, y);
+            kernels_op_rms_norm(k, x + D, 1, D, w, 1e-5f, y);
             rows_assert_bits("one row", y, want + D, D);
             kernels_close(k);
         }

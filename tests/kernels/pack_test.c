@@ -54,7 +54,7 @@ static void check_embed(struct kernels *k, enum kernels_type type, int rows, int
     struct kernels_matrix w = quant_pack(type, rows, cols, file);
     for (int r = 0; r < rows; r++)
         ids[r] = rows - 1 - r;
-    kernels_ops(k)->embed(k, &w, ids, rows, 2.0f, out);
+    kernels_op_embed(k, &w, ids, rows, 2.0f, out);
     for (int r = 0; r < rows; r++) {
         quant_dequantize(type, file + (size_t)ids[r] * quant_file_bytes(type, 1, cols), cols, expected, NULL);
         for (int i = 0; i < cols; i++)

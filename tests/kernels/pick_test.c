@@ -53,28 +53,50 @@ static int in_order(const void *a, const void *b)
     return x > y ? -1 : x < y ? 1 : (i > j) - (i < j);
 }
 
-static int32_t reference(const struct kernels_rows_set *set, const struct kernels_pick *p)
+/* The row as the penalties and the mask leave it. */
+static float *changed_row(const struct kernels_pick *p, const float *logits, int n)
 {
-    int n = p->n, *order = rows_calloc((size_t)n, sizeof *order);
-    float *x = rows_calloc((size_t)n, sizeof *x), max = -INFINITY;
+    float *x = rows_calloc((size_t)n, sizeof *x);
+    memcpy(x, logits, (size_t)n * sizeof *x);
+    for (int i = 0; i < p->n_seen; i++) {
+        float *v = &x[p->seen[i].id];
+        *v = *v > 0 ? *v / p->repetition : *v * p->repetition;
+        *v -= p->presence + p->frequency * (float)p->seen[i].count;
+    }
+    for (int i = 0; p->mask && i < n; i++)
+        if (!(p->mask[i / 32] >> i % 32 & 1))
+            x[i] = -INFINITY;
+    return x;
+}
+
+static int *ordered(const float *x, int n)
+{
+    int *order = rows_calloc((size_t)n, sizeof *order);
+    for (int i = 0; i < n; i++)
+        order[i] = i;
+    sort_by = x;
+    qsort(order, (size_t)n, sizeof *order, in_order);
+    return order;
+}
+
+static int32_t reference(const struct kernels_rows_set *set, const struct kernels_pick *p, const float *logits, int n)
+{
+    float *x = changed_row(p, logits, n), max = -INFINITY;
+    int *order = NULL;
     uint64_t *weight = rows_calloc((size_t)n, sizeof *weight), total = 0, kept = 0, sum = 0;
-    memcpy(x, p->logits, (size_t)n * sizeof *x);
-    for (int i = 0; i < p->n_changed; i++)
-        x[p->changed[i].id] = p->changed[i].value;
     bool nan = false;
     for (int i = 0; i < n; i++) {
-        nan |= x[i] != x[i];
+        nan |= logits[i] != logits[i] || logits[i] == INFINITY;
         max = x[i] > max ? x[i] : max;
-        order[i] = i;
     }
-    int32_t id = -1;
+    int32_t id = nan || !p->mask ? KERNELS_PICK_NAN : KERNELS_PICK_NONE;
     if (nan || !isfinite(max))
         goto done;
     int limit = p->temperature == 0 ? 1 : p->top_k > 0 && p->top_k < n ? p->top_k : n, left = 0;
-    if (limit < n || p->top_p < 1 || p->min_p > 0) {
-        sort_by = x;
-        qsort(order, (size_t)n, sizeof *order, in_order);
-    }
+    order = ordered(x, n);
+    if (limit == n && !(p->top_p < 1) && !(p->min_p > 0)) /* without a cut, in the order of ids */
+        for (int i = 0; i < n; i++)
+            order[i] = i;
     float scale = p->temperature > 0 && 1 / p->temperature <= FLT_MAX ? 1 / p->temperature : FLT_MAX;
     for (int i = 0; i < limit; i++)
         total += weight[i] = set->mass(&x[order[i]], 1, max, scale);
@@ -95,6 +117,22 @@ done:
     free(x);
     free(weight);
     return id;
+}
+
+/* The odds of the row's own logits, from the definition. */
+static void check_odds(const struct kernels_rows_set *set, const struct kernels_pick *p, const float *x, int n,
+                       const struct kernels_picked *got)
+{
+    int *order = ordered(x, n);
+    uint64_t mass = 0;
+    for (int i = 0; i < n; i++)
+        mass += set->mass(&x[i], 1, x[order[0]], 1.0f);
+    assert_true(got->max == x[order[0]] && got->logit == x[got->id] && got->mass == mass);
+    for (int i = 0; i < p->n_top; i++) {
+        assert_int_equal(got->top[i], i < n ? order[i] : -1);
+        assert_true(i >= n || got->top_logits[i] == x[order[i]]);
+    }
+    free(order);
 }
 
 /* ---- tests ---- */
@@ -121,25 +159,33 @@ static void random_settings(uint64_t *state, struct kernels_pick *p)
                                               : (double)rows_random(state) * 0x1p-32;
 }
 
+/* Rows of n logits at x + row * n. */
 static void check(const char *what, struct kernels *const *k, int n_k, const struct kernels_rows_set *portable,
-                  struct kernels_pick *picks, int n)
+                  const struct kernels_pick *picks, int n_picks, const float *x, int n)
 {
-    int32_t *wanted = rows_calloc((size_t)n, sizeof *wanted);
-    for (int i = 0; i < n; i++)
-        wanted[i] = reference(portable, &picks[i]);
+    int32_t *wanted = rows_calloc((size_t)n_picks, sizeof *wanted);
+    struct kernels_picked *got = rows_calloc((size_t)n_picks, sizeof *got);
+    for (int i = 0; i < n_picks; i++)
+        wanted[i] = reference(portable, &picks[i], x + picks[i].row * n, n);
     for (int b = 0; b < n_k; b++) {
         if (!k[b])
             continue;
-        for (int i = 0; i < n; i++)
-            picks[i].id = -7;
-        kernels_ops(k[b])->pick(k[b], picks, n);
-        for (int i = 0; i < n; i++)
-            if (picks[i].id != wanted[i])
+        const struct kernels_batch batch = {.picks = picks, .n_picks = n_picks};
+        memset(got, 0x55, (size_t)n_picks * sizeof *got);
+        kernels_ops(k[b])->begin(k[b], &batch);
+        kernels_ops(k[b])->pick(k[b], x, n, got);
+        kernels_ops(k[b])->end(k[b]);
+        for (int i = 0; i < n_picks; i++) {
+            if (got[i].id != wanted[i])
                 fail_msg("%s, %s, n %d: temperature %g, top-k %d, top-p %g, min-p %g, random %a: token %d, not %d",
-                         what, kernels_backend(k[b]), picks[i].n, (double)picks[i].temperature, picks[i].top_k,
-                         (double)picks[i].top_p, (double)picks[i].min_p, picks[i].random, picks[i].id, wanted[i]);
+                         what, kernels_backend(k[b]), n, (double)picks[i].temperature, picks[i].top_k,
+                         (double)picks[i].top_p, (double)picks[i].min_p, picks[i].random, got[i].id, wanted[i]);
+            if (picks[i].odds && got[i].id >= 0)
+                check_odds(portable, &picks[i], x + picks[i].row * n, n, &got[i]);
+        }
     }
     free(wanted);
+    free(got);
 }
 
 static void test_against_the_definition(void **state)
@@ -154,25 +200,41 @@ static void test_against_the_definition(void **state)
                             rows_open(backends[2], 3)};
     for (int b = 0; b < 4; b++)
         if (k[b])
-            assert_int_equal(kernels_ops(k[b])->reserve_pick(k[b], MOST), 0);
+            assert_int_equal(kernels_pick_reserve(k[b], MOST), 0);
     uint64_t random = 77;
-    float *x = rows_calloc(MOST, sizeof *x);
+    float *x = rows_calloc(2 * MOST, sizeof *x);
+    uint32_t *masks = rows_calloc(3 * (MOST / 32 + 1), sizeof *masks);
     for (int style = 0; style < ROW_STYLES; style++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             struct kernels_pick picks[PICKS];
-            struct kernels_logit changed[2];
-            fill((enum rows)style, &random, x, sizes[s]);
-            for (int i = 0; i < 2; i++)
-                changed[i] = (struct kernels_logit){i * (sizes[s] - 1), i ? -4.0f : 2.0f};
+            int n = sizes[s], words = n / 32 + 1;
+            const struct kernels_seen seen[] = {{0, 1}, {n - 1, 3}};
+            fill((enum rows)style, &random, x, n);
+            fill((enum rows)style, &random, x + n, n);
+            for (int i = 0; i < words; i++) { /* a half, a few, none */
+                masks[i] = rows_random(&random);
+                masks[words + i] = i % 7 ? 0 : 1u << i % 32;
+                masks[2 * words + i] = 0;
+            }
             for (int i = 0; i < PICKS; i++) {
-                picks[i] = (struct kernels_pick){.logits = x, .n = sizes[s], .changed = changed};
-                picks[i].n_changed = sizes[s] > 1 && i % 3 == 0 ? 2 : 0;
+                picks[i] = (struct kernels_pick){.row = i % 2, .odds = i % 5 == 0, .n_top = i % 5 ? 0 : i};
+                if (n > 1 && i % 3 == 0) {
+                    picks[i].seen = seen;
+                    picks[i].n_seen = 2;
+                    picks[i].repetition = i % 2 ? 1.5f : 0.8f;
+                    picks[i].presence = i % 4 ? 0.5f : -0.5f;
+                    picks[i].frequency = 0.25f;
+                }
+                if (i % 4 == 3)
+                    picks[i].mask = masks + i / 4 % 3 * words;
+                picks[i].n_top = picks[i].n_top < KERNELS_MAX_TOP ? picks[i].n_top : KERNELS_MAX_TOP;
                 random_settings(&random, &picks[i]);
             }
             char what[32];
             snprintf(what, sizeof what, "style %d", style);
-            check(what, k, 4, sets[0], picks, PICKS);
+            check(what, k, 4, sets[0], picks, PICKS, x, n);
         }
+    free(masks);
     free(x);
     for (int b = 0; b < 4; b++)
         kernels_close(k[b]);
@@ -187,21 +249,28 @@ static void test_what_is_not_finite(void **state)
         struct kernels *k = rows_open(backends[b], 1);
         if (!k)
             continue;
-        assert_int_equal(kernels_ops(k)->reserve_pick(k, N), 0);
+        assert_int_equal(kernels_pick_reserve(k, N), 0);
+        static const uint32_t none[N / 32 + 1];
+        struct kernels_picked got;
         for (int at = 0; at < N; at++)
-            for (int kind = 0; kind < 2; kind++) {
+            for (int kind = 0; kind < 3; kind++) {
                 uint64_t random = 5;
                 rows_fill(&random, x, N, 1.0f);
                 x[at] = kind ? INFINITY : NAN;
-                struct kernels_pick p = {.logits = x, .n = N, .temperature = 1, .top_k = at % 3 * 20, .top_p = 0.9f};
-                kernels_ops(k)->pick(k, &p, 1);
-                assert_int_equal(p.id, -1);
+                /* A mask does not hide it. */
+                const struct kernels_pick p = {
+                    .mask = kind == 2 ? none : NULL, .temperature = 1, .top_k = at % 3 * 20, .top_p = 0.9f};
+                kernels_op_pick(k, x, N, &p, 1, &got);
+                assert_int_equal(got.id, KERNELS_PICK_NAN);
             }
         for (int i = 0; i < N; i++)
             x[i] = -INFINITY;
-        struct kernels_pick p = {.logits = x, .n = N, .temperature = 0, .top_p = 1};
-        kernels_ops(k)->pick(k, &p, 1);
-        assert_int_equal(p.id, -1);
+        struct kernels_pick p = {.temperature = 0, .top_p = 1};
+        kernels_op_pick(k, x, N, &p, 1, &got);
+        assert_int_equal(got.id, KERNELS_PICK_NAN);
+        p.mask = none;
+        kernels_op_pick(k, x, N, &p, 1, &got);
+        assert_int_equal(got.id, KERNELS_PICK_NONE);
         kernels_close(k);
     }
 }
@@ -241,13 +310,12 @@ static void test_reserve(void **state)
 {
     (void)state;
     struct kernels *k = rows_open("cpu-portable", 2);
-    const struct kernels_ops *ops = kernels_ops(k);
-    assert_int_equal(ops->reserve_pick(k, 0), -EINVAL);
-    assert_int_equal(ops->reserve_pick(k, KERNELS_MAX_LOGITS + 1), -EINVAL);
-    assert_int_equal(ops->reserve_pick(k, 10), 0);
-    assert_int_equal(ops->reserve_pick(k, 1000), 0);
-    assert_int_equal(ops->reserve_pick(k, 7), 0);
-    ops->pick(k, NULL, 0);
+    assert_int_equal(kernels_pick_reserve(k, 0), -EINVAL);
+    assert_int_equal(kernels_pick_reserve(k, KERNELS_MAX_LOGITS + 1), -EINVAL);
+    assert_int_equal(kernels_pick_reserve(k, 10), 0);
+    assert_int_equal(kernels_pick_reserve(k, 1000), 0);
+    assert_int_equal(kernels_pick_reserve(k, 7), 0);
+    kernels_op_pick(k, NULL, 10, NULL, 0, NULL);
     kernels_close(k);
 }
 

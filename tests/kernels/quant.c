@@ -230,5 +230,5 @@ struct kernels_matrix quant_pack(enum kernels_type type, int rows, int cols, con
         abort();
     for (int g = 0; g * KERNELS_ROW_GROUP < rows; g++)
         kernels_pack_group(type, rows, cols, g, file, packed);
-    return (struct kernels_matrix){type, rows, cols, packed};
+    return (struct kernels_matrix){.type = type, .rows = rows, .cols = cols, .data = packed};
 }

@@ -3,7 +3,7 @@
 #ifndef CONVOD_TESTS_QUANT_H
 #define CONVOD_TESTS_QUANT_H
 
-#include "kernels/kernels.h"
+#include "kernels/cpu/cpu.h"
 
 /* xorshift64*: the same numbers everywhere. `state` must not be 0. */
 uint32_t quant_random(uint64_t *state);

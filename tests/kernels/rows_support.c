@@ -52,6 +52,27 @@ void rows_fill(uint64_t *state, float *x, size_t n, float scale)
         x[i] = scale * (rows_uniform(state) + rows_uniform(state) + rows_uniform(state));
 }
 
+void rows_reserve(struct kernels *k, int rows, int cols, int heads, int head_dim)
+{
+    const struct kernels_sizes sizes = {.rows = rows, .cols = cols, .heads = heads, .head_dim = head_dim};
+    assert_int_equal(kernels_ops(k)->reserve(k, &sizes), 0);
+}
+
+void rows_kv_write(struct kernels *k, const struct kernels_kv *kv, float *key, float *value,
+                   const struct kernels_run *runs, int n_runs)
+{
+    const struct kernels_run *last = &runs[n_runs - 1];
+    const struct kernels_batch batch = {.rows = last->first_row + last->n, .runs = runs, .n_runs = n_runs};
+    kernels_ops(k)->begin(k, &batch);
+    kernels_ops(k)->attn_in(k, &(struct kernels_attn_in){.key = key, .value = value, .kv = *kv});
+    kernels_ops(k)->end(k);
+}
+
+struct kernels_run rows_run(int first_row, int n, int pos, struct kernels_pages pages)
+{
+    return (struct kernels_run){first_row, n, pos, {pages}};
+}
+
 void *rows_calloc(size_t count, size_t size)
 {
     void *p = calloc(count ? count : 1, size);

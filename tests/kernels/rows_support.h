@@ -27,6 +27,16 @@ void rows_fill(uint64_t *state, float *x, size_t n, float scale);
 
 void *rows_calloc(size_t count, size_t size);
 
+/* Room for what these tests do: batches of `rows` rows, attention of `heads` heads. Fails the test otherwise. */
+void rows_reserve(struct kernels *k, int rows, int cols, int heads, int head_dim);
+
+/* Keys and values [rows][kv_heads][head_dim] of these runs into their pages, as they are. */
+void rows_kv_write(struct kernels *k, const struct kernels_kv *kv, float *key, float *value,
+                   const struct kernels_run *runs, int n_runs);
+
+/* A run whose layers all use the first page table. */
+struct kernels_run rows_run(int first_row, int n, int pos, struct kernels_pages pages);
+
 /* Fails unless a and b have the same bits; two NaN count as the same. */
 void rows_assert_bits(const char *what, const float *a, const float *b, size_t n);
 

@@ -120,7 +120,7 @@ class Tests:
     def test_goes_on_through_a_reload(self):
         before = show("MainPID", "NRestarts")
         systemctl("reload", "convod")
-        until(lambda: "token file read again" in journal("--boot"), "the tokens were read again")
+        until(lambda: "tokens read again" in journal("--boot"), "the tokens were read again")
         assert show("MainPID", "NRestarts") == before and show("ActiveState") == "active"
         assert [call("GET", "/v1/models", token=t)[0] for t in (TOKEN, OTHER)] == [200, 401]
 
@@ -133,6 +133,20 @@ class Tests:
         tokens = turn(self.conversation, "hello")
         assert tokens["history"] > 0 and tokens["prefilled"] == tokens["new"], tokens
         assert len(items(self.conversation)) == 6
+
+    def test_takes_tokens_that_are_made_while_it_runs(self):
+        def token(*args):
+            return subprocess.run(["/usr/local/bin/convod", "token", *args, "--data", "/var/lib/convod"], capture_output=True,
+                                  text=True, timeout=60, check=True).stdout.strip()
+
+        before = show("MainPID", "NRestarts")
+        carol = token("add", "carol")
+        until(lambda: call("GET", "/v1/models", token=carol)[0] == 200, "the new token is taken")
+        assert call("GET", "/v1/models")[0] == 200
+        token("revoke", "carol")
+        until(lambda: call("GET", "/v1/models", token=carol)[0] == 401, "it is taken away")
+        assert show("MainPID", "NRestarts") == before
+        Path("/var/lib/convod/tokens").unlink()  # otherwise every request needs one from now on
 
     def test_stops_cleanly_with_a_turn_running(self):
         c = http.client.HTTPConnection("127.0.0.1", 8642, timeout=60)

@@ -68,14 +68,15 @@ static void test_conversations_instructions(void **state)
     struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     rig_only_new(b);
     assert_true(b->receipt.history >= a->input + a->output - 1);
-    assert_int_equal(session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "be brief", on_update, &gate), 0);
+    assert_int_equal(
+        session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "be brief", NULL, on_update, &gate), 0);
     gate_wait(&gate, 1);
     struct answer *c = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     assert_true(again(c, "instructions_changed") > 0);
     struct answer *d = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     rig_only_new(d);
     /* "" takes them away, for good or for one turn. */
-    assert_int_equal(session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "", on_update, &gate), 0);
+    assert_int_equal(session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, "", NULL, on_update, &gate), 0);
     gate_wait(&gate, 2);
     struct answer *e = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
     assert_true(again(e, "instructions_changed") > 0);

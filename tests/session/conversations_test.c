@@ -17,6 +17,7 @@ static void test_delete_removes(void **state)
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
     struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
     rig_saved(rig);
+    rig_settle(rig);
     assert_int_equal(rig_segments(rig), 3);
     assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
     struct session_status st;
@@ -338,7 +339,7 @@ static void test_tails_are_replaced(void **state)
     for (int i = 0; i < 5; i++) {
         a = rig_ask(rig, (struct ask){.text = "hi", .previous = a ? a->id : NULL, .max = 4, .seed = (uint64_t)i});
         rig_saved(rig);
-        rig_ledger(rig);
+        rig_settle(rig);
         assert_int_equal(rig_segments(rig), 1);
     }
     rig_close(rig);
@@ -374,6 +375,78 @@ static void test_delete_what_another_shares(void **state)
     rig_only_new(d);
     assert_int_equal(d->receipt.disk, d->receipt.history);
     free(text);
+    rig_close(rig);
+}
+
+/* ---- the head ---- */
+
+/* Moves it, and waits for the answer. */
+static int move_head(struct rig *rig, const char *owner, const char *head)
+{
+    struct result r = {.gate = GATE_CLOSED};
+    assert_int_equal(session_conversation_update(rig->s, owner, "conv_a", NULL, NULL, NULL, head, on_result, &r), 0);
+    gate_wait(&r.gate, 1);
+    return r.rc;
+}
+
+/* The next turn follows the head wherever it was moved to, hot and cold, and nothing is computed again for that. */
+static void test_head_moves(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 600), head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2});
+    for (int cold = 0; cold < 2; cold++) {
+        rig_saved(rig);
+        assert_int_equal(move_head(rig, "ann", a->id), 0);
+        assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+        assert_string_equal(head, a->id);
+        if (cold)
+            assert_int_equal(rig_evict(rig, "ann", "conv_a", true), 0);
+        struct answer *c = rig_ask(
+            rig, (struct ask){.text = cold ? "a third way" : "another way", .conversation = "conv_a", .seed = 3});
+        rig_only_new(c);
+        assert_true(c->receipt.history >= a->input + a->output - 1 && c->receipt.history < b->input);
+        /* What was taken back is there, and can be the head again. */
+        rig_saved(rig);
+        assert_int_equal(move_head(rig, "ann", b->id), 0);
+        struct answer *d =
+            rig_ask(rig, (struct ask){.text = cold ? "and further" : "and on", .conversation = "conv_a", .seed = 4});
+        rig_only_new(d);
+        assert_true(d->receipt.history >= b->input + b->output - 1);
+    }
+    assert_int_equal(move_head(rig, "ann", ""), 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, "");
+    struct answer *e = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    assert_int_equal(e->input, a->input);
+    free(text);
+    rig_close(rig);
+}
+
+static void test_head_is_of_the_conversation(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct pauses p = {GATE_CLOSED, GATE_CLOSED, 0};
+    char head[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a", .seed = 1});
+    struct answer *other = rig_ask(rig, (struct ask){.text = "elsewhere", .seed = 1});
+    assert_int_equal(move_head(rig, "ann", other->id), -ESRCH);
+    assert_int_equal(move_head(rig, "ann", "resp_none"), -ESRCH);
+    assert_int_equal(move_head(rig, "bob", a->id), -ENOENT);
+    struct answer *b = rig_begin(
+        rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 2, .hook = pause_twice, .hook_arg = &p});
+    gate_wait(&p.begun, 1);
+    assert_int_equal(move_head(rig, "ann", ""), -EBUSY);
+    gate_open(&p.go);
+    gate_open(&p.go);
+    rig_end(b);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, b->id);
     rig_close(rig);
 }
 
@@ -504,6 +577,8 @@ int main(void)
         cmocka_unit_test(test_delete_what_another_shares),
         cmocka_unit_test(test_evict_waits_for_saving),
         cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_head_moves),
+        cmocka_unit_test(test_head_is_of_the_conversation),
         cmocka_unit_test(test_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -246,33 +246,6 @@ static void test_admission(void **state)
     rig_close(rig);
 }
 
-/* Answers that grow until no page is left: the youngest give way with a clear failure, and the others go on. */
-static void test_growing_out_of_pages(void **state)
-{
-    (void)state;
-    enum { N = 6 };
-    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 8}); /* 512 tokens */
-    struct answer *a[N];
-    int failed = 0;
-    for (int i = 0; i < N; i++) {
-        char *text = rig_text(40u + (uint64_t)i, 40);
-        a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400});
-        free(text);
-    }
-    for (int i = 0; i < N; i++) {
-        rig_end(a[i]);
-        failed += a[i]->failed;
-        if (a[i]->failed)
-            assert_int_equal(a[i]->failure, SESSION_NO_MEMORY);
-    }
-    assert_false(a[0]->failed);
-    assert_true(failed > 0 && failed < N);
-    /* Their place is free again. */
-    struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .max = 4});
-    rig_only_new(b);
-    rig_close(rig);
-}
-
 /* Restores that want more pages than there are: nobody waits for ever. */
 static void test_restores_compete(void **state)
 {
@@ -356,7 +329,6 @@ int main(void)
         cmocka_unit_test(test_owners_share_nothing),
         cmocka_unit_test(test_few_pages),
         cmocka_unit_test(test_admission),
-        cmocka_unit_test(test_growing_out_of_pages),
         cmocka_unit_test(test_restores_compete),
         cmocka_unit_test(test_orphan_goes),
     };

@@ -145,17 +145,17 @@ static void test_match(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     char *text = rig_text(1, 300);
-    struct engine_message m[5] = {{ENGINE_USER, text, strlen(text)}};
+    struct engine_message m[5] = {{.role = ENGINE_USER, .text = text, .len = strlen(text)}};
     struct answer *a = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 1, .seed = 1});
     assert_int_equal(a->receipt.history, 0);
-    m[1] = (struct engine_message){ENGINE_ASSISTANT, a->text, a->len};
-    m[2] = (struct engine_message){ENGINE_USER, "go on", 5};
+    m[1] = (struct engine_message){.role = ENGINE_ASSISTANT, .text = a->text, .len = a->len};
+    m[2] = (struct engine_message){.role = ENGINE_USER, .text = "go on", .len = 5};
     struct answer *b = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 3, .seed = 2});
     rig_only_new(b);
     assert_true(b->receipt.history >= a->input + a->output - 1);
     assert_string_equal(b->conversation, a->conversation);
-    m[3] = (struct engine_message){ENGINE_ASSISTANT, b->text, b->len};
-    m[4] = (struct engine_message){ENGINE_USER, "and on", 6};
+    m[3] = (struct engine_message){.role = ENGINE_ASSISTANT, .text = b->text, .len = b->len};
+    m[4] = (struct engine_message){.role = ENGINE_USER, .text = "and on", .len = 6};
     rig_saved(rig);
     assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
     struct answer *c = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 5, .seed = 3});
@@ -166,7 +166,7 @@ static void test_match(void **state)
         rig_ask(rig, (struct ask){.owner = "bob", .match = true, .messages = m, .n_messages = 5, .seed = 3});
     assert_int_equal(d->receipt.history, 0);
     assert_string_not_equal(d->conversation, a->conversation);
-    m[3] = (struct engine_message){ENGINE_ASSISTANT, "something else", 14};
+    m[3] = (struct engine_message){.role = ENGINE_ASSISTANT, .text = "something else", .len = 14};
     struct answer *e = rig_ask(rig, (struct ask){.match = true, .messages = m, .n_messages = 5, .seed = 3});
     rig_only_new(e);
     assert_true(e->receipt.history >= a->input + a->output - 1);
@@ -209,13 +209,83 @@ static void test_too_many_wait(void **state)
     rig_close(rig);
 }
 
+/* One owner's requests do not fill the queue: a part of it is for others. */
+static void test_queue_is_shared(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1, .max_waiting = 4});
+    struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+    struct answer *a[6];
+    a[0] = rig_begin(rig, (struct ask){.text = "one", .max = 20, .hook = pause_at_first_delta, .hook_arg = &pause});
+    gate_wait(&pause.begun, 1);
+    for (int i = 1; i < 5; i++)
+        a[i] = rig_begin(rig, (struct ask){.text = "more"});
+    a[5] = rig_begin(rig, (struct ask){.owner = "bob", .text = "mine"});
+    gate_open(&pause.go);
+    for (int i = 0; i < 6; i++) {
+        rig_end(a[i]);
+        assert_int_equal(a[i]->failed, i == 4);
+    }
+    assert_int_equal(a[4]->failure, SESSION_BUSY);
+    rig_close(rig);
+}
+
+/* The end of turns, in their order. */
+struct order {
+    pthread_mutex_t lock; /* guards the rest */
+    const struct answer *ended[8];
+    int n;
+};
+
+static void note_end(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct order *order = arg;
+    if (ev->kind == SESSION_EVENT_DONE)
+        order->ended[order->n++] = a;
+}
+
+/* Who has nothing running comes before who has, and both before the background. */
+static void test_places_are_shared(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 2});
+    struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+    struct order order = {.n = 0};
+    struct answer *a[6];
+    a[0] = rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_at_first_delta, .hook_arg = &pause});
+    gate_wait(&pause.begun, 1);
+    static const char *const owners[] = {"ann", "ann", "ann", "bob"};
+    for (int i = 1; i < 5; i++)
+        a[i] = rig_begin(rig, (struct ask){.owner = owners[i - 1],
+                                           .text = "more",
+                                           .seed = (uint64_t)i,
+                                           .max = 2,
+                                           .request = i == 1 ? "{}" : NULL,
+                                           .hook = note_end,
+                                           .hook_arg = &order});
+    rig_ledger(rig); /* all of them are found when the loop goes on */
+    gate_open(&pause.go);
+    for (int i = 0; i < 5; i++) {
+        rig_end(a[i]);
+        assert_false(a[i]->failed);
+    }
+    assert_ptr_equal(order.ended[0], a[4]);
+    assert_ptr_equal(order.ended[3], a[1]);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_locked),        cmocka_unit_test(test_behind_one_that_ends),
-        cmocka_unit_test(test_chains_branch), cmocka_unit_test(test_not_found),
-        cmocka_unit_test(test_parent),        cmocka_unit_test(test_match),
+        cmocka_unit_test(test_locked),
+        cmocka_unit_test(test_behind_one_that_ends),
+        cmocka_unit_test(test_chains_branch),
+        cmocka_unit_test(test_not_found),
+        cmocka_unit_test(test_parent),
+        cmocka_unit_test(test_match),
         cmocka_unit_test(test_too_many_wait),
+        cmocka_unit_test(test_queue_is_shared),
+        cmocka_unit_test(test_places_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

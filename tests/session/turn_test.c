@@ -277,6 +277,167 @@ static void test_warm_up_with_messages(void **state)
     rig_close(rig);
 }
 
+struct meeting {
+    struct gate there, on;
+};
+
+/* Lets the test go on at the first piece of the prompt, and waits for it. */
+static void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct meeting *m = arg;
+    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || a->n_prefill > 1)
+        return;
+    gate_open(&m->there);
+    gate_wait(&m->on, 1);
+}
+
+/* Who sends while a warm-up of the conversation is on its way is not refused, and what that has done is not lost. */
+static void test_warm_up_yields(void **state)
+{
+    (void)state;
+    for (int messages = 0; messages < 2; messages++) {
+        struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64, .max_running = 1});
+        struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+        char *text = rig_text(1, 900);
+        assert_int_equal(rig_create(rig, "ann", "conv_a", messages ? NULL : text), 0);
+        struct answer *warm = rig_begin(rig, (struct ask){.conversation = "conv_a",
+                                                          .text = messages ? text : NULL,
+                                                          .warm = true,
+                                                          .hook = meet_at_prefill,
+                                                          .hook_arg = &m});
+        gate_wait(&m.there, 1);
+        struct answer *a = rig_begin(rig, (struct ask){.conversation = "conv_a", .text = "hello", .seed = 1});
+        gate_open(&m.on);
+        rig_end(warm);
+        rig_end(a);
+        assert_false(warm->failed || a->failed);
+        if (messages) { /* it adds something: the turn follows it */
+            assert_string_equal(warm->reason, "");
+            assert_int_equal(a->receipt.history, warm->input);
+        } else {
+            assert_string_equal(warm->reason, "yielded");
+            assert_true(a->receipt.hot >= 64);
+        }
+        assert_true(warm->receipt.prefilled + a->receipt.prefilled <= a->input + 1);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+/* The only place is a warm-up's of another conversation, or a background turn's: it is given back. */
+static void test_background_gives_its_place_back(void **state)
+{
+    (void)state;
+    for (int warm = 0; warm < 2; warm++) {
+        struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64, .max_running = 1});
+        struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+        char *text = rig_text(1, 2000);
+        struct answer *behind = rig_begin(rig, (struct ask){.text = text,
+                                                            .warm = warm,
+                                                            .request = warm ? NULL : "{}",
+                                                            .seed = 1,
+                                                            .max = 30,
+                                                            .hook = meet_at_prefill,
+                                                            .hook_arg = &m});
+        gate_wait(&m.there, 1);
+        struct answer *a = rig_begin(rig, (struct ask){.text = "hello", .seed = 2, .max = 4});
+        gate_open(&m.on);
+        rig_end(a);
+        assert_false(a->failed);
+        pthread_mutex_lock(&rig->lock);
+        assert_false(behind->over);
+        pthread_mutex_unlock(&rig->lock);
+        rig_end(behind);
+        assert_false(behind->failed);
+        rig_only_new(behind);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+/* Two turns that begin with the same new prompt compute it once, and answer as if each had. */
+static void test_same_new_prompt(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64});
+    struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+    struct answer *a[4], *alone[4];
+    char *text = rig_text(1, 800), *longer = rig_text(1, 900);
+    for (int i = 0; i < 4; i++) { /* one of them is another owner's */
+        const struct ask ask = {.owner = i == 3 ? "bob" : "ann",
+                                .text = i == 2 ? longer : text,
+                                .seed = (uint64_t)i,
+                                .hook = i ? NULL : meet_at_prefill,
+                                .hook_arg = &m};
+        a[i] = rig_begin(rig, ask);
+        if (i == 0)
+            gate_wait(&m.there, 1);
+    }
+    gate_open(&m.on);
+    int prefilled = 0;
+    for (int i = 0; i < 4; i++) {
+        rig_end(a[i]);
+        assert_false(a[i]->failed);
+        prefilled += i < 3 ? a[i]->receipt.prefilled : 0;
+    }
+    assert_int_equal(a[3]->receipt.prefilled, a[3]->input);
+    assert_true(prefilled <= a[2]->input + 20);
+    struct rig *quiet = rig_open((struct rig_opts){0});
+    for (int i = 0; i < 4; i++) {
+        alone[i] = rig_ask(quiet, (struct ask){.text = i == 2 ? longer : text, .seed = (uint64_t)i});
+        assert_int_equal(alone[i]->len, a[i]->len);
+        assert_memory_equal(alone[i]->text, a[i]->text, a[i]->len);
+    }
+    free(text);
+    free(longer);
+    rig_close(quiet);
+    rig_close(rig);
+}
+
+/* One turn's numbers are not finite: it fails alone, in the same steps, and what the others say is what they would have
+ * said. */
+static void test_not_a_number_beside_others(void **state)
+{
+    (void)state;
+    struct rig *rigs[2];
+    struct answer *a[2][4];
+    for (int bad = 0; bad < 2; bad++) {
+        struct gate gate = GATE_CLOSED;
+        rigs[bad] = rig_open((struct rig_opts){.nan_byte = 'Z', .step_tokens = 64});
+        for (int i = 0; i < 4; i++) {
+            char *text = rig_text(40u + (uint64_t)i, 90);
+            if (i == 2)
+                text[80] = bad ? 'Z' : 'z';
+            a[bad][i] = rig_begin(rigs[bad], (struct ask){.owner = i % 2 ? "ann" : "bob",
+                                                          .text = text,
+                                                          .seed = 20u + (uint64_t)i,
+                                                          .max = 60,
+                                                          .hook = i ? NULL : hold,
+                                                          .hook_arg = &gate});
+            free(text);
+        }
+        gate_open(&gate);
+        for (int i = 0; i < 4; i++)
+            rig_end(a[bad][i]);
+        assert_int_equal(a[bad][2]->failed, bad);
+    }
+    assert_int_equal(a[1][2]->failure, SESSION_MODEL);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2)
+            continue;
+        assert_false(a[0][i]->failed || a[1][i]->failed);
+        assert_int_equal(a[1][i]->len, a[0][i]->len);
+        assert_memory_equal(a[1][i]->text, a[0][i]->text, a[0][i]->len);
+        struct kept before = rig_kept(rigs[0], i % 2 ? "ann" : "bob", a[0][i]->id);
+        struct kept after = rig_kept(rigs[1], i % 2 ? "ann" : "bob", a[1][i]->id);
+        kept_same(&after, &before, "beside one that failed");
+        kept_free(&before);
+        kept_free(&after);
+    }
+    rig_close(rigs[0]);
+    rig_close(rigs[1]);
+}
+
 static void test_nothing_to_run(void **state)
 {
     (void)state;
@@ -558,6 +719,10 @@ int main(void)
         cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_warm_up),
         cmocka_unit_test(test_warm_up_with_messages),
+        cmocka_unit_test(test_warm_up_yields),
+        cmocka_unit_test(test_background_gives_its_place_back),
+        cmocka_unit_test(test_same_new_prompt),
+        cmocka_unit_test(test_not_a_number_beside_others),
         cmocka_unit_test(test_nothing_to_run),
         cmocka_unit_test(test_stop_inside_a_token),
         cmocka_unit_test(test_max_output_tokens),

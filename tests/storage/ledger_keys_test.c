@@ -83,7 +83,7 @@ static void test_keys(void **state)
     struct keys k = {testing_owner(st, "a"), testing_owner(st, "b")};
     assert_int_equal(jobs_call(st, used_run, &k), 0);
     assert_int_equal(jobs_call(st, many_run, &k), 0);
-    assert_int_equal(jobs_call(st, full_run, &k), -EDQUOT);
+    assert_int_equal(jobs_call(st, full_run, &k), -EUSERS);
 
     /* A restart changes nothing, and the time goes on from where it was. */
     storage_close(st);

@@ -110,14 +110,26 @@ struct page {
     const char *after, *query;
     size_t max;
     char ids[32][16];
-    size_t n;
+    size_t n, jobs;
 };
 
 static int page_run(struct storage_ledger *l, void *arg)
 {
     struct page *p = arg;
     struct storage_conversation rows[32];
-    int rc = storage_conversation_list(l, p->owner, p->after, p->query, rows, p->max, &p->n);
+    struct storage_cursor at;
+    bool over = true;
+    size_t n = 0;
+    p->n = p->jobs = 0;
+    int rc = storage_conversation_cursor(l, p->owner, p->after, &at);
+    if (!rc && !p->query)
+        rc = storage_conversation_list(l, p->owner, at, rows, p->max, &p->n);
+    else if (!rc)
+        do {
+            rc = storage_conversation_search(l, p->owner, &at, p->query, rows + p->n, p->max - p->n, &n, &over);
+            p->n += n;
+            p->jobs++;
+        } while (!rc && !over);
     for (size_t i = 0; !rc && i < p->n; i++) {
         (void)snprintf(p->ids[i], sizeof p->ids[i], "%s", rows[i].public_id);
         storage_conversation_free(&rows[i]);
@@ -182,6 +194,41 @@ static void test_list(void **state)
     assert_int_equal(jobs_call(st, page_run, &p), -ENOENT);
 }
 
+static int thousands_run(struct storage_ledger *l, void *arg)
+{
+    struct fields *f = arg;
+    for (int i = 0; i < 9000; i++) {
+        char id[16], title[32];
+        (void)snprintf(id, sizeof id, "conv_%04d", i);
+        (void)snprintf(title, sizeof title, i == 3 || i == 8000 ? "a needle %d" : "hay %d", i);
+        struct storage_conversation c = {.owner = f->owner, .public_id = id, .title = title, .updated_ms = i};
+        int rc = storage_conversation_insert(l, &c);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* A search through many titles is several jobs. */
+static void test_search_in_pieces(void **state)
+{
+    (void)state;
+    struct fields f = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, thousands_run, &f), 0);
+    struct page p = {.owner = f.owner, .max = 10, .query = "Needle"};
+    assert_int_equal(jobs_call(st, page_run, &p), 0);
+    assert_int_equal(p.n, 2);
+    assert_string_equal(p.ids[0], "conv_8000");
+    assert_string_equal(p.ids[1], "conv_0003");
+    assert_true(p.jobs >= 3);
+    p.after = "conv_8000";
+    assert_int_equal(jobs_call(st, page_run, &p), 0);
+    assert_int_equal(p.n, 1);
+    p = (struct page){.owner = f.owner, .max = 1, .query = "needle"}; /* enough is found in the first */
+    assert_int_equal(jobs_call(st, page_run, &p), 0);
+    assert_true(p.n == 1 && p.jobs == 1);
+}
+
 static int secret_run(struct storage_ledger *l, void *arg)
 {
     struct fields *f = arg;
@@ -210,6 +257,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_owners, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
         cmocka_unit_test_setup_teardown(test_list, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_search_in_pieces, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleted_is_gone, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -223,6 +223,7 @@ static void test_index_behind_a_hole(void **state)
     assert_int_equal(testing_put(st, owner, 4, 3), 0);
     assert_int_equal(testing_put(st, owner, 5, 4), 0);
     assert_int_equal(testing_commit(st, second, 5), 0);
+    testing_settle(st);
     assert_int_equal(testing_find(st, owner, 3, 9, &f), -ENOENT);
     index_back();
     all_there(5);
@@ -241,7 +242,7 @@ static void test_index_behind_a_hole(void **state)
 static int intent_run(struct storage_ledger *l, void *arg)
 {
     const struct storage_found *f = arg;
-    int rc = segment_drop_record(l, f->key, f->pack, f->offset, f->encoded_bytes);
+    int rc = segment_drop_record(l, 0, f->key, f->pack, f->offset, f->encoded_bytes);
     l->n_drops = 0; /* the crash comes here */
     return rc;
 }

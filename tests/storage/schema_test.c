@@ -129,11 +129,19 @@ static int old_run(struct storage_ledger *l, void *arg)
     return 0;
 }
 
+static void note_upgrade(void *arg, int priority, const char *text)
+{
+    int *n = arg;
+    (void)priority;
+    *n += strstr(text, "ledger.db") && (strstr(text, "is brought up to date") || strstr(text, "is up to date, after"));
+}
+
 static void test_first_version(void **state)
 {
     (void)state;
     char *dir = testing_dir();
     char err[256];
+    int said = 0;
     int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
     sqlite3 *db = NULL;
     struct schema old = schema_ledger;
@@ -144,8 +152,100 @@ static void test_first_version(void **state)
         fail_msg("%s", message);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
     assert_int_equal(close(dirfd), 0);
+    struct storage *st = NULL;
+    const struct storage_opts opts = {.dir = dir, .log = note_upgrade, .log_arg = &said};
+    for (int i = 0; i < 2; i++) { /* the second time there is nothing to say */
+        assert_int_equal(storage_open(&opts, &st, err, sizeof err), 0);
+        assert_int_equal(jobs_call(st, old_run, NULL), 0);
+        storage_close(st);
+    }
+    assert_int_equal(said, 2);
+    testing_dir_remove(dir);
+}
+
+/* ---- an index of the version before labels were coded ---- */
+
+/* Labels of 4 bytes per token: 1 2 3, 1 2 70000, its head 1 2, and behind the first one 5. */
+static const char old_index[] =
+    "INSERT INTO segments VALUES(1, x'%1$s01', zeroblob(32), zeroblob(32), 1, 0, 3, x'010000000200000003000000', "
+    "'cpu', 1,"
+    " 4096, 4096, 5);"
+    "INSERT INTO segments VALUES(2, x'%1$s02', zeroblob(32), zeroblob(32), 1, 0, 3, x'010000000200000070110100', "
+    "'cpu', 1,"
+    " 8192, 4096, 9);"
+    "INSERT INTO segments VALUES(3, x'%1$s03', zeroblob(32), zeroblob(32), 1, 0, 2, x'0100000002000000', 'cpu', 1,"
+    " 12288, 4096, 7);"
+    "INSERT INTO segments VALUES(4, x'%1$s04', x'%1$s01', zeroblob(32), 1, 3, 1, x'05000000', 'gpu', 1, 16384, 4096, "
+    "8);"
+    "INSERT INTO segments VALUES(5, x'%1$s05', x'%1$s01', zeroblob(32), 1, 3, 1, x'06000000', 'gpu', NULL, NULL, 0, 8);"
+    "INSERT INTO packs VALUES(1, 20480, 16384, 4)";
+#define ZEROS31 "00000000000000000000000000000000000000000000000000000000000000"
+
+static int old_index_run(struct storage_ledger *l, void *arg)
+{
+    static const uint8_t zeros[32];
+    static const struct {
+        uint32_t ids[3];
+        uint8_t parent, key;
+        const char *producer;
+    } wanted[] = {{{1, 2, 3}, 0, 1, "cpu"}, {{1, 2, 70000}, 0, 2, "cpu"}, {{5, 0, 0}, 1, 4, "gpu"}};
+    (void)arg;
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        uint8_t parent[32] = {0};
+        parent[31] = wanted[i].parent;
+        struct storage_found rows[2];
+        size_t n, found = 0;
+        JOB_CHECK(storage_segment_nearest(l, 1, zeros, parent, wanted[i].ids, 12, rows, &n) == 0);
+        for (size_t k = 0; k < n; k++) {
+            if (rows[k].key[31] == wanted[i].key)
+                found += rows[k].label_bytes == 4 * rows[k].count &&
+                         !memcmp(rows[k].label, wanted[i].ids, rows[k].label_bytes) &&
+                         !strcmp(rows[k].producer, wanted[i].producer);
+            free(rows[k].label);
+        }
+        JOB_CHECK(found == 1);
+    }
+    uint8_t key[32] = {[31] = 1};
+    struct segment_row row;
+    JOB_CHECK(segment_get(l, key, &row) == 1 && row.children == 2 && row.owner == 1 && row.offset == 4096);
+    JOB_CHECK(segment_any_forgotten(l) == 1 && l->used >= 9);
+    return 0;
+}
+
+static void test_older_index(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), err[256], *message = NULL;
+    storage_close(testing_open(dir)); /* a ledger beside it */
+    int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
+    assert_int_equal(unlinkat(dirfd, "kv.db", 0), 0);
+    sqlite3 *db = NULL;
+    struct schema old = schema_kv;
+    old.n_steps = 2;
+    assert_int_equal(schema_open(&old, dirfd, dir, &db, err, sizeof err), 0);
+    char sql[4096];
+    (void)snprintf(sql, sizeof sql, old_index, ZEROS31);
+    if (sqlite3_exec(db, sql, NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    struct schema ledger = schema_ledger;
+    assert_int_equal(schema_open(&ledger, dirfd, dir, &db, err, sizeof err), 0);
+    if (sqlite3_exec(
+            db,
+            "DELETE FROM meta WHERE key = 'pair'; INSERT INTO owners VALUES(1, 'ann', zeroblob(32));"
+            "INSERT INTO conversations(id, owner, public_id, kind, head, created_ms, updated_ms)"
+            " VALUES(1, 1, 'conv_a', 0, 0, 1, 1);"
+            "INSERT INTO turns(id, owner, conversation, public_id, status, prompt_bytes, rebased, n_tokens,"
+            " fingerprint, created_ms, completed_ms) SELECT k, 1, 1, 'resp_' || k, 0, 0, 0, 3, zeroblob(32), 1, 1"
+            " FROM (SELECT 1 AS k UNION ALL SELECT 2 UNION ALL SELECT 3);"
+            "INSERT INTO holds VALUES(1, x'" ZEROS31 "04'); INSERT INTO holds VALUES(2, x'" ZEROS31
+            "02'); INSERT INTO holds VALUES(3, x'" ZEROS31 "05')",
+            NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_int_equal(close(dirfd), 0);
     struct storage *st = testing_open(dir);
-    assert_int_equal(jobs_call(st, old_run, NULL), 0);
+    assert_int_equal(jobs_call(st, old_index_run, NULL), 0);
     storage_close(st);
     testing_dir_remove(dir);
 }
@@ -205,8 +305,8 @@ static void test_meta(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_migration),  cmocka_unit_test(test_errors), cmocka_unit_test(test_first_version),
-        cmocka_unit_test(test_statements), cmocka_unit_test(test_meta),
+        cmocka_unit_test(test_migration),  cmocka_unit_test(test_errors),      cmocka_unit_test(test_first_version),
+        cmocka_unit_test(test_statements), cmocka_unit_test(test_older_index), cmocka_unit_test(test_meta),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,121 @@ static void test_nearest(void **state)
     testing_dir_remove(dir);
 }
 
+/* ---- labels and marks ---- */
+
+static void test_label_codes(void **state)
+{
+    (void)state;
+    static const uint32_t ids[] = {0, 1, 127, 128, 129, 24703, 24704, 151643, 2056319, 2056320, 1u << 30, UINT32_MAX};
+    uint8_t label[sizeof ids];
+    size_t n, bytes;
+    for (size_t i = 0; i < sizeof ids; i++)
+        label[i] = (uint8_t)(ids[i / 4] >> (8 * (i % 4)));
+    for (size_t k = 0; k <= sizeof label / 4; k++) {
+        uint8_t *code = label_code(LABEL_IDS, label, 4 * k, &n);
+        uint8_t *back = label_decode(LABEL_IDS, code, n, &bytes);
+        assert_int_equal(bytes, 4 * k);
+        assert_memory_equal(back, label, bytes);
+        free(back);
+        back = label_decode(LABEL_IDS, code, n ? n - 1 : 0, &bytes); /* cut off */
+        assert_int_equal(bytes, k ? 4 * (k - 1) : 0);
+        free(back);
+        free(code);
+    }
+}
+
+#define FAMILY 60
+
+struct family {
+    int64_t owner, turn;
+    uint32_t ids[FAMILY][8];
+    unsigned n[FAMILY];
+    bool there[FAMILY];
+    uint64_t seed;
+};
+
+static int family_put(struct storage_ledger *l, struct family *f, unsigned k)
+{
+    struct pack_record r = {.owner = f->owner, .count = f->n[k], .label_bytes = 4 * f->n[k], .producer = "test"};
+    testing_key(r.key, 1000 + k);
+    memcpy(r.fingerprint, testing_fingerprint, sizeof r.fingerprint);
+    return segment_insert(l, &r, (const uint8_t *)f->ids[k], 1, 4096 * (k + 1), 4096);
+}
+
+static unsigned family_common(const struct family *f, unsigned a, const uint32_t *ids, unsigned n)
+{
+    unsigned c = 0;
+    while (c < n && c < f->n[a] && f->ids[a][c] == ids[c])
+        c++;
+    return c;
+}
+
+/* Whatever is put, forgotten and dropped in whatever order: for any label, one of the two that are found has as much in
+ * common with it as any that is there. */
+static int family_run(struct storage_ledger *l, void *arg)
+{
+    struct family *f = arg;
+    for (unsigned k = 0; k < FAMILY; k++) {
+        f->n[k] = 1 + (unsigned)(testing_random(&f->seed) % 8);
+        for (unsigned i = 0; i < f->n[k]; i++)
+            f->ids[k][i] = (uint32_t)(testing_random(&f->seed) % 3) * 70000;
+        for (unsigned i = 0; i < k; i++) /* the same twice is one */
+            if (f->n[i] == f->n[k] && family_common(f, i, f->ids[k], f->n[k]) == f->n[k])
+                f->n[k] = 0;
+    }
+    for (int step = 0; step < 400; step++) {
+        unsigned k = (unsigned)(testing_random(&f->seed) % FAMILY);
+        uint8_t key[STORAGE_KEY_BYTES];
+        struct segment_row row;
+        testing_key(key, 1000 + k);
+        if (!f->n[k])
+            continue;
+        if (!f->there[k])
+            JOB_CHECK(family_put(l, f, k) == 0);
+        else
+            JOB_CHECK(segment_cut(l, key, 1, 4096 * (k + 1), 4096) == 0);
+        f->there[k] ^= true;
+        JOB_CHECK(segment_get(l, key, &row) == f->there[k]);
+        uint32_t ids[8];
+        unsigned n = 1 + (unsigned)(testing_random(&f->seed) % 8), best = 0, found = 0;
+        for (unsigned i = 0; i < n; i++)
+            ids[i] = (uint32_t)(testing_random(&f->seed) % 3) * 70000;
+        for (unsigned i = 0; i < FAMILY; i++) {
+            unsigned c = f->there[i] ? family_common(f, i, ids, n) : 0;
+            best = c > best ? c : best;
+        }
+        struct storage_found rows[2];
+        size_t n_rows;
+        JOB_CHECK(storage_segment_nearest(l, f->owner, testing_fingerprint, testing_root, ids, 4 * n, rows, &n_rows) ==
+                  0);
+        for (size_t i = 0; i < n_rows; i++) {
+            unsigned c = 0;
+            while (c < n && c < rows[i].count && ((uint32_t *)rows[i].label)[c] == ids[c])
+                c++;
+            found = c > found ? c : found;
+            free(rows[i].label);
+        }
+        JOB_CHECK(found == best);
+    }
+    return -ECANCELED; /* these rows have no records */
+}
+
+static void test_nearest_of_many(void **state)
+{
+    (void)state;
+    char *dir = testing_dir_in_memory();
+    struct storage *st = testing_open(dir);
+    struct family f = {.owner = testing_owner(st, "a")};
+    for (f.seed = 1; f.seed < 6; f.seed++) {
+        uint64_t seed = f.seed;
+        memset(f.there, 0, sizeof f.there);
+        assert_int_equal(jobs_call(st, family_run, &f), -ECANCELED);
+        f.seed = seed;
+    }
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 /* A turn may hold another segment later: what nobody holds any more goes. */
 static void test_hold_another(void **state)
 {
@@ -123,6 +238,7 @@ static void test_hold_another(void **state)
     assert_int_equal(testing_commit(st, t2, 3), 0);
     assert_true(row_exists(st, owner, 1, 2) && row_exists(st, owner, 1, 3));
     assert_int_equal(testing_commit(st, t1, 3), 0);
+    testing_settle(st);
     assert_false(row_exists(st, owner, 1, 2));
     storage_stats(st, &stats);
     assert_int_equal(stats.segments, 2);
@@ -554,6 +670,8 @@ int main(void)
         cmocka_unit_test(test_put_find_read),
         cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_hold_another),
+        cmocka_unit_test(test_label_codes),
+        cmocka_unit_test(test_nearest_of_many),
         cmocka_unit_test(test_delete_what_reaches_beyond),
         cmocka_unit_test(test_delete),
         cmocka_unit_test(test_evict),

@@ -204,6 +204,18 @@ static int cuts_run(struct storage_ledger *l, void *arg)
     return 0;
 }
 
+static int let_go_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return segment_let_go(l);
+}
+
+void testing_settle(struct storage *st)
+{
+    assert_int_equal(jobs_call(st, let_go_run, NULL), 0);
+    testing_cuts_wait(st);
+}
+
 void testing_cuts_wait(struct storage *st)
 {
     size_t n = 0;
@@ -281,7 +293,7 @@ int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned pare
     testing_key(s.key, id);
     testing_key(s.parent, parent);
     memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
-    s.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u", id);
+    s.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u;", id);
     s.label = label;
     uint16_t *payload = malloc(PAYLOAD_ELEMENTS * 2);
     assert_non_null(payload);
@@ -377,7 +389,7 @@ int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id
     char label[32];
     int rc = -ENOENT;
     testing_key(key, id);
-    (void)snprintf(label, sizeof label, "label %u", id);
+    (void)snprintf(label, sizeof label, "label %u;", id);
     size_t n = testing_nearest(st, owner, parent, label, rows);
     for (size_t i = 0; i < n; i++) {
         if (!memcmp(rows[i].key, key, sizeof key)) {
@@ -405,7 +417,7 @@ struct storage_read_result testing_read(struct storage *st, const struct storage
     struct waiter w = waiter_new();
     struct storage_found found = *f;
     char label[32];
-    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u", id);
+    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u;", id);
     found.label = label;
     uint16_t *want = malloc(PAYLOAD_ELEMENTS * 2), *got = malloc(PAYLOAD_ELEMENTS * 2);
     assert_true(want && got);

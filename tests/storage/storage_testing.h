@@ -51,6 +51,8 @@ int64_t testing_conversation(struct storage *st, int64_t owner, const char *publ
 int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id);
 int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id);
 int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id);
+/* Drops what longer segments have taken the place of, as it is done when nothing else is to be. */
+void testing_settle(struct storage *st);
 /* Returns when nothing is on its way to be cut out. */
 void testing_cuts_wait(struct storage *st);
 int testing_deleting(struct storage *st, int64_t owner, const char *public_id);

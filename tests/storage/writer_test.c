@@ -179,6 +179,7 @@ static void test_hold_of_what_is_not_there(void **state)
 
     /* Never heard of: the one before the one that it was to replace. */
     assert_int_equal(testing_commit(st, turn, 99), -ESTALE);
+    testing_settle(st);
     expect(2, 3, 0, STORAGE_TIER_RAM);
     expect(3, 4, -ENOENT, 0);
     assert_int_equal(testing_commit(st, second, 99), -ESTALE); /* nothing */

@@ -1,0 +1,16 @@
+/* backend.h - what kernels.c knows of backends: how each is opened, and what every one of them begins with. */
+#ifndef CONVOD_KERNELS_BACKEND_H
+#define CONVOD_KERNELS_BACKEND_H
+
+#include "kernels/kernels.h"
+
+/* The first member of each backend's struct kernels. */
+struct kernels_head {
+    const struct kernels_ops *ops;
+    const char *name; /* "cpu-avx2" */
+};
+
+/* kernels_open() for names of this backend; NULL, "auto" and "cpu" are the best instruction set. */
+int kernels_cpu_open(const struct kernels_opts *opts, struct kernels **out, char *err, size_t err_size);
+
+#endif

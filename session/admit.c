@@ -1,0 +1,237 @@
+/* admit.c - which waiting turn gets a place among the running ones, and when. Engine thread.
+ *
+ * Nothing is admitted that would push a running turn's pages out: it fits beside all that those have yet to bring into
+ * pages, once idle contexts have gone. Nobody overtakes one that waits for pages. Warm-ups and background turns get the
+ * places that others leave, and give them back.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+#define GROW_TOKENS 128
+#define TWIN_TOKENS 64 /* so much of a prompt is worth waiting for until another turn has computed it */
+
+/* Tokens that those who run have yet to bring into pages. */
+static int64_t tokens_to_come(const struct session *s)
+{
+    int64_t n = 0;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_PLANNING || t->state == TURN_RUNNING) {
+            int length = engine_seq_length(t->hot->seq);
+            n += (int)t->context.n > length ? (int)t->context.n - length : 0;
+        }
+    return n;
+}
+
+/* Whether what the turn follows has left the pages and is not yet in the index: it will be found when its saving is
+ * over. */
+static bool being_saved(const struct session *s, const struct turn *t)
+{
+    const struct hot *best;
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->conversation == t->found.conversation.id)
+            return hot_shared(s, t, &best) < t->n_expected;
+    return false;
+}
+
+/* A turn that was put aside comes back when those that run have room to go on beside it, lest it goes again at once. */
+static int room_to_grow(const struct turn *t, int running)
+{
+    return t->n_aside ? running * GROW_TOKENS : 0;
+}
+
+/* ---- the same new prompt ---- */
+
+static int common_prompt(const struct turn *a, const struct turn *b)
+{
+    int n = a->n_prompt < b->n_prompt ? a->n_prompt : b->n_prompt, i = 0;
+    while (i < n && a->context.ids[i] == b->context.ids[i])
+        i++;
+    return i;
+}
+
+static bool prefills(const struct turn *t)
+{
+    return t->state == TURN_PLANNING || (t->state == TURN_RUNNING && engine_seq_length(t->hot->seq) < t->n_prompt);
+}
+
+/* Whether a running turn of the same owner is computing what this one's prompt begins with, too. It is computed once,
+ * and this one goes on from there. */
+static bool being_computed(struct session *s, struct turn *t)
+{
+    const struct hot *best;
+    int have = -1;
+    if (t->n_aside)
+        return false;
+    for (struct turn *o = s->turns; !t->twin && o != t; o = o->next) {
+        if (!prefills(o) || o->found.owner.id != t->found.owner.id)
+            continue;
+        if (have < 0)
+            have = hot_shared(s, t, &best);
+        int common = common_prompt(o, t), length = engine_seq_length(o->hot->seq);
+        if (common - (have > length ? have : length) >= TWIN_TOKENS) {
+            t->twin = o;
+            t->twin_common = common;
+        }
+    }
+    if (t->twin && prefills(t->twin) && engine_seq_length(t->twin->hot->seq) < t->twin_common)
+        return true;
+    t->twin = NULL;
+    return false;
+}
+
+/* ---- places ---- */
+
+/* Who runs: all, those that somebody waits for an answer of, and each owner's. */
+struct places {
+    int all, answers, ending;
+    int n_owners;
+    struct {
+        int64_t owner;
+        int running;
+    } owners[SCHEDULE_TURNS];
+};
+
+static int *places_of(struct places *p, int64_t owner)
+{
+    int i = 0;
+    while (i < p->n_owners && p->owners[i].owner != owner)
+        i++;
+    if (i == p->n_owners) {
+        if (i == SCHEDULE_TURNS)
+            return &p->owners[0].running;
+        p->owners[p->n_owners].running = 0;
+        p->owners[p->n_owners++].owner = owner;
+    }
+    return &p->owners[i].running;
+}
+
+static void count(const struct session *s, struct places *p)
+{
+    p->all = p->answers = p->ending = p->n_owners = 0;
+    for (const struct turn *t = s->turns; t; t = t->next) {
+        p->ending += t->state == TURN_COMMITTING;
+        if (t->state != TURN_PLANNING && t->state != TURN_RUNNING)
+            continue;
+        p->all++;
+        p->answers += t->generate;
+        ++*places_of(p, t->found.owner.id);
+    }
+}
+
+/* Who is next: those that somebody waits for before the background, then the owner with the fewest running turns, then
+ * the oldest. NULL: nobody who could be. */
+static struct turn *next_waiting(struct session *s, struct places *p)
+{
+    struct turn *next = NULL;
+    int fewest = 0;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (t->state != TURN_WAITING || t->passed)
+            continue;
+        int running = *places_of(p, t->found.owner.id);
+        if (next && (t->background > next->background || (t->background == next->background && running >= fewest)))
+            continue;
+        next = t;
+        fewest = running;
+    }
+    return next;
+}
+
+/* A turn that somebody waits for finds no place or no room, and a warm-up or a background turn has it: that one is put
+ * aside. True: it was. */
+static bool take_from_background(struct session *s)
+{
+    struct turn *last = NULL;
+    for (struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_RUNNING && t->background && t->n_reading == 0 && !t->cancelled &&
+            !(last && t->generate && !last->generate))
+            last = t;
+    if (last)
+        aside_put(last);
+    return last != NULL;
+}
+
+/* Whether there is a place and room for it. */
+static bool fits(struct session *s, const struct turn *t, const struct places *p)
+{
+    if ((t->generate ? p->answers : p->all) >= s->max_running || p->all >= SCHEDULE_TURNS)
+        return false;
+    /* Who is alone is let in whatever it takes. */
+    return p->all + p->ending == 0 || hot_make_room(s, t, tokens_to_come(s) + room_to_grow(t, p->all));
+}
+
+static void admit(struct turn *t)
+{
+    struct session *s = t->session;
+    if (!t->n_aside)
+        t->admitted_ns = t->restored_ns = session_now_ns();
+    int most = t->generate ? (int)t->context.n - 1 : (int)t->context.n;
+    t->hot = hot_acquire(s, t, most);
+    int rc = t->stream ? 0 : answer_begin(t);
+    if (!t->hot || rc) {
+        if (rc == -EINVAL)
+            turn_fail(t, SESSION_INVALID, "too many stop strings, or one that is too long");
+        else
+            turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return;
+    }
+    int hot = engine_seq_length(t->hot->seq);
+    t->plan_most = most;
+    t->state = TURN_RUNNING;
+    bool complete = hot >= most || t->n_plan > 0; /* or it has all it had in memory */
+    if (hot > t->n_counted) {
+        t->receipt.hot += hot - t->n_counted;
+        t->n_counted = hot;
+    }
+    if (!t->n_aside) {
+        /* Continuing what is hot needs no index; anything else may share something that is stored. */
+        complete |= t->n_expected > 0 && hot >= t->n_expected;
+        if (t->request)
+            accept_running(t);
+    }
+    if (!complete && lookup_plan(t) == 0) {
+        t->state = TURN_PLANNING;
+        s->jobs++;
+        t->n_jobs++;
+    }
+}
+
+void turn_admit(struct session *s)
+{
+    struct places places;
+    bool waits = false;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        if (t->state != TURN_WAITING)
+            continue;
+        if (t->cancelled && s->closing && t->request && !t->n_aside) {
+            t->in_ledger = ROW_NONE; /* its row stays in the queue: the next start runs it */
+            turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
+        } else if (t->cancelled && t->n_reading == 0) {
+            turn_finish(t);
+        } else if (!t->cancelled) {
+            t->passed = false;
+            waits = true;
+        }
+    }
+    if (!waits)
+        return;
+    count(s, &places);
+    for (struct turn *t; (t = next_waiting(s, &places));) {
+        bool ready = !t->aside_saving && t->n_reading == 0;
+        /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
+        if (t->n_aside ? !ready && t->background : being_saved(s, t) || being_computed(s, t)) {
+            t->passed = true;
+            continue;
+        }
+        if (ready && fits(s, t, &places)) {
+            admit(t);
+            count(s, &places);
+            continue;
+        }
+        if (t->background || !ready || !take_from_background(s))
+            return; /* nobody overtakes one that waits for pages */
+        count(s, &places);
+    }
+}

@@ -1,0 +1,151 @@
+/* aside.c - a running turn gives its pages up, so that older ones can go on, and waits for a place again. Engine
+ * thread.
+ *
+ * What it has computed is kept: in segments, where it is to be stored, as if it had ended here; otherwise in memory, in
+ * the form in which segments come back. When there is room it is admitted like a new turn, whose prompt is all it has
+ * until now, and goes on with the bits that it would have had. What could not be kept is computed again, and the
+ * receipt says so.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+void plan_release(struct planned *p)
+{
+    struct session *s = p->turn->session;
+    if (p->kept && p->payload)
+        s->aside_bytes -= (size_t)p->found.count * s->info->kv_token_bytes;
+    free(p->payload);
+    p->payload = NULL;
+}
+
+void plan_drop(struct turn *t)
+{
+    for (int i = 0; i < t->n_plan; i++) {
+        plan_release(&t->plan[i]);
+        free(t->plan[i].found.label);
+    }
+    free(t->plan);
+    t->plan = NULL;
+    t->n_plan = t->next_plan = 0;
+}
+
+/* Of a turn that leaves nothing on disk: its rows go to memory. False: not all of them found room there. */
+static bool keep_in_memory(struct turn *t)
+{
+    struct session *s = t->session;
+    int length = engine_seq_length(t->hot->seq);
+    size_t bytes = (size_t)length * s->info->kv_token_bytes;
+    int n = (length + SESSION_SEGMENT_TOKENS - 1) / SESSION_SEGMENT_TOKENS;
+    if (bytes > s->aside_most - s->aside_bytes)
+        return false;
+    t->plan = calloc((size_t)n + 1, sizeof *t->plan);
+    for (int i = 0; t->plan && i < n; i++) {
+        int first = i * SESSION_SEGMENT_TOKENS;
+        int count = length - first < SESSION_SEGMENT_TOKENS ? length - first : SESSION_SEGMENT_TOKENS;
+        struct planned *p = &t->plan[t->n_plan++];
+        *p = (struct planned){.found = {.first = (uint32_t)first, .count = (uint32_t)count},
+                              .first = first,
+                              .used = count,
+                              .state = PLAN_READY,
+                              .kept = true,
+                              .result = {.tier = STORAGE_TIER_RAM},
+                              .turn = t};
+        p->found.label = malloc((size_t)count * sizeof(engine_token));
+        p->payload = malloc((size_t)count * s->info->kv_token_bytes);
+        s->aside_bytes += p->payload ? (size_t)count * s->info->kv_token_bytes : 0;
+        if (!p->found.label || !p->payload || engine_kv_export(t->hot->seq, first, count, p->payload)) {
+            plan_drop(t);
+            return false;
+        }
+        memcpy(p->found.label, t->context.ids + first, (size_t)count * sizeof(engine_token));
+    }
+    return t->plan != NULL;
+}
+
+static void kept(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    t->n_jobs--;
+    t->aside_saving = false;
+}
+
+static void kept_done(void *arg, int rc)
+{
+    (void)rc; /* what is not found is computed again */
+    turn_back(arg, kept);
+}
+
+void aside_put(struct turn *t)
+{
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    struct session *s = t->session;
+    struct hot *h = t->hot;
+    int rc = 0;
+    plan_drop(t);
+    memset(t->aside_last, 0, sizeof t->aside_last);
+    if (h->in_ledger) {
+        rc = hot_save(s, h, true, t->aside_last);
+        if (!rc)
+            rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
+        if (!rc) {
+            t->aside_saving = true;
+            s->jobs++;
+            t->n_jobs++;
+        }
+    } else if (!keep_in_memory(t)) {
+        rc = -ENOMEM;
+    }
+    if (rc)
+        session_log(s, LOG_WARNING, "a turn that gives way could not be saved (%s): it will be computed again",
+                    strerror(-rc));
+    t->hot = NULL;
+    hot_free(s, h);
+    t->n_aside++;
+    t->state = TURN_WAITING;
+    s->status.turns_put_aside++;
+    turn_tell_queue(t);
+}
+
+/* Whether `a` gives way before `b`, which is older: warm-ups, then what nobody waits for, then the youngest. */
+static bool before(const struct turn *a, const struct turn *b)
+{
+    if (a->generate != b->generate)
+        return !a->generate;
+    return a->background || !b->background;
+}
+
+bool aside_give_way(struct session *s)
+{
+    struct turn *wanting = NULL, *victim = NULL;
+    bool others = false;
+    for (struct turn *t = s->turns; t; t = t->next) {
+        others |= t->state == TURN_PLANNING || t->state == TURN_COMMITTING;
+        if (t->state != TURN_RUNNING)
+            continue;
+        if (t->out_of_pages && !wanting)
+            wanting = t;
+        others |= !t->out_of_pages;
+        if (!victim || before(t, victim))
+            victim = t;
+    }
+    if (!wanting)
+        return false;
+    if (victim == wanting && !others) { /* alone, with all the pages that there are */
+        turn_step_failed(wanting, -ENOSPC);
+        return true;
+    }
+    /* Who is about to be over gives pages back by itself, and a turn is left alone while others work on its segments.
+     */
+    for (struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_COMMITTING && t->hot)
+            return false;
+    if (victim == wanting || victim->n_reading || victim->cancelled)
+        return false;
+    aside_put(victim);
+    return true;
+}

@@ -1,0 +1,109 @@
+/* idle.c - contexts in pages that nobody uses: in the order of their tokens, to find the one that shares the most with
+ * a context, and all contexts in the order of their last use, to find the one to drop. Engine thread.
+ *
+ * In the order of their tokens (owner first), whoever shares the longest head with some tokens stands next to where
+ * these would stand, however many there are. An idle context's tokens do not change; one that a turn uses is not in
+ * here, and there are few of those.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+int hot_common(const struct hot *h, const engine_token *ids, int most)
+{
+    const engine_token *have = engine_seq_tokens(h->seq);
+    int n = engine_seq_length(h->seq), i = 0;
+    if (n > most)
+        n = most;
+    while (i < n && have[i] == ids[i])
+        i++;
+    return i;
+}
+
+/* Whether a context stands before (negative), at, or behind an owner's tokens. */
+static int order(const struct hot *h, int64_t owner, const engine_token *ids, int n)
+{
+    if (h->owner != owner)
+        return h->owner < owner ? -1 : 1;
+    int common = hot_common(h, ids, n), length = engine_seq_length(h->seq);
+    if (common < length && common < n)
+        return engine_seq_tokens(h->seq)[common] < ids[common] ? -1 : 1;
+    return (length > n) - (length < n);
+}
+
+size_t idle_place(const struct session *s, int64_t owner, const engine_token *ids, int n)
+{
+    size_t low = 0, high = s->n_idle;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (order(s->idle[mid], owner, ids, n) < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static size_t place_of(const struct session *s, const struct hot *h)
+{
+    return idle_place(s, h->owner, engine_seq_tokens(h->seq), engine_seq_length(h->seq));
+}
+
+int idle_link(struct session *s, struct hot *h)
+{
+    if (s->n_hots == s->idle_capacity) {
+        size_t capacity = s->idle_capacity ? 2 * s->idle_capacity : 64;
+        struct hot **grown = realloc(s->idle, capacity * sizeof(struct hot *));
+        if (!grown)
+            return -ENOMEM;
+        s->idle = grown;
+        s->idle_capacity = capacity;
+    }
+    s->n_hots++;
+    h->next = s->hots;
+    h->previous = NULL;
+    *(s->hots ? &s->hots->previous : &s->oldest_hot) = h;
+    s->hots = h;
+    return 0;
+}
+
+static void unlink_use(struct session *s, struct hot *h)
+{
+    *(h->previous ? &h->previous->next : &s->hots) = h->next;
+    *(h->next ? &h->next->previous : &s->oldest_hot) = h->previous;
+}
+
+void idle_unlink(struct session *s, struct hot *h)
+{
+    idle_take(s, h);
+    unlink_use(s, h);
+    s->n_hots--;
+}
+
+void idle_put(struct session *s, struct hot *h)
+{
+    size_t at = place_of(s, h);
+    memmove(s->idle + at + 1, s->idle + at, (s->n_idle - at) * sizeof(struct hot *));
+    s->idle[at] = h;
+    s->n_idle++;
+    h->idle = true;
+    unlink_use(s, h);
+    h->previous = NULL;
+    h->next = s->hots;
+    *(s->hots ? &s->hots->previous : &s->oldest_hot) = h;
+    s->hots = h;
+}
+
+void idle_take(struct session *s, struct hot *h)
+{
+    if (!h->idle)
+        return;
+    size_t at = place_of(s, h);
+    while (s->idle[at] != h) /* among those with the same tokens */
+        at++;
+    s->n_idle--;
+    memmove(s->idle + at, s->idle + at + 1, (s->n_idle - at) * sizeof(struct hot *));
+    h->idle = false;
+}

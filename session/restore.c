@@ -1,0 +1,171 @@
+/* restore.c - stored segments of a turn's context come back into pages. Engine thread.
+ *
+ * Some are read and decoded ahead by storage's readers while the one before them is put into pages. A segment that
+ * cannot be used costs its own tokens: they are prefilled, and the ones behind them are restored on top.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+/* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. */
+#define READ_AHEAD_BYTES ((size_t)64 << 20)
+#define READ_AHEAD       4
+#define IMPORT_NS        20000000 /* that one turn's imports may keep the others' step waiting */
+
+static int plan_end(const struct turn *t)
+{
+    return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
+}
+
+/* What was there once and is found nowhere will be prefilled again: the receipt says why. */
+static void account_lost(struct turn *t)
+{
+    int covered = engine_seq_length(t->hot->seq);
+    if (plan_end(t) > covered)
+        covered = plan_end(t);
+    int expected = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
+    if (expected > covered)
+        turn_add_reprefilled(t, expected - covered, t->lost_reason ? t->lost_reason : "blob_missing");
+    t->session->status.tokens_reprefilled += expected > covered ? (uint64_t)(expected - covered) : 0;
+}
+
+static void read_back(struct session *s, void *arg)
+{
+    struct planned *p = arg;
+    s->jobs--;
+    p->turn->n_reading--;
+    p->state = p->result.rc ? PLAN_FAILED : PLAN_READY;
+}
+
+static void read_done(void *arg, struct storage_read_result result)
+{
+    struct planned *p = arg;
+    struct session *s = p->turn->session;
+    p->result = result;
+    while (session_post(s, read_back, p))
+        ;
+}
+
+static void start_reads(struct turn *t)
+{
+    struct session *s = t->session;
+    size_t ahead = 0;
+    for (int i = t->next_plan; i < t->n_plan && (ahead < READ_AHEAD_BYTES || i < t->next_plan + READ_AHEAD); i++) {
+        struct planned *p = &t->plan[i];
+        ahead += (size_t)p->found.count * s->info->kv_token_bytes;
+        if (p->state != PLAN_IDLE)
+            continue;
+        p->result.rc = -ENOMEM;
+        p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
+        if (!p->payload ||
+            storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p)) {
+            p->state = PLAN_FAILED;
+            continue;
+        }
+        p->state = PLAN_READING;
+        t->n_reading++;
+        s->jobs++;
+    }
+}
+
+static const char *damage(int rc)
+{
+    return rc == -EBADMSG ? "blob_damaged" : rc == -ENOENT ? "blob_missing" : "blob_unreadable";
+}
+
+/* Puts a segment's rows into pages. 0, -ENOSPC (later), or another error: it is lost for this turn. */
+static int import(struct turn *t, struct planned *p)
+{
+    struct hot *h = t->hot;
+    int length = engine_seq_length(h->seq);
+    if (length > p->first) {
+        /* The head of this segment is in pages already: the segment brings it again, whole. */
+        int rc = hot_truncate(h, p->first);
+        if (rc)
+            return rc;
+        if (!t->n_aside) {
+            t->receipt.hot -= length - p->first;
+            t->n_counted = p->first;
+        }
+    }
+    int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
+    if (rc)
+        return rc;
+    if (p->used < (int)p->found.count) {
+        if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
+            return rc;
+    } else {
+        rc = hot_note_stored(h, p->first, p->used, p->found.key);
+    }
+    engine_seq_settle(h->seq);
+    return rc;
+}
+
+bool turn_restore(struct turn *t)
+{
+    if (t->state != TURN_RUNNING || t->cancelled)
+        return false;
+    if (!t->planned_once) {
+        t->planned_once = true;
+        account_lost(t);
+    }
+    bool moved = false;
+    t->out_of_pages = false;
+    int64_t start_ns = session_now_ns();
+    for (int n = 0; t->next_plan < t->n_plan; n++) {
+        if (n >= READ_AHEAD && (session_commands_wait(t->session) || session_now_ns() - start_ns > IMPORT_NS))
+            break; /* the others' step is due, or this turn may have been stopped */
+        start_reads(t);
+        struct planned *p = &t->plan[t->next_plan];
+        if (p->kept && p->first + p->used <= engine_seq_length(t->hot->seq)) { /* it was still in pages */
+            plan_release(p);
+            t->next_plan++;
+            continue;
+        }
+        if (p->state == PLAN_READING || engine_seq_length(t->hot->seq) < p->first)
+            break;
+        int rc = p->state == PLAN_FAILED ? p->result.rc : import(t, p);
+        if (rc == -ENOSPC && hot_evict_one(t->session))
+            continue;
+        if (rc == -ENOSPC) {
+            t->out_of_pages = true;
+            break;
+        }
+        if (rc) {
+            int lost = p->first + p->used - engine_seq_length(t->hot->seq);
+            if (!t->n_aside) { /* what it had once is counted when it runs again */
+                turn_add_reprefilled(t, lost, damage(rc));
+                t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
+            }
+            session_log(t->session, LOG_WARNING,
+                        "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
+                        damage(rc));
+        } else {
+            int end = p->first + p->used, from = p->first > t->n_counted ? p->first : t->n_counted;
+            if (end > from) {
+                *(p->result.tier == STORAGE_TIER_RAM ? &t->receipt.ram : &t->receipt.disk) += end - from;
+                t->n_counted = end;
+            }
+            t->receipt.bytes_read += p->result.bytes_read;
+            t->session->status.tokens_restored += (uint64_t)p->used;
+            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
+                                                 .stage = "restore",
+                                                 .done = p->first + p->used,
+                                                 .total = plan_end(t)});
+        }
+        p->state = PLAN_DONE;
+        plan_release(p);
+        t->next_plan++;
+        if (!t->n_aside)
+            t->restored_ns = session_now_ns();
+        moved = true;
+    }
+    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {
+        turn_finish(t); /* a warm-up that finds everything there has no step to run */
+        moved = true;
+    }
+    return moved;
+}

@@ -1,0 +1,257 @@
+/* schedule.c - see schedule.h. */
+#include <math.h>
+#include <string.h>
+
+#include "session/schedule.h"
+
+#define KEPT          0.9 /* weight of the steps before when another of their size comes */
+#define KEPT_OTHERS   0.8 /* of those of other sizes, until they weigh as much as: */
+#define WEIGHT_LEAST  0.5
+#define SLOWER_NEWEST 0.25 /* weight of the newest step in how slow the machine is now */
+#define SLOWER_MOST   4.0
+#define FIRST_ROWS    64 /* as long as nothing is known */
+#define FEWEST_TOKENS 16 /* of prompts in a step, however short its time */
+#define MS_DEFAULT    100.0
+#define DECODE_STEPS  4 /* the default is at least as long as so many of them */
+#define OLDEST_SHARE  0.25
+#define TRUSTED       2 /* times the rows seen so far: beyond that the prediction is not believed */
+
+/* ---- cost ---- */
+
+double schedule_seen(int position, int n)
+{
+    return (double)n * position + 0.5 * n * (n + 1.0);
+}
+
+double schedule_ms(const struct schedule_cost *c, int rows, double seen)
+{
+    return c->most_rows ? c->ms[0] + c->ms[1] * rows + c->ms[2] * seen : 0.0;
+}
+
+/* Solves the equations of the factors in `mask`; false: they do not determine them. */
+static bool solve(double a[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1], unsigned mask, double x[SCHEDULE_FACTORS])
+{
+    double m[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1];
+    int at[SCHEDULE_FACTORS], n = 0;
+    for (int i = 0; i < SCHEDULE_FACTORS; i++)
+        if (mask & (1u << i))
+            at[n++] = i;
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++)
+            m[i][j] = a[at[i]][at[j]];
+        m[i][n] = a[at[i]][SCHEDULE_FACTORS];
+    }
+    for (int i = 0; i < n; i++) { /* the matrix is a Gram matrix: its pivots are positive, or it is singular */
+        if (m[i][i] <= 1e-9 * a[at[i]][at[i]])
+            return false;
+        for (int r = 0; r < n; r++) {
+            double f = r == i ? 0.0 : m[r][i] / m[i][i];
+            for (int j = i; j <= n; j++)
+                m[r][j] -= f * m[i][j];
+        }
+    }
+    for (int i = 0; i < SCHEDULE_FACTORS; i++)
+        x[i] = 0.0;
+    for (int i = 0; i < n; i++)
+        x[at[i]] = m[i][n] / m[i][i];
+    return true;
+}
+
+/* How much of the squares' sum a solution explains. */
+static double explained(double a[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1], const double x[SCHEDULE_FACTORS])
+{
+    double sum = 0.0;
+    for (int i = 0; i < SCHEDULE_FACTORS; i++) {
+        sum += 2.0 * x[i] * a[i][SCHEDULE_FACTORS];
+        for (int j = 0; j < SCHEDULE_FACTORS; j++)
+            sum -= x[i] * a[i][j] * x[j];
+    }
+    return sum;
+}
+
+void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms)
+{
+    if (rows <= 0 || !(ms > 0.0) || !(seen >= 0.0))
+        return;
+    int size = 0;
+    while (size < SCHEDULE_SIZES - 1 && rows >> (size + 1))
+        size++;
+    /* Of the relative error: each row of the system is divided by its time. */
+    const double x[SCHEDULE_FACTORS + 1] = {1.0 / ms, rows / ms, seen / ms, 1.0};
+    double all[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1] = {{0}};
+    for (int k = 0; k < SCHEDULE_SIZES; k++) {
+        double kept = k == size ? KEPT : c->weight[k] > WEIGHT_LEAST ? KEPT_OTHERS : 1.0;
+        c->weight[k] = kept * c->weight[k] + (k == size);
+        for (int i = 0; i < SCHEDULE_FACTORS; i++)
+            for (int j = 0; j <= SCHEDULE_FACTORS; j++) {
+                c->sums[k][i][j] = kept * c->sums[k][i][j] + (k == size ? x[i] * x[j] : 0.0);
+                all[i][j] += c->sums[k][i][j];
+            }
+    }
+    if (rows > c->most_rows)
+        c->most_rows = rows;
+    double best = -1.0, fit[SCHEDULE_FACTORS] = {0.0};
+    for (unsigned mask = 1; mask < 1u << SCHEDULE_FACTORS; mask++) {
+        double some[SCHEDULE_FACTORS];
+        if (!solve(all, mask, some))
+            continue;
+        bool fits = true;
+        for (int i = 0; i < SCHEDULE_FACTORS; i++)
+            fits &= some[i] >= 0.0;
+        double e = fits ? explained(all, some) : -1.0;
+        if (e > best) {
+            best = e;
+            memcpy(fit, some, sizeof some);
+        }
+    }
+    double expected = fit[0] + fit[1] * rows + fit[2] * seen;
+    double slower = expected > 0.0 ? ms / expected : 1.0;
+    if (slower > SLOWER_MOST)
+        slower = SLOWER_MOST;
+    c->slower = c->slower > 0.0 ? c->slower + SLOWER_NEWEST * (slower - c->slower) : 1.0;
+    for (int i = 0; i < SCHEDULE_FACTORS; i++)
+        c->ms[i] = c->slower * fit[i];
+}
+
+/* ---- shares ---- */
+
+struct share {
+    const struct schedule_cost *c;
+    struct schedule_turn *turns;
+    int n;
+    double ms;                /* that is left of the step */
+    int tokens, items, least; /* that are left of it; prompts' tokens that run whatever they take */
+};
+
+/* Tokens behind `position` that run in `ms`, at most `most`. */
+static int tokens_in(const struct schedule_cost *c, int position, double ms, int most)
+{
+    if (ms <= 0.0)
+        return 0;
+    double row = c->ms[1] + c->ms[2] * (position + 0.5), square = 0.5 * c->ms[2];
+    /* ms = row * n + square * n * n, for the positive n; the form that survives square = 0 */
+    double under = row * row + 4.0 * square * ms;
+    double n = row > 0.0 || square > 0.0 ? 2.0 * ms / (row + sqrt(under)) : most;
+    return n < most ? (int)n : most;
+}
+
+/* Gives a turn up to `ms` of the step and `tokens` of its tokens, and takes from both what it got. */
+static void give(struct share *s, struct schedule_turn *t, double *ms, int *tokens)
+{
+    int most = t->wants - t->n < *tokens ? t->wants - t->n : *tokens;
+    if (most > s->tokens)
+        most = s->tokens;
+    if (t->n == 0 && s->items == 0)
+        most = 0;
+    int n = tokens_in(s->c, t->position + t->n, *ms, most);
+    if (n < s->least)
+        n = s->least < most ? s->least : most;
+    if (n <= 0)
+        return;
+    double took = s->c->ms[1] * n + s->c->ms[2] * schedule_seen(t->position + t->n, n);
+    s->items -= t->n == 0;
+    s->tokens -= n;
+    s->least -= n < s->least ? n : s->least;
+    s->ms -= took;
+    *ms -= took;
+    *tokens -= n;
+    t->n += n;
+}
+
+static bool open(const struct schedule_turn *t, bool background)
+{
+    return t->rest > 0 && t->n < t->wants && t->background == background;
+}
+
+/* Of an owner's prompts the one that is nearest to its first token. NULL: it has none. */
+static struct schedule_turn *nearest(struct share *s, int64_t owner, bool background)
+{
+    struct schedule_turn *best = NULL;
+    for (int i = 0; i < s->n; i++) {
+        struct schedule_turn *t = &s->turns[i];
+        if (open(t, background) && t->owner == owner && (!best || t->rest - t->n < best->rest - best->n))
+            best = t;
+    }
+    return best;
+}
+
+/* One round: each owner's part of what is left. True: something was given. */
+static bool give_round(struct share *s, bool background)
+{
+    int64_t owners[SCHEDULE_TURNS];
+    int n_owners = 0;
+    bool given = false;
+    for (int i = 0; i < s->n; i++) {
+        int k = 0;
+        while (k < n_owners && owners[k] != s->turns[i].owner)
+            k++;
+        if (k == n_owners && open(&s->turns[i], background))
+            owners[n_owners++] = s->turns[i].owner;
+    }
+    double part = n_owners ? s->ms / n_owners : 0.0;
+    int part_tokens = n_owners ? (s->tokens + n_owners - 1) / n_owners : 0;
+    for (int k = 0; k < n_owners; k++) {
+        double ms = part;
+        int tokens = part_tokens, before = -1;
+        struct schedule_turn *t;
+        while (tokens != before && (t = nearest(s, owners[k], background))) {
+            before = tokens;
+            give(s, t, &ms, &tokens);
+            given |= tokens != before;
+        }
+    }
+    return given;
+}
+
+/* The oldest prompt's quarter, also of what runs however short the time is. */
+static void give_oldest(struct share *s, struct schedule_turn *oldest)
+{
+    int least = s->least, tokens = (s->tokens + 3) / 4;
+    double ms = OLDEST_SHARE * s->ms;
+    s->least = (least + 3) / 4;
+    give(s, oldest, &ms, &tokens);
+    s->least = least > oldest->n ? least - oldest->n : 0;
+}
+
+double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
+                     int n)
+{
+    struct share s = {.c = c, .turns = turns, .n = n, .tokens = limits->max_tokens, .items = limits->max_turns};
+    int rows = 0;
+    double seen = 0.0;
+    for (int i = 0; i < n; i++) {
+        struct schedule_turn *t = &turns[i];
+        t->n = t->rest == 0 && t->wants > 0 && s.items > 0 && s.tokens > 0;
+        s.items -= t->n;
+        s.tokens -= t->n;
+        rows += t->n;
+        seen += t->n ? schedule_seen(t->position, 1) : 0.0;
+    }
+    struct schedule_turn *oldest = NULL;
+    for (int i = n - 1; i >= 0; i--)
+        if (turns[i].rest > 0 && turns[i].wants > 0)
+            oldest = &turns[i];
+    double decode_ms = schedule_ms(c, rows ? rows : 1, seen);
+    if (!oldest)
+        return rows ? decode_ms : 0.0;
+    double ms = limits->max_ms;
+    if (!limits->max_ms)
+        ms = DECODE_STEPS * decode_ms > MS_DEFAULT ? DECODE_STEPS * decode_ms : MS_DEFAULT;
+    int trusted = c->most_rows ? TRUSTED * c->most_rows : FIRST_ROWS;
+    if (trusted < FIRST_ROWS)
+        trusted = FIRST_ROWS;
+    if (s.tokens > trusted)
+        s.tokens = trusted;
+    s.ms = ms - schedule_ms(c, rows, seen);
+    s.least = FEWEST_TOKENS < s.tokens ? FEWEST_TOKENS : s.tokens;
+    give_oldest(&s, oldest);
+    for (int background = 0; background < 2; background++)
+        while (s.tokens > 0 && give_round(&s, background == 1))
+            ;
+    for (int i = 0; i < n; i++)
+        if (turns[i].rest > 0 && turns[i].n) {
+            rows += turns[i].n;
+            seen += schedule_seen(turns[i].position, turns[i].n);
+        }
+    return schedule_ms(c, rows, seen);
+}

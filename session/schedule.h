@@ -1,0 +1,66 @@
+/* schedule.h - what each running turn gets in the next step: functions of what they are given and of nothing else.
+ *
+ * A step takes one token of every turn that decodes, and pieces of the prompts as long as the step's time allows. How
+ * long a step takes is predicted from those before it.
+ */
+#ifndef CONVOD_SESSION_SCHEDULE_H
+#define CONVOD_SESSION_SCHEDULE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- what a step costs --------------------------------------------------------------------------------------------
+ *
+ * ms = fixed + row * rows + attention * (tokens that the rows look back at, all together). Fixed is what does not
+ * depend on the rows, reading the weights above all. The three are those that fit the steps seen best (least squares of
+ * the relative error, none of them negative).
+ */
+#define SCHEDULE_FACTORS 3
+#define SCHEDULE_SIZES   16
+
+struct schedule_cost {
+    double ms[SCHEDULE_FACTORS]; /* of a step, of a row, of a token looked back at, at present */
+    double slower;               /* than what fits all of them: the last ones, on a machine that others use as well */
+    int most_rows;               /* of the steps seen; 0: none was */
+    /* The normal equations' sums, by the power of two of the rows, and how many steps are in them, newer ones weighing
+     * more: what long steps cost is still known after an hour of short ones, though it weighs little. */
+    double weight[SCHEDULE_SIZES];
+    double sums[SCHEDULE_SIZES][SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1];
+};
+
+/* A step of `rows` tokens that looked back at `seen` took `ms`. */
+void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms);
+/* What one is expected to take; 0: nothing is known yet. */
+double schedule_ms(const struct schedule_cost *c, int rows, double seen);
+/* Tokens that n new ones behind `position` others look back at. */
+double schedule_seen(int position, int n);
+
+/* ---- who gets what ------------------------------------------------------------------------------------------------
+ */
+
+#define SCHEDULE_TURNS 512 /* at once, at most */
+
+struct schedule_turn {
+    int64_t owner;
+    bool background; /* after all others */
+    int position;    /* tokens in pages */
+    int wants;       /* tokens that could run now; 0: none */
+    int rest;        /* tokens until its first one comes, stored ones counted; 0: it decodes, and wants one */
+    int n;           /* out: tokens of it in this step */
+};
+
+struct schedule_limits {
+    int max_tokens; /* in a step */
+    int max_turns;  /* in a step */
+    int max_ms;     /* that a step with prompts in it may take; 0: 100, or four times what decoding alone would */
+};
+
+/* Shares a step among turns, which are in the order of their arrival. Those that decode get their token. What is left
+ * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest in equal
+ * parts to the owners that have prompts, and of each owner to the prompt that is nearest to its first token. What an
+ * owner does not need goes to the others. Background turns get what all others leave. However short the time, some
+ * tokens run. Returns the milliseconds that this is expected to take. */
+double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
+                     int n);
+
+#endif

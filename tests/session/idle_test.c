@@ -1,0 +1,128 @@
+/* idle_test.c - the context that shares the most is found among many, the one used longest ago goes first, and what
+ * others are told of pages is true. */
+#include "tests/session/harness.h"
+
+enum { CONVERSATIONS = 40 };
+
+/* A text of pieces, so that many have heads of many lengths in common. */
+static void pieces(uint64_t seed, char text[200])
+{
+    text[0] = 0;
+    for (int i = 0; i < 5; i++) {
+        char *piece = rig_text((seed >> (2 * i)) & 3, 7 + (int)((seed >> 12) & 15));
+        strncat(text, piece, 30);
+        free(piece);
+    }
+}
+
+struct look {
+    struct gate gate;
+    struct rig *rig;
+    uint64_t seed;
+    int wrong, shared;
+    const char *conversation;
+};
+
+/* Against going through all of them. */
+static void compare(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    for (int k = 0; k < 400; k++) {
+        look->seed = look->seed * 6364136223846793005u + 1442695040888963407u;
+        struct engine_tokens tokens = {0};
+        const struct hot *like = s->hots, *best;
+        for (size_t skip = (size_t)(look->seed >> 33) % s->n_hots; skip--;)
+            like = like->next;
+        struct turn t = {.session = s, .found = {.owner = {.id = k % 3 ? like->owner : s->hots->owner}}};
+        int n = engine_seq_length(like->seq), cut = (int)(look->seed >> 40) % (n + 1);
+        (void)engine_tokens_append(&tokens, engine_seq_tokens(like->seq), (size_t)cut);
+        for (int i = 0; i < k % 5; i++)
+            (void)engine_tokens_append(&tokens, engine_seq_tokens(like->seq) + (i * 7) % n, 1);
+        t.context = tokens;
+        int shared = hot_shared(s, &t, &best), most = 0;
+        for (const struct hot *h = s->hots; h; h = h->next) {
+            int common = h->owner == t.found.owner.id ? hot_common(h, tokens.ids, (int)tokens.n) : 0;
+            most = common > most ? common : most;
+        }
+        look->wrong += shared != most || (most && hot_common(best, tokens.ids, (int)tokens.n) != most);
+        look->shared += most > 0;
+        engine_tokens_free(&tokens);
+    }
+    size_t n = 0;
+    for (const struct hot *h = s->oldest_hot; h; h = h->previous, n++)
+        look->wrong += h->previous && !h->previous->user && h->previous->last_used_ms < h->last_used_ms;
+    look->wrong += n != s->n_hots || s->n_idle != n;
+    gate_open(&look->gate);
+}
+
+static void test_nearest_of_many(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a[CONVERSATIONS];
+    uint64_t seed = 3;
+    for (int i = 0; i < CONVERSATIONS; i++) {
+        char text[200];
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        pieces(seed >> 33, text);
+        a[i] = rig_ask(rig, (struct ask){.owner = i % 3 ? "ann" : "bob",
+                                         .text = text,
+                                         .previous = i % 4 == 3 && i > 6 ? a[i - 3]->id : NULL,
+                                         .seed = seed,
+                                         .max = 1 + i % 7});
+    }
+    rig_saved(rig);
+    struct look look = {.gate = GATE_CLOSED, .rig = rig, .seed = 11};
+    assert_int_equal(session_post(rig->s, compare, &look), 0);
+    gate_wait(&look.gate, 1);
+    assert_int_equal(look.wrong, 0);
+    assert_true(look.shared > 100);
+    /* Some go, others come back, and it holds again. */
+    for (int i = 0; i < CONVERSATIONS; i += 3)
+        assert_int_equal(rig_evict(rig, i % 3 ? "ann" : "bob", a[i]->conversation, false), 0);
+    for (int i = 0; i < CONVERSATIONS; i += 2)
+        (void)rig_ask(rig, (struct ask){.owner = i % 3 ? "ann" : "bob", .text = "on", .previous = a[i]->id, .max = 3});
+    rig_saved(rig);
+    assert_int_equal(session_post(rig->s, compare, &look), 0);
+    gate_wait(&look.gate, 2);
+    assert_int_equal(look.wrong, 0);
+    rig_close(rig);
+}
+
+/* More than the pages hold: each conversation's tier is what a turn of it then finds. */
+static void test_tiers_are_true(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 60});
+    struct answer *a[CONVERSATIONS];
+    int hot = 0;
+    for (int i = 0; i < CONVERSATIONS; i++) {
+        char *text = rig_text((uint64_t)i, 100);
+        a[i] = rig_ask(rig, (struct ask){.text = text, .seed = (uint64_t)i, .max = 2});
+        free(text);
+    }
+    for (int i = CONVERSATIONS - 1; i >= 0; i--) {
+        char tier[64];
+        assert_int_equal(rig_tier(rig, "ann", a[i]->conversation, tier), 0);
+        bool is_hot = !strcmp(tier, "hot");
+        assert_true(!is_hot || hot == CONVERSATIONS - 1 - i); /* the last ones, without a gap */
+        hot += is_hot;
+    }
+    assert_true(hot > 5 && hot < CONVERSATIONS - 5);
+    for (int i = 0; i < 2; i++) {
+        struct answer *next =
+            rig_ask(rig, (struct ask){.text = "on", .previous = a[i ? CONVERSATIONS - 1 : 0]->id, .max = 2});
+        rig_only_new(next);
+        assert_int_equal(next->receipt.hot > 90, i);
+    }
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nearest_of_many),
+        cmocka_unit_test(test_tiers_are_true),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

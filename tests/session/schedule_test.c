@@ -1,0 +1,334 @@
+/* schedule_test.c - who gets what of a step, and what a step is expected to take. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/schedule.h"
+
+/* A machine: 12 ms a step, 1 ms a row, 1 ms for a million tokens looked back at. */
+static const double machine[SCHEDULE_FACTORS] = {12.0, 1.0, 1e-6};
+
+static double takes(int rows, double seen)
+{
+    return machine[0] + machine[1] * rows + machine[2] * seen;
+}
+
+static struct schedule_cost learnt(void)
+{
+    struct schedule_cost c = {0};
+    for (int rows = 1; rows <= 512; rows *= 2)
+        for (int position = 0; position < 20000; position += 4000)
+            schedule_learn(&c, rows, schedule_seen(position, rows), takes(rows, schedule_seen(position, rows)));
+    return c;
+}
+
+static bool near(double a, double b, double tolerance)
+{
+    return fabs(a - b) <= tolerance * fabs(b);
+}
+
+static const struct schedule_limits limits = {.max_tokens = 512, .max_turns = 8};
+
+static struct schedule_turn decoding(int64_t owner, int position)
+{
+    return (struct schedule_turn){.owner = owner, .position = position, .wants = 1};
+}
+
+static struct schedule_turn prompt(int64_t owner, int position, int rest)
+{
+    return (struct schedule_turn){.owner = owner, .position = position, .wants = rest, .rest = rest};
+}
+
+/* Tokens and time of a step, with what must hold of every one. */
+static double step(const struct schedule_cost *c, const struct schedule_limits *l, struct schedule_turn *turns, int n,
+                   int *rows)
+{
+    double said = schedule_step(c, l, turns, n), seen = 0.0;
+    int items = 0;
+    *rows = 0;
+    for (int i = 0; i < n; i++) {
+        assert_true(turns[i].n >= 0 && turns[i].n <= turns[i].wants);
+        items += turns[i].n > 0;
+        *rows += turns[i].n;
+        seen += schedule_seen(turns[i].position, turns[i].n);
+    }
+    assert_true(*rows <= l->max_tokens && items <= l->max_turns);
+    assert_true(near(said, schedule_ms(c, *rows, seen), 1e-9) || (said == 0.0 && *rows == 0));
+    return said;
+}
+
+/* ---- cost ---- */
+
+static void test_learns_what_a_step_costs(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    for (int i = 0; i < SCHEDULE_FACTORS; i++)
+        assert_true(near(c.ms[i], machine[i], 1e-3));
+    /* An hour of short steps later it still knows the long ones. */
+    for (int i = 0; i < 100000; i++)
+        schedule_learn(&c, 3, schedule_seen(900, 3), takes(3, schedule_seen(900, 3)));
+    assert_true(near(schedule_ms(&c, 512, 0.0), takes(512, 0.0), 1e-2));
+}
+
+static void test_learns_a_new_machine(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    for (int i = 0; i < 60; i++)
+        for (int rows = 1; rows <= 512; rows *= 2)
+            schedule_learn(&c, rows, 0.0, 3.0 * takes(rows, 0.0));
+    assert_true(near(schedule_ms(&c, 256, 0.0), 3.0 * takes(256, 0.0), 0.05));
+    /* Ten steps of one size are enough for that size, whatever the others were. */
+    c = learnt();
+    for (int i = 0; i < 10; i++)
+        schedule_learn(&c, 32, 0.0, 3.0 * takes(32, 0.0));
+    assert_true(near(schedule_ms(&c, 32, 0.0), 3.0 * takes(32, 0.0), 0.2));
+}
+
+/* Times that scatter, times that no model of this form has, and rubbish: nothing negative, nothing infinite. */
+static void test_learns_from_anything(void **state)
+{
+    (void)state;
+    struct schedule_cost c = {0};
+    uint64_t seed = 1;
+    assert_true(schedule_ms(&c, 100, 0.0) == 0.0);
+    schedule_learn(&c, 0, 0.0, 5.0);
+    schedule_learn(&c, 5, 0.0, 0.0);
+    schedule_learn(&c, 5, NAN, 1.0);
+    schedule_learn(&c, 5, 0.0, NAN);
+    assert_int_equal(c.most_rows, 0);
+    for (int i = 0; i < 5000; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        int rows = 1 + (int)(seed >> 33) % (i < 10 ? 1 : 600);
+        double noise = (double)(seed >> 40 & 255) / 255.0;
+        schedule_learn(&c, rows, schedule_seen((int)(seed >> 20 & 8191), rows), 0.1 + 500.0 * noise * noise);
+        for (int k = 0; k < SCHEDULE_FACTORS; k++)
+            assert_true(c.ms[k] >= 0.0 && isfinite(c.ms[k]));
+        double ms = schedule_ms(&c, 64, schedule_seen(4000, 64));
+        assert_true(ms > 0.0 && ms < 5000.0);
+    }
+}
+
+/* From steps of one row alone nobody knows what five hundred take: it finds out in steps. */
+static void test_goes_up_carefully(void **state)
+{
+    (void)state;
+    struct schedule_cost c = {0};
+    struct schedule_turn turns[] = {prompt(1, 0, 5000)};
+    int rows, last = 64;
+    for (int i = 0; i < 30; i++)
+        schedule_learn(&c, 1, 100.0, takes(1, 100.0));
+    for (int i = 0; i < 10; i++) {
+        (void)step(&c, &limits, turns, 1, &rows);
+        assert_true(rows > 0 && rows <= 2 * last);
+        schedule_learn(&c, rows, schedule_seen(0, rows), takes(rows, schedule_seen(0, rows)));
+        last = rows > last ? rows : last;
+    }
+    assert_true(near(takes(rows, 0.0), 100.0, 0.05));
+}
+
+/* ---- shares ---- */
+
+static void test_decoding_goes_first(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    struct schedule_turn turns[] = {prompt(1, 0, 4000), decoding(1, 50), decoding(2, 3000), prompt(2, 100, 30)};
+    int rows;
+    double ms = step(&c, &limits, turns, 4, &rows);
+    assert_int_equal(turns[1].n, 1);
+    assert_int_equal(turns[2].n, 1);
+    assert_int_equal(turns[3].n, 30);
+    assert_true(turns[0].n > 0);
+    assert_true(ms <= 100.0 && ms > 95.0);
+}
+
+/* A short prompt behind a long one comes through in one step, and the long one moves on. */
+static void test_short_behind_long(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    for (int same_owner = 0; same_owner < 2; same_owner++) {
+        struct schedule_turn turns[] = {prompt(1, 2000, 14000), prompt(same_owner ? 1 : 2, 0, 23)};
+        int rows;
+        (void)step(&c, &limits, turns, 2, &rows);
+        assert_int_equal(turns[1].n, 23);
+        assert_true(turns[0].n >= 40);
+    }
+}
+
+/* Short ones without end: the oldest gets its quarter of every step. */
+static void test_oldest_is_not_starved(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    int left = 3000, steps = 0;
+    while (left > 0) {
+        struct schedule_turn turns[] = {prompt(1, 3000 - left, left), prompt(1, 0, 200), prompt(1, 0, 300),
+                                        prompt(2, 0, 100)};
+        int rows;
+        (void)step(&c, &limits, turns, 4, &rows);
+        assert_true(turns[0].n * (machine[1] + machine[2] * 3000) >= 0.2 * 88.0 || turns[0].n == left);
+        assert_true(turns[3].n >= 30); /* the other owner's half of what is left */
+        left -= turns[0].n;
+        assert_true(++steps < 200);
+    }
+}
+
+static void test_owners_share(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    /* One with five prompts, one with one: as much for each, but for the oldest's quarter. */
+    struct schedule_turn turns[] = {prompt(1, 0, 900), prompt(1, 0, 800), prompt(1, 0, 700),
+                                    prompt(1, 0, 600), prompt(1, 0, 500), prompt(2, 0, 5000)};
+    int rows;
+    (void)step(&c, &limits, turns, 6, &rows);
+    int first = turns[1].n + turns[2].n + turns[3].n + turns[4].n;
+    assert_int_equal(first, turns[4].n);
+    assert_true(turns[5].n >= 25 && abs(turns[5].n - turns[4].n) <= 2);
+    /* What one does not need the other gets. */
+    turns[5] = prompt(2, 0, 5);
+    (void)step(&c, &limits, turns, 6, &rows);
+    assert_int_equal(turns[5].n, 5);
+    assert_true(rows >= 86);
+}
+
+static void test_background_last(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    struct schedule_turn turns[] = {prompt(1, 0, 4000), prompt(2, 0, 10), prompt(2, 0, 3000)};
+    int rows;
+    turns[1].background = true;
+    (void)step(&c, &limits, turns, 3, &rows);
+    assert_int_equal(turns[1].n, 0);
+    turns[2].rest = turns[2].wants = 20;
+    turns[0].rest = turns[0].wants = 20;
+    (void)step(&c, &limits, turns, 3, &rows);
+    assert_int_equal(rows, 50);
+    /* The oldest gets its quarter though it is in the background. */
+    struct schedule_turn old[] = {prompt(1, 0, 4000), prompt(2, 0, 3000)};
+    old[0].background = true;
+    (void)step(&c, &limits, old, 2, &rows);
+    assert_true(old[0].n >= 20 && old[0].n < old[1].n);
+}
+
+static void test_step_length(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    static const int settings[] = {20, 50, 200, 400};
+    int rows;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        struct schedule_turn turns[] = {prompt(1, 9000, 5000), decoding(1, 50)};
+        struct schedule_limits l = limits;
+        l.max_ms = settings[i];
+        double ms = step(&c, &l, turns, 2, &rows);
+        assert_true(ms <= settings[i] || rows <= 17);
+        assert_true(ms >= 0.9 * settings[i]);
+    }
+    /* Attention has its part in the time: behind much there are fewer tokens in a step. */
+    struct schedule_turn front[] = {prompt(1, 0, 5000)}, behind[] = {prompt(1, 4000000, 5000)};
+    (void)step(&c, &limits, front, 1, &rows);
+    (void)step(&c, &limits, behind, 1, &rows);
+    assert_true(behind[0].n < front[0].n / 3);
+    /* By default at least four times what decoding takes. */
+    struct schedule_turn many[8];
+    for (int i = 0; i < 7; i++)
+        many[i] = decoding(i, 4000000);
+    many[7] = prompt(1, 0, 5000);
+    double ms = step(&c, &limits, many, 8, &rows);
+    assert_true(near(ms, 4 * takes(7, 7 * 4e6), 0.05));
+    /* However short the time, prompts move on. */
+    struct schedule_limits tight = limits;
+    tight.max_ms = 1;
+    (void)step(&c, &tight, many, 8, &rows);
+    assert_int_equal(many[7].n, 16);
+}
+
+/* Where tokens and not time bound the step, they are shared the same way. */
+static void test_bound_by_tokens(void **state)
+{
+    (void)state;
+    struct schedule_cost c = {0};
+    int rows;
+    schedule_learn(&c, 4096, 0.0, 0.5);
+    struct schedule_turn turns[] = {prompt(1, 0, 9000), prompt(2, 0, 5000), prompt(3, 0, 5000)};
+    (void)step(&c, &limits, turns, 3, &rows);
+    assert_int_equal(rows, 512);
+    for (int i = 0; i < 3; i++)
+        assert_true(turns[i].n >= 125);
+}
+
+/* Any mixture: never more than the limits, never nothing where something could run, and all of them end. */
+static void test_any_mixture(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    uint64_t seed = 7;
+    struct schedule_cost c = {0};
+    for (int round = 0; round < 20; round++) {
+        struct schedule_turn turns[N];
+        struct schedule_limits l = {.max_tokens = 64 << round % 4, .max_turns = 1 + round, .max_ms = round % 3 * 40};
+        int left = N, steps = 0, rows;
+        for (int i = 0; i < N; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            turns[i] = prompt((int64_t)(seed >> 60), 0, 1 + (int)(seed >> 33) % 1500);
+            turns[i].background = seed >> 20 & 1;
+        }
+        while (left > 0) {
+            double seen = 0.0;
+            (void)step(&c, &l, turns, N, &rows);
+            assert_true(rows > 0);
+            for (int i = 0; i < N; i++) {
+                seen += schedule_seen(turns[i].position, turns[i].n);
+                turns[i].position += turns[i].n;
+                turns[i].rest -= turns[i].n;
+                turns[i].wants = turns[i].rest;
+                left -= turns[i].n && !turns[i].rest;
+            }
+            schedule_learn(&c, rows, seen, takes(rows, seen));
+            assert_true(++steps < 20000);
+        }
+    }
+}
+
+static void test_nobody(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    struct schedule_turn turns[] = {{.owner = 1, .rest = 700}, {.owner = 2}};
+    int rows;
+    (void)step(&c, &limits, turns, 2, &rows);
+    assert_int_equal(rows, 0);
+    (void)schedule_step(&c, &limits, NULL, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_learns_what_a_step_costs),
+        cmocka_unit_test(test_learns_a_new_machine),
+        cmocka_unit_test(test_learns_from_anything),
+        cmocka_unit_test(test_goes_up_carefully),
+        cmocka_unit_test(test_decoding_goes_first),
+        cmocka_unit_test(test_short_behind_long),
+        cmocka_unit_test(test_oldest_is_not_starved),
+        cmocka_unit_test(test_owners_share),
+        cmocka_unit_test(test_background_last),
+        cmocka_unit_test(test_step_length),
+        cmocka_unit_test(test_bound_by_tokens),
+        cmocka_unit_test(test_any_mixture),
+        cmocka_unit_test(test_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
