@@ -25,7 +25,7 @@ BENCH_MODELS ?= qwen-0.5b qwen-1.5b
 
 VERSION := 0.1.0
 PACKAGES := libwebsockets sqlite3 liblz4 libcjson libpcre2-8 libcrypto libxxhash
-CLI_PACKAGES := libwebsockets libcjson libedit libcrypto
+CLI_PACKAGES := libwebsockets libcjson libedit libcrypto md4c
 
 OPT ?= $(if $(SAN),-O1 -g,-O2 -g $(if $(findstring FORTIFY_SOURCE,$(CPPFLAGS)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2))
 # Against faults that we did not find: guarded stacks, addresses that differ each time, tables that are read-only once filled.
@@ -61,12 +61,14 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*_
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuzz.c))
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
+# What Python tests use besides the programs.
+PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/jsonschema/.complete $(BUILD)/proxies
 .DEFAULT_GOAL := all
 include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
 	$(file <$(dir tests/$1)shared))
 
-.PHONY: all chat stop check torture test lint format bench install uninstall clean help deps model \
+.PHONY: all chat stop check torture soak test lint format grammar-figures bench bench-serve install uninstall clean help deps model \
 	tests objects bench-programs fuzz-programs FORCE
 .SECONDARY:
 .SECONDEXPANSION:
@@ -150,8 +152,11 @@ help:
 	@echo 'make test            build and run the unit tests alone; T=daemon/auth only that one, T=daemon those of a folder'
 	@echo 'make lint            check form, dependencies between folders, and what static checkers find'
 	@echo 'make format          put the sources into that form (clang-format 14)'
-	@echo 'make torture         kills and power losses, for as long as TORTURE_CASES says'
+	@echo 'make torture         kills, power losses and full disks, for as long as TORTURE_CASES says'
+	@echo 'make soak            random clients, kills and restarts, for SOAK_SECONDS (half an hour)'
 	@echo 'make bench           measure, side by side with a peer'
+	@echo 'make bench-serve     many conversations at once, against a peer: table, JSON and a picture'
+	@echo 'make grammar-figures structured output: what is right per keyword, and what masks cost'
 	@echo 'make cuda            compile the CUDA kernels for every chip, and list what each takes of it'
 	@echo 'make gpu-bundle      pack what measures a GPU, for a machine that has one'
 	@echo 'make deb             build a Debian package in $(BUILD)/deb'
@@ -184,7 +189,7 @@ check:
 ASAN := BUILD=$(BUILD)/asan SAN=address,undefined
 TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
-ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py)
+ASAN_TESTS := $(TESTS) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
@@ -192,7 +197,7 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/cuda_host/convod $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/cuda_host/convod $(PY_WANTS)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
@@ -204,16 +209,22 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-hos
 # T names tests as the folders do: daemon/auth is tests/daemon/auth_test.c, clients/convo tests/clients/convo_test.py.
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
-test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(BUILD)/tests/service/model $(BUILD)/venv/.complete $(BUILD)/proxies) \
+test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS)) \
 		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host) $(if $(filter tests/cuda_host/%.py,$(CHOSEN)),$(BUILD)/cuda_host/convod)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))
 
-# Crashes at so many moments of a recorded run; `make check` tries a few seconds' worth.
-TORTURE_CASES ?= 20000
-torture: $(BUILD)/tests/torture/power_test
-	@TORTURE_CASES='$(TORTURE_CASES)' $<
+# Crashes at so many moments of a recorded run, and as many turns under kills, full disks and cut connections; `make check` tries a few
+# seconds' worth of each.
+TORTURE_CASES ?= 2000
+torture: all $(BUILD)/tests/torture/power_test $(BUILD)/tests/service/model
+	@TORTURE_CASES='$(TORTURE_CASES)' BUILD='$(BUILD)' $(PYTHON) tests/torture/chaos_test.py --all
+
+# Clients that do anything at any time, while the daemon is killed and restarted; `make check` does it for 20 seconds.
+SOAK_SECONDS ?= 1800
+soak: all $(BUILD)/tests/service/model
+	@BUILD='$(BUILD)' SOAK_SECONDS='$(SOAK_SECONDS)' $(PYTHON) tests/torture/soak_test.py
 
 lint:
 	@BUILD='$(BUILD)' tests/ci/lint
@@ -225,6 +236,14 @@ format:
 $(BUILD)/venv/.complete: tests/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+# The official JSON Schema test files, which the source of a package ships (what builds it is among the requirements).
+$(BUILD)/jsonschema/.complete: $(BUILD)/venv/.complete
+	@mkdir -p $(@D)
+	$(BUILD)/venv/bin/pip download -q --disable-pip-version-check --no-deps --no-build-isolation --no-binary jsonschema -d $(@D) \
+		$$(grep '^jsonschema' tests/requirements.txt)
+	tar -xzf $(@D)/jsonschema-*.tar.gz --strip-components=1 -C $(@D)
 	@touch $@
 
 $(BUILD)/proxies: tests/service/proxies
@@ -240,9 +259,17 @@ bench:
 	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
 	@$(MAKE) $(QUIET) bench-run
 
+# Many conversations at once, beside the peer's server where it can be installed.
+bench-serve:
+	@clients/setup/packages check
+	@clients/setup/fetch-model >/dev/null
+	@$(MAKE) $(QUIET) all
+	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'The peer could not be installed.'
+	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
+
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
-	@set -e; for b in $(filter-out %/engine_bench,$(BENCHES)); do echo "== $$b"; $$b; done
+	@set -e; for b in $(filter-out %/engine_bench %/grammar_bench,$(BENCHES)); do echo "== $$b"; $$b; done
 	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json)
 
 # The package is built from a copy of what makes it, as dpkg wants it: debian/ at the top, its changelog from VERSION.
@@ -289,6 +316,10 @@ uninstall:
 	rm -f $(foreach p,convod convo,'$(DESTDIR)$(PREFIX)/bin/$p') '$(DESTDIR)$(UNITDIR)/convod.service' \
 		$(foreach i,$(INSTALLED),'$(DESTDIR)$(call to_install,$i)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/doc/convod'
+
+# Structured output: what is right per keyword, and what compiling and masks cost with a real vocabulary.
+grammar-figures: $(BUILD)/bench/grammar_bench $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/jsonschema/.complete
+	@BUILD='$(BUILD)' $(BUILD)/venv/bin/python tests/grammar/figures.py "$$(clients/setup/fetch-model qwen-0.5b)"
 
 clean:
 	rm -rf $(BUILD)

@@ -159,6 +159,8 @@ static const struct setting settings[] = {
      "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
     {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn", ANY},
+    {"retain-days", INTEGER, AT(retain_days), 0, 0, 36500, "N", "0",
+     "a conversation is deleted after so many days without a turn; 0 = never", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
     {"max-step-ms", INTEGER, AT(max_step_ms), 0, 0, 60000, "N", "0",
@@ -413,8 +415,8 @@ static void apply_flags(struct daemon_config *c, int argc, char **argv, enum dae
             *action = DAEMON_VERSION;
             return;
         }
-        if (strcmp(flag, "--check-config") == 0) {
-            *action = DAEMON_CHECK;
+        if (strcmp(flag, "--check-config") == 0 || strcmp(flag, "--profile") == 0) {
+            *action = flag[2] == 'c' ? DAEMON_CHECK : DAEMON_PROFILE;
             continue;
         }
         const char *name = strncmp(flag, "--", 2) == 0 ? flag + 2 : "";
@@ -538,7 +540,8 @@ char *daemon_config_help(void)
     if (!f) {
         return NULL;
     }
-    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n\n"
+    fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n"
+               "       convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
                "Holds long conversations with a language model: clients send only the new turn, over the\n"
                "Responses API (WebSocket, HTTP, SSE) or Chat Completions. History is never prefilled again.\n\n"
                "convod token add|list|revoke changes who may use it; see convod token --help.\n\n");
@@ -549,14 +552,23 @@ char *daemon_config_help(void)
         fprintf(f, "  %-38s %s%s%s%s\n", left, s->help, s->fallback ? " [" : "", s->fallback ? s->fallback : "",
                 s->fallback ? "]" : "");
     }
-    fprintf(f, "  %-38s %s\n  %-38s %s\n  %-38s %s\n  %-38s %s\n\n", "--config FILE",
-            "settings as `key = value` lines, the names above without --", "--check-config",
-            "try the settings as a start would, tell all that is wrong, and exit", "--help", "this text", "--version",
-            "version and exit");
-    fprintf(f, "Without --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
-               "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
-               "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"
-               "GET /ready answers 200. SIGTERM stops, SIGHUP reads the tokens again.\n");
+    static const char *const actions[][2] = {
+        {"--config FILE", "settings as `key = value` lines, the names above without --"},
+        {"--check-config", "try the settings as a start would, tell all that is wrong, and exit"},
+        {"--profile", "load the model, print where the time of its steps goes, and exit"},
+        {"--verify DIR", "check every row and record of a data directory that is not in use, and exit"},
+        {"--repair DIR", "the same; what is damaged is given up or made anew"},
+        {"--help", "this text"},
+        {"--version", "version and exit"},
+    };
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
+        fprintf(f, "  %-38s %s\n", actions[i][0], actions[i][1]);
+    }
+    fprintf(f,
+            "\nWithout --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
+            "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
+            "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"
+            "GET /ready answers 200. SIGTERM stops, SIGHUP reads the tokens again.\n");
     bool bad = ferror(f) != 0;
     if (fclose(f) != 0 || bad) {
         free(text);

@@ -26,7 +26,7 @@ struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *numerics, *kv_type, *chat_format, *token_file, *log_level;
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers;
+    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
@@ -46,7 +46,7 @@ struct daemon_faults {
 void daemon_fault(struct daemon_faults *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void daemon_faults_free(struct daemon_faults *f);
 
-enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_HELP, DAEMON_VERSION };
+enum daemon_config_action { DAEMON_RUN, DAEMON_CHECK, DAEMON_PROFILE, DAEMON_HELP, DAEMON_VERSION };
 
 /* Defaults, then the configuration file (--config; else the user's own when it exists), then the flags. `home`,
  * `xdg_config`, `xdg_data` and `xdg_cache` are the values of HOME and the XDG variables, NULL when not set. 0, or
@@ -62,6 +62,9 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
  * folders, the address, the budgets against this machine. */
 void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
 void daemon_config_free(struct daemon_config *c);
+/* Opens the model and prints to standard output where the time of its steps goes (profile.c). 0, or as
+ * session_profile(). */
+int daemon_profile(const struct daemon_config *c, char *err, size_t err_size);
 /* The text of --help. malloc'd; NULL: out of memory. */
 char *daemon_config_help(void);
 /* "512M", "2GiB", "1000" -> bytes. -EINVAL. */
@@ -145,6 +148,19 @@ bool auth_network_valid(const char *network);
 
 /* One datagram to systemd; a NULL path does nothing. */
 int notify_send(const char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- upkeep (control.c, commands.c) ---------------------------------------------------------------------------------
+ */
+
+/* Serves DATA/control, a Unix socket, until control_stop(), which comes before the session is closed. */
+struct control;
+struct session;
+int control_start(const char *data, struct session *session, const struct daemon_log *log, struct control **out);
+void control_stop(struct control *c); /* NULL is fine */
+/* Asks the daemon that serves `data` for a backup to the absolute path `to`. -ENOENT, -ECONNREFUSED: none does. */
+int control_backup(const char *data, const char *to, bool with_kv, char *err, size_t err_size);
+/* Runs `convod backup DIR`, `--verify DIR` or `--repair DIR`; *status is the exit status. False: it is none of them. */
+bool command_run(int argc, char **argv, const struct daemon_log *log, int *status);
 
 /* ---- metrics (metrics.c) --------------------------------------------------------------------------------------------
  */

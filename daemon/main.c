@@ -206,13 +206,13 @@ int main(int argc, char **argv)
     struct daemon_faults faults = {0};
     enum daemon_config_action action;
     struct daemon_log log = {.fd = STDERR_FILENO, .level = LOG_INFO, .journal = stderr_is_journal()};
-    if (argc > 1 && strcmp(argv[1], "token") == 0) {
-        return token_command(argc, argv);
+    int status;
+    if (command_run(argc, argv, &log, &status)) {
+        return status;
     }
     keep_buffers();
     int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
                                 getenv("XDG_CACHE_HOME"), &action, &faults);
-    int status;
     if (action == DAEMON_HELP) {
         char *help = daemon_config_help();
         status = print(help);
@@ -227,6 +227,13 @@ int main(int argc, char **argv)
             status = tell_faults(&log, &faults);
         } else if (action == DAEMON_CHECK) {
             status = print("convod: the configuration is fine\n");
+        } else if (action == DAEMON_PROFILE) {
+            char err[512] = "";
+            rc = daemon_profile(&config, err, sizeof(err));
+            if (rc) {
+                daemon_log(&log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
+            }
+            status = rc ? EXIT_FAILURE : EXIT_SUCCESS;
         } else {
             log.level = log_level(config.log_level);
             status = run(&config, log);

@@ -31,6 +31,7 @@ struct server {
     struct api api; /* with the session, while it is there */
     struct net *net;
     struct session *closing_session;
+    struct control *control;
     pthread_t loader, closer;
     bool loader_started, closer_started;
     bool closed, loaded, line_open;
@@ -176,6 +177,10 @@ static void loaded(struct server_event *e)
         begin_close(s);
         return;
     }
+    int rc = control_start(s->config->data, s->api.runs.session, s->log, &s->control);
+    if (rc) {
+        daemon_log(s->log, LOG_WARNING, "%s/control: no backup can be asked for: %s", s->config->data, strerror(-rc));
+    }
     char line[160], url[128];
     int n = snprintf(line, sizeof(line), "%sconvod: ready on %s\n", s->log->journal ? "<6>" : "", server_url(s, url));
     if (n > 0 && write(s->log->fd, line, (size_t)n) < 0) {
@@ -236,6 +241,7 @@ static void *load(void *arg)
         .max_step_ms = c->max_step_ms,
         .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
+        .retain_ms = (int64_t)c->retain_days * 24 * 3600 * 1000,
         .log = on_session_log,
         .log_arg = s,
     };
@@ -269,9 +275,16 @@ static void session_closed(struct server_event *e)
     net_close(s->net);
 }
 
+static void end_control(struct server *s)
+{
+    control_stop(s->control);
+    s->control = NULL;
+}
+
 static void *close_session(void *arg)
 {
     struct server *s = arg;
+    end_control(s);
     session_close(s->closing_session, s->config->drain_ms);
     struct server_event *e = event_new(s, session_closed);
     if (!e) {
@@ -294,6 +307,7 @@ static void begin_close(struct server *s)
     if (pthread_create(&s->closer, NULL, close_session, s) == 0) {
         s->closer_started = true;
     } else {
+        end_control(s);
         session_close(s->closing_session, s->config->drain_ms);
         s->closing_session = NULL;
         s->closed = true;
@@ -531,7 +545,9 @@ void server_free(struct server *s)
     if (s->closer_started) {
         pthread_join(s->closer, NULL);
     } else {
+        end_control(s);
         session_close(s->closing_session ? s->closing_session : s->api.runs.session, 0);
+        s->api.runs.session = NULL;
     }
     events_drop(&s->events);
     events_destroy(&s->events);

@@ -112,7 +112,17 @@ bool engine_token_ends_answer(const struct engine *e, engine_token id);
 
 /* ---- chat ---------------------------------------------------------------------------------------------------- */
 
-enum engine_role { ENGINE_SYSTEM, ENGINE_USER, ENGINE_ASSISTANT };
+/* What a message is. The parts of one answer (its text, then its calls) follow each other, and so do the results of its
+ * calls: the format writes them as one. */
+enum engine_role {
+    ENGINE_SYSTEM,
+    ENGINE_USER,
+    ENGINE_ASSISTANT,
+    ENGINE_CALL,   /* of a tool: `name`, and the arguments, a JSON value, as text */
+    ENGINE_RESULT, /* of a call */
+    ENGINE_TOOLS, /* definitions of tools: a JSON array of {"type": "function", "function": {"name", ...}} as text. Only
+                     the first of a context's messages */
+};
 
 /* [any thread] Names of the chat formats ("chatml", ...), i from 0 on; NULL behind the last. */
 const char *engine_chat_format_at(size_t i);
@@ -121,6 +131,7 @@ struct engine_message {
     enum engine_role role;
     const char *text; /* UTF-8, not terminated */
     size_t len;
+    const char *name; /* of a call's tool, terminated */
 };
 
 enum {
@@ -130,14 +141,27 @@ enum {
 
 /* [any thread] Appends the tokens of messages as the chat format renders them. Without FIRST the messages follow a
  * context whose last message is closed. Rendering [a b] at once gives the tokens of rendering [a] and then [b], as long
- * as a leading system message and the user message after it are rendered in one call. -ENOTSUP: no chat format, or an
- * order of roles that the format cannot express (err says which); -ENOMEM. */
+ * as a leading system message and the user message after it, an answer with its calls, and the results of one answer's
+ * calls, are each rendered in one call. -ENOTSUP: no chat format, or an order of roles that the format cannot express,
+ * or tools where it has none (err says which); -EINVAL: definitions or arguments that are not JSON; -ENOMEM. */
 int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
                        struct engine_tokens *out, char *err, size_t err_size);
 
 /* [any thread] Appends what closes an assistant's answer of which the text's tokens are in the context, up to where the
  * next message begins (ChatML: <|im_end|> and a newline). */
 int engine_chat_close(const struct engine *e, struct engine_tokens *out);
+
+/* [any thread] Whether the chat format can say what tools there are, and what calls them. */
+bool engine_chat_tools(const struct engine *e);
+
+/* [any thread] Appends the beginning of a call behind an opened answer, so that the model can only go on with it: up to
+ * the arguments of tool `name`, or, NULL, up to where the name of any begins. -ENOTSUP: the format has no tools. */
+int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out);
+
+/* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
+ * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
+ * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */
+int engine_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len);
 
 /* ---- sequences ------------------------------------------------------------------------------------------------ */
 
@@ -232,6 +256,29 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
  */
 int engine_step_wait(struct engine *e, const float **logits);
 
+/* ---- where the time goes ---------------------------------------------------------------------------------------- */
+
+/* What one step does at one kind of operation: how often, how long it took alone, and what it must read and write and
+ * compute on paper (weights and KV once each; a multiplication and an addition are two operations). */
+struct engine_profile_row {
+    const char *name;
+    int calls;
+    double ms, bytes, operations;
+};
+#define ENGINE_PROFILE_ROWS 20
+
+struct engine_profile {
+    int n_rows; /* those with calls, in the order of a step */
+    struct engine_profile_row rows[ENGINE_PROFILE_ROWS];
+    double ms;       /* the sum of the rows */
+    double whole_ms; /* of the same step when nothing is looked at */
+};
+
+/* Runs steps of `sequences` sequences with `tokens` new tokens each behind `history` others (which nobody computed),
+ * and picks a token from each; medians of several rounds. -EINVAL: more than a step or a context takes; -ENOSPC,
+ * -ENOMEM, -EIO. No step may be under way. */
+int engine_profile(struct engine *e, int sequences, int tokens, int history, struct engine_profile *out);
+
 /* ---- keys and values in and out ------------------------------------------------------------------------------- */
 
 /* The canonical layout of n tokens' KV, independent of backend and page size: for every layer in order, keys
@@ -258,11 +305,55 @@ struct engine_stream;
 /* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
 void engine_stream_free(struct engine_stream *s);
+/* What is held back comes out now: something that is no text stands behind it (an incomplete character is U+FFFD). 0 or
+ * -ENOMEM. */
+int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len);
 /* Takes one token. *text (valid until the next call) gets what can be sent now, *len may be 0: bytes are held back
  * while they may be part of a character or of a stop string. Returns 1 when a stop string was completed (text before it
  * is all delivered), 0 to go on, -ENOMEM. Bytes that can never be UTF-8 come out as U+FFFD. */
 int engine_stream_push(struct engine_stream *s, engine_token id, const char **text, size_t *len);
 /* The answer is over without a stop string: what is held back comes out (an incomplete character as U+FFFD). */
 int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len);
+
+/* ---- parts of answers ------------------------------------------------------------------------------------------ */
+
+/* Takes an answer apart into thinking, text and calls of tools, as the chat format writes them. White space around
+ * thinking belongs to nothing. A call's arguments come piece by
+ * piece as the model writes them, from the moment on at which its name is known. A call that cannot be read is text
+ * when nothing of it was given out, otherwise it ends as broken. Where the model is known to write calls as a JSON
+ * object of their own, fenced or not, at the beginning of a line, one that names a tool which there is counts. */
+struct engine_calls;
+
+struct engine_part {
+    enum {
+        ENGINE_PART_TEXT,         /* text[0..len) */
+        ENGINE_PART_CALL,         /* a call of the tool called text[0..len) begins */
+        ENGINE_PART_ARGUMENTS,    /* text[0..len) of its arguments, as they were written */
+        ENGINE_PART_CALL_END,     /* the call is over; `broken`: cut off, or its arguments are not JSON */
+        ENGINE_PART_THINKING,     /* text[0..len) of it */
+        ENGINE_PART_THINKING_END, /* `broken`: cut off. Thinking without text has neither */
+    } kind;
+    const char *text;
+    size_t len;
+    bool broken;
+};
+
+/* [any thread] Whether answers of this chat format have thinking that can be told from their text. */
+bool engine_chat_thinks(const struct engine *e);
+
+/* tools: as in a message of ENGINE_TOOLS, terminated; NULL: nothing is a call. part() gets the parts in order; not 0:
+ * the call below that made it returns that. NULL: out of memory, or (errno ENOTSUP) the chat format has no such parts.
+ */
+struct engine_calls *engine_calls_new(const struct engine *e, const char *tools,
+                                      int (*part)(void *arg, const struct engine_part *part), void *arg);
+void engine_calls_free(struct engine_calls *c);
+/* Whether a token is a mark around calls; what the stream holds back is to be given to engine_calls_text() before
+ * engine_calls_mark(). */
+bool engine_calls_is_mark(const struct engine_calls *c, engine_token id);
+int engine_calls_mark(struct engine_calls *c, engine_token id);
+/* Takes the next piece of the answer's text. 0, -ENOMEM, or what part() returned. */
+int engine_calls_text(struct engine_calls *c, const char *text, size_t len);
+/* The answer is over. */
+int engine_calls_finish(struct engine_calls *c);
 
 #endif

@@ -50,3 +50,37 @@ struct engine_stream *engine_stream_new(const struct engine *e, const char *cons
 {
     return stream_new(engine_vocab(e), stops, n_stops);
 }
+
+bool engine_chat_tools(const struct engine *e)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL && chat_tools(c);
+}
+
+bool engine_chat_thinks(const struct engine *e)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL && chat_thinks(c);
+}
+
+int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL ? chat_open_call(c, engine_vocab(e), name, out) : -ENOTSUP;
+}
+
+int engine_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len)
+{
+    return text_json(text, len, sorted, out, out_len);
+}
+
+struct engine_calls *engine_calls_new(const struct engine *e, const char *tools,
+                                      int (*part)(void *arg, const struct engine_part *part), void *arg)
+{
+    const struct chat *c = engine_chat(e);
+    if (c == NULL) {
+        errno = ENOTSUP;
+        return NULL;
+    }
+    return calls_new(c, tools, part, arg);
+}

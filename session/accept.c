@@ -103,7 +103,9 @@ static void accept_done(void *arg, int rc)
 
 int accept_start(struct turn *t)
 {
-    size_t from = t->found.matched; /* what was matched is stored already */
+    /* What was matched is stored already, save where the turn begins a chain of its own. */
+    size_t from = t->found.apart ? 0 : t->found.matched;
+    bool tools = t->tools && (!t->found.parent.id || t->rebased);
     for (size_t i = from; i < t->n_messages; i++) {
         struct storage_item *item = &t->items[i];
         char id[48];
@@ -113,6 +115,16 @@ int accept_start(struct turn *t)
         if (rc || !(item->public_id = strdup(id)))
             return rc ? rc : -ENOMEM;
     }
+    if (!(t->accepted_items = calloc(t->n_messages + 1, sizeof *t->accepted_items)))
+        return -ENOMEM;
+    if (tools) {
+        char id[48];
+        if (accept_new_id("tools_", id) || !(t->tools_id = strdup(id)))
+            return -ENOMEM;
+        t->accepted_items[0] = (struct storage_item){
+            .public_id = t->tools_id, .kind = (char *)"tools", .created_ms = t->created_ms, .text = t->tools};
+    }
+    memcpy(t->accepted_items + tools, t->items + from, (t->n_messages - from) * sizeof *t->items);
     t->accepted = (struct storage_turn){.owner = t->found.owner.id,
                                         .parent = t->found.parent.id,
                                         .public_id = t->response_id,
@@ -120,8 +132,8 @@ int accept_start(struct turn *t)
                                         .instructions = (char *)t->in_force,
                                         .params = t->params,
                                         .request = t->request,
-                                        .items = t->items + from,
-                                        .n_items = t->n_messages - from,
+                                        .items = t->accepted_items,
+                                        .n_items = t->n_messages - from + tools,
                                         .created_ms = t->created_ms};
     memcpy(t->accepted.fingerprint, t->session->info->model_sha256, sizeof t->accepted.fingerprint);
     if (t->has_digest)

@@ -169,10 +169,9 @@ static void admit(struct turn *t)
         t->admitted_ns = t->restored_ns = session_now_ns();
     int most = t->generate ? (int)t->context.n - 1 : (int)t->context.n;
     t->hot = hot_acquire(s, t, most);
-    if (!t->stream)
-        t->stream = engine_stream_new(s->engine, (const char *const *)t->stops, t->n_stops);
-    if (!t->hot || !t->stream) {
-        if (!t->stream && errno == EINVAL)
+    int rc = t->stream ? 0 : answer_begin(t);
+    if (!t->hot || rc) {
+        if (rc == -EINVAL)
             turn_fail(t, SESSION_INVALID, "too many stop strings, or one that is too long");
         else
             turn_fail(t, SESSION_INTERNAL, "out of memory");

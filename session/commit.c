@@ -30,6 +30,8 @@ static void remember_ephemeral(struct turn *t)
         e->owner = strdup(t->owner);
         e->response_id = strdup(t->response_id);
         e->instructions = t->in_force ? strdup(t->in_force) : NULL;
+        e->tools = t->tools_form ? strdup(t->tools_form) : NULL;
+        context_chat_hash(t, e->chat_hash);
         e->n_evaluated = receipt_evaluated(t);
         e->answered = t->generate;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
@@ -45,6 +47,7 @@ static void remember_ephemeral(struct turn *t)
         free(e->owner);
         free(e->response_id);
         free(e->instructions);
+        free(e->tools);
         free(e);
     }
     session_log(t->session, LOG_WARNING, "no memory to remember a response that is not stored");
@@ -54,6 +57,7 @@ static void done(struct turn *t)
 {
     struct session *s = t->session;
     bool incomplete = t->reason != NULL;
+    answer_tell(t);
     t->terminal = true;
     t->state = TURN_OVER;
     if (incomplete)
@@ -62,8 +66,6 @@ static void done(struct turn *t)
         s->status.turns_completed++;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
-                                         .text = t->text ? t->text : "",
-                                         .len = t->text_len,
                                          .incomplete = incomplete,
                                          .reason = t->reason,
                                          .stopped_by_string = t->stopped_by_string,
@@ -72,17 +74,6 @@ static void done(struct turn *t)
                                          .output_tokens = t->n_output,
                                          .receipt = &t->receipt});
     turn_let_go(t, true);
-}
-
-/* What a later Chat Completions request finds this turn by: without memory for it, by nothing. */
-static void chat_hash(const struct turn *t, uint8_t out[32])
-{
-    uint8_t(*hashes)[32] = malloc((t->n_messages + 1) * sizeof *hashes);
-    if (!hashes)
-        return;
-    context_chat_hashes(t, t->text, t->text_len, hashes);
-    memcpy(out, hashes[t->n_messages], 32);
-    free(hashes);
 }
 
 static void save_kv(struct turn *t, int64_t turn);
@@ -115,7 +106,7 @@ static int fill_row(struct turn *t)
         .answered = t->generate,
         .tokens = t->context.ids + from,
         .tokens_bytes = (t->context.n - from) * sizeof(engine_token),
-        .prompt_bytes = ((size_t)t->n_prompt - from) * sizeof(engine_token),
+        .prompt_bytes = ((size_t)(t->n_prompt - t->n_opened) - from) * sizeof(engine_token),
         .rebased = t->rebased,
         .n_tokens = (int64_t)t->context.n,
         .evaluated = receipt_evaluated(t),
@@ -128,37 +119,18 @@ static int fill_row(struct turn *t)
         .completed_ms = t->completed_ms,
     };
     memcpy(t->row.fingerprint, s->info->model_sha256, sizeof t->row.fingerprint);
-    if (t->match && t->generate)
-        chat_hash(t, t->row.chat_hash);
-    if (t->generate) {
-        /* "resp_X" answers with "msg_X": who reads along knows the item's id from the first event on. */
-        const char *tail = strchr(t->response_id, '_');
-        size_t n = strlen(t->response_id) + sizeof "msg_";
-        t->answer = (struct storage_item){.output = true,
-                                          .public_id = malloc(n),
-                                          .kind = (char *)"message",
-                                          .role = (char *)stored_role_name(ENGINE_ASSISTANT),
-                                          .incomplete = t->reason != NULL,
-                                          .created_ms = t->completed_ms,
-                                          .text = t->text};
-        if (!t->answer.public_id)
-            return -ENOMEM;
-        (void)snprintf(t->answer.public_id, n, "msg%s", tail ? tail : "_");
-        t->row.items = &t->answer;
-        t->row.n_items = 1;
-    }
+    context_chat_hash(t, t->row.chat_hash);
+    t->row.items = t->output;
+    t->row.n_items = t->n_output_items;
     return t->row.kv && t->row.receipt ? 0 : -ENOMEM;
 }
 
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
-    const char *text = NULL;
-    size_t len = 0;
     if (t->cancelled && !t->reason)
         t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
-    if (t->stream && !t->stopped_by_string &&
-        (engine_stream_finish(t->stream, &text, &len) || turn_deliver(t, text, len))) {
+    if (answer_finish(t)) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
@@ -178,10 +150,6 @@ void turn_finish(struct turn *t)
             t->hot->ephemeral = strdup(t->previous);
         }
         done(t);
-        return;
-    }
-    if (turn_append_text(t, "", 0)) {
-        turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
     receipt_finish(t);

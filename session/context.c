@@ -5,33 +5,84 @@
  * another model), the context is built anew from the stored messages and, for the same model, the stored tokens of the
  * answers; such a turn is `rebased`.
  */
-#include <ctype.h>
 #include <errno.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "session/session_internal.h"
 
-/* Messages; their texts are others'. */
+/* Messages; their texts are others', their names its own where `names` has one. */
 struct messages {
     struct engine_message *m;
+    char **names;
     size_t n, capacity;
 };
 
-static int add_message(struct messages *list, enum engine_role role, const char *text)
+/* Takes name. */
+static int add_message(struct messages *list, const struct engine_message *m, char *name)
 {
     if (list->n == list->capacity) {
         size_t capacity = list->capacity ? list->capacity * 2 : 8;
-        struct engine_message *m = realloc(list->m, capacity * sizeof *m);
-        if (!m)
+        struct engine_message *grown = realloc(list->m, capacity * sizeof *grown);
+        if (grown)
+            list->m = grown;
+        char **names = realloc(list->names, capacity * sizeof *names);
+        if (names)
+            list->names = names;
+        if (!grown || !names) {
+            free(name);
             return -ENOMEM;
-        list->m = m;
+        }
         list->capacity = capacity;
     }
-    list->m[list->n++] = (struct engine_message){role, text, strlen(text)};
+    list->names[list->n] = name;
+    list->m[list->n++] = *m;
     return 0;
+}
+
+static void clear(struct messages *list)
+{
+    for (size_t i = 0; i < list->n; i++)
+        free(list->names[i]);
+    list->n = 0;
+}
+
+/* Items of one kind, input or output. */
+static int add_items(struct messages *list, const struct storage_turn *row, bool output)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < row->n_items; i++) {
+        struct engine_message m;
+        char *name;
+        if (row->items[i].output != output)
+            continue;
+        rc = items_message(&row->items[i], &m, &name);
+        rc = rc == -ENOENT ? 0 : rc ? rc : add_message(list, &m, name);
+    }
+    return rc;
+}
+
+/* What a context begins with: definitions of tools, and instructions. */
+static int add_head(struct messages *list, const struct turn *t)
+{
+    int rc = 0;
+    if (t->tools)
+        rc = add_message(
+            list, &(struct engine_message){.role = ENGINE_TOOLS, .text = t->tools, .len = strlen(t->tools)}, NULL);
+    if (!rc && t->in_force)
+        rc = add_message(
+            list, &(struct engine_message){.role = ENGINE_SYSTEM, .text = t->in_force, .len = strlen(t->in_force)},
+            NULL);
+    return rc;
+}
+
+static int add_new(struct messages *list, const struct turn *t)
+{
+    int rc = 0;
+    for (size_t i = t->found.matched; !rc && i < t->n_messages; i++)
+        rc = add_message(list, &t->messages[i], NULL);
+    return rc;
 }
 
 static bool same_text(const char *a, const char *b)
@@ -56,74 +107,75 @@ static int render(struct turn *t, const struct engine_message *messages, size_t 
     unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0);
     int rc = engine_chat_render(t->session->engine, messages, n, flags, &t->context, err, sizeof err);
     if (rc)
-        turn_fail(t, rc == -ENOTSUP ? SESSION_INVALID : SESSION_INTERNAL,
+        turn_fail(t, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL,
                   err[0] ? err : "the messages could not be rendered");
     return rc;
 }
 
-/* The new messages of the turn behind what is in the context; the instructions come first when it is empty. */
+static void chain_all(struct turn *t, const struct messages *list)
+{
+    for (size_t i = 0; t->base_known && i < list->n; i++)
+        t->base_known = items_chain(t->base_hash, &list->m[i]) == 0;
+}
+
+/* The new messages of the turn behind what is in the context; what a context begins with comes first when it is empty.
+ */
 static int render_new(struct turn *t)
 {
-    const struct engine_message *messages = t->messages + t->found.matched;
-    size_t n = t->n_messages - t->found.matched;
-    if (t->context.n > 0 || !t->in_force)
-        return n || t->generate || t->context.n == 0 ? render(t, messages, n, t->generate) : 0;
-    struct engine_message *all = malloc((n + 1) * sizeof *all);
-    if (!all)
-        return out_of_memory(t);
-    all[0] = (struct engine_message){ENGINE_SYSTEM, t->in_force, strlen(t->in_force)};
-    if (n)
-        memcpy(all + 1, messages, n * sizeof *all);
-    int rc = render(t, all, n + 1, t->generate);
-    free(all);
+    struct messages list = {0};
+    int rc = t->context.n == 0 ? add_head(&list, t) : 0;
+    if (!rc && t->context.n == 0)
+        chain_all(t, &list);
+    if (!rc)
+        rc = add_new(&list, t);
+    if (rc)
+        rc = out_of_memory(t);
+    else if (list.n || t->generate || t->context.n == 0)
+        rc = render(t, list.m, list.n, t->generate);
+    clear(&list);
+    free(list.m);
+    free(list.names);
     return rc;
 }
 
-/* A stored answer's text: of its items that are messages. */
-static int tokenize_answer(struct turn *t, const struct storage_turn *row)
-{
-    int rc = 0;
-    for (size_t i = 0; !rc && i < row->n_items; i++)
-        if (row->items[i].output && row->items[i].text)
-            rc =
-                engine_tokenize(t->session->engine, row->items[i].text, strlen(row->items[i].text), false, &t->context);
-    return rc;
-}
-
-/* Everything before this turn, rendered anew under the instructions in force. */
+/* Everything before this turn, rendered anew under the instructions and tools in force. */
 static int rebuild(struct turn *t, bool same_model)
 {
     struct messages list = {0};
-    int rc = t->in_force ? add_message(&list, ENGINE_SYSTEM, t->in_force) : 0;
+    size_t chained = 0;
+    int rc = add_head(&list, t);
     for (size_t i = 0; !rc && i < t->found.n_path; i++) {
         const struct storage_turn *row = &t->found.path[i];
-        for (size_t k = 0; !rc && k < row->n_items; k++)
-            if (!row->items[k].output && row->items[k].text)
-                rc = add_message(&list, stored_role(row->items[k].role), row->items[k].text);
+        rc = add_items(&list, row, false);
+        size_t asked = list.n;
+        if (!rc && row->answered)
+            rc = add_items(&list, row, true);
+        for (; !rc && t->base_known && chained < list.n; chained++)
+            t->base_known = items_chain(t->base_hash, &list.m[chained]) == 0;
         if (rc || !row->answered)
             continue;
-        if ((rc = render(t, list.m, list.n, true)))
+        /* Its tokens are what the model wrote; for another one they say nothing. */
+        if ((rc = render(t, list.m, same_model ? asked : list.n, same_model)))
             goto cleanup;
-        list.n = 0;
+        clear(&list);
+        chained = 0;
         if (same_model)
             rc = append_bytes(&t->context, (const char *)row->tokens + row->prompt_bytes,
                               row->tokens_bytes - row->prompt_bytes);
-        else
-            rc = tokenize_answer(t, row);
-        if (!rc)
+        if (!rc && same_model)
             rc = engine_chat_close(t->session->engine, &t->context);
     }
     t->n_inherited = t->n_expected = (int)t->context.n;
-    for (size_t i = t->found.matched; !rc && i < t->n_messages; i++) {
-        if ((rc = add_message(&list, t->messages[i].role, "")) == 0)
-            list.m[list.n - 1] = t->messages[i];
-    }
+    if (!rc)
+        rc = add_new(&list, t);
     if (!rc && (rc = render(t, list.m, list.n, t->generate)))
         goto cleanup;
     if (rc)
-        out_of_memory(t);
+        rc = out_of_memory(t);
 cleanup:
+    clear(&list);
     free(list.m);
+    free(list.names);
     return rc;
 }
 
@@ -162,7 +214,14 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
 {
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
-    if (!t->in_force) {
+    memcpy(t->base_hash, e->chat_hash, sizeof t->base_hash);
+    if (t->match) {
+        ; /* its instructions and tools are part of what was found to be the same */
+    } else if (!turn_touches(t) && !same_text(t->tools_form, e->tools)) {
+        turn_fail(t, SESSION_INVALID,
+                  "the tools of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
+    } else if (!t->in_force) {
         /* Copied: `e` may be forgotten while the turn runs. */
         if (e->instructions && !(t->in_force = t->instructions = strdup(e->instructions)))
             return out_of_memory(t);
@@ -192,45 +251,101 @@ static bool same_model(const struct turn *t)
     return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
 }
 
+static bool tools_change(const struct turn *t)
+{
+    return !t->match && !turn_touches(t) && !same_text(t->tools_form, t->found.tools);
+}
+
 bool context_past_changes(const struct turn *t)
 {
-    /* Chat completions carry their instructions in their messages, which matched. */
-    return !same_model(t) || !(t->match || same_text(instructions_in_force(t), t->found.parent.instructions));
+    /* A whole history has its instructions and tools in what matched. */
+    return !same_model(t) || !(t->match || same_text(instructions_in_force(t), t->found.parent.instructions)) ||
+           tools_change(t);
+}
+
+/* The response that is not stored and that the turn follows, by its name or by what it holds. */
+static struct ephemeral *ephemeral_of(const struct turn *t)
+{
+    struct ephemeral *e = t->session->ephemerals;
+    if (t->follows || !t->previous || t->found.parent.id)
+        return t->follows;
+    while (e && (strcmp(e->owner, t->owner) != 0 || strcmp(e->response_id, t->previous) != 0))
+        e = e->next;
+    return e;
+}
+
+void context_match_ephemeral(struct turn *t)
+{
+    static const uint8_t unknown[32];
+    struct found *f = &t->found;
+    size_t matched = f->matched;
+    for (struct ephemeral *e = t->session->ephemerals; t->hashes && e; e = e->next)
+        for (size_t n = t->n_messages; n-- > matched + 1;)
+            if (!strcmp(e->owner, t->owner) && context_answer_ends(t, n - 1) &&
+                !memcmp(e->chat_hash, t->hashes[n - 1], sizeof unknown) &&
+                memcmp(e->chat_hash, unknown, sizeof unknown) != 0) {
+                t->follows = e;
+                matched = n;
+                break;
+            }
+    if (!t->follows)
+        return;
+    storage_turn_free(&f->parent);
+    memset(&f->parent, 0, sizeof f->parent);
+    storage_turns_free(f->path, f->n_path);
+    f->path = NULL;
+    f->n_path = 0;
+    if (f->conversation.public_id)
+        storage_conversation_free(&f->conversation);
+    memset(&f->conversation, 0, sizeof f->conversation);
+    f->matched = matched;
+    f->apart = true;
+}
+
+/* The context as far as messages and what there was make it. */
+static int build(struct turn *t)
+{
+    struct found *f = &t->found;
+    const struct ephemeral *e = ephemeral_of(t);
+    int rc = 0;
+    t->base_known = true;
+    if (e)
+        return build_from_ephemeral(t, e);
+    if (!f->parent.id)
+        return render_new(t);
+    if (f->n_path) {
+        bool same = same_model(t);
+        t->rebased = t->past_changed = true;
+        t->lost_reason = !same                                                        ? "blob_foreign"
+                         : t->match || same_text(t->in_force, f->parent.instructions) ? "tools_changed"
+                                                                                      : "instructions_changed";
+        return rebuild(t, same);
+    }
+    memcpy(t->base_hash, f->parent.chat_hash, sizeof t->base_hash);
+    if (append_bytes(&t->context, f->tokens, f->tokens_bytes))
+        return out_of_memory(t);
+    t->n_inherited = t->rebased_from = (int)t->context.n;
+    t->rebased = f->apart;
+    expect(t, &f->parent);
+    if (!turn_touches(t) && f->parent.answered)
+        rc = engine_chat_close(t->session->engine, &t->context);
+    return rc ? out_of_memory(t) : render_new(t);
 }
 
 int context_build(struct turn *t)
 {
     struct session *s = t->session;
-    struct found *f = &t->found;
     t->in_force = instructions_in_force(t);
-
-    struct ephemeral *e = NULL;
-    if (t->previous && !f->parent.id)
-        for (e = s->ephemerals; e; e = e->next)
-            if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
-                break;
-    int rc;
-    if (e) {
-        if ((rc = build_from_ephemeral(t, e)))
-            return rc;
-    } else if (!f->parent.id) {
-        if ((rc = render_new(t)))
-            return rc;
-    } else if (f->n_path) {
-        t->rebased = t->past_changed = true;
-        t->lost_reason = same_model(t) ? "instructions_changed" : "blob_foreign";
-        if ((rc = rebuild(t, same_model(t))))
-            return rc;
-    } else {
-        if (append_bytes(&t->context, f->tokens, f->tokens_bytes))
-            return out_of_memory(t);
-        t->n_inherited = t->rebased_from = (int)t->context.n;
-        expect(t, &f->parent);
-        if (!turn_touches(t) && f->parent.answered && engine_chat_close(s->engine, &t->context))
-            return out_of_memory(t);
-        if ((rc = render_new(t)))
-            return rc;
-    }
+    int rc = build(t);
+    if (rc)
+        return rc;
+    if (t->found.apart) /* from here on it is the first of its chain */
+        t->found.parent.id = t->found.parent.depth = 0;
+    size_t before = t->context.n;
+    if (t->generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
+        engine_chat_open_call(s->engine, t->tool, &t->context))
+        return out_of_memory(t);
+    t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {
             turn_fail(t, SESSION_LEDGER, "the stored tokens of this conversation do not belong to this model");
@@ -240,39 +355,52 @@ int context_build(struct turn *t)
     return 0;
 }
 
-static size_t trimmed(const char **text, size_t len)
+bool context_answer_ends(const struct turn *t, size_t i)
 {
-    while (len && isspace((unsigned char)**text))
-        (*text)++, len--;
-    while (len && isspace((unsigned char)(*text)[len - 1]))
-        len--;
-    return len;
+    enum engine_role role = t->messages[i].role;
+    return (role == ENGINE_ASSISTANT || role == ENGINE_CALL) && i + 1 < t->n_messages &&
+           t->messages[i + 1].role != ENGINE_CALL && t->messages[i + 1].role != ENGINE_ASSISTANT;
 }
 
-static bool hash_message(EVP_MD_CTX *md, uint8_t hash[32], enum engine_role role, const char *text, size_t len)
+int context_chat_hashes(const struct turn *t, uint8_t (*out)[32])
 {
-    uint8_t r = (uint8_t)role;
-    len = trimmed(&text, len); /* frontends trim what they send back */
-    return EVP_DigestInit_ex(md, EVP_sha256(), NULL) && EVP_DigestUpdate(md, hash, 32) && EVP_DigestUpdate(md, &r, 1) &&
-           EVP_DigestUpdate(md, text, len) && EVP_DigestFinal_ex(md, hash, NULL);
-}
-
-void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32])
-{
-    size_t bytes = (t->n_messages + 1) * sizeof *out;
     uint8_t hash[32] = {0};
-    EVP_MD_CTX *md = EVP_MD_CTX_new();
-    bool ok = md != NULL;
-    memset(out, 0, bytes);
-    for (size_t i = 0; ok && i < t->n_messages; i++) {
-        ok = hash_message(md, hash, t->messages[i].role, t->messages[i].text, t->messages[i].len);
+    const char *instructions = instructions_in_force(t);
+    const struct engine_message head[] = {
+        {.role = ENGINE_TOOLS, .text = t->tools, .len = t->tools ? strlen(t->tools) : 0},
+        {.role = ENGINE_SYSTEM, .text = instructions, .len = instructions ? strlen(instructions) : 0}};
+    int rc = 0;
+    for (size_t i = 0; !rc && i < 2; i++)
+        rc = head[i].text ? items_chain(hash, &head[i]) : 0;
+    for (size_t i = 0; !rc && i < t->n_messages; i++) {
+        rc = items_chain(hash, &t->messages[i]);
         memcpy(out[i], hash, sizeof hash);
     }
-    if (ok && answer) {
-        ok = hash_message(md, hash, ENGINE_ASSISTANT, answer, answer_len);
-        memcpy(out[t->n_messages], hash, sizeof hash);
+    return rc;
+}
+
+void context_chat_hash(const struct turn *t, uint8_t out[32])
+{
+    static const uint8_t unknown[32];
+    uint8_t hash[32] = {0};
+    bool known = t->hashes ? t->n_messages > 0 : t->base_known;
+    memset(out, 0, sizeof hash);
+    if (t->hashes && known)
+        memcpy(hash, t->hashes[t->n_messages - 1], sizeof hash);
+    else if (known)
+        memcpy(hash, t->base_hash, sizeof hash);
+    /* What follows a turn of which it is not known is not known either. */
+    if (!t->hashes && t->n_inherited && !t->past_changed)
+        known &= memcmp(hash, unknown, sizeof hash) != 0;
+    for (size_t i = t->found.matched; !t->hashes && known && i < t->n_messages; i++)
+        known = items_chain(hash, &t->messages[i]) == 0;
+    for (size_t i = 0; known && i < t->n_output_items; i++) {
+        struct engine_message m;
+        char *name;
+        int rc = items_message(&t->output[i], &m, &name);
+        known = rc == -ENOENT || (!rc && !items_chain(hash, &m));
+        free(name);
     }
-    if (!ok)
-        memset(out, 0, bytes); /* never matched */
-    EVP_MD_CTX_free(md);
+    if (known)
+        memcpy(out, hash, sizeof hash);
 }

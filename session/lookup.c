@@ -32,33 +32,6 @@ static int follow(struct turn *t, const struct storage_turn *turn, int64_t *pare
     return 0;
 }
 
-static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
-{
-    struct found *f = &t->found;
-    int rc = storage_conversation_get(l, f->owner.id, t->conversation, &f->conversation);
-    if (rc == -ENOENT)
-        return refuse(t, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
-    if (rc)
-        return rc;
-    *parent = f->conversation.head;
-    if (!t->parent)
-        return 0;
-    *parent = 0;
-    if (!t->parent[0])
-        return 0;
-    struct storage_turn turn;
-    rc = storage_turn_get(l, f->owner.id, t->parent, 0, &turn);
-    if (rc && rc != -ENOENT)
-        return rc;
-    if (rc || turn.conversation != f->conversation.id)
-        refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
-    else
-        follow(t, &turn, parent);
-    if (!rc)
-        storage_turn_free(&turn);
-    return 0;
-}
-
 /* A turn that waits in the ledger goes on where it was accepted. */
 static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
@@ -100,14 +73,17 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     uint8_t(*hashes)[32] = malloc((n + 1) * sizeof *hashes); /* after each message */
     if (!hashes)
         return -ENOMEM;
-    context_chat_hashes(t, NULL, 0, hashes);
+    if (context_chat_hashes(t, hashes)) {
+        free(hashes);
+        return -ENOMEM;
+    }
+    t->hashes = hashes;
     while (rc == -ENOENT && n-- > 1 && tries < MATCH_TRIES)
-        if (t->messages[n - 1].role == ENGINE_ASSISTANT) {
+        if (context_answer_ends(t, n - 1)) {
             rc = storage_turn_match(l, f->owner.id, hashes[n - 1], t->session->info->model_sha256, parent,
                                     &conversation);
             tries++;
         }
-    free(hashes);
     if (rc == -ENOENT) {
         *parent = 0;
         return 0;
@@ -115,7 +91,54 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     if (rc)
         return rc;
     f->matched = n;
-    return storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
+    rc = storage_conversation_by_id(l, f->owner.id, conversation, &f->conversation);
+    /* A conversation that its owner made is not added to by who only resends what it holds. */
+    f->apart = !rc && f->conversation.kind == STORAGE_CONVERSATION_LISTED;
+    if (f->apart) {
+        storage_conversation_free(&f->conversation);
+        memset(&f->conversation, 0, sizeof f->conversation);
+    }
+    return rc;
+}
+
+/* What a new conversation begins with may be there already: it stands in a chain of its own then. */
+static int find_apart(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_conversation own = f->conversation;
+    int rc = find_match(l, t, parent);
+    if (f->conversation.public_id != own.public_id && f->conversation.public_id)
+        storage_conversation_free(&f->conversation);
+    f->conversation = own;
+    f->apart = *parent != 0;
+    return rc;
+}
+
+static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    int rc = storage_conversation_get(l, f->owner.id, t->conversation, &f->conversation);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_CONVERSATION_NOT_FOUND, "there is no conversation with this id");
+    if (rc)
+        return rc;
+    *parent = f->conversation.head;
+    if (!t->parent)
+        return *parent || !t->match ? 0 : find_apart(l, t, parent);
+    *parent = 0;
+    if (!t->parent[0])
+        return 0;
+    struct storage_turn turn;
+    rc = storage_turn_get(l, f->owner.id, t->parent, 0, &turn);
+    if (rc && rc != -ENOENT)
+        return rc;
+    if (rc || turn.conversation != f->conversation.id)
+        refuse(t, SESSION_PREVIOUS_NOT_FOUND, "`parent` is not a response of this conversation");
+    else
+        follow(t, &turn, parent);
+    if (!rc)
+        storage_turn_free(&turn);
+    return 0;
 }
 
 /* ---- find: is it a repetition? ---- */
@@ -189,7 +212,7 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
         if (rc)
             return rc == -ENOENT ? 0 : rc;
         before = first.id;
-        bool here = first.parent == *parent && (first.parent || !t->conversation || t->parent) &&
+        bool here = first.parent == (f->apart ? 0 : *parent) && (first.parent || !t->conversation || t->parent) &&
                     (!t->conversation || first.conversation == f->conversation.id);
         if (t->conversation && !t->parent)
             here = first.conversation == f->conversation.id &&
@@ -221,7 +244,14 @@ static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
+    char *tools = NULL;
+    size_t len;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
+    if (!rc)
+        rc = storage_turn_tools(l, f->owner.id, parent, &tools);
+    if (!rc && tools)
+        rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
+    free(tools);
     if (!rc && context_past_changes(t))
         return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
                                  &f->n_path);
@@ -254,6 +284,9 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_first(l, t, &parent);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
+    const char *wrong = NULL;
+    if (!rc && f->failure == SESSION_OK && !f->stored.id && !(rc = items_check_results(l, t, &wrong)) && wrong)
+        rc = refuse(t, SESSION_INVALID, wrong);
     return rc;
 }
 

@@ -197,6 +197,8 @@ static int idle_wait_ms(const struct session *s)
         due_ms = unsaved_ms;
     if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
         due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
+    if (s->retain_ms && !s->retaining && s->retain_due_ms < due_ms)
+        due_ms = s->retain_due_ms;
     if (due_ms == INT64_MAX)
         return -1;
     return due_ms <= now_ms ? 1 : due_ms - now_ms < INT_MAX ? (int)(due_ms - now_ms) : INT_MAX;
@@ -234,6 +236,7 @@ static void *engine_thread(void *arg)
         reap(s);
         query_retry(s);
         hot_evict_idle(s, now_ms - s->idle_ms);
+        retention_tick(s);
         publish(s);
         busy = moved;
         if (s->closing && !posted && !s->turns && (s->jobs == 0 || now_ms >= deadline_ms))
@@ -302,6 +305,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
+    retention_start(s, opts->retain_ms, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
     const struct storage_opts storage = {.dir = opts->data_dir,
@@ -347,6 +351,7 @@ static void ephemeral_free(struct ephemeral *e)
     free(e->owner);
     free(e->response_id);
     free(e->instructions);
+    free(e->tools);
     free(e);
 }
 
@@ -445,10 +450,21 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->params = copy(r->params, &failed);
     t->key = copy(r->key, &failed);
     t->request = copy(r->request, &failed);
+    t->tools = copy(r->tools, &failed);
+    t->tool = copy(r->tool, &failed);
+    t->tool_choice = r->tool_choice;
+    t->one_call = r->one_call;
+    size_t form_len;
+    int tools_rc = t->tools ? engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &form_len) : 0;
+    if (tools_rc) {
+        turn_free(t);
+        return tools_rc;
+    }
     t->items = calloc(r->n_items + 1, sizeof *t->items);
     t->messages = calloc(r->n_items + 1, sizeof *t->messages);
+    t->names = calloc(r->n_items + 1, sizeof *t->names);
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
-    failed |= !t->items || !t->messages || !t->stops;
+    failed |= !t->items || !t->messages || !t->names || !t->stops;
     t->created_ms = session_wall_ms();
     for (size_t i = 0; !failed && i < r->n_items; i++) {
         const struct session_item *from = &r->items[i];
@@ -465,7 +481,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
                 memcpy(item->text, from->text, from->len);
             item->text[from->len] = 0;
         }
-        t->messages[t->n_messages++] = (struct engine_message){from->role, item->text, from->len};
+        failed = failed || items_message(item, &t->messages[t->n_messages], &t->names[t->n_messages]);
+        t->n_messages++;
     }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
         t->stops[t->n_stops] = copy(r->stops[i], &failed);
@@ -476,6 +493,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;
+    t->count = r->count;
     t->background = r->background || r->request || !r->generate;
     t->event = r->event;
     t->arg = r->arg;

@@ -29,10 +29,12 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                        alone takes, whichever is longer */
-    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                           alone takes, whichever is longer */
+    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
+    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -44,6 +46,18 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
 /* What session_open() would refuse of these settings and this model, without opening the data directory or loading
  * anything; see engine_check(). 0, or as session_open(). */
 int session_check(const struct session_opts *opts, char *err, size_t err_size);
+
+/* One kind of step of a profile: so many sequences with `tokens` new tokens each, behind `history` others. */
+struct session_profile_step {
+    int sequences, tokens, history;
+    struct engine_profile at;
+};
+
+/* Opens the model alone, without the data directory, and tells where the time of some kinds of steps goes: those that fit
+ * its context. `name` is "MODEL, QUANTIZATION, BACKEND". 0, or as session_open(). */
+int session_profile(const struct session_opts *opts,
+                    void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
+                    char *err, size_t err_size);
 
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
  * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
@@ -92,8 +106,8 @@ struct session_receipt {
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
-                               "instructions_changed"; "put_aside": it gave way, and what it had could not be kept;
-                               "logits": the last one of a prompt that was answered before */
+                               "instructions_changed", "tools_changed"; "put_aside": it gave way, and what it had could
+                               not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -110,12 +124,13 @@ char *session_receipt_json(const struct session_receipt *r);
 
 /* What a turn is asked with, or answers: one item of the API's lists. */
 struct session_item {
-    const char *id;   /* "msg_…"; NULL in a new turn: the session makes one */
-    const char *kind; /* "message" */
-    enum engine_role role;
-    const char *text;
+    const char *id;        /* "msg_…"; NULL in a new turn: the session makes one */
+    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning" */
+    enum engine_role role; /* of a message */
+    const char *text;      /* of a message; a call's arguments; its output */
     size_t len;
-    const char *body; /* JSON object: what the API shows of it beside role and text; may be NULL */
+    const char *body; /* JSON object: what there is beside role and text ("call_id", a call's "name"; of thinking that
+                         has ended, its "tokens"); may be NULL */
     /* Of stored ones: */
     bool output, incomplete;
     const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */
@@ -143,7 +158,9 @@ enum session_event_kind {
                              * event of every turn that is neither refused nor a repetition */
     SESSION_EVENT_STORED,   /* terminal: a repetition of what was answered already: `stored` is that */
     SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total */
-    SESSION_EVENT_DELTA,    /* text[0..len): whole UTF-8 characters */
+    SESSION_EVENT_ITEM,     /* an item of the answer begins: `item`, without its text */
+    SESSION_EVENT_DELTA,    /* text[0..len) of it: whole UTF-8 characters */
+    SESSION_EVENT_ITEM_END, /* it is over: `item`, whole */
     SESSION_EVENT_DONE,     /* terminal: committed (or not to be stored) */
     SESSION_EVENT_FAILED,   /* terminal. Before STARTED: refused, there is nothing of it; after it: its input is kept */
 };
@@ -153,11 +170,12 @@ struct session_event {
     const char *conversation; /* STARTED, DONE: public id, "" when not stored */
     const char *stage;        /* PROGRESS */
     int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
-    const char *text;         /* DELTA: the piece; DONE: the whole answer */
+    const char *text;         /* DELTA: the piece */
     size_t len;
-    bool incomplete;        /* DONE */
+    const struct session_item *item; /* ITEM, ITEM_END */
+    bool incomplete;                 /* DONE */
     const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                               "shutdown" */
+                               "shutdown", "malformed_call" */
     bool stopped_by_string; /* DONE: a stop string ended it */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
@@ -168,18 +186,29 @@ struct session_event {
 
 #define SESSION_DIGEST_BYTES 32
 
+enum session_tools {
+    SESSION_TOOLS_AUTO,     /* the model calls one, or does not */
+    SESSION_TOOLS_NONE,     /* it is told of them; what it writes is text */
+    SESSION_TOOLS_REQUIRED, /* its answer begins with a call: of `tool`, or, NULL, of any */
+};
+
 struct session_turn {
     const char *owner;       /* who the token belongs to */
     const char *response_id; /* "resp_…", new and unique, chosen by the caller */
     /* What the turn follows: at most one of these; none = a new chain. */
     const char *conversation; /* named conversation: its head, or `parent` */
     const char *previous;     /* response id */
-    bool match;         /* chat completions: `messages` are the whole history; the longest stored prefix is found */
+    bool match;         /* the items are the whole history: the longest head of it that there is already is found */
     const char *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at
                            the start. One that failed stands for what it followed */
-    const struct session_item *items; /* the new messages (with match: all); the last one is answered */
+    const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    const char
+        *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
+    enum session_tools tool_choice;
+    const char *tool;
+    bool one_call; /* the answer is over with its first call */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
@@ -188,6 +217,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
+    bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
     bool background;       /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
@@ -288,6 +318,29 @@ int session_response_get(struct session *s, const char *owner, const char *id, s
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
+/* ---- upkeep ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Copies the ledger, and with_kv the packs, to the folder `to`, which is made or has no ledger yet, while turns go on.
+ * Returns when it is complete; -EEXIST, -EBUSY (another one runs), -ESHUTDOWN (it was stopped). Not from a callback. */
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size);
+/* One that runs, and all that come, end soon. To be called, and waited for, before session_close(). */
+void session_backup_stop(struct session *s);
+/* The same of a data directory that nobody uses. -EBUSY: somebody does. */
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err,
+                      size_t err_size);
+
+/* Checks every row and every record of a data directory that nobody uses; see storage_verify(). */
+struct session_checked {
+    uint64_t conversations, turns, segments; /* that were looked at */
+    uint64_t not_stored;                     /* turns whose KV is not there */
+    uint64_t wrong;                          /* lines that were reported */
+};
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size);
+
 /* ---- state
  * ---------------------------------------------------------------------------------------------------------------- */
 
@@ -298,7 +351,8 @@ struct session_status {
     uint64_t pending_saves, save_failures, segments;
     uint64_t saved_bytes, save_us; /* encoded since start, and what encoding and writing took */
     uint64_t turns_completed, turns_incomplete, turns_failed;
-    uint64_t turns_put_aside; /* how often one gave its pages to others */
+    uint64_t turns_put_aside;       /* how often one gave its pages to others */
+    uint64_t conversations_expired; /* deleted because of their age */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

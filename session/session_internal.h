@@ -14,6 +14,8 @@
  * live.c         what other threads are told of pages and turns
  * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
  * accept.c       those that write: it is accepted, committed, has failed
+ * items.c        items as messages, what tells equal ones, which call a result belongs to
+ * answer.c       what a turn's tokens say: the items of its output
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
  * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
@@ -149,9 +151,11 @@ struct found {
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
     size_t n_path;
-    size_t matched;             /* match: messages that the path covers */
-    int64_t replaces;           /* the first attempt at this request, whose place it takes; 0 = none */
-    int64_t requeued;           /* row of a turn that waited in the ledger */
+    char *tools;      /* that the parent's context was told of, in the sorted form; NULL: none */
+    size_t matched;   /* match: messages that the path covers */
+    bool apart;       /* what was matched is followed in a chain of its own: its conversation is not this turn's */
+    int64_t replaces; /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t requeued; /* row of a turn that waited in the ledger */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
     char *stored_previous;
 };
@@ -163,6 +167,13 @@ enum turn_row {
     ROW_THERE,
 };
 
+enum answer_kind { ANSWER_MESSAGE, ANSWER_CALL, ANSWER_THINKING };
+
+struct answer_text {
+    char *text; /* terminated; NULL: nothing yet */
+    size_t len, capacity;
+};
+
 struct turn {
     struct turn *next;
     struct session *session;
@@ -171,8 +182,12 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
+    char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
+    enum session_tools tool_choice;
+    bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
     struct engine_message *messages; /* their texts are the items' */
+    char **names;                    /* and their names these */
     size_t n_messages;
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
@@ -180,15 +195,20 @@ struct turn {
     char **stops;
     size_t n_stops;
     int max_output_tokens;
-    bool match, store, generate;
+    bool match, store, generate, count;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
     struct found found;
+    uint8_t (*hashes)[32];     /* match: of the history, after each message */
+    struct ephemeral *follows; /* match: it holds more than the ledger; until the context is built */
+    uint8_t base_hash[32];     /* of what was there before the turn's own messages */
+    bool base_known;
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
+    int n_opened;            /* of those, the last ones: a call that the answer was made to begin with */
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
@@ -211,8 +231,14 @@ struct turn {
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
-    char *text; /* the answer so far */
-    size_t text_len, text_capacity;
+    struct engine_calls *calls; /* NULL: all of the answer is text, and none thinking */
+    struct answer_text text;    /* the answer so far, as it was written */
+    struct storage_item *output;
+    size_t n_output_items, n_told;
+    struct answer_text item; /* text of the last one, while it is open */
+    enum answer_kind item_kind;
+    int item_from; /* tokens of the answer when it began */
+    bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
     bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
     const char *reason; /* incomplete because */
@@ -229,7 +255,8 @@ struct turn {
     int n_jobs;
     enum turn_row in_ledger;
     struct storage_turn accepted, row;
-    struct storage_item answer;                                                /* of the row */
+    struct storage_item *accepted_items; /* copies: their strings are items' and tools' */
+    char *tools_id;
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
     int accept_rc, commit_rc, fail_rc;
     enum session_failure failure; /* it has failed, and its row is being told */
@@ -250,7 +277,8 @@ struct command {
 
 struct ephemeral { /* a store:false response that can be followed */
     struct ephemeral *next;
-    char *owner, *response_id, *instructions;
+    char *owner, *response_id, *instructions, *tools; /* tools: in the sorted form */
+    uint8_t chat_hash[32];
     struct engine_tokens tokens;
     int n_evaluated;
     bool answered;
@@ -332,6 +360,9 @@ struct session {
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    int retain_wait_ms;
+    bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves;                      /* turns whose saving has not ended */
     int prunes;                     /* under way */
@@ -403,9 +434,6 @@ const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
-/* Takes a piece of the answer: keeps it and sends it. 0 or -ENOMEM. */
-int turn_deliver(struct turn *t, const char *text, size_t len);
-int turn_append_text(struct turn *t, const char *text, size_t len);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
@@ -417,9 +445,14 @@ bool context_past_changes(const struct turn *t);
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out);
 /* The model's KV fingerprint as stored with a turn: out[65], terminated. */
 void context_fingerprint(const struct engine_info *info, char out[65]);
-/* The chain of hashes over the turn's messages: out[i] after message i, out[n_messages] after the answer (NULL: none,
- * all zero). */
-void context_chat_hashes(const struct turn *t, const char *answer, size_t answer_len, uint8_t (*out)[32]);
+/* The chain of hashes over a whole history: out[i] after message i. For a turn that is matched. 0 or -ENOMEM. */
+int context_chat_hashes(const struct turn *t, uint8_t (*out)[32]);
+/* Whether an answer of such a history may end with message i. */
+bool context_answer_ends(const struct turn *t, size_t i);
+/* Of such a turn: a response that is not stored may hold more of its history than what was found in the ledger. */
+void context_match_ephemeral(struct turn *t);
+/* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
+void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
 /* lookup.c */
 /* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets
@@ -444,6 +477,29 @@ void accept_running(struct turn *t);
 int accept_new_id(const char *prefix, char out[48]);
 /* HMAC-SHA256 with the owner's key: tells requests apart and says nothing about them. 0 or -EIO. */
 int accept_hash(const struct storage_owner *owner, const void *data, size_t len, uint8_t out[STORAGE_DIGEST_BYTES]);
+
+/* items.c */
+/* What an item is. -ENOENT: no part of a context. */
+int items_role(const char *kind, const char *role, enum engine_role *out);
+/* A string in a body, malloc'd. NULL: it is not there, or no memory. */
+char *items_field(const char *body, const char *key);
+/* A row as a message, whose text is the row's and whose name *name (malloc'd; may be NULL). -ENOENT: it is no part of a
+ * context; -ENOMEM. */
+int items_message(const struct storage_item *row, struct engine_message *out, char **name);
+/* Goes on with a chain of hashes, so that equal histories have equal hashes. 0 or -ENOMEM. */
+int items_chain(uint8_t hash[32], const struct engine_message *m);
+/* In a job: whether each result among the turn's new items belongs to a call that has none yet; *wrong says what is not
+ * so. 0 or negative. */
+int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong);
+
+/* answer.c: the answer of a turn, token by token. 0 or negative. */
+int answer_begin(struct turn *t); /* -EINVAL: stop strings */
+/* Takes what was sampled. 1: the answer is over. */
+int answer_token(struct turn *t, engine_token id);
+/* Nothing more comes: what is held back comes out, and the last item ends. */
+int answer_finish(struct turn *t);
+/* Tells the items that could not be told before the turn had started. */
+void answer_tell(struct turn *t);
 
 /* stored.c: rows of the ledger as the session's users see them. */
 struct stored; /* what a session_response points to */
@@ -482,6 +538,11 @@ int64_t unsaved_due_ms(const struct session *s);
 void unsaved_mark(struct session *s, const struct turn *t);
 /* Gives those up that are left: the next start finds their turns running. */
 void unsaved_marks_free(struct session *s);
+
+/* retention.c */
+void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+/* [now and then] Deletes the next conversation that is too old. */
+void retention_tick(struct session *s);
 
 /* prune.c */
 struct prune;

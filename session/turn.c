@@ -16,8 +16,6 @@
 
 #include "session/session_internal.h"
 
-#define TEXT_MIN_BYTES 1024
-
 void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
 {
     /* A lost command would leave the turn unanswered for ever; commands are a few bytes, so try until it goes. */
@@ -28,7 +26,9 @@ void turn_back(struct turn *t, void (*run)(struct session *s, void *arg))
 void turn_emit(struct turn *t, const struct session_event *ev)
 {
     /* Until the ledger has the turn nothing is told of it. */
-    if (t->event && (t->started || ev->kind != SESSION_EVENT_PROGRESS))
+    bool waits = ev->kind == SESSION_EVENT_PROGRESS || ev->kind == SESSION_EVENT_ITEM ||
+                 ev->kind == SESSION_EVENT_ITEM_END || ev->kind == SESSION_EVENT_DELTA;
+    if (t->event && (t->started || !waits))
         t->event(t->arg, ev);
 }
 
@@ -46,12 +46,18 @@ void turn_free(struct turn *t)
 {
     if (!t)
         return;
-    char *texts[] = {t->owner,        t->response_id, t->conversation, t->previous, t->parent,
-                     t->instructions, t->params,      t->key,          t->request};
+    char *texts[] = {t->owner,  t->response_id, t->conversation, t->previous, t->parent,     t->instructions,
+                     t->params, t->key,         t->request,      t->tools,    t->tools_form, t->tool};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
+    for (size_t i = 0; t->names && i < t->n_messages; i++)
+        free(t->names[i]);
+    free(t->names);
     storage_items_free(t->items, t->n_messages);
     free(t->messages);
+    free(t->accepted_items);
+    free(t->hashes);
+    free(t->tools_id);
     for (size_t i = 0; i < t->n_stops; i++)
         free(t->stops[i]);
     free(t->stops);
@@ -63,14 +69,17 @@ void turn_free(struct turn *t)
     free(t->found.tokens);
     free(t->found.near);
     free(t->found.stored_previous);
+    free(t->found.tools);
     engine_tokens_free(&t->context);
     plan_drop(t);
     engine_stream_free(t->stream);
-    free(t->text);
+    engine_calls_free(t->calls);
+    free(t->text.text);
+    free(t->item.text);
+    storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
     free(t->row.kv);
-    free(t->answer.public_id);
     free(t);
 }
 
@@ -367,6 +376,7 @@ void turn_found(struct session *s, void *turn)
         answer_stored(t);
         return;
     }
+    context_match_ephemeral(t);
     if (locked(t, true)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
@@ -378,6 +388,12 @@ void turn_found(struct session *s, void *turn)
     }
     if (context_build(t))
         return;
+    if (t->count) {
+        t->terminal = true;
+        t->state = TURN_OVER;
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = t->n_prompt});
+        return;
+    }
     session_progress(s);
     int room = s->info->ctx_tokens - t->n_prompt;
     if (room < (t->generate ? 1 : 0)) {
@@ -432,36 +448,6 @@ int turn_wants(struct turn *t, int *first)
     return n;
 }
 
-int turn_append_text(struct turn *t, const char *text, size_t len)
-{
-    if (t->text_len + len + 1 > t->text_capacity) {
-        size_t capacity = t->text_capacity ? t->text_capacity : TEXT_MIN_BYTES;
-        while (capacity < t->text_len + len + 1)
-            capacity *= 2;
-        char *grown = realloc(t->text, capacity);
-        if (!grown)
-            return -ENOMEM;
-        t->text = grown;
-        t->text_capacity = capacity;
-    }
-    if (len)
-        memcpy(t->text + t->text_len, text, len);
-    t->text_len += len;
-    t->text[t->text_len] = 0;
-    return 0;
-}
-
-/* Takes text out of the stream and sends it. */
-int turn_deliver(struct turn *t, const char *text, size_t len)
-{
-    if (len == 0)
-        return 0;
-    int rc = turn_append_text(t, text, len);
-    if (rc == 0)
-        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
-    return rc;
-}
-
 static void note_time(struct turn *t, int64_t now_ns)
 {
     if (!t->first_ns)
@@ -480,30 +466,6 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-/* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
- * across the cut is replaced by the tokens of its first part. Where the text is not what its tokens' bytes are (U+FFFD
- * in place of broken ones), the rest of it is tokenized anew. */
-static int cut_answer(struct turn *t)
-{
-    size_t bytes = 0, len;
-    size_t keep = (size_t)t->n_prompt;
-    while (keep < t->context.n && bytes < t->text_len) {
-        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
-        if (len > t->text_len - bytes || (len && memcmp(token, t->text + bytes, len) != 0))
-            break;
-        bytes += len;
-        keep++;
-    }
-    t->context.n = keep;
-    int rc = bytes < t->text_len
-                 ? engine_tokenize(t->session->engine, t->text + bytes, t->text_len - bytes, false, &t->context)
-                 : 0;
-    if (!rc && engine_seq_length(t->hot->seq) > (int)keep)
-        rc = hot_truncate(t->hot, (int)keep);
-    t->n_output = (int)t->context.n - t->n_prompt;
-    return rc;
-}
-
 static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
@@ -518,26 +480,15 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_finish(t);
         return;
     }
-    const char *text = NULL;
-    size_t len = 0;
     rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = engine_stream_push(t->stream, id, &text, &len);
-    }
-    if (rc >= 0) {
-        int sent = turn_deliver(t, text, len);
-        if (sent)
-            rc = sent;
+        rc = answer_token(t, id);
     }
     if (rc == 1) {
-        t->stopped_by_string = true;
-        rc = cut_answer(t);
-        if (rc == 0) {
-            turn_finish(t);
-            return;
-        }
+        turn_finish(t);
+        return;
     }
     if (rc < 0) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");

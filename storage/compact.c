@@ -4,7 +4,8 @@
  * Where the file system cannot punch holes (or a crash left space allocated behind a pack's end), what is dropped stays
  * in use. The budget counts it, so room is made by moving the live records of the pack that has the most of it to the
  * active pack: copied and synced first, then the rows, then the old places are overwritten, and the pack, which has no
- * rows any more, is unlinked. A crash in between leaves a second copy that the next start takes for what it is.
+ * rows any more, is unlinked. A pack that keeps more space than it uses is emptied as soon as nothing waits to be
+ * written. A crash in between leaves a second copy that the next start takes for what it is.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ struct move {
 
 struct compaction {
     uint32_t pack, most; /* only packs below `most` get no more records */
+    bool idle;           /* only one that keeps more space than it uses */
     struct move *moves;
     size_t n, cap;
     int rc; /* of copying */
@@ -63,6 +65,11 @@ static int victim_run(struct storage_ledger *l, void *arg)
         c->n++;
     }
     stmt_reset(s);
+    uint64_t live = 0;
+    for (size_t i = 0; i < c->n; i++)
+        live += c->moves[i].bytes;
+    if (!rc && c->idle && live >= dead)
+        rc = -ENOENT;
     l->moving = !rc; /* a deletion is not over while there may be copies */
     return rc;
 }
@@ -119,12 +126,14 @@ static int move_run(struct storage_ledger *l, void *arg)
     return rc;
 }
 
-int compact(struct storage *st)
+int compact(struct storage *st, bool idle)
 {
-    struct compaction c = {.most = (uint32_t)atomic_load(&st->oldest_open_pack)};
+    struct compaction c = {.idle = idle, .most = (uint32_t)atomic_load(&st->oldest_open_pack)};
     int rc = jobs_call(st, victim_run, &c);
-    if (rc)
+    if (rc) {
+        free(c.moves);
         return rc;
+    }
     for (size_t i = 0; i < c.n && !c.rc; i++)
         c.rc = copy(st, c.pack, &c.moves[i]);
     int sync_rc = packs_sync(&st->packs);

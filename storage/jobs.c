@@ -289,9 +289,22 @@ static int sweep_run(struct storage_ledger *l, void *arg)
     return segment_sweep(l, SWEEP_ROWS);
 }
 
-/* A piece of the search for segments that nothing holds. */
+static int holds_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    l->wrote_kv = true;
+    return turns_hold_again(l, &l->holds_at, SWEEP_ROWS);
+}
+
+/* A piece of the search for segments that nothing holds. Before the first one, turns hold what they can: what they held
+ * may have been replaced by something that an older ledger does not know. */
 static void sweep(struct storage_ledger *l)
 {
+    if (l->holds_at != INT64_MAX) {
+        if (jobs_run_alone(l, holds_run))
+            l->holds_at = INT64_MAX; /* the next start tries again */
+        return;
+    }
     int64_t before = l->sweep_at;
     (void)jobs_run_alone(l, sweep_run);
     if (l->sweep_at == before) { /* it cannot go on: leave it to the next search */
@@ -400,7 +413,7 @@ void *jobs_thread(void *arg)
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
         while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
-               !(st->sweep_wanted && !sweep_due) && started)
+               !(st->sweep_wanted && !sweep_due) && !st->backup && started)
             timeout = wait_until(st, due);
         bool sweep_begins = st->sweep_wanted && !sweep_due;
         uint64_t sweep_clock = st->sweep_clock;
@@ -414,6 +427,7 @@ void *jobs_thread(void *arg)
         *end = NULL;
         bool stop = st->jobs_stop, unpinned = st->unpinned;
         struct cut *results = st->cut_results;
+        struct backup *backup = st->backup;
         st->unpinned = false;
         st->cut_results = NULL;
         pthread_mutex_unlock(&st->jobs_lock);
@@ -426,13 +440,15 @@ void *jobs_thread(void *arg)
         started = true;
         if (batch)
             (void)batch_run(l, batch);
-        else if (stop && !l->n_cuts && !results && let_go)
+        else if (stop && !l->n_cuts && !results && let_go && !backup)
             break;
         if (l->n_superseded >= SUPERSEDED_MOST || (stop && !batch && !let_go)) {
             let_go |= stop;
             if (l->n_superseded)
                 (void)jobs_run_alone(l, let_go_run);
         }
+        if (backup)
+            backup_step(l, backup, stop);
         erase_retry(l);
         erase_finish(l);
         if (timeout)

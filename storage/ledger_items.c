@@ -139,3 +139,15 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
                   max > INT32_MAX ? INT32_MAX : (int64_t)max);
     return s ? items_read(l, s, true, rows, n) : rc;
 }
+
+int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TOOLS_UP, &rc, turn, owner);
+    *text = NULL;
+    if ((rc = stmt_one(l, s, rc)) != 1)
+        return rc;
+    rc = column_text(s, 0, text);
+    stmt_reset(s);
+    return rc;
+}

@@ -286,18 +286,18 @@ static bool held_to_end(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
     return segment_get(l, key, &row) == 1 && row.end >= n_tokens - 1;
 }
 
-/* The segments behind a context, from its beginning on, as far as they are in the index: *key gets the last one's.
- * Labels are the bytes of the tokens. 1: they reach to the end; 0: they do not. */
+/* The segments behind a context, from its beginning on, as far as they are in the index: *key gets the last one's, or
+ * zeros. Labels are the bytes of the tokens. 1: they reach to the end; 0: they do not. */
 static int find_segments(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], const uint8_t *tokens,
                          size_t bytes, int64_t n_tokens, uint8_t key[STORAGE_KEY_BYTES])
 {
-    uint8_t at[STORAGE_KEY_BYTES] = {0};
     int64_t end = 0;
+    memset(key, 0, STORAGE_KEY_BYTES);
     while (end < n_tokens - 1) {
         struct storage_found rows[2];
         size_t n = 0, unit = bytes / (size_t)n_tokens, from = (size_t)end * unit, left = bytes - from;
         int best = -1;
-        int rc = storage_segment_nearest(l, owner, fingerprint, at, tokens + from,
+        int rc = storage_segment_nearest(l, owner, fingerprint, key, tokens + from,
                                          left > STORAGE_LABEL_MAX ? STORAGE_LABEL_MAX : (uint32_t)left, rows, &n);
         if (rc)
             return rc;
@@ -308,7 +308,7 @@ static int find_segments(struct storage_ledger *l, int64_t owner, const uint8_t 
                 best = (int)i;
         }
         if (best >= 0) {
-            memcpy(at, rows[best].key, sizeof at);
+            memcpy(key, rows[best].key, STORAGE_KEY_BYTES);
             end += rows[best].count;
         }
         for (size_t i = 0; i < n; i++)
@@ -316,7 +316,6 @@ static int find_segments(struct storage_ledger *l, int64_t owner, const uint8_t 
         if (best < 0)
             return 0;
     }
-    memcpy(key, at, sizeof at);
     return 1;
 }
 
@@ -329,20 +328,48 @@ static bool from_hex(const char *text, uint8_t *out, size_t n)
     return i == n;
 }
 
-/* The transaction that made the turn hold its KV was not synced, and may have been lost. 1: it holds it now; 0: there
- * is not all of it. */
+/* Makes the turn hold what there is of its KV, when it holds nothing that is there: the transaction that made it hold
+ * that was not synced, and may have been lost, or the ledger is an older one. 1: that is all of it; 0: it is not. */
 static int hold_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, int64_t n_tokens)
 {
-    uint8_t fingerprint[32], key[STORAGE_KEY_BYTES];
+    uint8_t fingerprint[32], key[STORAGE_KEY_BYTES] = {0};
     void *tokens = NULL;
     size_t bytes = 0;
     int rc = n_tokens > 1 && from_hex(kv, fingerprint, sizeof fingerprint) ? 1 : 0;
     if (rc == 1 && (rc = storage_turn_context(l, owner, id, &tokens, &bytes)) == 0)
         rc = bytes % (size_t)n_tokens ? 0 : find_segments(l, owner, fingerprint, tokens, bytes, n_tokens, key);
     free(tokens);
-    if (rc == 1 && (rc = segment_hold(l, id, key)) == 0)
-        rc = 1;
-    return rc;
+    if (rc < 0 || pack_is_zero(key, sizeof key))
+        return rc;
+    int hold_rc = segment_hold(l, id, key);
+    return hold_rc ? hold_rc : rc;
+}
+
+int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
+{
+    int rc = 1;
+    while (n-- > 0 && rc == 1) {
+        uint8_t key[STORAGE_KEY_BYTES];
+        char *kv = NULL;
+        sqlite3_stmt *s = STMT_WITH(l, S_HOLD_NEXT, &rc, *after);
+        rc = stmt_one(l, s, rc);
+        if (rc != 1)
+            break;
+        int64_t owner = sqlite3_column_int64(s, 2), n_tokens = sqlite3_column_int64(s, 4);
+        *after = sqlite3_column_int64(s, 0);
+        rc = column_bytes(s, 1, key, sizeof key);
+        if (!rc)
+            rc = column_text(s, 3, &kv);
+        stmt_reset(s);
+        struct segment_row row;
+        if (!rc && (rc = segment_get(l, key, &row)) == 0)
+            rc = hold_again(l, *after, owner, kv, n_tokens);
+        free(kv);
+        rc = rc < 0 ? rc : 1;
+    }
+    if (rc == 0)
+        *after = INT64_MAX;
+    return rc < 0 ? rc : 0;
 }
 
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms)

@@ -77,6 +77,25 @@ static bool place_is_anothers(const struct storage_ledger *l, const struct drop 
            !pack_record_parse(head, sizeof head, false, &r) && memcmp(r.key, d->key, sizeof r.key);
 }
 
+/* A transaction that failed, of either database. */
+static void undo(struct storage_ledger *l)
+{
+    sqlite3 *const dbs[] = {l->db, l->kv};
+    for (size_t i = 0; i < 2; i++)
+        if (!sqlite3_get_autocommit(dbs[i]))
+            (void)sqlite3_exec(dbs[i], "ROLLBACK", NULL, NULL, NULL);
+}
+
+/* A full disk keeps nobody from starting: what could not be written waits until there is room. */
+static bool put_off(struct storage_ledger *l, int rc, const char *what)
+{
+    if (!room_is_full(rc))
+        return false;
+    undo(l);
+    storage_log(l->st, LOG_WARNING, "%s: the disk is full: %s. Free some space on it", l->st->dir, what);
+    return true;
+}
+
 /* What cannot be cut out now is tried again while running. */
 static int intents_carry_out(struct recovery *r)
 {
@@ -89,6 +108,8 @@ static int intents_carry_out(struct recovery *r)
         rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
+    if (put_off(l, rc, "what was deleted is overwritten later"))
+        return erase_left(l, r->intents, r->n);
     if (rc)
         return rc;
     int logs_rc = erase_logs(l);
@@ -114,6 +135,10 @@ static int intents_carry_out(struct recovery *r)
         rc = control(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = control(l, S_COMMIT);
+    if (put_off(l, rc, "what was deleted is told so later")) {
+        r->n = 0; /* the rows are gone already, and read again at the next start */
+        return 0;
+    }
     return rc ? rc : erase_left(l, r->intents, left);
 }
 
@@ -262,6 +287,10 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         rc = segments_clock(l);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
+    if (put_off(l, rc, "the index is as it was")) {
+        l->used_noted = 0;
+        rc = segments_are_marked(l) ? 0 : rc;
+    }
     if (!rc)
         rc = intents_carry_out(&r);
     free(r.intents);
@@ -272,9 +301,14 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
     if (!rc)
         rc = packs_list(&st->packs, pack_look, &r);
     if (!rc)
-        rc = totals(&r);
-    if (!rc)
         rc = control(l, S_KV_COMMIT);
+    if (!rebuild && put_off(l, rc, "segments that were saved last are found later")) {
+        r.last = r.newest; /* the packs stay as they are, so that the next start looks again */
+        r.last_end = 0;
+        rc = 0;
+    }
+    if (!rc)
+        rc = totals(&r);
     if (rc)
         return rc;
     st->packs.n = r.last;

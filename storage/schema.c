@@ -322,6 +322,12 @@ static int gives(sqlite3 *db, const char *sql, const char *want)
     return rc ? rc : good && n == (want ? 1 : 0) ? 0 : -EBADMSG;
 }
 
+int schema_check(sqlite3 *db)
+{
+    int rc = gives(db, "PRAGMA quick_check(1)", "ok");
+    return rc ? rc : gives(db, "PRAGMA foreign_key_check", NULL);
+}
+
 /* The log is emptied too: what the copy is compared with is the file. */
 static int verify(sqlite3 *db)
 {

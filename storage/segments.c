@@ -230,15 +230,21 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
 }
 
-int segments_mark(struct storage_ledger *l)
+static const char marked[] = "marked";
+
+bool segments_are_marked(struct storage_ledger *l)
 {
-    static const char done[] = "marked";
     uint8_t value;
     size_t n;
+    return meta_get(l, S_KV_META_GET, marked, &value, sizeof value, &n) == 1;
+}
+
+int segments_mark(struct storage_ledger *l)
+{
     int64_t id = 0, count = 0;
-    int rc = meta_get(l, S_KV_META_GET, done, &value, sizeof value, &n);
-    if (rc)
-        return rc < 0 ? rc : 0;
+    int rc;
+    if (segments_are_marked(l))
+        return 0;
     sqlite3_stmt *clear = stmt_get(l, S_MARKS_CLEAR, &rc);
     if (!clear || (rc = stmt_run(l, clear, NULL)))
         return rc;
@@ -267,7 +273,7 @@ int segments_mark(struct storage_ledger *l)
         if (++count % 100000 == 0)
             storage_log(l->st, LOG_INFO, "kv.db: %lld segments of an older version taken over", (long long)count);
     }
-    return rc ? rc : meta_set(l, S_KV_META_SET, done, "1", 1);
+    return rc ? rc : meta_set(l, S_KV_META_SET, marked, "1", 1);
 }
 
 /* Written down ahead, so that not every use costs a page. */

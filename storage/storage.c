@@ -127,12 +127,37 @@ static void databases_scrub(struct storage *st)
     }
 }
 
+#define VERSION_AT 60 /* of a database's header: its user_version, high byte first (SQLite's file format, 1.3) */
+
+/* An older database is brought up to date, which may take long when it is large: that is said. */
+static int database_open(struct storage *st, const struct schema *s, sqlite3 **db, char *err, size_t err_size)
+{
+    uint8_t v[4] = {0};
+    int fd = openat(st->dirfd, s->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    int version = fd >= 0 && pread(fd, v, sizeof v, VERSION_AT) == (ssize_t)sizeof v
+                      ? (int)((uint32_t)v[0] << 24 | (uint32_t)v[1] << 16 | (uint32_t)v[2] << 8 | v[3])
+                      : 0;
+    if (fd >= 0)
+        (void)close(fd);
+    bool older = version > 0 && version < s->n_steps;
+    int64_t began_ms = monotonic_ms();
+    if (older)
+        storage_log(st, LOG_NOTICE, "%s/%s (%lld MiB) is of version %d and is brought up to date, to version %d",
+                    st->dir, s->file, (long long)size >> 20, version, s->n_steps);
+    int rc = schema_open(s, st->dirfd, st->dir, db, err, err_size);
+    if (older && !rc)
+        storage_log(st, LOG_NOTICE, "%s/%s is up to date, after %lld s", st->dir, s->file,
+                    (long long)(monotonic_ms() - began_ms) / 1000);
+    return rc;
+}
+
 static int databases_open(struct storage *st, char *err, size_t err_size)
 {
     struct storage_ledger *l = &st->ledger;
     int rc = pair_before_open(st, err, err_size);
     if (!rc)
-        rc = schema_open(&schema_ledger, st->dirfd, st->dir, &l->db, err, err_size);
+        rc = database_open(st, &schema_ledger, &l->db, err, err_size);
     if (rc)
         return rc;
     if ((rc = ledger_clock_start(l)))
@@ -141,7 +166,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EBADMSG;
     if (!rc)
-        rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
+        rc = database_open(st, &schema_kv, &l->kv, err, err_size);
     if (!rc) {
         rc = segments_recover(l, rebuild);
         if (rc == -ESTALE)

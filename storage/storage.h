@@ -46,6 +46,24 @@ void storage_close(struct storage *st);
  * is freed, callbacks may still come, and the process is to end; what was not finished is as after a crash. */
 bool storage_close_within(struct storage *st, int ms);
 
+/* Copies the ledger to the folder `to`, which is made or has none yet, while others go on; with_kv: the packs too. Not
+ * from a callback. -EEXIST: there is one; -EBUSY: another backup runs; -ESHUTDOWN: storage_backup_stop(). */
+int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, size_t err_size);
+/* [any thread] One that runs, and all that come, end soon with -ESHUTDOWN. */
+void storage_backup_stop(struct storage *st);
+
+/* Checks every row and every record, as they are found when the directory is opened: report() gets a line for each
+ * thing that is wrong. With `repair`, damaged records are forgotten, so that they are stored anew, and an index that is
+ * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() where it cannot be
+ * opened. */
+struct storage_checked {
+    uint64_t conversations, turns, segments; /* that were looked at */
+    uint64_t not_stored;                     /* turns whose KV is not there: it will be computed again */
+    uint64_t wrong;
+};
+int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   struct storage_checked *out, char *err, size_t err_size);
+
 /* ---- jobs on the ledger thread --------------------------------------------------------------------------------- */
 
 struct storage_job {
@@ -116,6 +134,10 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
+/* The conversation of any owner that was used last before `before_ms`, of all such the one longest ago: its owner's
+ * name and its id, malloc'd. -ENOENT: there is none. */
+int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id);
+
 /* Where a list of conversations goes on: behind this row. */
 struct storage_cursor {
     int64_t updated_ms, id;
@@ -127,8 +149,8 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
 /* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
- * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job, until
- * *over. */
+ * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job,
+ * until *over. */
 int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
                                 struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
@@ -156,7 +178,7 @@ struct storage_item {
     int place; /* among its turn's items, from 0 */
     bool output;
     char *public_id; /* "msg_…" */
-    char *kind;      /* "message" */
+    char *kind;      /* "message", "function_call", ...; "tools": definitions, which are in none of the lists below */
     char *role;      /* "user", "assistant", "system"; may be NULL */
     bool incomplete; /* it was cut */
     int64_t created_ms;
@@ -240,6 +262,9 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, uns
                       size_t *n);
 /* The tokens of the context at the end of `turn`, whatever its length in one query: *tokens (malloc'd) of *bytes. */
 int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes);
+/* The text of the item of kind "tools" in the context at the end of `turn`: *text (malloc'd), NULL: there is none. Such
+ * items are in turns without a parent, and in those that were rendered anew. */
+int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text);
 /* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
  * anew: *ids (malloc'd) of *n. */
 int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);

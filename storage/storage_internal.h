@@ -2,6 +2,7 @@
  *
  * Layers, each above the next:
  *   storage.c   open and close, the lock file, statistics
+ *   backup.c, verify.c   copying and checking all of it
  *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
@@ -196,6 +197,8 @@ extern const struct schema schema_ledger, schema_kv;
 /* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
  * the path of dirfd. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
+/* Whether a database is whole: 0, -EBADMSG, or why that cannot be told. */
+int schema_check(sqlite3 *db);
 /* An SQLite result that this thread has just got, as an errno value: the system's, where it said why. */
 int schema_errno(int sqlite_rc);
 
@@ -276,6 +279,7 @@ struct storage_ledger {
     int kv_rc;            /* of the batch: why kv.db is out of it; its statements give this then */
     int kv_said;          /* what the log said last about that */
     bool kv_marked;       /* that kv.db is damaged is noted on disk */
+    int64_t holds_at;     /* background check of what turns hold, before the first search; INT64_MAX: finished */
     int64_t sweep_at;     /* background search for orphans: last row looked at; INT64_MAX: finished */
     int64_t sweep_end;    /* the last row when it began */
     int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
@@ -322,6 +326,9 @@ int ledger_clock_start(struct storage_ledger *l);
 /* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
  * not. */
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
+/* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), those that hold
+ * something which is not in the index hold what there is of their context. */
+int turns_hold_again(struct storage_ledger *l, int64_t *after, int n);
 
 /* ledger_items.c */
 int items_insert(struct storage_ledger *l, int64_t turn, const struct storage_item *items, size_t n);
@@ -413,6 +420,7 @@ int segment_any(struct storage_ledger *l);
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
 /* Once in an index's life, at open: gives the rows that an older version made their marks. */
 int segments_mark(struct storage_ledger *l);
+bool segments_are_marked(struct storage_ledger *l);
 /* The clock of uses as the index knows it: it never goes back, and is written down now and then. */
 int segments_clock(struct storage_ledger *l);
 /* The background search: begins one, and does a piece of it. */
@@ -520,7 +528,7 @@ struct storage {
     pthread_mutex_t workers_lock; /* guards their `over` */
     pthread_cond_t workers_cond;
 
-    pthread_mutex_t jobs_lock; /* guards the nine below */
+    pthread_mutex_t jobs_lock; /* guards the ten below */
     pthread_cond_t jobs_cond;
     struct job *jobs, **jobs_tail;
     bool jobs_stop;
@@ -528,6 +536,8 @@ struct storage {
     bool sweep_done, sweep_wanted;
     uint64_t sweep_clock; /* of the one that is wanted, or was last */
     struct cut *cut_results;
+    struct backup *backup; /* under way */
+    atomic_bool backup_stop;
 
     pthread_mutex_t cutter_lock; /* guards the queue */
     pthread_cond_t cutter_cond;
@@ -611,10 +621,14 @@ void write_op_free(struct write_op *op);
 /* So many bytes that were put are no longer in hand. */
 void encode_over(struct storage *st, uint64_t bytes);
 
-/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes. -ENOENT: none. KV
+/* backup.c: takes a piece. Ledger thread, between batches. `stop`: it is given up. */
+void backup_step(struct storage_ledger *l, struct backup *b, bool stop);
+
+/* compact.c: empties the pack that keeps the most space in which nothing lies, so that it goes; `idle`: if that is more
+ * than it uses. -ENOENT: none. KV
  * writer.
  */
-int compact(struct storage *st);
+int compact(struct storage *st, bool idle);
 
 /* writer.c, reader.c */
 void *writer_thread(void *st);

@@ -20,13 +20,14 @@
 
 #include "storage/storage_internal.h"
 
-#define EVICT_MORE  16
-#define EVICT_SHARE 1024
-#define DEAD_SHARE  4                    /* of the budget may be space of packs in which nothing lies */
-#define EVICT_FULL  ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
-#define AHEAD_BYTES ((uint64_t)64 << 20) /* of a pack are allocated at once, */
-#define AHEAD_SHARE 16                   /* but not more than this share of what is free */
-#define CHAIN_MAX   (1u << 16)           /* segments; a longer chain is a damaged index's */
+#define EVICT_MORE      16
+#define EVICT_SHARE     1024
+#define IDLE_DEAD_SHARE 2 /* of a pack's size: then one is looked for that keeps more space than it uses */
+#define DEAD_SHARE      4 /* of the budget may be space of packs in which nothing lies */
+#define EVICT_FULL      ((uint64_t)2 << 20)  /* more than is needed, when the disk is full */
+#define AHEAD_BYTES     ((uint64_t)64 << 20) /* of a pack are allocated at once, */
+#define AHEAD_SHARE     16                   /* but not more than this share of what is free */
+#define CHAIN_MAX       (1u << 16)           /* segments; a longer chain is a damaged index's */
 
 struct item { /* one segment of a group */
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
@@ -131,7 +132,7 @@ static int make_room(const struct group *g, uint64_t bytes)
         want += EVICT_MORE * bytes;
     int rc = want ? evict(g, want, &freed) : 0;
     while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && atomic_load(&st->disk_dead))
-        rc = compact(st);
+        rc = compact(st, false);
     if (rc == -ENOENT)
         rc = 0;
     if (rc)
@@ -498,6 +499,11 @@ void *writer_thread(void *arg)
     struct storage *st = arg;
     struct group *g = NULL;
     for (;;) {
+        pthread_mutex_lock(&st->writer_lock);
+        bool rests = !st->writes && !st->writer_stop && !g;
+        pthread_mutex_unlock(&st->writer_lock);
+        if (rests && atomic_load(&st->disk_dead) >= st->packs.pack_bytes / IDLE_DEAD_SHARE)
+            (void)compact(st, true);
         pthread_mutex_lock(&st->writer_lock);
         while (st->writes ? st->writes->state != OP_READY : !st->writer_stop)
             pthread_cond_wait(&st->writer_cond, &st->writer_lock);

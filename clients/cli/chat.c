@@ -39,7 +39,8 @@ static bool is_blank(const struct buf *text)
 /* ---- turns ---------------------------------------------------------------------------------------------------------
  */
 
-static void run_turn(struct chat *chat, const char *text, const char *parent)
+/* Whether the conversation has it now. */
+static bool run_turn(struct chat *chat, const char *text, const char *parent)
 {
     struct cli *c = chat->cli;
     struct turn turn = {.text = text,
@@ -54,17 +55,28 @@ static void run_turn(struct chat *chat, const char *text, const char *parent)
     turn_run(c->net, &c->term, &turn, &r);
     chat->code = cli_turn_outcome(c, &r);
     interrupts_clear();
+    bool taken = r.end == TURN_COMPLETED || r.end == TURN_INCOMPLETE;
     turn_result_free(&r);
+    return taken;
 }
 
+/* Sends a message, and behind it the files that are attached: they stay so until it was taken. */
 static void say(struct chat *chat, const char *text)
 {
+    struct cli *c = chat->cli;
     if (!chat->id) {
-        chat->code = cli_create(chat->cli, text, chat->instructions, &chat->id);
+        chat->code = cli_create(c, text, chat->instructions, &chat->id);
         if (!chat->id)
             return;
     }
-    run_turn(chat, text, NULL);
+    struct buf message = {0};
+    buf_str(&message, text);
+    buf_add(&message, c->attached.data, c->attached.len);
+    if (run_turn(chat, message.data, NULL))
+        cli_detach(c);
+    else if (c->attached.len > 0)
+        term_note(&c->term, "still attached: %s", c->attached_names.data);
+    buf_free(&message);
 }
 
 /* The response that the next message would follow, NULL when there is none. Failures are told. */
@@ -200,8 +212,10 @@ static void do_help(struct chat *chat, const char *argument)
         "/undo              take your last message and its answer back\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
-        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed\n"
+        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed;\n"
+        "                   and whether Markdown is laid out: markdown on|off\n"
         "/edit [TEXT]       write the next message in $EDITOR\n"
+        "/attach FILE       a text file that goes with your next message (-: none)\n"
         "/copy              the last answer to the terminal's clipboard\n"
         "/save FILE         the last answer into a new file\n"
         "/receipt on|off    the line after each answer\n"
@@ -373,6 +387,19 @@ static void do_copy(struct chat *chat, const char *argument)
     free(answer);
 }
 
+static void do_attach(struct chat *chat, const char *argument)
+{
+    struct cli *c = chat->cli;
+    if (strcmp(argument, "-") == 0)
+        cli_detach(c);
+    else if (*argument)
+        chat->code = cli_attach(c, argument);
+    if (c->attached.len > 0)
+        term_note(&c->term, "attached to your next message: %s", c->attached_names.data);
+    else if (chat->code == CLI_OK)
+        term_note(&c->term, "nothing is attached; /attach FILE does that");
+}
+
 static void do_save(struct chat *chat, const char *argument)
 {
     if (!*argument) {
@@ -382,14 +409,17 @@ static void do_save(struct chat *chat, const char *argument)
     char *answer = last_answer(chat);
     if (!answer)
         return;
-    FILE *file = fopen(argument, "wxe");
+    struct buf path = {0};
+    text_path(argument, &path);
+    FILE *file = fopen(path.data, "wxe");
     bool good = file && fputs(answer, file) != EOF && fputc('\n', file) != EOF;
     good = (!file || fclose(file) == 0) && good;
     if (good)
-        term_note(&chat->cli->term, "saved in %s", argument);
+        term_note(&chat->cli->term, "saved in %s", path.data);
     else
-        term_error(&chat->cli->term, "%s: %s", argument, errno == EEXIST ? "is there already" : strerror(errno));
+        term_error(&chat->cli->term, "%s: %s", path.data, errno == EEXIST ? "is there already" : strerror(errno));
     chat->code = good ? CLI_OK : CLI_FAILED;
+    buf_free(&path);
     free(answer);
 }
 
@@ -400,16 +430,25 @@ static void do_set(struct chat *chat, const char *argument)
     char name[32];
     snprintf(name, sizeof(name), "%.*s", (int)len, argument);
     const char *value = argument + len + strspn(argument + len, " \t"), *allowed = NULL;
-    if (*argument && !sampling_set(s, name, value, &allowed)) {
-        term_note(&chat->cli->term,
-                  allowed ? "/set %s %s (or -, for the daemon's own)" : "/set temperature, top-p, max-tokens or seed",
+    struct term *t = &chat->cli->term;
+    bool on = strcmp(value, "on") == 0;
+    if (strcmp(name, "markdown") == 0 && (on || strcmp(value, "off") == 0)) {
+        t->markdown = on;
+    } else if (strcmp(name, "markdown") == 0) {
+        term_note(t, "/set markdown on or off");
+        chat->code = CLI_USAGE;
+        return;
+    } else if (*argument && !sampling_set(s, name, value, &allowed)) {
+        term_note(t,
+                  allowed ? "/set %s %s (or -, for the daemon's own)"
+                          : "/set temperature, top-p, max-tokens, seed or markdown",
                   name, allowed);
         chat->code = CLI_USAGE;
         return;
     }
     struct buf text = {0};
     sampling_text(s, &text);
-    term_note(&chat->cli->term, "%s", text.data);
+    term_note(t, "%s, markdown %s", text.data, t->markdown && t->live ? "on" : "off");
     buf_free(&text);
 }
 
@@ -466,8 +505,9 @@ static const struct {
     {"help", do_help},     {"new", do_new},       {"list", do_list},   {"resume", do_resume},
     {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},   {"regenerate", do_regenerate},
     {"undo", do_undo},     {"system", do_system}, {"evict", do_evict}, {"receipt", do_receipt},
-    {"set", do_set},       {"copy", do_copy},     {"save", do_save},   {"edit", do_edit},
-    {"status", do_status}, {"quit", do_quit},     {"exit", do_quit},   {"?", do_help},
+    {"set", do_set},       {"attach", do_attach}, {"copy", do_copy},   {"save", do_save},
+    {"edit", do_edit},     {"status", do_status}, {"quit", do_quit},   {"exit", do_quit},
+    {"?", do_help},
 };
 
 #define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))
@@ -498,6 +538,15 @@ static void run_command(struct chat *chat, const char *line)
 const char *chat_command_name(size_t i)
 {
     return i < N_COMMANDS && strcmp(slash_commands[i].name, "?") != 0 ? slash_commands[i].name : NULL;
+}
+
+const char *chat_file_argument(const char *line)
+{
+    static const char *const with_file[] = {"/attach ", "/save "};
+    for (size_t i = 0; i < sizeof(with_file) / sizeof(*with_file); i++)
+        if (strncmp(line, with_file[i], strlen(with_file[i])) == 0)
+            return line + strlen(with_file[i]) + strspn(line + strlen(with_file[i]), " ");
+    return NULL;
 }
 
 /* ---- reading messages ----------------------------------------------------------------------------------------------

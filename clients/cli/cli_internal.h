@@ -2,7 +2,9 @@
  *
  * main.c reads the command line (sampling.c its numbers); commands.c holds the commands that ask once and print; chat.c
  * is the conversation at the terminal; turn.c runs one turn and follows its events; net.c speaks HTTP and WebSocket;
- * term.c is the terminal, edit.c calls an editor; text.c holds what only works on text.
+ * term.c is the terminal, answer.c what answers look like while they come, markdown.c their form; edit.c calls an
+ * editor, attach.c reads files that go with a message, complete.c says what Tab adds; text.c holds what only works on
+ * text.
  *
  * One thread. Functions return 0 or a negative errno value; `err` then says why, for a person. Memory that runs out
  * ends the program: a client has nothing to save.
@@ -45,6 +47,9 @@ void buf_printf(struct buf *b, const char *format, ...) __attribute__((format(pr
 void buf_clear(struct buf *b); /* keeps the memory */
 void buf_free(struct buf *b);
 
+/* Ends the program. */
+void out_of_memory(void) __attribute__((noreturn));
+
 /* strdup() that does not return NULL. */
 char *text_copy(const char *text);
 
@@ -67,13 +72,24 @@ double json_number(const cJSON *object, const char *name, double fallback);
 const cJSON *json_field(const cJSON *object, const char *name);
 
 /* One line about a turn from its receipt, such as
- * "812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */
+ * "812 tokens kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */
 void text_receipt(const cJSON *receipt, struct buf *out);
 
 /* "412 bytes", "1.5 MiB", "6 GiB". */
 void text_bytes(double bytes, struct buf *out);
-/* A line's text, cut at a character so that it takes no more than these columns of a terminal. */
+/* How many columns of a terminal a text without line breaks takes, or a few more. */
+int text_columns(const char *text, size_t len);
+/* A line's text, cut at a character so that it takes no more than these columns. */
 void text_cut(const char *text, int columns, struct buf *out);
+/* How many bytes of a text's head go on one line of these columns: as many words as fit, at least a character, up to
+ * the first newline; without the spaces at the end. *next: where the next line begins. */
+size_t text_fit(const char *text, size_t len, int columns, size_t *next);
+/* The same for code: as many characters as fit, at least one; the text holds no newline. */
+size_t text_fill(const char *text, size_t len, int columns);
+/* Tabs as spaces, to every eighth column. */
+void text_untab(const char *text, size_t len, struct buf *out);
+/* The text, broken between words into lines of these columns, each with a newline. */
+void text_lines(const char *text, size_t len, int columns, struct buf *out);
 
 void text_base64(const char *text, size_t len, struct buf *out);
 
@@ -117,6 +133,9 @@ int net_ws_send(struct net *n, const char *text);
  * pressed. */
 char *net_ws_next(struct net *n, int wait_ms);
 
+/* Whether a message is there already. */
+bool net_ws_has_next(const struct net *n);
+
 /* How many warm-ups were sent on this socket whose end was not read yet: their events come before those of the next
  * turn. */
 int *net_ws_warm_ups(struct net *n);
@@ -139,24 +158,29 @@ bool signals_pending(void);
 
 struct term {
     bool in_tty, out_tty, err_tty;
-    bool colour;
-    bool status_shown; /* the transient line stands on the screen */
-    bool mid_line;     /* the answer's last character was no newline */
-    int out_error;     /* errno of the first write to stdout that failed, or 0 */
+    bool live;             /* stdout is a terminal whose lines can be written anew */
+    bool colour;           /* where it is a terminal: bold, dim and colours */
+    bool italic;           /* the terminal has slanted letters; otherwise a line below stands for them */
+    bool markdown;         /* answers are laid out, where `live` */
+    bool status_shown;     /* the transient line stands on the screen */
+    bool mid_line;         /* the answer's last character was no newline */
+    int out_error;         /* errno of the first write to stdout that failed, or 0 */
+    struct answer *answer; /* NULL: none has come yet */
 };
 void term_open(struct term *t);
-/* The terminal's width; 80 where it is not known. */
+/* The terminal's size; 80 and 24 where it is not known. */
 int term_columns(void);
+int term_rows(void);
+/* From now on what is typed is kept for who reads next, and not shown; a terminal alone has that. */
+void term_quiet(const struct term *t);
+/* Whether the program was stopped and went on since this was asked last: the cursor is somewhere else. */
+bool term_went_on(void);
 /* A line that the next one replaces; only on a terminal. */
 void term_status(struct term *t, const char *text);
 void term_status_clear(struct term *t);
 /* Everything that goes to stdout, but for the line editor's own, goes through here: at once, and a failure is kept in
  * `out_error`. */
 void term_write(struct term *t, const char *text, size_t len);
-/* A piece of an answer; made harmless on a terminal, as it is elsewhere. */
-void term_answer(struct term *t, const char *text, size_t len);
-/* Ends the answer's last line. */
-void term_answer_end(struct term *t);
 /* A remark beside the conversation, dim on a terminal: to stderr. */
 void term_note(struct term *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void term_error(struct term *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -172,6 +196,36 @@ int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line
 /* From now on the lines are those of a text; there is no terminal to read from. */
 void line_reader_feed(struct line_reader *r, const char *text, size_t len);
 void line_reader_remember(struct line_reader *r, const char *message);
+
+/* ---- answer.c ------------------------------------------------------------------------------------------------------
+ */
+
+struct answer;
+
+/* A piece of an answer: written as it is and at once, but on a terminal made harmless, and seen when it is shown. */
+void term_answer(struct term *t, const char *text, size_t len);
+/* Shows on a terminal what has come: to be called when nothing more can be read at once. */
+void term_answer_show(struct term *t);
+/* Shows the rest of an answer, and ends its last line. */
+void term_answer_end(struct term *t);
+/* The line that the cursor is in was written over. */
+void term_answer_covered(struct term *t);
+
+/* ---- markdown.c ----------------------------------------------------------------------------------------------------
+ */
+
+struct layout {
+    int columns;
+    bool colour, italic;
+    int table_rows; /* by how many of its rows a table's columns are as wide as they are; 0: by all */
+};
+
+/* Appends a piece of Markdown (made printable) as lines for a terminal, each with its newline and no longer than the
+ * columns. What would leave nothing to see is appended as it is. */
+void markdown_lines(const char *text, size_t len, const struct layout *how, struct buf *out);
+/* The same for a line of code (with or without its newline), and for the line above (with the language) or below it. */
+void markdown_code(const char *text, size_t len, const struct layout *how, struct buf *out);
+void markdown_rule(const char *language, size_t len, const struct layout *how, struct buf *out);
 
 /* Has a person edit a text in $VISUAL, $EDITOR or vi. Negative: -errno. */
 int edit_text(const char *text, struct buf *out);
@@ -239,6 +293,7 @@ struct cli {
     const char *model;
     const char *instructions;
     bool receipt, json;
+    struct buf attached, attached_names; /* files for the next message: what goes behind it, and the names with sizes */
 };
 
 /* A request whose answer is JSON (freed by the caller; NULL on failure). Failures are told to the person; *code is the
@@ -276,11 +331,30 @@ int cli_delete(struct cli *c, const char *id);
 int cli_evict(struct cli *c, const char *id, const char *to);
 int cli_status(struct cli *c);
 
+/* ---- attach.c ------------------------------------------------------------------------------------------------------
+ */
+
+/* A file's name as a person gave it, to be opened: a leading ~/ is the home folder; quotes around it and spaces behind
+ * it are not part of it. */
+void text_path(const char *name, struct buf *out);
+/* Attaches a text file to the next message. What keeps it from being sent is told. CLI_OK or an exit code. */
+int cli_attach(struct cli *c, const char *name);
+/* Nothing is attached any more. */
+void cli_detach(struct cli *c);
+
+/* ---- complete.c ----------------------------------------------------------------------------------------------------
+ */
+
+/* rest: what a line (up to the cursor) goes on with when there is one way; offered: else, the names to choose from. */
+void complete_line(const char *line, struct buf *rest, struct buf *offered);
+
 /* ---- chat.c --------------------------------------------------------------------------------------------------------
  */
 
 /* Names of the commands that begin with a slash, i from 0 on; NULL behind the last. */
 const char *chat_command_name(size_t i);
+/* Where in a line the file's name begins that its command takes; NULL: it takes none. */
+const char *chat_file_argument(const char *line);
 /* The conversation at the terminal; id NULL: a new one. Returns the exit code. */
 int chat_run(struct cli *c, const char *id);
 

@@ -16,6 +16,7 @@
 #define PAGE_ROWS     100
 #define LIST_ROWS     50
 #define TITLE_CHARS   60
+#define SAID_LINES    12 /* of a message, when a conversation goes on */
 
 /* ---- requests ------------------------------------------------------------------------------------------------------
  */
@@ -155,6 +156,8 @@ static void show_loading(struct cli *c, const char *body, bool first)
     double part = json_number(answer, "progress", -1);
     struct buf text = {0};
     text_progress("load", part, part >= 0 ? 1 : 0, &text);
+    if (first)
+        term_quiet(&c->term); /* what is typed would stand in the line */
     if (c->term.err_tty)
         term_status(&c->term, text.data);
     else if (first)
@@ -415,27 +418,51 @@ int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
     return code;
 }
 
-static void print_item(struct cli *c, const cJSON *item)
+/* What a person said, on a terminal; in short where a file that went with it would fill the screen. */
+static void print_said(struct cli *c, const char *text, size_t len, bool in_short)
 {
-    struct buf text = {0}, clean = {0}, line = {0};
+    struct buf said = {0}, lines = {0}, out = {0};
+    buf_str(&said, "> ");
+    text_printable(text, len, &said);
+    text_lines(said.data, said.len, term_columns(), &lines);
+    size_t keep = 0;
+    int shown = 0, more = 0;
+    for (size_t at = 0; at < lines.len; at += strcspn(lines.data + at, "\n") + 1) {
+        if (in_short && shown == SAID_LINES) {
+            more++;
+        } else {
+            keep = at + strcspn(lines.data + at, "\n") + 1;
+            shown++;
+        }
+    }
+    buf_printf(&out, "%s%.*s%s", c->term.colour ? "\033[1m" : "", (int)keep, lines.data,
+               c->term.colour ? "\033[0m" : "");
+    print_out(c, &out);
+    if (more > 0)
+        term_note(&c->term, "and %d more line%s", more, more == 1 ? "" : "s");
+    buf_free(&said);
+    buf_free(&lines);
+}
+
+static void print_item(struct cli *c, const cJSON *item, bool in_short)
+{
+    struct buf text = {0}, line = {0};
     const char *role = json_string(item, "role", "");
     text_of_item(item, &text);
     if (text.len == 0) {
         buf_free(&text);
         return;
     }
-    bool user = strcmp(role, "user") == 0;
-    if (c->term.out_tty) {
-        text_printable(text.data, text.len, &clean);
-        bool bold = c->term.colour && user;
-        buf_printf(&line, "%s%s%s%s\n", bold ? "\033[1m" : "", user ? "> " : "", clean.data ? clean.data : "",
-                   bold ? "\033[0m" : "");
-    } else {
+    if (!c->term.out_tty) {
         buf_printf(&line, "%s: %s\n", role, text.data);
+    } else if (strcmp(role, "user") == 0) {
+        print_said(c, text.data, text.len, in_short);
+    } else {
+        term_answer(&c->term, text.data, text.len);
+        term_answer_end(&c->term);
     }
     print_out(c, &line);
     buf_free(&text);
-    buf_free(&clean);
 }
 
 /* The conversation's items, oldest first; last_items > 0: only the last ones. NULL on failure. */
@@ -519,7 +546,7 @@ int cli_show(struct cli *c, const char *id, int last_items)
             term_note(&c->term, "system: %s", instructions);
         cJSON_ArrayForEach(item, items)
         {
-            print_item(c, item);
+            print_item(c, item, last_items > 0);
         }
     }
     cJSON_Delete(items);

@@ -17,7 +17,7 @@
 struct options {
     const char *url, *token_file, *conversation, *instructions, *model, *to;
     struct sampling sampling;
-    bool json, receipt, no_receipt, keep, go_on;
+    bool json, receipt, no_receipt, markdown, no_markdown, keep, go_on;
 };
 
 static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
@@ -39,6 +39,7 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "      --token-file FILE  the file with your token (or CONVOD_TOKEN)\n"
                                 "  -s, --system TEXT      what the model is told before the conversation\n"
                                 "  -c, --conversation ID  ask: within this conversation\n"
+                                "  -f, --file FILE        a text file that goes with the (first) message\n"
                                 "      --continue         ask: within the latest conversation\n"
                                 "      --keep             ask: begin a conversation that can be resumed\n"
                                 "      --json             print the daemon's JSON\n"
@@ -48,6 +49,8 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "  -m, --model NAME       insist on this model\n"
                                 "      --receipt, --no-receipt\n"
                                 "                         the line about each turn (on in a chat at a terminal)\n"
+                                "      --markdown, --no-markdown\n"
+                                "                         lay answers out (on at a terminal, unless NO_COLOR is set)\n"
                                 "  -h, --help             this text\n"
                                 "  -V, --version          the version\n"
                                 "\n"
@@ -66,6 +69,8 @@ enum {
     OPT_MAX_TOKENS,
     OPT_RECEIPT,
     OPT_NO_RECEIPT,
+    OPT_MARKDOWN,
+    OPT_NO_MARKDOWN,
 };
 
 static const struct option long_options[] = {
@@ -73,6 +78,7 @@ static const struct option long_options[] = {
     {"token-file", required_argument, NULL, OPT_TOKEN_FILE},
     {"system", required_argument, NULL, 's'},
     {"conversation", required_argument, NULL, 'c'},
+    {"file", required_argument, NULL, 'f'},
     {"continue", no_argument, NULL, OPT_CONTINUE},
     {"keep", no_argument, NULL, OPT_KEEP},
     {"json", no_argument, NULL, OPT_JSON},
@@ -84,6 +90,8 @@ static const struct option long_options[] = {
     {"model", required_argument, NULL, 'm'},
     {"receipt", no_argument, NULL, OPT_RECEIPT},
     {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},
+    {"markdown", no_argument, NULL, OPT_MARKDOWN},
+    {"no-markdown", no_argument, NULL, OPT_NO_MARKDOWN},
     {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'V'},
     {NULL, 0, NULL, 0},
@@ -176,6 +184,7 @@ static int ask(struct cli *c, const struct options *o, int argc, char **argv)
     if (made)
         code = cli_create(c, text.data, c->instructions, &id);
     if (code == CLI_OK) {
+        buf_add(&text, c->attached.data, c->attached.len);
         struct turn turn = {.text = text.data,
                             .conversation = id,
                             .instructions = made ? NULL : c->instructions,
@@ -289,10 +298,10 @@ static const struct command {
  */
 
 /* -1: go on; else the exit code. */
-static int read_options(struct term *t, int argc, char **argv, struct options *o)
+static int read_options(struct cli *c, int argc, char **argv, struct options *o)
 {
     *o = (struct options){.sampling = {.temperature = -1, .top_p = -1}};
-    for (int option; (option = getopt_long(argc, argv, "u:s:c:m:hV", long_options, NULL)) != -1;) {
+    for (int option; (option = getopt_long(argc, argv, "u:s:c:f:m:hV", long_options, NULL)) != -1;) {
         switch (option) {
         case 'u':
             o->url = optarg;
@@ -306,6 +315,12 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
         case 'm':
             o->model = optarg;
             break;
+        case 'f': {
+            int code = cli_attach(c, optarg);
+            if (code != CLI_OK)
+                return code;
+            break;
+        }
         case OPT_TOKEN_FILE:
             o->token_file = optarg;
             break;
@@ -342,11 +357,17 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
         case OPT_NO_RECEIPT:
             o->no_receipt = true;
             break;
+        case OPT_MARKDOWN:
+            o->markdown = true;
+            break;
+        case OPT_NO_MARKDOWN:
+            o->no_markdown = true;
+            break;
         case 'h':
-            term_write(t, help_text, sizeof(help_text) - 1);
+            term_write(&c->term, help_text, sizeof(help_text) - 1);
             return CLI_OK;
         case 'V':
-            term_write(t, VERSION_TEXT, sizeof(VERSION_TEXT) - 1);
+            term_write(&c->term, VERSION_TEXT, sizeof(VERSION_TEXT) - 1);
             return CLI_OK;
         default:
             return CLI_USAGE; /* getopt has told */
@@ -358,7 +379,7 @@ static int read_options(struct term *t, int argc, char **argv, struct options *o
 static int run(struct cli *c, int argc, char **argv)
 {
     struct options o;
-    int code = read_options(&c->term, argc, argv, &o);
+    int code = read_options(c, argc, argv, &o);
     if (code >= 0)
         return code;
     argc -= optind;
@@ -386,6 +407,7 @@ static int run(struct cli *c, int argc, char **argv)
     c->model = o.model;
     c->instructions = o.instructions;
     c->json = o.json;
+    c->term.markdown = !o.no_markdown && (o.markdown || c->term.markdown);
     bool chatting = command->run == chat || command->run == resume;
     c->receipt = !o.no_receipt && (o.receipt || (chatting && c->term.in_tty && c->term.err_tty));
     const char *url = o.url ? o.url : getenv("CONVOD_URL"), *given = getenv("CONVOD_TOKEN");
@@ -399,6 +421,7 @@ static int run(struct cli *c, int argc, char **argv)
         return CLI_USAGE;
     }
     code = command->run(c, &o, argc, argv);
+    cli_detach(c);
     net_close(c->net);
     free(token);
     return code;

@@ -74,10 +74,8 @@ struct net {
 static void queue_add(struct message ***end, char *text)
 {
     struct message *m = calloc(1, sizeof(*m));
-    if (!m) {
-        fputs("convo: out of memory\n", stderr);
-        exit(CLI_FAILED);
-    }
+    if (!m)
+        out_of_memory();
     m->text = text;
     **end = m;
     *end = &m->next;
@@ -591,6 +589,11 @@ char *net_ws_next(struct net *n, int wait_ms)
     if (!n->ws.in && n->ws.state == SLOT_OPEN)
         net_pause(n, wait_ms);
     return queue_take(&n->ws.in, &n->ws.in_end);
+}
+
+bool net_ws_has_next(const struct net *n)
+{
+    return n->ws.in != NULL;
 }
 
 int *net_ws_warm_ups(struct net *n)

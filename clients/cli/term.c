@@ -1,4 +1,4 @@
-/* term.c - the terminal: signals, the transient status line, answers as they come, and reading lines.
+/* term.c - the terminal: signals, the transient status line, remarks, and reading lines.
  *
  * What is written where: answers to stdout; everything about them (status, remarks, errors) to stderr, so that a pipe
  * gets the answer alone. Escape sequences are only written to a terminal. On a terminal libedit reads the line, one
@@ -48,6 +48,7 @@ void interrupts_watch(void)
     struct sigaction act = {.sa_handler = on_signal}; /* no SA_RESTART: waits shall end */
     sigemptyset(&act.sa_mask);
     sigaction(SIGINT, &act, NULL);
+    sigaction(SIGCONT, &act, NULL);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
     sigaction(SIGPIPE, &ignore, NULL);
@@ -150,6 +151,22 @@ static void quiet(void)
     tcsetattr(STDIN_FILENO, TCSANOW, &kept);
 }
 
+void term_quiet(const struct term *t)
+{
+    if (t->in_tty)
+        quiet();
+}
+
+bool term_went_on(void)
+{
+    if (signals[SIGCONT] == 0)
+        return false;
+    signals[SIGCONT] = 0;
+    if (is_quiet)
+        quiet(); /* a shell has the terminal as it likes it */
+    return true;
+}
+
 /* ---- output --------------------------------------------------------------------------------------------------------
  */
 
@@ -158,25 +175,50 @@ void term_open(struct term *t)
     *t = (struct term){
         .in_tty = isatty(STDIN_FILENO), .out_tty = isatty(STDOUT_FILENO), .err_tty = isatty(STDERR_FILENO)};
     const char *no_color = getenv("NO_COLOR"), *kind = getenv("TERM");
-    bool plain = !kind || !*kind || strcmp(kind, "dumb") == 0;
-    if (plain)
+    if (!kind || !*kind || strcmp(kind, "dumb") == 0) {
         t->err_tty = false; /* it can show no line that goes away again */
-    t->colour = t->err_tty && !(no_color && *no_color);
+        return;
+    }
+    t->live = t->out_tty;
+    t->colour = t->markdown = !(no_color && *no_color);
+    t->italic = true;
+    static const char *const upright[] = {"screen", "linux", "vt", "ansi", "cons", "sun"};
+    for (size_t i = 0; i < sizeof(upright) / sizeof(*upright); i++)
+        t->italic = t->italic && strncmp(kind, upright[i], strlen(upright[i])) != 0;
+}
+
+static struct winsize terminal_size(void)
+{
+    struct winsize size = {0};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0)
+        ioctl(STDERR_FILENO, TIOCGWINSZ, &size);
+    return size;
 }
 
 int term_columns(void)
 {
-    struct winsize size;
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+    int columns = terminal_size().ws_col;
+    return columns > 0 ? columns : 80;
+}
+
+int term_rows(void)
+{
+    int rows = terminal_size().ws_row;
+    return rows > 0 ? rows : 24;
 }
 
 void term_status(struct term *t, const char *text)
 {
+    struct buf line = {0};
     if (!t->err_tty)
         return;
-    fprintf(stderr, t->colour ? "\r\033[K\033[2m%s\033[0m" : "\r\033[K%s", text);
+    text_cut(text, term_columns() - 1, &line);
+    if (t->mid_line && !t->status_shown)
+        term_answer_covered(t);
+    fprintf(stderr, t->colour ? "\r\033[K\033[2m%s\033[0m" : "\r\033[K%s", line.data);
     fflush(stderr);
     t->status_shown = true;
+    buf_free(&line);
 }
 
 void term_status_clear(struct term *t)
@@ -194,52 +236,33 @@ void term_write(struct term *t, const char *text, size_t len)
         t->out_error = errno;
 }
 
-void term_answer(struct term *t, const char *text, size_t len)
-{
-    if (len == 0)
-        return;
-    term_status_clear(t);
-    struct buf clean = {0};
-    if (t->out_tty) {
-        text_printable(text, len, &clean);
-        text = clean.data;
-        len = clean.len;
-    }
-    if (len) {
-        term_write(t, text, len);
-        t->mid_line = text[len - 1] != '\n';
-    }
-    buf_free(&clean);
-}
-
-void term_answer_end(struct term *t)
-{
-    term_status_clear(t);
-    if (t->mid_line)
-        term_write(t, "\n", 1);
-    t->mid_line = false;
-}
-
-static void write_note(struct term *t, const char *before, const char *after, const char *prefix, const char *format,
-                       va_list args)
+/* A terminal's lines are broken between words. */
+static void write_note(struct term *t, const char *style, const char *prefix, const char *format, va_list args)
 {
     char *text = NULL;
-    struct buf clean = {0};
+    struct buf clean = {0}, lines = {0};
+    bool styled = t->colour && t->err_tty;
     term_answer_end(t);
     if (vasprintf(&text, format, args) >= 0) {
+        buf_str(&clean, prefix);
         text_printable(text, strlen(text), &clean);
-        fprintf(stderr, "%s%s%s%s\n", t->colour ? before : "", prefix, clean.data ? clean.data : "",
-                t->colour ? after : "");
+        if (t->err_tty)
+            text_lines(clean.data, clean.len, term_columns(), &lines);
+        else
+            buf_printf(&lines, "%s\n", clean.data);
+        size_t len = lines.len > 0 ? lines.len - 1 : 0; /* a style ends before the newline */
+        fprintf(stderr, "%s%.*s%s\n", styled ? style : "", (int)len, len ? lines.data : "", styled ? "\033[0m" : "");
         free(text);
     }
     buf_free(&clean);
+    buf_free(&lines);
 }
 
 void term_note(struct term *t, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    write_note(t, "\033[2m", "\033[0m", "", format, args);
+    write_note(t, "\033[2m", "", format, args);
     va_end(args);
 }
 
@@ -247,7 +270,7 @@ void term_error(struct term *t, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    write_note(t, "\033[31m", "\033[0m", "convo: ", format, args);
+    write_note(t, "\033[31m", "convo: ", format, args);
     va_end(args);
 }
 
@@ -405,33 +428,30 @@ static int read_char(EditLine *edit, wchar_t *out)
     }
 }
 
-/* Tab: a command that begins with what stands before the cursor, or as much as all that do have in common. */
+/* Tab: what stands before the cursor goes on as far as there is one way; where there are several they are listed. */
 static unsigned char complete(EditLine *edit, int key)
 {
     (void)key;
     const LineInfo *line = el_line(edit);
-    size_t typed = (size_t)(line->cursor - line->buffer);
-    char common[32] = "";
-    int found = 0;
-    if (typed == 0 || typed >= sizeof(common) || line->buffer[0] != '/' || memchr(line->buffer, ' ', typed))
-        return CC_ERROR;
-    const char *name;
-    for (size_t i = 0; (name = chat_command_name(i)); i++) {
-        if (strncmp(name, line->buffer + 1, typed - 1) != 0)
-            continue;
-        size_t same = 0;
-        while (found && common[same] && common[same] == name[same])
-            same++;
-        snprintf(common, sizeof(common), "%.*s", found ? (int)same : (int)sizeof(common) - 1, name);
-        found++;
+    struct buf typed = {0}, rest = {0}, offered = {0};
+    unsigned char done = CC_ERROR;
+    buf_add(&typed, line->buffer, (size_t)(line->cursor - line->buffer));
+    complete_line(typed.data, &rest, &offered);
+    if (rest.len > 0 && el_insertstr(edit, rest.data) == 0) {
+        done = CC_REFRESH;
+    } else if (offered.len > 0) {
+        struct buf lines = {0};
+        buf_str(&lines, "\n");
+        text_lines(offered.data, offered.len, term_columns(), &lines);
+        fputs(lines.data, stdout);
+        fflush(stdout);
+        buf_free(&lines);
+        done = CC_REDISPLAY;
     }
-    if (!found || (found > 1 && strlen(common) == typed - 1))
-        return CC_ERROR;
-    struct buf rest = {0};
-    buf_printf(&rest, "%s%s", common + typed - 1, found == 1 ? " " : "");
-    bool put = el_insertstr(edit, rest.data) == 0;
+    buf_free(&typed);
     buf_free(&rest);
-    return put ? CC_REFRESH : CC_ERROR;
+    buf_free(&offered);
+    return done;
 }
 
 /* What was said before, across sessions: a private file, unless CONVO_HISTORY names another or is empty. NULL: none. */
@@ -486,6 +506,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
         return NULL;
     r->term = t;
     r->net = n;
+    loud(); /* the editor shall find the terminal as it was */
     const char *kind = getenv("TERM");
     if (!t->in_tty || !t->out_tty || !kind || !*kind || strcmp(kind, "dumb") == 0)
         return r;
@@ -504,7 +525,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
     el_set(r->edit, EL_HIST, history, r->history);
     el_set(r->edit, EL_BIND, "^W", "ed-delete-prev-word", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_wset(r->edit, EL_ADDFN, L"convo-complete", L"Complete a command", complete);
+    el_wset(r->edit, EL_ADDFN, L"convo-complete", L"Complete a command or a file's name", complete);
     el_set(r->edit, EL_BIND, "\t", "convo-complete", NULL);
     el_source(r->edit, NULL);
     el_set(r->edit, EL_GETCFN, read_char);

@@ -10,7 +10,7 @@
 
 #include "clients/cli/cli_internal.h"
 
-static void out_of_memory(void)
+void out_of_memory(void)
 {
     fputs("convo: out of memory\n", stderr);
     exit(CLI_FAILED);
@@ -250,18 +250,34 @@ void text_base64(const char *text, size_t len, struct buf *out)
     }
 }
 
+/* Columns of the character at text, and its bytes. What the C library does not know may be wide, and a variation
+ * selector may make the sign before it so: rather a line too short than one too long. */
+static int char_columns(const char *text, size_t left, size_t *bytes)
+{
+    uint32_t c;
+    *bytes = utf8_char((const unsigned char *)text, left, &c);
+    if (*bytes == 0) {
+        *bytes = 1;
+        return 1;
+    }
+    int columns = c == 0xfe0f ? 1 : wcwidth((wchar_t)c);
+    return columns >= 0 ? columns : 2;
+}
+
+int text_columns(const char *text, size_t len)
+{
+    int columns = 0;
+    for (size_t at = 0, n; at < len; at += n)
+        columns += char_columns(text + at, len - at, &n);
+    return columns;
+}
+
 void text_cut(const char *text, int columns, struct buf *out)
 {
-    mbstate_t state = {0};
     size_t len = strlen(text), fits = 0;
     int width = 0;
-    for (size_t at = 0; at < len;) {
-        wchar_t c;
-        size_t n = mbrtowc(&c, text + at, len - at, &state);
-        if (n == 0 || n == (size_t)-1 || n == (size_t)-2)
-            break;
-        int w = wcwidth(c);
-        width += w > 0 ? w : 0;
+    for (size_t at = 0, n; at < len;) {
+        width += char_columns(text + at, len - at, &n);
         at += n;
         if (width <= columns - 1 || (width <= columns && at == len))
             fits = at;
@@ -269,6 +285,75 @@ void text_cut(const char *text, int columns, struct buf *out)
     buf_add(out, text, fits);
     if (fits < len)
         buf_str(out, "\u2026");
+}
+
+size_t text_fit(const char *text, size_t len, int columns, size_t *next)
+{
+    size_t at = 0, n;
+    size_t end = 0, resume = 0; /* of the line, were it broken at the last place where that may be */
+    int width = 0;
+    bool was_wide = false;
+    for (; at < len && text[at] != '\n'; at += n) {
+        int w = char_columns(text + at, len - at, &n);
+        if (text[at] == ' ') { /* at a line's end it takes no room */
+            end = at > 0 && text[at - 1] == ' ' ? end : at;
+            resume = at + 1;
+            width++;
+            was_wide = false;
+            continue;
+        }
+        if (at > resume && (was_wide || w > 1)) /* Chinese and Japanese have no spaces */
+            end = resume = at;
+        if (at > 0 && width + w > columns) {
+            *next = end > 0 ? resume : at;
+            return end > 0 ? end : at;
+        }
+        width += w;
+        was_wide = w > 1 || (w == 0 && was_wide);
+    }
+    *next = at < len ? at + 1 : at;
+    while (at > 0 && text[at - 1] == ' ')
+        at--;
+    return at;
+}
+
+void text_untab(const char *text, size_t len, struct buf *out)
+{
+    int column = 0;
+    size_t n;
+    for (size_t at = 0; at < len; at += n) {
+        int w = char_columns(text + at, len - at, &n);
+        if (text[at] == '\t') {
+            buf_printf(out, "%*s", 8 - column % 8, "");
+            column = 0;
+            continue;
+        }
+        buf_add(out, text + at, n);
+        column = text[at] == '\n' ? 0 : column + w;
+    }
+}
+
+size_t text_fill(const char *text, size_t len, int columns)
+{
+    size_t at = 0, n;
+    for (int width = 0; at < len; at += n) {
+        width += char_columns(text + at, len - at, &n);
+        if (width > columns && at > 0)
+            break;
+    }
+    return at;
+}
+
+void text_lines(const char *text, size_t len, int columns, struct buf *out)
+{
+    struct buf spaced = {0};
+    size_t next;
+    text_untab(text, len, &spaced);
+    for (size_t at = 0; at < spaced.len; at += next) {
+        buf_add(out, spaced.data + at, text_fit(spaced.data + at, spaced.len - at, columns, &next));
+        buf_str(out, "\n");
+    }
+    buf_free(&spaced);
 }
 
 void text_receipt(const cJSON *receipt, struct buf *out)
@@ -280,7 +365,7 @@ void text_receipt(const cJSON *receipt, struct buf *out)
     if (kept > 0) {
         bool alone = hot == kept || ram == kept || disk == kept;
         int listed = 0;
-        buf_printf(out, "%.0f tokens of history kept (", kept);
+        buf_printf(out, "%.0f tokens kept (", kept);
         count_from(out, &listed, hot, "hot", alone);
         count_from(out, &listed, ram, "from RAM", alone);
         count_from(out, &listed, disk, "from disk", alone);

@@ -243,6 +243,7 @@ static bool on_stream(void *arg, const char *data, size_t len)
     }
     memmove(f->stream.data, f->stream.data + at, f->stream.len - at + 1);
     f->stream.len -= at;
+    term_answer_show(f->term);
     return !f->ended && interrupts_pending() == 0;
 }
 
@@ -356,6 +357,8 @@ static void follow_socket(struct follow *f)
         if (message) {
             on_event(f, message, strlen(message));
             free(message);
+            if (!net_ws_has_next(f->net))
+                term_answer_show(f->term);
         } else if (!net_ws_is_open(f->net)) {
             find_again(f);
             return;
@@ -391,8 +394,10 @@ void turn_run(struct net *n, struct term *t, const struct turn *turn, struct tur
         free(request);
         return;
     }
-    if (turn->print)
+    if (turn->print) {
+        term_quiet(t); /* what is typed would stand in the answer */
         term_status(t, "\u2026");
+    }
     if (net_ws_send(n, request) == 0)
         follow_socket(&f);
     else

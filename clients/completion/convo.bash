@@ -12,7 +12,7 @@ _convo()
         case " ${commands//$'\n'/ } " in *" ${COMP_WORDS[i]} "*) command=${COMP_WORDS[i]} && break ;; esac
     done
     case $previous in
-    --token-file)
+    --token-file | -f | --file)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         return

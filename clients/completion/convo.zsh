@@ -7,7 +7,7 @@ commands=(${(f)"$(sed -nE '/^Commands:/,/^$/s/^  ([a-z]+) .*  +(.*)$/\1:\2/p' <<
 options=(${(f)"$(sed '/^Commands:/,/^$/d' <<<"$help" | grep -oE -- '--[a-z-]+' | sort -u)"})
 
 case $words[CURRENT-1] in
---token-file) _files; return ;;
+--token-file | -f | --file) _files; return ;;
 --to) compadd ram disk; return ;;
 -c | --conversation) compadd -- ${(f)"$($words[1] list 2>/dev/null | cut -f 1)"}; return ;;
 -u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens) return 1 ;;

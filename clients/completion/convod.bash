@@ -26,7 +26,7 @@ _convod()
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         ;;
-    --data | --cache)
+    --data | --cache | --verify | --repair | backup)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         ;;
@@ -39,7 +39,7 @@ _convod()
         local options
         options=$("$1" --help 2>/dev/null | grep -oE '^  --[a-z-]+')
         case " ${options//$'\n'/ } " in
-        *" $previous "*) [[ $previous =~ ^--(help|version|check-config)$ ]] || return ;;
+        *" $previous "*) [[ $previous =~ ^--(help|version|check-config|profile)$ ]] || return ;;
         esac
         [[ $COMP_CWORD -gt 1 ]] || options+=" token"
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")

@@ -4,6 +4,8 @@ _arguments -s \
     '--model[the model, a GGUF file]:file:_files -g "*.gguf"' \
     '--data[conversations and their KV]:folder:_files -/' \
     '--cache[what can be computed again]:folder:_files -/' \
+    '--verify[check a data directory that is not in use]:folder:_files -/' \
+    '--repair[the same, and mend what can be]:folder:_files -/' \
     '--config[settings from this file]:file:_files' \
     '--token-file[who may use it]:file:_files' \
     '--backend[what computes]:name:(auto cpu cpu-portable cpu-avx2 cpu-avx512 cuda)' \
@@ -12,4 +14,4 @@ _arguments -s \
     '--chat-format[how messages become tokens]:name:(auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr)' \
     '--log-level[what is told]:level:(error warning info debug)' \
     ${(f)"$($words[1] --help 2>/dev/null | sed -nE 's/^  (--[a-z-]+) .*/\1/p' |
-        grep -vE '^--(model|data|cache|config|token-file|backend|numerics|kv-type|chat-format|log-level)$')"}
+        grep -vE '^--(model|data|cache|verify|repair|config|token-file|backend|numerics|kv-type|chat-format|log-level)$')"}

@@ -228,6 +228,8 @@ void responses_attach(struct client *c, int kind, int64_t starting_after, const 
 void responses_cursor_error(struct api_error *e);
 /* An item of the API's lists. */
 cJSON *item_object(const struct session_item *item);
+/* An item of a run's output, as far as it is there. */
+cJSON *output_object(const struct run *run, size_t i);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */
@@ -242,6 +244,7 @@ void client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
@@ -259,6 +262,17 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 /* One message of the user. */
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
+
+/* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
+ */
+
+#define TOOL_NAME_MAX 64
+
+bool tool_name_valid(const char *name);
+/* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. nested: definitions and choices have their function
+ * under "function", as in Chat Completions. What a response shows of them goes into echo (may be NULL). 0, or -1 and
+ * *e. */
+int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e);
 
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
@@ -295,6 +309,8 @@ void conversations_get(struct client *c);
 void conversations_update(struct client *c);
 void conversations_delete(struct client *c);
 void conversations_items(struct client *c);
+struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e);
+void conversations_add_items(struct client *c);
 void conversations_evict(struct client *c);
 
 /* ---- commands of the session that answer a request (ops.c) --------------------------------------------------------

@@ -61,7 +61,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         return NULL;
     }
     q->format = &completions_format;
-    q->store = q->generate = true;
+    q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
     const char *model = NULL;
     const cJSON *options = NULL;
@@ -73,7 +73,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         json_int(body, "", "max_completion_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        parse_messages(q, body, e)) {
+        parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
         goto fail;
     }
     q->max_output_tokens = (int)max_tokens;
@@ -128,13 +128,54 @@ static cJSON *usage(const struct run *run)
     return u;
 }
 
+static bool is_call(const struct run *run, size_t i)
+{
+    return strcmp(run->items[i].kind, "function_call") == 0;
+}
+
+static bool is_thinking(const struct run *run, size_t i)
+{
+    return strcmp(run->items[i].kind, "reasoning") == 0;
+}
+
 static const char *finish_reason(const struct run *run)
 {
     const char *r = run->reason;
-    return strcmp(run->status, "incomplete") == 0 && r &&
-                   (strcmp(r, "max_output_tokens") == 0 || strcmp(r, "context_length") == 0)
-               ? "length"
-               : "stop";
+    if (strcmp(run->status, "incomplete") == 0 && r &&
+        (strcmp(r, "max_output_tokens") == 0 || strcmp(r, "context_length") == 0)) {
+        return "length";
+    }
+    for (size_t i = 0; i < run->n_items; i++) {
+        if (is_call(run, i) && !run->items[i].incomplete) {
+            return "tool_calls";
+        }
+    }
+    return "stop";
+}
+
+/* Which of the message's calls item i is. */
+static size_t call_index(const struct run *run, size_t i)
+{
+    size_t n = 0;
+    for (size_t k = 0; k < i; k++) {
+        n += is_call(run, k);
+    }
+    return n;
+}
+
+/* {"id", "type", "function": {"name", "arguments"}} */
+static cJSON *call_object(const struct run *run, size_t i, const char *arguments)
+{
+    cJSON *body = run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
+    const cJSON *id = body ? json_get(body, "call_id") : NULL, *name = body ? json_get(body, "name") : NULL;
+    cJSON *call = cJSON_CreateObject();
+    cJSON_AddStringToObject(call, "id", cJSON_IsString(id) ? id->valuestring : "");
+    cJSON_AddStringToObject(call, "type", "function");
+    cJSON *function = cJSON_AddObjectToObject(call, "function");
+    cJSON_AddStringToObject(function, "name", cJSON_IsString(name) ? name->valuestring : "");
+    cJSON_AddStringToObject(function, "arguments", arguments);
+    cJSON_Delete(body);
+    return call;
 }
 
 static void add_receipt(cJSON *o, const struct run *run)
@@ -178,11 +219,58 @@ static void chat_started(struct run *run)
     emit(run, delta, NULL, false);
 }
 
-static void chat_delta(struct run *run, const char *text)
+/* A chunk of one call. Takes call. */
+static void emit_call(struct run *run, size_t i, cJSON *call)
 {
     cJSON *delta = cJSON_CreateObject();
-    cJSON_AddStringToObject(delta, "content", text);
+    cJSON_AddNumberToObject(call, "index", (double)call_index(run, i));
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(delta, "tool_calls"), call);
     emit(run, delta, NULL, false);
+}
+
+static void chat_item(struct run *run, size_t i)
+{
+    if (is_call(run, i)) {
+        emit_call(run, i, call_object(run, i, ""));
+    }
+}
+
+static void chat_delta(struct run *run, size_t i, const char *text)
+{
+    if (is_call(run, i)) {
+        cJSON *call = cJSON_CreateObject();
+        cJSON_AddStringToObject(cJSON_AddObjectToObject(call, "function"), "arguments", text);
+        emit_call(run, i, call);
+        return;
+    }
+    cJSON *delta = cJSON_CreateObject();
+    cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
+    emit(run, delta, NULL, false);
+}
+
+static void chat_item_end(struct run *run, size_t i)
+{
+    (void)run, (void)i;
+}
+
+/* The text of all items of a kind, malloc'd. */
+static char *text_of(const struct run *run, const char *kind)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < run->n_items; i++) {
+        len += strcmp(run->items[i].kind, kind) == 0 ? run->items[i].len : 0;
+    }
+    char *text = malloc(len + 1), *to = text;
+    for (size_t i = 0; text && i < run->n_items; i++) {
+        if (strcmp(run->items[i].kind, kind) == 0) {
+            memcpy(to, run->items[i].text, run->items[i].len);
+            to += run->items[i].len;
+        }
+    }
+    if (text) {
+        *to = '\0';
+    }
+    return text;
 }
 
 static char *whole(const struct run *run)
@@ -192,8 +280,25 @@ static char *whole(const struct run *run)
     cJSON_AddNumberToObject(choice, "index", 0);
     cJSON *message = cJSON_AddObjectToObject(choice, "message");
     cJSON_AddStringToObject(message, "role", "assistant");
-    cJSON_AddStringToObject(message, "content", run->text ? run->text : "");
+    char *said = text_of(run, "message"), *thought = text_of(run, "reasoning");
+    size_t calls = call_index(run, run->n_items);
+    if (said && (said[0] || !calls)) {
+        cJSON_AddStringToObject(message, "content", said);
+    } else {
+        cJSON_AddNullToObject(message, "content");
+    }
+    if (thought && thought[0]) {
+        cJSON_AddStringToObject(message, "reasoning_content", thought);
+    }
+    free(said);
+    free(thought);
     cJSON_AddNullToObject(message, "refusal");
+    cJSON *list = calls ? cJSON_AddArrayToObject(message, "tool_calls") : NULL;
+    for (size_t i = 0; list && i < run->n_items; i++) {
+        if (is_call(run, i)) {
+            cJSON_AddItemToArray(list, call_object(run, i, run->items[i].text));
+        }
+    }
     cJSON_AddNullToObject(choice, "logprobs");
     cJSON_AddStringToObject(choice, "finish_reason", finish_reason(run));
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
@@ -224,4 +329,4 @@ static void chat_done(struct run *run)
 }
 
 const struct run_format completions_format = {
-    .started = chat_started, .delta = chat_delta, .done = chat_done, .match = true};
+    .started = chat_started, .item = chat_item, .delta = chat_delta, .item_end = chat_item_end, .done = chat_done};

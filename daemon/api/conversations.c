@@ -10,6 +10,7 @@
 #include "daemon/api/api.h"
 
 #define TITLE_MAX        512
+#define ITEMS_MAX        20 /* that are added at once */
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
 
 static void text_or_null(cJSON *o, const char *key, const char *value)
@@ -96,12 +97,6 @@ static int read_fields(struct client *c, struct fields *f)
         (own && json_string(own, "convod.", "head", ID_SIZE, &f->head, &e))) {
         goto refuse;
     }
-    const cJSON *items = json_get(f->body, "items");
-    if (items && cJSON_GetArraySize(items) > 0) {
-        api_error_set(&e, 400, "unsupported_parameter", "items",
-                      "'items' is not supported: send them as the input of the first response.");
-        goto refuse;
-    }
     if (metadata) {
         f->metadata = json_print(metadata);
         if (!f->metadata) {
@@ -116,23 +111,168 @@ refuse:
     return -1;
 }
 
+/* ---- items that are added: a turn without an answer, which reads them in --------------------------------------------
+ */
+
+static void ignore_run(struct run *run)
+{
+    (void)run;
+}
+
+static void ignore_item(struct run *run, size_t i)
+{
+    (void)run, (void)i;
+}
+
+static void ignore_delta(struct run *run, size_t i, const char *text)
+{
+    (void)run, (void)i, (void)text;
+}
+
+static void items_added(struct run *run)
+{
+    if (!run->failed) {
+        run->answer = run->request->answer;
+        run->request->answer = NULL;
+        run->answer_status = 200;
+    }
+}
+
+static const struct run_format items_format = {
+    .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = items_added};
+
+/* A turn that adds `items`, 1 to ITEMS_MAX of them. */
+static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
+{
+    int n = cJSON_IsArray(items) ? cJSON_GetArraySize(items) : 0;
+    struct turn_request *q = calloc(1, sizeof(*q));
+    if (n < 1 || n > ITEMS_MAX) {
+        api_error_set(e, 400, items ? "invalid_value" : "missing_required_parameter", "items",
+                      "'items' must be a list of 1 to %d items.", ITEMS_MAX);
+        goto refuse;
+    }
+    if (!q) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return NULL;
+    }
+    q->format = &items_format;
+    q->store = q->finish_on_disconnect = true;
+    if (messages_parse(q, items, "items", true, e) || sampling_parse(NULL, NULL, "", &q->sampling, e)) {
+        goto refuse;
+    }
+    if (!q->n_items) {
+        api_error_set(e, 400, "invalid_value", "items", "'items' has nothing that a conversation keeps.");
+        goto refuse;
+    }
+    cJSON *page = cJSON_CreateArray();
+    for (size_t i = 0; i < q->n_items; i++) {
+        q->match |= q->items[i].role == ENGINE_ASSISTANT;
+        cJSON_AddItemToArray(page, item_object(&q->items[i]));
+    }
+    q->answer = json_text(list_object(page, false));
+    q->params = strdup("{\"generate\":false}");
+    if (!q->answer || !q->params) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        goto refuse;
+    }
+    return q;
+refuse:
+    turn_request_free(q);
+    return NULL;
+}
+
+struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
+{
+    struct turn_request *q = items_turn(json_get(body, "items"), e);
+    cJSON_Delete(body);
+    return q;
+}
+
+/* Takes q; its items go into conversation `id`. */
+static void start_items(struct client *c, struct turn_request *q, const char *id)
+{
+    struct api_error e = {0};
+    q->conversation = strdup(id);
+    if (!q->conversation) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    }
+    if (!q->conversation || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+        turn_request_free(q);
+        client_answer_error(c, &e);
+        return;
+    }
+    client_start(c, q);
+}
+
+void conversations_add_items(struct client *c)
+{
+    struct api_error e = {0};
+    if (!id_or_404(c)) {
+        return;
+    }
+    struct turn_request *q = client_turn(c, &e);
+    if (!q) {
+        client_answer_error(c, &e);
+        return;
+    }
+    start_items(c, q, c->request.param);
+}
+
+/* ---- the routes ----------------------------------------------------------------------------------------------------
+ */
+
+/* The conversation is there; what it begins with is read in before the answer. */
+static void created_with_items(struct client *c, struct op *op, const struct session_result *r)
+{
+    struct api_error e = {0};
+    struct run_retry *retry = &c->request.retry;
+    cJSON *items = cJSON_Parse(op->text);
+    struct turn_request *q = items_turn(items, &e);
+    cJSON_Delete(items);
+    if (!q || !r->n_conversations) {
+        turn_request_free(q);
+        client_answer_error(c, &e);
+        return;
+    }
+    free(q->answer);
+    q->answer = json_text(conversation_object(&r->conversations[0]));
+    /* The request's key names the conversation. */
+    free(retry->idempotency_key);
+    *retry = (struct run_retry){0};
+    if (r->conversations[0].head) { /* it was made before, with them */
+        client_answer(c, 200, NULL, strdup(q->answer ? q->answer : ""));
+        turn_request_free(q);
+        return;
+    }
+    start_items(c, q, op->id);
+}
+
 void conversations_create(struct client *c)
 {
     struct fields f;
     char id[ID_SIZE];
+    struct api_error e = {0};
     if (read_fields(c, &f)) {
         return;
     }
+    const cJSON *items = json_get(f.body, "items");
+    bool with_items = items && !(cJSON_IsArray(items) && !items->child);
+    struct turn_request *q = with_items ? items_turn(items, &e) : NULL;
     if (f.head && *f.head) {
-        struct api_error e;
         api_error_set(&e, 400, "invalid_value", "convod.head", "A new conversation has no response yet.");
+    }
+    turn_request_free(q);
+    if (e.status) {
         client_answer_error(c, &e);
         free(f.metadata);
         cJSON_Delete(f.body);
         return;
     }
     struct run_retry *retry = &c->request.retry;
-    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, got_one);
+    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, with_items ? created_with_items : got_one);
+    if (op && with_items) {
+        op->text = json_print(items);
+    }
     if (op) {
         op_posted(c, op,
                   session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,

@@ -1,13 +1,18 @@
-/* messages.c - the list of messages of a request, for all interfaces: roles, text, and where they are kept.
+/* messages.c - the list of items of a request, for all interfaces: messages, calls of tools, what these gave.
  *
- * All texts of a request lie in one block, so that a request with very many of them costs no more to free than another.
- * How many there may be is bounded, since they are copied on the network thread.
+ * All texts of a request lie in a few large blocks, so that a request with very many of them costs no more to free than
+ * another. How many items there may be is bounded, since they are copied on the network thread. Thinking that a client
+ * sends back is passed over: it is not part of the context.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/api/api.h"
+
+#define BLOCK_BYTES (64 * 1024)
+#define WHERE_SIZE  64
+#define CALL_ID_MAX 256
 
 int message_role(const char *name, enum engine_role *role)
 {
@@ -27,169 +32,328 @@ int message_role(const char *name, enum engine_role *role)
     return -1;
 }
 
-static bool text_part(const cJSON *part)
-{
-    const cJSON *type = json_get(part, "type");
-    return cJSON_IsObject(part) && cJSON_IsString(type) && cJSON_IsString(json_get(part, "text")) &&
-           (strcmp(type->valuestring, "input_text") == 0 || strcmp(type->valuestring, "output_text") == 0 ||
-            strcmp(type->valuestring, "text") == 0);
-}
-
-/* Bytes of a content's text: a string or text parts. -1 and *e: it is neither. */
-static int64_t text_length(const cJSON *content, const char where[96], struct api_error *e)
-{
-    if (cJSON_IsString(content)) {
-        return (int64_t)strlen(content->valuestring);
-    }
-    if (!cJSON_IsArray(content)) {
-        api_error_set(e, 400, "invalid_type", where, "Invalid type for '%s': expected a string or a list of parts.",
-                      where);
-        return -1;
-    }
-    int64_t len = 0;
-    int i = 0;
-    const cJSON *part;
-    cJSON_ArrayForEach(part, content)
-    {
-        if (!text_part(part)) {
-            char param[128];
-            snprintf(param, sizeof(param), "%s[%d]", where, i);
-            api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': only text parts are supported.",
-                          param);
-            return -1;
-        }
-        len += (int64_t)strlen(json_get(part, "text")->valuestring);
-        i++;
-    }
-    return len;
-}
-
-static char *append(char *to, const char *text)
-{
-    size_t len = strlen(text);
-    memcpy(to, text, len);
-    return to + len;
-}
-
-/* Looks at one message. 0: *role and *len, of its text; 1: it is passed over; -1 and *e. */
-static int check(const cJSON *message, const char *name, size_t index, bool items, enum engine_role *role, int64_t *len,
-                 struct api_error *e)
-{
-    char where[64], param[96];
-    const char *type = "message", *role_name = NULL;
-    snprintf(where, sizeof(where), "%s[%zu]", name, index);
-    if (!cJSON_IsObject(message)) {
-        api_error_set(e, 400, "invalid_type", where, "Invalid type for '%s': expected an object.", where);
-        return -1;
-    }
-    snprintf(param, sizeof(param), "%s.", where);
-    if ((items && json_string(message, param, "type", 64, &type, e)) ||
-        json_string(message, param, "role", 64, &role_name, e)) {
-        return -1;
-    }
-    if (strcmp(type, "reasoning") == 0) {
-        return 1; /* earlier thinking is not part of the context */
-    }
-    if (strcmp(type, "message") != 0) {
-        snprintf(param, sizeof(param), "%s.type", where);
-        api_error_set(e, 400, "invalid_value", param, "Items of type '%.40s' are not supported.", type);
-        return -1;
-    }
-    if (!role_name || message_role(role_name, role)) {
-        snprintf(param, sizeof(param), "%s.role", where);
-        api_error_set(e, 400, role_name || !items ? "invalid_value" : "missing_required_parameter", param,
-                      "'%s' must be user, assistant, system or developer.", param);
-        return -1;
-    }
-    snprintf(param, sizeof(param), "%s.content", where);
-    const cJSON *content = json_get(message, "content");
-    /* An assistant's message that only called tools has none. */
-    *len = !content && !items && *role == ENGINE_ASSISTANT ? 0 : text_length(content, param, e);
-    return *len < 0 ? -1 : 0;
-}
-
-/* The text of a message that check() has found good. */
-static char *copy_text(char *to, const cJSON *content)
-{
-    if (cJSON_IsString(content)) {
-        return append(to, content->valuestring);
-    }
-    const cJSON *part;
-    cJSON_ArrayForEach(part, content)
-    {
-        to = append(to, json_get(part, "text")->valuestring);
-    }
-    return to;
-}
-
 static int no_memory(struct api_error *e)
 {
     api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     return -1;
 }
 
-/* Room for so many messages with so much text in all, ids included. */
-static int reserve(struct turn_request *q, size_t n, size_t bytes, struct api_error *e)
+/* ---- texts ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Room for len bytes and a terminator. NULL: out of memory. */
+static char *room(struct turn_request *q, size_t len)
 {
-    q->items = calloc(n ? n : 1, sizeof(*q->items));
-    q->texts = malloc(bytes + n * (1 + ID_SIZE) + 1);
-    return q->items && q->texts ? 0 : no_memory(e);
+    struct text_block *b = q->texts;
+    if (!b || b->size - b->used <= len) {
+        size_t size = len < BLOCK_BYTES ? BLOCK_BYTES : len + 1;
+        b = malloc(sizeof(*b) + size);
+        if (!b) {
+            return NULL;
+        }
+        *b = (struct text_block){.next = q->texts, .size = size};
+        q->texts = b;
+    }
+    char *at = b->data + b->used;
+    b->used += len + 1;
+    at[len] = '\0';
+    return at;
 }
 
-/* Behind the text at `text`, which ends before `end`: its end, and an id. Where the next one goes, NULL: no random
- * numbers. */
-static char *add(struct turn_request *q, enum engine_role role, char *text, char *end, bool with_id)
+static char *keep(struct turn_request *q, const char *text)
 {
-    char *id = with_id ? end + 1 : NULL;
-    *end = '\0';
-    if (id && id_new("msg_", id)) {
+    size_t len = strlen(text);
+    char *at = room(q, len);
+    return at ? memcpy(at, text, len) : NULL;
+}
+
+static const char *part_text(const cJSON *part)
+{
+    const cJSON *type = json_get(part, "type"), *text = json_get(part, "text"), *refusal = json_get(part, "refusal");
+    if (!cJSON_IsObject(part) || !cJSON_IsString(type)) {
         return NULL;
     }
+    if (strcmp(type->valuestring, "refusal") == 0) {
+        return cJSON_IsString(refusal) ? refusal->valuestring : NULL;
+    }
+    bool known = strcmp(type->valuestring, "input_text") == 0 || strcmp(type->valuestring, "output_text") == 0 ||
+                 strcmp(type->valuestring, "text") == 0;
+    return known && cJSON_IsString(text) ? text->valuestring : NULL;
+}
+
+/* The text of a content, a string or text parts, kept: *text. -1 and *e: it is neither. */
+static int content_text(struct turn_request *q, const cJSON *content, const char *where, char **text,
+                        struct api_error *e)
+{
+    size_t len = 0;
+    int i = 0;
+    const cJSON *part;
+    if (cJSON_IsString(content)) {
+        *text = keep(q, content->valuestring);
+        return *text ? 0 : no_memory(e);
+    }
+    if (!cJSON_IsArray(content)) {
+        api_error_set(e, 400, "invalid_type", where, "Invalid type for '%s': expected a string or a list of parts.",
+                      where);
+        return -1;
+    }
+    cJSON_ArrayForEach(part, content)
+    {
+        const char *t = part_text(part);
+        if (!t) {
+            char param[128];
+            snprintf(param, sizeof(param), "%s[%d]", where, i);
+            api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': only text parts are supported.",
+                          param);
+            return -1;
+        }
+        len += strlen(t);
+        i++;
+    }
+    char *to = *text = room(q, len);
+    if (!to) {
+        return no_memory(e);
+    }
+    cJSON_ArrayForEach(part, content)
+    {
+        const char *t = part_text(part);
+        size_t n = strlen(t);
+        memcpy(to, t, n);
+        to += n;
+    }
+    return 0;
+}
+
+/* ---- items ---------------------------------------------------------------------------------------------------------
+ */
+
+struct list {
+    struct turn_request *q;
+    const char *name; /* of the list, in messages */
+    size_t index, capacity;
+    bool ids; /* items get ids: those of Responses */
+    struct api_error *e;
+};
+
+static int add(struct list *l, const char *kind, const char *prefix, enum engine_role role, const char *text,
+               const char *body)
+{
+    struct turn_request *q = l->q;
+    if (q->n_items == MESSAGES_MAX) {
+        api_error_set(l->e, 400, "invalid_value", l->name, "There are more than %d messages.", MESSAGES_MAX);
+        return -1;
+    }
+    if (q->n_items == l->capacity) {
+        size_t capacity = l->capacity ? 2 * l->capacity : 8;
+        struct session_item *grown = realloc(q->items, capacity * sizeof(*grown));
+        if (!grown) {
+            return no_memory(l->e);
+        }
+        q->items = grown;
+        l->capacity = capacity;
+    }
+    char *id = l->ids ? room(q, ID_SIZE) : NULL;
+    if (l->ids && (!id || id_new(prefix, id))) {
+        return no_memory(l->e);
+    }
     q->items[q->n_items++] =
-        (struct session_item){.id = id, .kind = "message", .role = role, .text = text, .len = (size_t)(end - text)};
-    return end + 1 + (with_id ? ID_SIZE : 0);
+        (struct session_item){.id = id, .kind = kind, .role = role, .text = text, .len = strlen(text), .body = body};
+    return 0;
+}
+
+static void where(const struct list *l, const char *field, char out[96])
+{
+    snprintf(out, 96, "%.40s[%zu]%s%.40s", l->name, l->index, field ? "." : "", field ? field : "");
+}
+
+/* {"call_id", "name"}, kept. NULL: out of memory. */
+static char *call_body(struct turn_request *q, const char *call_id, const char *name)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "call_id", call_id);
+    if (name) {
+        cJSON_AddStringToObject(o, "name", name);
+    }
+    char *text = json_text(o), *body = text ? keep(q, text) : NULL;
+    free(text);
+    return body;
+}
+
+/* A string that must be there. */
+static int need_string(const struct list *l, const cJSON *o, const char *prefix, const char *key, size_t max,
+                       const char **out)
+{
+    char param[96];
+    *out = NULL;
+    if (json_string(o, prefix, key, max, out, l->e)) {
+        return -1;
+    }
+    if (!*out) {
+        snprintf(param, sizeof(param), "%.60s%.30s", prefix, key);
+        api_error_set(l->e, 400, "missing_required_parameter", param, "'%s' is missing.", param);
+        return -1;
+    }
+    return 0;
+}
+
+/* id: the call's. o: where its name and arguments are. */
+static int add_call(struct list *l, const char *id, const cJSON *o, const char *prefix)
+{
+    const char *name, *arguments;
+    if (need_string(l, o, prefix, "name", 128, &name) ||
+        need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments)) {
+        return -1;
+    }
+    if (!tool_name_valid(name)) {
+        char param[96];
+        snprintf(param, sizeof(param), "%.80sname", prefix);
+        api_error_set(l->e, 400, "invalid_value", param, "'%s' has 1 to %d characters of A-Z a-z 0-9 _ . -", param,
+                      TOOL_NAME_MAX);
+        return -1;
+    }
+    char *text = keep(l->q, arguments), *body = text ? call_body(l->q, id, name) : NULL;
+    return body ? add(l, "function_call", "fc_", ENGINE_ASSISTANT, text, body) : no_memory(l->e);
+}
+
+static int add_result(struct list *l, const char *id, const cJSON *content, const char *field)
+{
+    char param[96], *text;
+    where(l, field, param);
+    if (content_text(l->q, content, param, &text, l->e)) {
+        return -1;
+    }
+    char *body = call_body(l->q, id, NULL);
+    return body ? add(l, "function_call_output", "fco_", ENGINE_USER, text, body) : no_memory(l->e);
+}
+
+/* The calls of a message of Chat Completions. */
+static int add_tool_calls(struct list *l, const cJSON *calls)
+{
+    const cJSON *call;
+    int k = 0;
+    cJSON_ArrayForEach(call, calls)
+    {
+        char base[48], prefix[96];
+        const char *id, *type = "function";
+        const cJSON *function = NULL;
+        where(l, NULL, prefix);
+        snprintf(base, sizeof(base), "%.30s", prefix);
+        snprintf(prefix, sizeof(prefix), "%s.tool_calls[%d].", base, k++);
+        if (!cJSON_IsObject(call)) {
+            prefix[strlen(prefix) - 1] = '\0';
+            api_error_set(l->e, 400, "invalid_type", prefix, "Invalid type for '%s': expected an object.", prefix);
+            return -1;
+        }
+        if (need_string(l, call, prefix, "id", CALL_ID_MAX, &id) ||
+            json_string(call, prefix, "type", 64, &type, l->e) ||
+            json_object(call, prefix, "function", &function, l->e)) {
+            return -1;
+        }
+        if (strcmp(type, "function") != 0 || !function) {
+            strncat(prefix, function ? "type" : "function", sizeof(prefix) - strlen(prefix) - 1);
+            api_error_set(l->e, 400, function ? "invalid_value" : "missing_required_parameter", prefix,
+                          "'%s': only calls of functions are supported.", prefix);
+            return -1;
+        }
+        strncat(prefix, "function.", sizeof(prefix) - strlen(prefix) - 1);
+        if (add_call(l, id, function, prefix)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* A message with a role. */
+static int add_message(struct list *l, const cJSON *message, const char *prefix)
+{
+    enum engine_role role;
+    const char *name = NULL, *id;
+    char param[96], *text;
+    if (json_string(message, prefix, "role", 64, &name, l->e)) {
+        return -1;
+    }
+    if (!l->ids && name && strcmp(name, "tool") == 0) {
+        return need_string(l, message, prefix, "tool_call_id", CALL_ID_MAX, &id)
+                   ? -1
+                   : add_result(l, id, json_get(message, "content"), "content");
+    }
+    if (!name || message_role(name, &role)) {
+        where(l, "role", param);
+        api_error_set(l->e, 400, name || !l->ids ? "invalid_value" : "missing_required_parameter", param,
+                      "'%s' must be user, assistant, system or developer.", param);
+        return -1;
+    }
+    const cJSON *content = json_get(message, "content");
+    const cJSON *calls = !l->ids && role == ENGINE_ASSISTANT ? json_get(message, "tool_calls") : NULL;
+    if (calls && !cJSON_IsArray(calls)) {
+        where(l, "tool_calls", param);
+        api_error_set(l->e, 400, "invalid_type", param, "Invalid type for '%s': expected a list.", param);
+        return -1;
+    }
+    where(l, "content", param);
+    /* An assistant's message that only called tools has none. */
+    if (!content && !l->ids && role == ENGINE_ASSISTANT) {
+        text = keep(l->q, "");
+        if (!text) {
+            return no_memory(l->e);
+        }
+    } else if (content_text(l->q, content, param, &text, l->e)) {
+        return -1;
+    }
+    bool only_calls = calls && calls->child && !text[strspn(text, " \t\r\n")];
+    return (!only_calls && add(l, "message", "msg_", role, text, NULL)) || (calls && add_tool_calls(l, calls)) ? -1 : 0;
+}
+
+/* An item of Responses, or a message of Chat Completions. */
+static int add_item(struct list *l, const cJSON *item)
+{
+    const char *type = "message", *id;
+    char param[96], prefix[WHERE_SIZE];
+    where(l, NULL, param);
+    if (!cJSON_IsObject(item)) {
+        api_error_set(l->e, 400, "invalid_type", param, "Invalid type for '%s': expected an object.", param);
+        return -1;
+    }
+    snprintf(prefix, sizeof(prefix), "%.60s.", param);
+    if (l->ids && json_string(item, prefix, "type", 64, &type, l->e)) {
+        return -1;
+    }
+    if (strcmp(type, "message") == 0) {
+        return add_message(l, item, prefix);
+    }
+    if (strcmp(type, "reasoning") == 0) {
+        return 0;
+    }
+    if (strcmp(type, "function_call") == 0) {
+        return need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
+    }
+    if (strcmp(type, "function_call_output") == 0) {
+        return need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id)
+                   ? -1
+                   : add_result(l, id, json_get(item, "output"), "output");
+    }
+    where(l, "type", param);
+    api_error_set(l->e, 400, "invalid_value", param, "Items of type '%.40s' are not supported.", type);
+    return -1;
 }
 
 int messages_parse(struct turn_request *q, const cJSON *list, const char *name, bool items, struct api_error *e)
 {
-    size_t index = 0, bytes = 0, n = 0;
-    enum engine_role role;
-    int64_t len;
-    const cJSON *message;
-    cJSON_ArrayForEach(message, list)
+    struct list l = {.q = q, .name = name, .ids = items, .e = e};
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list)
     {
-        int rc = check(message, name, index++, items, &role, &len, e);
-        if (rc < 0) {
+        if (add_item(&l, item)) {
             return -1;
         }
-        bytes += rc ? 0 : (size_t)len;
-        n += rc == 0;
-        if (n > MESSAGES_MAX) {
-            api_error_set(e, 400, "invalid_value", name, "There are more than %d messages.", MESSAGES_MAX);
-            return -1;
-        }
-    }
-    if (reserve(q, n, bytes, e)) {
-        return -1;
-    }
-    char *at = q->texts;
-    index = 0;
-    cJSON_ArrayForEach(message, list)
-    {
-        if (check(message, name, index++, items, &role, &len, e) == 0) {
-            at = add(q, role, at, copy_text(at, json_get(message, "content")), items);
-            if (!at) {
-                return no_memory(e);
-            }
-        }
+        l.index++;
     }
     return 0;
 }
 
 int messages_single(struct turn_request *q, const char *text, struct api_error *e)
 {
-    if (reserve(q, 1, strlen(text), e)) {
-        return -1;
-    }
-    return add(q, ENGINE_USER, q->texts, append(q->texts, text), true) ? 0 : no_memory(e);
+    struct list l = {.q = q, .name = "input", .ids = true, .e = e};
+    char *kept = keep(q, text);
+    return kept ? add(&l, "message", "msg_", ENGINE_USER, kept, NULL) : no_memory(e);
 }

@@ -42,19 +42,120 @@ static cJSON *text_part(const char *text)
     return part;
 }
 
-/* The answer's item. text NULL: it has no content yet. */
-static cJSON *message_item(const char *id, const char *status, const char *text)
+/* An item's own head: id, type, status. */
+static cJSON *item_head(const struct session_item *i, const char *status)
 {
     cJSON *item = cJSON_CreateObject();
-    cJSON_AddStringToObject(item, "id", id);
-    cJSON_AddStringToObject(item, "type", "message");
+    cJSON_AddStringToObject(item, "id", i->id);
+    cJSON_AddStringToObject(item, "type", i->kind);
     cJSON_AddStringToObject(item, "status", status);
-    cJSON_AddStringToObject(item, "role", "assistant");
-    cJSON *content = cJSON_AddArrayToObject(item, "content");
-    if (text) {
-        cJSON_AddItemToArray(content, text_part(text));
-    }
     return item;
+}
+
+/* An item as the API shows it. with_text: false: it has none yet. */
+static cJSON *show_item(const struct session_item *i, const char *status, bool with_text)
+{
+    cJSON *item = item_head(i, status);
+    if (strcmp(i->kind, "message") == 0) {
+        bool answer = i->output || i->role == ENGINE_ASSISTANT;
+        cJSON_AddStringToObject(item, "role", answer ? "assistant" : i->role == ENGINE_SYSTEM ? "system" : "user");
+        cJSON *content = cJSON_AddArrayToObject(item, "content");
+        if (with_text && answer) {
+            cJSON_AddItemToArray(content, text_part(i->text));
+        } else if (with_text) {
+            cJSON *part = cJSON_CreateObject();
+            cJSON_AddStringToObject(part, "type", "input_text");
+            cJSON_AddStringToObject(part, "text", i->text);
+            cJSON_AddItemToArray(content, part);
+        }
+        return item;
+    }
+    if (strcmp(i->kind, "reasoning") == 0) {
+        cJSON_AddArrayToObject(item, "summary");
+        cJSON *part = with_text ? cJSON_CreateObject() : NULL;
+        if (part) {
+            cJSON_AddStringToObject(part, "type", "reasoning_text");
+            cJSON_AddStringToObject(part, "text", i->text);
+            cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "content"), part);
+        }
+        return item;
+    }
+    cJSON *body = i->body ? cJSON_Parse(i->body) : NULL;
+    while (body && body->child) {
+        cJSON *field = cJSON_DetachItemViaPointer(body, body->child);
+        char *key = strdup(field->string);
+        if (key) {
+            cJSON_AddItemToObject(item, key, field);
+        } else {
+            cJSON_Delete(field);
+        }
+        free(key);
+    }
+    cJSON_Delete(body);
+    cJSON_AddStringToObject(item, strcmp(i->kind, "function_call") == 0 ? "arguments" : "output",
+                            with_text ? i->text : "");
+    return item;
+}
+
+static bool is(const struct run *run, size_t i, const char *kind)
+{
+    return strcmp(run->items[i].kind, kind) == 0;
+}
+
+static bool is_message(const struct run *run, size_t i)
+{
+    return is(run, i, "message");
+}
+
+/* Whether the request wants thinking as a summary, too: it is its own. */
+static bool wants_summary(const struct run *run)
+{
+    const cJSON *params = run->request->params_json, *reasoning = params ? json_get(params, "reasoning") : NULL;
+    return reasoning && json_get(reasoning, "summary");
+}
+
+static cJSON *summary_part(const char *text)
+{
+    cJSON *part = cJSON_CreateObject();
+    cJSON_AddStringToObject(part, "type", "summary_text");
+    cJSON_AddStringToObject(part, "text", text);
+    return part;
+}
+
+static const char *item_status(const struct run *run, size_t i)
+{
+    const struct run_item *item = &run->items[i];
+    return item->open ? "in_progress" : item->incomplete ? "incomplete" : "completed";
+}
+
+cJSON *output_object(const struct run *run, size_t i)
+{
+    const struct run_item *item = &run->items[i];
+    const struct session_item shown = {.id = item->id,
+                                       .kind = item->kind,
+                                       .role = ENGINE_ASSISTANT,
+                                       .text = item->text,
+                                       .len = item->len,
+                                       .body = item->body,
+                                       .output = true};
+    cJSON *o = show_item(&shown, item_status(run, i), !item->open);
+    if (!item->open && is(run, i, "reasoning") && wants_summary(run)) {
+        cJSON_AddItemToArray(cJSON_GetObjectItem(o, "summary"), summary_part(item->text));
+    }
+    return o;
+}
+
+/* Tokens of an answer that were thinking. */
+static double thinking_tokens(const struct run *run)
+{
+    double n = 0;
+    for (size_t i = 0; i < run->n_items; i++) {
+        cJSON *body = is(run, i, "reasoning") && run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
+        const cJSON *tokens = body ? json_get(body, "tokens") : NULL;
+        n += cJSON_IsNumber(tokens) ? tokens->valuedouble : 0;
+        cJSON_Delete(body);
+    }
+    return n;
 }
 
 static cJSON *usage(const struct run *run)
@@ -66,7 +167,7 @@ static cJSON *usage(const struct run *run)
     cJSON_AddNumberToObject(in, "cache_write_tokens", 0);
     cJSON_AddNumberToObject(u, "output_tokens", run->output_tokens);
     cJSON *out = cJSON_AddObjectToObject(u, "output_tokens_details");
-    cJSON_AddNumberToObject(out, "reasoning_tokens", 0);
+    cJSON_AddNumberToObject(out, "reasoning_tokens", thinking_tokens(run));
     cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
     return u;
 }
@@ -87,6 +188,10 @@ static void add_convod(cJSON *o, const struct run *run)
     }
     const cJSON *sent = run->request->params_json ? json_get(run->request->params_json, "convod") : NULL;
     const cJSON *seed = sent ? json_get(sent, "seed") : NULL;
+    const cJSON *skipped = sent ? json_get(sent, "skipped_tools") : NULL;
+    if (skipped) {
+        cJSON_AddItemToObject(convod, "skipped_tools", cJSON_Duplicate(skipped, true));
+    }
     if (seed) {
         json_add_integer(convod, "seed", (int64_t)run->request->sampling.seed);
     }
@@ -136,10 +241,10 @@ cJSON *response_object(const struct run *run)
     cJSON_AddNullToObject(o, "max_tool_calls");
     cJSON_AddStringToObject(o, "model", run->runs->model);
     cJSON *output = cJSON_AddArrayToObject(o, "output");
-    if (run->ended && !run->failed && q->generate) {
-        cJSON_AddItemToArray(output, message_item(run->message_id, run->status, run->text ? run->text : ""));
+    for (size_t i = 0; run->ended && !run->failed && i < run->n_items; i++) {
+        cJSON_AddItemToArray(output, output_object(run, i));
     }
-    cJSON_AddBoolToObject(o, "parallel_tool_calls", true);
+    add_param(o, params, "parallel_tool_calls", cJSON_CreateTrue());
     add_or_null(o, "previous_response_id", q->previous);
     if (q->conversation) {
         cJSON *conversation = cJSON_AddObjectToObject(o, "conversation");
@@ -153,8 +258,9 @@ cJSON *response_object(const struct run *run)
     cJSON *text = cJSON_AddObjectToObject(o, "text");
     cJSON *format = cJSON_AddObjectToObject(text, "format");
     cJSON_AddStringToObject(format, "type", "text");
-    cJSON_AddStringToObject(o, "tool_choice", "auto");
-    cJSON_AddArrayToObject(o, "tools");
+    add_param(o, params, "tool_choice", cJSON_CreateString("auto"));
+    add_param(o, params, "tools", cJSON_CreateArray());
+    add_param(o, params, "reasoning", cJSON_CreateNull());
     cJSON_AddStringToObject(o, "truncation", "disabled");
     cJSON_AddStringToObject(o, "service_tier", "default");
     if (done) {
@@ -186,45 +292,86 @@ static void emit_response(struct run *run, const char *type)
     emit(run, type, e);
 }
 
-/* An event about the answer's only part. */
-static cJSON *part_event(const struct run *run)
+/* An event about item i. */
+static cJSON *item_event(const struct run *run, size_t i)
 {
     cJSON *e = cJSON_CreateObject();
-    cJSON_AddStringToObject(e, "item_id", run->message_id);
-    cJSON_AddNumberToObject(e, "output_index", 0);
+    cJSON_AddStringToObject(e, "item_id", run->items[i].id);
+    cJSON_AddNumberToObject(e, "output_index", (double)i);
+    return e;
+}
+
+/* About its only part, if it is a message. */
+static cJSON *part_event(const struct run *run, size_t i)
+{
+    cJSON *e = item_event(run, i);
     cJSON_AddNumberToObject(e, "content_index", 0);
     return e;
 }
 
-static void item_begin(struct run *run)
+/* Thinking, or the summary that it is shown as. part NULL: an event about its text, with `key` = text. */
+static void emit_thinking(struct run *run, size_t i, const char *type, const char *key, const char *text, cJSON *part)
 {
-    if (run->item_open) {
-        return;
+    cJSON *e = item_event(run, i);
+    cJSON_AddNumberToObject(e, wants_summary(run) ? "summary_index" : "content_index", 0);
+    if (part) {
+        cJSON_AddItemToObject(e, "part", part);
+    } else {
+        cJSON_AddStringToObject(e, key, text);
     }
-    run->item_open = true;
-    cJSON *e = cJSON_CreateObject();
-    cJSON_AddNumberToObject(e, "output_index", 0);
-    cJSON_AddItemToObject(e, "item", message_item(run->message_id, "in_progress", NULL));
-    emit(run, "response.output_item.added", e);
-    e = part_event(run);
-    cJSON_AddItemToObject(e, "part", text_part(""));
-    emit(run, "response.content_part.added", e);
+    emit(run, type, e);
 }
 
-static void item_end(struct run *run)
+static void emit_item(struct run *run, size_t i, const char *type)
 {
-    const char *text = run->text ? run->text : "";
-    cJSON *e = part_event(run);
-    cJSON_AddStringToObject(e, "text", text);
-    cJSON_AddArrayToObject(e, "logprobs");
-    emit(run, "response.output_text.done", e);
-    e = part_event(run);
-    cJSON_AddItemToObject(e, "part", text_part(text));
-    emit(run, "response.content_part.done", e);
-    e = cJSON_CreateObject();
-    cJSON_AddNumberToObject(e, "output_index", 0);
-    cJSON_AddItemToObject(e, "item", message_item(run->message_id, run->status, text));
-    emit(run, "response.output_item.done", e);
+    cJSON *e = cJSON_CreateObject();
+    cJSON_AddNumberToObject(e, "output_index", (double)i);
+    cJSON_AddItemToObject(e, "item", output_object(run, i));
+    emit(run, type, e);
+}
+
+static void responses_item(struct run *run, size_t i)
+{
+    bool open = run->items[i].open;
+    run->items[i].open = true; /* as it was, also where the end is known already */
+    emit_item(run, i, "response.output_item.added");
+    run->items[i].open = open;
+    if (is_message(run, i)) {
+        cJSON *e = part_event(run, i);
+        cJSON_AddItemToObject(e, "part", text_part(""));
+        emit(run, "response.content_part.added", e);
+    } else if (is(run, i, "reasoning") && wants_summary(run)) {
+        emit_thinking(run, i, "response.reasoning_summary_part.added", NULL, NULL, summary_part(""));
+    }
+}
+
+static void responses_item_end(struct run *run, size_t i)
+{
+    const char *text = run->items[i].text;
+    cJSON *e;
+    if (is_message(run, i)) {
+        e = part_event(run, i);
+        cJSON_AddStringToObject(e, "text", text);
+        cJSON_AddArrayToObject(e, "logprobs");
+        emit(run, "response.output_text.done", e);
+        e = part_event(run, i);
+        cJSON_AddItemToObject(e, "part", text_part(text));
+        emit(run, "response.content_part.done", e);
+    } else if (is(run, i, "reasoning") && wants_summary(run)) {
+        emit_thinking(run, i, "response.reasoning_summary_text.done", "text", text, NULL);
+        emit_thinking(run, i, "response.reasoning_summary_part.done", NULL, NULL, summary_part(text));
+    } else if (is(run, i, "reasoning")) {
+        emit_thinking(run, i, "response.reasoning_text.done", "text", text, NULL);
+    } else {
+        cJSON *body = run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
+        const cJSON *name = body ? json_get(body, "name") : NULL;
+        e = item_event(run, i);
+        cJSON_AddStringToObject(e, "name", cJSON_IsString(name) ? name->valuestring : "");
+        cJSON_AddStringToObject(e, "arguments", text);
+        emit(run, "response.function_call_arguments.done", e);
+        cJSON_Delete(body);
+    }
+    emit_item(run, i, "response.output_item.done");
 }
 
 static void responses_started(struct run *run)
@@ -248,21 +395,25 @@ static void responses_progress(struct run *run, const struct session_event *ev)
     emit(run, "response.convod.progress", e);
 }
 
-static void responses_delta(struct run *run, const char *text)
+static void responses_delta(struct run *run, size_t i, const char *text)
 {
-    item_begin(run);
-    cJSON *e = part_event(run);
+    bool message = is_message(run, i);
+    if (is(run, i, "reasoning")) {
+        emit_thinking(run, i,
+                      wants_summary(run) ? "response.reasoning_summary_text.delta" : "response.reasoning_text.delta",
+                      "delta", text, NULL);
+        return;
+    }
+    cJSON *e = message ? part_event(run, i) : item_event(run, i);
     cJSON_AddStringToObject(e, "delta", text);
-    cJSON_AddArrayToObject(e, "logprobs");
-    emit(run, "response.output_text.delta", e);
+    if (message) {
+        cJSON_AddArrayToObject(e, "logprobs");
+    }
+    emit(run, message ? "response.output_text.delta" : "response.function_call_arguments.delta", e);
 }
 
 static void responses_completed(struct run *run)
 {
-    if (run->request->generate) {
-        item_begin(run);
-        item_end(run);
-    }
     emit_response(run, strcmp(run->status, "completed") == 0 ? "response.completed" : "response.incomplete");
     cJSON *o = response_object(run);
     run->answer = json_text(o);
@@ -288,7 +439,9 @@ static void responses_done(struct run *run)
 const struct run_format responses_format = {.started = responses_started,
                                             .running = responses_running,
                                             .progress = responses_progress,
+                                            .item = responses_item,
                                             .delta = responses_delta,
+                                            .item_end = responses_item_end,
                                             .done = responses_done};
 
 /* ---- stored responses
@@ -298,54 +451,45 @@ size_t responses_replay(struct run *run, int64_t starting_after)
 {
     const char *final = run->status;
     bool failed = run->failed, progress = run->request->progress || run->request->background;
-    /* Two events at the start, two of the item, a delta for each token and one more, three and one at the end. */
-    if (!progress && starting_after >= (run->request->generate ? 9 + (int64_t)run->output_tokens : 3)) {
+    /* Two events at the start and one at the end; two at the beginning of an item and three at its end, and in all of
+     * them a delta for each token and one more. */
+    if (!progress && starting_after >= 3 + 6 * (int64_t)run->n_items + (int64_t)run->output_tokens) {
         return SIZE_MAX;
     }
     /* Until the first delta, or the first progress, the numbers are those of the original. After that they are not
-     * known: who has them is sent the events that hold the whole text, numbered from where it stopped. With progress it
-     * may have stopped before there was an item, so those two come as well. */
-    const int64_t known = progress ? 2 : 4;
-    if (starting_after < known) {
+     * known: who has them is sent the events that hold the whole of each item, numbered from where it stopped. With
+     * progress it may have stopped before there was an item, so its beginning comes as well. */
+    const int64_t known = progress || !run->n_items                                               ? 2
+                          : is_message(run, 0) || (is(run, 0, "reasoning") && wants_summary(run)) ? 4
+                                                                                                  : 3;
+    bool all = starting_after < known;
+    if (all) {
         run->status = "in_progress";
         run->ended = run->failed = false;
         responses_started(run);
-        if (run->request->generate && !failed) {
-            responses_delta(run, run->text ? run->text : "");
-        }
-        run->ended = true;
-        run->status = final;
-        run->failed = failed;
     } else {
         run->sequence = starting_after + 1;
-        run->item_open = !progress;
     }
+    for (size_t i = 0; i < run->n_items && !failed; i++) {
+        if (all || i > 0 || progress) {
+            responses_item(run, i);
+        }
+        if (all) {
+            responses_delta(run, i, run->items[i].text);
+        }
+        responses_item_end(run, i);
+    }
+    run->ended = true;
+    run->status = final;
+    run->failed = failed;
     responses_done(run);
-    size_t from = starting_after < known ? (size_t)(starting_after + 1) : 0;
+    size_t from = all ? (size_t)(starting_after + 1) : 0;
     return from < run->n_log ? from : run->n_log;
 }
 
 cJSON *item_object(const struct session_item *i)
 {
-    static const char *const roles[] = {[ENGINE_SYSTEM] = "system", [ENGINE_USER] = "user"};
-    cJSON *item;
-    if (i->output) {
-        item = message_item(i->id, i->incomplete ? "incomplete" : "completed", i->text);
-    } else {
-        bool answer = i->role == ENGINE_ASSISTANT;
-        item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "id", i->id);
-        cJSON_AddStringToObject(item, "type", i->kind);
-        cJSON_AddStringToObject(item, "status", "completed");
-        cJSON_AddStringToObject(item, "role", answer ? "assistant" : roles[i->role]);
-        cJSON *part = cJSON_CreateObject();
-        cJSON_AddStringToObject(part, "type", answer ? "output_text" : "input_text");
-        cJSON_AddStringToObject(part, "text", i->text);
-        if (answer) {
-            cJSON_AddArrayToObject(part, "annotations");
-        }
-        cJSON_AddItemToArray(cJSON_AddArrayToObject(item, "content"), part);
-    }
+    cJSON *item = show_item(i, i->incomplete ? "incomplete" : "completed", true);
     if (i->response) {
         cJSON_AddStringToObject(item, "response_id", i->response);
     }

@@ -25,7 +25,10 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
     }
     size_t bytes = 0;
     for (size_t i = 0; i < q->n_items; i++) {
-        bytes += q->items[i].len;
+        bool message = strcmp(q->items[i].kind, "message") == 0;
+        bytes += message ? q->items[i].len : 1; /* what a call gave may be nothing */
+        /* What holds answers and follows nothing is a whole history. */
+        q->match |= !q->previous && !q->conversation && (!message || q->items[i].role == ENGINE_ASSISTANT);
     }
     if (!rc && q->generate && bytes == 0) {
         api_error_set(e, 400, input ? "invalid_value" : "missing_required_parameter", "input",
@@ -76,6 +79,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     sampling_echo(&q->sampling, own);
     if (q->progress) {
         cJSON_AddBoolToObject(own, "progress", true);
+    }
+    if (q->match) {
+        cJSON_AddBoolToObject(own, "replay", true);
     }
     return 0;
 }
@@ -164,6 +170,39 @@ static int refuse_unsupported(const cJSON *body, struct api_error *e)
     return 0;
 }
 
+/* What is asked of thinking is shown again; the effort is the model's own. */
+static int parse_reasoning(const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    static const char *const summaries[] = {"auto", "concise", "detailed"};
+    const cJSON *reasoning = NULL;
+    const char *effort = NULL, *summary = NULL;
+    if (json_object(body, "", "reasoning", &reasoning, e) ||
+        (reasoning && (json_string(reasoning, "reasoning.", "effort", 16, &effort, e) ||
+                       json_string(reasoning, "reasoning.", "generate_summary", 16, &summary, e) ||
+                       json_string(reasoning, "reasoning.", "summary", 16, &summary, e)))) {
+        return -1;
+    }
+    bool known = !effort, known_summary = !summary;
+    for (size_t i = 0; i < sizeof(efforts) / sizeof(*efforts); i++) {
+        known |= effort && strcmp(effort, efforts[i]) == 0;
+    }
+    for (size_t i = 0; i < sizeof(summaries) / sizeof(*summaries); i++) {
+        known_summary |= summary && strcmp(summary, summaries[i]) == 0;
+    }
+    if (!known || !known_summary) {
+        const char *param = known ? "reasoning.summary" : "reasoning.effort";
+        api_error_set(e, 400, "invalid_value", param, "'%s' has a value that is not known.", param);
+        return -1;
+    }
+    if (reasoning) {
+        cJSON *shown = cJSON_AddObjectToObject(echo, "reasoning");
+        cJSON_AddItemToObject(shown, "effort", effort ? cJSON_CreateString(effort) : cJSON_CreateNull());
+        cJSON_AddItemToObject(shown, "summary", summary ? cJSON_CreateString(summary) : cJSON_CreateNull());
+    }
+    return 0;
+}
+
 /* Who waits for nobody leaves something that can be asked for. */
 static int parse_background(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -197,7 +236,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e)) {
+        parse_convod(q, body, websocket, echo, e) || tools_parse(q, body, false, echo, e) ||
+        parse_reasoning(body, echo, e)) {
         goto fail;
     }
     q->model = model ? strdup(model) : NULL;
@@ -235,6 +275,49 @@ fail:
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e)
 {
     return responses_parse(body, false, e);
+}
+
+/* ---- counting ------------------------------------------------------------------------------------------------------
+ */
+
+static void count_nothing(struct run *run)
+{
+    (void)run;
+}
+
+static void count_item(struct run *run, size_t i)
+{
+    (void)run, (void)i;
+}
+
+static void count_delta(struct run *run, size_t i, const char *text)
+{
+    (void)run, (void)i, (void)text;
+}
+
+static void counted(struct run *run)
+{
+    if (!run->failed) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "object", "response.input_tokens");
+        cJSON_AddNumberToObject(o, "input_tokens", run->input_tokens);
+        run->answer = json_text(o);
+        run->answer_status = 200;
+    }
+}
+
+static const struct run_format count_format = {
+    .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
+
+struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
+{
+    struct turn_request *q = responses_parse(body, false, e);
+    if (q) {
+        q->format = &count_format;
+        q->count = true;
+        q->store = q->stream = q->background = false;
+    }
+    return q;
 }
 
 bool model_check(const struct api *api, const char *model, struct api_error *e)

@@ -11,6 +11,7 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/convod/tickets", service_ticket, false, false, NULL},
     {METHOD_POST, "/tokenize", service_tokenize, false, true, NULL},
     {METHOD_POST, "/v1/responses", responses_create, false, true, responses_parse_post},
+    {METHOD_POST, "/v1/responses/input_tokens", responses_create, false, true, responses_parse_count},
     {METHOD_GET, "/v1/responses/{id}", responses_get, false, true, NULL},
     {METHOD_DELETE, "/v1/responses/{id}", responses_delete, false, true, NULL},
     {METHOD_POST, "/v1/responses/{id}/cancel", responses_cancel, false, true, NULL},
@@ -22,6 +23,7 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/conversations/{id}", conversations_update, false, true, NULL},
     {METHOD_DELETE, "/v1/conversations/{id}", conversations_delete, false, true, NULL},
     {METHOD_GET, "/v1/conversations/{id}/items", conversations_items, false, true, NULL},
+    {METHOD_POST, "/v1/conversations/{id}/items", conversations_add_items, false, true, conversations_parse_items},
     {METHOD_POST, "/v1/conversations/{id}/evict", conversations_evict, false, true, NULL},
 };
 const size_t api_n_routes = sizeof(api_routes) / sizeof(*api_routes);

@@ -101,11 +101,13 @@ void service_status(struct client *c)
     cJSON_AddNumberToObject(queue, "waiting", st.waiting);
     cJSON_AddNumberToObject(o, "pending_saves", (double)st.pending_saves);
     cJSON_AddNumberToObject(o, "save_failures", (double)st.save_failures);
+    cJSON_AddNumberToObject(o, "conversations_expired", (double)st.conversations_expired);
     cJSON_AddNumberToObject(o, "segments", (double)st.segments);
     cJSON *turns = cJSON_AddObjectToObject(o, "turns");
     cJSON_AddNumberToObject(turns, "completed", (double)st.turns_completed);
     cJSON_AddNumberToObject(turns, "incomplete", (double)st.turns_incomplete);
     cJSON_AddNumberToObject(turns, "failed", (double)st.turns_failed);
+    cJSON_AddNumberToObject(turns, "put_aside", (double)st.turns_put_aside);
     cJSON *tokens = cJSON_AddObjectToObject(o, "tokens");
     cJSON_AddNumberToObject(tokens, "prefilled", (double)st.tokens_prefilled);
     cJSON_AddNumberToObject(tokens, "generated", (double)st.tokens_generated);

@@ -13,28 +13,17 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"tool_choice", {"auto", "none"}},
-    {"truncation", {"disabled"}},
-    {"prompt", {0}},
-    {"logit_bias", {0}},
-    {"stop", {0}},
-    {"top_logprobs", {0}},
+    {"truncation", {"disabled"}}, {"prompt", {0}}, {"logit_bias", {0}}, {"stop", {0}}, {"top_logprobs", {0}},
     {"context_management", {0}},
 };
 
 static const struct row completions[] = {
-    {"tool_choice", {"auto", "none"}},
-    {"function_call", {"auto", "none"}},
-    {"logit_bias", {0}},
-    {"logprobs", {0}},
-    {"top_logprobs", {0}},
-    {"audio", {0}},
-    {"web_search_options", {0}},
-    {"grammar", {0}},
-    {"json_schema", {0}},
-    {"guided_json", {0}},
-    {"guided_regex", {0}},
-    {"guided_choice", {0}},
+    {"functions", {0}},          {"function_call", {"auto", "none"}},
+    {"logit_bias", {0}},         {"logprobs", {0}},
+    {"top_logprobs", {0}},       {"audio", {0}},
+    {"web_search_options", {0}}, {"grammar", {0}},
+    {"json_schema", {0}},        {"guided_json", {0}},
+    {"guided_regex", {0}},       {"guided_choice", {0}},
     {"guided_grammar", {0}},
 };
 

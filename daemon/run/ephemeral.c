@@ -1,5 +1,6 @@
 /* ephemeral.c - store:false responses: nothing of them is on disk, and they can be followed from the place where they
- * were made until that goes away, for EPHEMERAL_SECONDS. They are counted, for each place and in all.
+ * were made until that goes away, for EPHEMERAL_SECONDS. They are counted, for each place and in all. What is asked for
+ * over HTTP has its owner for a place, where nothing is followed by its id; who sends its content again is recognised.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,5 +124,42 @@ void home_free(struct runs *rs, struct run_home *home)
     }
     while (home->list) {
         home_drop(rs, home, home->list->id);
+    }
+}
+
+/* ---- of owners ---- */
+
+struct owner_home {
+    struct owner_home *next;
+    struct run_home home;
+    char owner[OWNER_SIZE];
+};
+
+struct run_home *home_of_owner(struct runs *rs, const char *owner)
+{
+    struct owner_home *h = rs->owner_homes;
+    while (h && strcmp(h->owner, owner) != 0) {
+        h = h->next;
+    }
+    if (!h) {
+        h = calloc(1, sizeof(*h));
+        if (!h) {
+            return NULL;
+        }
+        snprintf(h->owner, sizeof(h->owner), "%s", owner);
+        h->home.owner = h->owner;
+        h->next = rs->owner_homes;
+        rs->owner_homes = h;
+    }
+    return &h->home;
+}
+
+void homes_free(struct runs *rs)
+{
+    while (rs->owner_homes) {
+        struct owner_home *next = rs->owner_homes->next;
+        home_free(rs, &rs->owner_homes->home);
+        free(rs->owner_homes);
+        rs->owner_homes = next;
     }
 }

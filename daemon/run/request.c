@@ -11,7 +11,14 @@ void turn_request_free(struct turn_request *r)
     if (!r) {
         return;
     }
-    free(r->texts);
+    while (r->texts) {
+        struct text_block *next = r->texts->next;
+        free(r->texts);
+        r->texts = next;
+    }
+    free(r->answer);
+    free(r->tools);
+    free(r->tool);
     cJSON_Delete(r->params_json);
     free(r->conversation);
     free(r->previous);

@@ -110,23 +110,32 @@ void events_drop(struct events *q);
 
 struct run;
 
-/* How an interface shows a run: each writes into the run's log what its readers get. `done` is called once at the end
- * (run->failed says how it ended) and makes run->answer as well, unless it failed. `running` (a background turn waits
- * no longer) and `progress` may be NULL. */
+/* How an interface shows a run: each writes into the run's log what its readers get. An item of the output, number i,
+ * begins, grows and ends, one after the other. `done` is called once at the end (run->failed says how it ended) and
+ * makes run->answer as well, unless it failed. `running` (a background turn waits no longer) and `progress` may be
+ * NULL. */
 struct run_format {
     void (*started)(struct run *run);
     void (*running)(struct run *run);
     void (*progress)(struct run *run, const struct session_event *ev);
-    void (*delta)(struct run *run, const char *text);
+    void (*item)(struct run *run, size_t i);
+    void (*delta)(struct run *run, size_t i, const char *text);
+    void (*item_end)(struct run *run, size_t i);
     void (*done)(struct run *run);
-    bool match; /* the messages are a whole history, of which the longest stored head is found */
+};
+
+/* Texts of a request, in blocks that do not move. */
+struct text_block {
+    struct text_block *next;
+    size_t used, size;
+    char data[];
 };
 
 /* A parsed request, ready to become a turn. Everything in it is owned by it. */
 struct turn_request {
     const struct run_format *format;
-    char *texts;        /* one block, which items point into */
-    cJSON *params_json; /* what `params` says */
+    struct text_block *texts; /* which items point into */
+    cJSON *params_json;       /* what `params` says */
     char *conversation, *previous, *parent, *instructions, *params, *stream_id, *model;
     char *key;  /* an idempotency key among the fields; NULL: none */
     char *body; /* of one that runs in the background: what it takes to parse it again */
@@ -137,7 +146,13 @@ struct turn_request {
     struct engine_sampling sampling;
     char *stops[16];
     size_t n_stops;
+    char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */
+    char *tools, *tool; /* as in a session_turn */
+    enum session_tools tool_choice;
+    bool one_call;
     int max_output_tokens;
+    bool match; /* the items are a whole history, of which the longest head that there is is found */
+    bool count; /* only its tokens are counted */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
@@ -177,6 +192,7 @@ struct runs {
     struct run *running, *recent; /* recent: ended, and kept for those who come back */
     size_t n_running, n_recent;
     struct run_home *homes;
+    struct owner_home *owner_homes; /* of those who ask over HTTP */
     size_t n_ephemerals;
 };
 
@@ -194,11 +210,19 @@ struct subscriber {
     void (*wake)(struct subscriber *sub, bool lags);
 };
 
+/* An item of a run's output. */
+struct run_item {
+    char *id, *kind, *body; /* as in a session_item */
+    char *text;             /* so far, terminated */
+    size_t len, size;
+    bool open, incomplete;
+};
+
 struct run {
     struct run *next, *prev;
     struct runs *runs;
     struct turn_request *request;
-    char id[ID_SIZE], message_id[ID_SIZE];
+    char id[ID_SIZE];
     char owner[OWNER_SIZE];
     char *idempotency_key;
     bool has_digest; /* came as a POST, or with a key */
@@ -207,15 +231,15 @@ struct run {
     struct run_home *home; /* store:false: where it may be followed from; NULL = nowhere */
     int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
-    bool started, ended, failed, item_open;
+    bool started, ended, failed;
     atomic_bool gap;    /* a piece of the answer was lost for lack of memory; any thread */
     bool abandoned;     /* cancelled because nobody read it any more */
     bool hidden;        /* only those who read it already may; it goes with the last of them */
     bool delivered;     /* a reader has acknowledged all of its answer */
     const char *status; /* "queued", "in_progress", "completed", "incomplete", "failed" */
     char *reason;
-    char *text; /* the answer so far */
-    size_t text_len, text_size;
+    struct run_item *items;
+    size_t n_items;
     struct log_entry *log;
     size_t n_log, log_capacity;
     uint64_t log_bytes;
@@ -257,6 +281,8 @@ void run_subscribe(struct run *run, struct subscriber *sub, size_t from);
 /* The run may be gone then: with its last reader a run is cancelled, or forgotten, as its policy says. */
 void run_unsubscribe(struct subscriber *sub);
 void run_log(struct run *run, const char *name, char *data); /* takes data */
+/* Begins an item of the output (its text is not taken), and goes on with it. False: out of memory. */
+bool run_item_add(struct run *run, const struct session_item *item);
 bool run_append(struct run *run, const char *text, size_t len);
 void run_expire(struct runs *rs);
 void run_free_all(struct runs *rs);
@@ -289,7 +315,8 @@ bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);
  * and e->status when it is refused. */
 struct run *retry_find(struct runs *rs, const char *owner, const struct run_retry *retry, struct api_error *e);
 
-/* ---- background turns in the queue (queued.c) ------------------------------------------------------------------------
+/* ---- background turns in the queue (queued.c)
+ * ------------------------------------------------------------------------
  */
 
 /* What is kept with a background turn that waits, so that a later process can run it. */
@@ -314,6 +341,9 @@ bool home_foreign(const struct runs *rs, const struct run_home *home, const char
 /* Newest first; the oldest goes when there are too many. */
 void home_add(struct runs *rs, struct run_home *home, const char *id);
 void home_drop(struct runs *rs, struct run_home *home, const char *id);
+/* The home of what an owner asks for over HTTP: found there by who resends it, and by no id. NULL: out of memory. */
+struct run_home *home_of_owner(struct runs *rs, const char *owner);
+void homes_free(struct runs *rs);
 /* [now and then] Drops those that nobody follows any more. */
 void home_expire(struct runs *rs);
 /* Forgets all, and that runs have come from here. */

@@ -101,7 +101,6 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     static const char *const statuses[] = {"completed", "incomplete", "failed", "in_progress", "queued"};
     struct turn_request *q = run->request;
     snprintf(run->id, sizeof(run->id), "%s", r->id);
-    id_derive("msg_", run->id, run->message_id);
     snprintf(run->conversation, sizeof(run->conversation), "%s", r->conversation ? r->conversation : "");
     run->created_ms = r->created_ms;
     run->completed_ms = r->completed_ms;
@@ -130,6 +129,9 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     q->background = cJSON_IsTrue(member(q->params_json, "background"));
     q->generate = !cJSON_IsFalse(member(q->params_json, "generate"));
     const cJSON *own = member(q->params_json, "convod"), *seed = member(own, "seed");
+    if (cJSON_IsTrue(member(own, "replay"))) { /* it named none: it was found by what was sent */
+        replace(&q->previous, NULL);
+    }
     q->progress = cJSON_IsTrue(member(own, "progress"));
     q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)seed->valuedouble : 0;
     const cJSON *temperature = member(q->params_json, "temperature"), *top_p = member(q->params_json, "top_p");
@@ -138,11 +140,13 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     if (run->failed) {
         api_error_set(&run->error, 500, "server_error", NULL, "%s", r->reason ? r->reason : "The turn failed.");
     }
-    run->text_len = 0;
     bool whole = true;
-    for (size_t i = 0; i < r->n_items; i++) {
-        if (r->items[i].output) {
-            whole &= run_append(run, r->items[i].text ? r->items[i].text : "", r->items[i].len);
+    for (size_t i = 0; i < r->n_items && whole; i++) {
+        const struct session_item *item = &r->items[i];
+        if (item->output) {
+            whole = run_item_add(run, item) && run_append(run, item->text ? item->text : "", item->len);
+            run->items[run->n_items - 1].open = false;
+            run->items[run->n_items - 1].incomplete = item->incomplete;
         }
     }
     return whole;

@@ -17,13 +17,26 @@
 
 #define KEPT_PARAMS_BYTES 4096 /* what a tree of parameters takes beside its text */
 
+static void free_items(struct run *run)
+{
+    for (size_t i = 0; i < run->n_items; i++) {
+        free(run->items[i].id);
+        free(run->items[i].kind);
+        free(run->items[i].body);
+        free(run->items[i].text);
+    }
+    free(run->items);
+    run->items = NULL;
+    run->n_items = 0;
+}
+
 void run_free(struct run *run)
 {
     for (size_t i = 0; i < run->n_log; i++) {
         free(run->log[i].data);
     }
     free(run->log);
-    free(run->text);
+    free_items(run);
     free(run->reason);
     free(run->answer);
     free(run->receipt);
@@ -242,7 +255,6 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
     }
     run->runs = rs;
     snprintf(run->owner, sizeof(run->owner), "%s", owner);
-    id_derive("msg_", run->id, run->message_id);
     run->created_ms = now_ms();
     run->created_clock_ms = clock_ms();
     run->status = q->background ? "queued" : "in_progress";
@@ -252,11 +264,15 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .response_id = run->id,
         .conversation = q->conversation,
         .previous = q->previous,
-        .match = q->format->match,
+        .match = q->match,
         .parent = q->has_parent ? (q->parent ? q->parent : "") : NULL,
         .items = q->items,
         .n_items = q->n_items,
         .instructions = q->instructions,
+        .tools = q->tools,
+        .tool_choice = q->tool_choice,
+        .tool = q->tool,
+        .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
         .stops = (const char *const *)q->stops,
@@ -264,6 +280,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .store = q->store,
         .generate = q->generate,
+        .count = q->count,
         .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
@@ -316,23 +333,43 @@ int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_
 /* ---- events
  * ------------------------------------------------------------------------------------------------------------- */
 
+bool run_item_add(struct run *run, const struct session_item *item)
+{
+    struct run_item *grown = realloc(run->items, (run->n_items + 1) * sizeof(*grown));
+    if (!grown) {
+        return false;
+    }
+    run->items = grown;
+    struct run_item *i = &grown[run->n_items++];
+    *i = (struct run_item){.id = strdup(item->id),
+                           .kind = strdup(item->kind),
+                           .body = item->body ? strdup(item->body) : NULL,
+                           .text = strdup(""),
+                           .open = true};
+    return i->id && i->kind && i->text && (i->body || !item->body);
+}
+
 bool run_append(struct run *run, const char *text, size_t len)
 {
-    if (run->text_len + len + 1 > run->text_size) {
-        size_t size = run->text_size ? run->text_size : 1024;
-        while (size < run->text_len + len + 1) {
+    struct run_item *i = run->n_items ? &run->items[run->n_items - 1] : NULL;
+    if (!i || !i->text) {
+        return false;
+    }
+    if (i->len + len + 1 > i->size) {
+        size_t size = i->size ? i->size : 1024;
+        while (size < i->len + len + 1) {
             size *= 2;
         }
-        char *grown = realloc(run->text, size);
+        char *grown = realloc(i->text, size);
         if (!grown) {
             return false;
         }
-        run->text = grown;
-        run->text_size = size;
+        i->text = grown;
+        i->size = size;
     }
-    memcpy(run->text + run->text_len, text, len);
-    run->text_len += len;
-    run->text[run->text_len] = '\0';
+    memcpy(i->text + i->len, text, len);
+    i->len += len;
+    i->text[i->len] = '\0';
     return true;
 }
 
@@ -378,9 +415,7 @@ static void shrink(struct run *run)
     } else {
         run->kept_bytes = q->bytes + length(q->params) + KEPT_PARAMS_BYTES;
     }
-    free(run->text);
-    run->text = NULL;
-    run->text_len = run->text_size = 0;
+    free_items(run);
     run->kept_bytes += sizeof(*run) + sizeof(*q) + run->log_bytes + run->log_capacity * sizeof(*run->log) +
                        length(run->answer) + length(run->receipt) + length(run->reason) + length(run->idempotency_key) +
                        length(q->instructions);
@@ -446,6 +481,7 @@ void run_free_all(struct runs *rs)
         }
     }
     rs->n_running = rs->n_recent = 0;
+    homes_free(rs);
 }
 
 /* What a store:false response leaves: where it has a home it can be followed there, otherwise nothing. */
@@ -453,11 +489,16 @@ static void settle_ephemeral(struct run *run)
 {
     struct runs *rs = run->runs;
     struct turn_request *q = run->request;
-    if (!q->store && !run->failed) {
+    if (!q->store && !run->failed && !q->count) {
         if (run->home) {
             home_add(rs, run->home, run->id);
-        } else if (rs->session) {
-            session_forget(rs->session, run->owner, run->id);
+        } else {
+            struct run_home *home = home_of_owner(rs, run->owner);
+            if (home) {
+                home_add(rs, home, run->id);
+            } else if (rs->session) {
+                session_forget(rs->session, run->owner, run->id);
+            }
         }
     }
     if (run->failed && run->home && q->previous && home_has(run->home, q->previous)) {
@@ -479,11 +520,6 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->cached_tokens = ev->cached_tokens;
         run->output_tokens = ev->output_tokens;
         run->receipt = e->receipt_json ? strdup(e->receipt_json) : NULL;
-        /* The whole answer is what counts; the deltas must have given the same. */
-        run->text_len = 0;
-        if (!run_append(run, ev->text ? ev->text : "", ev->text ? ev->len : 0)) {
-            run->failed = true;
-        }
         if (e->receipt_json) {
             metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
         }
@@ -522,12 +558,23 @@ static void replay(struct run *run)
     run->ended = false;
     run->status = "in_progress";
     format->started(run);
-    if (run->text_len) {
-        format->delta(run, run->text);
+    for (size_t i = 0; i < run->n_items; i++) {
+        format->item(run, i);
+        if (run->items[i].len) {
+            format->delta(run, i, run->items[i].text);
+        }
+        format->item_end(run, i);
     }
     run->ended = true;
     run->status = final;
     format->done(run);
+}
+
+/* Without a piece of it the answer is not what was generated. */
+static void lost(struct run *run)
+{
+    run->gap = true;
+    run_cancel(run);
 }
 
 /* The session says something; network thread. */
@@ -563,14 +610,32 @@ static void take_event(struct event *event, bool closing)
             format->progress(run, ev);
         }
         break;
-    case SESSION_EVENT_DELTA:
+    case SESSION_EVENT_ITEM:
         goes_on(run);
-        if (!run_append(run, ev->text, ev->len)) {
-            run->gap = true;
-            run_cancel(run);
+        if (!run_item_add(run, ev->item)) {
+            lost(run);
             break;
         }
-        format->delta(run, ev->text);
+        format->item(run, run->n_items - 1);
+        break;
+    case SESSION_EVENT_DELTA:
+        if (!run_append(run, ev->text, ev->len)) {
+            lost(run);
+            break;
+        }
+        format->delta(run, run->n_items - 1, ev->text);
+        break;
+    case SESSION_EVENT_ITEM_END:
+        if (run->n_items) {
+            struct run_item *item = &run->items[run->n_items - 1];
+            item->open = false;
+            item->incomplete = ev->item->incomplete;
+            if (!item->body && ev->item->body && !(item->body = strdup(ev->item->body))) {
+                lost(run);
+                break;
+            }
+            format->item_end(run, run->n_items - 1);
+        }
         break;
     case SESSION_EVENT_DONE:
     case SESSION_EVENT_FAILED:

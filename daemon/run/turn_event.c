@@ -7,6 +7,7 @@
 void turn_event_free(struct turn_event *e)
 {
     response_free(&e->stored);
+    items_free(e->item, e->item ? 1 : 0);
     free(e->text);
     free(e->receipt_json);
     free(e);
@@ -54,6 +55,16 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
     e->turn.len = text_len;
     e->turn.receipt = NULL;
     e->turn.stored = NULL;
+    if (ev->item) {
+        struct session_item item = *ev->item;
+        item.text = NULL;
+        item.len = 0;
+        e->turn.item = e->item = items_copy(&item, 1);
+        if (!e->item) {
+            turn_event_free(e);
+            return NULL;
+        }
+    }
     if (ev->stored && response_copy(ev->stored, &e->stored)) {
         turn_event_free(e);
         return NULL;

@@ -4,7 +4,6 @@
  * themselves: tokens are decoded once when the file is opened, and merges are kept as pairs of token ids. A piece of
  * text (pretokenizer.c) starts as one token per byte and is merged in the order of the file's list.
  */
-#include "engine/text/utf8_internal.h"
 #include "engine/text/vocab_private.h"
 
 #include <errno.h>

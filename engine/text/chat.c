@@ -11,12 +11,11 @@
  */
 #include "engine/text/chat_private.h"
 
-#include "engine/text/utf8_internal.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -78,9 +77,40 @@ static void list_formats(char *out, size_t size)
         n += (size_t)snprintf(out + n, size - n, "%s%s", i > 0 ? ", " : "", chat_format_at(i)->name);
 }
 
+/* Without the marks as tokens there are no tools: a text could be mistaken for a call. */
+static int set_up_tools(struct chat *c, const struct vocab *v, const struct template *t)
+{
+    c->call_mark = vocab_special(v, "<tool_call>");
+    c->call_end_mark = vocab_special(v, "</tool_call>");
+    if (c->format->inst || c->call_mark < 0 || c->call_end_mark < 0)
+        return 0;
+    const struct {
+        const char *text;
+        struct chat_pieces *pieces;
+    } parts[] = {
+        {"<tool_call>\n{\"name\": \"", &c->call_name},
+        {"\", \"arguments\": ", &c->call_arguments},
+        {"}\n</tool_call>", &c->call_end},
+        {"<tool_response>\n", &c->result},
+        {"\n</tool_response>", &c->result_end},
+    };
+    int rc = chat_read_tools(t, &c->tools_head_text, &c->tools_tail_text);
+    if (rc || c->tools_head_text == NULL)
+        return rc;
+    for (size_t i = 0; rc == 0 && i < sizeof parts / sizeof *parts; i++)
+        rc = cut_pieces(v, parts[i].text, parts[i].pieces);
+    if (rc == 0)
+        rc = cut_pieces(v, c->tools_head_text, &c->tools_head);
+    if (rc == 0)
+        rc = cut_pieces(v, c->tools_tail_text, &c->tools_tail);
+    c->tools = rc == 0;
+    return rc == -EOVERFLOW ? 0 : rc; /* more marks than we know of */
+}
+
 static int set_up(struct chat *c, const struct vocab *v, const struct template *t, bool read)
 {
     const struct chat_format *f = c->format;
+    c->think_mark = c->think_end_mark = -1;
     c->inst = c->inst_end = c->system_start = c->system_end = -1;
     c->bos = f->bos || vocab_adds_bos(v);
     c->strip = f->spm_strips && strcmp(vocab_model(v), "llama") == 0;
@@ -97,7 +127,28 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
     for (int role = 0; rc == 0 && role < CHAT_ROLES; role++)
         if ((rc = cut_pieces(v, f->role[role].before, &c->before[role])) == 0)
             rc = cut_pieces(v, f->role[role].after, &c->after[role]);
-    return rc || c->opening_text == NULL ? rc : cut_pieces(v, c->opening_text, &c->opening);
+    if (rc == 0 && c->opening_text != NULL)
+        rc = cut_pieces(v, c->opening_text, &c->opening);
+    if (rc == 0 && read && memmem(t->text, t->len, "</think>", 8) != NULL) {
+        c->think_mark = vocab_special(v, "<think>");
+        c->think_end_mark = vocab_special(v, "</think>");
+        for (size_t i = 0; i < c->opening.n; i++)
+            c->opens_thinking |= c->think_mark >= 0 && c->opening.piece[i].id == c->think_mark;
+    }
+    return rc || !read ? rc : set_up_tools(c, v, t);
+}
+
+/* Qwen2.5-Coder often leaves the marks out, whatever its size. */
+static bool names_coder(const struct gguf *g)
+{
+    struct gguf_string name = {"", 0};
+    char err[64];
+    if (gguf_get_string(g, "general.name", GGUF_OPTIONAL, &name, err, sizeof err))
+        return false;
+    for (size_t i = 0; i + 5 <= name.len; i++)
+        if (strncasecmp(name.text + i, "coder", 5) == 0)
+            return true;
+    return false;
 }
 
 int chat_open(const struct gguf *g, const struct vocab *v, const char *format, struct chat **out, char *err,
@@ -137,6 +188,7 @@ int chat_open(const struct gguf *g, const struct vocab *v, const char *format, s
         return FAIL(rc, "out of memory");
     }
     c->bos = c->bos && vocab_bos(v) >= 0;
+    c->bare_calls = c->tools && names_coder(g);
     *out = c;
     return 0;
 }
@@ -155,6 +207,8 @@ void chat_free(struct chat *c)
     free(c->system_default);
     free(c->system_prefix);
     free(c->system_suffix);
+    free(c->tools_head_text);
+    free(c->tools_tail_text);
     free(c);
 }
 
@@ -315,33 +369,156 @@ static void close_message(const struct chat *c, struct builder *b, enum engine_r
     flush(b);
 }
 
+/* Definitions of tools, one a line, as the template's JSON writes each. */
+static void add_definitions(struct builder *b, const struct engine_message *m)
+{
+    char *text = NULL;
+    size_t len = 0;
+    int rc = b->rc ? b->rc : text_json(m->text, m->len, false, &text, &len);
+    if (rc == 0 && (text[0] != '[' || text[1] != '{'))
+        rc = -EINVAL;
+    if (rc) {
+        b->rc = rc;
+        free(text);
+        return;
+    }
+    /* The elements' own text has no comma outside of braces. */
+    size_t depth = 0;
+    bool quoted = false;
+    for (size_t i = 1, start = 1; i + 1 < len; i++) {
+        if (quoted && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            quoted = !quoted;
+        else if (!quoted && (text[i] == '{' || text[i] == '['))
+            depth++;
+        else if (!quoted && (text[i] == '}' || text[i] == ']') && --depth == 0) {
+            add(b, "\n");
+            add_bytes(b, text + start, i + 1 - start);
+            i += 2; /* the comma and the space */
+            start = i + 1;
+        }
+    }
+    free(text);
+}
+
+/* The system message with definitions of tools. system: its text, NULL: none. */
+static void render_tools(const struct chat *c, struct builder *b, const struct engine_message *tools,
+                         const struct engine_message *system, bool first)
+{
+    add_pieces(b, &c->before[ENGINE_SYSTEM]);
+    if (first && c->system_prefix != NULL)
+        add(b, c->system_prefix);
+    if (system != NULL)
+        add_message(b, system, c->trim_user, c->trim_user);
+    else if (first && c->system_prefix == NULL && c->system_default != NULL)
+        add(b, c->system_default);
+    if (system != NULL || (first && (c->system_prefix != NULL || c->system_default != NULL)))
+        add(b, "\n\n");
+    add_pieces(b, &c->tools_head);
+    add_definitions(b, tools);
+    add_pieces(b, &c->tools_tail);
+    close_message(c, b, ENGINE_SYSTEM);
+}
+
+static void add_call(const struct chat *c, struct builder *b, const struct engine_message *m)
+{
+    char *arguments = NULL;
+    size_t len = 0;
+    int rc = b->rc ? b->rc : text_json(m->text, m->len, false, &arguments, &len);
+    if (rc && rc != -EINVAL) {
+        b->rc = rc;
+        return;
+    }
+    add_pieces(b, &c->call_name);
+    add(b, m->name != NULL ? m->name : "");
+    add_pieces(b, &c->call_arguments);
+    /* One that was cut off is no JSON: it stands as it came. */
+    add_bytes(b, rc ? m->text : arguments, rc ? m->len : len);
+    add_pieces(b, &c->call_end);
+    free(arguments);
+}
+
+/* One answer: its text and its calls. Returns how many messages it has. */
+static size_t render_answer(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n)
+{
+    size_t i = 0;
+    bool text = false;
+    add_pieces(b, &c->before[ENGINE_ASSISTANT]);
+    if (messages[0].role == ENGINE_ASSISTANT) {
+        struct engine_message answer = without_thinking(c, &messages[i++]);
+        add_message(b, &answer, c->trim_answer, c->trim_answer);
+        text = answer.len > 0;
+    }
+    for (; i < n && messages[i].role == ENGINE_CALL; i++) {
+        if (text)
+            add(b, "\n");
+        add_call(c, b, &messages[i]);
+        text = true;
+    }
+    close_message(c, b, ENGINE_ASSISTANT);
+    return i;
+}
+
+/* Results of an answer's calls. */
+static size_t render_results(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n)
+{
+    size_t i = 0;
+    add_pieces(b, &c->before[ENGINE_USER]);
+    for (; i < n && messages[i].role == ENGINE_RESULT; i++) {
+        if (i > 0)
+            add(b, "\n");
+        add_pieces(b, &c->result);
+        add_message(b, &messages[i], false, false);
+        add_pieces(b, &c->result_end);
+    }
+    close_message(c, b, ENGINE_USER);
+    return i;
+}
+
+static size_t render_one(const struct chat *c, struct builder *b, const struct engine_message *m, bool first)
+{
+    size_t used = 1;
+    bool inside = c->format->system_in_user && m->role == ENGINE_SYSTEM;
+    add_pieces(b, &c->before[inside ? ENGINE_USER : m->role]);
+    if (inside) {
+        add_message(b, m, false, false);
+        add(b, c->system_suffix);
+        m++;
+        used++;
+    } else if (first && m->role == ENGINE_SYSTEM && c->system_prefix) {
+        add(b, c->system_prefix);
+    }
+    add_message(b, m, c->trim_user, c->trim_user);
+    close_message(c, b, inside ? ENGINE_USER : m->role);
+    return used;
+}
+
 static void render_headed(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n,
                           unsigned flags)
 {
-    bool has_system = n > 0 && messages[0].role == ENGINE_SYSTEM;
-    if (flags & ENGINE_CHAT_FIRST)
+    bool first = (flags & ENGINE_CHAT_FIRST) != 0;
+    enum engine_role head = n > 0 ? messages[0].role : ENGINE_USER;
+    if (first)
         add_pieces(b, &c->preamble);
-    if ((flags & ENGINE_CHAT_FIRST) && !has_system && (c->system_default || c->system_prefix)) {
+    if (first && head != ENGINE_SYSTEM && head != ENGINE_TOOLS && (c->system_default || c->system_prefix)) {
         add_pieces(b, &c->before[ENGINE_SYSTEM]);
         add(b, c->system_prefix ? c->system_prefix : c->system_default);
         close_message(c, b, ENGINE_SYSTEM);
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n;) {
         const struct engine_message *m = &messages[i];
-        bool inside = c->format->system_in_user && m->role == ENGINE_SYSTEM;
-        enum engine_role role = inside ? ENGINE_USER : m->role;
-        add_pieces(b, &c->before[role]);
-        if (inside) {
-            add_message(b, m, false, false);
-            add(b, c->system_suffix);
-            m = &messages[++i];
-        } else if (i == 0 && has_system && (flags & ENGINE_CHAT_FIRST) && c->system_prefix) {
-            add(b, c->system_prefix);
+        if (m->role == ENGINE_TOOLS) {
+            bool system = i + 1 < n && m[1].role == ENGINE_SYSTEM;
+            render_tools(c, b, m, system ? m + 1 : NULL, first && i == 0);
+            i += system ? 2 : 1;
+        } else if (m->role == ENGINE_ASSISTANT || m->role == ENGINE_CALL) {
+            i += render_answer(c, b, m, n - i);
+        } else if (m->role == ENGINE_RESULT) {
+            i += render_results(c, b, m, n - i);
+        } else {
+            i += render_one(c, b, m, first && i == 0);
         }
-        bool trim = role == ENGINE_ASSISTANT ? c->trim_answer : c->trim_user;
-        struct engine_message answer = role == ENGINE_ASSISTANT ? without_thinking(c, m) : *m;
-        add_message(b, &answer, trim, trim);
-        close_message(c, b, role);
     }
     if (flags & ENGINE_CHAT_OPEN) {
         add_pieces(b, &c->before[ENGINE_ASSISTANT]);
@@ -402,8 +579,12 @@ static void render_inst(const struct chat *c, struct builder *b, const struct en
 }
 
 /* What a format cannot express. NULL: nothing. */
-static const char *check_order(enum chat_order order, const struct engine_message *messages, size_t n, unsigned flags)
+static const char *check_order(const struct chat *c, const struct engine_message *messages, size_t n, unsigned flags)
 {
+    enum chat_order order = c->format->order;
+    for (size_t k = 0; k < n && !c->tools; k++)
+        if (messages[k].role >= ENGINE_CALL)
+            return "it has no form for tools that convod knows";
     for (size_t k = 1; order != CHAT_ANY && k < n; k++)
         if (messages[k].role == ENGINE_SYSTEM)
             return "a system message can only be the first";
@@ -428,7 +609,7 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
 {
     size_t before = out->n;
     const struct chat_format *f = c->format;
-    const char *wrong = check_order(f->order, messages, n, flags);
+    const char *wrong = check_order(c, messages, n, flags);
     if (wrong != NULL) {
         if (err_size > 0)
             snprintf(err, err_size, "the model's chat format (%s) cannot express this: %s", f->name, wrong);
@@ -453,7 +634,10 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
     if (b.rc) {
         out->n = before;
         if (err_size > 0)
-            snprintf(err, err_size, b.rc == -EOVERFLOW ? "a message is longer than %d bytes" : "out of memory",
+            snprintf(err, err_size,
+                     b.rc == -EOVERFLOW ? "a message is longer than %d bytes"
+                     : b.rc == -EINVAL  ? "the definitions of tools are not a JSON list of objects"
+                                        : "out of memory",
                      VOCAB_MAX_TEXT_BYTES);
     }
     return b.rc;
@@ -467,6 +651,41 @@ int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens
         close_answer(c, &b);
     else
         close_message(c, &b, ENGINE_ASSISTANT);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
+}
+
+bool chat_tools(const struct chat *c)
+{
+    return c->tools;
+}
+
+bool chat_thinks(const struct chat *c)
+{
+    return c->think_mark >= 0 && c->think_end_mark >= 0;
+}
+
+int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out)
+{
+    static const char ANY[] = "\n{\"name\":", NAMED[] = "\n{\"name\": \"", ARGUMENTS[] = "\", \"arguments\":";
+    size_t before = out->n;
+    if (!c->tools)
+        return -ENOTSUP;
+    /* It ends where a token of the model's own may begin: before a space. */
+    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
+    if (c->opens_thinking) { /* there is none */
+        add_token(&b, c->think_end_mark);
+        add(&b, "\n\n");
+    }
+    add_token(&b, c->call_mark);
+    add(&b, name != NULL ? NAMED : ANY);
+    if (name != NULL) {
+        add(&b, name);
+        add(&b, ARGUMENTS);
+    }
+    flush(&b);
     free(b.text);
     if (b.rc)
         out->n = before;

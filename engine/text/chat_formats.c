@@ -223,6 +223,38 @@ int chat_read_common(struct chat *c, const struct template *t)
     return 0;
 }
 
+/* The literal around p, from its beginning up to `stop` or its end. */
+static char *literal_around(const struct template *t, const char *p, const char *stop, bool *no_memory)
+{
+    while (p > t->text && p[-1] != '"' && p[-1] != '\'')
+        p--;
+    return p > t->text ? literal(t, p, p[-1], stop, no_memory) : NULL;
+}
+
+int chat_read_tools(const struct template *t, char **head, char **tail)
+{
+    bool no_memory = false;
+    const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n");
+    *head = *tail = NULL;
+    /* Qwen3-Coder's calls have the same marks around XML. */
+    if (begin == NULL || end == NULL || !find(t, "<tool_call>\\n{") || !find(t, "<tool_response>") ||
+        find(t, "<function="))
+        return 0;
+    char *first = literal_around(t, begin, NULL, &no_memory);
+    char *last = literal_around(t, end, "<|im_end|>", &no_memory);
+    /* Before the heading there may be what divides it from a system prompt. */
+    const char *heading = first != NULL ? strstr(first, "# Tools\n") : NULL;
+    if (heading != NULL && last != NULL) {
+        *head = strdup(heading);
+        *tail = last;
+        last = NULL;
+        no_memory = no_memory || *head == NULL;
+    }
+    free(first);
+    free(last);
+    return no_memory ? -ENOMEM : 0;
+}
+
 /* ---- the formats ------------------------------------------------------------------------------------------------- */
 
 static void mistral_defaults(struct chat *c, const struct vocab *v)

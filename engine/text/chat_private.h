@@ -5,7 +5,7 @@
 
 #include "engine/text/text.h"
 
-#define CHAT_ROLES 3 /* enum engine_role */
+#define CHAT_ROLES 3 /* of enum engine_role: those that a format writes messages of */
 
 /* A file's template, which is read as text. */
 struct template
@@ -53,7 +53,7 @@ struct chat_piece {
     const char *text;
     size_t len;
 };
-#define CHAT_MAX_PIECES 8
+#define CHAT_MAX_PIECES 12
 struct chat_pieces {
     struct chat_piece piece[CHAT_MAX_PIECES];
     size_t n;
@@ -72,6 +72,17 @@ struct chat {
     bool trim_user, trim_answer;
     /* An earlier answer's thinking is left out, and the newlines behind it (always, or only where there was any). */
     bool drops_thinking, drops_newlines, drops_newlines_always;
+    engine_token think_mark, think_end_mark; /* around thinking; -1: it cannot be told from the text */
+    bool opens_thinking;                     /* an answer begins behind the first of them */
+    /* Tools, in Hermes' way: definitions behind the system prompt, calls as JSON objects between two marks, results as
+     * a user's message. */
+    bool tools;
+    engine_token call_mark, call_end_mark;
+    char *tools_head_text, *tools_tail_text; /* what those pieces point into */
+    struct chat_pieces tools_head, tools_tail;
+    struct chat_pieces call_name, call_arguments, call_end; /* before the name, between it and the arguments, behind */
+    struct chat_pieces result, result_end;
+    bool bare_calls; /* the model is known to write calls without the marks */
     /* Mistral and Llama 2: tokens, or -1 where they are written as text, and where spaces go. */
     engine_token inst, inst_end, system_start, system_end;
     bool space_before_inst, space_after_inst, space_before_end, space_before_answer, space_after_answer;
@@ -84,6 +95,10 @@ const struct chat_format *chat_format_named(const char *name);
 const struct chat_format *chat_format_of(const struct template *t);
 /* The i-th; NULL behind the last. */
 const struct chat_format *chat_format_at(size_t i);
+
+/* The texts that Hermes' way of tools begins and ends the definitions with: NULL where the template has no tools, or
+ * another way. -ENOMEM. */
+int chat_read_tools(const struct template *t, char **head, char **tail);
 
 /* What templates of any format may say. -ENOMEM. */
 int chat_read_common(struct chat *c, const struct template *t);

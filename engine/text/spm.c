@@ -3,7 +3,6 @@
  * A text starts as one symbol per character (or per byte that is not UTF-8); the neighbours whose joined text is the
  * piece with the best score are joined first. Unused pieces take no part.
  */
-#include "engine/text/utf8_internal.h"
 #include "engine/text/vocab_private.h"
 
 #include <errno.h>

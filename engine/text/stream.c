@@ -6,8 +6,6 @@
  */
 #include "engine/text/text.h"
 
-#include "engine/text/utf8_internal.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,13 +211,12 @@ int engine_stream_push(struct engine_stream *s, engine_token id, const char **te
     return s->stopped;
 }
 
-int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len)
+int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len)
 {
     drop_front(&s->text, s->sent);
     send(s, 0, text, len);
     if (s->stopped)
         return 0;
-    s->stopped = true;
     if (s->raw.n > 0) {
         if (reserve(&s->text, REPLACEMENT_BYTES))
             return -ENOMEM;
@@ -229,4 +226,11 @@ int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len
     }
     send(s, s->text.n, text, len);
     return 0;
+}
+
+int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len)
+{
+    int rc = engine_stream_flush(s, text, len);
+    s->stopped = s->stopped || rc == 0;
+    return rc;
 }

@@ -94,6 +94,22 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
                 unsigned flags, struct engine_tokens *out, char *err, size_t err_size);
 int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
 
+/* engine_chat_tools(), engine_chat_thinks(), engine_chat_open_call(). */
+bool chat_tools(const struct chat *c);
+bool chat_thinks(const struct chat *c);
+int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out);
+
+/* ---- JSON ------------------------------------------------------------------------------------------------------ */
+
+/* engine_json(). */
+int text_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len);
+
+/* ---- parts of answers ------------------------------------------------------------------------------------------ */
+
+/* engine_calls_new(). */
+struct engine_calls *calls_new(const struct chat *c, const char *tools,
+                               int (*part)(void *arg, const struct engine_part *part), void *arg);
+
 /* ---- streams --------------------------------------------------------------------------------------------------- */
 
 #define STREAM_MAX_STOPS      16
@@ -102,5 +118,11 @@ int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens
 /* As engine_stream_new(). NULL with errno EINVAL: too many stop strings, or one too long; ENOMEM. Empty ones are
  * ignored. The vocab must outlive the stream. */
 struct engine_stream *stream_new(const struct vocab *v, const char *const *stops, size_t n_stops);
+
+/* ---- characters ------------------------------------------------------------------------------------------------ */
+
+/* Bytes of the UTF-8 character (no surrogates, no overlong forms, at most U+10FFFF) that text[0..len) begins with;
+ * 0 when it begins with none. *missing (may be NULL) says whether more bytes could make it one. */
+size_t utf8_char(const char *text, size_t len, int *missing);
 
 #endif

@@ -1,5 +1,5 @@
 /* utf8.c - strict decoding, one character at a time. */
-#include "engine/text/utf8_internal.h"
+#include "engine/text/text.h"
 
 size_t utf8_char(const char *text, size_t len, int *missing)
 {

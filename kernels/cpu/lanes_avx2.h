@@ -285,12 +285,13 @@ LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
 #define LANES_TILE_TOKENS 4 /* tokens whose sums stay in registers */
 
 #ifdef __AVXVNNI__
-#define LANES_TOGETHER 4 /* of these, how many are multiplied side by side */
-/* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
-#define LANES_OFFSET_Q8 1
+/* Dot products take unsigned weights only: a signed byte is unpacked as w ^ 0x80, with offset 128. */
+#define LANES_OFFSET_SIGNED 1
+/* Of n tokens, how many are multiplied side by side. */
+#define LANES_TOGETHER(n, is_signed) (n)
 #else
-#define LANES_TOGETHER  1
-#define LANES_OFFSET_Q8 0
+#define LANES_OFFSET_SIGNED          0
+#define LANES_TOGETHER(n, is_signed) 1
 #endif
 
 typedef __m256i pbytes;
@@ -340,9 +341,21 @@ LANES_INLINE pfloats pfloats_zero(void)
     return _mm256_setzero_ps();
 }
 
+LANES_INLINE pbytes pbytes_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
 LANES_INLINE pfloats pfloats_load(const float *p)
 {
     return _mm256_loadu_ps(p);
+}
+
+/* a, in a register from here on: the compiler would load it again for each use. */
+LANES_INLINE pfloats pfloats_keep(pfloats a)
+{
+    __asm__("" : "+x"(a));
+    return a;
 }
 
 LANES_INLINE void pfloats_store(float *p, pfloats a)
@@ -353,6 +366,11 @@ LANES_INLINE void pfloats_store(float *p, pfloats a)
 LANES_INLINE pfloats pfloats_set1(float x)
 {
     return _mm256_set1_ps(x);
+}
+
+LANES_INLINE pfloats pfloats_add(pfloats a, pfloats b)
+{
+    return _mm256_add_ps(a, b);
 }
 
 LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
@@ -387,14 +405,10 @@ LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+/* Whole scales of the part's rows, from the unpacked form (each byte twice), as 16-bit pairs. */
+LANES_INLINE pbytes pscale_load(const uint8_t *p, int part)
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
-}
-
-LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(p + part * 16)));
 }
 
 LANES_INLINE __m256i lanes_set1_int(const uint8_t *p)
@@ -404,18 +418,25 @@ LANES_INLINE __m256i lanes_set1_int(const uint8_t *p)
     return _mm256_set1_epi32(x);
 }
 
+/* a + the rows' pairs of bytes at p times a pair of 16-bit sums at `sums`. */
+LANES_INLINE pbytes pints_add_pairs(pbytes a, const uint8_t *p, int part, const uint8_t *sums)
+{
+    __m256i pairs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(p + part * 16)));
+    return _mm256_add_epi32(a, _mm256_madd_epi16(pairs, lanes_set1_int(sums)));
+}
+
+/* a - (b << shift) */
+LANES_INLINE pbytes pints_sub_shifted(pbytes a, pbytes b, int shift)
+{
+    return _mm256_sub_epi32(a, _mm256_slli_epi32(b, shift));
+}
+
 #ifdef __AVXVNNI__
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits. */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+/* sum[t] += sum over chunks [first, end) of w[c] * q[t][c], for n tokens whose quants lie KERNELS_TOKEN_BLOCK_BYTES
+ * apart. */
+LANES_INLINE void lanes_dots(int n, const uint8_t *q, const pbytes w[8], int first, int end, pbytes *sum)
 {
-    (void)bits;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = fact ? _mm256_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), shift)
-                      : _mm256_setzero_si256();
     KERNELS_UNROLL
     for (int c = first; c < end; c++)
         KERNELS_UNROLL
@@ -423,52 +444,117 @@ LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[
         sum[t] = _mm256_dpbusd_avx_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
 }
 
+/* sum[t] = the products of a sub-block with n tokens, less those of the offset, 1 << shift (-1: none): neg + t blocks
+ * has the negated sum of the quants. Weights have `bits` bits, 8: signed. */
+LANES_INLINE void pbytes_dots(int bits, int shift, int n, const uint8_t *q, const uint8_t *neg, const pbytes w[8],
+                              pbytes *sum)
+{
+    (void)bits;
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = shift < 0 ? _mm256_setzero_si256()
+                           : _mm256_slli_epi32(lanes_set1_int(neg + t * KERNELS_TOKEN_BLOCK_BYTES), shift);
+    lanes_dots(n, q, w, 0, 8, sum);
+}
+
+/* total[t] += scale * the products of a sub-block with n tokens, no offset taken off; with a scale for each half where
+ * `halves` is set. */
+LANES_INLINE void pbytes_scaled_dots(int bits, bool halves, int n, const uint8_t *q, const pbytes w[8],
+                                     const pbytes scale[2], pbytes *total)
+{
+    (void)bits;
+    int parts = halves ? 2 : 1;
+    KERNELS_UNROLL
+    for (int h = 0; h < parts; h++) {
+        pbytes sum[KERNELS_TILE], wide = _mm256_srai_epi32(scale[h], 16);
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++)
+            sum[t] = _mm256_setzero_si256();
+        lanes_dots(n, q, w, h * 4, halves ? h * 4 + 4 : 8, sum);
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++)
+            total[t] = _mm256_add_epi32(total[t], _mm256_mullo_epi32(sum[t], wide));
+    }
+}
+
 #else
 
-/* Chunks [first, first + n) of one token, added in 16 bits until the end. */
+/* VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
+ * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
+ * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512). */
+LANES_INLINE int lanes_run(int bits)
+{
+    return bits <= 4 ? 8 : bits == 5 ? 4 : 2;
+}
+
+/* Chunks [first, first + n) of one token, in 16 bits. */
 LANES_INLINE __m256i lanes_dot(const uint8_t *q, const pbytes w[8], int first, int n)
 {
     __m256i sum = _mm256_maddubs_epi16(w[first], lanes_set1_int(q + first * 4));
     KERNELS_UNROLL
     for (int c = first + 1; c < first + n; c++)
         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[c], lanes_set1_int(q + c * 4)));
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-}
-
-/* All chunks of one token; the weights are signed, and their sign is moved to the activations. */
-LANES_INLINE __m256i lanes_dot_signed(const uint8_t *q, const pbytes w[8])
-{
-    __m256i sum = _mm256_setzero_si256();
-    KERNELS_UNROLL
-    for (int c = 0; c < 8; c++) {
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(lanes_set1_int(q + c * 4), w[c]));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
     return sum;
 }
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits.
- *
- * VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
- * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
- * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512). */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+/* sum[t] += factor * all chunks of n tokens; the weights are signed, and their sign is moved to the activations. */
+LANES_INLINE void lanes_dots_signed(int n, const uint8_t *q, const pbytes w[8], __m256i factor, pbytes *sum)
 {
-    int chunks = bits == 4 ? 8 : bits == 5 ? 4 : 2;
     KERNELS_UNROLL
-    for (int t = 0; t < n; t++, q += KERNELS_TOKEN_BLOCK_BYTES) {
-        if (bits == 8) {
-            sum[t] = lanes_dot_signed(q, w);
-            continue;
-        }
-        sum[t] = lanes_dot(q, w, first, chunks);
+    for (int c = 0; c < 8; c++) {
+        __m256i magnitude = _mm256_abs_epi8(w[c]);
         KERNELS_UNROLL
-        for (int c = first + chunks; c < end; c += chunks)
-            sum[t] = _mm256_add_epi32(sum[t], lanes_dot(q, w, c, chunks));
-        if (fact)
-            sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(lanes_set1_int(q + fact), shift));
+        for (int t = 0; t < n; t++) {
+            __m256i value = _mm256_sign_epi8(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4), w[c]);
+            sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, value), factor));
+        }
+    }
+}
+
+/* sum[t] = the products of a sub-block with n tokens, less those of the offset, 1 << shift (-1: none): neg + t blocks
+ * has the negated sum of the quants. Weights have `bits` bits, 8: signed. */
+LANES_INLINE void pbytes_dots(int bits, int shift, int n, const uint8_t *q, const uint8_t *neg, const pbytes w[8],
+                              pbytes *sum)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    int run = lanes_run(bits);
+    if (bits == 8) {
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++)
+            sum[t] = _mm256_setzero_si256();
+        lanes_dots_signed(n, q, w, ones, sum);
+        return;
+    }
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++) {
+        const uint8_t *token = q + t * KERNELS_TOKEN_BLOCK_BYTES;
+        sum[t] = _mm256_madd_epi16(lanes_dot(token, w, 0, run), ones);
+        KERNELS_UNROLL
+        for (int c = run; c < 8; c += run)
+            sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(lanes_dot(token, w, c, run), ones));
+        if (shift >= 0)
+            sum[t] =
+                _mm256_add_epi32(sum[t], _mm256_slli_epi32(lanes_set1_int(neg + t * KERNELS_TOKEN_BLOCK_BYTES), shift));
+    }
+}
+
+/* total[t] += scale * the products of a sub-block with n tokens, no offset taken off; with a scale for each half where
+ * `halves` is set. */
+LANES_INLINE void pbytes_scaled_dots(int bits, bool halves, int n, const uint8_t *q, const pbytes w[8],
+                                     const pbytes scale[2], pbytes *total)
+{
+    int run = halves && lanes_run(bits) > 4 ? 4 : lanes_run(bits);
+    if (bits == 8) {
+        lanes_dots_signed(n, q, w, scale[0], total);
+        return;
+    }
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++) {
+        const uint8_t *token = q + t * KERNELS_TOKEN_BLOCK_BYTES;
+        KERNELS_UNROLL
+        for (int c = 0; c < 8; c += run)
+            total[t] = _mm256_add_epi32(
+                total[t], _mm256_madd_epi16(lanes_dot(token, w, c, run), scale[halves && c >= 4 ? 1 : 0]));
     }
 }
 
@@ -476,28 +562,29 @@ LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* 32 floats: the bits of the largest magnitude. */
-LANES_INLINE int32_t block_largest(const float *x)
+/* n values, a multiple of 32: the bits of the largest magnitude. */
+LANES_INLINE int32_t step_largest(const float *x, int n)
 {
     __m256i max = _mm256_setzero_si256();
-    KERNELS_UNROLL
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < n; i += 8)
         max = _mm256_max_epi32(
-            max, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i * 8)), _mm256_set1_epi32(0x7fffffff)));
+            max, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i)), _mm256_set1_epi32(0x7fffffff)));
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));
     m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
 
-LANES_INLINE int32_t lanes_sum(__m256i v)
+/* Sums of the two halves of 32 signed bytes. */
+LANES_INLINE void lanes_half_sums(__m256i bytes, int16_t halves[2])
 {
-    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+    __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x80)), _mm256_setzero_si256());
+    sums = _mm256_add_epi64(sums, _mm256_unpackhi_epi64(sums, sums));
+    halves[0] = (int16_t)(_mm256_extract_epi16(sums, 0) - 16 * 128);
+    halves[1] = (int16_t)(_mm256_extract_epi16(sums, 8) - 16 * 128);
 }
 
-/* q = round(x * inverse), nearest even; sums of its two halves. */
-LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+/* q = round(x * inverse) of 32 values, nearest even; sums of its two halves. */
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int16_t halves[2])
 {
     __m256i v[4];
     KERNELS_UNROLL
@@ -507,8 +594,7 @@ LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)q, bytes);
-    sums[0] = lanes_sum(_mm256_add_epi32(v[0], v[1]));
-    sums[1] = lanes_sum(_mm256_add_epi32(v[2], v[3]));
+    lanes_half_sums(bytes, halves);
 }
 
 #endif

@@ -227,10 +227,11 @@ LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
 
 #define LANES_PARTS       1 /* registers per line */
 #define LANES_TILE_TOKENS 8 /* tokens whose sums stay in registers */
-#define LANES_TOGETHER    8 /* of these, how many are multiplied side by side */
+/* Of n tokens, how many are multiplied side by side. */
+#define LANES_TOGETHER(n, is_signed) (n)
 
-/* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
-#define LANES_OFFSET_Q8 1
+/* Dot products take unsigned weights only: a signed byte is unpacked as w ^ 0x80, with offset 128. */
+#define LANES_OFFSET_SIGNED 1
 
 typedef __m512i pbytes;
 typedef __m512 pfloats;
@@ -278,9 +279,20 @@ LANES_INLINE pfloats pfloats_zero(void)
     return _mm512_setzero_ps();
 }
 
+LANES_INLINE pbytes pbytes_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+
 LANES_INLINE pfloats pfloats_load(const float *p)
 {
     return _mm512_loadu_ps(p);
+}
+
+/* For AVX2, whose instructions take memory in place of a scarce register. */
+LANES_INLINE pfloats pfloats_keep(pfloats a)
+{
+    return a;
 }
 
 LANES_INLINE void pfloats_store(float *p, pfloats a)
@@ -291,6 +303,11 @@ LANES_INLINE void pfloats_store(float *p, pfloats a)
 LANES_INLINE pfloats pfloats_set1(float x)
 {
     return _mm512_set1_ps(x);
+}
+
+LANES_INLINE pfloats pfloats_add(pfloats a, pfloats b)
+{
+    return _mm512_add_ps(a, b);
 }
 
 LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
@@ -327,16 +344,11 @@ LANES_INLINE pfloats pfloats_bf16(const uint8_t *p, int part)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-LANES_INLINE pfloats pfloats_unsigned(__m128i bytes, int part)
+/* Whole scales of 16 rows, from the unpacked form (each byte twice), as 32-bit integers. */
+LANES_INLINE pbytes pscale_load(const uint8_t *p, int part)
 {
     (void)part;
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
-}
-
-LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
-{
-    (void)part;
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    return _mm512_srai_epi32(_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16);
 }
 
 LANES_INLINE __m512i lanes_set1_int(const uint8_t *p)
@@ -346,16 +358,24 @@ LANES_INLINE __m512i lanes_set1_int(const uint8_t *p)
     return _mm512_set1_epi32(x);
 }
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits. Tokens are innermost: neighbouring instructions then do not wait for each other. */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+/* a + the rows' pairs of bytes at p times a pair of 16-bit sums at `sums`. */
+LANES_INLINE pbytes pints_add_pairs(pbytes a, const uint8_t *p, int part, const uint8_t *sums)
 {
-    (void)bits;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = fact ? _mm512_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), (unsigned)shift)
-                      : _mm512_setzero_si512();
+    (void)part;
+    __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_dpwssd_epi32(a, pairs, lanes_set1_int(sums));
+}
+
+/* a - (b << shift) */
+LANES_INLINE pbytes pints_sub_shifted(pbytes a, pbytes b, int shift)
+{
+    return _mm512_sub_epi32(a, _mm512_slli_epi32(b, (unsigned)shift));
+}
+
+/* sum[t] += sum over chunks [first, end) of w[c] * q[t][c], for n tokens whose quants lie KERNELS_TOKEN_BLOCK_BYTES
+ * apart. Tokens are innermost: neighbouring instructions then do not wait for each other. */
+LANES_INLINE void lanes_dots(int n, const uint8_t *q, const pbytes w[8], int first, int end, pbytes *sum)
+{
     KERNELS_UNROLL
     for (int c = first; c < end; c++)
         KERNELS_UNROLL
@@ -363,26 +383,60 @@ LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[
         sum[t] = _mm512_dpbusd_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
 }
 
-/* ---- activations ------------------------------------------------------------------------------------------------- */
-
-/* 32 floats: the bits of the largest magnitude. */
-LANES_INLINE int32_t block_largest(const float *x)
+/* sum[t] = the products of a sub-block with n tokens, less those of the offset, 1 << shift (-1: none): neg + t blocks
+ * has the negated sum of the quants. Weights have `bits` bits, 8: signed. */
+LANES_INLINE void pbytes_dots(int bits, int shift, int n, const uint8_t *q, const uint8_t *neg, const pbytes w[8],
+                              pbytes *sum)
 {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i low = _mm512_castps_si512(_mm512_loadu_ps(x)), high = _mm512_castps_si512(_mm512_loadu_ps(x + 16));
-    return _mm512_reduce_max_epi32(
-        _mm512_max_epi32(_mm512_and_si512(low, magnitude), _mm512_and_si512(high, magnitude)));
+    (void)bits;
+    KERNELS_UNROLL
+    for (int t = 0; t < n; t++)
+        sum[t] = shift < 0 ? _mm512_setzero_si512()
+                           : _mm512_slli_epi32(lanes_set1_int(neg + t * KERNELS_TOKEN_BLOCK_BYTES), (unsigned)shift);
+    lanes_dots(n, q, w, 0, 8, sum);
 }
 
-/* q = round(x * inverse), nearest even; sums of its two halves. */
-LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t sums[2])
+/* total[t] += scale * the products of a sub-block with n tokens, no offset taken off; with a scale for each half where
+ * `halves` is set. */
+LANES_INLINE void pbytes_scaled_dots(int bits, bool halves, int n, const uint8_t *q, const pbytes w[8],
+                                     const pbytes scale[2], pbytes *total)
 {
-    __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
-    __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(inverse)));
-    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(low));
-    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(high));
-    sums[0] = _mm512_reduce_add_epi32(low);
-    sums[1] = _mm512_reduce_add_epi32(high);
+    (void)bits;
+    int parts = halves ? 2 : 1;
+    KERNELS_UNROLL
+    for (int h = 0; h < parts; h++) {
+        pbytes sum[KERNELS_TILE];
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++)
+            sum[t] = _mm512_setzero_si512();
+        lanes_dots(n, q, w, h * 4, halves ? h * 4 + 4 : 8, sum);
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++)
+            total[t] = _mm512_add_epi32(total[t], _mm512_mullo_epi32(sum[t], scale[h]));
+    }
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------- */
+
+/* n values, a multiple of 32: the bits of the largest magnitude. */
+LANES_INLINE int32_t step_largest(const float *x, int n)
+{
+    __m512i max = _mm512_setzero_si512();
+    for (int i = 0; i < n; i += 16)
+        max = _mm512_max_epi32(
+            max, _mm512_and_si512(_mm512_castps_si512(_mm512_loadu_ps(x + i)), _mm512_set1_epi32(0x7fffffff)));
+    return _mm512_reduce_max_epi32(max);
+}
+
+/* q = round(x * inverse) of 32 values, nearest even; sums of its two halves. */
+LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int16_t halves[2])
+{
+    KERNELS_UNROLL
+    for (int h = 0; h < 2; h++) {
+        __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + h * 16), _mm512_set1_ps(inverse)));
+        _mm_storeu_si128((__m128i *)(void *)(q + h * 16), _mm512_cvtepi32_epi8(v));
+        halves[h] = (int16_t)_mm512_reduce_add_epi32(v);
+    }
 }
 
 #endif

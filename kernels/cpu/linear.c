@@ -19,12 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_BLOCKS     32        /* unpacked at a time: 20 KiB */
+#define PIECE_SUBS       (KERNELS_PIECE / KERNELS_SUB_BLOCK)
 #define ACTIVATION_BYTES (1 << 20) /* of the tokens that meet a group before the next group's turn */
 #define MAX_BATCH        256       /* tokens likewise */
 
 struct worker_scratch {
-    _Alignas(64) uint8_t unpacked[CHUNK_BLOCKS * KERNELS_UNPACKED_BLOCK_BYTES];
+    _Alignas(64) uint8_t unpacked[PIECE_SUBS / KERNELS_STEP_SUBS * KERNELS_UNPACKED_STEP_BYTES];
     _Alignas(64) float acc[MAX_BATCH * KERNELS_ROW_GROUP];
 };
 
@@ -32,7 +32,6 @@ struct kernels_linear_scratch {
     uint8_t *tiles; /* quantized activations */
     size_t tiles_bytes;
     struct worker_scratch *workers; /* [threads] */
-    uint8_t q8_mask;                /* what the set's unpacked Q8_0 bytes differ by from the signed ones */
 };
 
 struct call {
@@ -59,7 +58,7 @@ static int tile_tokens(int token, int n)
 
 static size_t token_bytes(int cols)
 {
-    return (size_t)(cols / KERNELS_BLOCK) * KERNELS_TOKEN_BLOCK_BYTES;
+    return (size_t)kernels_steps(cols) * KERNELS_TOKEN_BLOCK_BYTES;
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -91,38 +90,6 @@ static void store(const struct kernels_linear *job, int group, int token, int to
     }
 }
 
-/* The same for a type that is multiplied as another: blocks are unpacked to that one's. */
-static void do_unpacked(const struct call *c, const struct kernels_linear *job, int group, const uint8_t *packed,
-                        int first, int end, struct worker_scratch *s)
-{
-    enum kernels_type type = job->w->type;
-    bool twice = type == KERNELS_Q2_K; /* each block is followed by one of its minima, for the same activations */
-    enum kernels_type as = twice || type == KERNELS_Q3_K ? KERNELS_Q6_K : KERNELS_Q8_0;
-    int blocks = c->cols / KERNELS_BLOCK, chunk = twice ? CHUNK_BLOCKS / 2 : CHUNK_BLOCKS;
-    const uint8_t *tiles = c->k->linear->tiles;
-    memset(s->acc, 0, (size_t)(end - first) * KERNELS_ROW_GROUP * sizeof(float));
-    for (int b = 0; b < blocks; b += chunk) {
-        int count = blocks - b < chunk ? blocks - b : chunk;
-        uint8_t mask = c->k->linear->q8_mask;
-        if (c->set == &kernels_linear_portable)
-            kernels_unpack_portable(type, packed, c->cols, b, count, mask, s->unpacked);
-        else
-            kernels_unpack_avx2(type, packed, c->cols, b, count, mask, s->unpacked);
-        for (int token = first, tokens; token < end; token += tokens) {
-            tokens = tile_tokens(token, c->n);
-            size_t block = (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
-            const uint8_t *tile = tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * block;
-            float *acc = s->acc + (token - first) * KERNELS_ROW_GROUP;
-            if (!twice)
-                c->set->tile(as, s->unpacked, count, tile, tokens, acc);
-            for (int i = 0; twice && i < 2 * count; i++)
-                c->set->tile(as, s->unpacked + (size_t)i * KERNELS_UNPACKED_BLOCK_BYTES, 1,
-                             tile + (size_t)(i / 2) * block, tokens, acc);
-        }
-    }
-    store(job, group, first, end - first, s->acc);
-}
-
 /* One group with tokens [token, end). */
 static void do_group(const struct call *c, const struct kernels_linear *job, int group, int token, int end,
                      struct worker_scratch *s)
@@ -141,30 +108,28 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
         }
         return;
     }
-    if (w->type >= KERNELS_FIRST_UNPACKED) {
-        do_unpacked(c, job, group, packed, token, end, s);
-        return;
-    }
     const uint8_t *tiles = c->k->linear->tiles;
-    if (c->n == 1 && c->set->one) {
+    bool at_once = w->type < KERNELS_FIRST_UNPACKED;
+    if (at_once && c->n == 1 && c->set->one) {
         c->set->one(w->type, packed, c->cols, tiles, s->acc);
         store(job, group, 0, 1, s->acc);
         return;
     }
-    if (c->n <= KERNELS_TILE && c->set->few) {
+    if (at_once && c->n <= KERNELS_TILE && c->set->few) {
         c->set->few(w->type, packed, c->cols, tiles, c->n, s->acc);
         store(job, group, 0, c->n, s->acc);
         return;
     }
-    int blocks = c->cols / KERNELS_BLOCK;
+    int subs = c->cols / KERNELS_SUB_BLOCK;
     memset(s->acc, 0, (size_t)(end - token) * KERNELS_ROW_GROUP * sizeof(float));
-    for (int b = 0; b < blocks; b += CHUNK_BLOCKS) {
-        int count = blocks - b < CHUNK_BLOCKS ? blocks - b : CHUNK_BLOCKS;
+    for (int b = 0; b < subs; b += PIECE_SUBS) {
+        int count = subs - b < PIECE_SUBS ? subs - b : PIECE_SUBS;
+        size_t step = (size_t)(b / KERNELS_STEP_SUBS);
         c->set->unpack(w->type, packed, c->cols, b, count, s->unpacked);
         for (token = first; token < end; token += tokens) {
             tokens = tile_tokens(token, c->n);
             const uint8_t *tile =
-                tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
+                tiles + (size_t)token * token_bytes(c->cols) + step * (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
             c->set->tile(w->type, s->unpacked, count, tile, tokens, s->acc + (token - first) * KERNELS_ROW_GROUP);
         }
     }
@@ -197,7 +162,7 @@ void kernels_op_linear(struct kernels *k, const float *x, int n, int cols, const
     }
     if (n <= 0 || c.groups == 0)
         return;
-    size_t row_bytes = (size_t)cols * 2; /* a value takes 1.6 bytes quantized, 4 as it is */
+    size_t row_bytes = (size_t)cols * 2; /* a value takes 1.5 bytes quantized, 4 as it is */
     size_t batch = ACTIVATION_BYTES / row_bytes / KERNELS_TILE * KERNELS_TILE;
     c.batch = batch < 4 * KERNELS_TILE ? 4 * KERNELS_TILE : batch > MAX_BATCH ? MAX_BATCH : (int)batch;
     if (quantized)
@@ -247,15 +212,15 @@ void kernels_linear_release(struct kernels *k)
 
 uint64_t kernels_linear_bytes(int max_rows, int max_cols)
 {
-    return (uint64_t)max_rows * token_bytes(max_cols + KERNELS_BLOCK - 1);
+    return (uint64_t)max_rows * token_bytes(max_cols);
 }
 
 int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
 {
     kernels_linear_release(k);
-    size_t blocks = ((size_t)max_cols + KERNELS_BLOCK - 1) / KERNELS_BLOCK, bytes;
+    size_t steps = ((size_t)max_cols + KERNELS_STEP - 1) / KERNELS_STEP, bytes;
     if (max_rows <= 0 || max_cols <= 0 ||
-        __builtin_mul_overflow(blocks * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes))
+        __builtin_mul_overflow(steps * KERNELS_TOKEN_BLOCK_BYTES, (size_t)max_rows, &bytes))
         return -ENOMEM;
     k->linear = calloc(1, sizeof *k->linear);
     if (!k->linear)
@@ -267,9 +232,5 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols)
         kernels_linear_release(k);
         return -ENOMEM;
     }
-    /* What the set makes of a Q8_0 byte is its own affair: asked of a block of zeros. */
-    static const uint8_t zeros[34 * KERNELS_ROW_GROUP];
-    k->set->linear->unpack(KERNELS_Q8_0, zeros, KERNELS_BLOCK, 0, 1, k->linear->workers[0].unpacked);
-    k->linear->q8_mask = k->linear->workers[0].unpacked[0];
     return 0;
 }

@@ -19,21 +19,31 @@
  *   IQ4_NL     d | nibbles[16]
  *   IQ4_XS     d, high[2], low[4], nibbles[128]
  *   MXFP4      exponent, nibbles[16]
- *   F32 ...    the value
  *
  * Left of the bar is a header of half a cache line. Two blocks share a line for it: header, header, rest, rest; a last
  * odd block is header, rest. The four high bytes of a Q5_0 or Q5_1 block are transposed: bit c of byte i belongs to
- * value 4 c + i (in the file, bit 4 c + i of the word), so that one shift brings a chunk's bits in place.
+ * value 4 c + i (in the file, bit 4 c + i of the word), so that one shift brings a chunk's bits in place. Rows of F32,
+ * F16 and BF16 lie as in the file.
  *
- * Quantized activations. Rows are cut into tiles of 8 tokens; the rest is a tile. A tile of T tokens is, for each block
- * of 32 values, T times: int8 q[32], float d, float dsum, int32 neg, int32 neg_low, int32 neg_high; where dsum = d *
- * (sum of q), neg = -(sum of q), neg_low and neg_high the same over values 0..15 and 16..31. So the tile that begins at
- * token i begins at i * blocks * KERNELS_TOKEN_BLOCK_BYTES.
+ * Quantized activations. Rows are cut into tiles of 8 tokens; the rest is a tile. A tile of T tokens is, for each step
+ * of 128 values (the last may be shorter, what it lacks is 0), T times a token's block: its quants and facts, where S
+ * is a sum of quants over 32 values, H over 16:
  *
- * Unpacked weights. A block of 32 values of 16 rows: bytes [8 chunks][16 rows][4 values], float scale[16],
- * float second[16]; where second is what is added per unit of the activations' sum (types with a minimum), or the scale
- * of values 16..31 (Q6_K). Bytes are unsigned, the type's offset not yet subtracted; what a Q8_0 byte is, is the
- * instruction set's own affair.
+ *   int8 q[128], float dx, int32 -S[4], float S[4], int16 S[4], int16 H[8]
+ *
+ * So the tile that begins at token i begins at i * steps * KERNELS_TOKEN_BLOCK_BYTES.
+ *
+ * Unpacked weights. A step of 128 values of 16 rows: bytes [4 sub-blocks][8 chunks][16 rows][4 values], then, at
+ * KERNELS_UNPACKED_SCALE,
+ *
+ *   types with a float scale per 32 values: float s[4][16], float m[4][16] (0 where the type has no minimum);
+ *   types with a whole one per 32 (16):     int8 scale[4 (8)][16][2], each twice; at KERNELS_UNPACKED_LOW
+ *                                           int8 low[2 (4)][16][2], neighbours side by side, what is multiplied with
+ *                                           sums of quants: the minima, or the scales where the values have an offset;
+ *                                           at KERNELS_UNPACKED_D float d[16], float dmin[16].
+ *
+ * Value bytes are unsigned, the type's offset not yet subtracted, or signed (Q8_0, IQ4_NL, IQ4_XS, MXFP4); how a signed
+ * one is written is the instruction set's own affair.
  */
 #ifndef CONVOD_KERNELS_LINEAR_INTERNAL_H
 #define CONVOD_KERNELS_LINEAR_INTERNAL_H
@@ -42,45 +52,69 @@
 
 #include <string.h>
 
-#define KERNELS_BLOCK 32 /* values per block of activations */
-#define KERNELS_TILE  8  /* tokens of a full tile */
+#define KERNELS_SUB_BLOCK 32   /* values */
+#define KERNELS_STEP      128  /* values that share an activation scale */
+#define KERNELS_PIECE     1024 /* values that are summed up by themselves */
+#define KERNELS_STEP_SUBS (KERNELS_STEP / KERNELS_SUB_BLOCK)
+#define KERNELS_TILE      8 /* tokens of a full tile */
 
-#define KERNELS_TOKEN_BLOCK_BYTES    52
-#define KERNELS_TOKEN_D              32 /* where a token's facts lie in its block */
-#define KERNELS_TOKEN_DSUM           36
-#define KERNELS_TOKEN_NEG            40
-#define KERNELS_TOKEN_NEG_LOW        44
-#define KERNELS_TOKEN_NEG_HIGH       48
-#define KERNELS_UNPACKED_BLOCK_BYTES 640
+#define KERNELS_TOKEN_DX          KERNELS_STEP /* where a token's facts lie in its block */
+#define KERNELS_TOKEN_NEG         (KERNELS_TOKEN_DX + 4)
+#define KERNELS_TOKEN_SUM         (KERNELS_TOKEN_NEG + 4 * KERNELS_STEP_SUBS)
+#define KERNELS_TOKEN_SUMS        (KERNELS_TOKEN_SUM + 4 * KERNELS_STEP_SUBS)
+#define KERNELS_TOKEN_HALVES      (KERNELS_TOKEN_SUMS + 2 * KERNELS_STEP_SUBS)
+#define KERNELS_TOKEN_BLOCK_BYTES (KERNELS_TOKEN_HALVES + 4 * KERNELS_STEP_SUBS)
 
-/* Writes the facts of a token's block, of which low and high are the sums of q over its halves. */
-static inline void kernels_token_facts(uint8_t *block, float d, int32_t low, int32_t high)
+#define KERNELS_UNPACKED_SCALE      (KERNELS_STEP * KERNELS_ROW_GROUP)
+#define KERNELS_UNPACKED_MIN        (KERNELS_UNPACKED_SCALE + 4 * KERNELS_STEP_SUBS * KERNELS_ROW_GROUP)
+#define KERNELS_UNPACKED_LOW        KERNELS_UNPACKED_MIN
+#define KERNELS_UNPACKED_D          (KERNELS_UNPACKED_LOW + 2 * KERNELS_STEP_SUBS * KERNELS_ROW_GROUP)
+#define KERNELS_UNPACKED_DMIN       (KERNELS_UNPACKED_D + 4 * KERNELS_ROW_GROUP)
+#define KERNELS_UNPACKED_STEP_BYTES (KERNELS_UNPACKED_DMIN + 4 * KERNELS_ROW_GROUP)
+
+/* Steps of a row. */
+static inline int kernels_steps(int cols)
 {
-    float dsum = d * (float)(low + high);
-    int32_t neg[3] = {-(low + high), -low, -high};
-    memcpy(block + KERNELS_TOKEN_D, &d, 4);
-    memcpy(block + KERNELS_TOKEN_DSUM, &dsum, 4);
-    memcpy(block + KERNELS_TOKEN_NEG, neg, sizeof neg);
+    return (cols + KERNELS_STEP - 1) / KERNELS_STEP;
 }
 
-/* A block of activations whose largest magnitude is below this is zero. */
+/* Writes the facts of a token's block, of which halves are the sums of q over 16 values each. */
+static inline void kernels_token_facts(uint8_t *block, float dx, const int16_t halves[2 * KERNELS_STEP_SUBS])
+{
+    int32_t neg[KERNELS_STEP_SUBS];
+    float sum[KERNELS_STEP_SUBS];
+    int16_t sums[KERNELS_STEP_SUBS];
+    for (int j = 0; j < KERNELS_STEP_SUBS; j++) {
+        sums[j] = (int16_t)(halves[2 * j] + halves[2 * j + 1]);
+        neg[j] = -sums[j];
+        sum[j] = sums[j];
+    }
+    memcpy(block + KERNELS_TOKEN_DX, &dx, 4);
+    memcpy(block + KERNELS_TOKEN_NEG, neg, sizeof neg);
+    memcpy(block + KERNELS_TOKEN_SUM, sum, sizeof sum);
+    memcpy(block + KERNELS_TOKEN_SUMS, sums, sizeof sums);
+    memcpy(block + KERNELS_TOKEN_HALVES, halves, 4 * KERNELS_STEP_SUBS);
+}
+
+/* A step of activations whose largest magnitude is below this is zero. */
 #define KERNELS_TINY 0x1p-100f
 
 struct kernels_linear_set {
     /* Quantizes row x[cols] as token `token` of a tile of `tokens`. */
     void (*quantize)(const float *x, int cols, int tokens, int token, uint8_t *tile);
 
-    /* acc[16] = products of one token (a tile of its own) with a packed group. NULL: unpack and tile do it. */
+    /* acc[16] = products of one token (a tile of its own) with a packed group, of a type below KERNELS_FIRST_UNPACKED.
+     * NULL: unpack and tile do it. */
     void (*one)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc);
 
-    /* acc[tokens][16] = products of a tile of 1 to 8 tokens with a packed group, whose weights are unpacked in
-     * registers only. NULL: unpack and tile do it. */
+    /* acc[tokens][16] = products of a tile of 1 to 8 tokens with a packed group of such a type, whose weights are
+     * unpacked in registers only. NULL: unpack and tile do it. */
     void (*few)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc);
 
-    /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
+    /* Unpacks a piece of a packed group: its sub-blocks [first, first + count), first being a multiple of 32. */
     void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);
 
-    /* acc[tokens][16] += products of `count` unpacked blocks with the tile's, `tile` at the first of them. */
+    /* acc[tokens][16] += products of an unpacked piece of `count` sub-blocks with the tile's, `tile` at the first. */
     void (*tile)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                  float *acc);
 
@@ -100,11 +134,11 @@ void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);
 /* The value of an IEEE half, exactly. */
 float kernels_half(uint16_t bits);
 
-/* Types from here on are unpacked to what another type's product takes (unpack_types.h). */
+/* Types from here on are always unpacked first (unpack_types.h). */
 #define KERNELS_FIRST_UNPACKED KERNELS_Q2_K
 
-/* Unpacks blocks of 32 [first, first + count) of a packed group of such a type; Q2_K's to two blocks each. mask: what
- * the set's own unpacked Q8_0 bytes differ by from the signed ones. */
+/* struct kernels_linear_set's unpack for these types; mask: what the set's own unpacked signed bytes are combined with
+ * by exclusive or. */
 void kernels_unpack_portable(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,
                              uint8_t *out);
 void kernels_unpack_avx2(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t mask,

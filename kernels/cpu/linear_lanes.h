@@ -2,9 +2,10 @@
  * values, a line of 16 rows one or two of them (LANES_PARTS). Included by the files of the instruction sets, each after
  * the lanes_*.h that says what a part is; LANES_SET names the table that is defined here.
  *
- * A step is a block of the file. visit() unpacks its weights in registers, 32 values at a time, and hands them to
- * use(), which multiplies them with one token or with a few, or stores them for later (unpack). Types and what is done
- * with weights are constants of inlined functions, so that each pair becomes a loop of its own.
+ * Everything goes by steps of 128 values. visit() unpacks a step's weights in registers, a sub-block of 32 values at a
+ * time, and hands them to use(), which multiplies them with one token or stores them, for a few tokens to follow at
+ * once or for many later. Types and what is done with weights are constants of inlined functions, so that each pair
+ * becomes a loop of its own.
  *
  * The order of additions and every rounding are those of linear_portable.c.
  */
@@ -14,18 +15,19 @@
 #define PREFETCH_BYTES 4096 /* how far ahead of the packed weights in use */
 #define PART_BYTES     (64 / LANES_PARTS)
 #define PART_ROWS      (16 / LANES_PARTS)
+#define PIECE_STEPS    (KERNELS_PIECE / KERNELS_STEP)
 
-enum use { USE_STORE, USE_ONE, USE_FEW };
+enum use { USE_STORE, USE_ONE };
 
 /* What a step's weights go to. */
 struct sink {
-    const uint8_t *ahead; /* lines to ask for during this block of 32 */
+    const uint8_t *ahead; /* lines to ask for during this sub-block */
     int lines;
-    uint8_t *out;             /* USE_STORE: the next block */
-    const uint8_t *tile;      /* else: the next block of the tile */
-    int tokens;               /* USE_FEW: of the tile */
-    pfloats one[LANES_PARTS]; /* USE_ONE: the sums */
-    float *acc;               /* USE_FEW: the sums, [tokens][16] */
+    uint8_t *out;                /* USE_STORE: the step */
+    const uint8_t *token;        /* USE_ONE: the token's block of this step */
+    pbytes whole[LANES_PARTS];   /* USE_ONE: the step's sums, of types with whole scales */
+    pfloats scaled[LANES_PARTS]; /* likewise, of types with float scales */
+    pfloats acc[LANES_PARTS];    /* USE_ONE: the piece's */
 };
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
@@ -38,13 +40,34 @@ struct sink {
 
 LANES_INLINE bool has_minimum(enum kernels_type type)
 {
-    return type == KERNELS_Q4_1 || type == KERNELS_Q5_1 || type == KERNELS_Q4_K || type == KERNELS_Q5_K;
+    return type == KERNELS_Q4_1 || type == KERNELS_Q5_1 || type == KERNELS_Q4_K || type == KERNELS_Q5_K ||
+           type == KERNELS_Q2_K;
+}
+
+/* Whether values are signed bytes. (IQ4_NL and MXFP4 are multiplied as Q8_0.) */
+LANES_INLINE bool is_signed(enum kernels_type type)
+{
+    return type == KERNELS_Q8_0 || type == KERNELS_IQ4_XS;
+}
+
+/* Whether scales are per 16 values. */
+LANES_INLINE bool has_halves(enum kernels_type type)
+{
+    return type == KERNELS_Q6_K || type == KERNELS_Q3_K || type == KERNELS_Q2_K;
+}
+
+/* Whether scales are whole numbers. */
+LANES_INLINE bool is_whole(enum kernels_type type)
+{
+    return type == KERNELS_Q4_K || type == KERNELS_Q5_K || type == KERNELS_IQ4_XS || has_halves(type);
 }
 
 LANES_INLINE int weight_bits(enum kernels_type type)
 {
-    return type == KERNELS_Q8_0                                                   ? 8
+    return is_signed(type)                                                        ? 8
            : type == KERNELS_Q6_K                                                 ? 6
+           : type == KERNELS_Q3_K                                                 ? 3
+           : type == KERNELS_Q2_K                                                 ? 2
            : type == KERNELS_Q5_0 || type == KERNELS_Q5_1 || type == KERNELS_Q5_K ? 5
                                                                                   : 4;
 }
@@ -52,7 +75,7 @@ LANES_INLINE int weight_bits(enum kernels_type type)
 /* The type's offset is 1 << this, or it has none: -1. */
 LANES_INLINE int offset_shift(enum kernels_type type)
 {
-    return has_minimum(type) ? -1 : type != KERNELS_Q8_0 ? weight_bits(type) - 1 : LANES_OFFSET_Q8 ? 7 : -1;
+    return has_minimum(type) ? -1 : !is_signed(type) ? weight_bits(type) - 1 : LANES_OFFSET_SIGNED ? 7 : -1;
 }
 
 /* Bytes of a block of a group. */
@@ -70,40 +93,71 @@ LANES_INLINE size_t step_bytes(enum kernels_type type)
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-LANES_INLINE pfloats fact(const uint8_t *q, int t, int at)
+LANES_INLINE pfloats fact(const uint8_t *token, int at)
 {
     float x;
-    memcpy(&x, q + t * KERNELS_TOKEN_BLOCK_BYTES + at, 4);
+    memcpy(&x, token + at, 4);
     return pfloats_set1(x);
 }
 
-/* One block of 32 values of a part's rows with n tokens, whose blocks begin at q. */
-LANES_INLINE void multiply(enum kernels_type type, int n, const uint8_t *q, const pbytes w[8], pfloats s,
-                           pfloats second, pfloats *acc)
+/* Sub-block j of a step with n tokens, whose blocks begin at `token`: types with float scales. sums [n] */
+LANES_INLINE void add_scaled(enum kernels_type type, int n, int j, const uint8_t *token, const pbytes w[8], pfloats s,
+                             pfloats m, pfloats *sums)
 {
-    int bits = weight_bits(type), shift = offset_shift(type);
-    pbytes sum[KERNELS_TILE];
-    if (type == KERNELS_Q6_K) {
-        pfloats low[KERNELS_TILE];
-        pbytes_dots(bits, n, q, w, 0, 4, KERNELS_TOKEN_NEG_LOW, shift, sum);
-        KERNELS_UNROLL
-        for (int t = 0; t < n; t++)
-            low[t] = pfloats_mul(s, pfloats_from_int(sum[t]));
-        pbytes_dots(bits, n, q, w, 4, 8, KERNELS_TOKEN_NEG_HIGH, shift, sum);
-        KERNELS_UNROLL
-        for (int t = 0; t < n; t++) {
-            pfloats both = pfloats_fma(second, pfloats_from_int(sum[t]), low[t]);
-            acc[t] = pfloats_fma(fact(q, t, KERNELS_TOKEN_D), both, acc[t]);
-        }
-        return;
-    }
-    pbytes_dots(bits, n, q, w, 0, 8, shift < 0 ? 0 : KERNELS_TOKEN_NEG, shift < 0 ? 0 : shift, sum);
+    pbytes dots[KERNELS_TILE];
+    pbytes_dots(weight_bits(type), offset_shift(type), n, token + j * KERNELS_SUB_BLOCK,
+                token + KERNELS_TOKEN_NEG + j * 4, w, dots);
     KERNELS_UNROLL
     for (int t = 0; t < n; t++) {
-        acc[t] = pfloats_fma(pfloats_mul(s, fact(q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[t]), acc[t]);
+        sums[t] = pfloats_fma(s, pfloats_from_int(dots[t]), sums[t]);
         if (has_minimum(type))
-            acc[t] = pfloats_fma(second, fact(q, t, KERNELS_TOKEN_DSUM), acc[t]);
+            sums[t] = pfloats_fma(m, fact(token + t * KERNELS_TOKEN_BLOCK_BYTES, KERNELS_TOKEN_SUM + j * 4), sums[t]);
     }
+}
+
+/* The same of types with whole scales; scales: of the step, as they are unpacked (KERNELS_UNPACKED_SCALE and on). */
+LANES_INLINE void add_whole(enum kernels_type type, int n, int j, int part, const uint8_t *token, const pbytes w[8],
+                            const uint8_t *scales, pbytes *sums)
+{
+    pbytes scale[2];
+    bool halves = has_halves(type);
+    scale[0] = pscale_load(scales + (halves ? 2 * j : j) * 32, part);
+    scale[1] = halves ? pscale_load(scales + (2 * j + 1) * 32, part) : scale[0];
+    pbytes_scaled_dots(weight_bits(type), halves, n, token + j * KERNELS_SUB_BLOCK, w, scale, sums);
+}
+
+/* acc + a step's sum, with one token. */
+LANES_INLINE pfloats finish_scaled(const uint8_t *token, pfloats sum, pfloats acc)
+{
+    return pfloats_fma(fact(token, KERNELS_TOKEN_DX), sum, acc);
+}
+
+LANES_INLINE pfloats scale_floats(const uint8_t *scales, int at, int part)
+{
+    return pfloats_load((const float *)(const void *)(scales + at - KERNELS_UNPACKED_SCALE) + part * PART_ROWS);
+}
+
+LANES_INLINE pfloats finish_whole(enum kernels_type type, int part, const uint8_t *token, const uint8_t *scales,
+                                  pbytes sum, pfloats acc)
+{
+    const uint8_t *low = scales + (KERNELS_UNPACKED_LOW - KERNELS_UNPACKED_SCALE);
+    pfloats d = scale_floats(scales, KERNELS_UNPACKED_D, part);
+    int shift = offset_shift(type), pairs = !has_minimum(type) && shift < 0 ? 0 : has_halves(type) ? 4 : 2;
+    pbytes lows = pbytes_zero();
+    KERNELS_UNROLL
+    for (int i = 0; i < pairs; i++)
+        lows = pints_add_pairs(lows, low + i * 32, part,
+                               token + (has_halves(type) ? KERNELS_TOKEN_HALVES : KERNELS_TOKEN_SUMS) + i * 4);
+    if (shift >= 0)
+        sum = pints_sub_shifted(sum, lows, shift);
+    pfloats value;
+    if (has_minimum(type)) {
+        pfloats minus = pfloats_negate(scale_floats(scales, KERNELS_UNPACKED_DMIN, part));
+        value = pfloats_fma(d, pfloats_from_int(sum), pfloats_mul(minus, pfloats_from_int(lows)));
+    } else {
+        value = pfloats_mul(d, pfloats_from_int(sum));
+    }
+    return pfloats_fma(fact(token, KERNELS_TOKEN_DX), value, acc);
 }
 
 /* Of `lines` lines that lie PREFETCH_BYTES past `from`, the share of block i of n is asked for while that one is worked
@@ -122,43 +176,28 @@ LANES_INLINE void ask(const uint8_t *line, int n)
         _mm_prefetch((const char *)line + i * 64, _MM_HINT_T1);
 }
 
-LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, int part, const pbytes w[8], pfloats s,
-                      pfloats second)
+/* Sub-block j of the step. s and m: of types with float scales; scales: of types with whole ones. */
+LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, int part, int j, const pbytes w[8],
+                      pfloats s, pfloats m, const uint8_t *scales)
 {
-    int lines = k->lines * (part + 1) / LANES_PARTS - k->lines * part / LANES_PARTS;
-    const uint8_t *ahead = k->ahead + k->lines * part / LANES_PARTS * 64;
-    if (how != USE_FEW)
-        ask(ahead, lines);
+    ask(k->ahead + k->lines * part / LANES_PARTS * 64,
+        k->lines * (part + 1) / LANES_PARTS - k->lines * part / LANES_PARTS);
     if (how == USE_STORE) {
-        uint8_t *out = k->out + part * PART_BYTES;
+        uint8_t *out = k->out + j * 512 + part * PART_BYTES;
         KERNELS_UNROLL
         for (int c = 0; c < 8; c++)
             pbytes_store(out + c * 64, w[c]);
-        pfloats_store((float *)(void *)(out + 512), s);
-        pfloats_store((float *)(void *)(out + 576), second);
-    } else if (how == USE_ONE) {
-        multiply(type, 1, k->tile, w, s, second, &k->one[part]);
-    } else {
-        for (int t = k->tokens; t < lines; t++)
-            ask(ahead + t * 64, 1);
-        for (int t = 0; t < k->tokens; t++) {
-            if (t < lines)
-                ask(ahead + t * 64, 1);
-            float *to = k->acc + t * KERNELS_ROW_GROUP + part * PART_ROWS;
-            pfloats acc = pfloats_load(to);
-            multiply(type, 1, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, &acc);
-            pfloats_store(to, acc);
+        if (!is_whole(type)) {
+            float *floats = (float *)(void *)(k->out + KERNELS_UNPACKED_SCALE + j * 64) + part * PART_ROWS;
+            pfloats_store(floats, s);
+            if (has_minimum(type))
+                pfloats_store(floats + (KERNELS_UNPACKED_MIN - KERNELS_UNPACKED_SCALE) / 4, m);
         }
+    } else if (is_whole(type)) {
+        add_whole(type, 1, j, part, k->token, w, scales, &k->whole[part]);
+    } else {
+        add_scaled(type, 1, j, k->token, w, s, m, &k->scaled[part]);
     }
-}
-
-/* To the next block of 32 values. */
-LANES_INLINE void advance(enum use how, struct sink *k)
-{
-    if (how == USE_STORE)
-        k->out += KERNELS_UNPACKED_BLOCK_BYTES;
-    else
-        k->tile += (how == USE_ONE ? 1 : k->tokens) * KERNELS_TOKEN_BLOCK_BYTES;
 }
 
 /* ---- unpacking in registers -------------------------------------------------------------------------------------- */
@@ -173,7 +212,9 @@ LANES_INLINE pbytes nibbles_of(pbytes v, bool high)
     return pbytes_and(high ? pbytes_move(v, 4, 0) : v, 15);
 }
 
-LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at)
+/* Sub-block j of the step. */
+LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at,
+                              int j)
 {
     bool five = weight_bits(type) == 5;
     const uint8_t *rest = has_minimum(type) ? at.rest + 64 : at.rest;
@@ -184,7 +225,7 @@ LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink 
         if (type == KERNELS_Q8_0) {
             KERNELS_UNROLL
             for (int c = 0; c < 8; c++)
-                w[c] = LANES_OFFSET_Q8 ? pbytes_xor(line(rest + c * 64, part), 0x80) : line(rest + c * 64, part);
+                w[c] = LANES_OFFSET_SIGNED ? pbytes_xor(line(rest + c * 64, part), 0x80) : line(rest + c * 64, part);
         } else {
             const uint8_t *nibbles = five ? rest + 64 : rest;
             KERNELS_UNROLL
@@ -200,10 +241,9 @@ LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink 
                     w[c] = pbytes_add_bits(w[c], pbytes_move(high, c, 4), 16);
             }
         }
-        pfloats second = has_minimum(type) ? pfloats_halves(at.header + 32, part) : pfloats_zero();
-        use(type, how, k, part, w, pfloats_halves(at.header, part), second);
+        pfloats m = has_minimum(type) ? pfloats_halves(at.header + 32, part) : pfloats_zero();
+        use(type, how, k, part, j, w, pfloats_halves(at.header, part), m, NULL);
     }
-    advance(how, k);
 }
 
 LANES_INLINE __m128i bytes_of(const uint8_t *p)
@@ -227,68 +267,82 @@ LANES_INLINE __m128i six_bits(const uint8_t *p, const uint8_t *low, int shift, i
     return _mm_or_si128(nibble, bytes_and(_mm_srli_epi16(a, 2), 0x30));
 }
 
-LANES_INLINE void visit_k(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at)
+/* Two bytes per row side by side, for all 16 rows. */
+LANES_INLINE void store_pairs(uint8_t *out, __m128i a, __m128i b)
+{
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_set_m128i(_mm_unpackhi_epi8(a, b), _mm_unpacklo_epi8(a, b)));
+}
+
+LANES_INLINE void store_halves(uint8_t *scales, int at, const uint8_t *halves)
+{
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        pfloats_store((float *)(void *)(scales + at - KERNELS_UNPACKED_SCALE) + part * PART_ROWS,
+                      pfloats_halves(halves, part));
+}
+
+/* Half of a block of 256 values: a step. Its scales are written to `to`, as they are unpacked. */
+LANES_INLINE void visit_k(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at,
+                          int half, uint8_t *to)
 {
     const uint8_t *p = at.rest, *scales = p + 64, *minima = p + 128, *low = p + 192;
-    pfloats s[8][LANES_PARTS], m[8][LANES_PARTS];
+    store_halves(to, KERNELS_UNPACKED_D, p);
+    store_halves(to, KERNELS_UNPACKED_DMIN, p + 32);
     KERNELS_UNROLL
-    for (int j = 0; j < 8; j++) {
-        __m128i scale = six_bits(scales, low, 0, j), min = six_bits(minima, low, 4, j);
+    for (int j = 0; j < 4; j++) {
+        __m128i scale = six_bits(scales, low, 0, half * 4 + j);
+        store_pairs(to + j * 32, scale, scale);
+    }
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; j += 2)
+        store_pairs(to + (KERNELS_UNPACKED_LOW - KERNELS_UNPACKED_SCALE) + j * 16,
+                    six_bits(minima, low, 4, half * 4 + j), six_bits(minima, low, 4, half * 4 + j + 1));
+    const uint8_t *high = p + 256, *nibbles = (type == KERNELS_Q5_K ? high + 512 : high) + half * 1024;
+    const int lines = (int)step_bytes(type) / 256; /* of two sub-blocks */
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; j++) {
+        look_ahead(k, at.rest + (half * 2 + j / 2) * (lines * 64), j % 2, 2, lines);
         KERNELS_UNROLL
         for (int part = 0; part < LANES_PARTS; part++) {
-            s[j][part] = pfloats_mul(pfloats_halves(p, part), pfloats_unsigned(scale, part));
-            m[j][part] = pfloats_mul(pfloats_negate(pfloats_halves(p + 32, part)), pfloats_unsigned(min, part));
-        }
-    }
-    const uint8_t *high = p + 256, *nibbles = type == KERNELS_Q5_K ? high + 512 : high;
-    const int lines = (int)step_bytes(type) / 256; /* of two blocks of 32 */
-    for (int i = 0; i < 4; i++) {
-        KERNELS_UNROLL
-        for (int j = 0; j < 2; j++) {
-            look_ahead(k, at.rest + i * (lines * 64), j, 2, lines);
+            pbytes w[8];
             KERNELS_UNROLL
-            for (int part = 0; part < LANES_PARTS; part++) {
-                pbytes w[8];
-                KERNELS_UNROLL
-                for (int c = 0; c < 8; c++) {
-                    w[c] = nibbles_of(line(nibbles + c * 64, part), j == 1);
-                    if (type == KERNELS_Q5_K)
-                        w[c] = pbytes_add_fifth(w[c], line(high + c * 64, part), 2 * i + j);
-                }
-                use(type, how, k, part, w, s[2 * i + j][part], m[2 * i + j][part]);
+            for (int c = 0; c < 8; c++) {
+                w[c] = nibbles_of(line(nibbles + j / 2 * 512 + c * 64, part), j % 2 == 1);
+                if (type == KERNELS_Q5_K)
+                    w[c] = pbytes_add_fifth(w[c], line(high + c * 64, part), half * 4 + j);
             }
-            advance(how, k);
+            use(type, how, k, part, j, w, pfloats_zero(), pfloats_zero(), to);
         }
-        nibbles += 512;
     }
 }
 
-LANES_INLINE void visit_six(enum use how, struct sink *k, struct kernels_packed_block at)
+LANES_INLINE void visit_six(enum use how, struct sink *k, struct kernels_packed_block at, int half, uint8_t *to)
 {
-    const uint8_t *scales = at.rest, *high = scales + 256, *nibbles = high + 1024;
-    const int lines = (int)step_bytes(KERNELS_Q6_K) / 128 + 1; /* of four blocks of 32 */
-    for (int half = 0; half < 2; half++) {
+    const uint8_t *scales = at.rest + half * 128, *high = at.rest + 256 + half * 512;
+    const uint8_t *nibbles = at.rest + 256 + 1024 + half * 1024;
+    const int lines = (int)step_bytes(KERNELS_Q6_K) / 128 + 1; /* of a step */
+    store_halves(to, KERNELS_UNPACKED_D, at.header);
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; j++, scales += 32) {
+        __m128i a = bytes_of(scales), b = bytes_of(scales + 16);
+        store_pairs(to + j * 64, a, a);
+        store_pairs(to + j * 64 + 32, b, b);
+        store_pairs(to + (KERNELS_UNPACKED_LOW - KERNELS_UNPACKED_SCALE) + j * 32, a, b);
+    }
+    KERNELS_UNROLL
+    for (int j = 0; j < 4; j++) {
+        look_ahead(k, at.rest + half * (lines * 64), j, 4, lines);
         KERNELS_UNROLL
-        for (int j = 0; j < 4; j++) {
-            look_ahead(k, at.rest + half * (lines * 64), j, 4, lines);
+        for (int part = 0; part < LANES_PARTS; part++) {
+            pbytes w[8];
             KERNELS_UNROLL
-            for (int part = 0; part < LANES_PARTS; part++) {
-                pbytes w[8];
-                KERNELS_UNROLL
-                for (int c = 0; c < 8; c++) {
-                    pbytes v = line(nibbles + (j % 2 * 8 + c) * 64, part);
-                    pbytes bits = pbytes_move(line(high + c * 64, part), 2 * j, 4);
-                    w[c] = pbytes_add_bits(nibbles_of(v, j >= 2), bits, 0x30);
-                }
-                pfloats d = pfloats_halves(at.header, part);
-                use(KERNELS_Q6_K, how, k, part, w, pfloats_mul(d, pfloats_signed(bytes_of(scales), part)),
-                    pfloats_mul(d, pfloats_signed(bytes_of(scales + 16), part)));
+            for (int c = 0; c < 8; c++) {
+                pbytes v = line(nibbles + (j % 2 * 8 + c) * 64, part);
+                pbytes bits = pbytes_move(line(high + c * 64, part), 2 * j, 4);
+                w[c] = pbytes_add_bits(nibbles_of(v, j >= 2), bits, 0x30);
             }
-            advance(how, k);
-            scales += 32;
+            use(KERNELS_Q6_K, how, k, part, j, w, pfloats_zero(), pfloats_zero(), to);
         }
-        high += 512;
-        nibbles += 1024;
     }
 }
 
@@ -303,66 +357,206 @@ LANES_INLINE struct kernels_packed_block step_at(enum kernels_type type, const u
     return (struct kernels_packed_block){p + odd * 32, p + headers + odd * (bytes - 32)};
 }
 
-/* Blocks of 32 [first, first + count) of a group. */
+/* One step of a group: `subs` sub-blocks from sub-block `first` on. scales: where those of types with whole ones go. */
 LANES_INLINE void visit(enum kernels_type type, enum use how, struct sink *k, const uint8_t *group, int cols, int first,
-                        int count)
+                        int subs, uint8_t *scales)
 {
-    int values = kernels_type_info(type)->block_values, ratio = values / KERNELS_BLOCK, blocks = cols / values;
-    for (int b = first / ratio; b < (first + count) / ratio; b++) {
-        struct kernels_packed_block at = step_at(type, group, blocks, b);
+    if (is_whole(type)) {
+        struct kernels_packed_block at = step_at(type, group, cols / 256, first / 8);
+        int half = first / 4 % 2;
         if (type == KERNELS_Q6_K)
-            visit_six(how, k, at);
-        else if (type == KERNELS_Q4_K || type == KERNELS_Q5_K)
-            visit_k(type, how, k, at);
+            visit_six(how, k, at, half, scales);
+        else if (half)
+            visit_k(type, how, k, at, 1, scales);
         else
-            visit_small(type, how, k, at);
+            visit_k(type, how, k, at, 0, scales);
+        return;
+    }
+    for (int j = 0; j < subs; j++)
+        visit_small(type, how, k, step_at(type, group, cols / KERNELS_SUB_BLOCK, first + j), j);
+}
+
+LANES_INLINE int step_subs(int first, int end)
+{
+    return end - first < KERNELS_STEP_SUBS ? end - first : KERNELS_STEP_SUBS;
+}
+
+LANES_INLINE void unpack_type(enum kernels_type type, const uint8_t *group, int cols, int first, int count,
+                              uint8_t *out)
+{
+    struct sink k = {.out = out};
+    for (int b = first; b < first + count; b += KERNELS_STEP_SUBS) {
+        visit(type, USE_STORE, &k, group, cols, b, step_subs(b, first + count), k.out + KERNELS_UNPACKED_SCALE);
+        k.out += KERNELS_UNPACKED_STEP_BYTES;
     }
 }
 
 static void unpack(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out)
 {
-    struct sink k = {.out = out};
     switch (type) {
 #define UNPACK(T)                                                                                                      \
     case T:                                                                                                            \
-        visit(T, USE_STORE, &k, group, cols, first, count);                                                            \
+        unpack_type(T, group, cols, first, count, out);                                                                \
         break;
         EACH_TYPE(UNPACK)
 #undef UNPACK
     default:
+        kernels_unpack_avx2(type, group, cols, first, count, LANES_OFFSET_SIGNED ? 0x80 : 0, out);
         break;
     }
 }
 
-/* ---- one token, and a few ---------------------------------------------------------------------------------------- */
+/* ---- one token --------------------------------------------------------------------------------------------------- */
+
+LANES_INLINE void one_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *y)
+{
+    _Alignas(64) uint8_t scales[KERNELS_UNPACKED_STEP_BYTES - KERNELS_UNPACKED_SCALE];
+    struct sink k = {.token = tile};
+    pfloats total[LANES_PARTS];
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        total[part] = pfloats_zero();
+    for (int piece = 0; piece < cols; piece += KERNELS_PIECE) {
+        int end = (cols - piece < KERNELS_PIECE ? cols : piece + KERNELS_PIECE) / KERNELS_SUB_BLOCK;
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            k.acc[part] = pfloats_zero();
+        for (int b = piece / KERNELS_SUB_BLOCK; b < end; b += KERNELS_STEP_SUBS) {
+            KERNELS_UNROLL
+            for (int part = 0; part < LANES_PARTS; part++) {
+                k.whole[part] = pbytes_zero();
+                k.scaled[part] = pfloats_zero();
+            }
+            visit(type, USE_ONE, &k, group, cols, b, step_subs(b, end), scales);
+            KERNELS_UNROLL
+            for (int part = 0; part < LANES_PARTS; part++) {
+                if (is_whole(type))
+                    k.acc[part] = finish_whole(type, part, k.token, scales, k.whole[part], k.acc[part]);
+                else
+                    k.acc[part] = finish_scaled(k.token, k.scaled[part], k.acc[part]);
+            }
+            k.token += KERNELS_TOKEN_BLOCK_BYTES;
+        }
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            total[part] = pfloats_add(total[part], k.acc[part]);
+    }
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        pfloats_store(y + part * PART_ROWS, total[part]);
+}
 
 static void one(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
-    struct sink k = {.tile = tile};
-    for (int part = 0; part < LANES_PARTS; part++)
-        k.one[part] = pfloats_zero();
     switch (type) {
 #define ONE(T)                                                                                                         \
     case T:                                                                                                            \
-        visit(T, USE_ONE, &k, group, cols, 0, cols / KERNELS_BLOCK);                                                   \
+        one_type(T, group, cols, tile, acc);                                                                           \
         break;
         EACH_TYPE(ONE)
 #undef ONE
     default:
         break;
     }
+}
+
+/* ---- steps in memory --------------------------------------------------------------------------------------------- */
+
+/* Unpacked steps of `subs` sub-blocks in all with tokens [first, first + n) of a tile of `tokens`, added to
+ * acc[tokens][16]. The sums of a step and a sub-block's weights stay in registers. */
+LANES_INLINE void steps_part(enum kernels_type type, int tokens, int first, int n, int part, const uint8_t *step,
+                             int subs, const uint8_t *tile, float *acc)
+{
+    int together = LANES_TOGETHER(n, is_signed(type));
+    acc += first * KERNELS_ROW_GROUP + part * PART_ROWS;
+    for (; subs > 0; subs -= KERNELS_STEP_SUBS) {
+        const uint8_t *token = tile + first * KERNELS_TOKEN_BLOCK_BYTES, *scales = step + KERNELS_UNPACKED_SCALE;
+        pbytes whole[LANES_TILE_TOKENS];
+        pfloats scaled[LANES_TILE_TOKENS];
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++) {
+            whole[t] = pbytes_zero();
+            scaled[t] = pfloats_zero();
+        }
+        for (int j = 0; j < (is_whole(type) ? KERNELS_STEP_SUBS : step_subs(0, subs)); j++) {
+            pbytes w[8];
+            KERNELS_UNROLL
+            for (int c = 0; c < 8; c++)
+                w[c] = pbytes_load(step + j * 512 + c * 64 + part * PART_BYTES);
+            KERNELS_UNROLL
+            for (int t = 0; t < n; t += together) {
+                const uint8_t *from = token + t * KERNELS_TOKEN_BLOCK_BYTES;
+                if (is_whole(type))
+                    add_whole(type, together, j, part, from, w, scales, whole + t);
+                else
+                    add_scaled(type, together, j, from, w, scale_floats(scales, KERNELS_UNPACKED_SCALE + j * 64, part),
+                               scale_floats(scales, KERNELS_UNPACKED_MIN + j * 64, part), scaled + t);
+            }
+        }
+        KERNELS_UNROLL
+        for (int t = 0; t < n; t++) {
+            const uint8_t *from = token + t * KERNELS_TOKEN_BLOCK_BYTES;
+            pfloats total = pfloats_load(acc + t * KERNELS_ROW_GROUP);
+            total = is_whole(type) ? finish_whole(type, part, from, scales, whole[t], total)
+                                   : finish_scaled(from, scaled[t], total);
+            pfloats_store(acc + t * KERNELS_ROW_GROUP, total);
+        }
+        step += KERNELS_UNPACKED_STEP_BYTES;
+        tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
+    }
+}
+
+/* All tokens of a tile. */
+LANES_INLINE void steps_tile(enum kernels_type type, int tokens, const uint8_t *step, int subs, const uint8_t *tile,
+                             float *acc)
+{
     for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + part * PART_ROWS, k.one[part]);
+        for (int t = 0, n; t < tokens; t += n) {
+            if (tokens - t >= LANES_TILE_TOKENS)
+                steps_part(type, tokens, t, n = LANES_TILE_TOKENS, part, step, subs, tile, acc);
+            else if (tokens - t >= 4)
+                steps_part(type, tokens, t, n = 4, part, step, subs, tile, acc);
+            else if (tokens - t >= 2)
+                steps_part(type, tokens, t, n = 2, part, step, subs, tile, acc);
+            else
+                steps_part(type, tokens, t, n = 1, part, step, subs, tile, acc);
+        }
+}
+
+LANES_INLINE void add_piece(int tokens, const float *piece, float *acc)
+{
+    for (int i = 0; i < tokens * KERNELS_ROW_GROUP; i++)
+        acc[i] += piece[i];
+}
+
+/* ---- a few tokens: each step as soon as it is unpacked ------------------------------------------------------------
+ */
+
+LANES_INLINE void few_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens,
+                           float *acc)
+{
+    _Alignas(64) uint8_t step[KERNELS_UNPACKED_STEP_BYTES];
+    _Alignas(64) float sums[KERNELS_TILE * KERNELS_ROW_GROUP];
+    struct sink k = {.out = step};
+    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
+    for (int piece = 0; piece < cols; piece += KERNELS_PIECE) {
+        int end = (cols - piece < KERNELS_PIECE ? cols : piece + KERNELS_PIECE) / KERNELS_SUB_BLOCK;
+        memset(sums, 0, sizeof sums);
+        for (int b = piece / KERNELS_SUB_BLOCK; b < end; b += KERNELS_STEP_SUBS) {
+            visit(type, USE_STORE, &k, group, cols, b, step_subs(b, end), step + KERNELS_UNPACKED_SCALE);
+            steps_tile(type, tokens, step, step_subs(b, end), tile, sums);
+            tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        }
+        add_piece(tokens, sums, acc);
+    }
 }
 
 static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc)
 {
-    struct sink k = {.tile = tile, .tokens = tokens, .acc = acc};
-    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
     switch (type) {
 #define FEW(T)                                                                                                         \
     case T:                                                                                                            \
-        visit(T, USE_FEW, &k, group, cols, 0, cols / KERNELS_BLOCK);                                                   \
+        few_type(T, group, cols, tile, tokens, acc);                                                                   \
         break;
         EACH_TYPE(FEW)
 #undef FEW
@@ -371,160 +565,178 @@ static void few(enum kernels_type type, const uint8_t *group, int cols, const ui
     }
 }
 
-/* ---- many tokens ------------------------------------------------------------------------------------------------- */
-
-/* Tokens [first, first + n) of a tile of `tokens` with one part of the rows: the sums and a block's weights stay in
- * registers. */
-LANES_INLINE void tile_part(enum kernels_type type, int tokens, int first, int n, int part, const uint8_t *unpacked,
-                            int count, const uint8_t *tile, float *acc)
-{
-    pfloats sum[LANES_TILE_TOKENS];
-    acc += first * KERNELS_ROW_GROUP + part * PART_ROWS;
-    unpacked += part * PART_BYTES;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = pfloats_load(acc + t * KERNELS_ROW_GROUP);
-    for (int b = 0; b < count; b++) {
-        pfloats s = pfloats_load((const float *)(const void *)(unpacked + 512));
-        pfloats second = pfloats_load((const float *)(const void *)(unpacked + 576));
-        pbytes w[8];
-        KERNELS_UNROLL
-        for (int c = 0; c < 8; c++)
-            w[c] = pbytes_load(unpacked + c * 64);
-        KERNELS_UNROLL
-        for (int t = 0; t < n; t += LANES_TOGETHER)
-            multiply(type, n - t < LANES_TOGETHER ? n - t : LANES_TOGETHER,
-                     tile + (first + t) * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, sum + t);
-        unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
-        tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
-    }
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        pfloats_store(acc + t * KERNELS_ROW_GROUP, sum[t]);
-}
-
-LANES_INLINE void tile_of_type(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile,
-                               int tokens, float *acc)
-{
-    for (int part = 0; part < LANES_PARTS; part++) {
-        if (tokens == KERNELS_TILE)
-            for (int t = 0; t < KERNELS_TILE; t += LANES_TILE_TOKENS)
-                tile_part(type, KERNELS_TILE, t, LANES_TILE_TOKENS, part, unpacked, count, tile, acc);
-        else
-            for (int t = 0; t < tokens; t++)
-                tile_part(type, tokens, t, 1, part, unpacked, count, tile, acc);
-    }
-}
+/* ---- many tokens: a piece at a time -------------------------------------------------------------------------------
+ */
 
 static void tile_product(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                          float *acc)
 {
+    _Alignas(64) float sums[KERNELS_TILE * KERNELS_ROW_GROUP] = {0};
     switch (type) {
-    case KERNELS_Q8_0:
-        tile_of_type(KERNELS_Q8_0, unpacked, count, tile, tokens, acc);
+#define TILE(T)                                                                                                        \
+    case T:                                                                                                            \
+        steps_tile(T, tokens, unpacked, count, tile, sums);                                                            \
         break;
-    case KERNELS_Q4_0:
-        tile_of_type(KERNELS_Q4_0, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q5_0:
-        tile_of_type(KERNELS_Q5_0, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q6_K:
-        tile_of_type(KERNELS_Q6_K, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q5_1:
-    case KERNELS_Q5_K: /* types that look alike once they are unpacked */
-        tile_of_type(KERNELS_Q5_1, unpacked, count, tile, tokens, acc);
-        break;
-    default:
-        tile_of_type(KERNELS_Q4_1, unpacked, count, tile, tokens, acc);
+        EACH_TYPE(TILE)
+        TILE(KERNELS_Q2_K)
+        TILE(KERNELS_Q3_K)
+        TILE(KERNELS_IQ4_XS)
+#undef TILE
+    default: /* IQ4_NL and MXFP4 look like Q8_0 once they are unpacked */
+        steps_tile(KERNELS_Q8_0, tokens, unpacked, count, tile, sums);
         break;
     }
+    add_piece(tokens, sums, acc);
 }
 
 /* ---- weights that are not quantized ------------------------------------------------------------------------------ */
 
-LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *group, size_t k, int part)
+/* Rows lie as in the file. The 32 virtual lanes of a row and a token are LANE_PARTS registers of PART_ROWS lanes, of
+ * which `parts` from `part` on are taken at a time, of so many rows and tokens that all sums stay in registers. */
+#define LANE_PARTS (32 / PART_ROWS)
+#define FLOAT_ROWS (4 / LANES_PARTS) /* rows at a time; divides a group */
+
+LANES_INLINE size_t float_bytes(enum kernels_type type)
+{
+    return type == KERNELS_F32 ? 4 : 2;
+}
+
+LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *p)
 {
     if (type == KERNELS_F32)
-        return pfloats_load((const float *)(const void *)(group + k * 64 + (size_t)part * PART_BYTES));
-    return type == KERNELS_F16 ? pfloats_halves(group + k * 32, part) : pfloats_bf16(group + k * 32, part);
+        return pfloats_load((const float *)(const void *)p);
+    return type == KERNELS_F16 ? pfloats_halves(p, 0) : pfloats_bf16(p, 0);
 }
 
-LANES_INLINE void float_tokens(enum kernels_type type, int tokens, const uint8_t *group, const float *x, size_t cols,
-                               float *acc)
+/* sums[row][token][part] += `count` times 32 values. Rows and tokens lie row_bytes and x_step values apart. */
+LANES_INLINE void float_lanes(enum kernels_type type, int tokens, int part, int parts, const uint8_t *w,
+                              size_t row_bytes, const float *x, size_t x_step, int count, bool ahead, pfloats *sums)
 {
-    pfloats sum[LANES_PARTS][LANES_TILE_TOKENS];
-    KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++)
+    for (int i = 0; i < count; i++) {
         KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
-        sum[part][t] = pfloats_zero();
-    for (size_t k = 0; k < cols; k++) {
-        pfloats w[LANES_PARTS];
-        KERNELS_UNROLL
-        for (int part = 0; part < LANES_PARTS; part++)
-            w[part] = float_weights(type, group, k, part);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
-        KERNELS_UNROLL
-        for (int t = 0; t < tokens; t++) {
-            pfloats value = pfloats_set1(x[(size_t)t * cols + k]);
+        for (int p = 0; p < parts; p++) {
+            size_t at = (size_t)i * 32 + (size_t)((part + p) * PART_ROWS);
+            pfloats values[4];
             KERNELS_UNROLL
-            for (int part = 0; part < LANES_PARTS; part++)
-                sum[part][t] = pfloats_fma(w[part], value, sum[part][t]);
+            for (int t = 0; t < tokens; t++)
+                values[t] = pfloats_keep(pfloats_load(x + (size_t)t * x_step + at));
+            KERNELS_UNROLL
+            for (int r = 0; r < FLOAT_ROWS; r++) {
+                pfloats weights = float_weights(type, w + (size_t)r * row_bytes + at * float_bytes(type));
+                KERNELS_UNROLL
+                for (int t = 0; t < tokens; t++)
+                    sums[(r * tokens + t) * parts + p] =
+                        pfloats_fma(weights, values[t], sums[(r * tokens + t) * parts + p]);
+            }
+        }
+        if (ahead) {
+            KERNELS_UNROLL
+            for (int r = 0; r < FLOAT_ROWS; r++)
+                ask(w + (size_t)r * row_bytes + (size_t)i * 32 * float_bytes(type) + PREFETCH_BYTES,
+                    type == KERNELS_F32 ? 2 : 1);
         }
     }
-    KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
-        KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + t * KERNELS_ROW_GROUP + part * PART_ROWS, sum[part][t]);
 }
 
-LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, size_t cols, int tokens,
+/* acc[tokens][16] += a piece of n values of FLOAT_ROWS rows. */
+LANES_INLINE void float_piece(enum kernels_type type, int tokens, int parts, const uint8_t *w, size_t row_bytes,
+                              const float *x, size_t x_step, int n, float *acc)
+{
+    _Alignas(64) float lanes[FLOAT_ROWS * 4][32];
+    _Alignas(64) float x_rest[4][32];
+    _Alignas(64) uint8_t w_rest[FLOAT_ROWS][128];
+    int whole = n / 32, rest = n % 32;
+    size_t done = (size_t)whole * 32;
+    if (rest) {
+        memset(x_rest, 0, sizeof x_rest);
+        memset(w_rest, 0, sizeof w_rest);
+        for (int t = 0; t < tokens; t++)
+            memcpy(x_rest[t], x + (size_t)t * x_step + done, (size_t)rest * sizeof *x);
+        for (int r = 0; r < FLOAT_ROWS; r++)
+            memcpy(w_rest[r], w + (size_t)r * row_bytes + done * float_bytes(type), (size_t)rest * float_bytes(type));
+    }
+    KERNELS_UNROLL
+    for (int part = 0; part < LANE_PARTS; part += parts) {
+        pfloats sums[FLOAT_ROWS * 4];
+        KERNELS_UNROLL
+        for (int i = 0; i < FLOAT_ROWS * tokens * parts; i++)
+            sums[i] = pfloats_zero();
+        float_lanes(type, tokens, part, parts, w, row_bytes, x, x_step, whole, part == 0, sums);
+        if (rest)
+            float_lanes(type, tokens, part, parts, w_rest[0], sizeof w_rest[0], x_rest[0], 32, 1, false, sums);
+        KERNELS_UNROLL
+        for (int i = 0; i < FLOAT_ROWS * tokens; i++)
+            KERNELS_UNROLL
+        for (int p = 0; p < parts; p++)
+            pfloats_store(lanes[i] + (part + p) * PART_ROWS, sums[i * parts + p]);
+    }
+    for (int r = 0; r < FLOAT_ROWS; r++)
+        for (int t = 0; t < tokens; t++) {
+            const float *from = lanes[r * tokens + t];
+            acc[t * KERNELS_ROW_GROUP + r] += v16_tree_add(v16_add(v16_load(from), v16_load(from + 16)));
+        }
+}
+
+LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens,
                                  float *acc)
 {
-    for (int n; tokens > 0; tokens -= n, x += (size_t)n * cols, acc += n * KERNELS_ROW_GROUP) {
-        if (tokens >= LANES_TILE_TOKENS)
-            float_tokens(type, n = LANES_TILE_TOKENS, group, x, cols, acc);
-        else if (tokens >= 4)
-            float_tokens(type, n = 4, group, x, cols, acc);
-        else if (tokens >= 2)
-            float_tokens(type, n = 2, group, x, cols, acc);
-        else
-            float_tokens(type, n = 1, group, x, cols, acc);
-    }
+    size_t row_bytes = (size_t)cols * float_bytes(type), x_step = (size_t)cols;
+    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
+    for (int r = 0; r < KERNELS_ROW_GROUP; r += FLOAT_ROWS)
+        for (int k = 0; k < cols; k += KERNELS_PIECE) {
+            const uint8_t *w = group + (size_t)r * row_bytes + (size_t)k * float_bytes(type);
+            int n = cols - k < KERNELS_PIECE ? cols - k : KERNELS_PIECE;
+            for (int t = 0; t < tokens;) {
+                const float *from = x + (size_t)t * x_step + k;
+                float *to = acc + t * KERNELS_ROW_GROUP + r;
+                if (tokens - t >= 4) {
+                    float_piece(type, 4, 1, w, row_bytes, from, x_step, n, to);
+                    t += 4;
+                } else if (tokens - t >= 2) {
+                    float_piece(type, 2, 2, w, row_bytes, from, x_step, n, to);
+                    t += 2;
+                } else {
+                    float_piece(type, 1, LANE_PARTS, w, row_bytes, from, x_step, n, to);
+                    t++;
+                }
+            }
+        }
 }
 
 static void floats(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc)
 {
     if (type == KERNELS_F32)
-        floats_of_type(KERNELS_F32, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_F32, group, x, cols, tokens, acc);
     else if (type == KERNELS_F16)
-        floats_of_type(KERNELS_F16, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_F16, group, x, cols, tokens, acc);
     else
-        floats_of_type(KERNELS_BF16, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_BF16, group, x, cols, tokens, acc);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
 static void quantize(const float *x, int cols, int tokens, int token, uint8_t *tile)
 {
-    for (int b = 0; b < cols / KERNELS_BLOCK; b++, x += KERNELS_BLOCK) {
-        uint8_t *q = tile + ((size_t)b * (size_t)tokens + (size_t)token) * KERNELS_TOKEN_BLOCK_BYTES;
-        int32_t bits = block_largest(x), sums[2] = {0, 0};
-        float largest = kernels_bits_float((uint32_t)bits), d = 0, inverse = 0;
+    uint8_t *q = tile + token * KERNELS_TOKEN_BLOCK_BYTES;
+    for (int first = 0; first < cols; first += KERNELS_STEP, x += KERNELS_STEP) {
+        int n = cols - first < KERNELS_STEP ? cols - first : KERNELS_STEP;
+        int32_t bits = step_largest(x, n);
+        int16_t halves[2 * KERNELS_STEP_SUBS] = {0};
+        float largest = kernels_bits_float((uint32_t)bits), dx = 0, inverse = 0;
+        if (n < KERNELS_STEP || bits >= 0x7f800000)
+            memset(q, 0, KERNELS_STEP);
         if (bits >= 0x7f800000) {
-            d = NAN;
-            memset(q, 0, KERNELS_BLOCK);
+            dx = NAN;
         } else {
             if (largest >= KERNELS_TINY) {
-                d = largest / 127.0f;
+                dx = largest / 127.0f;
                 inverse = 127.0f / largest;
             }
-            block_round(x, inverse, q, sums);
+            for (int i = 0; i < n; i += KERNELS_SUB_BLOCK)
+                block_round(x + i, inverse, q + i, halves + i / 16);
         }
-        kernels_token_facts(q, d, sums[0], sums[1]);
+        kernels_token_facts(q, dx, halves);
+        q += tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
 }
 

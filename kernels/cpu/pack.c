@@ -22,9 +22,6 @@ struct layout {
 };
 
 static const struct layout layouts[KERNELS_TYPE_COUNT] = {
-    [KERNELS_F32] = {false, 1, {{0, 4, 4, false}}},
-    [KERNELS_F16] = {false, 1, {{0, 2, 2, false}}},
-    [KERNELS_BF16] = {false, 1, {{0, 2, 2, false}}},
     [KERNELS_Q8_0] = {true, 2, {{0, 2, 2, false}, {2, 32, 4, false}}},
     [KERNELS_Q4_0] = {true, 2, {{0, 2, 2, false}, {2, 16, 4, false}}},
     [KERNELS_Q4_1] = {false, 3, {{0, 2, 2, false}, {2, 2, 2, false}, {4, 16, 4, false}}},
@@ -140,6 +137,10 @@ void kernels_pack_group(enum kernels_type type, int rows, int cols, int group, c
     const uint8_t *in = (const uint8_t *)rows_in_file + (size_t)first * row_bytes;
     if (n < KERNELS_ROW_GROUP)
         memset(out, 0, group_bytes(type, cols));
+    if (info->block_values == 1) {
+        memcpy(out, in, (size_t)n * row_bytes);
+        return;
+    }
     for (int b = 0; b < blocks; b++) {
         struct kernels_packed_block at = kernels_packed_block(type, out, cols, b);
         uint8_t *header = out + (at.header - out), *rest = out + (at.rest - out);
@@ -184,16 +185,15 @@ static float half_at(const uint8_t *p)
     return kernels_half(load16(p));
 }
 
-static void floats_row(const struct kernels_matrix *w, const uint8_t *group, int row, float *out)
+static void floats_row(enum kernels_type type, const uint8_t *row, int cols, float *out)
 {
-    for (int k = 0; k < w->cols; k++) {
-        size_t i = (size_t)k * KERNELS_ROW_GROUP + (size_t)row;
-        if (w->type == KERNELS_F32) {
-            memcpy(&out[k], group + i * 4, 4);
-        } else if (w->type == KERNELS_F16) {
-            out[k] = half_at(group + i * 2);
+    for (int k = 0; k < cols; k++) {
+        if (type == KERNELS_F32) {
+            memcpy(&out[k], row + (size_t)k * 4, 4);
+        } else if (type == KERNELS_F16) {
+            out[k] = half_at(row + (size_t)k * 2);
         } else {
-            uint32_t word = (uint32_t)load16(group + i * 2) << 16;
+            uint32_t word = (uint32_t)load16(row + (size_t)k * 2) << 16;
             memcpy(&out[k], &word, 4);
         }
     }
@@ -333,7 +333,7 @@ void kernels_packed_row(const struct kernels_matrix *w, int row, float *out)
     const uint8_t *group = (const uint8_t *)w->data + (size_t)(row / KERNELS_ROW_GROUP) * group_bytes(w->type, w->cols);
     row %= KERNELS_ROW_GROUP;
     if (info->block_values == 1) {
-        floats_row(w, group, row, out);
+        floats_row(w->type, group + (size_t)row * (size_t)w->cols * (size_t)info->block_bytes, w->cols, out);
         return;
     }
     for (int b = 0; b < w->cols / info->block_values; b++) {

@@ -37,15 +37,6 @@ static inline void load_halves(const uint8_t *p, float *out)
         _mm256_storeu_ps(out + r, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * r))));
 }
 
-/* out[r] = d[r] * the signed byte */
-static inline void scale_rows(const float *d, const uint8_t *bytes, float *out)
-{
-    for (int r = 0; r < KERNELS_ROW_GROUP; r += 8) {
-        __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(bytes + r)));
-        _mm256_storeu_ps(out + r, _mm256_mul_ps(_mm256_loadu_ps(d + r), _mm256_cvtepi32_ps(wide)));
-    }
-}
-
 /* As kernels_power(): exponents of 0 and 1 are subnormal. */
 static inline void power_rows(const uint8_t *exponents, float *out)
 {

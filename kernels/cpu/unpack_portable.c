@@ -38,13 +38,6 @@ static inline void load_halves(const uint8_t *p, float *out)
         out[r] = kernels_half((uint16_t)(p[2 * r] | p[2 * r + 1] << 8));
 }
 
-/* out[r] = d[r] * the signed byte */
-static inline void scale_rows(const float *d, const uint8_t *bytes, float *out)
-{
-    for (int r = 0; r < KERNELS_ROW_GROUP; r++)
-        out[r] = d[r] * (float)(int8_t)bytes[r];
-}
-
 static inline void power_rows(const uint8_t *exponents, float *out)
 {
     for (int r = 0; r < KERNELS_ROW_GROUP; r++)

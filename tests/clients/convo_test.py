@@ -18,29 +18,9 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from case import Case  # noqa: E402
 from double import Double  # noqa: E402
 from terminal import CONVO, LIMIT, Terminal, environment, run  # noqa: E402
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.double = self.start()
-
-    def start(self, **options):
-        double = Double(**options)
-        self.addCleanup(double.close)
-        return double
-
-    def convo(self, *arguments, **more):
-        return run("--url", self.double.url, *arguments, **more)
-
-    def terminal(self, *arguments, **more):
-        terminal = Terminal("--url", self.double.url, *arguments, **more)
-        self.addCleanup(terminal.close)
-        return terminal
-
-    def sent(self, kind="response.create"):
-        return [b for b in (json.loads(e[3:]) for e in self.double.events if e.startswith("ws ")) if b["type"] == kind]
-
 
 class Pipes(Case):
     def test_ask_prints_the_answer_alone(self):
@@ -319,7 +299,7 @@ class Pipes(Case):
         r = self.convo("ask", "long")
         self.assertEqual((r.returncode, r.stdout, r.stderr), (4, "as long as it may be\n", "cut at the token limit\n"))
         r = self.convo("ask", "--receipt", "long")
-        self.assertRegex(r.stderr, "^cut at the token limit · 812 tokens of history kept")
+        self.assertRegex(r.stderr, "^cut at the token limit · 812 tokens kept")
         self.assertEqual(self.convo("ask", "--json", "long").stderr, "")
 
     def test_a_reader_that_goes_away_stops_the_answer(self):
@@ -362,7 +342,7 @@ class OnATerminal(Case):
         t.prompt()
         t.type("say hällo wörld\r")
         t.expect("hällo wörld\r\n")
-        t.expect(re.escape("812 tokens of history kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s"))
+        t.expect(re.escape("812 tokens kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s"))
         t.prompt()
         t.type("\x04")
         t.expect("convo resume` goes on with “say hällo")
@@ -392,7 +372,14 @@ class OnATerminal(Case):
         self.double.loading = 3
         t = self.terminal()
         t.expect("loading the model: 50 %")
-        t.prompt()
+        t.type("say QXQ")
+        self.assertEqual(t.expect(r"(?s)^.*?> (\x1b\[K)?").count("Q"), 0)
+        t.expect("say QXQ")
+        t.type("\r")
+        t.expect("to first token")
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+        self.assertEqual(t.modes(), termios.ICANON | termios.ECHO)
 
     def test_interrupt_stops_the_answer_and_keeps_the_conversation(self):
         t = self.terminal()
@@ -501,9 +488,9 @@ class OnATerminal(Case):
             t.type("/set temperature 99\r")
             t.expect("temperature a number from 0 to 10")
             t.type("/set temperature 0.5\r")
-            t.expect(r"temperature 0\.5, top-p the daemon's own, max-tokens the daemon's own, seed another each time")
+            t.expect(r"temperature 0\.5, top-p the daemon's own, max-tokens the daemon's own, seed\s+another each time, markdown on")
             t.type("/set nonsense 1\r")
-            t.expect("temperature, top-p, max-tokens or seed")
+            t.expect("temperature, top-p, max-tokens, seed or markdown")
             t.prompt()
             t.type("/edit\r")
             t.expect("from the editor\r\n")
@@ -688,7 +675,7 @@ class OnATerminal(Case):
         t.type("\x01")  # to the start, which is a line up
         t.expect(r"\x1b\[A")
         t.type("say \r")
-        t.expect("to first token")
+        t.expect("tok/s")
         self.assertEqual(self.sent()[0]["input"][0]["content"], "say abcdefghijklmnopqrstu")
 
     def test_a_resize_during_an_answer_counts(self):

@@ -1,6 +1,7 @@
 """A stand-in for convod, for tests of its clients: HTTP and the WebSocket on one loopback port, all in memory.
 
 What it answers depends on what the user says:
+    pieces N TEXT   TEXT, N characters at a time   halt TEXT       TEXT, and the rest when the test sets `go_on`
     say TEXT        TEXT, word by word             slow            words until it is cancelled
     think           nothing until it is cancelled
     fail            response.failed                refuse          an error event, no response
@@ -12,6 +13,7 @@ What it answers depends on what the user says:
     wait            half of an answer, and the rest when the test sets `go_on`
     long            an answer cut at max_output_tokens
     progress        progress events, then an answer
+    code N          a block of code of N lines
     again           the number of times that this message was asked
 Anything else is answered by "you said: ...". `events` lists what the clients did, in order.
 """
@@ -233,12 +235,13 @@ class Turn:
         if send:
             self.handler.send(event)
 
+    def piece(self, piece, send=True):
+        self.text += piece
+        self.emit("response.output_text.delta", send, delta=piece, item_id="msg_1", output_index=0, content_index=0, logprobs=[])
+
     def say(self, text, send=True):
         for word in text.split(" "):
-            piece = word if not self.text else " " + word
-            self.text += piece
-            self.emit("response.output_text.delta", send, delta=piece, item_id="msg_1", output_index=0,
-                      content_index=0, logprobs=[])
+            self.piece(word if not self.text else " " + word, send)
 
     def object(self, status, **fields):
         output = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
@@ -296,6 +299,21 @@ class Turn:
             self.double.go_on.wait(30)
             self.say("and the second")
             self.end("response.completed", "completed")
+        elif word == "code":
+            code = [f"line {i}\n" for i in range(int(rest))]
+            for piece in ["```\n", *("".join(code[i:i + 50]) for i in range(0, len(code), 50)), "```"]:
+                self.piece(piece)
+            self.end("response.completed", "completed")
+        elif word in ("pieces", "halt"):
+            size, _, rest = rest.partition(" ") if word == "pieces" else ("1000000", "", rest)
+            for at in range(0, len(rest), int(size)):
+                self.piece(rest[at:at + int(size)])
+            if word == "halt":
+                while not self.double.go_on.wait(0.05) and not self.cancelled.is_set():
+                    pass
+                self.piece("" if self.cancelled.is_set() else " and the rest")
+            stopped = self.cancelled.is_set()
+            self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
         elif word in ("slow", "think"):
             if word == "think":
                 self.double.note("thinking")

@@ -1,4 +1,4 @@
-"""Running convo for tests: in pipes, and on a terminal (a pty)."""
+"""Running convo for tests: in pipes, and on a terminal (a pty), and what a person sees there."""
 import fcntl
 import os
 import pty
@@ -30,9 +30,11 @@ def run(*arguments, stdin="", limit=LIMIT, **more):
 class Terminal:
     """convo on a pty: type() writes, expect() waits for text on the screen (everything written since the last hit)."""
 
-    def __init__(self, *arguments, program=CONVO, **more):
+    def __init__(self, *arguments, program=CONVO, size=(80, 24), **more):
+        self.size = size
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
             os.execve(program, [program, *arguments], environment(**more))
         self.text, self.at, self.status = "", 0, None
 
@@ -66,6 +68,10 @@ class Terminal:
     def resize(self, columns):
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
+    def seen(self):
+        """All lines that a person sees, or has to scroll back to."""
+        return Screen(*self.size).show(self.text)
+
     def modes(self):
         """Which of ICANON and ECHO the terminal is in."""
         return termios.tcgetattr(self.fd)[3] & (termios.ICANON | termios.ECHO)
@@ -86,3 +92,55 @@ class Terminal:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         os.close(self.fd)
+
+
+class Screen:
+    """A terminal of ASCII and little more: what of its sequences convo uses, wrapping, and scrolling."""
+
+    def __init__(self, columns, rows):
+        self.columns, self.rows = columns, rows
+        self.lines, self.top, self.row, self.column = [[]], 0, 0, 0  # the cursor's row is one of all lines
+        self.strange = []  # sequences that are not convo's
+
+    def newline(self):
+        self.row += 1
+        if self.row == len(self.lines):
+            self.lines.append([])
+        self.top = max(self.top, self.row - self.rows + 1)
+
+    def put(self, c):
+        if self.column == self.columns:
+            self.newline()
+            self.column = 0
+        line = self.lines[self.row]
+        line.extend(" " * (self.column + 1 - len(line)))
+        line[self.column] = c
+        self.column += 1
+
+    def sequence(self, number, letter):
+        at = min(self.column, self.columns - 1)
+        if letter == "A":
+            self.row, self.column = max(self.row - int(number or 1), self.top), at
+        elif letter in "JK" and not number:
+            del self.lines[self.row][at:]
+            if letter == "J":
+                del self.lines[self.row + 1:]
+        elif not (letter == "m" and re.fullmatch("(0|1|2|3|4|31|35)(;(1|2|3|4|35))*", number)) and number + letter not in ("?2004h", "?2004l"):
+            self.strange.append(number + letter)
+
+    def show(self, text):
+        for number, letter, c in re.findall(r"\x1b\[([0-9;?]*)([A-Za-z])|([^\x1b]|\x1b)", text):
+            if letter:
+                self.sequence(number, letter)
+            elif c == "\n":
+                self.newline()
+            elif c == "\r":
+                self.column = 0
+            elif c == "\b":
+                self.column -= 1
+            elif c < " ":
+                self.strange.append(c)
+            else:
+                self.put(c)
+        assert not self.strange, self.strange
+        return ["".join(line).rstrip() for line in self.lines]

@@ -1,4 +1,5 @@
 /* text_test.c - titles, receipts, progress lines, and what is let through to a terminal. */
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,17 +79,17 @@ static void receipts_say_where_history_was(void **state)
     (void)state;
     check_receipt(
         "{\"tokens\":{\"hot\":812,\"ram\":0,\"disk\":0,\"prefilled\":23},\"ms\":{\"ttft\":210,\"itl_p50\":40}}",
-        "812 tokens of history kept (hot), 23 prefilled \u00b7 0.21 s to first token \u00b7 25 tok/s");
+        "812 tokens kept (hot), 23 prefilled \u00b7 0.21 s to first token \u00b7 25 tok/s");
     check_receipt(
         "{\"tokens\":{\"hot\":0,\"ram\":256,\"disk\":556,\"prefilled\":23},\"ms\":{\"ttft\":210,\"itl_p50\":400}}",
-        "812 tokens of history kept (256 from RAM, 556 from disk), 23 prefilled \u00b7 0.21 s to first token "
+        "812 tokens kept (256 from RAM, 556 from disk), 23 prefilled \u00b7 0.21 s to first token "
         "\u00b7 2.5 tok/s");
     check_receipt("{\"tokens\":{\"hot\":0,\"ram\":0,\"disk\":0,\"prefilled\":30},\"ms\":{\"ttft\":50,\"itl_p50\":0}}",
                   "30 tokens prefilled \u00b7 0.05 s to first token");
     check_receipt(
         "{\"tokens\":{\"disk\":256,\"prefilled\":35},\"reprefilled\":[{\"tokens\":12,\"reason\":\"blob_damaged\"}],"
         "\"saved\":\"failed\"}",
-        "256 tokens of history kept (from disk), 35 prefilled, 12 of them again (what was stored is damaged) \u00b7 "
+        "256 tokens kept (from disk), 35 prefilled, 12 of them again (what was stored is damaged) \u00b7 "
         "not saved to "
         "disk");
     check_receipt("{}", "0 tokens prefilled");
@@ -205,6 +206,39 @@ static void text_is_sound_up_to_what_is_not(void **state)
     assert_int_equal(text_sound("\xf4\x8f\xbf\xbf", 4), 4);
 }
 
+static void lines_are_broken_between_words(void **state)
+{
+    static const struct {
+        const char *text;
+        int columns;
+        const char *lines;
+    } cases[] = {
+        {"one two three", 7, "one two\nthree\n"},
+        {"one two  ", 7, "one two\n"},
+        {"one  two", 5, "one\ntwo\n"},
+        {"a\n\nb\n", 9, "a\n\nb\n"},
+        {"    code that is long", 12, "    code\nthat is long\n"},
+        {"sesquipedalian x", 5, "sesqu\nipeda\nlian\nx\n"},
+        {"\ta", 20, "        a\n"},
+        {"1234567\tb", 20, "1234567 b\n"},
+        {"\u65e5\u672c\u8a9e", 5, "\u65e5\u672c\n\u8a9e\n"},
+        {"ab\u65e5\u672c", 3, "ab\n\u65e5\n\u672c\n"},
+        {"\u65e5", 1, "\u65e5\n"},
+        {"e\u0301e\u0301 e", 2, "e\u0301e\u0301\ne\n"},
+        {"", 10, NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct buf out = {0};
+        text_lines(cases[i].text, strlen(cases[i].text), cases[i].columns, &out);
+        if (cases[i].lines)
+            assert_string_equal(out.data, cases[i].lines);
+        else
+            assert_int_equal(out.len, 0);
+        buf_free(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +251,8 @@ int main(void)
         cmocka_unit_test(fields_may_stand_in_our_part),
         cmocka_unit_test(buffers_grow),
         cmocka_unit_test(addresses),
+        cmocka_unit_test(lines_are_broken_between_words),
     };
+    setlocale(LC_CTYPE, "C.UTF-8");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

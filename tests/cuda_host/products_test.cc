@@ -1,5 +1,5 @@
 /* products_test.cc - the bare products of tests/gpu/products.h: every kernel gives the bits of a plain loop in its
- * order, for one token and for many, and in today's order those of the CPU backend. */
+ * order, for one token and for many, and in the order of 128 those of the CPU backend. */
 #include "tests/cuda_host/support.h"
 #include "tests/gpu/plain.h"
 
@@ -133,7 +133,7 @@ static void test_extremes(void **)
     }
 }
 
-static void test_todays_order_is_the_cpus(void **)
+static void test_order_128_is_the_cpus(void **)
 {
     struct problem p = problem_new(40, 1280, 9, QUANT_RANDOM);
     struct kernels_matrix w = quant_pack(KERNELS_Q4_K, p.rows, p.cols, p.file.data());
@@ -147,7 +147,7 @@ static void test_todays_order_is_the_cpus(void **)
     job.w = &w;
     job.y = want.data();
     kernels_op_linear(k, p.x.data(), 9, p.cols, &job, 1);
-    std::vector<float> got = on_device(ORDER_32, GEMV, &p, 9);
+    std::vector<float> got = on_device(ORDER_128, GEMV, &p, 9);
     support_assert_bits("the CPU's", got.data(), want.data(), want.size());
     kernels_close(k);
     free((void *)w.data);
@@ -157,7 +157,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_few_tokens),
     cmocka_unit_test(test_many_tokens),
     cmocka_unit_test(test_extremes),
-    cmocka_unit_test(test_todays_order_is_the_cpus),
+    cmocka_unit_test(test_order_128_is_the_cpus),
 };
 
 int main(void)

@@ -87,7 +87,7 @@ static void refusals(void **state)
         {"{\"messages\":\"hi\"}", "messages"},
         {"{\"messages\":[5]}", "messages[0]"},
         {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content"},
-        {"{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", "messages[0].role"},
+        {"{\"messages\":[{\"role\":\"judge\",\"content\":\"x\"}]}", "messages[0].role"},
         {"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}", "messages[0].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]"},

@@ -310,7 +310,8 @@ static void manual_pages(void **state)
         if (!strstr(page, option)) {
             fail_msg("%s is not in docs/convod.1", option);
         }
-        static const char *const only_options[] = {"config", "check\\-config", "help", "version"};
+        static const char *const only_options[] = {"config", "check\\-config", "profile", "verify",
+                                                   "repair", "help",           "version"};
         bool option_only = false;
         for (size_t i = 0; i < sizeof(only_options) / sizeof(*only_options); i++) {
             option_only |= strncmp(key + 4, only_options[i], m - 4) == 0;
@@ -348,8 +349,8 @@ static void example_file(void **state)
     for (const char *p = strstr(help_text, "\n  --"); p; p = strstr(p + 1, "\n  --")) {
         char key[64];
         snprintf(key, sizeof(key), "%.*s = ", (int)strcspn(p + 5, " "), p + 5);
-        static const char *const only_flags[] = {
-            "config = ", "check-config = ", "help = ", "version = ", "model = ", "data = ", "cache = "};
+        static const char *const only_flags[] = {"config = ", "check-config = ", "profile = ", "verify = ", "repair = ",
+                                                 "help = ",   "version = ",      "model = ",   "data = ",   "cache = "};
         bool skip_it = false;
         for (size_t i = 0; i < sizeof(only_flags) / sizeof(*only_flags); i++) {
             skip_it |= strcmp(key, only_flags[i]) == 0;

@@ -209,11 +209,78 @@ static void owners_are_apart(void **state)
     harness_stop(h);
 }
 
+/* Items are put in when it is made, or later, up to 20 at once. */
+static void items_are_added(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/conversations", NULL,
+                          "{\"title\":\"t\",\"items\":[{\"role\":\"user\",\"content\":\"one\"},"
+                          "{\"type\":\"message\",\"role\":\"assistant\",\"content\":\"two\"}]}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "object"), "conversation");
+    assert_string_equal(str(r.json, "title"), "t");
+    char *path = path_of(str(r.json, "id"), "/items"), *list = path_of(str(r.json, "id"), "/items?order=asc");
+    reply_free(&r);
+    r = call(h, "POST", path, NULL,
+             "{\"items\":[{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},"
+             "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"5\"}]}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "object"), "list");
+    assert_string_equal(str(r.json, "data.0.type"), "function_call");
+    assert_string_equal(str(r.json, "data.1.output"), "5");
+    char first[64];
+    snprintf(first, sizeof(first), "%s", str(r.json, "data.0.id"));
+    assert_string_equal(str(r.json, "first_id"), first);
+    reply_free(&r);
+    r = call(h, "GET", list, NULL, NULL);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 4);
+    assert_string_equal(str(r.json, "data.0.content.0.text"), "one");
+    assert_string_equal(str(r.json, "data.1.role"), "assistant");
+    assert_string_equal(str(r.json, "data.2.id"), first);
+    reply_free(&r);
+    static const char *const wrong[] = {"{}", "{\"items\":[]}", "{\"items\":5}",
+                                        "{\"items\":[{\"type\":\"reasoning\"}]}",
+                                        "{\"items\":[{\"role\":\"king\",\"content\":\"x\"}]}"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        assert_int_equal(status_of(h, "POST", path, NULL, wrong[i]), 400);
+    }
+    for (int n = 20; n <= 21; n++) {
+        char body[2048] = "{\"items\":[";
+        for (int i = 0; i < n; i++) {
+            strcat(body, i ? ",{\"role\":\"user\",\"content\":\"x\"}" : "{\"role\":\"user\",\"content\":\"x\"}");
+        }
+        strcat(body, "]}");
+        assert_int_equal(status_of(h, "POST", path, NULL, body), n == 20 ? 200 : 400);
+        assert_int_equal(status_of(h, "POST", "/v1/conversations", NULL, body), n == 20 ? 200 : 400);
+    }
+    assert_int_equal(status_of(h, "POST", "/v1/conversations/conv_none/items", NULL,
+                               "{\"items\":[{\"role\":\"user\",\"content\":\"x\"}]}"),
+                     404);
+    free(path);
+    free(list);
+    harness_stop(h);
+}
+
+static void tokens_are_counted(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses/input_tokens", NULL, "{\"input\":\"echo hi\"}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "object"), "response.input_tokens");
+    assert_int_equal(num(r.json, "input_tokens"), 7);
+    reply_free(&r);
+    assert_int_equal(status_of(h, "POST", "/v1/responses/input_tokens", NULL, "{\"input\":\"refuse 1\"}"), 400);
+    assert_int_equal(status_of(h, "POST", "/v1/responses/input_tokens", NULL, "{\"input\":5}"), 400);
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(life_of_a_conversation),
-        cmocka_unit_test(listing),
+        cmocka_unit_test(life_of_a_conversation), cmocka_unit_test(items_are_added),
+        cmocka_unit_test(tokens_are_counted),     cmocka_unit_test(listing),
         cmocka_unit_test(owners_are_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -168,6 +168,21 @@ int session_check(const struct session_opts *opts, char *err, size_t err_size)
     return 0;
 }
 
+int session_profile(const struct session_opts *opts,
+                    void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
+                    char *err, size_t err_size)
+{
+    int rc = session_check(opts, err, err_size);
+    const struct session_profile_step step = {
+        .sequences = 2,
+        .tokens = 1,
+        .history = 30,
+        .at = {.n_rows = 1, .rows = {{"attention", 24, 2.0, 3e6, 5e9}}, .ms = 2.0, .whole_ms = 1.5}};
+    if (rc == 0)
+        told(arg, "a double", &step);
+    return rc;
+}
+
 int session_open(const struct session_opts *opts, struct session **out, char *err, size_t err_size)
 {
     if (opts->engine.progress) {
@@ -217,6 +232,7 @@ void fake_free_response(struct response *r)
     for (size_t i = 0; i < r->n_items; i++) {
         free((char *)r->items[i].id);
         free((char *)r->items[i].text);
+        free((char *)r->items[i].body);
     }
     free(r);
 }
@@ -366,8 +382,56 @@ static void send(struct turn *t, const struct session_event *ev)
     t->event(t->arg, ev);
 }
 
+/* ---- the answer's items ---- */
+
+/* name: of a call's tool; NULL: it is a message, or `thinking`. */
+static void begin_item(struct turn *t, const char *name, bool thinking)
+{
+    char *id, *body = NULL;
+    const char *prefix = name ? "fc" : thinking ? "rs" : "msg";
+    if (asprintf(&id, t->n_output ? "%s_%s_%zu" : "%s_%s", prefix, t->id + 5, t->n_output) < 0 ||
+        (name && asprintf(&body, "{\"call_id\":\"call_%s\",\"name\":\"%s\"}", t->id + 5, name) < 0)) {
+        abort();
+    }
+    struct session_item *item = &t->output[t->n_output++];
+    *item = (struct session_item){.id = id,
+                                  .kind = name       ? "function_call"
+                                          : thinking ? "reasoning"
+                                                     : "message",
+                                  .role = ENGINE_ASSISTANT,
+                                  .text = "",
+                                  .body = body,
+                                  .output = true};
+    send(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = item});
+}
+
+static void delta(struct turn *t, const char *text, size_t len)
+{
+    if (len) {
+        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+    }
+}
+
+static void end_item(struct turn *t, const char *text, bool incomplete)
+{
+    struct session_item *item = &t->output[t->n_output - 1];
+    item->text = fake_copy(text);
+    item->len = strlen(text);
+    item->incomplete = incomplete;
+    send(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = item});
+}
+
+/* answer: of the item that is open, or of the only one. */
 static void finish(struct turn *t, const char *answer, const char *reason)
 {
+    if (t->generate) {
+        if (!t->n_output) {
+            begin_item(t, NULL, false);
+        }
+        if (!*t->output[t->n_output - 1].text) {
+            end_item(t, answer, reason != NULL);
+        }
+    }
     struct session *s = t->session;
     struct session_receipt receipt = {.conversation = t->store ? t->conversation : "",
                                       .turn = 1,
@@ -394,19 +458,10 @@ static void finish(struct turn *t, const char *answer, const char *reason)
         memcpy(r->items, t->items, sizeof(t->items)); /* taken over */
         r->n_items = t->n_items;
         t->n_items = 0;
-        if (r->output) {
-            char *id;
-            if (asprintf(&id, "msg_%s", t->id + 5) < 0) {
-                abort();
-            }
-            r->items[r->n_items++] = (struct session_item){.id = id,
-                                                           .kind = "message",
-                                                           .role = ENGINE_ASSISTANT,
-                                                           .text = fake_copy(answer),
-                                                           .len = strlen(answer),
-                                                           .output = true,
-                                                           .incomplete = reason != NULL};
+        for (size_t i = 0; i < t->n_output; i++) {
+            r->items[r->n_items++] = t->output[i]; /* taken over */
         }
+        t->n_output = 0;
         r->params = fake_copy(t->params);
         r->instructions = fake_copy(t->instructions);
         struct session_receipt saved = receipt;
@@ -434,8 +489,6 @@ static void finish(struct turn *t, const char *answer, const char *reason)
     fake_unlock();
     send(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                     .conversation = t->store ? t->conversation : "",
-                                    .text = answer,
-                                    .len = strlen(answer),
                                     .incomplete = reason != NULL,
                                     .reason = reason,
                                     .input_tokens = 7,
@@ -460,6 +513,7 @@ static void fail(struct turn *t, enum session_failure failure)
 static const char *say(struct turn *t, const char *text, bool hold, char *answer)
 {
     *answer = '\0';
+    begin_item(t, NULL, false);
     size_t at = 0, len = strlen(text);
     while (at < len) {
         const char *reason = stop_reason(t);
@@ -470,7 +524,7 @@ static const char *say(struct turn *t, const char *text, bool hold, char *answer
         if (at + n > len) {
             n = len - at;
         }
-        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text + at, .len = n});
+        delta(t, text + at, n);
         strncat(answer, text + at, n);
         at += n;
         if (hold) {
@@ -529,6 +583,10 @@ static void run(struct turn *t)
         fail(t, (enum session_failure)number);
         return;
     }
+    if (t->count) {
+        send(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = 7});
+        return;
+    }
     send(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = t->store ? t->conversation : ""});
     send(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "prefill", .done = 2, .total = 4});
     if (strcmp(text, "fail") == 0) {
@@ -546,6 +604,30 @@ static void run(struct turn *t)
     }
     if (fails) {
         fail(t, SESSION_INTERNAL);
+        return;
+    }
+    if (strncmp(text, "call ", 5) == 0) {
+        const char *arguments = strchr(text + 5, ' ') + 1;
+        char name[64];
+        snprintf(name, sizeof(name), "%.*s", (int)(arguments - text - 6), text + 5);
+        begin_item(t, NULL, false);
+        delta(t, "I call.", 7);
+        end_item(t, "I call.", false);
+        begin_item(t, name, false);
+        delta(t, arguments, 1);
+        delta(t, arguments + 1, strlen(arguments + 1));
+        end_item(t, arguments, arguments[strlen(arguments) - 1] != '}');
+        finish(t, arguments, arguments[strlen(arguments) - 1] != '}' ? "malformed_call" : NULL);
+        return;
+    }
+    if (strncmp(text, "think ", 6) == 0) {
+        begin_item(t, NULL, true);
+        delta(t, "I think.", 8);
+        t->output[0].body = fake_copy("{\"tokens\":3}");
+        end_item(t, "I think.", false);
+        begin_item(t, NULL, false);
+        delta(t, text + 6, strlen(text + 6));
+        finish(t, text + 6, NULL);
         return;
     }
     bool hold = strncmp(text, "hold ", 5) == 0;
@@ -600,6 +682,11 @@ static void *turn_thread(void *arg)
     for (size_t i = 0; i < t->n_items; i++) {
         free((char *)t->items[i].id);
         free((char *)t->items[i].text);
+        free((char *)t->items[i].body);
+    }
+    for (size_t i = 0; i < t->n_output; i++) {
+        free((char *)t->output[i].id);
+        free((char *)t->output[i].body);
     }
     free(t);
     return NULL;
@@ -633,12 +720,14 @@ int session_turn_start(struct session *s, const struct session_turn *in)
         t->items[i] = in->items[i];
         t->items[i].id = fake_copy(in->items[i].id ? in->items[i].id : "msg_made");
         t->items[i].text = strndup(in->items[i].text, in->items[i].len);
+        t->items[i].body = fake_copy(in->items[i].body);
         t->n_items = i + 1;
     }
     t->params = fake_copy(in->params);
     t->instructions = fake_copy(in->instructions);
     t->store = in->store;
     t->generate = in->generate;
+    t->count = in->count;
     t->event = in->event;
     t->arg = in->arg;
     fake_lock();
@@ -742,4 +831,33 @@ void session_queued_fail(struct session *s, const char *owner, const char *respo
 bool session_disk_full(int rc)
 {
     return rc == -ENOSPC || rc == -EDQUOT;
+}
+
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size)
+{
+    (void)s, (void)to, (void)with_kv;
+    snprintf(err, err_size, "the double has nothing to copy");
+    return -ENOTSUP;
+}
+
+void session_backup_stop(struct session *s)
+{
+    (void)s;
+}
+
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err, size_t err_size)
+{
+    (void)data_dir, (void)log, (void)log_arg;
+    return session_backup(NULL, to, with_kv, err, err_size);
+}
+
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size)
+{
+    (void)data_dir, (void)repair, (void)report, (void)arg, (void)log, (void)log_arg;
+    *out = (struct session_checked){0};
+    snprintf(err, err_size, "the double has nothing to check");
+    return -ENOTSUP;
 }

@@ -8,6 +8,8 @@
  *   "fail"         STARTED, then FAILED (internal)
  *   "refuse N"     FAILED with enum session_failure N, without STARTED
  *   "start N"      session_turn_start() returns N
+ *   "call F ARGS"  the answer is a message and a call of F; ARGS without a } at the end is a broken one
+ *   "think WORDS"  the answer is thinking, of three tokens, and WORDS
  *   "long"         ends incomplete with reason max_output_tokens
  * Anything else is echoed. The text "wait" is tokenized after fake_release() only; that counts as started.
  */

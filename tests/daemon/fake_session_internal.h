@@ -18,7 +18,7 @@ struct conversation {
 struct response {
     struct response *next;
     char *id, *owner, *conversation, *previous, *output, *params, *instructions, *receipt, *key;
-    struct session_item items[FAKE_ITEMS + 1]; /* the input, then the answer */
+    struct session_item items[FAKE_ITEMS + 2]; /* the input, then the answer */
     size_t n_items;
     unsigned char digest[SESSION_DIGEST_BYTES];
     const char *status, *reason;
@@ -31,10 +31,10 @@ struct turn {
     struct turn *next;
     struct session *session;
     char *id, *owner, *conversation, *previous, *text, *params, *instructions, *key;
-    struct session_item items[FAKE_ITEMS];
-    size_t n_items;
+    struct session_item items[FAKE_ITEMS], output[2];
+    size_t n_items, n_output;
     unsigned char digest[SESSION_DIGEST_BYTES];
-    bool store, generate, cancelled, abandoned, listed, has_digest, retry;
+    bool store, generate, count, cancelled, abandoned, listed, has_digest, retry;
     int failure;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

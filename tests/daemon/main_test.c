@@ -82,6 +82,8 @@ static void short_answers(void **state)
         {{"--model", "/dev/null", "--data", "/x", "--check-config"}, "configuration is fine", 0},
         {{"--model", "/nonexistent/m.gguf", "--data", "/x", "--check-config"}, "model /nonexistent", 2},
         {{"--model", "/dev/null", "--token-file", "/nonexistent", "--check-config"}, "token file /nonexistent", 2},
+        {{"--model", "/dev/null", "--data", "/x", "--profile"}, "2 sequences of 1 new token behind 30: 1.500 ms", 0},
+        {{SERVE, "--backend", "cuda", "--profile"}, "the double was told to fail", 1},
         {{"--nonsense"}, "unknown flag", 2},
         {{NULL}, "no model", 2},
         {{SERVE, "--token-file", "/nonexistent"}, "token file /nonexistent", 2},

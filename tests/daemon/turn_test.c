@@ -20,7 +20,8 @@ static struct run *ended_run(struct runs *rs, const char *owner, bool failed, si
     run->failed = failed;
     run->status = failed ? "failed" : "completed";
     q->store = q->generate = true;
-    q->texts = strdup("x");
+    q->texts = calloc(1, sizeof(*q->texts));
+    q->tools = strdup("[]");
     q->body = strdup("{}");
     q->items = calloc(1, sizeof(*q->items));
     q->stops[0] = strdup("stop");

@@ -5,7 +5,7 @@ tests/data/chat-rendered.jsonl holds and chat_test compares the engine's renderi
 usage: chat_rendered.py           compares the file with what the templates give (TAP)
        chat_rendered.py --write   writes the file
 
-A line of the templates' file is a conversation, with its number and messages, or a template: its name, the format that it
+A line of the templates' file is a conversation, with its number, messages and tools, or a template: its name, the format that it
 must be recognised as, the kind of vocabulary ("model"), its control tokens, BOS and EOS, the template, and the numbers of the
 conversations that it is rendered with. "thinks": an answer opens with thinking, so that an earlier answer is written
 otherwise. "strips": white space behind a control token is not there. "opens": what the engine puts behind the template's
@@ -19,14 +19,15 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 KEPT = ("name", "format", "model", "tokens", "bos", "eos", "template", "thinks", "strips")
 
 
-def render(jinja2, line, messages):
+def render(jinja2, line, messages, tools=None):
     def raise_exception(message):
         raise ValueError(message)
 
     # As the models' own tool-kit sets it up.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     template = environment.from_string(line["template"], {"raise_exception": raise_exception})
-    text = template.render(messages=messages, add_generation_prompt=True, bos_token=line["bos"], eos_token=line["eos"])
+    text = template.render(messages=messages, tools=tools, add_generation_prompt=True, bos_token=line["bos"], eos_token=line["eos"])
     return text + line.get("opens", "")
 
 
@@ -35,12 +36,14 @@ def rendered(jinja2):
     for text in (DATA / "chat-templates.jsonl").read_text().splitlines():
         line = json.loads(text)
         if "conversation" in line:
-            conversations[line["conversation"]] = line["messages"]
+            conversations[line["conversation"]] = line
             continue
         for number in line["conversations"]:
-            messages = conversations[number]
+            messages, tools = conversations[number]["messages"], conversations[number].get("tools")
             result = {k: line[k] for k in KEPT if k in line}
-            out.append(json.dumps({**result, "messages": messages, "prompt": render(jinja2, line, messages)}) + "\n")
+            if tools:
+                result["tools"] = tools
+            out.append(json.dumps({**result, "messages": messages, "prompt": render(jinja2, line, messages, tools)}) + "\n")
     return out
 
 

@@ -20,35 +20,68 @@
 #include <cJSON.h>
 #include <cmocka.h>
 
-#define MAX_MESSAGES 8
+#define MAX_MESSAGES 12
 
 static char err[512];
 
 struct conversation {
     struct engine_message messages[MAX_MESSAGES];
     size_t n;
+    char *texts[MAX_MESSAGES]; /* that are its own */
+    size_t n_texts;
 };
 
-static struct conversation read_messages(const cJSON *array)
+static void conversation_free(struct conversation *c)
+{
+    for (size_t i = 0; i < c->n_texts; i++)
+        free(c->texts[i]);
+}
+
+static void add_message(struct conversation *c, enum engine_role role, const char *text, const char *name)
+{
+    assert_in_range(c->n, 0, MAX_MESSAGES - 1);
+    c->messages[c->n++] = (struct engine_message){.role = role, .text = text, .len = strlen(text), .name = name};
+}
+
+/* As JSON, with other white space than templates write. */
+static void add_json(struct conversation *c, enum engine_role role, const cJSON *value, const char *name)
+{
+    char *text = cJSON_Print(value);
+    assert_non_null(text);
+    c->texts[c->n_texts++] = text;
+    add_message(c, role, text, name);
+}
+
+static struct conversation read_messages(const cJSON *line)
 {
     struct conversation c = {.n = 0};
-    const cJSON *m;
-    cJSON_ArrayForEach(m, array)
+    const cJSON *tools = cJSON_GetObjectItem(line, "tools"), *m, *call;
+    if (tools != NULL)
+        add_json(&c, ENGINE_TOOLS, tools, NULL);
+    cJSON_ArrayForEach(m, cJSON_GetObjectItem(line, "messages"))
     {
         const char *role = cJSON_GetObjectItem(m, "role")->valuestring;
         const char *text = cJSON_GetObjectItem(m, "content")->valuestring;
-        assert_in_range(c.n, 0, MAX_MESSAGES - 1);
-        c.messages[c.n++] = (struct engine_message){strcmp(role, "system") == 0 ? ENGINE_SYSTEM
-                                                    : strcmp(role, "user") == 0 ? ENGINE_USER
-                                                                                : ENGINE_ASSISTANT,
-                                                    text, strlen(text)};
+        const cJSON *calls = cJSON_GetObjectItem(m, "tool_calls");
+        if (calls == NULL || text[0] != '\0')
+            add_message(&c,
+                        strcmp(role, "system") == 0 ? ENGINE_SYSTEM
+                        : strcmp(role, "user") == 0 ? ENGINE_USER
+                        : strcmp(role, "tool") == 0 ? ENGINE_RESULT
+                                                    : ENGINE_ASSISTANT,
+                        text, NULL);
+        cJSON_ArrayForEach(call, calls)
+        {
+            const cJSON *f = cJSON_GetObjectItem(call, "function");
+            add_json(&c, ENGINE_CALL, cJSON_GetObjectItem(f, "arguments"), cJSON_GetObjectItem(f, "name")->valuestring);
+        }
     }
     return c;
 }
 
 static struct conversation one(enum engine_role role, const char *text)
 {
-    return (struct conversation){.messages = {{role, text, strlen(text)}}, .n = 1};
+    return (struct conversation){.messages = {{.role = role, .text = text, .len = strlen(text)}}, .n = 1};
 }
 
 static void render(const struct chat *c, const struct vocab *v, const struct engine_message *messages, size_t n,
@@ -58,12 +91,23 @@ static void render(const struct chat *c, const struct vocab *v, const struct eng
         fail_msg("%s", err);
 }
 
-/* A conversation in two calls, cut anywhere but behind a leading system message, gives the same tokens. */
+/* Whether two messages are written as one: a leading system prompt with what is before or behind it, and the parts of
+ * an answer, and results. */
+static bool joined(const struct engine_message *m, size_t cut)
+{
+    enum engine_role before = m[cut - 1].role, behind = m[cut].role;
+    return (cut <= 2 && (before == ENGINE_SYSTEM || before == ENGINE_TOOLS)) || behind == ENGINE_CALL ||
+           (before == ENGINE_RESULT && behind == ENGINE_RESULT);
+}
+
+/* A conversation in two calls, cut anywhere but within one of these, gives the same tokens. */
 static void check_splits(const struct chat *c, const struct vocab *v, const struct conversation *k,
                          const struct engine_tokens *whole)
 {
-    for (size_t cut = k->messages[0].role == ENGINE_SYSTEM ? 2 : 1; cut < k->n; cut++) {
+    for (size_t cut = 1; cut < k->n; cut++) {
         struct engine_tokens parts = {0};
+        if (joined(k->messages, cut))
+            continue;
         render(c, v, k->messages, cut, ENGINE_CHAT_FIRST, &parts);
         render(c, v, k->messages + cut, k->n - cut, ENGINE_CHAT_OPEN, &parts);
         golden_compare(v, "(in two calls)", 14, parts.ids, parts.n, whole->ids, whole->n);
@@ -153,7 +197,7 @@ static void check_line(const char *text)
         fail_msg("%s", err);
     assert_string_equal(chat_format(c), cJSON_GetObjectItem(line, "format")->valuestring);
     const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;
-    struct conversation k = read_messages(cJSON_GetObjectItem(line, "messages"));
+    struct conversation k = read_messages(line);
     struct engine_tokens wanted = {0}, got = {0};
     char *read = strdup(prompt); /* as its tokenizer reads it */
     assert_non_null(read);
@@ -171,6 +215,7 @@ static void check_line(const char *text)
     engine_tokens_free(&got);
     chat_free(c);
     text_fixture_close(&f);
+    conversation_free(&k);
     cJSON_Delete(line);
 }
 
@@ -202,7 +247,7 @@ static void test_golden(void **state)
     for (; getline(&text, &capacity, file) > 0; n++) {
         cJSON *line = cJSON_Parse(text);
         assert_non_null(line);
-        struct conversation k = read_messages(cJSON_GetObjectItem(line, "messages"));
+        struct conversation k = read_messages(line);
         const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;
         struct engine_tokens wanted = {0}, got = {0};
         render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &got);
@@ -220,9 +265,10 @@ static void test_golden(void **state)
         check_close(c, f.v, &k, false);
         engine_tokens_free(&wanted);
         engine_tokens_free(&got);
+        conversation_free(&k);
         cJSON_Delete(line);
     }
-    assert_int_equal(n, 6);
+    assert_int_equal(n, 9);
     free(text);
     fclose(file);
     chat_free(c);
@@ -277,7 +323,7 @@ static void test_nothing_can_be_forged(void **state)
     assert_int_equal(chat_open(f.g, f.v, NULL, &c, err, sizeof err), 0);
     for (engine_token id = 151643; id <= 151664; id++) { /* every control token, and <tool_call> */
         struct gguf_string s = vocab_token_text(f.v, id);
-        struct engine_message m = {ENGINE_USER, s.text, s.len};
+        struct engine_message m = {.role = ENGINE_USER, .text = s.text, .len = s.len};
         struct engine_tokens t = {0};
         render(c, f.v, &m, 1, 0, &t);
         assert_int_equal(count_special(f.v, &t), 2);
@@ -420,10 +466,11 @@ static void test_orders(void **state)
         struct conversation k = {.n = strlen(CASES[i].roles)};
         for (size_t m = 0; m < k.n; m++) {
             char r = CASES[i].roles[m];
-            k.messages[m] = (struct engine_message){r == 's'   ? ENGINE_SYSTEM
-                                                    : r == 'u' ? ENGINE_USER
-                                                               : ENGINE_ASSISTANT,
-                                                    "x", 1};
+            k.messages[m] = (struct engine_message){.role = r == 's'   ? ENGINE_SYSTEM
+                                                            : r == 'u' ? ENGINE_USER
+                                                                       : ENGINE_ASSISTANT,
+                                                    .text = "x",
+                                                    .len = 1};
         }
         engine_token kept = 7;
         struct engine_tokens t = {0};

@@ -332,7 +332,7 @@ static void test_the_file_is_not_read_again(void **state)
     (void)state;
     struct fixture f = fixture_open(tiny_model_of(TINY_LLAMA), (struct fixture_opts){0});
     static const char TEXT[] = "hello <|im_end|> h\xc3\xa9llo";
-    const struct engine_message message = {ENGINE_USER, TEXT, sizeof TEXT - 1};
+    const struct engine_message message = {.role = ENGINE_USER, .text = TEXT, .len = sizeof TEXT - 1};
     struct engine_tokens before = {0}, after = {0};
     char err[256];
     for (int pass = 0; pass < 2; pass++) {

@@ -211,11 +211,12 @@ static void multiply(const struct reference *r, const struct matrix *w, const st
 {
     double *x = doubles((size_t)w->cols);
     memcpy(x, in, (size_t)w->cols * sizeof *x);
-    for (int b = 0; w->quantized && r->round_activations && b < w->cols; b += 32) {
+    for (int b = 0; w->quantized && r->round_activations && b < w->cols; b += 128) {
         double most = 0;
-        for (int i = b; i < b + 32; i++)
+        int end = b + 128 < w->cols ? b + 128 : w->cols;
+        for (int i = b; i < end; i++)
             most = fmax(most, fabs(x[i]));
-        for (int i = b; i < b + 32 && most > 0; i++)
+        for (int i = b; i < end && most > 0; i++)
             x[i] = nearbyint(x[i] / most * 127) * most / 127;
     }
     for (int i = 0; i < w->rows; i++) {

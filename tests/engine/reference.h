@@ -15,7 +15,7 @@ struct reference;
 struct reference *reference_open(const struct tiny_model *m, const char *path, enum kernels_kv_type kv_type);
 void reference_close(struct reference *r);
 
-/* Where the weights are quantized, also rounds what they are multiplied with as docs/numerics.md says: blocks of 32,
+/* Where the weights are quantized, also rounds what they are multiplied with as docs/numerics.md says: steps of 128,
  * 8 bits. */
 void reference_round_activations(struct reference *r);
 

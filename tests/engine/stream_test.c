@@ -285,6 +285,32 @@ static void test_real_tokens(void **state)
     }
 }
 
+/* What is held back comes out when something stands behind it, and the stream goes on. */
+static void test_flush(void **state)
+{
+    (void)state;
+    struct text_fixture f = tiny();
+    static const char *const STOP[] = {"ab"};
+    struct engine_stream *s = stream_new(f.v, STOP, 1);
+    struct engine_tokens t = {0};
+    const char *text;
+    size_t len;
+    assert_int_equal(vocab_tokenize(f.v, "a", 1, 0, &t), 0);
+    assert_int_equal(vocab_tokenize(f.v, "b", 1, 0, &t), 0);
+    assert_int_equal(t.n, 2);
+    assert_int_equal(engine_stream_push(s, t.ids[0], &text, &len), 0);
+    assert_int_equal(len, 0);
+    assert_int_equal(engine_stream_flush(s, &text, &len), 0);
+    assert_int_equal(len, 1);
+    assert_memory_equal(text, "a", 1);
+    assert_int_equal(engine_stream_push(s, t.ids[1], &text, &len), 0);
+    assert_int_equal(len, 1);
+    assert_memory_equal(text, "b", 1);
+    engine_tokens_free(&t);
+    engine_stream_free(s);
+    text_fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -294,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_borders_do_not_matter),
         cmocka_unit_test(test_holds_back_no_more_than_needed),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_flush),
         cmocka_unit_test(test_leading_space),
         cmocka_unit_test(test_real_tokens),
     };

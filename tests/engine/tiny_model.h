@@ -49,8 +49,8 @@ struct tiny_model {
     int n_experts, n_used; /* 0: no mixture; n_ff is the width of one expert */
     int window;            /* where the architecture has windows */
     float rope_base;
-    bool tied; /* no output.weight */
-    bool no_template;
+    bool tied;                       /* no output.weight */
+    bool no_template, tools, thinks; /* its chat format has tools; or opens answers with thinking */
     uint64_t seed;
     const char *omit; /* a key (without the architecture) or tensor that is left out; NULL: none */
     const char *also; /* a second one */

@@ -1,5 +1,5 @@
 /* utf8_test.c - every code point, and everything that only looks like one. */
-#include "engine/text/utf8_internal.h"
+#include "engine/text/text.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -107,7 +107,8 @@ static void use_vocab(const struct gguf *g)
         struct gguf_string s = vocab_token_text(v, id);
         touch(s.text, s.len);
     }
-    struct engine_message m[] = {{ENGINE_SYSTEM, TEXT, 8}, {ENGINE_USER, TEXT, sizeof TEXT - 1}};
+    struct engine_message m[] = {{.role = ENGINE_SYSTEM, .text = TEXT, .len = 8},
+                                 {.role = ENGINE_USER, .text = TEXT, .len = sizeof TEXT - 1}};
     const char *format = NULL; /* the file's own, then every other */
     for (size_t i = 0; i == 0 || format != NULL; format = chat_name_at(i++)) {
         if (chat_open(g, v, format, &c, err, sizeof err) != 0 || c == NULL)

@@ -6,7 +6,6 @@
  */
 #include "engine/file/file.h"
 #include "engine/text/text.h"
-#include "engine/text/utf8_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,7 +102,7 @@ static void check_stream(const struct vocab *v, const struct engine_tokens *t, c
 
 static void check_chat(const struct vocab *v, const char *text, size_t len)
 {
-    struct engine_message m = {ENGINE_USER, text, len};
+    struct engine_message m = {.role = ENGINE_USER, .text = text, .len = len};
     struct engine_tokens t = {0};
     char err[256];
     if (chat_render(chatml, v, &m, 1, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &t, err, sizeof err) == 0) {

@@ -1,11 +1,11 @@
 /* products.h - products with Q4_K weights on integer tensor cores, as bare kernels, in two orders of additions, so that
  * a GPU can say what each costs before one of them becomes the numerics.
  *
- *   ORDER_32   today's (docs/numerics.md): activations have a scale per 32 values; per block of 32
+ *   ORDER_32   the one before numerics 2: activations have a scale per 32 values; per block of 32
  *              acc = fma(s * d, I, acc), then acc = fma(m, dsum, acc), from the first block to the last.
- *   ORDER_128  activations have a scale dx per 128 values. Over their 4 blocks t = fma(sc, I, t), an exact integer, and
- *              U = sum of min * (sum of q), another; then acc = fma(dx, fma(d, t, -(dmin * U)), acc). Pieces of 1,024
- *              values each have an acc that starts at 0; their results are added in ascending order.
+ *   ORDER_128  numerics 2 (docs/numerics.md): activations have a scale dx per 128 values. Over their 4 blocks t =
+ * fma(sc, I, t), an exact integer, and U = sum of min * (sum of q), another; then acc = fma(dx, fma(d, t, -(dmin * U)),
+ * acc). Pieces of 1,024 values each have an acc that starts at 0; their results are added in ascending order.
  *
  * In both, one output's additions depend on nothing but its own row of weights and its own token, so all kernels here
  * give the same bits for it: gemv_* for 1 to 32 tokens, tiled for many. ORDER_32 cannot share a row's blocks out among

@@ -40,6 +40,15 @@ class CheckConfig(unittest.TestCase):
         self.assertEqual(sorted(p.name for p in self.folder.iterdir() if p.name in ("data", "cache")), [])
         return r.returncode, r.stdout + r.stderr
 
+    def test_profile(self):
+        r = subprocess.run([CONVOD, "--model", self.model, "--data", self.folder / "data", "--cache", self.folder / "cache",
+                            "--threads", "1", "--profile"], capture_output=True, text=True, timeout=120)
+        self.assertEqual((r.returncode, r.stderr), (0, ""))
+        self.assertRegex(r.stdout, r"(?m)^1 sequence of 1 new token behind \d+: [\d.]+ ms$")
+        for name in ("q, k, v", "attention", "logits", "pick", "sum"):
+            self.assertRegex(r.stdout, rf"(?m)^  {name} +\d+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+")
+        self.assertFalse((self.folder / "data").exists())
+
     def test_what_is_right(self):
         for lines in ([], ["kv-bytes = 64M", "ctx = 512  # short"], [f"token-file = {self.tokens}", "listen = 0.0.0.0:8642"],
                       ["backend = cpu-portable", "threads = 1", "chat-format = chatml"]):

@@ -62,6 +62,8 @@ static struct tiny_model model_of(struct rig_opts o)
 {
     struct tiny_model m = tiny_model_of((enum tiny_arch)o.arch);
     m.ctx = o.ctx ? o.ctx : 4096;
+    m.tools = o.tools;
+    m.thinks = o.thinks;
     if (m.arch == TINY_QWEN2) { /* smaller still: many tokens run through it, also under sanitizers */
         m.n_layers = 2;
         m.n_embd = 32;
@@ -109,6 +111,8 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                       .max_running = o.max_running,
                                       .max_waiting = o.max_waiting,
                                       .idle_ms = o.idle_ms,
+                                      .retain_ms = o.retain_ms,
+                                      .retain_wait_ms = 1,
                                       .log = count_log,
                                       .log_arg = rig};
     rig->o = o;
@@ -190,8 +194,12 @@ static void keep(char *to, size_t size, const char *text)
 
 static void take_done(struct answer *a, const struct session_event *ev)
 {
-    if (ev->len != a->len || (ev->len && memcmp(ev->text, a->text, ev->len) != 0))
-        a->broken = "the answer is not what the deltas said";
+    if (!ev->receipt) { /* it was only counted */
+        a->input = ev->input_tokens;
+        return;
+    }
+    if (a->item_open)
+        a->broken = "an item did not end";
     keep(a->conversation, sizeof a->conversation, ev->conversation);
     keep(a->reason, sizeof a->reason, ev->reason);
     a->incomplete = ev->incomplete;
@@ -207,13 +215,27 @@ static void take_done(struct answer *a, const struct session_event *ev)
         a->broken = "the receipt names another conversation";
 }
 
+static void take_item(struct answer *a, const struct session_item *item)
+{
+    size_t n = strlen(a->kinds);
+    if (n + 1 < sizeof a->kinds)
+        a->kinds[n] = (char)(item->incomplete ? item->kind[0] - 'a' + 'A' : item->kind[0]);
+    if (!strcmp(item->kind, "function_call")) {
+        char *id = items_field(item->body, "call_id"), *name = items_field(item->body, "name");
+        keep(a->call_id, sizeof a->call_id, id);
+        keep(a->name, sizeof a->name, name);
+        free(id);
+        free(name);
+    }
+}
+
 static void take(struct answer *a, const struct session_event *ev)
 {
     a->n_events++;
     if (a->over)
         a->broken = "an event after the terminal one";
     if (!a->started && ev->kind != SESSION_EVENT_STARTED && ev->kind != SESSION_EVENT_FAILED &&
-        ev->kind != SESSION_EVENT_STORED)
+        ev->kind != SESSION_EVENT_STORED && !(ev->kind == SESSION_EVENT_DONE && !ev->receipt))
         a->broken = "an event before STARTED";
     switch (ev->kind) {
     case SESSION_EVENT_STARTED:
@@ -226,7 +248,23 @@ static void take(struct answer *a, const struct session_event *ev)
         a->n_restore += !strcmp(ev->stage, "restore");
         a->n_prefill += !strcmp(ev->stage, "prefill");
         break;
+    case SESSION_EVENT_ITEM:
+        if (a->item_open || ev->item->len)
+            a->broken = "an item within another, or one that begins with its text";
+        a->item_open = true;
+        a->item_at = a->len;
+        a->n_items++;
+        break;
+    case SESSION_EVENT_ITEM_END:
+        if (!a->item_open || ev->item->len != a->len - a->item_at ||
+            (ev->item->len && memcmp(ev->item->text, a->text + a->item_at, ev->item->len) != 0))
+            a->broken = "an item is not what its deltas said";
+        a->item_open = false;
+        take_item(a, ev->item);
+        break;
     case SESSION_EVENT_DELTA: {
+        if (!a->item_open)
+            a->broken = "a delta of no item";
         char *grown = realloc(a->text, a->len + ev->len);
         if (ev->len == 0 || !grown) {
             a->broken = "an empty delta";
@@ -283,13 +321,16 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
     a->hook_arg = ask.hook_arg;
     snprintf(a->id, sizeof a->id, "resp_%u", ++rig->n_ids);
     struct session_item items[64];
-    struct engine_message one = {ENGINE_USER, ask.text, ask.text ? strlen(ask.text) : 0};
+    struct engine_message one = {.role = ENGINE_USER, .text = ask.text, .len = ask.text ? strlen(ask.text) : 0};
     const struct engine_message *messages = ask.messages ? ask.messages : &one;
     size_t n = ask.messages ? ask.n_messages : ask.text != NULL;
     assert_true(n <= sizeof items / sizeof *items);
     for (size_t i = 0; i < n; i++)
         items[i] = (struct session_item){
             .kind = "message", .role = messages[i].role, .text = messages[i].text, .len = messages[i].len};
+    for (size_t i = 0; i < ask.n_items; i++)
+        items[i] = ask.items[i];
+    n = ask.items ? ask.n_items : n;
     const unsigned char digest[SESSION_DIGEST_BYTES] = {(unsigned char)ask.digest, (unsigned char)(ask.digest >> 8)};
     const struct session_turn t = {.owner = ask.owner ? ask.owner : "ann",
                                    .response_id = a->id,
@@ -300,6 +341,10 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .items = items,
                                    .n_items = n,
                                    .instructions = ask.instructions,
+                                   .tools = ask.tools,
+                                   .tool_choice = ask.choice,
+                                   .tool = ask.tool,
+                                   .one_call = ask.one_call,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,
@@ -309,6 +354,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .max_output_tokens = ask.max ? ask.max : 8,
                                    .store = !ask.ephemeral,
                                    .generate = !ask.warm,
+                                   .count = ask.count,
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,
@@ -359,7 +405,7 @@ void rig_end(struct answer *a)
         fail_msg("%s did not end", a->id);
     if (broken)
         fail_msg("%s: %s", a->id, broken);
-    if (!a->failed && !a->repeated)
+    if (!a->failed && !a->repeated && a->started)
         check_receipt(a);
 }
 

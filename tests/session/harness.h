@@ -33,9 +33,11 @@ struct rig_opts {
     int arch; /* enum tiny_arch */
     int ctx;  /* 0: 4096 */
     int threads, step_tokens, max_running, max_waiting, idle_ms;
-    int kv_pages; /* pages of 64 tokens; 0: plenty */
+    int kv_pages;       /* pages of 64 tokens; 0: plenty */
+    bool tools, thinks; /* the model's chat format has tools; or opens answers with thinking */
     size_t ram_bytes;
     uint64_t disk_bytes;
+    int64_t retain_ms;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 
@@ -60,9 +62,13 @@ struct answer {
     bool started, over, repeated;
     char stored[64], stored_status[16]; /* the answer that there was already */
     int n_events, n_restore, n_prefill, n_delta;
-    const char *broken; /* a rule of events that was broken */
-    char *text;         /* what the deltas said */
-    size_t len;
+    const char *broken;  /* a rule of events that was broken */
+    char *text;          /* what the deltas said */
+    size_t len, item_at; /* item_at: where the open item's begin */
+    bool item_open;
+    int n_items;
+    char kinds[64];             /* of its items, the first letter of each: m, f; upper case: incomplete */
+    char call_id[64], name[64]; /* of the last call */
 
     /* Of the terminal event. */
     bool failed;
@@ -78,6 +84,11 @@ struct answer {
 
 struct ask {
     const char *owner, *conversation, *previous, *parent, *instructions;
+    const char *tools, *tool;
+    enum session_tools choice;
+    bool one_call;
+    const struct session_item *items; /* or: */
+    size_t n_items;
     const char *text; /* of one user message; or: */
     const struct engine_message *messages;
     size_t n_messages;
@@ -85,7 +96,7 @@ struct ask {
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
-    bool match, ephemeral, warm;
+    bool match, ephemeral, warm, count;
     const char *key;
     int digest; /* stands for one; 0: none */
     bool retry, requeued;

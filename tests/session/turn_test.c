@@ -394,6 +394,50 @@ static void test_same_new_prompt(void **state)
     rig_close(rig);
 }
 
+/* One turn's numbers are not finite: it fails alone, in the same steps, and what the others say is what they would have
+ * said. */
+static void test_not_a_number_beside_others(void **state)
+{
+    (void)state;
+    struct rig *rigs[2];
+    struct answer *a[2][4];
+    for (int bad = 0; bad < 2; bad++) {
+        struct gate gate = GATE_CLOSED;
+        rigs[bad] = rig_open((struct rig_opts){.nan_byte = 'Z', .step_tokens = 64});
+        for (int i = 0; i < 4; i++) {
+            char *text = rig_text(40u + (uint64_t)i, 90);
+            if (i == 2)
+                text[80] = bad ? 'Z' : 'z';
+            a[bad][i] = rig_begin(rigs[bad], (struct ask){.owner = i % 2 ? "ann" : "bob",
+                                                          .text = text,
+                                                          .seed = 20u + (uint64_t)i,
+                                                          .max = 60,
+                                                          .hook = i ? NULL : hold,
+                                                          .hook_arg = &gate});
+            free(text);
+        }
+        gate_open(&gate);
+        for (int i = 0; i < 4; i++)
+            rig_end(a[bad][i]);
+        assert_int_equal(a[bad][2]->failed, bad);
+    }
+    assert_int_equal(a[1][2]->failure, SESSION_MODEL);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2)
+            continue;
+        assert_false(a[0][i]->failed || a[1][i]->failed);
+        assert_int_equal(a[1][i]->len, a[0][i]->len);
+        assert_memory_equal(a[1][i]->text, a[0][i]->text, a[0][i]->len);
+        struct kept before = rig_kept(rigs[0], i % 2 ? "ann" : "bob", a[0][i]->id);
+        struct kept after = rig_kept(rigs[1], i % 2 ? "ann" : "bob", a[1][i]->id);
+        kept_same(&after, &before, "beside one that failed");
+        kept_free(&before);
+        kept_free(&after);
+    }
+    rig_close(rigs[0]);
+    rig_close(rigs[1]);
+}
+
 static void test_nothing_to_run(void **state)
 {
     (void)state;
@@ -678,6 +722,7 @@ int main(void)
         cmocka_unit_test(test_warm_up_yields),
         cmocka_unit_test(test_background_gives_its_place_back),
         cmocka_unit_test(test_same_new_prompt),
+        cmocka_unit_test(test_not_a_number_beside_others),
         cmocka_unit_test(test_nothing_to_run),
         cmocka_unit_test(test_stop_inside_a_token),
         cmocka_unit_test(test_max_output_tokens),

@@ -100,10 +100,75 @@ static void test_pages(void **state)
     assert_int_equal(jobs_call(st, pages_run, NULL), 0);
 }
 
+static char word_tools[] = "tools";
+
+/* A committed turn with definitions of tools among its input, or without. */
+static int64_t told(struct storage_ledger *l, int64_t parent, const char *name, char *definitions, bool rebased)
+{
+    char text[] = "x", id[32], item_id[32];
+    (void)snprintf(id, sizeof id, "resp_%s", name);
+    (void)snprintf(item_id, sizeof item_id, "tools_%s", name);
+    struct storage_item in = {.public_id = item_id, .kind = word_tools, .text = definitions};
+    struct storage_turn t = {.owner = owner,
+                             .conversation = conv,
+                             .parent = parent,
+                             .public_id = id,
+                             .status = STORAGE_TURN_RUNNING,
+                             .items = &in,
+                             .n_items = definitions != NULL};
+    int rc = storage_turn_insert(l, &t);
+    if (!rc) {
+        t.status = STORAGE_TURN_COMPLETED;
+        t.n_items = 0;
+        t.tokens = text;
+        t.tokens_bytes = 1;
+        t.rebased = rebased;
+        rc = storage_turn_commit(l, &t);
+    }
+    return rc ? rc : t.id;
+}
+
+static bool tools_are(struct storage_ledger *l, int64_t whose, int64_t turn, const char *wanted)
+{
+    char *text = NULL;
+    bool same =
+        storage_turn_tools(l, whose, turn, &text) == 0 && (wanted && text ? !strcmp(text, wanted) : !wanted && !text);
+    free(text);
+    return same;
+}
+
+/* What a context was told of tools is said by its first turn, or by one that was rendered anew, and is in no list. */
+static int tools_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    char one[] = "[1]", two[] = "[2]";
+    int64_t a = told(l, 0, "a", one, false), b = told(l, a, "b", NULL, false), c = told(l, b, "c", two, true),
+            d = told(l, c, "d", NULL, true);
+    JOB_CHECK(a > 0 && b > 0 && c > 0 && d > 0);
+    JOB_CHECK(tools_are(l, owner, a, one));
+    JOB_CHECK(tools_are(l, owner, b, one));
+    JOB_CHECK(tools_are(l, owner, c, two));
+    JOB_CHECK(tools_are(l, owner, d, NULL));
+    JOB_CHECK(tools_are(l, owner + 1, a, NULL));
+    JOB_CHECK(page_is(l, d, false, NULL, 100, ""));
+    JOB_CHECK(page_is(l, d, true, NULL, 100, ""));
+    struct storage_turn t;
+    JOB_CHECK(storage_turn_by_id(l, owner, a, STORAGE_TURN_ITEMS, &t) == 0 && t.n_items == 0);
+    storage_turn_free(&t);
+    return 0;
+}
+
+static void test_tools(void **state)
+{
+    (void)state;
+    assert_int_equal(jobs_call(st, tools_run, NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pages, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tools, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,150 @@
+/* commands.c - what convod does beside serving: backup, --verify, --repair. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "daemon/tokens.h"
+#include "session/session.h"
+
+#define USAGE     2
+#define FLAGS_MAX 64
+#define KV_FLAG   "--with-kv"
+#define VERIFY    "--verify"
+#define REPAIR    "--repair"
+#define BACKUP    "backup"
+
+static int wrong_usage(const struct daemon_log *log, const char *usage)
+{
+    daemon_log(log, LOG_ERR, "usage: convod %s", usage);
+    return USAGE;
+}
+
+/* ---- verify and repair ---- */
+
+static void print_line(void *arg, const char *text)
+{
+    (void)arg;
+    printf("%s\n", text);
+}
+
+static void log_line(void *arg, int priority, const char *text)
+{
+    daemon_log(arg, priority, "%s", text);
+}
+
+static int verify(const char *dir, bool repair, const struct daemon_log *log)
+{
+    struct session_checked n;
+    char err[512] = "";
+    int rc = session_verify(dir, repair, print_line, NULL, log_line, (void *)(uintptr_t)log, &n, err, sizeof(err));
+    if (rc) {
+        daemon_log(log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
+        return EXIT_FAILURE;
+    }
+    printf("%llu conversations, %llu turns, %llu segments: %llu wrong", (unsigned long long)n.conversations,
+           (unsigned long long)n.turns, (unsigned long long)n.segments, (unsigned long long)n.wrong);
+    if (n.not_stored) {
+        printf("; the KV of %llu turns is not stored, and is computed again when it is needed",
+               (unsigned long long)n.not_stored);
+    }
+    printf("\n");
+    return n.wrong && !repair ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* ---- backup ---- */
+
+/* An absolute path of a folder that may not be there yet. malloc'd. */
+static char *absolute(const char *path)
+{
+    char *cwd = *path == '/' ? NULL : getcwd(NULL, 0), *out = NULL;
+    if (*path != '/' && !cwd) {
+        return NULL;
+    }
+    if (asprintf(&out, "%s%s%s", cwd ? cwd : "", cwd ? "/" : "", path) < 0) {
+        out = NULL;
+    }
+    free(cwd);
+    return out;
+}
+
+static int backup(const struct daemon_config *config, const char *dir, bool with_kv, const struct daemon_log *log)
+{
+    char err[512] = "";
+    char *to = absolute(dir);
+    if (!to) {
+        daemon_log(log, LOG_ERR, "%s: %s", dir, strerror(errno));
+        return EXIT_FAILURE;
+    }
+    int rc = control_backup(config->data, to, with_kv, err, sizeof(err));
+    if (rc == -ENOENT || rc == -ECONNREFUSED) { /* nobody serves it: it is copied from here */
+        rc = session_backup_of(config->data, to, with_kv, log_line, (void *)(uintptr_t)log, err, sizeof(err));
+    }
+    if (rc) {
+        daemon_log(log, LOG_ERR, "the backup failed: %s", err[0] ? err : strerror(-rc));
+    } else {
+        printf("convod: the backup in %s is complete\n", to);
+    }
+    free(to);
+    return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int backup_command(int argc, char **argv, const struct daemon_log *log)
+{
+    static char model[] = "--model=none"; /* a backup needs none */
+    char *flags[FLAGS_MAX + 3] = {argv[0]};
+    const char *dir = NULL;
+    bool with_kv = false;
+    int n = 1;
+    for (int i = 2; i < argc && n < FLAGS_MAX; i++) {
+        if (strcmp(argv[i], KV_FLAG) == 0) {
+            with_kv = true;
+        } else if (argv[i][0] != '-' && !dir) {
+            dir = argv[i];
+        } else {
+            flags[n++] = argv[i];
+            if (argv[i][0] == '-' && !strchr(argv[i], '=') && i + 1 < argc) {
+                flags[n++] = argv[++i];
+            }
+        }
+    }
+    if (!dir) {
+        return wrong_usage(log, "backup DIR [" KV_FLAG "] [--data DIR | --config FILE]");
+    }
+    flags[n++] = model;
+    struct daemon_config config;
+    struct daemon_faults faults = {0};
+    enum daemon_config_action action;
+    int rc = daemon_config_load(&config, n, flags, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
+                                getenv("XDG_CACHE_HOME"), &action, &faults);
+    for (size_t i = 0; i < faults.n; i++) {
+        daemon_log(log, LOG_ERR, "%s", faults.lines[i]);
+    }
+    int status = rc ? USAGE : backup(&config, dir, with_kv, log);
+    daemon_faults_free(&faults);
+    daemon_config_free(&config);
+    return status;
+}
+
+bool command_run(int argc, char **argv, const struct daemon_log *log, int *status)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    bool is_verify = strcmp(name, VERIFY) == 0, is_repair = strcmp(name, REPAIR) == 0;
+    if (is_verify || is_repair) {
+        *status = argc == 3 ? verify(argv[2], is_repair, log) : wrong_usage(log, VERIFY " DIR, or " REPAIR " DIR");
+    } else if (strcmp(name, BACKUP) == 0) {
+        *status = backup_command(argc, argv, log);
+    } else if (strcmp(name, "token") == 0) {
+        *status = token_command(argc, argv);
+    } else {
+        return false;
+    }
+    if (fflush(stdout) != 0) {
+        *status = EXIT_FAILURE;
+    }
+    return true;
+}

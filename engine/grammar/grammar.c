@@ -1,0 +1,203 @@
+/* grammar.c - grammars from end to end, and matches.
+ *
+ * A match holds its text, so that it finds its state again after the grammar's states were forgotten to make room.
+ */
+#include "engine/grammar/expr.h"
+#include "engine/grammar/vocab.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct grammar_match {
+    struct grammar *g;
+    expr state;
+    uint32_t age;  /* of the grammar when state was found */
+    bool complete; /* the text may end here */
+    char *text;
+    size_t len, room;
+};
+
+/* ---- grammars ---------------------------------------------------------------------------------------------------- */
+
+int grammar_begin(const struct grammar_vocab *v, struct grammar **out)
+{
+    struct grammar *g = calloc(1, sizeof *g);
+    if (!g)
+        return -ENOMEM;
+    *out = g; /* also on error: the caller frees it */
+    g->vocab = v;
+    if (v && !(g->out = malloc(v->words * sizeof *g->out)))
+        return -ENOMEM;
+    return expr_init(g);
+}
+
+int grammar_end(struct grammar *g, const char *what, char *err, size_t err_size)
+{
+    char why[160] = "";
+    int rc = expr_finish(g, why, sizeof why);
+    if (rc == -ENOSPC)
+        rc = -E2BIG;
+    if (rc == -E2BIG)
+        snprintf(err, err_size, "%s: more work or memory than is allowed for one", what);
+    else if (rc)
+        snprintf(err, err_size, "%s: %s", what, rc == -ENOMEM ? "out of memory" : why);
+    return rc;
+}
+
+int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_vocab *v, struct grammar **out,
+                         char *err, size_t err_size)
+{
+    struct grammar *g = NULL;
+    int rc = grammar_begin(v, &g);
+    if (rc == 0) {
+        rc = pattern_compile(g, CHAR_UTF8, pattern, len, false, &g->root, err, err_size);
+        if (rc == 0 || g->failed)
+            rc = grammar_end(g, "pattern", err, err_size);
+    }
+    if (rc == 0)
+        *out = g;
+    else
+        grammar_free(g);
+    return rc;
+}
+
+void grammar_free(struct grammar *g)
+{
+    if (!g)
+        return;
+    expr_release(g);
+    free(g->out);
+    free(g);
+}
+
+struct grammar_use grammar_use(const struct grammar *g)
+{
+    return (struct grammar_use){g->bytes, g->n_rows, g->masks_made, g->age};
+}
+
+/* ---- matches ----------------------------------------------------------------------------------------------------- */
+
+struct grammar_match *grammar_match_new(struct grammar *g)
+{
+    struct grammar_match *m = calloc(1, sizeof *m);
+    if (m)
+        *m = (struct grammar_match){.g = g, .state = g->root, .age = g->age, .complete = expr_nullable(g, g->root)};
+    return m;
+}
+
+void grammar_match_free(struct grammar_match *m)
+{
+    if (m)
+        free(m->text);
+    free(m);
+}
+
+static expr go(struct grammar *g, expr e, const char *bytes, size_t len)
+{
+    for (size_t i = 0; i < len && e != EXPR_NOTHING; i++)
+        e = expr_step(g, e, g->class_of[(unsigned char)bytes[i]]);
+    return e;
+}
+
+/* Finds the state again after a forgetting. */
+static void refresh(struct grammar_match *m)
+{
+    struct grammar *g = m->g;
+    g->work = 0;
+    g->failed = g->failed == -ENOMEM ? g->failed : 0;
+    if (m->age == g->age)
+        return;
+    /* As much work as making it took. */
+    g->most = SIZE_MAX;
+    m->state = go(g, g->root, m->text, m->len);
+    g->most = GRAMMAR_MAX_STEP_WORK;
+    if (!g->failed)
+        m->age = g->age;
+}
+
+/* Runs once more with all states forgotten when there was no room for more. */
+static int run(struct grammar_match *m, void (*work)(struct grammar_match *m, void *arg), void *arg)
+{
+    struct grammar *g = m->g;
+    for (int tries = 0; tries < 2; tries++) {
+        refresh(m);
+        if (!g->failed)
+            work(m, arg);
+        if (g->failed != -ENOSPC)
+            break;
+        expr_forget(g);
+        if (tries == 1)
+            return -E2BIG;
+    }
+    return g->failed;
+}
+
+struct pushing {
+    const char *bytes;
+    size_t len;
+    expr state;
+};
+
+static void push(struct grammar_match *m, void *arg)
+{
+    struct pushing *p = arg;
+    p->state = go(m->g, m->state, p->bytes, p->len);
+}
+
+int grammar_match_push(struct grammar_match *m, const char *bytes, size_t len)
+{
+    struct pushing p = {bytes, len, EXPR_NOTHING};
+    if (len == 0)
+        return 0;
+    if (m->room - m->len < len) {
+        size_t room = (m->room + len) * 2;
+        char *text = realloc(m->text, room);
+        if (!text)
+            return -ENOMEM;
+        m->text = text;
+        m->room = room;
+    }
+    int rc = run(m, push, &p);
+    if (rc)
+        return rc;
+    if (p.state == EXPR_NOTHING)
+        return -EILSEQ;
+    memcpy(m->text + m->len, bytes, len);
+    m->len += len;
+    m->state = p.state;
+    m->complete = expr_nullable(m->g, p.state);
+    return 0;
+}
+
+bool grammar_match_complete(const struct grammar_match *m)
+{
+    return m->complete;
+}
+
+bool grammar_match_ended(const struct grammar_match *m)
+{
+    return m->state == EXPR_EMPTY; /* a number that is the same after every forgetting */
+}
+
+static void make(struct grammar_match *m, void *arg)
+{
+    mask_make(m->g, m->state, arg);
+}
+
+int grammar_match_mask(struct grammar_match *m, const uint32_t **mask)
+{
+    struct grammar *g = m->g;
+    if (!g->vocab)
+        return -EINVAL;
+    int rc = run(m, make, g->out);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < g->vocab->words; i++)
+        if (g->out[i]) {
+            *mask = g->out;
+            return 0;
+        }
+    return -ENOENT;
+}

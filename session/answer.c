@@ -1,0 +1,287 @@
+/* answer.c - what a turn's tokens say: thinking, text and calls of tools, as items of its output. Engine thread.
+ *
+ * Text comes out of the stream (whole characters, stop strings cut off) and, where the turn has tools or its model
+ * thinks, is taken apart into items as it comes. Each is told when it begins, as it grows, and when it ends; together
+ * they are the output that the turn's row gets. `text` keeps what was written as it was, marks included: a stop string
+ * cuts the context by it.
+ */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+#define TEXT_MIN_BYTES 1024
+
+static int append(struct answer_text *to, const char *text, size_t len)
+{
+    if (to->len + len + 1 > to->capacity) {
+        size_t capacity = to->capacity ? to->capacity : TEXT_MIN_BYTES;
+        while (capacity < to->len + len + 1)
+            capacity *= 2;
+        char *grown = realloc(to->text, capacity);
+        if (!grown)
+            return -ENOMEM;
+        to->text = grown;
+        to->capacity = capacity;
+    }
+    if (len)
+        memcpy(to->text + to->len, text, len);
+    to->len += len;
+    to->text[to->len] = 0;
+    return 0;
+}
+
+/* ---- items ---- */
+
+static struct session_item shown(const struct storage_item *row)
+{
+    return (struct session_item){.id = row->public_id,
+                                 .kind = row->kind,
+                                 .role = ENGINE_ASSISTANT,
+                                 .text = row->text ? row->text : "",
+                                 .len = row->text ? strlen(row->text) : 0,
+                                 .body = row->body,
+                                 .output = true,
+                                 .incomplete = row->incomplete,
+                                 .created_ms = row->created_ms};
+}
+
+/* "resp_X" answers with "msg_X", and "fc_X_1" behind it. */
+static char *item_id(const struct turn *t, const char *prefix)
+{
+    const char *tail = strchr(t->response_id, '_');
+    char number[24] = "", *id = NULL;
+    if (t->n_output_items)
+        (void)snprintf(number, sizeof number, "_%zu", t->n_output_items);
+    return asprintf(&id, "%s%s%s", prefix, tail ? tail : "_", number) < 0 ? NULL : id;
+}
+
+static char *call_body(const struct turn *t, const char *name)
+{
+    cJSON *o = cJSON_CreateObject();
+    char *id = item_id(t, "call"), *body = NULL;
+    if (o && id && cJSON_AddStringToObject(o, "call_id", id) && cJSON_AddStringToObject(o, "name", name))
+        body = cJSON_PrintUnformatted(o);
+    cJSON_Delete(o);
+    free(id);
+    return body;
+}
+
+/* name: of a call's tool. */
+static int begin_item(struct turn *t, enum answer_kind kind, const char *name)
+{
+    static const struct {
+        const char *kind, *prefix;
+    } kinds[] = {[ANSWER_MESSAGE] = {"message", "msg"},
+                 [ANSWER_CALL] = {"function_call", "fc"},
+                 [ANSWER_THINKING] = {"reasoning", "rs"}};
+    struct storage_item *grown = realloc(t->output, (t->n_output_items + 1) * sizeof *grown);
+    if (!grown)
+        return -ENOMEM;
+    t->output = grown;
+    struct storage_item *item = &grown[t->n_output_items];
+    *item = (struct storage_item){.output = true,
+                                  .public_id = item_id(t, kinds[kind].prefix),
+                                  .kind = strdup(kinds[kind].kind),
+                                  .role = strdup(stored_role_name(ENGINE_ASSISTANT)),
+                                  .body = name ? call_body(t, name) : NULL,
+                                  .created_ms = session_wall_ms()};
+    t->n_output_items++;
+    if (!item->public_id || !item->kind || !item->role || (name && !item->body))
+        return -ENOMEM;
+    t->item = (struct answer_text){0};
+    t->item_open = true;
+    t->item_kind = kind;
+    t->item_from = t->n_output;
+    struct session_item s = shown(item);
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
+    return 0;
+}
+
+static int end_item(struct turn *t, bool incomplete)
+{
+    if (!t->item_open)
+        return 0;
+    struct storage_item *item = &t->output[t->n_output_items - 1];
+    if (!t->item.text && append(&t->item, "", 0))
+        return -ENOMEM;
+    item->text = t->item.text;
+    item->incomplete = incomplete;
+    if (t->item_kind == ANSWER_THINKING && asprintf(&item->body, "{\"tokens\":%d}", t->n_output - t->item_from) < 0) {
+        item->body = NULL;
+        return -ENOMEM;
+    }
+    struct session_item s = shown(item);
+    s.len = t->item.len; /* a byte of it may be zero */
+    t->item = (struct answer_text){0};
+    t->item_open = false;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
+    t->n_told += t->started;
+    return 0;
+}
+
+static int say(struct turn *t, const char *text, size_t len)
+{
+    int rc = append(&t->item, text, len);
+    if (!rc)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+    return rc;
+}
+
+static int take_part(void *arg, const struct engine_part *p)
+{
+    struct turn *t = arg;
+    char *name;
+    enum answer_kind kind;
+    int rc = 0;
+    if (t->answer_over)
+        return 0; /* one call was asked for */
+    switch (p->kind) {
+    case ENGINE_PART_TEXT:
+    case ENGINE_PART_THINKING:
+        kind = p->kind == ENGINE_PART_TEXT ? ANSWER_MESSAGE : ANSWER_THINKING;
+        if (t->item_open && t->item_kind != kind)
+            rc = end_item(t, false);
+        if (!rc && !t->item_open)
+            rc = begin_item(t, kind, NULL);
+        return rc ? rc : say(t, p->text, p->len);
+    case ENGINE_PART_THINKING_END:
+        return end_item(t, p->broken);
+    case ENGINE_PART_CALL:
+        name = strndup(p->text, p->len);
+        rc = name ? end_item(t, false) : -ENOMEM;
+        if (!rc)
+            rc = begin_item(t, ANSWER_CALL, name);
+        free(name);
+        return rc;
+    case ENGINE_PART_ARGUMENTS:
+        return say(t, p->text, p->len);
+    case ENGINE_PART_CALL_END:
+        t->answer_over = t->one_call;
+        t->broken_call |= p->broken;
+        return end_item(t, p->broken);
+    }
+    return 0;
+}
+
+/* ---- the stream ---- */
+
+static int take_text(struct turn *t, const char *text, size_t len)
+{
+    if (len == 0)
+        return 0;
+    int rc = append(&t->text, text, len);
+    if (rc)
+        return rc;
+    return t->calls ? engine_calls_text(t->calls, text, len)
+                    : take_part(t, &(struct engine_part){.kind = ENGINE_PART_TEXT, .text = text, .len = len});
+}
+
+int answer_begin(struct turn *t)
+{
+    const struct engine *e = t->session->engine;
+    t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
+    const char *tools = t->tool_choice != SESSION_TOOLS_NONE ? t->tools : NULL;
+    if (t->stream && (tools || engine_chat_thinks(e)) && !(t->calls = engine_calls_new(e, tools, take_part, t)))
+        return -ENOMEM;
+    return t->stream ? 0 : -errno;
+}
+
+/* 1: a stop string was completed. */
+static int push(struct turn *t, engine_token id)
+{
+    const char *text = NULL;
+    size_t len = 0;
+    if (t->calls && engine_calls_is_mark(t->calls, id)) {
+        int rc = engine_stream_flush(t->stream, &text, &len);
+        rc = rc ? rc : take_text(t, text, len);
+        text = engine_token_bytes(t->session->engine, id, &len);
+        rc = rc ? rc : append(&t->text, text, len);
+        return rc ? rc : engine_calls_mark(t->calls, id);
+    }
+    int stopped = engine_stream_push(t->stream, id, &text, &len);
+    int rc = stopped < 0 ? stopped : take_text(t, text, len);
+    return rc ? rc : stopped;
+}
+
+/* What the answer was made to begin with is part of it. */
+static int take_opening(struct turn *t)
+{
+    int rc = 0;
+    for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc >= 0; i++)
+        rc = push(t, t->context.ids[i]);
+    t->opened = true;
+    return rc < 0 ? rc : 0;
+}
+
+/* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
+ * across the cut is replaced by the tokens of its first part. Where the text is not what its tokens' bytes are (U+FFFD
+ * in place of broken ones), the rest of it is tokenized anew. */
+static int cut(struct turn *t)
+{
+    size_t bytes = 0, len;
+    size_t keep = (size_t)(t->n_prompt - t->n_opened);
+    while (keep < t->context.n && bytes < t->text.len) {
+        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
+        if (len > t->text.len - bytes || (len && memcmp(token, t->text.text + bytes, len) != 0))
+            break;
+        bytes += len;
+        keep++;
+    }
+    if (keep < (size_t)t->n_prompt)
+        return 0; /* within what it was made to begin with, which stays */
+    t->context.n = keep;
+    int rc = bytes < t->text.len
+                 ? engine_tokenize(t->session->engine, t->text.text + bytes, t->text.len - bytes, false, &t->context)
+                 : 0;
+    if (!rc && engine_seq_length(t->hot->seq) > (int)keep)
+        rc = hot_truncate(t->hot, (int)keep);
+    t->n_output = (int)t->context.n - t->n_prompt;
+    return rc;
+}
+
+int answer_token(struct turn *t, engine_token id)
+{
+    int rc = t->n_opened && !t->opened ? take_opening(t) : 0;
+    rc = rc ? rc : push(t, id);
+    if (rc == 1) {
+        t->stopped_by_string = true;
+        rc = cut(t);
+        return rc ? rc : 1;
+    }
+    return rc ? rc : t->answer_over;
+}
+
+int answer_finish(struct turn *t)
+{
+    const char *text = NULL;
+    size_t len = 0;
+    int rc = 0;
+    if (!t->generate)
+        return 0;
+    if (t->stream && !t->stopped_by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
+        rc = take_text(t, text, len);
+    if (!rc && t->calls)
+        rc = engine_calls_finish(t->calls);
+    if (rc)
+        return rc;
+    if (t->broken_call && !t->reason)
+        t->reason = "malformed_call";
+    if (!t->n_output_items && (rc = begin_item(t, ANSWER_MESSAGE, NULL)))
+        return rc;
+    return end_item(t, t->reason != NULL); /* what was cut short is the last of it */
+}
+
+void answer_tell(struct turn *t)
+{
+    for (; t->n_told < t->n_output_items; t->n_told++) {
+        struct session_item s = shown(&t->output[t->n_told]);
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
+        if (s.len)
+            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = s.text, .len = s.len});
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
+    }
+}

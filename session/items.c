@@ -1,0 +1,172 @@
+/* items.c - items of the API's lists as messages of a context, and what tells equal ones.
+ *
+ * A row's kind says what it is: "message" (its role says whose), "function_call" (the text is the arguments, the body
+ * has the tool's name), "function_call_output", "reasoning" (which is in the
+ * context as tokens alone), "tools" (definitions, from the turn on that has them; listed nowhere).
+ * Whether an item that a client sends again is one that is stored, its content decides: white space around it does not
+ * count, arguments are equal as JSON values, and ids mean nothing.
+ */
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <errno.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+int items_role(const char *kind, const char *role, enum engine_role *out)
+{
+    if (!strcmp(kind, "message"))
+        *out = stored_role(role);
+    else if (!strcmp(kind, "function_call"))
+        *out = ENGINE_CALL;
+    else if (!strcmp(kind, "function_call_output"))
+        *out = ENGINE_RESULT;
+    else
+        return -ENOENT;
+    return 0;
+}
+
+char *items_field(const char *body, const char *key)
+{
+    cJSON *o = body ? cJSON_Parse(body) : NULL;
+    const cJSON *v = o ? cJSON_GetObjectItemCaseSensitive(o, key) : NULL;
+    char *text = cJSON_IsString(v) ? strdup(v->valuestring) : NULL;
+    cJSON_Delete(o);
+    return text;
+}
+
+int items_message(const struct storage_item *row, struct engine_message *out, char **name)
+{
+    enum engine_role role;
+    *name = NULL;
+    if (!row->text || items_role(row->kind, row->role, &role))
+        return -ENOENT;
+    if (role == ENGINE_CALL && !(*name = items_field(row->body, "name")))
+        return -ENOMEM;
+    *out = (struct engine_message){.role = role, .text = row->text, .len = strlen(row->text), .name = *name};
+    return 0;
+}
+
+static size_t trimmed(const char **text, size_t len)
+{
+    while (len && isspace((unsigned char)**text))
+        (*text)++, len--;
+    while (len && isspace((unsigned char)(*text)[len - 1]))
+        len--;
+    return len;
+}
+
+int items_chain(uint8_t hash[32], const struct engine_message *m)
+{
+    uint8_t role = (uint8_t)m->role;
+    const char *text = m->text, *name = m->name ? m->name : "";
+    size_t len = m->len;
+    char *value = NULL;
+    if (m->role == ENGINE_CALL || m->role == ENGINE_TOOLS) {
+        int rc = engine_json(m->text, m->len, true, &value, &len);
+        if (rc && rc != -EINVAL)
+            return rc;
+        text = rc ? m->text : value;
+        len = rc ? m->len : len;
+    }
+    len = trimmed(&text, len);
+    EVP_MD_CTX *md = EVP_MD_CTX_new();
+    bool ok = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) && EVP_DigestUpdate(md, hash, 32) &&
+              EVP_DigestUpdate(md, &role, 1) &&
+              (m->role != ENGINE_CALL || EVP_DigestUpdate(md, name, strlen(name) + 1)) &&
+              EVP_DigestUpdate(md, text, len) && EVP_DigestFinal_ex(md, hash, NULL);
+    EVP_MD_CTX_free(md);
+    free(value);
+    return ok ? 0 : -ENOMEM;
+}
+
+/* ---- results, and the calls that they belong to ---- */
+
+struct call {
+    char *id;
+    bool answered;
+};
+
+struct calls {
+    struct call *list;
+    size_t n;
+};
+
+static int add_call(struct calls *c, const char *body, bool answered)
+{
+    struct call *grown = realloc(c->list, (c->n + 1) * sizeof *grown);
+    if (!grown)
+        return -ENOMEM;
+    c->list = grown;
+    grown[c->n] = (struct call){items_field(body, "call_id"), answered};
+    c->n += grown[c->n].id != NULL;
+    return 0;
+}
+
+/* The latest call with this id. */
+static struct call *find_call(const struct calls *c, const char *id)
+{
+    for (size_t i = c->n; id && i-- > 0;)
+        if (!strcmp(c->list[i].id, id))
+            return &c->list[i];
+    return NULL;
+}
+
+static int take_item(struct calls *c, const struct storage_item *item, const char **wrong)
+{
+    if (!strcmp(item->kind, "function_call"))
+        return add_call(c, item->body, false);
+    if (strcmp(item->kind, "function_call_output") != 0)
+        return 0;
+    char *id = items_field(item->body, "call_id");
+    struct call *call = find_call(c, id);
+    free(id);
+    if (!call)
+        *wrong = "there is no call for the output of a call: its call_id is unknown here";
+    else if (call->answered)
+        *wrong = "the output of a call was given twice";
+    else
+        call->answered = true;
+    return 0;
+}
+
+/* The calls of the answer that the turn follows; what was said to it without an answer counts as well. */
+static int calls_before(struct storage_ledger *l, const struct turn *t, struct calls *c)
+{
+    int64_t id = t->found.parent.id;
+    struct storage_turn rows[8];
+    int rc = 0, n = 0;
+    const char *ignored = NULL;
+    while (id && n < 8 && !rc) {
+        rc = storage_turn_by_id(l, t->found.owner.id, id, STORAGE_TURN_ITEMS, &rows[n]);
+        if (rc)
+            break;
+        id = rows[n].answered ? 0 : rows[n].parent;
+        n++;
+    }
+    for (int i = n; i-- > 0;) {
+        for (size_t k = 0; !rc && k < rows[i].n_items; k++)
+            rc = take_item(c, &rows[i].items[k], &ignored);
+        storage_turn_free(&rows[i]);
+    }
+    return rc;
+}
+
+int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong)
+{
+    struct calls c = {0};
+    size_t first = t->match ? 0 : t->found.matched;
+    bool any = false;
+    *wrong = NULL;
+    for (size_t i = first; i < t->n_messages; i++)
+        any |= t->messages[i].role == ENGINE_RESULT;
+    int rc = any && !t->match ? calls_before(l, t, &c) : 0;
+    for (size_t i = first; any && !rc && !*wrong && i < t->n_messages; i++)
+        rc = take_item(&c, &t->items[i], wrong);
+    for (size_t i = 0; i < c.n; i++)
+        free(c.list[i].id);
+    free(c.list);
+    return rc;
+}

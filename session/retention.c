@@ -1,0 +1,115 @@
+/* retention.c - conversations that nobody has used for long are deleted, when the operator wants that. Engine thread.
+ *
+ * Each goes as if its owner had deleted it, one after the other: whatever runs on it is stopped, nothing of it is left
+ * on the disk, and if that fails it is tried again. Age is counted by the wall clock from a conversation's last turn or
+ * change. A clock that is wrong must not cost anything: nothing is deleted in the first hour, in which it may still be
+ * set, nor in the hour after it was.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+
+#include "session/session_internal.h"
+
+#define WAIT_MS  (60 * 60 * 1000) /* before the first, and after the clock was set */
+#define PAUSE_MS (60 * 1000)      /* between looks that found nothing */
+#define STEP_MS  (60 * 1000)      /* the wall clock went so far otherwise than the steady one: it was set */
+
+struct retention {
+    struct session *session;
+    int64_t before_ms;
+    char *owner, *conversation;
+    int rc;
+};
+
+void retention_start(struct session *s, int64_t retain_ms, int wait_ms)
+{
+    s->retain_ms = retain_ms;
+    s->retain_wait_ms = wait_ms ? wait_ms : WAIT_MS;
+    s->retain_offset_ms = session_wall_ms() - session_now_ns() / 1000000;
+    s->retain_due_ms = session_now_ns() / 1000000 + s->retain_wait_ms;
+}
+
+static void over(struct retention *r, int pause_ms)
+{
+    r->session->retaining = false;
+    r->session->retain_due_ms = session_now_ns() / 1000000 + pause_ms;
+    free(r->owner);
+    free(r->conversation);
+    free(r);
+}
+
+static void deleted(struct session *s, void *arg)
+{
+    struct retention *r = arg;
+    s->jobs--;
+    if (r->rc == 0 || r->rc == -EINPROGRESS) {
+        s->status.conversations_expired++;
+        session_log(s, LOG_INFO, "conversation %s of %s was not used for longer than is kept, and is deleted",
+                    r->conversation, r->owner);
+    }
+    over(r, r->rc == 0 ? 0 : PAUSE_MS);
+    retention_tick(s); /* the next one */
+}
+
+/* [any thread] */
+static void delete_done(void *arg, const struct session_result *result)
+{
+    struct retention *r = arg;
+    r->rc = result->rc;
+    while (session_post(r->session, deleted, r))
+        ;
+}
+
+static void found(struct session *s, void *arg)
+{
+    struct retention *r = arg;
+    s->jobs--;
+    if (r->rc || s->closing || !s->storage) {
+        over(r, PAUSE_MS);
+        return;
+    }
+    s->jobs++;
+    if (session_conversation_delete(s, r->owner, r->conversation, delete_done, r)) {
+        s->jobs--;
+        over(r, PAUSE_MS);
+    }
+}
+
+static int find_run(struct storage_ledger *l, void *arg)
+{
+    struct retention *r = arg;
+    return storage_conversation_oldest(l, r->before_ms, &r->owner, &r->conversation);
+}
+
+static void find_done(void *arg, int rc)
+{
+    struct retention *r = arg;
+    r->rc = rc;
+    while (session_post(r->session, found, r))
+        ;
+}
+
+void retention_tick(struct session *s)
+{
+    int64_t now_ms = session_now_ns() / 1000000, wall_ms = session_wall_ms();
+    if (!s->retain_ms || s->retaining || s->closing || !s->storage)
+        return;
+    if (llabs((long long)(wall_ms - now_ms - s->retain_offset_ms)) > STEP_MS) {
+        s->retain_offset_ms = wall_ms - now_ms;
+        s->retain_due_ms = now_ms + s->retain_wait_ms;
+    }
+    if (now_ms < s->retain_due_ms)
+        return;
+    struct retention *r = calloc(1, sizeof *r);
+    if (!r)
+        return;
+    r->session = s;
+    r->before_ms = wall_ms - s->retain_ms;
+    s->retaining = true;
+    if (storage_submit(s->storage, (struct storage_job){.run = find_run, .done = find_done, .arg = r}))
+        over(r, PAUSE_MS);
+    else
+        s->jobs++;
+}

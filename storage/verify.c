@@ -1,0 +1,278 @@
+/* verify.c - checks every row and every record of a storage, as one job of the ledger thread.
+ *
+ * Beside what SQLite knows of its own files: what this program takes for granted of the rows. The KV is a cache: turns
+ * whose KV is not there are counted and nothing is wrong with them.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/storage_internal.h"
+
+#define LINES_MAX 100 /* of one kind */
+
+struct verify {
+    bool repair;
+    void (*report)(void *arg, const char *text);
+    void *arg;
+    struct storage_checked *n;
+    bool index_wrong;
+};
+
+__attribute__((format(printf, 2, 3))) static void wrong(struct verify *v, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    v->n->wrong++;
+    v->report(v->arg, text);
+}
+
+/* Every row of a query is a line: something that is wrong. */
+static int lines(struct verify *v, sqlite3 *db, const char *file, const char *sql, const char *good)
+{
+    sqlite3_stmt *s = NULL;
+    int rc = sqlite3_prepare_v2(db, sql, -1, &s, NULL), n = 0;
+    while (rc == SQLITE_OK && (rc = sqlite3_step(s)) == SQLITE_ROW && n < LINES_MAX) {
+        const char *text = (const char *)sqlite3_column_text(s, 0);
+        if (!good || !text || strcmp(text, good) != 0) {
+            wrong(v, "%s: %s", file, text ? text : "NULL");
+            v->index_wrong |= !strcmp(file, "kv.db");
+            n++;
+        }
+        rc = SQLITE_OK;
+    }
+    (void)sqlite3_finalize(s);
+    rc = schema_errno(rc);
+    if (rc == -EBADMSG) {
+        wrong(v, "%s: cannot be read to its end: it is damaged", file);
+        v->index_wrong |= !strcmp(file, "kv.db");
+        rc = 0;
+    }
+    return rc;
+}
+
+static const char *const of_ledger[] = {
+    "SELECT 'conversation ' || public_id || ': its head is none of its turns' FROM conversations c WHERE head <> 0 AND "
+    "NOT EXISTS(SELECT 1 FROM turns t WHERE t.id = c.head AND t.conversation = c.id AND t.status < 2)",
+    "SELECT 'conversation ' || public_id || ': it has ' || (SELECT count(*) FROM turns t WHERE t.conversation = c.id "
+    "AND "
+    "t.status < 2) || ' turns, and not ' || n_turns FROM conversations c WHERE n_turns <> (SELECT count(*) FROM turns "
+    "t "
+    "WHERE t.conversation = c.id AND t.status < 2)",
+    "SELECT 'response ' || t.public_id || ': it follows one that cannot be followed' FROM turns t JOIN turns p ON "
+    "p.id = t.parent WHERE p.conversation <> t.conversation OR p.owner <> t.owner OR p.id >= t.id OR p.status >= 2 OR "
+    "t.depth <> p.depth + 1 AND t.status < 2",
+    "SELECT 'response ' || t.public_id || ': its conversation is another owner''s' FROM turns t JOIN conversations c "
+    "ON "
+    "c.id = t.conversation WHERE c.owner <> t.owner",
+    "SELECT 'response ' || t.public_id || ': its tokens are missing' FROM turns t LEFT JOIN tokens k ON k.turn = t.id "
+    "WHERE t.status < 2 AND (k.turn IS NULL OR t.prompt_bytes > length(k.ids))",
+    "SELECT 'response ' || t.public_id || ': it is answered, and has no answer' FROM turns t WHERE t.status < 2 AND "
+    "t.answered AND NOT EXISTS(SELECT 1 FROM items i WHERE i.turn = t.id AND i.output)",
+};
+
+static const char *const of_index[] = {
+    "SELECT 'segment ' || hex(substr(key, 1, 8)) || ': there is none before it' FROM segments s WHERE parent <> "
+    "zeroblob(32) AND NOT EXISTS(SELECT 1 FROM segments p WHERE substr(p.key, 1, 8) = substr(s.parent, 1, 8) AND "
+    "p.key = s.parent AND p.first + p.count = s.first)",
+    "SELECT 'segment ' || hex(substr(key, 1, 8)) || ': it has ' || (SELECT count(*) FROM segments c WHERE "
+    "substr(c.parent, 1, 8) = substr(s.key, 1, 8) AND c.parent = s.key) || ' children, and not ' || children FROM "
+    "segments s "
+    "WHERE children <> (SELECT count(*) FROM segments c WHERE substr(c.parent, 1, 8) = substr(s.key, 1, 8) AND "
+    "c.parent = s.key)",
+    "SELECT 'segment ' || hex(substr(key, 1, 8)) || ': it has no space' FROM segments WHERE space NOT IN (SELECT id "
+    "FROM "
+    "spaces)",
+    "SELECT 'segment ' || hex(substr(a.key, 1, 8)) || ': there is another one in its place' FROM segments a JOIN "
+    "segments b "
+    "ON b.pack = a.pack AND b.offset > a.offset AND b.offset < a.offset + a.bytes",
+    "SELECT 'pack ' || p.n || ': there are ' || ifnull(s.n, 0) || ' records of ' || ifnull(s.bytes, 0) || ' bytes, and "
+    "not ' "
+    "|| p.live_count || ' of ' || p.live_bytes FROM packs p LEFT JOIN (SELECT pack, count(*) AS n, sum(bytes) AS bytes "
+    "FROM "
+    "segments WHERE pack IS NOT NULL GROUP BY pack) s ON s.pack = p.n WHERE p.live_bytes <> ifnull(s.bytes, 0) OR "
+    "p.live_count <> ifnull(s.n, 0)",
+};
+
+static int64_t one_number(struct storage_ledger *l, const char *sql)
+{
+    sqlite3_stmt *s = NULL;
+    int64_t n = 0;
+    if (sqlite3_prepare_v2(l->db, sql, -1, &s, NULL) == SQLITE_OK && sqlite3_step(s) == SQLITE_ROW)
+        n = sqlite3_column_int64(s, 0);
+    (void)sqlite3_finalize(s);
+    return n;
+}
+
+/* What a record's row says of it. */
+struct wanted {
+    struct segment_row row;
+    uint8_t fingerprint[32];
+    uint32_t first, count;
+    void *label; /* decoded */
+    size_t label_bytes;
+};
+
+/* NULL: it is as its row says; else what is wrong. */
+static const char *record_fault(struct storage_ledger *l, const struct wanted *w)
+{
+    const struct segment_row *row = &w->row;
+    struct pack_record r;
+    const char *fault = NULL;
+    uint8_t *record = row->bytes <= PACK_RECORD_MAX ? malloc(row->bytes ? row->bytes : 1) : NULL;
+    if (!record)
+        return "it is too large to be read";
+    int rc = packs_read(&l->st->packs, row->pack, row->offset, record, row->bytes);
+    if (rc)
+        fault = rc == -ENOENT ? "its pack is missing" : "it cannot be read";
+    else if (pack_record_parse(record, row->bytes, true, &r))
+        fault = "its record is damaged";
+    else if (memcmp(r.key, row->key, sizeof r.key) || memcmp(r.parent, row->parent, sizeof r.parent) ||
+             memcmp(r.fingerprint, w->fingerprint, sizeof r.fingerprint) || r.owner != row->owner ||
+             r.first != w->first || r.count != w->count || r.label_bytes != w->label_bytes ||
+             memcmp(record + PACK_HEADER_BYTES, w->label, w->label_bytes))
+        fault = "another record is in its place";
+    else if (codec_verify(record + pack_payload_offset(r.label_bytes), (size_t)r.payload_bytes))
+        fault = "its KV is damaged";
+    free(record);
+    return fault;
+}
+
+/* Whether a search for its own label finds it, or one that it is the head of. */
+static bool is_found(struct storage_ledger *l, const struct wanted *w)
+{
+    struct storage_found rows[2];
+    size_t n = 0;
+    bool found = false;
+    if (storage_segment_nearest(l, w->row.owner, w->fingerprint, w->row.parent, w->label, (uint32_t)w->label_bytes,
+                                rows, &n))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        found |= rows[i].label_bytes >= w->label_bytes && !memcmp(rows[i].label, w->label, w->label_bytes);
+        free(rows[i].label);
+    }
+    return found;
+}
+
+static int segment_check(struct storage_ledger *l, struct verify *v, const struct wanted *w)
+{
+    const uint8_t *k = w->row.key;
+    const char *fault = record_fault(l, w);
+    v->n->segments++;
+    if (!is_found(l, w)) {
+        wrong(v, "kv.db: segment %02X%02X%02X%02X%02X%02X%02X%02X: a search does not find it", k[0], k[1], k[2], k[3],
+              k[4], k[5], k[6], k[7]);
+        v->index_wrong = true;
+    }
+    if (!fault)
+        return 0;
+    wrong(v, "pack-%08u, offset %llu: segment %02X%02X%02X%02X%02X%02X%02X%02X: %s", w->row.pack,
+          (unsigned long long)w->row.offset, k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], fault);
+    return v->repair ? segment_forget(l, k, w->row.pack, w->row.offset) : 0;
+}
+
+static int segments_check(struct storage_ledger *l, struct verify *v)
+{
+    int64_t id = 0;
+    int rc;
+    for (;;) {
+        struct wanted w = {0};
+        int unit = 0;
+        size_t n = 0;
+        sqlite3_stmt *s = STMT_WITH(l, S_SEG_NEXT, &rc, id);
+        rc = stmt_one(l, s, rc);
+        if (rc != 1)
+            return rc;
+        id = sqlite3_column_int64(s, 0);
+        w.row.pack = (uint32_t)sqlite3_column_int64(s, 3);
+        w.row.offset = (uint64_t)sqlite3_column_int64(s, 4);
+        w.row.bytes = (uint64_t)sqlite3_column_int64(s, 5);
+        w.row.owner = sqlite3_column_int64(s, 8);
+        w.first = (uint32_t)sqlite3_column_int64(s, 6);
+        w.count = (uint32_t)sqlite3_column_int64(s, 7);
+        unit = sqlite3_column_int(s, 10);
+        rc = column_bytes(s, 1, w.row.key, STORAGE_KEY_BYTES);
+        if (!rc)
+            rc = column_bytes(s, 2, w.row.parent, STORAGE_KEY_BYTES);
+        if (!rc)
+            rc = column_bytes(s, 9, w.fingerprint, sizeof w.fingerprint);
+        if (!rc) {
+            w.label = label_decode(unit, sqlite3_column_blob(s, 11), (size_t)sqlite3_column_bytes(s, 11), &n);
+            w.label_bytes = n;
+            rc = w.label ? 0 : -ENOMEM;
+        }
+        stmt_reset(s);
+        if (!rc)
+            rc = segment_check(l, v, &w);
+        free(w.label);
+        if (rc)
+            return rc;
+    }
+}
+
+/* Turns that hold something which is not there. */
+static int holds_check(struct storage_ledger *l, struct verify *v)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLDS, &rc);
+    while (s && (rc = stmt_step(l, s)) == 1) {
+        uint8_t key[STORAGE_KEY_BYTES];
+        if (column_bytes(s, 0, key, sizeof key) || segment_exists(l, key) != 1)
+            v->n->not_stored++;
+    }
+    if (s)
+        stmt_reset(s);
+    return rc;
+}
+
+static int verify_run(struct storage_ledger *l, void *arg)
+{
+    struct verify *v = arg;
+    int rc = 0;
+    for (int kv = 0; kv < 2 && !rc; kv++) {
+        sqlite3 *db = kv ? l->kv : l->db;
+        const char *file = kv ? "kv.db" : "ledger.db";
+        const char *const *checks = kv ? of_index : of_ledger;
+        size_t n = kv ? sizeof of_index / sizeof *of_index : sizeof of_ledger / sizeof *of_ledger;
+        rc = lines(v, db, file, "PRAGMA integrity_check(100)", "ok");
+        if (!rc)
+            rc = lines(v, db, file,
+                       "SELECT 'a row of ' || \"table\" || ' belongs to none' FROM pragma_foreign_key_check", NULL);
+        for (size_t i = 0; i < n && !rc; i++)
+            rc = lines(v, db, file, checks[i], NULL);
+    }
+    v->n->conversations = (uint64_t)one_number(l, "SELECT count(*) FROM conversations");
+    v->n->turns = (uint64_t)one_number(l, "SELECT count(*) FROM turns");
+    if (!rc)
+        rc = segments_check(l, v);
+    if (!rc)
+        rc = holds_check(l, v);
+    if (rc == -EBADMSG) { /* it was said what is damaged */
+        v->index_wrong = true;
+        rc = 0;
+    }
+    if (!rc && v->repair && v->index_wrong)
+        atomic_store(&l->st->kv_damaged, true); /* that is noted with the end of this batch */
+    return rc;
+}
+
+int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   struct storage_checked *out, char *err, size_t err_size)
+{
+    struct storage *st;
+    *out = (struct storage_checked){0};
+    struct verify v = {.repair = repair, .report = report, .arg = arg, .n = out};
+    int rc = storage_open(opts, &st, err, err_size);
+    if (rc)
+        return rc;
+    rc = jobs_call(st, verify_run, &v);
+    if (rc && err_size)
+        (void)snprintf(err, err_size, "%s: %s", opts->dir, strerror(-rc));
+    storage_close(st);
+    return rc;
+}

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Tools with the openai package, unmodified, and a real model: calls, streams, loops of them, replayed as a whole or chained. What
+goes through the model is asserted, not how clever it is: where an answer must be a call, the request says so."""
+
+import json
+import sys
+
+from daemon import QWEN, Daemon, Scratch, check_receipt, need, run
+
+try:
+    import openai
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+except ImportError as e:
+    print(f"skip: {e}")
+    sys.exit(77)
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+MODEL = "default"
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+WEATHER = {"name": "get_weather", "description": "The weather in a city.", "parameters": PARAMETERS}
+FLAT = [{"type": "function", **WEATHER, "strict": True}, {"type": "web_search"}]
+NESTED = [{"type": "function", "function": WEATHER}]
+LIMITS = {"model": MODEL, "temperature": 0}
+CALLS = 20
+
+
+def client_of(d):
+    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+def check_new(convod, most):
+    """Only what is new went through the model, and that is no more than what a result takes."""
+    tokens = convod["tokens"]
+    assert convod["reprefilled"] == [], convod
+    assert 0 < tokens["prefilled"] == tokens["new"] <= most, convod
+
+
+def call_of(response):
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert len(calls) == 1, response.output
+    return calls[0]
+
+
+def one_call():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        r = c.responses.create(input="Weather in Oslo?", tools=FLAT, tool_choice={"type": "function", "name": "get_weather"}, max_output_tokens=64, **LIMITS)
+        Response.model_validate(r.to_dict())
+        call = call_of(r)
+        assert call.name == "get_weather" and call.call_id and r.status == "completed", r
+        json.loads(call.arguments)
+        assert [t.type for t in r.tools] == ["function"] and r.tools[0].strict is True
+        assert r.to_dict()["convod"]["skipped_tools"] == ["web_search"]
+        again = c.responses.retrieve(r.id)
+        assert again.output == r.output
+        # Chained by its id: the result alone is new.
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"degrees": 21}'}
+        second = c.responses.create(input=[output], previous_response_id=r.id, tools=FLAT, max_output_tokens=24, **LIMITS)
+        check_new(second.to_dict()["convod"], 40)
+        check_receipt(second.to_dict())
+        items = c.responses.input_items.list(second.id).data
+        assert [i.type for i in items] == ["function_call_output"] and items[0].output == '{"degrees": 21}'
+        try:
+            c.responses.create(input=[{**output, "call_id": "call_other"}], previous_response_id=r.id, tools=FLAT, **LIMITS)
+            raise AssertionError("a result of no call was taken")
+        except openai.BadRequestError as e:
+            assert e.param == "input", e
+        d.stop()
+
+
+def streamed():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        events = [
+            EVENT.validate_python(e.to_dict())
+            for e in c.responses.create(input="Weather in Oslo?", tools=FLAT, tool_choice="required", stream=True, max_output_tokens=64, **LIMITS)
+        ]
+        assert [e.sequence_number for e in events] == list(range(len(events)))
+        final = events[-1].response
+        assert final.status == "completed", final
+        for index, item in enumerate(final.output):
+            mine = [e for e in events if getattr(e, "output_index", None) == index]
+            assert mine[0].type == "response.output_item.added" and mine[-1].type == "response.output_item.done"
+            assert mine[-1].item == item and mine[0].item.id == item.id
+            if item.type == "function_call":
+                assert mine[0].item.arguments == "" and mine[0].item.call_id == item.call_id
+                deltas = [e.delta for e in mine if e.type == "response.function_call_arguments.delta"]
+                done = [e for e in mine if e.type == "response.function_call_arguments.done"]
+                assert "".join(deltas) == done[0].arguments == item.arguments and len(deltas) > 1
+        assert any(item.type == "function_call" for item in final.output)
+        with c.responses.stream(input="Weather in Rome?", tools=FLAT, tool_choice="required", max_output_tokens=64, **LIMITS) as stream:
+            for _ in stream:
+                pass
+            assert call_of(stream.get_final_response()).name == "get_weather"
+        # The same in Chat Completions: the package's own accumulation of the pieces.
+        with c.chat.completions.stream(
+            messages=[{"role": "user", "content": "Weather in Rome?"}], tools=NESTED, tool_choice="required", max_tokens=64, **LIMITS
+        ) as chunks:
+            for _ in chunks:
+                pass
+            choice = chunks.get_final_completion().choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls[0].function.name == "get_weather", choice
+        d.stop()
+
+
+def loop_of_replays(store):
+    """An agent that keeps its own history and sends all of it: ids left out, arguments written otherwise, thinking added."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        history = [{"role": "user", "content": "Compare the weather in some cities of Norway."}]
+        for i in range(CALLS):
+            r = c.responses.create(
+                input=history, tools=FLAT, tool_choice={"type": "function", "name": "get_weather"}, instructions="Call tools.",
+                max_output_tokens=32, store=store, **LIMITS,
+            )  # fmt: skip
+            convod = check_receipt(r.to_dict())
+            if i:
+                check_new(convod, 60)
+                assert convod["tokens"]["history"] > i * 20, convod
+            call = call_of(r)
+            arguments = call.arguments
+            if call.status == "completed":
+                arguments = json.dumps(json.loads(arguments), indent=2)
+            history += [
+                {"type": "reasoning", "id": f"rs_{i}", "summary": []},
+                {"type": "function_call", "call_id": f"mine_{i}", "name": call.name, "arguments": arguments},
+                {"type": "function_call_output", "call_id": f"mine_{i}", "output": json.dumps({"degrees": i})},
+            ]
+        r = c.responses.create(input=history, tools=FLAT, instructions="Call tools.", max_output_tokens=24, store=store, **LIMITS)
+        check_new(check_receipt(r.to_dict()), 60)
+        if store:  # restored, the same holds
+            d.settle()
+            d.kill()
+            d.start()
+            c = client_of(d)
+            r = c.responses.create(
+                input=history + [i.to_dict() for i in r.output] + ([{"role": "user", "content": "Go on."}]),
+                tools=FLAT, instructions="Call tools.", max_output_tokens=24, **LIMITS,
+            )  # fmt: skip
+            convod = check_receipt(r.to_dict())
+            check_new(convod, 60)
+            assert convod["tokens"]["disk"] > CALLS * 20, convod
+        d.stop()
+
+
+def loop_stored():
+    loop_of_replays(True)
+
+
+def loop_not_stored():
+    loop_of_replays(False)
+
+
+def loop_of_completions():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        messages = [{"role": "system", "content": "Call tools."}, {"role": "user", "content": "Compare the weather in some cities of Norway."}]
+        for i in range(CALLS):
+            r = c.chat.completions.create(messages=messages, tools=NESTED, tool_choice="required", max_tokens=32, **LIMITS)
+            if i:
+                check_new(r.to_dict()["convod"], 60)
+            message = r.choices[0].message
+            assert message.tool_calls, r
+            messages.append(message.to_dict())
+            for call in message.tool_calls:
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps({"degrees": i})})
+        r = c.chat.completions.create(messages=messages, tools=NESTED, max_tokens=24, **LIMITS)
+        check_new(r.to_dict()["convod"], 60)
+        d.stop()
+
+
+def across_interfaces():
+    """What was said through one interface is known in another, and in a conversation it is not added to."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        conversation = c.conversations.create()
+        first = c.responses.create(input="Name a colour.", conversation=conversation.id, instructions="Be brief.", max_output_tokens=16, **LIMITS)
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
+        messages += [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And another one."}]
+        r = c.chat.completions.create(messages=messages, max_tokens=16, **LIMITS)
+        check_new(r.to_dict()["convod"], 30)
+        assert r.usage.prompt_tokens_details.cached_tokens > 0
+        assert len(list(c.conversations.items.list(conversation.id))) == 2
+        messages += [{"role": "assistant", "content": r.choices[0].message.content}, {"role": "user", "content": "One more."}]
+        r = c.responses.create(input=messages[1:], instructions="Be brief.", max_output_tokens=16, **LIMITS)
+        check_new(r.to_dict()["convod"], 30)
+        assert r.previous_response_id is None and c.responses.retrieve(r.id).previous_response_id is None
+        d.stop()
+
+
+need(QWEN)
+run(one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces)

@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""Many conversations at once against convod and, in the same run, the peer's server: `make bench-serve` calls it.
+
+usage: serve.py [--conversations N] [--turns N] [--active N] [--model FILE] [--json FILE] [--svg FILE] [--no-peer] [--seed N]
+
+The load: conversations whose first prompt is log-normal around 1,000 tokens, whose later messages have 120 to 160 and whose
+answers 80 to 120; who speaks next is Zipf-like, so that some are always hot and others come back after a long time. So many
+speak at once (--active); a third of the conversations fits into the KV pages. Two owners share convod: one has two thirds of
+the conversations. convod is sent the new message alone, the peer the whole history, with its prompt cache on and the same bytes of KV.
+
+Then, for convod alone: the gaps of a running answer while a prompt of 4,000 tokens is read, and the first token of a short
+prompt behind a long one, against its own time alone. Every figure is from this run.
+"""
+
+import argparse
+import http.client
+import json
+import math
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "tests", "api"))
+from daemon import BUILD, QWEN, Daemon  # noqa: E402
+
+THREADS = len(os.sched_getaffinity(0))
+PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
+WORDS = "river stone cloud paper green seven lamp horse ocean quiet window bridge garden music winter number street letter".split()
+SLOTS = 4
+KV_TOKEN_BYTES = 12288  # of the default model: 24 layers, 2 KV heads of 64, keys and values of 2 bytes
+
+
+def words(r, n):
+    return " ".join(r.choice(WORDS) for _ in range(n))  # about a token each
+
+
+class Load:
+    """What is said, by whom, in which order: the same for both servers."""
+
+    def __init__(self, o):
+        r = random.Random(o.seed)
+        self.n, self.active = o.conversations, o.active
+        self.owner = ["ann" if i % 3 else "bob" for i in range(self.n)]
+        self.first = [words(r, max(200, min(3000, int(r.lognormvariate(math.log(1000), 0.4))))) for _ in range(self.n)]
+        turns = [r.randint(max(1, o.turns - 3), o.turns + 3) for _ in range(self.n)]
+        self.messages = [[words(r, r.randint(120, 160)) + " Tell a long story with all of these." for _ in range(n)] for n in turns]
+        self.limits = [[r.randint(80, 120) for _ in range(n)] for n in turns]
+        left, self.order = list(turns), []
+        while any(left):
+            alive = [i for i in range(self.n) if left[i]]
+            i = r.choices(alive, [1 / (1 + i) for i in alive])[0]
+            self.order.append(i)
+            left[i] -= 1
+        # What each holds in the end, on average.
+        self.tokens = sum(len(f.split()) + sum(len(m.split()) + 20 for m in ms) + sum(ls) for f, ms, ls in zip(self.first, self.messages, self.limits))
+
+    def kv_tokens(self):
+        return max(8192, self.tokens // 3)
+
+
+def events(address, path, body, headers):
+    """Yields (time, event) of a streamed answer."""
+    c = http.client.HTTPConnection(address, timeout=1800)
+    c.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json", **headers})
+    r = c.getresponse()
+    if r.status != 200:
+        raise RuntimeError(f"{r.status}: {r.read()[:300]!r}")
+    for line in r:
+        if line.startswith(b"data: {"):
+            yield time.monotonic(), json.loads(line[6:])
+    c.close()
+
+
+class Convod:
+    name = "convod"
+
+    def __init__(self, load, o, folder):
+        tokens = os.path.join(folder, "tokens")
+        with open(os.open(tokens, os.O_CREAT | os.O_WRONLY, 0o600), "w") as f:
+            f.write("ann ann-secret-token-0001\nbob bob-secret-token-0002\n")
+        data = os.path.join(folder, "data")
+        os.mkdir(data, 0o700)
+        self.d = Daemon(data, o.model, ["--threads", str(THREADS), "--kv-bytes", str(load.kv_tokens() * KV_TOKEN_BYTES), "--max-running",
+                                        str(max(o.active, 8)), "--token-file", tokens])
+        self.address = f"{self.d.address}:{self.d.port}"
+        self.load, self.ids = load, [None] * load.n
+
+    def headers(self, owner):
+        return {"Authorization": f"Bearer {owner}-secret-token-000{1 if owner == 'ann' else 2}"}
+
+    def turn(self, i, k):
+        body = {"input": (self.load.first[i] + "\n" if k == 0 else "") + self.load.messages[i][k], "max_output_tokens": self.load.limits[i][k],
+                "temperature": 0.7, "convod": {"seed": i * 100 + k}}
+        if self.ids[i]:
+            body["previous_response_id"] = self.ids[i]
+        start, times, last = time.monotonic(), [], None
+        for at, e in events(self.address, "/v1/responses", body, self.headers(self.load.owner[i])):
+            if e["type"] == "response.output_text.delta":
+                times.append(at)
+            last = e
+        if last["type"] not in ("response.completed", "response.incomplete"):
+            raise RuntimeError(f"turn {k} of {i}: {last}")
+        r = last["response"]
+        self.ids[i] = r["id"]
+        t = r["convod"]["tokens"]
+        return {"start": start, "times": times, "prompt": r["usage"]["input_tokens"], "output": t["output"], "prefilled": t["prefilled"],
+                "new": t["new"], "restored": t["ram"] + t["disk"], "again": r["convod"]["reprefilled"]}
+
+    def close(self):
+        self.d.stop(60)
+
+
+class Peer:
+    name = "peer"
+
+    def __init__(self, load, o, folder):
+        self.p = subprocess.Popen([PEER_PYTHON, os.path.join(HERE, "peer_server.py"), o.model, str(THREADS), str(SLOTS), str(load.kv_tokens())],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        line = ""
+        while not line.startswith("{"):
+            line = self.p.stdout.readline()
+            if not line:
+                raise RuntimeError("the peer did not start")
+        self.about = json.loads(line)
+        self.address = self.about["address"].split("//")[-1].rstrip("/")
+        self.load, self.history = load, [[] for _ in range(load.n)]
+
+    def turn(self, i, k):
+        message = (self.load.first[i] + "\n" if k == 0 else "") + self.load.messages[i][k]
+        self.history[i].append({"role": "user", "content": message})
+        body = {"messages": self.history[i], "max_tokens": self.load.limits[i][k], "temperature": 0.7, "seed": i * 100 + k, "cache_prompt": True,
+                "stream_options": {"include_usage": True}, "timings_per_token": False}
+        start, times, text, usage, timings = time.monotonic(), [], "", {}, {}
+        for at, e in events(self.address, "/v1/chat/completions", body, {}):
+            for c in e.get("choices", []):
+                if c.get("delta", {}).get("content"):
+                    times.append(at)
+                    text += c["delta"]["content"]
+            usage = e.get("usage") or usage
+            timings = e.get("timings") or timings
+        self.history[i].append({"role": "assistant", "content": text})
+        return {"start": start, "times": times, "prompt": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", len(times)),
+                "prefilled": timings.get("prompt_n"), "new": None, "restored": None, "again": []}
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait(timeout=60)
+
+
+def drive(server, load):
+    """Speaks the load's turns, so many at once; a conversation's turns one after the other. Returns the turns and how long it took."""
+    waiting, turns, failures = queue.Queue(), [], []
+    done, locks = [0] * load.n, [threading.Lock() for _ in range(load.n)]
+    for i in load.order:
+        waiting.put(i)
+
+    def speak():
+        while not failures:
+            try:
+                i = waiting.get_nowait()
+            except queue.Empty:
+                return
+            with locks[i]:
+                k = done[i]
+                try:
+                    turns.append({**server.turn(i, k), "conversation": i, "turn": k, "owner": load.owner[i]})
+                except Exception as e:  # noqa: BLE001 - it ends the run
+                    failures.append(e)
+                done[i] += 1
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=speak) for _ in range(load.active)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+    return turns, time.monotonic() - began
+
+
+def percentiles(values):
+    v = sorted(values)
+    at = lambda p: v[min(len(v) - 1, int(p / 100 * len(v)))] if v else None  # noqa: E731
+    return {"n": len(v), "p50": at(50), "p90": at(90), "p99": at(99), "max": v[-1] if v else None}
+
+
+def summary(turns, seconds):
+    first = [(t["times"][0] - t["start"]) * 1e3 for t in turns if t["times"]]
+    later = [(t["times"][0] - t["start"]) * 1e3 for t in turns if t["times"] and t["turn"] >= 2]
+    gaps = [(b - a) * 1e3 for t in turns for a, b in zip(t["times"], t["times"][1:])]
+    by_turn = {}
+    for t in turns:
+        if t["times"]:
+            by_turn.setdefault(t["turn"], []).append((t["times"][0] - t["start"]) * 1e3)
+    owners = {o: statistics.median((t["times"][0] - t["start"]) * 1e3 for t in turns if t["times"] and t["owner"] == o) for o in {t["owner"] for t in turns}}
+    total = lambda key: sum(t[key] for t in turns) if all(t[key] is not None for t in turns) else None  # noqa: E731
+    return {"turns": len(turns), "seconds": seconds, "ttft_ms": percentiles(first), "ttft_from_third_ms": percentiles(later), "itl_ms": percentiles(gaps),
+            "output_tokens_per_s": sum(t["output"] for t in turns) / seconds, "prompt_tokens": sum(t["prompt"] for t in turns), "prefilled": total("prefilled"),
+            "new": total("new"), "restored": total("restored"), "turns_restored": sum((t["restored"] or 0) > 0 for t in turns),
+            "reprefilled": [x for t in turns for x in t["again"]],
+            "ttft_by_turn_ms": {k: statistics.median(v) for k, v in sorted(by_turn.items())}, "ttft_by_owner_ms": owners}
+
+
+def stall(server):
+    """A running answer beside a prompt of 4,000 tokens, and a short prompt behind a long one."""
+    ann, bob, r = server.headers("ann"), server.headers("bob"), random.Random(99)
+
+    def times(text, n, headers):
+        start = time.monotonic()
+        body = {"input": text, "max_output_tokens": n, "temperature": 0, "store": False}
+        return [at - start for at, e in events(server.address, "/v1/responses", body, headers) if e["type"] == "response.output_text.delta"], start
+
+    def long_prompt(n):
+        t = threading.Thread(target=times, args=(words(r, n), 1, ann))
+        t.start()
+        return t
+
+    short = lambda n: times(f"Name colour number {n} of all.", 2, bob)[0][0] * 1e3  # noqa: E731
+    alone = statistics.median(short(n) for n in range(5))
+    got = {}
+    teller = threading.Thread(target=lambda: got.update(zip(("times", "start"), times("Write a very long tale of a ferry.", 500, bob))))
+    teller.start()
+    time.sleep(2)
+    a = time.monotonic()
+    long_prompt(4000).join()
+    b = time.monotonic()
+    teller.join()
+    at = [got["start"] + t for t in got["times"]]
+    gaps = lambda low, high: percentiles([(y - x) * 1e3 for x, y in zip(at, at[1:]) if low <= x and y <= high])  # noqa: E731
+    t = long_prompt(6000)
+    time.sleep(1.5)
+    behind = statistics.median(short(10 + n) for n in range(3))
+    t.join()
+    return {"itl_before_ms": gaps(0, a), "itl_beside_4000_ms": gaps(a, b), "short_ttft_alone_ms": alone, "short_ttft_behind_long_ms": behind}
+
+
+def draw(results, path):
+    """Median time to the first token, by turn, of each server, as an SVG with a logarithmic scale."""
+    lines, colours = {n: r["ttft_by_turn_ms"] for n, r in results.items() if "ttft_by_turn_ms" in r}, ["#0a7", "#c50"]
+    most_x = max(max(v) for v in lines.values()) or 1
+    values = [y for v in lines.values() for y in v.values()]
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    x = lambda k: 60 + 520 * k / most_x  # noqa: E731
+    y = lambda ms: 320 - 280 * (math.log10(ms) - low) / max(1, high - low)  # noqa: E731
+    out = ['<svg xmlns="http://www.w3.org/2000/svg" width="640" height="370" font-family="sans-serif" font-size="12">',
+           '<rect width="640" height="370" fill="white"/><text x="60" y="24" font-size="15">First token, median by turn of the conversation</text>']
+    for e in range(low, high + 1):
+        out.append(f'<path d="M60 {y(10 ** e):.0f}H580" stroke="#ddd"/><text x="52" y="{y(10 ** e) + 4:.0f}" text-anchor="end">{10 ** e:g} ms</text>')
+    for k in range(0, most_x + 1, max(1, most_x // 8)):
+        out.append(f'<text x="{x(k):.0f}" y="340" text-anchor="middle">{k + 1}</text>')
+    for (name, v), colour in zip(lines.items(), colours):
+        out.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="' + " ".join(f"{x(k):.1f},{y(ms):.1f}" for k, ms in v.items()) + '"/>')
+        k = max(v)
+        out.append(f'<text x="{x(k) + 6:.0f}" y="{y(v[k]) + 4:.0f}" fill="{colour}">{name}</text>')
+    with open(path, "w") as f:
+        f.write("\n".join([*out, "</svg>\n"]))
+
+
+def table(results):
+    rows = [("turns", lambda r: r["turns"]), ("seconds", lambda r: f"{r['seconds']:.0f}"), ("first token p50 / p90 / p99, ms", lambda r: three(r["ttft_ms"])),
+            ("first token from the third turn on p50 / p90 / p99, ms", lambda r: three(r["ttft_from_third_ms"])),
+            ("between tokens p50 / p90 / p99, ms", lambda r: three(r["itl_ms"])), ("output tokens/s", lambda r: f"{r['output_tokens_per_s']:.1f}"),
+            ("prompt tokens", lambda r: r["prompt_tokens"]), ("prefilled", lambda r: r["prefilled"]), ("new", lambda r: r["new"]),
+            ("turns that were restored", lambda r: r["turns_restored"] if r["restored"] is not None else "-"),
+            ("first token by owner, ms", lambda r: ", ".join(f"{k} {v:.0f}" for k, v in sorted(r["ttft_by_owner_ms"].items())))]
+    three = lambda p: " / ".join("-" if p[k] is None else f"{p[k]:.0f}" for k in ("p50", "p90", "p99"))  # noqa: E731
+    names = [n for n in ("convod", "peer") if n in results]
+    print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+    for title, value in rows:
+        print(f"| {title} | " + " | ".join(str(value(results[n])) for n in names) + " |")
+    if len(names) == 2:
+        a, b = results["convod"], results["peer"]
+        print(f"\nmedian first token from the third turn on: {b['ttft_from_third_ms']['p50'] / a['ttft_from_third_ms']['p50']:.1f} times sooner than the peer's; "
+              f"output tokens/s: {a['output_tokens_per_s'] / b['output_tokens_per_s']:.2f} times")
+    s = results.get("stall")
+    if s:
+        print(f"\na running answer's gaps, p50 / p90 / p99: {three(s['itl_before_ms'])} ms, beside a prompt of 4,000 tokens "
+              f"{three(s['itl_beside_4000_ms'])} ms\na short prompt's first token: {s['short_ttft_alone_ms']:.0f} ms alone, "
+              f"{s['short_ttft_behind_long_ms']:.0f} ms behind a long one")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--conversations", type=int, default=9)
+    p.add_argument("--turns", type=int, default=15, help="of a conversation, give or take three")
+    p.add_argument("--active", type=int, default=4)
+    p.add_argument("--model", default=QWEN)
+    p.add_argument("--json")
+    p.add_argument("--svg")
+    p.add_argument("--no-peer", action="store_true")
+    p.add_argument("--seed", type=int, default=1)
+    o = p.parse_args()
+    load, results = Load(o), {}
+    print(f"{load.n} conversations, {len(load.order)} turns, {load.active} at once; pages for {load.kv_tokens()} of {load.tokens} tokens", flush=True)
+    servers = [Convod] + ([] if o.no_peer or not os.path.exists(PEER_PYTHON) else [Peer])
+    if len(servers) == 1 and not o.no_peer:
+        print("the peer is not installed: convod alone", flush=True)
+    for kind in servers:
+        with tempfile.TemporaryDirectory() as folder:
+            server = kind(load, o, folder)
+            turns, seconds = drive(server, load)
+            results[kind.name] = summary(turns, seconds)
+            print(f"{kind.name}: {len(turns)} turns in {seconds:.0f} s", flush=True)
+            if kind is Convod:
+                results["stall"] = stall(server)
+            server.close()
+    table(results)
+    if o.json:
+        with open(o.json, "w") as f:
+            json.dump({"options": vars(o), "cores": THREADS, "load": {"tokens": load.tokens, "kv_tokens": load.kv_tokens()}, **results}, f, indent=1)
+    if o.svg:
+        draw({n: results[n] for n in ("convod", "peer") if n in results}, o.svg)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+/* calls_test.c - answers taken apart into text and calls, wherever pieces of the text end. */
+#include "engine/text/text.h"
+#include "tests/engine/text_fixture.h"
+#include "tests/engine/tiny_vocab.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char TEMPLATE[] =
+    "<|im_start|>{{- \"# Tools\\n\\nThese:\\n<tools>\" }}{{- tool }}{{- \"\\n</tools>\\n\\nCall:"
+    "\\n<tool_call>\\n{}\\n</tool_call><|im_end|>\\n\" }}<tool_response>";
+static const char THINKS[] = "<|im_start|></think>", OPENS[] = "'<|im_start|>assistant\\n<think>\\n'</think>";
+static const char TOOLS[] = "[{\"type\":\"function\",\"function\":{\"name\":\"add\"}},{\"type\":\"function\","
+                            "\"function\":{\"name\":\"now\"}}]";
+
+static char err[256];
+
+struct heard {
+    char text[1024];
+    size_t n;
+    int last;
+};
+
+static void say(struct heard *h, const char *text, size_t len)
+{
+    assert_true(h->n + len < sizeof h->text);
+    memcpy(h->text + h->n, text, len);
+    h->n += len;
+    h->text[h->n] = '\0';
+}
+
+/* "text", then NAME(arguments) with a ! behind one that is broken. Pieces of one kind are put together. */
+static int part(void *arg, const struct engine_part *p)
+{
+    struct heard *h = arg;
+    if (p->kind == ENGINE_PART_TEXT && h->last != ENGINE_PART_TEXT)
+        say(h, "|", 1);
+    if (p->kind == ENGINE_PART_CALL)
+        say(h, "@", 1);
+    if (p->kind == ENGINE_PART_THINKING && h->last != ENGINE_PART_THINKING)
+        say(h, "~", 1);
+    if (p->kind == ENGINE_PART_THINKING_END)
+        say(h, p->broken ? "!" : ";", 1);
+    if (p->len)
+        say(h, p->text, p->len);
+    if (p->kind == ENGINE_PART_CALL)
+        say(h, "(", 1);
+    if (p->kind == ENGINE_PART_CALL_END)
+        say(h, p->broken ? ")!" : ")", p->broken ? 2 : 1);
+    h->last = (int)p->kind;
+    return 0;
+}
+
+static struct chat *open_chat(struct text_fixture *f, const char *name, const char *chat_template)
+{
+    static const char *const CONTROL[] = {"<|im_start|>", "<|im_end|>", "<tool_call>",
+                                          "</tool_call>", "<think>",    "</think>"};
+    struct gguf_writer *w = gguf_writer_new();
+    struct chat *c = NULL;
+    tiny_vocab_bpe_with(w, "qwen2", CONTROL, 6, "", "<|im_end|>", chat_template);
+    gguf_writer_string(w, "general.name", name);
+    *f = text_fixture_written(w);
+    if (chat_open(f->g, f->v, NULL, &c, err, sizeof err) != 0)
+        fail_msg("%s", err);
+    assert_int_equal(chat_tools(c), strstr(chat_template, "# Tools") != NULL);
+    assert_int_equal(chat_thinks(c), strstr(chat_template, "</think>") != NULL);
+    return c;
+}
+
+/* In pieces of `step` bytes; ^ and $ stand for the marks around calls, < and > for those around thinking. */
+static void take_apart(const struct text_fixture *f, const struct chat *chat, const char *answer, size_t step,
+                       struct heard *h)
+{
+    struct engine_calls *c = calls_new(chat, chat_tools(chat) ? TOOLS : NULL, part, h);
+    assert_non_null(c);
+    h->n = 0;
+    h->text[0] = '\0';
+    h->last = -1;
+    for (const char *p = answer; *p != '\0';) {
+        static const char SIGNS[] = "^$<>";
+        const char *sign = strchr(SIGNS, *p);
+        if (sign != NULL) {
+            static const char *const MARKS[] = {"<tool_call>", "</tool_call>", "<think>", "</think>"};
+            engine_token id = vocab_special(f->v, MARKS[sign - SIGNS]);
+            assert_true(engine_calls_is_mark(c, id));
+            assert_int_equal(engine_calls_mark(c, id), 0);
+            p++;
+            continue;
+        }
+        size_t n = strcspn(p, SIGNS);
+        n = n < step ? n : step;
+        assert_int_equal(engine_calls_text(c, p, n), 0);
+        p += n;
+    }
+    assert_int_equal(engine_calls_finish(c), 0);
+    engine_calls_free(c);
+}
+
+struct shown {
+    const char *answer, *heard;
+};
+
+static void check(const struct shown *cases, size_t n, const char *model, const char *chat_template)
+{
+    struct text_fixture f;
+    struct chat *chat = open_chat(&f, model, chat_template);
+    for (size_t i = 0; i < n; i++)
+        for (size_t step = 1; step < 40; step += step < 6 ? 1 : 11) {
+            struct heard h;
+            take_apart(&f, chat, cases[i].answer, step, &h);
+            if (strcmp(h.text, cases[i].heard) != 0)
+                fail_msg("%s in pieces of %zu:\n%s\nwanted:\n%s", cases[i].answer, step, h.text, cases[i].heard);
+        }
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+static void test_marked(void **state)
+{
+    (void)state;
+    static const struct shown CASES[] = {
+        {"", ""},
+        {"hello there\n", "|hello there\n"},
+        {" \n a\n\nb ", "| \n a\n\nb "},
+        {"^\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": \"}\\\"\"}}\n$",
+         "@add({\"a\": 1, \"b\": \"}\\\"\"})"},
+        {"I add.\n^{\"name\":\"add\",\"arguments\":{}}$", "|I add.@add({})"},
+        {"^{\"name\":\"add\",\"arguments\":{}}$\n^{\"name\":\"now\"}$\n", "@add({})@now({})|\n"},
+        {"^{\"arguments\":{\"a\":1},\"name\":\"add\"}$", "@add({\"a\":1})"},
+        {"^{\"id\":\"x\",\"name\":\"add\",\"parameters\":{\"a\":1},\"more\":[1,{\"name\":\"now\"}],\"z\":true}$",
+         "@add({\"a\":1})"},
+        {"^{\"name\":\"add\",\"arguments\":\"{\\\"a\\\": 1}\"}$", "@add({\"a\": 1})"},
+        {"^{\"name\":\"add\",\"arguments\":null}$", "@add({})"},
+        {"^{\"name\":\"a\\u0064d\",\"arguments\":{}}$", "@add({})"},
+        {"^{\"name\":\"other\",\"arguments\":{}}$", "@other({})"},
+        /* The closing mark, or the next call's opening one, may be missing where the object is whole. */
+        {"^{\"name\":\"add\",\"arguments\":{}}", "@add({})"},
+        {"^{\"name\":\"add\",\"arguments\":{}}^{\"name\":\"now\",\"arguments\":{}}$", "@add({})@now({})"},
+        /* Cut off: known by its name, or not yet. */
+        {"^{\"name\":\"add\",\"arguments\":{\"a\":", "@add({\"a\":)!"},
+        {"^{\"name\":\"ad", "|<tool_call>{\"name\":\"ad"},
+        {"^{\"name\":\"add\"", "|<tool_call>{\"name\":\"add\""},
+        {"so: ^", "|so: <tool_call>"},
+        /* Broken. */
+        {"^{\"name\":\"add\",\"arguments\":{\"a\":1$", "@add({\"a\":1)!"},
+        {"^{\"name\":\"add\",\"arguments\":{\"a\" 1}}$", "@add({\"a\" 1})!"},
+        {"^{\"name\":\"add\",\"arguments\":{}} {}$", "@add({})!"},
+        {"^add(1, 2)$", "|<tool_call>add(1, 2)</tool_call>"},
+        {"^{\"name\": add, \"arguments\": {}}$x", "|<tool_call>{\"name\": add, \"arguments\": {}}</tool_call>x"},
+        {"^{\"arguments\":{}}$", "|<tool_call>{\"arguments\":{}}</tool_call>"},
+        {"^{\"name\":\"\"}$", "|<tool_call>{\"name\":\"\"}</tool_call>"},
+        {"$a", "|</tool_call>a"},
+        /* Without marks it is text: this model is not known to leave them out. */
+        {"{\"name\":\"add\",\"arguments\":{}}", "|{\"name\":\"add\",\"arguments\":{}}"},
+    };
+    check(CASES, sizeof CASES / sizeof *CASES, "model", TEMPLATE);
+}
+
+static void test_bare(void **state)
+{
+    (void)state;
+    static const struct shown CASES[] = {
+        {"{\"name\":\"add\",\"arguments\":{\"a\":1}}", "@add({\"a\":1})"},
+        {"```json\n{\n  \"name\": \"add\",\n  \"arguments\": {\"a\":1}\n}\n```", "@add({\"a\":1})"},
+        {"```\n{\"name\": \"now\"}\n```\n", "@now({})|\n"},
+        {"I call:\n\n```json\n{\"name\": \"add\", \"arguments\": {}}\n```\n{\"name\": \"now\"}",
+         "|I call:@add({})@now({})"},
+        {"^{\"name\":\"add\",\"arguments\":{}}$", "@add({})"},
+        /* No call: another name, another object, another language, not at a line's beginning. */
+        {"{\"name\":\"other\",\"arguments\":{}}", "|{\"name\":\"other\",\"arguments\":{}}"},
+        {"```json\n{\"a\": 1}\n```", "|```json\n{\"a\": 1}\n```"},
+        {"```c\nint a;\n```\n", "|```c\nint a;\n```\n"},
+        {"as {\"name\":\"add\"}", "|as {\"name\":\"add\"}"},
+        {"``", "|``"},
+        {"{\"name", "|{\"name"},
+        {"```json\n{\"name\": \"add\", \"arguments\": {\"a\"", "@add({\"a\")!"},
+        {"```json\n{\"name\": \"add\", x", "|```json\n{\"name\": \"add\", x"},
+    };
+    check(CASES, sizeof CASES / sizeof *CASES, "Some-Coder 7B", TEMPLATE);
+}
+
+static void test_thinking(void **state)
+{
+    (void)state;
+    static const struct shown CASES[] = {
+        {"<\nFirst this,\nthen that.\n>\n\nSo. ", "~First this,\nthen that.;|So. "},
+        {"<a>b", "~a;|b"},
+        {"<\n\n>\n\nNothing to think.", "|Nothing to think."},
+        {" \n<a>b", "~a;|b"},
+        {"plain\n", "|plain\n"},
+        {"a <b> c", "|a~b;|c"},
+        {"<one><two>x", "~one;~two;|x"},
+        {"<cut off \n", "~cut off!"},
+        {"<", ""},
+        {">x", "|x"},
+        {"<<a>b", "~a;|b"},
+    };
+    static const struct shown OPENED[] = {
+        {"\nthis\n>\n\nthat", "~this;|that"},
+        {"<this>that", "~this;|that"},
+        {">that", "|that"},
+        {"cut", "~cut!"},
+        {"", ""},
+    };
+    check(CASES, sizeof CASES / sizeof *CASES, "model", THINKS);
+    check(OPENED, sizeof OPENED / sizeof *OPENED, "model", OPENS);
+    /* And tools. */
+    char both[512];
+    static const struct shown CALLS[] = {
+        {"<I add.>\n\n^{\"name\":\"add\",\"arguments\":{}}$", "~I add.;@add({})"},
+        {"<I add.^{\"name\":\"add\"}$<b>c", "~I add.;@add({})~b;|c"},
+    };
+    snprintf(both, sizeof both, "%s</think>", TEMPLATE);
+    check(CALLS, sizeof CALLS / sizeof *CALLS, "model", both);
+}
+
+static int refuse(void *arg, const struct engine_part *p)
+{
+    (void)arg;
+    (void)p;
+    return -ECANCELED;
+}
+
+static void test_part_says_no(void **state)
+{
+    (void)state;
+    struct text_fixture f;
+    struct chat *chat = open_chat(&f, "model", TEMPLATE);
+    struct engine_calls *c = calls_new(chat, TOOLS, refuse, NULL);
+    assert_int_equal(engine_calls_text(c, "a", 1), -ECANCELED);
+    engine_calls_free(c);
+    engine_calls_free(NULL);
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+/* Where an answer opens with thinking, a call that it is made to begin with stands behind the end of that. */
+static void test_opened_behind_thinking(void **state)
+{
+    (void)state;
+    struct text_fixture f;
+    char both[512];
+    snprintf(both, sizeof both, "%s%s", TEMPLATE, OPENS);
+    struct chat *chat = open_chat(&f, "model", both);
+    static const char WANTED[] = "</think>\n\n<tool_call>\n{\"name\":";
+    struct engine_tokens got = {0}, wanted = {0};
+    assert_int_equal(chat_open_call(chat, f.v, NULL, &got), 0);
+    assert_int_equal(vocab_tokenize(f.v, WANTED, strlen(WANTED), VOCAB_PARSE_SPECIAL, &wanted), 0);
+    assert_int_equal(got.n, wanted.n);
+    assert_memory_equal(got.ids, wanted.ids, got.n * sizeof *got.ids);
+    engine_tokens_free(&got);
+    engine_tokens_free(&wanted);
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+/* The beginning of a call that a model is made to write. */
+static void test_opened(void **state)
+{
+    (void)state;
+    struct text_fixture f;
+    struct chat *chat = open_chat(&f, "model", TEMPLATE);
+    static const char *const WANTED[] = {"<tool_call>\n{\"name\":", "<tool_call>\n{\"name\": \"add\", \"arguments\":"};
+    for (int i = 0; i < 2; i++) {
+        struct engine_tokens got = {0}, wanted = {0};
+        assert_int_equal(chat_open_call(chat, f.v, i ? "add" : NULL, &got), 0);
+        assert_int_equal(vocab_tokenize(f.v, WANTED[i], strlen(WANTED[i]), VOCAB_PARSE_SPECIAL, &wanted), 0);
+        assert_int_equal(got.n, wanted.n);
+        assert_memory_equal(got.ids, wanted.ids, got.n * sizeof *got.ids);
+        engine_tokens_free(&got);
+        engine_tokens_free(&wanted);
+    }
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_marked),   cmocka_unit_test(test_bare),
+        cmocka_unit_test(test_thinking), cmocka_unit_test(test_part_says_no),
+        cmocka_unit_test(test_opened),   cmocka_unit_test(test_opened_behind_thinking),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,166 @@
+/* answer_test.c - turns with tools: answers that begin with a call, results, and tools that change. The model is
+ * random: what it writes into a call is no JSON, so calls that it is made to begin with end broken. */
+#include "tests/session/harness.h"
+
+static const char ADD[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}}}]";
+static const char ADD_AGAIN[] =
+    "[ {\"function\": {\"parameters\":{\"type\":\"object\"}, \"name\":\"add\"}, \"type\":\"function\"} ]";
+static const char NOW[] = "[{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]";
+
+static int again(const struct answer *a, const char *reason)
+{
+    for (int i = 0; i < a->receipt.n_reprefilled; i++)
+        if (!strcmp(a->receipt.reprefilled[i].reason, reason))
+            return a->receipt.reprefilled[i].tokens;
+    return 0;
+}
+
+static struct session_item result_of(const char *call_id, char body[96])
+{
+    snprintf(body, 96, "{\"call_id\":\"%s\"}", call_id);
+    return (struct session_item){
+        .id = NULL, .kind = "function_call_output", .role = ENGINE_USER, .text = "5", .len = 1, .body = body};
+}
+
+static void test_required(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    char body[96], twice_body[96];
+    struct answer *a = rig_ask(
+        rig, (struct ask){.text = "1 + 4?", .tools = ADD, .choice = SESSION_TOOLS_REQUIRED, .tool = "add", .seed = 1});
+    assert_string_equal(a->name, "add");
+    assert_true(a->kinds[0] == 'f' || a->kinds[0] == 'F');
+    /* What it was made to begin with was prefilled, and is part of the answer for those who come behind it. */
+    struct session_item items[] = {result_of(a->call_id, body), result_of(a->call_id, twice_body)};
+    struct answer *b =
+        rig_ask(rig, (struct ask){.items = items, .n_items = 1, .tools = ADD, .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    /* A result of no call, one that comes twice, and one whose call has its result already. */
+    rig_refused(rig, (struct ask){.items = items, .n_items = 2, .tools = ADD, .previous = a->id}, SESSION_INVALID);
+    rig_refused(rig, (struct ask){.items = items, .n_items = 1, .tools = ADD, .previous = b->id}, SESSION_INVALID);
+    rig_refused(rig, (struct ask){.items = items, .n_items = 1, .tools = ADD}, SESSION_INVALID);
+    items[0] = result_of("call_other", body);
+    rig_refused(rig, (struct ask){.items = items, .n_items = 1, .tools = ADD, .previous = a->id}, SESSION_INVALID);
+    /* Any tool. */
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "and?", .tools = ADD, .choice = SESSION_TOOLS_REQUIRED, .seed = 3});
+    assert_int_equal(c->n_items, 1);
+    rig_close(rig);
+}
+
+static void test_tools_change(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .tools = ADD, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .tools = ADD_AGAIN, .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "and on", .tools = NOW, .previous = b->id, .seed = 3});
+    assert_true(again(c, "tools_changed") > b->input + b->output - 120);
+    assert_int_equal(c->receipt.n_reprefilled, 1);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "still", .tools = NOW, .previous = c->id, .seed = 4});
+    rig_only_new(d);
+    /* Which they were is in the ledger, wherever the KV is. */
+    rig_saved(rig);
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){.tools = true});
+    struct answer *e = rig_ask(rig, (struct ask){.text = "more", .tools = NOW, .previous = d->id, .seed = 5});
+    rig_only_new(e);
+    assert_true(e->receipt.disk >= d->input + d->output - 1);
+    /* None, and back again: what was computed with them is found. */
+    struct answer *f = rig_ask(rig, (struct ask){.text = "none", .previous = e->id, .seed = 6});
+    assert_true(again(f, "tools_changed") > 0);
+    struct answer *g = rig_ask(rig, (struct ask){.text = "more", .tools = ADD, .previous = b->id, .seed = 7});
+    rig_only_new(g);
+    /* To bring a context back one need not name them. */
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    struct answer *h = rig_ask(rig, (struct ask){.warm = true, .previous = e->id});
+    rig_only_new(h);
+    assert_true(h->receipt.ram + h->receipt.disk >= e->input + e->output - 1);
+    free(text);
+    rig_close(rig);
+}
+
+static void test_none(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "1 + 4?", .tools = ADD, .seed = 1});
+    struct answer *b =
+        rig_ask(rig, (struct ask){.text = "1 + 4?", .tools = ADD, .choice = SESSION_TOOLS_NONE, .seed = 1});
+    assert_int_equal(a->input, b->input); /* it is told of them all the same */
+    assert_true(!strcmp(b->kinds, "m") || !strcmp(b->kinds, "M"));
+    rig_close(rig);
+}
+
+static void test_format_without_tools(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    rig_refused(rig, (struct ask){.text = "x", .tools = ADD}, SESSION_INVALID);
+    (void)rig_ask(rig, (struct ask){.text = "x"});
+    rig_close(rig);
+}
+
+/* Thinking is an item of its own and stays in the context. This model never stops thinking. */
+static void test_thinking(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .max = 20, .seed = 1});
+    assert_string_equal(a->kinds, "R");
+    assert_true(a->len > 0);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    assert_true(b->receipt.history >= a->input + a->output - 1);
+    /* Under other instructions its tokens are what they were. */
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .instructions = "be kind", .seed = 3});
+    assert_true(c->input > b->input);
+    free(text);
+    rig_close(rig);
+}
+
+static void cancel_at_once(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    if (ev->kind == SESSION_EVENT_STARTED)
+        session_cancel(a->rig->s, "ann", a->id, SESSION_STOP_CANCELLED);
+}
+
+/* Stopped before the first token: an empty message, told behind the start. */
+static void test_stopped_before_it_said_anything(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    char *text = rig_text(1, 600);
+    struct answer *a = rig_begin(
+        rig,
+        (struct ask){.text = text, .tools = ADD, .choice = SESSION_TOOLS_REQUIRED, .max = 30, .hook = cancel_at_once});
+    rig_end(a);
+    assert_false(a->failed);
+    assert_int_equal(a->n_items, 1);
+    assert_true(a->incomplete);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .tools = ADD, .previous = a->id});
+    assert_true(b->output > 0);
+    free(text);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_required),
+        cmocka_unit_test(test_tools_change),
+        cmocka_unit_test(test_none),
+        cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_format_without_tools),
+        cmocka_unit_test(test_stopped_before_it_said_anything),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
