@@ -38,24 +38,23 @@ static float *run(struct engine *e, struct engine_seq *s, const struct fixture *
     return logits;
 }
 
-static void assert_near(const float *got, const float *want, size_t n, float most)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!(fabsf(got[i] - want[i]) <= most))
-            fail_msg("logit %zu is %g, should be near %g", i, (double)got[i], (double)want[i]);
-}
-
-/* Logits of n tokens on the CPU and on the device, where products are added in another order. */
-static void check_near(struct tiny_model m, int n, float most)
+/* The CPU's logits and KV of n tokens, the device's in other chunks, and the device's of KV that the CPU made. */
+static void check_exact(struct tiny_model m, int n)
 {
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     struct engine *device = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda", .numerics = "exact"});
     engine_token *tokens = tokens_for(&f, n);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device);
+    size_t bytes = (size_t)n * (size_t)f.m.n_vocab * sizeof(float), kv_bytes, device_kv_bytes;
     float *want = run(f.e, a, &f, tokens, n, 64), *got = run(device, b, &f, tokens, n, 11);
-    assert_near(got, want, (size_t)n * (size_t)f.m.n_vocab, most);
+    fixture_same(got, want, bytes, "logits");
+    void *kv = fixture_export(a, 0, n, &kv_bytes), *device_kv = fixture_export(b, 0, n, &device_kv_bytes);
+    assert_int_equal(kv_bytes, device_kv_bytes);
+    fixture_same(device_kv, kv, kv_bytes, "keys and values");
     engine_seq_free(a);
     engine_seq_free(b);
+    free(kv);
+    free(device_kv);
     free(want);
     free(got);
     free(tokens);
@@ -67,7 +66,7 @@ static void test_architectures(void **state)
 {
     (void)state;
     for (int arch = 0; arch < TINY_ARCHS; arch += ARCH_STEP)
-        check_near(tiny_model_of((enum tiny_arch)arch), 24, 0.05f);
+        check_exact(tiny_model_of((enum tiny_arch)arch), 24);
 }
 
 static void test_types(void **state)
@@ -81,7 +80,7 @@ static void test_types(void **state)
         m.head_dim = 64;
         m.n_heads = 4;
         m.n_kv_heads = 2;
-        check_near(m, 20, 0.3f); /* activations of 8 bits have other scales */
+        check_exact(m, 20);
     }
 }
 
@@ -91,7 +90,7 @@ static void test_long(void **state)
     (void)state;
     struct tiny_model m = tiny_model_of(TINY_GEMMA3);
     m.n_layers = 2;
-    check_near(m, 262, 0.05f);
+    check_exact(m, 262);
 }
 
 /* The device's own numerics: near the CPU's, and the same in any chunks. */
@@ -112,7 +111,9 @@ static void test_device_numerics(void **state)
     float *near = run(f.e, a, &f, tokens, n, 64), *want = run(device, b, &f, tokens, n, 26),
           *got = run(device, c, &f, tokens, n, 7);
     fixture_same(got, want, count * sizeof(float), "logits");
-    assert_near(got, near, count, 0.1f); /* logits are up to 6; queries and weights have 8 bits */
+    for (size_t i = 0; i < count; i++)
+        if (!(fabsf(got[i] - near[i]) <= 0.1f)) /* logits are up to 6; queries and weights have 8 bits */
+            fail_msg("logit %zu is %g, should be near %g", i, (double)got[i], (double)near[i]);
     engine_seq_free(a);
     engine_seq_free(b);
     engine_seq_free(c);
