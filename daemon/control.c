@@ -1,7 +1,8 @@
-/* control.c - what an operator asks of a running daemon: a socket in its data directory.
+/* control.c - what an operator asks of a running daemon, through a socket of its data directory.
  *
- * DATA/control is a Unix socket that who may read the data may speak to: the directory is its owner's alone, and the
- * peer's user is looked at as well. A request is one line, the answer another:
+ * It is a Unix socket in the abstract namespace, named by the directory's device and inode, so that nothing lies among
+ * the data. Who may speak to it is told by the user of the peer's process: the daemon's own, or root; and who asks
+ * looks whether it is the directory's owner who answers. A request is one line, the answer another:
  *
  *     backup ledger DIR      or: backup kv DIR          ->  ok       or: error MESSAGE
  *
@@ -9,9 +10,9 @@
  * stops.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,22 +26,29 @@
 #include "daemon/daemon.h"
 #include "session/session.h"
 
-#define NAME       "control"
 #define LINE_MAX_  4600 /* a path, and what stands around it */
 #define REQUEST_MS 5000 /* for a peer to say what it wants */
 
 struct control {
     struct session *session;
     const struct daemon_log *log;
-    int fd, dirfd, stop;
+    int fd, stop;
     pthread_t thread;
 };
 
-/* A path in the data directory that is short enough for an address, however long the directory's is. */
-static void address_of(int dirfd, struct sockaddr_un *a)
+/* The address of a data directory's socket, and that directory's owner. 0 or negative. */
+static int address_of(const char *data, struct sockaddr_un *a, socklen_t *size, uid_t *owner)
 {
+    struct stat st;
+    if (stat(data, &st) != 0) {
+        return -errno;
+    }
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
-    snprintf(a->sun_path, sizeof(a->sun_path), "/proc/self/fd/%d/" NAME, dirfd);
+    int n = snprintf(a->sun_path + 1, sizeof(a->sun_path) - 1, "convod/%llx/%llx", (unsigned long long)st.st_dev,
+                     (unsigned long long)st.st_ino);
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    *owner = st.st_uid;
+    return 0;
 }
 
 /* A line without its end, within the time. False: there is none. */
@@ -65,17 +73,18 @@ static bool read_line(int fd, int stop, int ms, char *line, size_t size)
     return false;
 }
 
-static bool ours(int fd)
+/* Whether the peer is this user's process, or root's. */
+static bool peer_is(int fd, uid_t user)
 {
     struct ucred peer;
     socklen_t size = sizeof(peer);
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == 0 || peer.uid == geteuid());
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == 0 || peer.uid == user);
 }
 
 static void serve(struct control *c, int fd)
 {
     char line[LINE_MAX_], err[512] = "", answer[600];
-    if (!ours(fd) || !read_line(fd, c->stop, REQUEST_MS, line, sizeof(line))) {
+    if (!peer_is(fd, geteuid()) || !read_line(fd, c->stop, REQUEST_MS, line, sizeof(line))) {
         return;
     }
     bool kv = strncmp(line, "backup kv /", 11) == 0;
@@ -122,23 +131,19 @@ int control_start(const char *data, struct session *session, const struct daemon
     c->session = session;
     c->log = log;
     struct sockaddr_un a;
-    c->dirfd = open(data, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    socklen_t size;
+    uid_t owner;
     c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     c->stop = eventfd(0, EFD_CLOEXEC);
-    int rc = c->dirfd < 0 || c->fd < 0 || c->stop < 0 ? -errno : 0;
-    if (!rc) {
-        address_of(c->dirfd, &a);
-        /* One that a killed process left: the directory is ours alone. */
-        if ((unlinkat(c->dirfd, NAME, 0) && errno != ENOENT) || bind(c->fd, (struct sockaddr *)&a, sizeof(a)) ||
-            fchmodat(c->dirfd, NAME, 0600, 0) || listen(c->fd, 4)) {
-            rc = -errno;
-        }
+    int rc = c->fd < 0 || c->stop < 0 ? -errno : address_of(data, &a, &size, &owner);
+    if (!rc && (bind(c->fd, (struct sockaddr *)&a, size) || listen(c->fd, 4))) {
+        rc = -errno;
     }
     if (!rc) {
         rc = -pthread_create(&c->thread, NULL, run, c);
     }
     if (rc) {
-        int fds[] = {c->dirfd, c->fd, c->stop};
+        int fds[] = {c->fd, c->stop};
         for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
             if (fds[i] >= 0) {
                 close(fds[i]);
@@ -160,10 +165,8 @@ void control_stop(struct control *c)
     uint64_t one = 1;
     (void)!write(c->stop, &one, sizeof(one));
     pthread_join(c->thread, NULL);
-    (void)unlinkat(c->dirfd, NAME, 0);
     close(c->fd);
     close(c->stop);
-    close(c->dirfd);
     free(c);
 }
 
@@ -171,12 +174,15 @@ int control_backup(const char *data, const char *to, bool with_kv, char *err, si
 {
     char line[LINE_MAX_];
     struct sockaddr_un a;
-    int dirfd = open(data, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int fd = dirfd < 0 ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int rc = fd < 0 ? -errno : 0;
-    if (!rc) {
-        address_of(dirfd, &a);
-        rc = connect(fd, (struct sockaddr *)&a, sizeof(a)) ? -errno : 0;
+    socklen_t size;
+    uid_t owner;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int rc = fd < 0 ? -errno : address_of(data, &a, &size, &owner);
+    if (!rc && connect(fd, (struct sockaddr *)&a, size)) {
+        rc = -errno;
+    }
+    if (!rc && !peer_is(fd, owner)) {
+        rc = -EPERM;
     }
     int n = snprintf(line, sizeof(line), "backup %s %s\n", with_kv ? "kv" : "ledger", to);
     if (!rc && (n < 0 || (size_t)n >= sizeof(line) || strchr(to, '\n'))) {
@@ -192,13 +198,10 @@ int control_backup(const char *data, const char *to, bool with_kv, char *err, si
         rc = -EIO;
         snprintf(err, err_size, "%s", strncmp(line, "error ", 6) == 0 ? line + 6 : line);
     } else if (rc) {
-        snprintf(err, err_size, "%s/" NAME ": %s", data, rc == -EPIPE ? "the daemon ended" : strerror(-rc));
+        snprintf(err, err_size, "%s: %s", data, rc == -EPIPE ? "the daemon ended" : strerror(-rc));
     }
     if (fd >= 0) {
         close(fd);
-    }
-    if (dirfd >= 0) {
-        close(dirfd);
     }
     return rc;
 }

@@ -152,7 +152,7 @@ int notify_send(const char *path, const char *format, ...) __attribute__((format
 /* ---- upkeep (control.c, commands.c) ---------------------------------------------------------------------------------
  */
 
-/* Serves DATA/control, a Unix socket, until control_stop(), which comes before the session is closed. */
+/* Serves the data directory's socket until control_stop(), which comes before the session is closed. */
 struct control;
 struct session;
 int control_start(const char *data, struct session *session, const struct daemon_log *log, struct control **out);

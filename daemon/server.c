@@ -179,7 +179,7 @@ static void loaded(struct server_event *e)
     }
     int rc = control_start(s->config->data, s->api.runs.session, s->log, &s->control);
     if (rc) {
-        daemon_log(s->log, LOG_WARNING, "%s/control: no backup can be asked for: %s", s->config->data, strerror(-rc));
+        daemon_log(s->log, LOG_WARNING, "%s: no backup can be asked for: %s", s->config->data, strerror(-rc));
     }
     char line[160], url[128];
     int n = snprintf(line, sizeof(line), "%sconvod: ready on %s\n", s->log->journal ? "<6>" : "", server_url(s, url));

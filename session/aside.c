@@ -119,6 +119,23 @@ static bool before(const struct turn *a, const struct turn *b)
     return a->background || !b->background;
 }
 
+/* A turn that is alone finds no pages. Those that others have just given back are there next time; otherwise it is a
+ * stored segment that reaches beyond what the turn wants of it, and that is computed; a context always fits. */
+static bool alone(struct turn *t)
+{
+    struct session *s = t->session;
+    struct planned *p = t->next_plan < t->n_plan ? &t->plan[t->next_plan] : NULL;
+    if (s->n_idle || engine_kv_fits(s->engine, t->hot->seq, p ? (int)p->found.count : 1))
+        return false;
+    if (p && p->state == PLAN_READY) {
+        p->state = PLAN_FAILED;
+        p->result.rc = -ENOSPC;
+    } else if (!p) {
+        turn_step_failed(t, -ENOSPC);
+    }
+    return true;
+}
+
 bool aside_give_way(struct session *s)
 {
     struct turn *wanting = NULL, *victim = NULL;
@@ -135,10 +152,8 @@ bool aside_give_way(struct session *s)
     }
     if (!wanting)
         return false;
-    if (victim == wanting && !others) { /* alone, with all the pages that there are */
-        turn_step_failed(wanting, -ENOSPC);
-        return true;
-    }
+    if (victim == wanting && !others)
+        return alone(wanting);
     /* Who is about to be over gives pages back by itself, and a turn is left alone while others work on its segments.
      */
     for (struct turn *t = s->turns; t; t = t->next)

@@ -32,7 +32,7 @@ double schedule_ms(const struct schedule_cost *c, int rows, double seen)
 static bool solve(double a[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1], unsigned mask, double x[SCHEDULE_FACTORS])
 {
     double m[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1];
-    int at[SCHEDULE_FACTORS], n = 0;
+    int at[SCHEDULE_FACTORS] = {0}, n = 0;
     for (int i = 0; i < SCHEDULE_FACTORS; i++)
         if (mask & (1u << i))
             at[n++] = i;

@@ -53,8 +53,8 @@ struct session_profile_step {
     struct engine_profile at;
 };
 
-/* Opens the model alone, without the data directory, and tells where the time of some kinds of steps goes: those that fit
- * its context. `name` is "MODEL, QUANTIZATION, BACKEND". 0, or as session_open(). */
+/* Opens the model alone, without the data directory, and tells where the time of some kinds of steps goes: those that
+ * fit its context. `name` is "MODEL, QUANTIZATION, BACKEND". 0, or as session_open(). */
 int session_profile(const struct session_opts *opts,
                     void (*told)(void *arg, const char *name, const struct session_profile_step *step), void *arg,
                     char *err, size_t err_size);

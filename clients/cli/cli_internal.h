@@ -74,6 +74,9 @@ const cJSON *json_field(const cJSON *object, const char *name);
 /* One line about a turn from its receipt, such as
  * "812 tokens kept (hot), 23 prefilled · 0.21 s to first token · 25 tok/s". */
 void text_receipt(const cJSON *receipt, struct buf *out);
+/* What a warm-up brought back before the turn, from its receipt: "before you wrote: 556 from disk". Nothing where it
+ * brought nothing. */
+void text_warm_up(const cJSON *receipt, struct buf *out);
 
 /* "412 bytes", "1.5 MiB", "6 GiB". */
 void text_bytes(double bytes, struct buf *out);
@@ -272,6 +275,7 @@ struct turn_result {
     char *error;       /* for a person, or NULL */
     int rc;            /* TURN_FAILED, TURN_LOST: negative errno value of the network, or 0 */
     struct buf answer;
+    cJSON *warm_up; /* the receipt of the warm-up whose end was read before this turn's events; NULL: none */
 };
 
 /* Runs one turn. Ctrl-C stops the answer; a second one leaves it behind. */

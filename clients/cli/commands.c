@@ -229,6 +229,11 @@ static void tell_end(struct cli *c, const struct turn_result *r)
     if (c->receipt && receipt) {
         buf_str(&text, text.len > 0 ? " \u00b7 " : "");
         text_receipt(receipt, &text);
+        struct buf before = {0};
+        text_warm_up(r->warm_up, &before);
+        if (before.len > 0)
+            buf_printf(&text, " \u00b7 %s", before.data);
+        buf_free(&before);
     }
     /* With --json all of it is in the response. */
     if (text.len > 0 && !c->json && c->term.out_error == 0)

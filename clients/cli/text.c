@@ -390,6 +390,19 @@ void text_receipt(const cJSON *receipt, struct buf *out)
         buf_str(out, " \u00b7 not saved to disk");
 }
 
+void text_warm_up(const cJSON *receipt, struct buf *out)
+{
+    const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(receipt, "tokens");
+    double ram = json_number(tokens, "ram", 0), disk = json_number(tokens, "disk", 0);
+    double prefilled = json_number(tokens, "prefilled", 0);
+    int listed = 0;
+    if (ram > 0 || disk > 0 || prefilled > 0)
+        buf_str(out, "before you wrote: ");
+    count_from(out, &listed, ram, "from RAM", false);
+    count_from(out, &listed, disk, "from disk", false);
+    count_from(out, &listed, prefilled, "prefilled", false);
+}
+
 void text_progress(const char *stage, double done, double total, struct buf *out)
 {
     if (strcmp(stage, "queue") == 0) {

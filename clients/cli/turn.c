@@ -193,9 +193,12 @@ static void on_event(struct follow *f, const char *text, size_t len)
     int *warm_ups = net_ws_warm_ups(f->net);
     if (*warm_ups > 0 && !f->result->response_id) {
         /* Still of a warm-up that was sent before this turn. */
-        if (is_terminal(type))
+        if (is_terminal(type)) {
             --*warm_ups;
-        else if (strcmp(type, "response.convod.progress") == 0)
+            cJSON_Delete(f->result->warm_up);
+            f->result->warm_up =
+                cJSON_DetachItemFromObjectCaseSensitive(cJSON_GetObjectItemCaseSensitive(event, "response"), "convod");
+        } else if (strcmp(type, "response.convod.progress") == 0)
             on_progress(f, event);
     } else if (!f->ended && (sequence < 0 || sequence > f->sequence)) {
         if (sequence >= 0)
@@ -415,6 +418,7 @@ void turn_result_free(struct turn_result *r)
     free(r->code);
     free(r->error);
     cJSON_Delete(r->response);
+    cJSON_Delete(r->warm_up);
     buf_free(&r->answer);
     *r = (struct turn_result){0};
 }

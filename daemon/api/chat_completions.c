@@ -52,6 +52,21 @@ static int refuse_unsupported(const cJSON *body, struct api_error *e)
     return 0;
 }
 
+/* A number of tokens; -1, as some clients say it, is no limit. */
+static int parse_limit(const cJSON *body, const char *key, int64_t *limit, struct api_error *e)
+{
+    if (json_int(body, "", key, -1, 1 << 30, limit, e)) {
+        return -1;
+    }
+    const cJSON *v = json_get(body, key);
+    if (v && *limit == 0) {
+        api_error_set(e, 400, "invalid_value", key, "'%s' must be at least 1, or -1 for no limit.", key);
+        return -1;
+    }
+    *limit = *limit < 0 ? 0 : *limit;
+    return 0;
+}
+
 struct turn_request *chat_parse(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = calloc(1, sizeof(*q));
@@ -69,9 +84,8 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         refuse_unsupported(body, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
-        json_bool(body, "", "store", &q->store, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
-        json_int(body, "", "max_completion_tokens", 1, 1 << 30, &max_tokens, e) ||
-        sampling_parse(body, body, "", &q->sampling, e) ||
+        json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
+        parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
         goto fail;

@@ -47,7 +47,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
         json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
-        json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e)) {
+        json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
+        (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
         return -1;
     }
     q->finish_on_disconnect = websocket && q->conversation;

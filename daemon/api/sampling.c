@@ -44,11 +44,11 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
         *numbers[i].value = (float)value;
     }
     int64_t top_k = out->top_k, seed = -1;
-    if (json_int(extra, prefix, "top_k", 0, INT_MAX, &top_k, e) ||
+    if (json_int(extra, prefix, "top_k", -1, INT_MAX, &top_k, e) ||
         json_int(extra, prefix, "seed", -1, SEED_MAX, &seed, e)) {
         return -1;
     }
-    out->top_k = (int)top_k;
+    out->top_k = top_k < 0 ? 0 : (int)top_k; /* either is off */
     out->seed = (uint64_t)seed;
     const char *field, *range;
     if (engine_sampling_check(out, &field, &range)) {

@@ -13,7 +13,7 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"truncation", {"disabled"}}, {"prompt", {0}}, {"logit_bias", {0}}, {"stop", {0}}, {"top_logprobs", {0}},
+    {"truncation", {"disabled"}}, {"prompt", {0}}, {"logit_bias", {0}}, {"top_logprobs", {0}},
     {"context_management", {0}},
 };
 

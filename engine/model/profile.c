@@ -72,7 +72,7 @@ static void start(void)
 static void finish(struct kernels *k, enum row row, double bytes, double operations)
 {
     (void)watch.ops->wait(k, watch.ops->record(k, KERNELS_COMPUTE),
-                        -1); /* what failed is told when the step is waited for */
+                          -1); /* what failed is told when the step is waited for */
     struct engine_profile_row *r = &watch.rows[row];
     r->ms += now_ms() - watch.started;
     r->calls++;

@@ -3,7 +3,7 @@
  */
 #include "engine/text/text.h"
 
-#include "engine/text/utf8_internal.h"
+#include "engine/text/text.h"
 
 #include <errno.h>
 #include <math.h>

@@ -52,6 +52,8 @@ def backup_and_back():
     with Scratch() as data:
         model = tiny(data)
         d = Daemon(data, model=model)
+        # Whoever copies or searches the directory meets plain files alone.
+        assert all(os.path.isfile(os.path.join(data, name)) for name in os.listdir(data)), os.listdir(data)
         early, late, empty = (os.path.join(data, "..", name) for name in ("early", "late", "empty"))
         kept, gone = d.conversation(), d.conversation()
         first = [ask(d, kept, LONG + str(i)) for i in range(2)]

@@ -2,6 +2,7 @@
 """What is in clients/examples runs, against a real model."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -33,10 +34,21 @@ def curl():
         d.stop()
 
 
+def javascript():
+    if not shutil.which("node"):
+        print("skip: node is not here")
+        return
+    with Scratch() as data:
+        d = Daemon(data)
+        out = output_of(d, os.path.join(EXAMPLES, "stream.mjs"))
+        assert " tokens]" in out and len(out.splitlines()) >= 2, out
+        d.stop()
+
+
 need(QWEN)
 try:
     import openai  # noqa: F401 - what the agent wants
 except ImportError as e:
     print(f"skip: {e}")
     sys.exit(77)
-run(agent, curl)
+run(agent, curl, javascript)

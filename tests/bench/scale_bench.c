@@ -18,9 +18,9 @@
 #include "storage/storage_internal.h"
 
 #define TOKENS  256
-#define PER_JOB 200
-#define EVICTED 1000
-#define LOOKUPS 1000
+#define PER_JOB 20 /* a transaction's pages should fit into SQLite's cache, as the daemon's do */
+#define EVICTED 50
+#define LOOKUPS 50
 
 static uint64_t seed = 7;
 

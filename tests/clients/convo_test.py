@@ -567,10 +567,14 @@ class OnATerminal(Case):
         t.prompt()
         t.type("say two\r")
         t.expect("two\r\n")
+        t.expect(r"tok/s · before\s+you\s+wrote:\s+256\s+from\s+RAM,\s+556\s+from\s+disk")
+        t.prompt()
+        t.type("say three\r")
+        t.expect("tok/s\x1b")
         t.prompt()
         t.type("/quit\r")
         self.assertEqual(t.leave(), 0)
-        warm_up, turn = self.sent()[1:]
+        warm_up, turn, _ = self.sent()[1:]
         self.assertEqual((warm_up["generate"], warm_up["conversation"], turn["conversation"]), (False, id, id))
 
     def test_commands(self):

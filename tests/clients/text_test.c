@@ -97,6 +97,28 @@ static void receipts_say_where_history_was(void **state)
                   "0 tokens prefilled, 0 of them again (unknown reason)");
 }
 
+static void warm_ups_say_what_they_brought(void **state)
+{
+    static const struct {
+        const char *receipt, *text;
+    } cases[] = {
+        {"{\"tokens\":{\"ram\":256,\"disk\":556,\"prefilled\":9}}",
+         "before you wrote: 256 from RAM, 556 from disk, 9 prefilled"},
+        {"{\"tokens\":{\"hot\":812,\"disk\":0}}", ""},
+        {"{}", ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct buf out = {0};
+        cJSON *receipt = cJSON_Parse(cases[i].receipt);
+        buf_str(&out, "");
+        text_warm_up(receipt, &out);
+        assert_string_equal(out.data, cases[i].text);
+        cJSON_Delete(receipt);
+        buf_free(&out);
+    }
+}
+
 static void progress_is_told_in_words(void **state)
 {
     static const struct {
@@ -246,6 +268,7 @@ int main(void)
         cmocka_unit_test(text_is_sound_up_to_what_is_not),
         cmocka_unit_test(titles_are_one_short_line),
         cmocka_unit_test(receipts_say_where_history_was),
+        cmocka_unit_test(warm_ups_say_what_they_brought),
         cmocka_unit_test(progress_is_told_in_words),
         cmocka_unit_test(items_of_either_form),
         cmocka_unit_test(fields_may_stand_in_our_part),

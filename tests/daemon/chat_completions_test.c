@@ -16,7 +16,7 @@ static void whole_answer(void **state)
     struct reply r = call(h, "POST", "/v1/chat/completions", NULL,
                           "{\"model\":\"fake-model\"," MESSAGES(
                               "echo hi there") ",\"user\":\"u\",\"unknown\":{\"a\":[]},"
-                                               "\"stop\":[\"x\"],\"seed\":3,\"top_k\":5,\"max_completion_tokens\":7}");
+                                               "\"stop\":[\"x\"],\"seed\":3,\"top_k\":-1,\"max_tokens\":-1}");
     assert_int_equal(r.status, 200);
     assert_string_equal(str(r.json, "object"), "chat.completion");
     assert_string_equal(str(r.json, "choices.0.message.content"), "hi there");
@@ -94,7 +94,7 @@ static void refusals(void **state)
         {"{" MESSAGES("x") ",\"n\":2}", "n"},
         {"{" MESSAGES("x") ",\"n\":0}", "n"},
         {"{" MESSAGES("x") ",\"max_tokens\":0}", "max_tokens"},
-        {"{" MESSAGES("x") ",\"max_tokens\":-1}", "max_tokens"},
+        {"{" MESSAGES("x") ",\"max_tokens\":-2}", "max_tokens"},
         {"{" MESSAGES("x") ",\"max_completion_tokens\":0}", "max_completion_tokens"},
         {"{" MESSAGES("x") ",\"temperature\":[]}", "temperature"},
         {"{" MESSAGES("x") ",\"logprobs\":true}", "logprobs"},

@@ -2,8 +2,29 @@
 #include "tests/daemon/fake_session_internal.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+struct conversation *fake_find_conversation(struct session *s, const char *owner, const char *id)
+{
+    for (struct conversation *c = s->conversations; c && id; c = c->next) {
+        if (strcmp(c->id, id) == 0 && strcmp(c->owner, owner) == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+struct response *fake_find_response(struct session *s, const char *owner, const char *id)
+{
+    for (struct response *r = s->responses; r && id; r = r->next) {
+        if (strcmp(r->id, id) == 0 && strcmp(r->owner, owner) == 0) {
+            return r;
+        }
+    }
+    return NULL;
+}
 
 /* ---- conversations and responses
  * ------------------------------------------------------------------------------------------ */
@@ -263,4 +284,59 @@ void session_status(struct session *s, struct session_status *out)
     out->running = s->n_threads;
     out->hot_budget = 1000;
     fake_unlock();
+}
+
+/* ---- what the session is told, and what works on a folder ----------------------------------------------------------
+ */
+
+int session_hand_over(struct session *s, const char *from, const char *to)
+{
+    (void)s, (void)from, (void)to;
+    return 0;
+}
+
+int session_requeue(struct session *s,
+                    void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
+{
+    (void)s, (void)each, (void)arg;
+    return 0;
+}
+
+void session_queued_fail(struct session *s, const char *owner, const char *response_id, const char *reason)
+{
+    (void)s, (void)owner, (void)response_id, (void)reason;
+}
+
+bool session_disk_full(int rc)
+{
+    return rc == -ENOSPC || rc == -EDQUOT;
+}
+
+int session_backup(struct session *s, const char *to, bool with_kv, char *err, size_t err_size)
+{
+    (void)s, (void)to, (void)with_kv;
+    snprintf(err, err_size, "the double has nothing to copy");
+    return -ENOTSUP;
+}
+
+void session_backup_stop(struct session *s)
+{
+    (void)s;
+}
+
+int session_backup_of(const char *data_dir, const char *to, bool with_kv,
+                      void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err, size_t err_size)
+{
+    (void)data_dir, (void)log, (void)log_arg;
+    return session_backup(NULL, to, with_kv, err, err_size);
+}
+
+int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, const char *text), void *arg,
+                   void (*log)(void *arg, int priority, const char *text), void *log_arg, struct session_checked *out,
+                   char *err, size_t err_size)
+{
+    (void)data_dir, (void)repair, (void)report, (void)arg, (void)log, (void)log_arg;
+    *out = (struct session_checked){0};
+    snprintf(err, err_size, "the double has nothing to check");
+    return -ENOTSUP;
 }

@@ -19,7 +19,6 @@ static void each_field(void **state)
         {UNSUPPORTED_RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt"},
         {UNSUPPORTED_RESPONSES, "{\"top_logprobs\":1}", "top_logprobs"},
         {UNSUPPORTED_RESPONSES, "{\"logit_bias\":{\"1\":-100}}", "logit_bias"},
-        {UNSUPPORTED_RESPONSES, "{\"stop\":\"x\"}", "stop"},
         {UNSUPPORTED_RESPONSES, "{\"context_management\":[{}]}", "context_management"},
         {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"auto\",\"logprobs\":false,\"stop\":\"x\",\"audio\":null}", ""},
         {UNSUPPORTED_COMPLETIONS, "{\"functions\":[{}]}", "functions"},

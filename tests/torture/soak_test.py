@@ -96,7 +96,7 @@ class Client(threading.Thread):
             self.w.cut += 1
 
     def act(self):
-        w, r = self.w, self.r
+        w, r, life = self.w, self.r, self.w.life
         with w.lock:
             known = [c for c in w.heads if c not in w.deleted]
         c = r.choice(known) if known else None
@@ -105,7 +105,7 @@ class Client(threading.Thread):
             answer = self.call("POST", "/v1/conversations", {})
             if answer:
                 with w.lock:
-                    w.heads[answer["id"]] = None
+                    w.heads[answer["id"]], w.life_of[answer["id"]] = None, life
         elif what < 0.7:
             self.ask(c)
         elif what < 0.78 and w.heads[c]:
