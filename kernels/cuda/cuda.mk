@@ -122,7 +122,7 @@ $(BUILD)/cuda/nvcc: FORCE
 # the program runs, so that it starts where there is none.
 ifneq ($(and $(NVCC),$(if $(SAN),,1)),)
 CUDA_OBJ := $(CUDA_SRC:%.cu=$(BUILD)/cuda/obj/%.o)
-CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl -lstdc++
+CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl -l:libstdc++.a
 endif
 CUDA_CODE := $(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
 	-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST)

@@ -346,7 +346,7 @@ static __device__ bool is_changed(const struct cuda_pick *p)
     return p->mask || p->n_seen > 0;
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     pick_row(const struct cuda_pick *picks, const float *logits, int vocab, const float *changed,
              struct kernels_picked *all_out)
 {

@@ -137,7 +137,9 @@ static void test_order_128_is_the_cpus(void **)
 {
     struct problem p = problem_new(40, 1280, 9, QUANT_RANDOM);
     struct kernels_matrix w = quant_pack(KERNELS_Q4_K, p.rows, p.cols, p.file.data());
-    struct kernels_opts opts = {"cpu", 1};
+    struct kernels_opts opts = {};
+    opts.backend = "cpu";
+    opts.threads = 1;
     struct kernels *k;
     char err[200];
     assert_int_equal(kernels_open(&opts, &k, err, sizeof(err)), 0);
