@@ -293,43 +293,62 @@ static struct kernels_kv pool_of(struct side s, const struct heads *h, int pages
     return kv;
 }
 
-/* Writes the keys and values of positions [first, first + n) and gives the queries' results, in chunks. */
-static float *attend(struct side s, const struct heads *h, const struct kernels_kv *kv, const int32_t *pages, int n,
-                     int chunk)
+/* What attention is computed with on one side. Batches that are alike are replayed with the same memory, so it is kept.
+ */
+struct attender {
+    struct side s;
+    struct heads h;
+    struct kernels_kv kv;
+    float *q, *key, *value, *out; /* of the device, for h.tokens rows */
+};
+
+static struct attender attender_of(const char *backend, const char *numerics, const struct heads *h,
+                                   const struct kernels_sizes *sizes, int pages)
 {
+    struct attender a = {.s = open_side(backend, numerics, sizes), .h = *h};
+    size_t row = (size_t)h->tokens * (size_t)h->dim * sizeof(float);
+    a.kv = pool_of(a.s, h, pages);
+    a.q = device_new(a.s, row * (size_t)h->heads);
+    a.out = device_new(a.s, row * (size_t)h->heads);
+    a.key = device_new(a.s, row * (size_t)h->kv_heads);
+    a.value = device_new(a.s, row * (size_t)h->kv_heads);
+    return a;
+}
+
+/* Writes the keys and values of n positions, in chunks, and gives their queries' results. */
+static float *attend(const struct attender *a, const int32_t *pages, int n, int chunk)
+{
+    const struct heads *h = &a->h;
+    struct side s = a->s;
     size_t q_row = (size_t)h->heads * (size_t)h->dim, kv_row = (size_t)h->kv_heads * (size_t)h->dim;
     float *all = check_alloc((size_t)n * q_row * sizeof *all);
+    float *q = random_floats((size_t)n * q_row, 5), *kvs = random_floats((size_t)n * kv_row, 6);
+    int32_t *ids = check_alloc((size_t)n * sizeof *ids);
     for (int first = 0; first < n; first += chunk) {
         int rows = n - first < chunk ? n - first : chunk;
-        int32_t *ids = check_alloc((size_t)rows * sizeof *ids);
-        float *q = random_floats((size_t)n * q_row, 5), *kvs = random_floats((size_t)n * kv_row, 6);
+        size_t q_bytes = (size_t)rows * q_row * sizeof *q, kv_bytes = (size_t)rows * kv_row * sizeof *kvs;
         struct kernels_run run = {.n = rows, .pos = first};
         for (int g = 0; g < KERNELS_PAGE_GROUPS; g++)
             run.pages[g] = (struct kernels_pages){pages, (n + KERNELS_PAGE_TOKENS - 1) / KERNELS_PAGE_TOKENS};
         struct kernels_batch batch = {.rows = rows, .ids = ids, .runs = &run, .n_runs = 1};
-        struct kernels_attn_in in = {.heads = h->heads, .kv = *kv};
-        size_t q_bytes = (size_t)rows * q_row * sizeof *q, kv_bytes = (size_t)rows * kv_row * sizeof *kvs;
-        in.q = device_of(s, q + (size_t)first * q_row, q_bytes);
-        in.key = device_of(s, kvs + (size_t)first * kv_row, kv_bytes);
-        in.value = device_of(s, kvs + (size_t)first * kv_row, kv_bytes);
-        struct kernels_acts out = {.x = device_new(s, q_bytes), .cols = (int)q_row, .forms = KERNELS_FLOATS};
-        struct kernels_attention a = {.q = in.q, .heads = h->heads, .scale = 1.0f / sqrtf((float)h->dim), .kv = *kv};
+        struct kernels_attn_in in = {.q = a->q, .key = a->key, .value = a->value, .heads = h->heads, .kv = a->kv};
+        struct kernels_acts out = {.x = a->out, .cols = (int)q_row, .forms = KERNELS_FLOATS};
+        struct kernels_attention at = {.q = a->q, .heads = h->heads, .scale = 0.1f / sqrtf((float)h->dim), .kv = a->kv};
+        s.ops->upload(s.k, a->q, q + (size_t)first * q_row, q_bytes);
+        s.ops->upload(s.k, a->key, kvs + (size_t)first * kv_row, kv_bytes);
+        s.ops->upload(s.k, a->value, kvs + (size_t)first * kv_row, kv_bytes);
         if (s.ops->begin(s.k, &batch) == 0) {
             s.ops->attn_in(s.k, &in);
-            s.ops->attention(s.k, &a, &out);
+            s.ops->attention(s.k, &at, &out);
         }
         s.ops->end(s.k);
-        float *got = fetch(s, out.x, q_bytes);
+        float *got = fetch(s, a->out, q_bytes);
         memcpy(all + (size_t)first * q_row, got, q_bytes);
-        s.ops->release(s.k, KERNELS_DEVICE, in.q, q_bytes);
-        s.ops->release(s.k, KERNELS_DEVICE, in.key, kv_bytes);
-        s.ops->release(s.k, KERNELS_DEVICE, in.value, kv_bytes);
-        s.ops->release(s.k, KERNELS_DEVICE, out.x, q_bytes);
         free(got);
-        free(ids);
-        free(q);
-        free(kvs);
     }
+    free(ids);
+    free(q);
+    free(kvs);
     return all;
 }
 
@@ -342,24 +361,24 @@ static void check_attention(void)
     int32_t *table = check_alloc((size_t)pages * sizeof *table);
     for (int i = 0; i < pages; i++)
         table[i] = pages - 1 - i;
-    struct side cpu = open_side("cpu", NULL, &sizes), exact = open_side("cuda", "exact", &sizes),
-                device = open_side("cuda", "device", &sizes);
-    struct kernels_kv a = pool_of(cpu, &h, pages), b = pool_of(exact, &h, pages), c = pool_of(device, &h, pages);
-    float *want = attend(cpu, &h, &a, table, h.tokens, h.tokens), *got = attend(exact, &h, &b, table, h.tokens, 65);
+    struct attender cpu = attender_of("cpu", NULL, &h, &sizes, pages),
+                    exact = attender_of("cuda", "exact", &h, &sizes, pages),
+                    device = attender_of("cuda", "device", &h, &sizes, pages);
+    float *want = attend(&cpu, table, h.tokens, h.tokens), *got = attend(&exact, table, h.tokens, 65);
     say_fine("exact attention: the CPU's bits", !memcmp(got, want, bytes));
-    float *whole = attend(device, &h, &c, table, h.tokens, h.tokens);
+    float *whole = attend(&device, table, h.tokens, h.tokens);
     double worst = 0;
     for (size_t i = 0; i < bytes / sizeof(float); i++)
         worst = fmax(worst, fabs((double)whole[i] - (double)want[i]));
     say("attention on tensor cores: greatest difference", worst, "");
     say_fine("attention on tensor cores is near", worst < 0.1);
     for (int chunk = tiny ? 7 : 61; chunk < 80; chunk += 30) {
-        float *pieces = attend(device, &h, &c, table, h.tokens, chunk);
+        float *pieces = attend(&device, table, h.tokens, chunk);
         say_fine("attention on tensor cores: the same bits in chunks", !memcmp(pieces, whole, bytes));
         free(pieces);
     }
     for (int last = 1; last < 3; last++) { /* the last token alone, in a batch of one row */
-        float *alone = attend(device, &h, &c, table, h.tokens - last, h.tokens - last - 1);
+        float *alone = attend(&device, table, h.tokens - last, h.tokens - last - 1);
         size_t row = (size_t)h.heads * (size_t)h.dim, at = (size_t)(h.tokens - last - 1) * row;
         say_fine("attention on tensor cores: a row alone", !memcmp(alone + at, whole + at, row * sizeof(float)));
         free(alone);
@@ -368,9 +387,9 @@ static void check_attention(void)
     free(got);
     free(whole);
     free(table);
-    kernels_close(cpu.k);
-    kernels_close(exact.k);
-    kernels_close(device.k);
+    kernels_close(cpu.s.k);
+    kernels_close(exact.s.k);
+    kernels_close(device.s.k);
 }
 
 static void check_kv(void)
