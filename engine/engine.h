@@ -77,7 +77,7 @@ struct engine_info {
     int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
-     * canonical layout and numerics version. Not the backend, not the page size. */
+     * canonical layout, numerics version, and whose bits the backend gives. Not the page size. */
     uint8_t fingerprint[32];
 };
 
@@ -297,6 +297,49 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 /* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
+/* ---- forms of answers ------------------------------------------------------------------------------------------ */
+
+/* What an answer must be: compiled from a JSON Schema, any JSON object, or a regular expression. [any thread], but it
+ * is constant for all but matches. docs/structured-output.md says what schemas mean. */
+struct engine_form;
+
+enum engine_form_kind { ENGINE_FORM_OBJECT, ENGINE_FORM_SCHEMA, ENGINE_FORM_PATTERN };
+
+/* text[0..len): the schema or pattern; of an object nothing. lenient: what a schema asks for and is not supported is
+ * passed over. -EINVAL: it is none, or nothing can fulfil it; -ENOTSUP, -E2BIG (err says which); -ENOMEM. Takes some
+ * 0.5 ms, 0.2 s at most. */
+int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
+                    char *err, size_t err_size);
+/* Another owner of it; each frees it. */
+struct engine_form *engine_form_share(struct engine_form *f);
+/* NULL is fine. */
+void engine_form_free(struct engine_form *f);
+/* Memory that it holds. */
+size_t engine_form_bytes(const struct engine_form *f);
+
+/* The forms in use on an engine: equal ones share what was found of them, also with answers that come later. Belongs to
+ * the engine thread, like all below. */
+struct engine_forms;
+/* NULL: out of memory. The engine must outlive it. */
+struct engine_forms *engine_forms_new(const struct engine *e);
+/* NULL is fine. Its matches must have been freed. */
+void engine_forms_free(struct engine_forms *fs);
+
+/* How far an answer is. */
+struct engine_match;
+/* At its beginning. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
+int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out);
+/* NULL is fine. */
+void engine_match_free(struct engine_match *m);
+/* Goes on by a token. -EILSEQ: the form does not allow it; -E2BIG: too much work; -ENOMEM. */
+int engine_match_push(struct engine_match *m, engine_token id);
+/* Which tokens may come next, for engine_pick.mask, valid until the next call on m and the caller's to change until
+ * then; among them those that end an answer where it may end. NULL where there are none, with *rc: as
+ * engine_match_push(), or -ENOENT: the vocabulary lacks what must come. */
+uint32_t *engine_match_mask(struct engine_match *m, int *rc);
+/* Whether the answer is whole, and nothing more may come. */
+bool engine_match_ended(const struct engine_match *m);
+
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 
 /* Turns tokens into text that can be sent: whole UTF-8 characters, stop strings cut off wherever they lie. */
@@ -350,6 +393,11 @@ void engine_calls_free(struct engine_calls *c);
 /* Whether a token is a mark around calls; what the stream holds back is to be given to engine_calls_text() before
  * engine_calls_mark(). */
 bool engine_calls_is_mark(const struct engine_calls *c, engine_token id);
+/* The marks with which thinking and calls begin, at most 2; how many there are. */
+int engine_calls_openings(const struct engine_calls *c, engine_token marks[2]);
+/* What the text is in now. */
+enum engine_within { ENGINE_WITHIN_TEXT, ENGINE_WITHIN_THINKING, ENGINE_WITHIN_CALL };
+enum engine_within engine_calls_within(const struct engine_calls *c);
 int engine_calls_mark(struct engine_calls *c, engine_token id);
 /* Takes the next piece of the answer's text. 0, -ENOMEM, or what part() returned. */
 int engine_calls_text(struct engine_calls *c, const char *text, size_t len);

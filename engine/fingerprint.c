@@ -44,6 +44,9 @@ int fingerprint_engine(struct engine *e)
     }
     update(&h, e->info.model_sha256, 32);
     update(&h, e->info.kv_type, strlen(e->info.kv_type) + 1);
+    const char *numerics = e->kernels ? kernels_numerics(e->kernels) : "cpu";
+    if (strcmp(numerics, "cpu") != 0)
+        update(&h, numerics, strlen(numerics) + 1);
     model_rope_hash(m, update, &h);
     if (!h.failed && !EVP_DigestFinal_ex(h.md, e->info.fingerprint, NULL))
         h.failed = true;

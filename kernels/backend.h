@@ -7,7 +7,8 @@
 /* The first member of each backend's struct kernels. */
 struct kernels_head {
     const struct kernels_ops *ops;
-    const char *name; /* "cpu-avx2" */
+    const char *name;     /* "cpu-avx2" */
+    const char *numerics; /* whose bits it has; kernels_numerics() */
 };
 
 /* kernels_open() for names of this backend; NULL, "auto" and "cpu" are the best instruction set. */

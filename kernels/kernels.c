@@ -86,6 +86,11 @@ const char *kernels_backend(const struct kernels *k)
     return head_of(k)->name;
 }
 
+const char *kernels_numerics(const struct kernels *k)
+{
+    return head_of(k)->numerics;
+}
+
 const struct kernels_ops *kernels_ops(const struct kernels *k)
 {
     return head_of(k)->ops;

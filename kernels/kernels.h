@@ -93,6 +93,8 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
 void kernels_close(struct kernels *k);
 
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
+/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets. Static text. */
+const char *kernels_numerics(const struct kernels *k);
 
 /* What this process may use, by the system, its processor affinity and the limits of its control group and of those
  * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,

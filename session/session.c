@@ -320,6 +320,12 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
         (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
+    s->forms = engine_forms_new(s->engine);
+    if (!s->forms) {
+        snprintf(err, err_size, "out of memory");
+        rc = -ENOMEM;
+        goto fail;
+    }
     s->info = engine_info(s->engine);
     for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
         session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
@@ -387,6 +393,7 @@ void session_close(struct session *s, int drain_ms)
         s->ephemerals = e->next;
         ephemeral_free(e);
     }
+    engine_forms_free(s->forms);
     engine_close(s->engine);
     free(s->arrays);
     free(s->idle);
@@ -489,6 +496,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         t->n_stops += !failed;
     }
     t->sampling = r->sampling;
+    t->form = engine_form_share(r->form);
     t->max_output_tokens = r->max_output_tokens;
     t->match = r->match;
     t->store = r->store;

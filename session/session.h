@@ -212,6 +212,7 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
+    struct engine_form *form; /* what the answer must be; shared, not taken; NULL: any text */
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */

@@ -192,6 +192,9 @@ struct turn {
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
     struct engine_sampling sampling;
+    struct engine_form *form;
+    struct engine_match *form_match; /* the answer so far; NULL: none of it is there */
+    bool form_begun;
     char **stops;
     size_t n_stops;
     int max_output_tokens;
@@ -324,6 +327,7 @@ struct saving {
 
 struct session {
     struct engine *engine;
+    struct engine_forms *forms; /* engine thread */
     struct storage *storage;
     const struct engine_info *info;
     struct storage_layout layout;
@@ -434,6 +438,8 @@ const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
+/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
+bool turn_mask(struct turn *t, const uint32_t **mask);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */

@@ -57,8 +57,11 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             continue;
         }
         if (picks_one) {
+            const uint32_t *mask;
+            if (!turn_mask(t, &mask))
+                continue;
             item->pick = &picks[n_picks++];
-            *item->pick = (struct engine_pick){.settings = &t->sampling};
+            *item->pick = (struct engine_pick){.settings = &t->sampling, .mask = mask};
         }
         turns[n_items++] = t;
     }

@@ -30,7 +30,7 @@
 /* ---- work away from the network thread (work.c) --------------------------------------------------------------------
  */
 
-#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once */
+#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once, unless it has work in it */
 
 struct workers;
 
@@ -292,6 +292,16 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
 double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
+
+/* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
+ */
+
+/* Whether a body may hold a schema, which is compiled where it is parsed: not on the network thread. */
+bool form_may_be_in(const char *body, size_t len);
+/* Reads text.format or response_format (NULL: none) into q->form. prefix: "text.format."; nested: name, schema and
+ * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
+int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
+               struct api_error *e);
 
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */

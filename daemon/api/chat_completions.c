@@ -37,14 +37,10 @@ static int refuse_unsupported(const cJSON *body, struct api_error *e)
 {
     int64_t n = 1;
     bool logprobs = false;
-    const cJSON *format = NULL;
-    const char *type = "text";
-    if (json_int(body, "", "n", 1, 128, &n, e) || json_bool(body, "", "logprobs", &logprobs, e) ||
-        json_object(body, "", "response_format", &format, e) ||
-        (format && json_string(format, "response_format.", "type", 64, &type, e))) {
+    if (json_int(body, "", "n", 1, 128, &n, e) || json_bool(body, "", "logprobs", &logprobs, e)) {
         return -1;
     }
-    const char *param = n > 1 ? "n" : logprobs ? "logprobs" : strcmp(type, "text") != 0 ? "response_format" : NULL;
+    const char *param = n > 1 ? "n" : logprobs ? "logprobs" : NULL;
     if (param) {
         api_error_set(e, 400, "unsupported_parameter", param, "'%s' is not supported with this value.", param);
         return -1;
@@ -79,9 +75,10 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
     const char *model = NULL;
-    const cJSON *options = NULL;
+    const cJSON *options = NULL, *format = NULL;
     if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) ||
-        refuse_unsupported(body, e) || json_bool(body, "", "stream", &q->stream, e) ||
+        refuse_unsupported(body, e) || json_object(body, "", "response_format", &format, e) ||
+        form_parse(format, "response_format.", true, q, NULL, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||

@@ -406,7 +406,8 @@ void api_dispatch(struct client *c)
         client_answer(c, 204, NULL, NULL);
         return;
     }
-    bool large = c->request.method == METHOD_POST && c->request.body_len > WORK_BYTES_MIN;
+    bool large = c->request.method == METHOD_POST &&
+                 (c->request.body_len > WORK_BYTES_MIN || form_may_be_in(c->request.body, c->request.body_len));
     struct parsing *p = large ? calloc(1, sizeof(*p)) : NULL;
     if (p) {
         p->work.run = parse_away;

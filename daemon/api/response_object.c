@@ -255,9 +255,9 @@ cJSON *response_object(const struct run *run)
     cJSON_AddBoolToObject(o, "store", q->store);
     cJSON_AddNumberToObject(o, "temperature", sampling_shown(q->sampling.temperature));
     cJSON_AddNumberToObject(o, "top_p", sampling_shown(q->sampling.top_p));
-    cJSON *text = cJSON_AddObjectToObject(o, "text");
-    cJSON *format = cJSON_AddObjectToObject(text, "format");
-    cJSON_AddStringToObject(format, "type", "text");
+    cJSON *text = cJSON_CreateObject();
+    cJSON_AddStringToObject(cJSON_AddObjectToObject(text, "format"), "type", "text");
+    add_param(o, params, "text", text);
     add_param(o, params, "tool_choice", cJSON_CreateString("auto"));
     add_param(o, params, "tools", cJSON_CreateArray());
     add_param(o, params, "reasoning", cJSON_CreateNull());

@@ -153,22 +153,20 @@ bool stream_id_valid(const char *id)
 }
 
 /* Things that change the answer and that we cannot do are refused, not ignored. */
-static int refuse_unsupported(const cJSON *body, struct api_error *e)
+static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *text = NULL, *format = NULL;
-    const char *type = "text";
     int64_t top_logprobs = 0;
     if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e)) ||
-        (format && json_string(format, "text.format.", "type", 64, &type, e)) ||
         json_int(body, "", "top_logprobs", 0, 20, &top_logprobs, e)) {
         return -1;
     }
-    const char *param = strcmp(type, "text") != 0 ? "text.format" : top_logprobs > 0 ? "top_logprobs" : NULL;
-    if (param) {
-        api_error_set(e, 400, "unsupported_parameter", param, "'%s' is not supported with this value.", param);
+    if (top_logprobs > 0) {
+        api_error_set(e, 400, "unsupported_parameter", "top_logprobs",
+                      "'top_logprobs' is not supported with this value.");
         return -1;
     }
-    return 0;
+    return form_parse(format, "text.format.", false, q, echo, e);
 }
 
 /* What is asked of thinking is shown again; the effort is the model's own. */
@@ -231,7 +229,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     const char *model = NULL, *instructions = NULL;
     const cJSON *metadata = NULL;
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
-        unsupported_check(body, UNSUPPORTED_RESPONSES, e) || refuse_unsupported(body, e) ||
+        unsupported_check(body, UNSUPPORTED_RESPONSES, e) || parse_text(q, body, echo, e) ||
         json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
         parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||

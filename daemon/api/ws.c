@@ -423,7 +423,7 @@ static void inbox_free(struct client *c)
 bool ws_message(struct client *c, char *text, size_t len, size_t counted)
 {
     c->api->metrics.requests++;
-    if (len <= WORK_BYTES_MIN && !c->inbox) {
+    if (len <= WORK_BYTES_MIN && !c->inbox && !form_may_be_in(text, len)) {
         struct message m = {.text = text, .len = len};
         message_read(&m);
         message_act(c, &m);

@@ -275,6 +275,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
+        .form = q->form,
         .stops = (const char *const *)q->stops,
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,

@@ -18,7 +18,7 @@ void *expr_grow(struct grammar *g, void *array, uint32_t n, uint32_t *room, size
         return array;
     uint32_t more = *room ? *room * 2 : 64;
     size_t added = (size_t)(more - *room) * size;
-    if (g->bytes + added > GRAMMAR_MAX_BYTES) {
+    if (g->bytes + added > g->most_bytes) {
         expr_fail(g, -ENOSPC);
         return NULL;
     }
@@ -124,6 +124,7 @@ static expr number_of(struct grammar *g, struct expr_node n)
 int expr_init(struct grammar *g)
 {
     g->most = GRAMMAR_MAX_COMPILE_WORK;
+    g->most_bytes = GRAMMAR_MAX_COMPILED_BYTES;
     g->nodes = expr_grow(g, NULL, 0, &g->nodes_room, sizeof *g->nodes);
     if (!g->nodes || !table_put_all(g, 1023))
         return -ENOMEM;

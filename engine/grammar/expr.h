@@ -65,9 +65,9 @@ struct grammar_mask;
 struct grammar {
     const struct grammar_vocab *vocab;
     expr root;
-    int failed;        /* the first error */
-    size_t work, most; /* done, and allowed now */
-    size_t bytes;      /* of what follows */
+    int failed;               /* the first error */
+    size_t work, most;        /* done, and allowed now */
+    size_t bytes, most_bytes; /* of what follows, and allowed now */
 
     struct expr_node *nodes;
     uint32_t n_nodes, nodes_room;
@@ -96,7 +96,6 @@ struct grammar {
     uint32_t base_nodes, base_lists, base_sets; /* as compiled: what emptying leaves */
     uint32_t age;                               /* emptyings */
     uint32_t masks_made;
-    uint32_t *out; /* [words] the mask that was given out last */
 };
 
 /* Sets the first error and gives EXPR_NOTHING. */

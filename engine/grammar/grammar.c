@@ -28,8 +28,6 @@ int grammar_begin(const struct grammar_vocab *v, struct grammar **out)
         return -ENOMEM;
     *out = g; /* also on error: the caller frees it */
     g->vocab = v;
-    if (v && !(g->out = malloc(v->words * sizeof *g->out)))
-        return -ENOMEM;
     return expr_init(g);
 }
 
@@ -68,8 +66,13 @@ void grammar_free(struct grammar *g)
     if (!g)
         return;
     expr_release(g);
-    free(g->out);
     free(g);
+}
+
+void grammar_set_vocab(struct grammar *g, const struct grammar_vocab *v)
+{
+    if (!g->vocab)
+        g->vocab = v;
 }
 
 struct grammar_use grammar_use(const struct grammar *g)
@@ -186,18 +189,16 @@ static void make(struct grammar_match *m, void *arg)
     mask_make(m->g, m->state, arg);
 }
 
-int grammar_match_mask(struct grammar_match *m, const uint32_t **mask)
+int grammar_match_mask(struct grammar_match *m, uint32_t *mask)
 {
     struct grammar *g = m->g;
     if (!g->vocab)
         return -EINVAL;
-    int rc = run(m, make, g->out);
+    int rc = run(m, make, mask);
     if (rc)
         return rc;
     for (size_t i = 0; i < g->vocab->words; i++)
-        if (g->out[i]) {
-            *mask = g->out;
+        if (mask[i])
             return 0;
-        }
     return -ENOENT;
 }

@@ -22,14 +22,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GRAMMAR_MAX_SCHEMA_BYTES  (1 << 20)
-#define GRAMMAR_MAX_SCHEMA_DEPTH  128        /* objects and arrays in one another */
-#define GRAMMAR_MAX_PATTERN_BYTES 4096       /* one regular expression */
-#define GRAMMAR_MAX_COUNT         65536      /* of a repetition in a pattern, of items, of characters */
-#define GRAMMAR_MAX_BYTES         (48 << 20) /* states and masks of one grammar; what is found again costs time only */
-#define GRAMMAR_MAX_COMPILE_WORK  2000000    /* derivatives taken and expressions made (some 0.2 s) */
-#define GRAMMAR_MAX_STEP_WORK     500000     /* the same, for one push or mask */
-#define GRAMMAR_MAX_SPACE         8          /* bytes of white space in a row within JSON */
+#define GRAMMAR_MAX_SCHEMA_BYTES   (1 << 20)
+#define GRAMMAR_MAX_SCHEMA_DEPTH   128        /* objects and arrays in one another */
+#define GRAMMAR_MAX_PATTERN_BYTES  4096       /* one regular expression */
+#define GRAMMAR_MAX_COUNT          65536      /* of a repetition in a pattern, of items, of characters */
+#define GRAMMAR_MAX_COMPILED_BYTES (16 << 20) /* what compiling may take */
+#define GRAMMAR_MAX_BYTES          (48 << 20) /* states and masks of one grammar; what is found again costs time only */
+#define GRAMMAR_MAX_COMPILE_WORK   2000000    /* derivatives taken and expressions made (some 0.2 s) */
+#define GRAMMAR_MAX_STEP_WORK      500000     /* the same, for one push or mask */
+#define GRAMMAR_MAX_SPACE          8          /* bytes of white space in a row within JSON */
 
 /* ---- vocabularies ---------------------------------------------------------------------------------------------- */
 
@@ -61,7 +62,7 @@ enum {
 };
 
 /* The JSON texts that are valid under a JSON Schema (draft 2020-12), schema[0..len) being its JSON text. v may be NULL:
- * the grammar then has no masks. err says where ("#/properties/a") and what. */
+ * the grammar then has no masks until it gets a vocabulary. err says where ("#/properties/a") and what. */
 int grammar_from_schema(const char *schema, size_t len, const struct grammar_vocab *v, unsigned flags,
                         struct grammar **out, char *err, size_t err_size);
 /* Any JSON object. */
@@ -69,6 +70,8 @@ int grammar_from_json_object(const struct grammar_vocab *v, struct grammar **out
 /* The UTF-8 texts that match a regular expression as a whole. */
 int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_vocab *v, struct grammar **out,
                          char *err, size_t err_size);
+/* Gives a grammar that has none its vocabulary, which must outlive it. */
+void grammar_set_vocab(struct grammar *g, const struct grammar_vocab *v);
 /* NULL is fine. Its matches must have been freed. */
 void grammar_free(struct grammar *g);
 
@@ -95,9 +98,8 @@ int grammar_match_push(struct grammar_match *m, const char *bytes, size_t len);
 bool grammar_match_complete(const struct grammar_match *m);
 /* Whether it can only end here. */
 bool grammar_match_ended(const struct grammar_match *m);
-/* The tokens that may come next, [grammar_vocab_words()], valid until the next call on the grammar or one of its
- * matches. At least one is set. -E2BIG: too much work; -ENOMEM; -ENOENT: the vocabulary has no token for what must
- * come; -EINVAL: a grammar without vocabulary. */
-int grammar_match_mask(struct grammar_match *m, const uint32_t **mask);
+/* Writes the tokens that may come next into mask, [grammar_vocab_words()]; at least one is set. -E2BIG: too much work;
+ * -ENOMEM; -ENOENT: the vocabulary has no token for what must come; -EINVAL: a grammar without vocabulary. */
+int grammar_match_mask(struct grammar_match *m, uint32_t *mask);
 
 #endif

@@ -441,5 +441,6 @@ int expr_finish(struct grammar *g, char *err, size_t err_size)
     g->base_lists = g->n_lists;
     g->base_sets = g->n_sets;
     g->most = GRAMMAR_MAX_STEP_WORK;
+    g->most_bytes = GRAMMAR_MAX_BYTES;
     return rc;
 }

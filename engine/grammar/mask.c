@@ -187,7 +187,7 @@ static void keep(struct grammar *g, expr e, uint8_t base, const struct found *f)
     if (!masks)
         return;
     g->masks = masks;
-    if (g->bytes + bytes > GRAMMAR_MAX_BYTES) {
+    if (g->bytes + bytes > g->most_bytes) {
         expr_fail(g, -ENOSPC);
         return;
     }

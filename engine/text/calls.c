@@ -123,6 +123,21 @@ bool engine_calls_is_mark(const struct engine_calls *c, engine_token id)
            (chat_thinks(chat) && (id == chat->think_mark || id == chat->think_end_mark));
 }
 
+int engine_calls_openings(const struct engine_calls *c, engine_token marks[2])
+{
+    int n = 0;
+    if (c->tools != NULL && c->chat->call_mark >= 0)
+        marks[n++] = c->chat->call_mark;
+    if (chat_thinks(c->chat) && c->chat->think_mark >= 0)
+        marks[n++] = c->chat->think_mark;
+    return n;
+}
+
+enum engine_within engine_calls_within(const struct engine_calls *c)
+{
+    return c->state == CALL ? ENGINE_WITHIN_CALL : c->state == THINK ? ENGINE_WITHIN_THINKING : ENGINE_WITHIN_TEXT;
+}
+
 /* ---- giving parts out ---- */
 
 static int give(struct engine_calls *c, int kind, const char *text, size_t len, bool broken)

@@ -3,8 +3,6 @@
  */
 #include "engine/text/text.h"
 
-#include "engine/text/text.h"
-
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

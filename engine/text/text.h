@@ -59,6 +59,8 @@ struct gguf_string vocab_token_text(const struct vocab *v, engine_token id);
 /* The control or user-defined token with exactly this text, or -1. */
 engine_token vocab_special(const struct vocab *v, const char *text);
 bool vocab_is_control(const struct vocab *v, engine_token id);
+/* A user-defined token that the chat format gives a meaning: it never comes out of a text. */
+bool vocab_is_reserved(const struct vocab *v, engine_token id);
 /* As engine_token_ends_answer(). */
 bool vocab_ends_answer(const struct vocab *v, engine_token id);
 /* Whether a space is put in front of texts, which is not part of them when they are decoded. */

@@ -530,6 +530,11 @@ bool vocab_is_control(const struct vocab *v, engine_token id)
     return known(v, id) && v->type[id] == TYPE_CONTROL;
 }
 
+bool vocab_is_reserved(const struct vocab *v, engine_token id)
+{
+    return id >= 0 && id < v->n && v->flags[id] & FLAG_RESERVED;
+}
+
 bool vocab_ends_answer(const struct vocab *v, engine_token id)
 {
     return known(v, id) && (v->flags[id] & FLAG_ENDS_ANSWER) != 0;

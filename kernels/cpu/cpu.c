@@ -147,7 +147,7 @@ int kernels_cpu_open(const struct kernels_opts *opts, struct kernels **out, char
     struct kernels *k = calloc(1, sizeof *k);
     if (!k)
         return -ENOMEM;
-    k->head = (struct kernels_head){&kernels_cpu_ops, set->name};
+    k->head = (struct kernels_head){&kernels_cpu_ops, set->name, "cpu"};
     k->set = set;
     k->threads = opts->threads > 0 ? opts->threads : kernels_available_cores();
     int rc = kernels_pool_open(k->threads, &k->pool);

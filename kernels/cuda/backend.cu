@@ -274,6 +274,7 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     k->head.ops = &ops;
     k->head.name = DEVICE_NAME;
     k->exact = opts->numerics && !strcmp(opts->numerics, "exact");
+    k->head.numerics = k->exact ? "cuda exact" : "cuda device";
     k->device = device;
     if (!backend_ready(k) || !open_streams(k)) {
         snprintf(err, err_size, "backend cuda: %s", k->error);

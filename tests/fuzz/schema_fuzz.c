@@ -38,8 +38,8 @@ static void follow(struct grammar *g, const uint8_t *text, size_t len)
     struct grammar_match *m = grammar_match_new(g);
     require(m != NULL);
     for (size_t i = 0; i < len; i++) {
-        const uint32_t *mask;
-        int rc = grammar_match_mask(m, &mask);
+        uint32_t mask[9];
+        int rc = grammar_match_mask(m, mask);
         if (rc == -7) /* E2BIG */
             break;
         require(rc == 0);

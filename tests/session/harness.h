@@ -96,6 +96,7 @@ struct ask {
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
+    const char *schema; /* of the answer; NULL: none */
     bool match, ephemeral, warm, count;
     const char *key;
     int digest; /* stands for one; 0: none */

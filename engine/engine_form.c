@@ -1,0 +1,60 @@
+/* engine_form.c - forms of answers: compiled wherever a request is read, without an engine. */
+#include "engine/form_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
+                    char *err, size_t err_size)
+{
+    struct engine_form *f = calloc(1, sizeof *f);
+    if (f == NULL || (f->text = malloc(len + 1)) == NULL) {
+        free(f);
+        return -ENOMEM;
+    }
+    if (len > 0)
+        memcpy(f->text, text, len);
+    f->len = len;
+    f->kind = kind;
+    f->lenient = lenient;
+    atomic_init(&f->owners, 1);
+    int rc = -EINVAL;
+    switch (kind) {
+    case ENGINE_FORM_OBJECT:
+        rc = grammar_from_json_object(NULL, &f->grammar, err, err_size);
+        break;
+    case ENGINE_FORM_SCHEMA:
+        rc = grammar_from_schema(text, len, NULL, lenient ? GRAMMAR_LENIENT : 0, &f->grammar, err, err_size);
+        break;
+    case ENGINE_FORM_PATTERN:
+        rc = grammar_from_pattern(text, len, NULL, &f->grammar, err, err_size);
+        break;
+    }
+    if (rc)
+        engine_form_free(f);
+    else
+        *out = f;
+    return rc;
+}
+
+struct engine_form *engine_form_share(struct engine_form *f)
+{
+    if (f != NULL)
+        atomic_fetch_add(&f->owners, 1);
+    return f;
+}
+
+void engine_form_free(struct engine_form *f)
+{
+    if (f == NULL || atomic_fetch_sub(&f->owners, 1) > 1)
+        return;
+    grammar_free(f->grammar);
+    free(f->text);
+    free(f);
+}
+
+size_t engine_form_bytes(const struct engine_form *f)
+{
+    return sizeof *f + f->len + grammar_use(f->grammar).bytes;
+}

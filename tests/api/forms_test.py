@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Structured output through the openai package, unmodified: answers that parse, whatever the model would rather say."""
+
+import json
+import sys
+from typing import Literal, Optional
+
+from daemon import QWEN, Daemon, Scratch, need, run
+
+try:
+    import jsonschema
+    import openai
+    from pydantic import BaseModel, Field
+except ImportError as e:
+    print(f"skip: {e}")
+    sys.exit(77)
+
+MODEL = "default"
+ASKED = "Tell me about the city of Lisbon, in Portugal."
+
+
+class Place(BaseModel):
+    name: str = Field(max_length=40)
+    country: str = Field(max_length=40)
+    kind: Literal["city", "river", "mountain"]
+
+
+class Report(BaseModel):
+    place: Place
+    population: Optional[int]
+    founded: str = Field(pattern=r"^(about )?\d{1,4} (BC|AD)$")
+    ratings: list[int] = Field(min_length=2, max_length=3)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 30},
+        "date": {"type": "string", "format": "date"},
+        "rating": {"type": "number", "minimum": 1, "maximum": 5},
+        "tags": {"type": "array", "items": {"enum": ["sea", "hills", "trams"]}, "uniqueItems": True, "minItems": 1},
+    },
+    "required": ["title", "date", "rating", "tags"],
+    "additionalProperties": False,
+}
+
+
+def client_of(d):
+    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+def parsed_by_pydantic():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        for temperature in (0, 1.5):
+            answer = c.responses.parse(model=MODEL, input=ASKED, text_format=Report, temperature=temperature, extra_body={"convod": {"seed": 3}})
+            assert isinstance(answer.output_parsed, Report), answer
+            assert answer.status == "completed" and 2 <= len(answer.output_parsed.ratings) <= 3
+            assert answer.text.format.type == "json_schema" and answer.text.format.strict
+        assert c.responses.retrieve(answer.id).text.format.name == answer.text.format.name
+        chat = c.chat.completions.parse(model=MODEL, messages=[{"role": "user", "content": ASKED}], response_format=Report, temperature=1)
+        assert isinstance(chat.choices[0].message.parsed, Report) and chat.choices[0].finish_reason == "stop"
+        d.stop()
+
+
+def every_answer_is_valid():
+    """Several at once, at a temperature at which nothing would be; they share one form, and an ordinary answer is beside them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
+        with ThreadPoolExecutor(8) as pool:
+            plain = pool.submit(c.responses.create, model=MODEL, input="Say hello.", max_output_tokens=12, temperature=0)
+            answers = [
+                pool.submit(c.responses.create, model=MODEL, input=ASKED, text=form, temperature=2, top_p=1, extra_body={"convod": {"seed": i, "top_k": 0}})
+                for i in range(8)
+            ]
+            for a in answers:
+                answer = a.result()
+                assert answer.status == "completed", answer
+                jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+            assert not plain.result().output_text.startswith("{")
+        d.stop()
+
+
+def objects_streams_and_turns():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        first = c.responses.create(model=MODEL, input="Two fruits and their colours.", text={"format": {"type": "json_object"}}, max_output_tokens=200, temperature=0)
+        assert first.status == "incomplete" or isinstance(json.loads(first.output_text), dict), first
+        text = "".join(
+            e.delta
+            for e in c.responses.create(
+                model=MODEL, input=ASKED, stream=True, temperature=0,
+                text={"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}},
+            )
+            if e.type == "response.output_text.delta"
+        )
+        jsonschema.validate(json.loads(text), SCHEMA)
+        # The turn behind one of a form is free, and computes nothing again.
+        answer = c.responses.create(model=MODEL, input="Thank you. Say goodbye in one word.", previous_response_id=first.id, temperature=0, max_output_tokens=8)
+        assert not answer.output_text.startswith("{") and answer.to_dict()["convod"]["reprefilled"] == [], answer
+        d.stop()
+
+
+def beside_tools():
+    """A call comes first and is no text; a text has the form."""
+    tool = {"type": "function", "name": "lookup_place", "description": "Facts about a place.", "strict": False,
+            "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}
+    form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        for choice in ("required", "none", "auto"):
+            answer = c.responses.create(model=MODEL, input=ASKED, tools=[tool], tool_choice=choice, text=form, temperature=0, max_output_tokens=300)
+            kinds = {i.type for i in answer.output}
+            assert choice == "auto" or kinds == {"function_call" if choice == "required" else "message"}, answer
+            if kinds == {"message"}:
+                assert answer.status == "completed"
+                jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+        d.stop()
+
+
+def cut_answers_are_incomplete():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
+        answer = c.responses.create(model=MODEL, input=ASKED, text=form, max_output_tokens=5, temperature=0)
+        assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens", answer
+        try:
+            c.chat.completions.parse(model=MODEL, messages=[{"role": "user", "content": ASKED}], response_format=Report, max_tokens=5)
+            raise AssertionError("a cut answer was taken for a whole one")
+        except openai.LengthFinishReasonError:
+            pass
+        d.stop()
+
+
+def refused():
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+
+        def ask(schema, strict=True):
+            return c.responses.create(model=MODEL, input="x", max_output_tokens=1, text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": strict}})
+
+        for schema, part in (
+            ({"type": "object", "not": {}}, "#/not: not is not supported"),
+            ({"type": "integer", "minimum": 2, "maximum": 1}, "contradict"),
+            ({"$ref": "#"}, "refers to itself"),
+            ({"$ref": "https://example.com/s.json"}, "not fetched"),
+            ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+            ({"enum": []}, "enum is empty"),
+        ):
+            try:
+                ask(schema)
+                raise AssertionError(f"{schema} was accepted")
+            except openai.BadRequestError as e:
+                assert e.code == "invalid_json_schema" and e.param == "text.format.schema" and part in e.message, e
+        assert ask({"type": "object", "not": {}}, strict=False).status == "incomplete"
+        for format, param in (({"type": "yaml"}, "text.format.type"), ({"type": "json_schema", "name": "a"}, "text.format.schema"), ({"type": "json_schema", "schema": {}}, "text.format.name")):
+            try:
+                c.responses.create(model=MODEL, input="x", text={"format": format})
+                raise AssertionError(f"{format} was accepted")
+            except openai.BadRequestError as e:
+                assert e.param == param, e
+        d.stop()
+
+
+need(QWEN)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, cut_answers_are_incomplete, refused)
