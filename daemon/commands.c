@@ -1,4 +1,4 @@
-/* commands.c - what convod does beside serving: backup, --verify, --repair. */
+/* commands.c - what convod does beside serving: backup, --verify, --repair, and token (token_command.c). */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>

@@ -91,6 +91,8 @@ int64_t clock_ms(void);
 bool utf8_valid(const char *s, size_t len);
 /* How much of it is whole characters, when more may follow: all but up to three bytes. -1: it is not UTF-8. */
 ptrdiff_t utf8_prefix(const char *s, size_t len);
+/* Two digits of lower case for each of n bytes, and the end: 2 * n + 1 letters. */
+void text_hex(const unsigned char *bytes, size_t n, char *out);
 /* "123" and nothing else; at most 18 digits. -1: malformed. */
 int64_t text_digits(const char *value, size_t len);
 

@@ -1,5 +1,15 @@
-/* text.c - checks of text that a peer sent. Pure functions. */
+/* text.c - checks of text that a peer sent, and bytes as text. Pure functions. */
+#include <stdio.h>
+
 #include "daemon/daemon.h"
+
+void text_hex(const unsigned char *bytes, size_t n, char *out)
+{
+    out[0] = '\0';
+    for (size_t i = 0; i < n; i++) {
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    }
+}
 
 ptrdiff_t utf8_prefix(const char *s, size_t len)
 {

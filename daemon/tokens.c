@@ -238,10 +238,9 @@ static int write_rows(FILE *f, const struct token_list *list)
     fputs("# Made by `convod token`, which replaces this file. A token itself is nowhere, this is its SHA-256.\n", f);
     for (size_t i = 0; i < list->n; i++) {
         const struct token_row *r = &list->rows[i];
-        fprintf(f, "%s %s sha256:", r->id, r->owner);
-        for (size_t j = 0; j < TOKEN_DIGEST_BYTES; j++) {
-            fprintf(f, "%02x", r->digest[j]);
-        }
+        char digest[2 * TOKEN_DIGEST_BYTES + 1];
+        text_hex(r->digest, sizeof(r->digest), digest);
+        fprintf(f, "%s %s sha256:%s", r->id, r->owner, digest);
         fprintf(f, " created=%lld expires=", (long long)r->created_s);
         if (r->expires_s) {
             fprintf(f, "%lld", (long long)r->expires_s);
@@ -286,13 +285,6 @@ static int change_write(struct change *c, const char *data, char *err, size_t er
     return 0;
 }
 
-static void write_hex(char *out, const unsigned char *bytes, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
-    }
-}
-
 /* A random id and token. */
 static int make_token(struct token_row *row, char token[TOKEN_TEXT_SIZE])
 {
@@ -301,9 +293,9 @@ static int make_token(struct token_row *row, char token[TOKEN_TEXT_SIZE])
         return -EIO;
     }
     memcpy(row->id, ID_PREFIX, sizeof(ID_PREFIX));
-    write_hex(row->id + sizeof(ID_PREFIX) - 1, id, sizeof(id));
+    text_hex(id, sizeof(id), row->id + sizeof(ID_PREFIX) - 1);
     memcpy(token, TOKEN_PREFIX, sizeof(TOKEN_PREFIX));
-    write_hex(token + sizeof(TOKEN_PREFIX) - 1, secret, sizeof(secret));
+    text_hex(secret, sizeof(secret), token + sizeof(TOKEN_PREFIX) - 1);
     SHA256((const unsigned char *)token, strlen(token), row->digest);
     OPENSSL_cleanse(secret, sizeof(secret));
     return 0;

@@ -1,6 +1,6 @@
 /* tokens.h - the tokens that the operator made with `convod token`, in DIR/tokens beside the ledger.
  *
- * A token is 256 random bits; the file has its SHA-256, so that reading the file gives nobody a token. A line each:
+ * A token is 192 random bits; the file has its SHA-256, so that reading the file gives nobody a token. A line each:
  *
  *     tok_4f1c… alice sha256:… created=1764500000 expires=never scope=all inherits=local
  *

@@ -334,6 +334,7 @@ struct op {
     int64_t number;
     bool flag, deletes;
     char *text;
+    struct turn_request *turn; /* that follows when it is done; NULL: none */
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
     struct session_result result; /* deep copy */
 };

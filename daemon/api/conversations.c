@@ -224,14 +224,12 @@ void conversations_add_items(struct client *c)
 /* The conversation is there; what it begins with is read in before the answer. */
 static void created_with_items(struct client *c, struct op *op, const struct session_result *r)
 {
-    struct api_error e = {0};
     struct run_retry *retry = &c->request.retry;
-    cJSON *items = cJSON_Parse(op->text);
-    struct turn_request *q = items_turn(items, &e);
-    cJSON_Delete(items);
-    if (!q || !r->n_conversations) {
+    struct turn_request *q = op->turn;
+    op->turn = NULL;
+    if (!r->n_conversations) {
         turn_request_free(q);
-        client_answer_error(c, &e);
+        client_answer(c, 500, NULL, NULL);
         return;
     }
     free(q->answer);
@@ -261,8 +259,8 @@ void conversations_create(struct client *c)
     if (f.head && *f.head) {
         api_error_set(&e, 400, "invalid_value", "convod.head", "A new conversation has no response yet.");
     }
-    turn_request_free(q);
     if (e.status) {
+        turn_request_free(q);
         client_answer_error(c, &e);
         free(f.metadata);
         cJSON_Delete(f.body);
@@ -270,14 +268,13 @@ void conversations_create(struct client *c)
     }
     struct run_retry *retry = &c->request.retry;
     struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, with_items ? created_with_items : got_one);
-    if (op && with_items) {
-        op->text = json_print(items);
-    }
     if (op) {
+        op->turn = q;
         op_posted(c, op,
                   session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
                                               retry->idempotency_key, retry->digest, op_done, op));
     } else {
+        turn_request_free(q);
         client_answer(c, 500, NULL, NULL);
     }
     free(f.metadata);

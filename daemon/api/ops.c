@@ -125,6 +125,7 @@ void op_free(struct op *op)
         return;
     }
     session_result_free(&op->result);
+    turn_request_free(op->turn);
     free(op->text);
     free(op);
 }

@@ -7,7 +7,6 @@
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
 #include <openssl/sha.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/api/api.h"
@@ -52,9 +51,7 @@ void service_ticket(struct client *c)
         client_answer_error(c, &e);
         return;
     }
-    for (size_t i = 0; i < sizeof(random); i++) {
-        snprintf(text + 2 * i, 3, "%02x", random[i]);
-    }
+    text_hex(random, sizeof(random), text);
     SHA256((const unsigned char *)text, sizeof(text) - 1, place->digest);
     place->who = c->who;
     place->until_ms = clock_ms() + TICKET_MS;

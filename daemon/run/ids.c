@@ -20,8 +20,9 @@ int id_new(const char *prefix, char out[ID_SIZE])
         return -EIO;
     }
     size_t n = (size_t)snprintf(out, ID_SIZE, "%s", prefix);
-    for (size_t i = 0; i < sizeof(random) && n + 2 < ID_SIZE; i++, n += 2) {
-        snprintf(out + n, ID_SIZE - n, "%02x", random[i]);
+    size_t room = n < ID_SIZE ? (ID_SIZE - 1 - n) / 2 : 0;
+    if (room > 0) {
+        text_hex(random, room < sizeof(random) ? room : sizeof(random), out + n);
     }
     return 0;
 }

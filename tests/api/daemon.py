@@ -108,6 +108,13 @@ class Daemon:
         raise AssertionError("saves are still pending")
 
 
+def client_of(d):
+    """The openai package's client, told of nothing but the address."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
 def text_of(response):
     return "".join(p["text"] for item in response["output"] if item["type"] == "message" for p in item["content"])
 

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Literal, Optional
 
-from daemon import QWEN, Daemon, Scratch, need, run
+from daemon import QWEN, Daemon, Scratch, client_of, need, run
 
 try:
     import jsonschema
@@ -43,10 +43,6 @@ SCHEMA = {
     "required": ["title", "date", "rating", "tags"],
     "additionalProperties": False,
 }
-
-
-def client_of(d):
-    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
 
 
 def parsed_by_pydantic():

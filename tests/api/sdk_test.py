@@ -3,7 +3,7 @@
 
 import sys
 
-from daemon import QWEN, Daemon, Scratch, need, run
+from daemon import QWEN, Daemon, Scratch, client_of, need, run
 
 try:
     import openai
@@ -23,10 +23,6 @@ MODEL = "default"
 def strict(event):
     """The package itself accepts invalid events, so each is validated again from its JSON."""
     return EVENT.validate_python(event.to_dict())
-
-
-def client_of(d):
-    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
 
 
 def plain_and_chained():

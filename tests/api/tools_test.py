@@ -5,7 +5,7 @@ goes through the model is asserted, not how clever it is: where an answer must b
 import json
 import sys
 
-from daemon import QWEN, Daemon, Scratch, check_receipt, need, run
+from daemon import QWEN, Daemon, Scratch, check_receipt, client_of, need, run
 
 try:
     import openai
@@ -23,10 +23,6 @@ FLAT = [{"type": "function", **WEATHER, "strict": True}, {"type": "web_search"}]
 NESTED = [{"type": "function", "function": WEATHER}]
 LIMITS = {"model": MODEL, "temperature": 0}
 CALLS = 20
-
-
-def client_of(d):
-    return openai.OpenAI(base_url=f"{d.url}/v1", api_key="unused", max_retries=0, timeout=300)
 
 
 def check_new(convod, most):
