@@ -561,6 +561,46 @@ static void test_lenient(void **state)
     grammar_free(g);
 }
 
+static void test_calls(void **state)
+{
+    (void)state;
+    static const char TOOLS[] =
+        "[{\"name\":\"now\"},{\"name\":\"add.to-1\",\"parameters\":{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":"
+        "{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"],\"additionalProperties\":false}}}}]";
+    char err[256] = "";
+    struct grammar *g = NULL;
+    size_t at;
+    assert_int_equal(grammar_from_calls(TOOLS, sizeof TOOLS - 1, vocab, &g, &at, err, sizeof err), 0);
+    assert_true(accepts(g, "{\"name\":\"now\",\"arguments\":{}}"));
+    assert_true(accepts(g, "\n{\"name\": \"now\", \"arguments\": {\"x\": [1]}}\n"));
+    assert_true(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": {\"a\": 1}}"));
+    assert_false(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": {\"a\": \"1\"}}"));
+    assert_false(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": 1}")); /* which its schema would allow */
+    assert_false(accepts(g, "{\"name\": \"now\", \"arguments\": [1]}"));
+    assert_false(accepts(g, "{\"name\": \"never\", \"arguments\": {}}"));
+    assert_false(accepts(g, "{\"arguments\": {}, \"name\": \"now\"}"));
+    grammar_free(g);
+    static const struct {
+        const char *tools, *part;
+        int rc;
+        size_t at;
+    } BAD[] = {
+        {"[{\"name\":\"a\"},{\"name\":\"b\",\"parameters\":{\"not\":{}}}]", "#/not: not is not", -ENOTSUP, 1},
+        {"[{\"name\":\"a\",\"parameters\":{\"type\":\"string\"}},{\"name\":\"b\"}]", "contradict", -EINVAL, 0},
+        {"[{\"name\":\"b\"},{\"name\":\"a\",\"parameters\":{\"required\":[\"x\"],\"properties\":{\"x\":false}}}]",
+         "contradict", -EINVAL, 1},
+        {"[{\"name\":\"a\\\"b\"}]", "other characters", -EINVAL, 0},
+        {"[{}]", "name is missing", -EINVAL, 0},
+        {"{}", "not a list", -EINVAL, 0},
+        {"[]", "nothing can fulfil", -EINVAL, 0}};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        g = NULL;
+        int rc = grammar_from_calls(BAD[i].tools, strlen(BAD[i].tools), NULL, &g, &at, err, sizeof err);
+        if (rc != BAD[i].rc || !strstr(err, BAD[i].part) || at != BAD[i].at || g)
+            fail_msg("%s: %d \"%s\" at %zu", BAD[i].tools, rc, err, at);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -578,6 +618,7 @@ int main(void)
         cmocka_unit_test(test_forgets),
         cmocka_unit_test(test_goes_on_after_forgetting),
         cmocka_unit_test(test_lenient),
+        cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }
