@@ -22,6 +22,7 @@ void turn_request_free(struct turn_request *r)
     engine_form_free(r->form);
     engine_form_free(r->call_form);
     cJSON_Delete(r->params_json);
+    cJSON_Delete(r->settings);
     free(r->conversation);
     free(r->previous);
     free(r->parent);
