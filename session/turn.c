@@ -78,6 +78,7 @@ void turn_free(struct turn *t)
     engine_calls_free(t->calls);
     free(t->text.text);
     free(t->item.text);
+    free(t->odds);
     storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
@@ -552,7 +553,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = answer_token(t, id);
+        rc = answer_token(t, next);
     }
     if (!t->form_begun && t->calls && engine_calls_within(t->calls) == ENGINE_WITHIN_CALL)
         drop_form(t);

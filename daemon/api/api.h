@@ -293,6 +293,14 @@ double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
+/* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
+ */
+
+/* Reads top_logprobs into q->n_top. */
+int logprobs_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+/* Of item i's tokens from number `from` on: a list of {"token", "logprob", "bytes", "top_logprobs"}. */
+cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
+
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
  */
 
@@ -353,6 +361,7 @@ void service_ready(struct client *c);
 void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
+void service_detokenize(struct client *c);
 void service_status(struct client *c);
 void service_ticket(struct client *c);
 void service_metrics(struct client *c);

@@ -10,6 +10,7 @@ const struct route api_routes[] = {
     {METHOD_GET, "/v1/convod/status", service_status, false, true, NULL},
     {METHOD_POST, "/v1/convod/tickets", service_ticket, false, false, NULL},
     {METHOD_POST, "/tokenize", service_tokenize, false, true, NULL},
+    {METHOD_POST, "/detokenize", service_detokenize, false, true, NULL},
     {METHOD_POST, "/v1/responses", responses_create, false, true, responses_parse_post},
     {METHOD_POST, "/v1/responses/input_tokens", responses_create, false, true, responses_parse_count},
     {METHOD_GET, "/v1/responses/{id}", responses_get, false, true, NULL},

@@ -13,14 +13,15 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"truncation", {"disabled"}}, {"prompt", {0}}, {"logit_bias", {0}}, {"top_logprobs", {0}},
+    {"truncation", {"disabled"}},
+    {"prompt", {0}},
+    {"logit_bias", {0}},
     {"context_management", {0}},
 };
 
 static const struct row completions[] = {
     {"functions", {0}},          {"function_call", {"auto", "none"}},
-    {"logit_bias", {0}},         {"logprobs", {0}},
-    {"top_logprobs", {0}},       {"audio", {0}},
+    {"logit_bias", {0}},         {"audio", {0}},
     {"web_search_options", {0}}, {"grammar", {0}},
     {"json_schema", {0}},        {"guided_json", {0}},
     {"guided_regex", {0}},       {"guided_choice", {0}},
