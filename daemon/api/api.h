@@ -187,8 +187,6 @@ void client_pump(struct client *c);
 bool client_streams(const struct client *c);
 /* The answer has left: one line in the log. */
 void client_answered(const struct client *c, int status, int64_t ms);
-/* {"error": ...}, malloc'd; NULL: out of memory. */
-char *api_error_text(const struct api_error *e);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 
@@ -244,6 +242,8 @@ void client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+/* The request as one whose tokens are counted alone, for any interface. */
+struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
@@ -277,7 +277,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
 
-enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_ANTHROPIC };
 /* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
@@ -317,6 +317,16 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
 void chat_create(struct client *c);
+
+/* ---- Messages (anthropic.c) ---------------------------------------------------------------------------------------
+ */
+
+extern const struct run_format anthropic_format;
+struct turn_request *anthropic_parse(cJSON *body, struct api_error *e);
+struct turn_request *anthropic_parse_count(cJSON *body, struct api_error *e);
+/* Whether the client's request is of this interface, which has errors of its own form: */
+bool anthropic_speaks(const struct client *c);
+cJSON *anthropic_error(const struct api_error *e);
 
 /* ---- conversations (conversations.c) ------------------------------------------------------------------------------
  */

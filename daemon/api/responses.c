@@ -324,15 +324,18 @@ static void counted(struct run *run)
 static const struct run_format count_format = {
     .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
 
+struct turn_request *count_only(struct turn_request *q)
+{
+    q->format = &count_format;
+    q->count = true;
+    q->store = q->stream = q->background = false;
+    return q;
+}
+
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = responses_parse(body, false, e);
-    if (q) {
-        q->format = &count_format;
-        q->count = true;
-        q->store = q->stream = q->background = false;
-    }
-    return q;
+    return q ? count_only(q) : NULL;
 }
 
 bool model_check(const struct api *api, const char *model, struct api_error *e)

@@ -28,6 +28,8 @@ static const struct row completions[] = {
     {"guided_grammar", {0}},
 };
 
+static const struct row anthropic[] = {{"container", {0}}, {"mcp_servers", {0}}};
+
 static bool asks_for_nothing(const cJSON *v, const struct row *row)
 {
     if (cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == 0) ||
@@ -44,9 +46,19 @@ static bool asks_for_nothing(const cJSON *v, const struct row *row)
 
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e)
 {
-    const struct row *rows = api == UNSUPPORTED_RESPONSES ? responses : completions;
-    size_t n = api == UNSUPPORTED_RESPONSES ? sizeof(responses) / sizeof(*responses)
-                                            : sizeof(completions) / sizeof(*completions);
+#define TABLE(rows)                                                                                                    \
+    {                                                                                                                  \
+        rows, sizeof(rows) / sizeof(*(rows))                                                                           \
+    }
+    static const struct {
+        const struct row *rows;
+        size_t n;
+    } tables[] = {[UNSUPPORTED_RESPONSES] = TABLE(responses),
+                  [UNSUPPORTED_COMPLETIONS] = TABLE(completions),
+                  [UNSUPPORTED_ANTHROPIC] = TABLE(anthropic)};
+#undef TABLE
+    const struct row *rows = tables[api].rows;
+    const size_t n = tables[api].n;
     /* One pass over the body, which may have very many fields. */
     const cJSON *v;
     cJSON_ArrayForEach(v, body)

@@ -303,29 +303,6 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return 0;
 }
 
-const char *session_token_bytes(const struct session *s, engine_token id, size_t *len)
-{
-    static char bytes[256];
-    (void)s;
-    for (int i = 0; i < 256; i++) {
-        bytes[i] = (char)i;
-    }
-    *len = 1;
-    return &bytes[id];
-}
-
-const char *engine_chat_format_at(size_t i)
-{
-    static const char *const names[] = {"chatml", "llama2"};
-    return i < 2 ? names[i] : NULL;
-}
-
-void engine_tokens_free(struct engine_tokens *t)
-{
-    free(t->ids);
-    memset(t, 0, sizeof(*t));
-}
-
 char *session_receipt_json(const struct session_receipt *r)
 {
     char *text;

@@ -27,6 +27,8 @@ static void each_field(void **state)
         {UNSUPPORTED_COMPLETIONS, "{\"web_search_options\":{\"a\":1}}", "web_search_options"},
         {UNSUPPORTED_COMPLETIONS, "{\"grammar\":\"root ::= x\"}", "grammar"},
         {UNSUPPORTED_COMPLETIONS, "{\"guided_choice\":[\"a\"]}", "guided_choice"},
+        {UNSUPPORTED_ANTHROPIC, "{\"container\":null,\"mcp_servers\":[],\"service_tier\":\"auto\"}", ""},
+        {UNSUPPORTED_ANTHROPIC, "{\"mcp_servers\":[{\"type\":\"url\"}]}", "mcp_servers"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct api_error e = {0};
