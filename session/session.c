@@ -466,12 +466,6 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->tool = copy(r->tool, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;
-    size_t form_len;
-    int tools_rc = t->tools ? engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &form_len) : 0;
-    if (tools_rc) {
-        turn_free(t);
-        return tools_rc;
-    }
     t->items = calloc(r->n_items + 1, sizeof *t->items);
     t->messages = calloc(r->n_items + 1, sizeof *t->messages);
     t->names = calloc(r->n_items + 1, sizeof *t->names);

@@ -314,6 +314,9 @@ typedef void session_done(void *arg, const struct session_result *r);
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
+/* What was to be put into a conversation that was just made could not be: unless something else is in it by now it
+ * goes, and what is said of its key with it. */
+void session_conversation_unmake(struct session *s, const char *owner, const char *id);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
  * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response

@@ -205,6 +205,35 @@ static void start_finding(struct turn *t)
     }
 }
 
+/* Refused before any work, with counts where they are known (0: they are not). */
+static void fail_too_long(struct turn *t, int tokens)
+{
+    int most = t->session->info->ctx_tokens - t->generate;
+    if (tokens)
+        (void)snprintf(t->detail, sizeof t->detail,
+                       "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
+                       tokens, most);
+    else
+        (void)snprintf(
+            t->detail, sizeof t->detail,
+            "this message, with its instructions and tools, is longer than any context of %d tokens; shorten it", most);
+    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
+}
+
+/* Text with more bytes than the longest tokens could hold is not worth reading: that takes time from others. Until the
+ * turn has been found only its own tools and instructions are known to be in its context. */
+static bool cannot_fit(const struct turn *t)
+{
+    const struct engine_info *info = t->session->info;
+    const char *instructions = t->instructions ? t->instructions : t->found.conversation.instructions;
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max;
+    size_t bytes = (t->tools ? strlen(t->tools) : 0) + (instructions ? strlen(instructions) : 0);
+    size_t n = t->state > TURN_BEHIND ? t->n_messages : 0;
+    for (size_t i = t->found.matched; bytes <= most && i < n; i++)
+        bytes += t->messages[i].len;
+    return bytes > most;
+}
+
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
@@ -233,6 +262,10 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
         return;
     }
+    if (cannot_fit(t)) {
+        fail_too_long(t, 0);
+        return;
+    }
     if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
@@ -256,33 +289,6 @@ static bool follows_ephemeral(const struct turn *t)
     for (const struct ephemeral *e = t->session->ephemerals; t->previous && e; e = e->next)
         if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
             return true;
-    return false;
-}
-
-/* Refused before any work, with counts where they are known (0: they are not). */
-static void fail_too_long(struct turn *t, int tokens)
-{
-    int most = t->session->info->ctx_tokens - t->generate;
-    if (tokens)
-        (void)snprintf(t->detail, sizeof t->detail,
-                       "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
-                       tokens, most);
-    else
-        (void)snprintf(t->detail, sizeof t->detail, "this message is longer than any context of %d tokens; shorten it",
-                       most);
-    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
-}
-
-/* A text with more bytes than the longest tokens could hold is not worth tokenizing: that takes the engine's time. */
-static bool cannot_fit(const struct turn *t)
-{
-    const struct engine_info *info = t->session->info;
-    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0;
-    for (size_t i = t->found.matched; i < t->n_messages; i++) {
-        bytes += t->messages[i].len;
-        if (bytes > most)
-            return true;
-    }
     return false;
 }
 

@@ -299,6 +299,8 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
 /* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
+/* Forgets the keys that made `target`. 0 or negative. */
+int storage_key_drop(struct storage_ledger *l, int64_t owner, const char *target);
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 

@@ -236,8 +236,9 @@ cJSON *item_list(const struct session_item *items, size_t n, bool more);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
 #define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
-/* Starts a turn for a POST, or joins the one that it repeats. Takes q. */
-void client_start(struct client *c, struct turn_request *q);
+/* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
+ * answered. */
+bool client_start(struct client *c, struct turn_request *q);
 
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
@@ -331,6 +332,7 @@ cJSON *anthropic_error(const struct api_error *e);
 /* ---- conversations (conversations.c) ------------------------------------------------------------------------------
  */
 
+struct turn_request *conversations_parse_create(cJSON *body, struct api_error *e);
 void conversations_create(struct client *c);
 void conversations_list(struct client *c);
 void conversations_get(struct client *c);

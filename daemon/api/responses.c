@@ -1,5 +1,6 @@
 /* responses.c - the Responses API: create bodies, and the routes under /v1/responses. */
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -352,7 +353,7 @@ bool model_check(const struct api *api, const char *model, struct api_error *e)
 /* ---- routes --------------------------------------------------------------------------------------------------------
  */
 
-void client_start(struct client *c, struct turn_request *q)
+bool client_start(struct client *c, struct turn_request *q)
 {
     struct api_error e = {0};
     struct runs *rs = &c->api->runs;
@@ -367,9 +368,10 @@ void client_start(struct client *c, struct turn_request *q)
     } else if (e.status || run_start(rs, c->owner, q, retry, NULL, &run, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
-        return;
+        return false;
     }
     client_read(c, run, kind, 0, NULL);
+    return true;
 }
 
 void responses_create(struct client *c)
@@ -553,54 +555,88 @@ void responses_input_items(struct client *c)
     }
 }
 
-/* ---- background turns of an earlier process ------------------------------------------------------------------------
+/* ---- background turns of an earlier process: from a storage thread to the network's, to a worker's, and back
+ * ----------
  */
 
 struct requeued {
-    struct event event; /* first */
+    struct event event; /* first: its way to the network thread */
+    struct work work;   /* parsing */
     struct api *api;
     char *owner, *id, *request;
+    struct queued queued; /* what that says, */
+    struct turn_request *turn;
+    struct api_error refused; /* or why not */
 };
 
 static void requeued_free(struct requeued *r)
 {
-    free(r->owner);
-    free(r->id);
-    free(r->request);
-    free(r);
+    if (r) {
+        queued_free(&r->queued);
+        turn_request_free(r->turn);
+        free(r->owner);
+        free(r->id);
+        free(r->request);
+        free(r);
+    }
+}
+
+static struct requeued *requeued_of(struct work *w)
+{
+    return (struct requeued *)((char *)w - offsetof(struct requeued, work));
+}
+
+/* [worker] */
+static void parse_queued(struct work *w)
+{
+    struct requeued *r = requeued_of(w);
+    struct queued *queued = &r->queued;
+    if (queued_read(r->request, queued)) {
+        api_error_set(&r->refused, 500, "server_error", NULL, "Out of memory.");
+        return;
+    }
+    cJSON *body = json_parse_request(queued->body, strlen(queued->body), &r->refused);
+    r->turn = body ? responses_parse(body, true, &r->refused) : NULL; /* `stream` is nobody's now */
+    if (r->turn) {
+        r->turn->body = queued->body;
+        queued->body = NULL;
+        r->turn->sampling.seed = queued->has_seed ? queued->seed : r->turn->sampling.seed;
+    }
 }
 
 /* What a version before took and this one does not has failed; what there is no room for now waits for the next start.
  */
-static void run_queued(const struct requeued *r, struct queued *queued)
+static void run_queued(struct work *w, bool closing)
 {
-    struct api_error e = {0};
-    cJSON *body = json_parse_request(queued->body, strlen(queued->body), &e);
-    struct turn_request *q = body ? responses_parse(body, true, &e) : NULL; /* `stream` is nobody's now */
-    if (q) {
-        q->body = queued->body;
-        queued->body = NULL;
-        q->sampling.seed = queued->has_seed ? queued->seed : q->sampling.seed;
-        if (run_requeue(&r->api->runs, r->owner, r->id, q, queued->has_retry ? &queued->retry : NULL, &e) == 0) {
-            return;
-        }
-    } else if (e.status < 500) {
-        session_queued_fail(r->api->runs.session, r->owner, r->id, e.message);
+    struct requeued *r = requeued_of(w);
+    struct queued *queued = &r->queued;
+    if (closing || !r->api->runs.session) {
+        requeued_free(r);
+        return;
     }
-    turn_request_free(q);
-    daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s", e.message);
+    if (r->turn && run_requeue(&r->api->runs, r->owner, r->id, r->turn, queued->has_retry ? &queued->retry : NULL,
+                               &r->refused) == 0) {
+        r->turn = NULL;
+    } else {
+        if (!r->turn && r->refused.status < 500) {
+            session_queued_fail(r->api->runs.session, r->owner, r->id, r->refused.message);
+        }
+        daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s",
+                   r->refused.message);
+    }
+    requeued_free(r);
 }
 
-/* Network thread. */
 static void take_requeued(struct event *event, bool closing)
 {
     struct requeued *r = (struct requeued *)event;
-    struct queued queued;
-    if (!closing && queued_read(r->request, &queued) == 0) {
-        run_queued(r, &queued);
-        queued_free(&queued);
+    if (closing) {
+        requeued_free(r);
+        return;
     }
-    requeued_free(r);
+    r->work.run = parse_queued;
+    r->work.done = run_queued;
+    work_submit(r->api->workers, &r->work);
 }
 
 /* [storage thread] */

@@ -20,7 +20,7 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/chat/completions", chat_create, false, true, chat_parse},
     {METHOD_POST, "/v1/messages", responses_create, false, true, anthropic_parse},
     {METHOD_POST, "/v1/messages/count_tokens", responses_create, false, true, anthropic_parse_count},
-    {METHOD_POST, "/v1/conversations", conversations_create, false, true, NULL},
+    {METHOD_POST, "/v1/conversations", conversations_create, false, true, conversations_parse_create},
     {METHOD_GET, "/v1/conversations", conversations_list, false, true, NULL},
     {METHOD_GET, "/v1/conversations/{id}", conversations_get, false, true, NULL},
     {METHOD_POST, "/v1/conversations/{id}", conversations_update, false, true, NULL},

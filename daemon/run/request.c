@@ -21,6 +21,7 @@ void turn_request_free(struct turn_request *r)
     free(r->tool);
     engine_form_free(r->form);
     cJSON_Delete(r->params_json);
+    cJSON_Delete(r->settings);
     free(r->conversation);
     free(r->previous);
     free(r->parent);

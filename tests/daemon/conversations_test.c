@@ -261,6 +261,19 @@ static void items_are_added(void **state)
                      404);
     free(path);
     free(list);
+    /* What cannot be put in leaves no conversation. */
+    r = call(h, "GET", "/v1/conversations?limit=100", NULL, NULL);
+    int before = cJSON_GetArraySize(at(r.json, "data"));
+    reply_free(&r);
+    static const char *const failing[] = {"refuse 5", "fail", "start -12"};
+    for (size_t i = 0; i < sizeof(failing) / sizeof(*failing); i++) {
+        char body[128];
+        snprintf(body, sizeof(body), "{\"items\":[{\"role\":\"user\",\"content\":\"%s\"}]}", failing[i]);
+        assert_true(status_of(h, "POST", "/v1/conversations", NULL, body) >= 400);
+        r = call(h, "GET", "/v1/conversations?limit=100", NULL, NULL);
+        assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), before);
+        reply_free(&r);
+    }
     harness_stop(h);
 }
 

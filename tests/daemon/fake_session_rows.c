@@ -163,6 +163,16 @@ int session_conversation_delete(struct session *s, const char *owner, const char
     return 0;
 }
 
+static void ignore(void *arg, const struct session_result *r)
+{
+    (void)arg, (void)r;
+}
+
+void session_conversation_unmake(struct session *s, const char *owner, const char *id)
+{
+    (void)session_conversation_delete(s, owner, id, ignore, NULL);
+}
+
 int session_conversation_list(struct session *s, const char *owner, const char *after, int limit, const char *query,
                               session_done *done, void *arg)
 {
