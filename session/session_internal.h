@@ -200,7 +200,8 @@ struct turn {
     bool form_begun;                 /* there is some of the text */
     char **stops;
     size_t n_stops;
-    int max_output_tokens;
+    int max_output_tokens, n_top;
+    bool logprobs;
     bool match, store, generate, count;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -237,8 +238,10 @@ struct turn {
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
-    struct engine_calls *calls; /* NULL: all of the answer is text, and none thinking */
-    struct answer_text text;    /* the answer so far, as it was written */
+    struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
+    struct answer_text text;      /* the answer so far, as it was written */
+    struct session_logprob *odds; /* of tokens that are not told yet */
+    size_t n_odds, odds_capacity;
     struct storage_item *output;
     size_t n_output_items, n_told;
     struct answer_text item; /* text of the last one, while it is open */
@@ -515,7 +518,7 @@ int items_check_results(struct storage_ledger *l, const struct turn *t, const ch
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */
 /* Takes what was sampled. 1: the answer is over. */
-int answer_token(struct turn *t, engine_token id);
+int answer_token(struct turn *t, const struct engine_pick *pick);
 /* Nothing more comes: what is held back comes out, and the last item ends. */
 int answer_finish(struct turn *t);
 /* Tells the items that could not be told before the turn had started. */
