@@ -35,6 +35,7 @@
 #include "storage/storage.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
 #define SESSION_MAX_RUNNING    256
@@ -152,11 +153,12 @@ struct found {
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
     size_t n_path;
-    char *tools;      /* that the parent's context was told of, in the sorted form; NULL: none */
-    size_t matched;   /* match: messages that the path covers */
-    bool apart;       /* what was matched is followed in a chain of its own: its conversation is not this turn's */
-    int64_t replaces; /* the first attempt at this request, whose place it takes; 0 = none */
-    int64_t requeued; /* row of a turn that waited in the ledger */
+    char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
+    size_t matched;       /* match: messages that the path covers */
+    bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
+    int64_t replaces;     /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t requeued;     /* row of a turn that waited in the ledger */
+    char over_limit[128]; /* what the owner has too much of */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
     char *stored_previous;
 };
@@ -370,7 +372,8 @@ struct session {
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    atomic_uint_fast64_t quota_refusals;
+    int64_t retain_due_ms, retain_offset_ms; /* retention.c */
     int retain_wait_ms;
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
@@ -562,8 +565,16 @@ void unsaved_mark(struct session *s, const struct turn *t);
 /* Gives those up that are left: the next start finds their turns running. */
 void unsaved_marks_free(struct session *s);
 
+/* limits.c */
+int limits_set(struct storage *storage, const struct session_limits *everyone, const struct session_owner_limits *rows,
+               size_t n);
+/* In a job: whether the owner, by this name, may have another turn, or with `creates` another conversation. 0; -EMFILE
+ * or -EFBIG: no, and `why` gets what to say; other errors of the ledger. */
+int limits_check(struct storage_ledger *l, struct session *s, int64_t owner, const char *name, bool creates, char *why,
+                 size_t why_size);
+
 /* retention.c */
-void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+void retention_start(struct session *s, int wait_ms);
 /* [now and then] Deletes the next conversation that is too old. */
 void retention_tick(struct session *s);
 

@@ -111,7 +111,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                       .max_running = o.max_running,
                                       .max_waiting = o.max_waiting,
                                       .idle_ms = o.idle_ms,
-                                      .retain_ms = o.retain_ms,
+                                      .limits = o.limits,
                                       .retain_wait_ms = 1,
                                       .log = count_log,
                                       .log_arg = rig};

@@ -37,7 +37,7 @@ struct rig_opts {
     bool tools, thinks; /* the model's chat format has tools; or opens answers with thinking */
     size_t ram_bytes;
     uint64_t disk_bytes;
-    int64_t retain_ms;
+    struct session_limits limits;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 
