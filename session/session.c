@@ -414,6 +414,11 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return engine_tokenize(s->engine, text, len, add_special, out);
 }
 
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len)
+{
+    return engine_token_bytes(s->engine, id, len);
+}
+
 void session_status(struct session *s, struct session_status *out)
 {
     struct storage_stats stats;
@@ -444,8 +449,10 @@ static char *copy(const char *text, bool *failed)
 
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
+    bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
+    if (r->form && (r->n_stops || (calls && !r->call_form)))
+        return -EINVAL;
     struct turn *t = calloc(1, sizeof *t);
-    bool failed = false;
     if (!t)
         return -ENOMEM;
     t->session = s;
@@ -492,7 +499,10 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     }
     t->sampling = r->sampling;
     t->form = engine_form_share(r->form);
+    t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
+    t->logprobs = r->logprobs;
+    t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;

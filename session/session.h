@@ -83,6 +83,8 @@ const struct engine_info *session_model(const struct session *s);
 /* engine_tokenize() of the model. */
 int session_tokenize(const struct session *s, const char *text, size_t len, bool add_special,
                      struct engine_tokens *out);
+/* [any thread] engine_token_bytes() of the model. */
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -167,6 +169,17 @@ struct session_response {
     int64_t created_ms, completed_ms;
 };
 
+#define SESSION_TOP_MAX 20 /* alternatives of a token that are told */
+
+/* A token of the answer, and how likely it was. */
+struct session_logprob {
+    engine_token token;
+    float logprob; /* as in engine_pick */
+    size_t at;     /* bytes of the answer before it */
+    int n_top;
+    struct engine_logprob top[SESSION_TOP_MAX]; /* likeliest first */
+};
+
 enum session_event_kind {
     SESSION_EVENT_STARTED,  /* accepted, found and, if it is to be stored, in the ledger; `conversation` is set. First
                              * event of every turn that is neither refused nor a repetition */
@@ -186,11 +199,14 @@ struct session_event {
     int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
     const char *text;         /* DELTA: the piece */
     size_t len;
-    const struct session_item *item; /* ITEM, ITEM_END */
-    bool incomplete;                 /* DONE */
-    const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                               "shutdown", "malformed_call" */
-    bool stopped_by_string; /* DONE: a stop string ended it */
+    const struct session_item *item;        /* ITEM, ITEM_END */
+    const struct session_logprob *logprobs; /* DELTA and ITEM_END of a message, if asked for: the tokens that begin in
+                                             * the text up to here and were not told yet */
+    size_t n_logprobs;
+    bool incomplete;    /* DONE */
+    const char *reason; /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
+                           "shutdown", "malformed_call" */
+    const char *stop;   /* DONE: the stop string that ended it; NULL: none */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
     enum session_failure failure;                   /* FAILED */
@@ -226,10 +242,14 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; shared, not taken; NULL: any text */
+    struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
+    struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
+                                      and tools that may be called it must be there */
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
+    bool logprobs;         /* told with the text */
+    int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
     bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */

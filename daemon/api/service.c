@@ -285,3 +285,65 @@ refuse:
     cJSON_Delete(body);
     client_answer_error(c, &e);
 }
+
+/* The text of tokens, in one buffer; bytes that are no character are U+FFFD. */
+void service_detokenize(struct client *c)
+{
+    const struct session *session = c->api->runs.session;
+    const int n_vocab = session_model(session)->n_vocab;
+    struct api_error e = {0};
+    char param[32], *bytes = NULL, *text = NULL;
+    size_t len = 0, at = 0, n = 0;
+    cJSON *body = client_json(c, false, &e);
+    const cJSON *tokens = body ? json_get(body, "tokens") : NULL, *token;
+    if (body && !cJSON_IsArray(tokens)) {
+        api_error_set(&e, 400, tokens ? "invalid_type" : "missing_required_parameter", "tokens",
+                      "'tokens' must be a list of token ids.");
+    }
+    /* How long it is, then what it is. */
+    for (int pass = 0; pass < 2 && !e.status; pass++) {
+        bytes = pass ? malloc(len + 1) : NULL;
+        if (pass && !bytes) {
+            api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+            break;
+        }
+        n = 0;
+        cJSON_ArrayForEach(token, tokens)
+        {
+            size_t more;
+            double id = cJSON_IsNumber(token) ? token->valuedouble : -1;
+            if (!(id >= 0 && id < n_vocab && id == (double)(int)id)) {
+                snprintf(param, sizeof(param), "tokens[%zu]", n);
+                api_error_set(&e, 400, "invalid_value", param, "'%s' must be a token id, from 0 to %d.", param,
+                              n_vocab - 1);
+                break;
+            }
+            const char *from = session_token_bytes(session, (engine_token)id, &more);
+            if (pass) {
+                memcpy(bytes + at, from, more);
+                at += more;
+            } else {
+                len += more;
+            }
+            if (len > TOKENIZE_BYTES_MAX) {
+                api_error_set(&e, 400, "invalid_value", "tokens", "The text would be longer than %d bytes.",
+                              TOKENIZE_BYTES_MAX);
+                break;
+            }
+            n++;
+        }
+    }
+    if (!e.status && !(text = json_text_of_bytes(bytes, len))) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    }
+    if (e.status) {
+        client_answer_error(c, &e);
+    } else {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "content", text);
+        client_answer_json(c, 200, o);
+    }
+    free(bytes);
+    free(text);
+    cJSON_Delete(body);
+}
