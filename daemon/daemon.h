@@ -27,7 +27,7 @@ struct daemon_config {
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
     int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;
-    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes;
+    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes, owner_ram_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
     char *hosts[DAEMON_ORIGINS_MAX]; /* allow-host */
@@ -134,7 +134,14 @@ int64_t auth_next_end(const struct auth *a);
 /* The i-th pair of owners of which one inherits what the other has, by which token. False: there are no more. */
 bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why);
 /* What a token says that its owner may have: of `given`, a bit each, the values are set. */
-enum auth_limit { LIMIT_CONVERSATIONS, LIMIT_LEDGER_BYTES, LIMIT_DISK_BYTES, LIMIT_RETAIN_DAYS, AUTH_LIMITS };
+enum auth_limit {
+    LIMIT_CONVERSATIONS,
+    LIMIT_LEDGER_BYTES,
+    LIMIT_DISK_BYTES,
+    LIMIT_RAM_BYTES,
+    LIMIT_RETAIN_DAYS,
+    AUTH_LIMITS
+};
 struct auth_limits {
     const char *owner;
     unsigned given;

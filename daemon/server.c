@@ -222,6 +222,7 @@ static struct session_limits everyone(const struct daemon_config *c)
     return (struct session_limits){.conversations = (uint64_t)c->owner_conversations,
                                    .ledger_bytes = c->owner_ledger_bytes,
                                    .disk_bytes = c->owner_disk_bytes,
+                                   .ram_bytes = c->owner_ram_bytes,
                                    .retain_ms = c->retain_days * DAY_MS};
 }
 
@@ -382,6 +383,7 @@ static void limit_owners(struct server *s)
         l->conversations = said.given & 1U << LIMIT_CONVERSATIONS ? v[LIMIT_CONVERSATIONS] : l->conversations;
         l->ledger_bytes = said.given & 1U << LIMIT_LEDGER_BYTES ? v[LIMIT_LEDGER_BYTES] : l->ledger_bytes;
         l->disk_bytes = said.given & 1U << LIMIT_DISK_BYTES ? v[LIMIT_DISK_BYTES] : l->disk_bytes;
+        l->ram_bytes = said.given & 1U << LIMIT_RAM_BYTES ? v[LIMIT_RAM_BYTES] : l->ram_bytes;
         l->retain_ms = said.given & 1U << LIMIT_RETAIN_DAYS ? (int64_t)v[LIMIT_RETAIN_DAYS] * DAY_MS : l->retain_ms;
     }
     if (session && (!rows || session_limits_set(session, &all, rows, n))) {

@@ -32,6 +32,7 @@ static const char usage[] =
     "  --conversations N   owner-conversations\n"
     "  --ledger-bytes SIZE owner-ledger-bytes\n"
     "  --disk-bytes SIZE   owner-disk-bytes\n"
+    "  --ram-bytes SIZE    owner-ram-bytes\n"
     "  --retain-days N     retain-days\n";
 
 struct request {

@@ -77,6 +77,7 @@ static const struct {
 } limits[AUTH_LIMITS] = {[LIMIT_CONVERSATIONS] = {"conversations", false, 1000000000},
                          [LIMIT_LEDGER_BYTES] = {"ledger-bytes", true, INT64_MAX},
                          [LIMIT_DISK_BYTES] = {"disk-bytes", true, INT64_MAX},
+                         [LIMIT_RAM_BYTES] = {"ram-bytes", true, INT64_MAX},
                          [LIMIT_RETAIN_DAYS] = {"retain-days", false, 36500}};
 
 const char *token_limit_name(enum auth_limit limit)

@@ -10,7 +10,8 @@
 
 static struct storage_limits limits_of(const struct session_limits *limits)
 {
-    return (struct storage_limits){limits->conversations, limits->ledger_bytes, limits->disk_bytes, limits->retain_ms};
+    return (struct storage_limits){limits->conversations, limits->ledger_bytes, limits->disk_bytes, limits->ram_bytes,
+                                   limits->retain_ms};
 }
 
 int limits_set(struct storage *storage, const struct session_limits *everyone, const struct session_owner_limits *rows,
@@ -86,10 +87,12 @@ static void usage_done(void *arg, int rc)
 {
     struct usage *u = arg;
     struct storage_limits most = storage_limits_of(u->session->storage, u->owner);
-    const struct session_usage usage = {u->used.conversations,
-                                        u->used.ledger_bytes,
-                                        u->used.disk_bytes,
-                                        {most.conversations, most.ledger_bytes, most.disk_bytes, most.retain_ms}};
+    const struct session_usage usage = {
+        u->used.conversations,
+        u->used.ledger_bytes,
+        u->used.disk_bytes,
+        u->used.ram_bytes,
+        {most.conversations, most.ledger_bytes, most.disk_bytes, most.ram_bytes, most.retain_ms}};
     u->done(u->arg, &(struct session_result){.usage = rc ? NULL : &usage});
     free(u->owner);
     free(u);

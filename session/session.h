@@ -27,6 +27,7 @@ struct session_limits {
     uint64_t conversations; /* with as many, or as many bytes, a turn or a creation that would add some is refused */
     uint64_t ledger_bytes;  /* of what was asked and answered, and of its tokens */
     uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
+    uint64_t ram_bytes;  /* of copies of them in RAM; looked at when a turn is saved */
     int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
 };
 struct session_owner_limits {
@@ -312,7 +313,7 @@ struct session_conversation {
 };
 
 struct session_usage {
-    uint64_t conversations, ledger_bytes, disk_bytes; /* as in session_limits */
+    uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes; /* as in session_limits */
     struct session_limits limits;
 };
 

@@ -95,6 +95,7 @@ int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage 
     u.conversations = (uint64_t)sqlite3_column_int64(s, 0);
     u.ledger_bytes = (uint64_t)sqlite3_column_int64(s, 1);
     stmt_reset(s);
+    u.ram_bytes = ram_used_by(&l->st->ram, owner);
     rc = disk_usage(l, owner, &u.disk_bytes);
     if (!rc)
         *out = u;
@@ -114,14 +115,17 @@ static int name_of(struct storage_ledger *l, int64_t owner, char **out)
     return rc;
 }
 
-int limits_keep_disk(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep)
+int limits_keep(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                uint64_t *ram)
 {
     char *name;
     uint64_t used = 0;
     int rc = name_of(l, owner, &name);
     if (rc)
         return rc == -ENOENT ? 0 : rc;
-    uint64_t most = storage_limits_of(l->st, name).disk_bytes;
+    struct storage_limits limits = storage_limits_of(l->st, name);
+    uint64_t most = limits.disk_bytes;
+    *ram = limits.ram_bytes;
     free(name);
     rc = most ? disk_usage(l, owner, &used) : 0;
     return rc || used <= most ? rc : segment_evict_of(l, owner, used - most, keep, n_keep);

@@ -16,6 +16,7 @@ struct ram_entry {
     uint8_t key[STORAGE_KEY_BYTES];
     struct blob *blob;
     enum ram_state state;
+    int64_t owner;
     int64_t turn; /* of a RAM_ONLY entry: whose commit failed */
 };
 
@@ -147,6 +148,9 @@ int ram_put(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], struct blob *b,
     memcpy(e->key, key, STORAGE_KEY_BYTES);
     e->blob = b;
     e->state = state;
+    struct pack_record rec;
+    if (!pack_record_parse(b->record, b->bytes, false, &rec))
+        e->owner = rec.owner;
     atomic_fetch_add(&b->refs, 1);
     pthread_mutex_lock(&r->lock);
     struct ram_entry *old = find(r, key);
@@ -245,6 +249,30 @@ void ram_drop_turn(struct ram *r, int64_t turn)
         next = e->newer;
         if (e->state == RAM_ONLY && e->turn == turn)
             drop(r, e);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+size_t ram_used_by(struct ram *r, int64_t owner)
+{
+    size_t used = 0;
+    pthread_mutex_lock(&r->lock);
+    for (const struct ram_entry *e = r->newest; e; e = e->older)
+        used += e->owner == owner ? e->blob->bytes : 0;
+    pthread_mutex_unlock(&r->lock);
+    return used;
+}
+
+void ram_keep(struct ram *r, int64_t owner, size_t most)
+{
+    size_t used = ram_used_by(r, owner);
+    pthread_mutex_lock(&r->lock);
+    for (struct ram_entry *e = r->oldest, *next; e && used > most; e = next) {
+        next = e->newer;
+        if (e->owner == owner && e->state == RAM_DURABLE) {
+            used -= e->blob->bytes;
+            drop(r, e);
+        }
     }
     pthread_mutex_unlock(&r->lock);
 }

@@ -84,6 +84,7 @@ struct storage_limits {
     uint64_t conversations, ledger_bytes; /* whoever has as much can add no more: see storage_usage() */
     uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
                             stored */
+    uint64_t ram_bytes;  /* of copies of it in RAM; looked at when a turn is saved */
     int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
 };
 struct storage_owner_limits {
@@ -99,10 +100,10 @@ struct storage_limits storage_limits_of(struct storage *st, const char *owner);
 /* [any thread] Whether anyone's conversations end by their age. */
 bool storage_limits_retain(struct storage *st);
 
-/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk.
- */
+/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk,
+ * and in RAM. */
 struct storage_usage {
-    uint64_t conversations, ledger_bytes, disk_bytes;
+    uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes;
 };
 int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage *out);
 

@@ -163,6 +163,10 @@ void ram_set_state(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], enum ram
 int ram_state(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
 void ram_remove(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES]);
 void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n);
+/* Bytes of an owner's entries. */
+size_t ram_used_by(struct ram *r, int64_t owner);
+/* Drops an owner's copies of what is on disk, those used longest ago first, until it has `most` bytes. */
+void ram_keep(struct ram *r, int64_t owner, size_t most);
 /* Drops RAM_ONLY entries that belong to a turn. */
 void ram_drop_turn(struct ram *r, int64_t turn);
 /* The RAM_ONLY children of a parent whose labels are next to `label`: at or below it, and above. What there is none of
@@ -463,8 +467,10 @@ void titles_give_up(struct storage_ledger *l);
 
 /* ---- limits (limits.c) ---------------------------------------------------------------------------------------------
  */
-/* Lets KV of an owner go that has more of it than it may, but not `keep`. */
-int limits_keep_disk(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep);
+/* Lets KV of an owner go from the disk that has more of it than it may, but not `keep`. *ram gets what it may have in
+ * RAM, 0: no limit. */
+int limits_keep(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                uint64_t *ram);
 void limits_free(struct storage *st);
 
 /* ---- which ledger (pair.c) ---------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ struct group {
     /* The commit. */
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
+    uint64_t ram_most; /* what its owner may have in RAM; 0: no limit */
     uint32_t active_pack;
     int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
@@ -415,7 +416,7 @@ static int own_result(const struct group *g)
 }
 
 /* What the group has stored stays, whatever its owner may have. */
-static int keep_limit(struct storage_ledger *l, const struct group *g)
+static int keep_limit(struct storage_ledger *l, struct group *g)
 {
     uint8_t(*keys)[STORAGE_KEY_BYTES] = NULL;
     size_t n = 0;
@@ -426,7 +427,7 @@ static int keep_limit(struct storage_ledger *l, const struct group *g)
     for (size_t i = 0; i < g->n_stored; i++)
         memcpy(keys[n++], g->stored[i], sizeof *keys);
     memcpy(keys[n++], g->last, sizeof *keys);
-    int rc = limits_keep_disk(l, g->items[0].owner, (const uint8_t(*)[STORAGE_KEY_BYTES])keys, n);
+    int rc = limits_keep(l, g->items[0].owner, (const uint8_t(*)[STORAGE_KEY_BYTES])keys, n, &g->ram_most);
     free(keys);
     return rc;
 }
@@ -482,6 +483,8 @@ static void commit_done(void *arg, int rc)
             ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
         atomic_fetch_sub(&st->pending_puts, 1);
     }
+    if (g->ram_most)
+        ram_keep(&st->ram, g->items[0].owner, g->ram_most);
     atomic_store(&st->oldest_open_pack, g->active_pack);
     if (g->done)
         g->done(g->arg, result);

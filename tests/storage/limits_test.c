@@ -136,6 +136,33 @@ static void test_disk_gives_way(void **state)
     testing_dir_remove(dir);
 }
 
+static void test_ram_gives_way(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), other = testing_owner(st, "b");
+    int64_t conv = testing_conversation(st, owner, "conv_1"), theirs = testing_conversation(st, other, "conv_2");
+    put_chains(st, other, theirs, 100, 3);
+    put_chains(st, owner, conv, 1, 1);
+    uint64_t one = usage(st, owner).ram_bytes;
+    assert_true(one > 0);
+    assert_int_equal(storage_limits_set(st, &(struct storage_limits){.ram_bytes = 2 * one}, NULL, 0), 0);
+    put_chains(st, owner, conv, 2, 3);
+    assert_int_equal(usage(st, owner).ram_bytes, 2 * one);
+    assert_int_equal(usage(st, owner).disk_bytes, 4 * one);
+    assert_int_equal(usage(st, other).ram_bytes, 3 * one); /* it has saved nothing since */
+    struct storage_found f;
+    for (unsigned i = 4; i >= 1; i--) { /* the latest two are there, the others come from the disk */
+        assert_int_equal(testing_find(st, owner, 0, i, &f), 0);
+        struct storage_read_result r = testing_read(st, &f, i);
+        assert_int_equal(r.rc, 0);
+        assert_int_equal(r.tier, i > 2 ? STORAGE_TIER_RAM : STORAGE_TIER_DISK);
+    }
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 static int expired_run(struct storage_ledger *l, void *arg)
 {
     struct asked *a = arg;
@@ -191,6 +218,7 @@ static void test_age(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts), cmocka_unit_test(test_deletion_counts),
-                                       cmocka_unit_test(test_disk_gives_way), cmocka_unit_test(test_age)};
+                                       cmocka_unit_test(test_disk_gives_way), cmocka_unit_test(test_ram_gives_way),
+                                       cmocka_unit_test(test_age)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
