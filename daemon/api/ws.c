@@ -105,6 +105,7 @@ static void lane_start(struct client *c, struct waiting *w)
     memcpy(retry.digest, w->digest, sizeof(retry.digest));
     bool fresh = false, known = retry_key(&retry, q->key, &e) && (run = retry_find(rs, c->owner, &retry, &e));
     if (!known && !e.status) {
+        q->patient |= c->who.patient;
         fresh = run_start(rs, c->owner, q, q->key ? &retry : NULL, &c->home, &run, &e) == 0;
     }
     free(retry.idempotency_key);

@@ -154,8 +154,9 @@ struct turn_request {
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens;
-    bool match; /* the items are a whole history, of which the longest head that there is is found */
-    bool count; /* only its tokens are counted */
+    bool match;   /* the items are a whole history, of which the longest head that there is is found */
+    bool count;   /* only its tokens are counted */
+    bool patient; /* it gets the places and the time that others leave */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
