@@ -106,7 +106,8 @@ void chat_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) ||
+        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return;
