@@ -443,8 +443,10 @@ static char *copy(const char *text, bool *failed)
 
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
+    bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
+    if (r->form && (r->n_stops || (calls && !r->call_form)))
+        return -EINVAL;
     struct turn *t = calloc(1, sizeof *t);
-    bool failed = false;
     if (!t)
         return -ENOMEM;
     t->session = s;
@@ -491,6 +493,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     }
     t->sampling = r->sampling;
     t->form = engine_form_share(r->form);
+    t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
     t->match = r->match;
     t->store = r->store;

@@ -212,7 +212,9 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; shared, not taken; NULL: any text */
+    struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
+    struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
+                                      and tools that may be called it must be there */
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */

@@ -15,6 +15,7 @@
  * lookup.c       the ledger jobs of a turn that read: what it follows, which segments there are
  * accept.c       those that write: it is accepted, committed, has failed
  * items.c        items as messages, what tells equal ones, which call a result belongs to
+ * form.c         what its answer and its calls must be
  * answer.c       what a turn's tokens say: the items of its output
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
  * unsaved.c      turns whose KV could not be saved: tried again
@@ -193,9 +194,11 @@ struct turn {
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
     struct engine_sampling sampling;
-    struct engine_form *form;
-    struct engine_match *form_match; /* the answer so far; NULL: none of it is there */
-    bool form_begun;
+    struct engine_form *form, *call_form;
+    struct engine_match *form_match; /* the answer's text so far; NULL: none of it is there, or it is none */
+    struct engine_match *bare_match; /* the same, as a call without marks that it may be, too */
+    struct engine_match *call_match; /* the call so far that it is in */
+    bool form_begun;                 /* there is some of the text */
     char **stops;
     size_t n_stops;
     int max_output_tokens;
@@ -416,6 +419,19 @@ int turns_running(const struct session *s, int64_t owner);
 /* Moves the reads and imports of a running turn on. True: something moved. */
 bool turn_restore(struct turn *t);
 
+/* ---- forms of answers, and of calls (form.c) ----------------------------------------------------------------------
+ */
+
+void form_free(struct turn *t);
+/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
+bool form_mask(struct turn *t, const uint32_t **mask);
+/* A token has come that ends nothing; before answer_token(). 0, or the turn has failed. */
+int form_take(struct turn *t, engine_token id);
+/* Behind answer_token(). */
+void form_after(struct turn *t);
+/* Whether the text is whole, and nothing more may come. */
+bool form_whole(const struct turn *t);
+
 /* step.c */
 /* Runs one step over the running turns. False: none had anything to run. */
 bool step_run(struct session *s);
@@ -441,8 +457,6 @@ const char *turn_conversation_id(const struct turn *t);
 bool turn_touches(const struct turn *t); /* it only brings a context back: nothing is added, nothing stored */
 /* Unpins the turn's context; without keep_pages it is dropped. */
 void turn_let_go(struct turn *t, bool keep_pages);
-/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
-bool turn_mask(struct turn *t, const uint32_t **mask);
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */

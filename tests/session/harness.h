@@ -97,6 +97,7 @@ struct ask {
     float temperature; /* 0: 1 */
     const char *stop;
     const char *schema; /* of the answer; NULL: none */
+    const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
     bool match, ephemeral, warm, count;
     const char *key;
     int digest; /* stands for one; 0: none */
