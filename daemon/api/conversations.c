@@ -199,7 +199,7 @@ static bool start_items(struct client *c, struct turn_request *q, const char *id
     if (!q->conversation) {
         api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
     }
-    if (!q->conversation || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q->conversation || !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return false;
