@@ -52,7 +52,7 @@ static int note_odds(struct turn *t, const struct engine_pick *pick)
     struct session_logprob *o = &t->odds[t->n_odds++];
     *o = (struct session_logprob){.token = pick->token,
                                   .logprob = pick->logprob,
-                                  .at = t->text.len + engine_stream_held(t->stream),
+                                  .at = t->text.len + engine_stream_held_bytes(t->stream),
                                   .n_top = t->n_top};
     memcpy(o->top, pick->top, (size_t)t->n_top * sizeof *o->top);
     return 0;

@@ -22,6 +22,18 @@
 
 struct session;
 
+/* What an owner may have; 0: there is no limit. */
+struct session_limits {
+    uint64_t conversations; /* with as many, or as many bytes, a turn or a creation that would add some is refused */
+    uint64_t ledger_bytes;  /* of what was asked and answered, and of its tokens */
+    uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
+    int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
+};
+struct session_owner_limits {
+    const char *owner; /* "NAME": its own, and for each of its users "NAME/USER" */
+    struct session_limits limits;
+};
+
 struct session_opts {
     struct engine_opts engine; /* the model; its progress callback is called on the thread that calls session_open() */
     const char *data_dir;      /* ledger and packs; created with mode 0700 when missing */
@@ -29,12 +41,13 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                           alone takes, whichever is longer */
-    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
-    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
-    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
+    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                        alone takes, whichever is longer */
+    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    struct session_limits limits; /* of every owner that session_limits_set() does not name */
+    int retain_wait_ms; /* before the first conversation is deleted for its age, and after the clock was set; 0 = an
+                           hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -94,6 +107,7 @@ enum session_failure {
     SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
     SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
     SESSION_DISK_FULL,  /* disk_full: the turn could not be written for want of room */
+    SESSION_QUOTA,      /* quota_exceeded: the owner has all that it may have */
 };
 
 struct session_receipt {
@@ -229,7 +243,9 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; shared, not taken; NULL: any text */
+    struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
+    struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
+                                      and tools that may be called it must be there */
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
@@ -296,10 +312,16 @@ struct session_conversation {
     int64_t n_turns, n_tokens;
 };
 
+struct session_usage {
+    uint64_t conversations, ledger_bytes, disk_bytes; /* as in session_limits */
+    struct session_limits limits;
+};
+
 struct session_result {
     int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
              * of a creation with a key: -EKEYREJECTED: the key came with another request, -EUSERS: the owner has too
-             * many; of a page: -ERANGE: there is no such item */
+             * many; -EMFILE: the owner has as many conversations as it may, or -EFBIG: bytes; of a page: -ERANGE: there
+             * is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;
     bool more; /* list or page: there are rows after the last one */
@@ -307,6 +329,7 @@ struct session_result {
     size_t n_responses;
     const struct session_item *items; /* of a page */
     size_t n_items;
+    const struct session_usage *usage; /* of session_usage(); NULL: it could not be read */
 };
 typedef void session_done(void *arg, const struct session_result *r);
 
@@ -349,6 +372,16 @@ int session_response_get(struct session *s, const char *owner, const char *id, s
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
+/* ---- limits --------------------------------------------------------------------------------------------------------
+ */
+
+/* What an owner has and may have. The result is 0 also where it cannot be read. */
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg);
+/* From now on owners may have this: those in the rows (the first that fits), and everyone else. Copied. 0 or -ENOMEM.
+ */
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n);
+
 /* ---- upkeep ---------------------------------------------------------------------------------------------------------
  */
 
@@ -384,6 +417,7 @@ struct session_status {
     uint64_t turns_completed, turns_incomplete, turns_failed;
     uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
+    uint64_t quota_refusals;        /* turns and creations */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

@@ -58,7 +58,7 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
         }
         if (picks_one) {
             const uint32_t *mask;
-            if (!turn_mask(t, &mask))
+            if (!form_mask(t, &mask))
                 continue;
             item->pick = &picks[n_picks++];
             *item->pick = (struct engine_pick){

@@ -73,8 +73,7 @@ void turn_free(struct turn *t)
     engine_tokens_free(&t->context);
     plan_drop(t);
     engine_stream_free(t->stream);
-    engine_match_free(t->form_match);
-    engine_form_free(t->form);
+    form_free(t);
     engine_calls_free(t->calls);
     free(t->text.text);
     free(t->item.text);
@@ -475,66 +474,6 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-static void form_failed(struct turn *t, int rc)
-{
-    turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
-              rc == -E2BIG    ? "the form of the answer is too much work at the point that it has come to; simplify it"
-              : rc == -ENOMEM ? "out of memory"
-                              : "the model has no tokens to write an answer of this form with");
-}
-
-/* The form binds the text of the answer. Thinking comes before it and is free, and an answer that calls tools is no
- * text. */
-static void drop_form(struct turn *t)
-{
-    engine_match_free(t->form_match);
-    engine_form_free(t->form);
-    t->form_match = NULL;
-    t->form = NULL;
-}
-
-static bool is_free(const struct turn *t)
-{
-    return !t->form_begun && t->calls && engine_calls_within(t->calls) != ENGINE_WITHIN_TEXT;
-}
-
-bool turn_mask(struct turn *t, const uint32_t **mask)
-{
-    int rc = 0;
-    uint32_t *bits = NULL;
-    engine_token marks[2];
-    *mask = NULL;
-    if (t->n_opened) /* with a call */
-        drop_form(t);
-    if (!t->form || is_free(t))
-        return true;
-    if (!t->form_match)
-        rc = engine_match_new(t->session->forms, t->form, &t->form_match);
-    if (rc == 0)
-        bits = engine_match_mask(t->form_match, &rc);
-    if (rc) {
-        form_failed(t, rc);
-        return false;
-    }
-    int n = t->calls && !t->form_begun ? engine_calls_openings(t->calls, marks) : 0;
-    for (int i = 0; i < n; i++)
-        bits[marks[i] / 32] |= 1u << (marks[i] % 32);
-    *mask = bits;
-    return true;
-}
-
-/* 0, or the turn has failed. */
-static int take_form(struct turn *t, engine_token id)
-{
-    if (!t->form_match || is_free(t) || (!t->form_begun && t->calls && engine_calls_is_mark(t->calls, id)))
-        return 0;
-    int rc = engine_match_push(t->form_match, id);
-    t->form_begun = true;
-    if (rc)
-        form_failed(t, rc);
-    return rc;
-}
-
 static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
@@ -553,7 +492,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_finish(t);
         return;
     }
-    if (take_form(t, id))
+    if (form_take(t, id))
         return;
     rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
@@ -561,8 +500,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         s->status.tokens_generated++;
         rc = answer_token(t, next);
     }
-    if (!t->form_begun && t->calls && engine_calls_within(t->calls) == ENGINE_WITHIN_CALL)
-        drop_form(t);
+    form_after(t);
     if (rc == 1) {
         turn_finish(t);
         return;
@@ -571,7 +509,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
-    bool whole = t->form_match && engine_match_ended(t->form_match);
+    bool whole = form_whole(t);
     if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
         t->reason = "max_output_tokens";
     else if (!whole && (int)t->context.n >= s->info->ctx_tokens)

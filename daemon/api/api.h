@@ -311,6 +311,8 @@ bool form_may_be_in(const char *body, size_t len);
  * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e);
+/* Whether the form can be kept beside what else was read into q. 0, or -1 and *e. */
+int form_check(const struct turn_request *q, struct api_error *e);
 
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */

@@ -62,9 +62,41 @@ void service_model(struct client *c)
     client_answer_json(c, 200, model_object(c->api));
 }
 
-void service_status(struct client *c)
+static void add_usage(cJSON *o, const char *owner, const struct session_usage *u)
+{
+    cJSON *usage = cJSON_AddObjectToObject(o, "usage");
+    cJSON_AddStringToObject(usage, "owner", owner);
+    const struct {
+        const char *name;
+        uint64_t used, limit;
+    } rows[] = {{"conversations", u->conversations, u->limits.conversations},
+                {"ledger_bytes", u->ledger_bytes, u->limits.ledger_bytes},
+                {"disk_bytes", u->disk_bytes, u->limits.disk_bytes}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        cJSON *row = cJSON_AddObjectToObject(usage, rows[i].name);
+        cJSON_AddNumberToObject(row, "used", (double)rows[i].used);
+        if (rows[i].limit) {
+            cJSON_AddNumberToObject(row, "limit", (double)rows[i].limit);
+        } else {
+            cJSON_AddNullToObject(row, "limit");
+        }
+    }
+    if (u->limits.retain_ms) {
+        cJSON_AddNumberToObject(usage, "retain_days", (double)u->limits.retain_ms / 86400000);
+    } else {
+        cJSON_AddNullToObject(usage, "retain_days");
+    }
+}
+
+static void answer_status(struct client *c, struct op *op, const struct session_result *r)
 {
     struct api *s = c->api;
+    if (!s->runs.session) {
+        struct api_error e;
+        api_error_session(SESSION_SHUTDOWN, NULL, &e);
+        client_answer_error(c, &e);
+        return;
+    }
     const struct engine_info *m = session_model(s->runs.session);
     struct session_status st;
     session_status(s->runs.session, &st);
@@ -116,7 +148,18 @@ void service_status(struct client *c)
     cJSON_AddNumberToObject(o, "engine_steps", (double)st.engine_steps);
     cJSON_AddBoolToObject(o, "stuck", st.stuck);
     cJSON_AddNumberToObject(o, "connections", (double)s->n_clients);
+    if (r->usage) {
+        add_usage(o, op->owner, r->usage);
+    }
     client_answer_json(c, 200, o);
+}
+
+void service_status(struct client *c)
+{
+    struct op *op = op_new(c, NULL, answer_status);
+    if (op) {
+        op_posted(c, op, session_usage(c->api->runs.session, c->owner, op_done, op));
+    }
 }
 
 void service_metrics(struct client *c)

@@ -145,7 +145,8 @@ struct turn_request {
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; NULL: any text */
+    struct engine_form *form;      /* what the answer must be; NULL: any text */
+    struct engine_form *call_form; /* what calls must be; NULL: there are none */
     char *stops[16];
     size_t n_stops;
     char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */

@@ -278,6 +278,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .params = q->params,
         .sampling = q->sampling,
         .form = q->form,
+        .call_form = q->call_form,
         .stops = (const char *const *)q->stops,
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,

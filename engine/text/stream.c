@@ -231,12 +231,26 @@ int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len)
     return 0;
 }
 
+int engine_stream_held(struct engine_stream *s, const char **bytes, size_t *len)
+{
+    drop_front(&s->text, s->sent);
+    s->sent = 0;
+    size_t n = s->text.n;
+    if (reserve(&s->text, s->raw.n))
+        return -ENOMEM;
+    if (s->raw.n > 0)
+        memcpy(s->text.data + n, s->raw.data, s->raw.n);
+    *bytes = s->text.data;
+    *len = n + s->raw.n;
+    return 0;
+}
+
 const char *engine_stream_stop(const struct engine_stream *s)
 {
     return s->stop;
 }
 
-size_t engine_stream_held(const struct engine_stream *s)
+size_t engine_stream_held_bytes(const struct engine_stream *s)
 {
     return s->raw.n + s->text.n - s->sent;
 }

@@ -353,6 +353,21 @@ int session_hand_over(struct session *s, const char *from, const char *to, const
     return 0;
 }
 
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg)
+{
+    (void)s, (void)owner;
+    const struct session_usage usage = {.conversations = 3, .ledger_bytes = 4000, .limits = {.conversations = 10}};
+    done(arg, &(struct session_result){.usage = &usage});
+    return 0;
+}
+
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n)
+{
+    (void)s, (void)everyone, (void)rows, (void)n;
+    return 0;
+}
+
 int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
 {

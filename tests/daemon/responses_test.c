@@ -93,6 +93,7 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"refuse 8\"}", "server_error", "", 500},
         {"{\"input\":\"refuse 11\"}", "server_error", "", 500},
         {"{\"input\":\"refuse 15\"}", "disk_full", "", 507},
+        {"{\"input\":\"refuse 16\"}", "quota_exceeded", "", 403},
         {"{\"input\":\"start -12\"}", "server_error", "", 500},
         {"{\"input\":\"fail\"}", "server_error", "", 500},
     };

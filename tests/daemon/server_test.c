@@ -28,6 +28,11 @@ static void simple_routes(void **state)
     assert_int_equal(r.status, 200);
     assert_int_equal(num(r.json, "pending_saves"), 0);
     assert_int_equal(num(r.json, "tiers.hot.budget_bytes"), 1000);
+    assert_string_equal(str(r.json, "usage.owner"), "local");
+    assert_int_equal(num(r.json, "usage.conversations.used"), 3);
+    assert_int_equal(num(r.json, "usage.conversations.limit"), 10);
+    assert_int_equal(num(r.json, "usage.ledger_bytes.used"), 4000);
+    assert_true(cJSON_IsNull(at(r.json, "usage.ledger_bytes.limit")));
     reply_free(&r);
     r = call(h, "POST", "/tokenize", NULL, "{\"content\":\"ab\",\"add_special\":true}");
     assert_int_equal(r.status, 200);

@@ -111,7 +111,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                       .max_running = o.max_running,
                                       .max_waiting = o.max_waiting,
                                       .idle_ms = o.idle_ms,
-                                      .retain_ms = o.retain_ms,
+                                      .limits = o.limits,
                                       .retain_wait_ms = 1,
                                       .log = count_log,
                                       .log_arg = rig};
@@ -346,11 +346,14 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
         items[i] = ask.items[i];
     n = ask.items ? ask.n_items : n;
     const unsigned char digest[SESSION_DIGEST_BYTES] = {(unsigned char)ask.digest, (unsigned char)(ask.digest >> 8)};
-    struct engine_form *form = NULL;
+    struct engine_form *form = NULL, *call_form = NULL;
+    size_t at;
     char err[256];
     if (ask.schema)
         assert_int_equal(
             engine_form_new(ENGINE_FORM_SCHEMA, ask.schema, strlen(ask.schema), false, &form, err, sizeof err), 0);
+    if (ask.calls)
+        assert_int_equal(engine_form_calls(ask.calls, strlen(ask.calls), &call_form, &at, err, sizeof err), 0);
     const struct session_turn t = {.owner = ask.owner ? ask.owner : "ann",
                                    .response_id = a->id,
                                    .conversation = ask.conversation,
@@ -369,6 +372,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                                 .repetition_penalty = 1.0f,
                                                 .seed = ask.seed},
                                    .form = form,
+                                   .call_form = call_form,
                                    .stops = &ask.stop,
                                    .n_stops = ask.stop != NULL,
                                    .logprobs = ask.logprobs,
@@ -386,6 +390,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .arg = a};
     assert_int_equal(session_turn_start(rig->s, &t), 0);
     engine_form_free(form); /* the turn has its own share */
+    engine_form_free(call_form);
     return a;
 }
 

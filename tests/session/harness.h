@@ -37,7 +37,7 @@ struct rig_opts {
     bool tools, thinks; /* the model's chat format has tools; or opens answers with thinking */
     size_t ram_bytes;
     uint64_t disk_bytes;
-    int64_t retain_ms;
+    struct session_limits limits;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 
@@ -101,6 +101,7 @@ struct ask {
     bool logprobs;
     int n_top;
     const char *schema; /* of the answer; NULL: none */
+    const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
     bool match, ephemeral, warm, count;
     const char *key;
     int digest; /* stands for one; 0: none */
