@@ -16,12 +16,15 @@
 #define WARP      32
 #define ALL_LANES 0xffffffffu
 
-/* Threads of a block that has as many as are of use; the emulation is slow with many. */
+/* Threads of a block that has as many as are of use, and blocks that keep a device busy; the emulation is slow with
+ * many. */
 #ifdef __CUDACC__
 #define MANY_THREADS 512
+#define MANY_BLOCKS  128
 #define DEVICE_NAME  "cuda"
 #else
 #define MANY_THREADS 64
+#define MANY_BLOCKS  2
 #define DEVICE_NAME  "cuda_host"
 #endif
 

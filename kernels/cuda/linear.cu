@@ -286,6 +286,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 4 : 2)
     }
 }
 
+#include "kernels/cuda/tiles.h"
+
 /* Blocks that share the tiles out; experts have few each, and go on by themselves. */
 static dim3 grid_for(const struct cuda_product *p, int units, int tiles)
 {
@@ -297,6 +299,8 @@ template <enum kernels_type type> static cudaError_t multiply_type(cudaStream_t 
 {
     int groups = (p->w.rows + GROUP_ROWS - 1) / GROUP_ROWS, n = p->tiles ? MANY_TILES : tiles_of(p->n);
     size_t bytes = cuda_weights_bytes(type, p->w.rows, p->w.cols);
+    if (tiled_fits(p))
+        return multiply_tiles<type>(s, p);
     if (n == 1)
         return launch(multiply<type, 1>, grid_for(p, groups, 1), WARPS * WARP, 0, s, *p, bytes);
     if (n == 2)
