@@ -28,6 +28,13 @@
 #define DEVICE_NAME  "cuda_host"
 #endif
 
+/* Blocks that a kernel with many registers keeps on a multiprocessor: earlier chips' compilers spill with so few. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
+#define BLOCKS_BESIDE 1
+#else
+#define BLOCKS_BESIDE 2
+#endif
+
 /* Starts kernel(arguments...); arguments are converted to the kernel's parameters. The error of a launch that could not
  * be made; what goes wrong inside comes with a later call. */
 template <typename... P, typename... A>

@@ -18,11 +18,18 @@
 
 static_assert(QUANTS_STEP % 16 == 0, "a step is copied 16 bytes at a time");
 
-/* As many as 128 registers, of which a multiprocessor has them for 16 warps, leave room for. */
+/* Tiles that 128 registers, which a multiprocessor has for 16 warps, leave room for. Types with minima per 32 values
+ * want more registers than that in any case, and get them. */
+__host__ __device__ static constexpr bool tiled_wants_all(enum kernels_type type)
+{
+    const struct weight_layout l = weight_layout_of(type);
+    return l.scale == SCALE_FLOAT && l.minimum;
+}
+
 __host__ __device__ static constexpr int tiled_tiles(enum kernels_type type)
 {
     const struct weight_layout l = weight_layout_of(type);
-    return l.scale == SCALE_FLOAT && l.minimum ? 4 : l.scale == SCALE_16 || l.ones ? 6 : 8;
+    return !tiled_wants_all(type) && (l.scale == SCALE_16 || l.ones) ? 6 : 8;
 }
 
 __host__ __device__ static constexpr int tiled_shared_bytes(int tiles)
@@ -49,7 +56,8 @@ static __device__ __forceinline__ float value_of(float4 v, int i)
 
 /* Grid: whatever shares the tiles out, TILED_WARPS groups of rows, experts. */
 template <enum kernels_type type>
-static __global__ void __launch_bounds__(TILED_THREADS, 2) multiply_tiled(struct cuda_product p, size_t matrix_bytes)
+static __global__ void __launch_bounds__(TILED_THREADS, tiled_wants_all(type) ? 1 : BLOCKS_BESIDE)
+    multiply_tiled(struct cuda_product p, size_t matrix_bytes)
 {
     constexpr size_t record = weight_record_bytes(weight_layout_of(type));
     constexpr int tiles = tiled_tiles(type), stage_bytes = tiles * QUANTS_STEP;

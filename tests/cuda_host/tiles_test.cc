@@ -1,5 +1,5 @@
-/* tiles_test.cc - products of many rows: the bits of the few-row kernel, for every type and any number of rows, with
- * everything that is done to results, and for experts. */
+/* tiles_test.cc - products of many rows: the bits of the few-row kernel, for every type that tensor cores multiply and
+ * any number of rows, with everything that is done to results, and for experts. */
 #include "tests/cuda_host/twins.h"
 
 #include <math.h>
@@ -52,11 +52,16 @@ struct problem {
 /* Rows [first, first + n) of x with matrix e, or with tiles where there are some with all of them. */
 static void multiply(const struct problem *p, int e, int first, int n, const int32_t *tiles, float *y)
 {
-    on_device<uint8_t> quants(cuda_quants_bytes(n, p->cols));
-    assert_int_equal(cuda_quantize(nullptr, p->x.p + count(first, p->cols), n, p->cols, quants.p), 0);
+    bool halves = kernels_form(p->type) != KERNELS_QUANTS;
+    on_device<uint8_t> acts(halves ? cuda_halves_bytes(n, p->cols) : cuda_quants_bytes(n, p->cols));
+    const float *x = p->x.p + count(first, p->cols);
+    assert_int_equal(halves ? cuda_narrow(nullptr, p->type, x, n, p->cols, acts.p)
+                            : cuda_quantize(nullptr, x, n, p->cols, acts.p),
+                     0);
     struct cuda_product c = {};
     c.w = p->matrix(e);
-    c.quants = quants.p;
+    c.quants = halves ? nullptr : acts.p;
+    c.halves = halves ? acts.p : nullptr;
     c.n = n;
     c.bias = p->bias.p + count(e, p->rows);
     c.y = y + count(first, p->rows);
@@ -91,7 +96,7 @@ static void test_all_types(void **)
     for (auto &shape : shapes)
         for (int type = 0; type < KERNELS_TYPE_COUNT; type++) {
             enum kernels_type t = (enum kernels_type)type;
-            if (kernels_form(t) != KERNELS_QUANTS)
+            if (t == KERNELS_F32)
                 continue;
             cuda_host_seed((unsigned)type % SEEDS);
             struct problem p(t, shape[0], shape[1], shape[2], 0);
@@ -103,7 +108,7 @@ static void test_numbers_of_rows(void **)
 {
     unsigned seed = 0;
     for (int n : {1, 7, 25, 64, 65, 129, 2048})
-        for (enum kernels_type t : {KERNELS_Q4_K, KERNELS_Q6_K}) {
+        for (enum kernels_type t : {KERNELS_Q4_K, KERNELS_Q6_K, KERNELS_BF16}) {
             cuda_host_seed(seed++ % SEEDS);
             struct problem p(t, 16, 256, n, 0);
             check(&p);
@@ -117,17 +122,30 @@ static void test_odd_columns_and_results(void **)
     for (int cols : {32, 160, 896, 1056, 2304})
         for (bool accumulate : {false, true}) {
             cuda_host_seed(seed++ % SEEDS);
-            struct problem p(KERNELS_Q8_0, 40, cols, 90, 0);
+            struct problem p(accumulate ? KERNELS_Q8_0 : KERNELS_Q4_0, 40, cols, 90, 0);
             p.accumulate = accumulate;
             p.softcap = accumulate ? 0 : 30.0f;
             check(&p);
         }
 }
 
-/* A row that is no number touches itself alone. */
-static void test_not_a_number(void **)
+static void test_odd_columns_of_halves(void **)
 {
-    struct problem p(KERNELS_Q4_K, 33, 512, 70, 0);
+    unsigned seed = 0;
+    for (int cols : {8, 40, 136, 1032})
+        for (enum kernels_type t : {KERNELS_F16, KERNELS_BF16}) {
+            cuda_host_seed(seed++ % SEEDS);
+            struct problem p(t, 70, cols, 90, 0);
+            p.accumulate = t == KERNELS_F16;
+            p.softcap = p.accumulate ? 0 : 30.0f;
+            check(&p);
+        }
+}
+
+/* A row that is no number touches itself alone. */
+static void check_not_a_number(enum kernels_type type)
+{
+    struct problem p(type, 33, 512, 70, 0);
     const float odd = NAN;
     CHECK(cudaMemcpy(p.x.p + 41 * 512 + 300, &odd, sizeof odd, cudaMemcpyHostToDevice));
     check(&p);
@@ -139,6 +157,54 @@ static void test_not_a_number(void **)
             assert_int_equal(isnan(got[count(r, p.rows) + (size_t)i]), r == 41);
 }
 
+static void test_not_a_number(void **)
+{
+    for (enum kernels_type t : {KERNELS_Q4_K, KERNELS_F16, KERNELS_BF16})
+        check_not_a_number(t);
+}
+
+/* 16-bit weights: the sums of rounded rows, in double precision; and rows far outside of what F16 holds. */
+static void check_sums(enum kernels_type type, float size)
+{
+    const int rows = 40, cols = 264, n = 70;
+    struct problem p(type, rows, cols, n, 0);
+    std::vector<float> x = p.x.fetch(), bias = p.bias.fetch();
+    for (size_t i = 0; i < x.size(); i++)
+        x[i] *= size;
+    CHECK(cudaMemcpy(p.x.p, x.data(), x.size() * sizeof x[0], cudaMemcpyHostToDevice));
+    std::vector<uint8_t> file(quant_file_bytes(type, rows, cols));
+    quant_fill(type, rows, cols, QUANT_RANDOM, 3, file.data());
+    on_device<float> y(p.before);
+    multiply(&p, 0, 0, n, nullptr, y.p);
+    std::vector<float> got = y.fetch();
+    const uint16_t *w = (const uint16_t *)file.data();
+    float share =
+        type == KERNELS_F16 ? 0x1p-10f : 0x1p-7f; /* of what is added up: rounding x costs half of it at most */
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < rows; i++) {
+            double sum = 0, all = 0;
+            for (int k = 0; k < cols; k++) {
+                uint16_t bits = w[count(i, cols) + (size_t)k];
+                double v = (double)(type == KERNELS_F16 ? widen_f16(bits) : widen_bf16(bits)) *
+                           (double)x[count(r, cols) + (size_t)k];
+                sum += v;
+                all += fabs(v);
+            }
+            float value = got[count(r, rows) + (size_t)i];
+            if (!(fabs((double)value - sum - (double)bias[(size_t)i]) <= (double)share * all + 1e-6))
+                fail_msg("row %d, %d: %g is not %g", r, i, (double)value, sum + (double)bias[(size_t)i]);
+        }
+}
+
+static void test_sums_of_halves(void **)
+{
+    for (enum kernels_type t : {KERNELS_F16, KERNELS_BF16})
+        for (float size : {1.0f, 1e9f, 1e-3f})
+            check_sums(t, size);
+    assert_false(cuda_takes_halves(KERNELS_BF16, 12));
+    assert_false(cuda_takes_halves(KERNELS_F32, 16));
+}
+
 /* Experts with no tiles, one, and more than a warp takes at a time. */
 static void test_experts(void **)
 {
@@ -148,7 +214,7 @@ static void test_experts(void **)
         for (int r = tiles[(size_t)e] * 8; r < tiles[(size_t)e + 1] * 8; r++)
             expert_of.push_back(e);
     unsigned seed = 0;
-    for (enum kernels_type t : {KERNELS_Q4_K, KERNELS_MXFP4, KERNELS_Q5_1}) {
+    for (enum kernels_type t : {KERNELS_Q4_K, KERNELS_MXFP4, KERNELS_Q5_1, KERNELS_BF16}) {
         cuda_host_seed(seed++ % SEEDS);
         struct problem p(t, 48, 288 - 288 % kernels_type_info(t)->block_values, 28 * 8, 4);
         on_device<int32_t> dt(tiles);
@@ -163,7 +229,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_all_types),
     cmocka_unit_test(test_numbers_of_rows),
     cmocka_unit_test(test_odd_columns_and_results),
+    cmocka_unit_test(test_odd_columns_of_halves),
     cmocka_unit_test(test_not_a_number),
+    cmocka_unit_test(test_sums_of_halves),
     cmocka_unit_test(test_experts),
 };
 
