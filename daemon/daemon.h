@@ -123,6 +123,7 @@ struct auth_who {
     char owner[OWNER_SIZE];
     unsigned char digest[TOKEN_DIGEST_BYTES]; /* of the token */
     enum auth_scope scope;
+    bool patient; /* its turns get the places and the time that others leave */
 };
 /* Who asks. authorization, and user, which a gateway's token needs to speak for somebody: the headers' values or NULL.
  * 0; -EACCES: no such token, or it has ended; -EINVAL: the user's name cannot be one. */

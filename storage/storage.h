@@ -310,6 +310,13 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
 /* The same by row id for a turn whose place is taken by another one: not a deletion that its owner asked for. */
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id);
 
+/* A page of a conversation's turns of all branches, oldest first, after row `after` (0: from the first), with their
+ * items. At most `max` in *rows (malloc'd): storage_turns_free(). */
+int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t after, size_t max,
+                       struct storage_turn **rows, size_t *n);
+/* An item of that path, as storage_items_page() gives it. -ENOENT. */
+int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
+                     struct storage_item **row);
 /* A page of the items on the path to turn `head` (0: none) of a conversation, and of turns that wait, run or have
  * failed behind it, in order or, with `descending`, from the last one back; after the item with public id `after`
  * (NULL: from the end that is first). At most `max` rows in *rows (malloc'd): storage_items_free(). -ENOENT: no such
