@@ -204,6 +204,10 @@ static int create(struct storage_ledger *l, struct query *q)
         if ((rc = created_before(l, q, key)))
             return rc < 0 ? rc : add_heads(l, q);
     }
+    char why[128];
+    int rc = limits_check(l, q->session, q->owner_row.id, q->owner, true, why, sizeof why);
+    if (rc)
+        return rc;
     struct storage_conversation *c = &q->conversations[0];
     q->n_conversations = 1;
     c->owner = q->owner_row.id;
@@ -212,7 +216,7 @@ static int create(struct storage_ledger *l, struct query *q)
     if (replace(&c->public_id, q->id) || replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
-    int rc = storage_conversation_insert(l, c);
+    rc = storage_conversation_insert(l, c);
     return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 

@@ -77,6 +77,7 @@ void turn_free(struct turn *t)
     engine_calls_free(t->calls);
     free(t->text.text);
     free(t->item.text);
+    free(t->odds);
     storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
@@ -497,7 +498,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = answer_token(t, id);
+        rc = answer_token(t, next);
     }
     form_after(t);
     if (rc == 1) {

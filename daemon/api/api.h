@@ -187,8 +187,6 @@ void client_pump(struct client *c);
 bool client_streams(const struct client *c);
 /* The answer has left: one line in the log. */
 void client_answered(const struct client *c, int status, int64_t ms);
-/* {"error": ...}, malloc'd; NULL: out of memory. */
-char *api_error_text(const struct api_error *e);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 
@@ -245,6 +243,8 @@ bool client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+/* The request as one whose tokens are counted alone, for any interface. */
+struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
@@ -278,7 +278,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
 
-enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_ANTHROPIC };
 /* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
@@ -296,6 +296,14 @@ void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
 /* Reads `priority`, how the turn stands to others: "interactive" or "background". 0, or -1 and *e. */
 int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e);
+
+/* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
+ */
+
+/* Reads top_logprobs into q->n_top. */
+int logprobs_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+/* Of item i's tokens from number `from` on: a list of {"token", "logprob", "bytes", "top_logprobs"}. */
+cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
 
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
  */
@@ -315,6 +323,16 @@ int form_check(const struct turn_request *q, struct api_error *e);
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
 void chat_create(struct client *c);
+
+/* ---- Messages (anthropic.c) ---------------------------------------------------------------------------------------
+ */
+
+extern const struct run_format anthropic_format;
+struct turn_request *anthropic_parse(cJSON *body, struct api_error *e);
+struct turn_request *anthropic_parse_count(cJSON *body, struct api_error *e);
+/* Whether the client's request is of this interface, which has errors of its own form: */
+bool anthropic_speaks(const struct client *c);
+cJSON *anthropic_error(const struct api_error *e);
 
 /* ---- conversations (conversations.c) ------------------------------------------------------------------------------
  */
@@ -360,6 +378,7 @@ void service_ready(struct client *c);
 void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
+void service_detokenize(struct client *c);
 void service_status(struct client *c);
 void service_ticket(struct client *c);
 void service_metrics(struct client *c);

@@ -153,18 +153,33 @@ bool stream_id_valid(const char *id)
            strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == n;
 }
 
+/* How likely the answer's tokens were is told when it is included, or alternatives are asked for. */
+static int parse_logprobs(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    const cJSON *include = json_get(body, "include"), *what;
+    if (include && !cJSON_IsArray(include)) {
+        api_error_set(e, 400, "invalid_type", "include", "Invalid type for 'include': expected a list.");
+        return -1;
+    }
+    cJSON_ArrayForEach(what, include)
+    {
+        q->logprobs |= cJSON_IsString(what) && strcmp(what->valuestring, "message.output_text.logprobs") == 0;
+    }
+    if (logprobs_parse(body, q, e)) {
+        return -1;
+    }
+    q->logprobs |= q->n_top > 0;
+    if (q->logprobs) {
+        cJSON_AddNumberToObject(echo, "top_logprobs", q->n_top);
+    }
+    return 0;
+}
+
 /* Things that change the answer and that we cannot do are refused, not ignored. */
 static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *text = NULL, *format = NULL;
-    int64_t top_logprobs = 0;
-    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e)) ||
-        json_int(body, "", "top_logprobs", 0, 20, &top_logprobs, e)) {
-        return -1;
-    }
-    if (top_logprobs > 0) {
-        api_error_set(e, 400, "unsupported_parameter", "top_logprobs",
-                      "'top_logprobs' is not supported with this value.");
+    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e))) {
         return -1;
     }
     return form_parse(format, "text.format.", false, q, echo, e);
@@ -232,9 +247,10 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     const cJSON *metadata = NULL;
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
         unsupported_check(body, UNSUPPORTED_RESPONSES, e) || parse_text(q, body, echo, e) ||
-        json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
-        parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
-        parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
+        parse_logprobs(q, body, echo, e) || json_bool(body, "", "store", &q->store, e) ||
+        json_bool(body, "", "generate", &q->generate, e) || parse_background(q, body, e) ||
+        (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
+        json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e) || form_check(q, e) || tools_parse(q, body, false, echo, e) ||
@@ -310,15 +326,18 @@ static void counted(struct run *run)
 static const struct run_format count_format = {
     .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
 
+struct turn_request *count_only(struct turn_request *q)
+{
+    q->format = &count_format;
+    q->count = true;
+    q->store = q->stream = q->background = false;
+    return q;
+}
+
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = responses_parse(body, false, e);
-    if (q) {
-        q->format = &count_format;
-        q->count = true;
-        q->store = q->stream = q->background = false;
-    }
-    return q;
+    return q ? count_only(q) : NULL;
 }
 
 bool model_check(const struct api *api, const char *model, struct api_error *e)
