@@ -276,6 +276,19 @@ bool auth_inherits(const struct auth *a, size_t i, const char **from, const char
     return false;
 }
 
+bool auth_limits(const struct auth *a, size_t i, struct auth_limits *out)
+{
+    for (size_t j = a->tokens.n; j-- > 0;) {
+        const struct token_row *t = &a->tokens.rows[j];
+        if (t->limits.given && i-- == 0) {
+            *out = t->limits;
+            out->owner = t->owner;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The host of "host:port", "[v6]:port", "host", lower case, where that is all there is. False: malformed. */
 static bool host_name(const char *value, char *out, size_t size)
 {

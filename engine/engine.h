@@ -305,13 +305,16 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
  * is constant for all but matches. docs/structured-output.md says what schemas mean. */
 struct engine_form;
 
-enum engine_form_kind { ENGINE_FORM_OBJECT, ENGINE_FORM_SCHEMA, ENGINE_FORM_PATTERN };
+enum engine_form_kind { ENGINE_FORM_OBJECT, ENGINE_FORM_SCHEMA, ENGINE_FORM_PATTERN, ENGINE_FORM_CALL };
 
 /* text[0..len): the schema or pattern; of an object nothing. lenient: what a schema asks for and is not supported is
  * passed over. -EINVAL: it is none, or nothing can fulfil it; -ENOTSUP, -E2BIG (err says which); -ENOMEM. Takes some
  * 0.5 ms, 0.2 s at most. */
 int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
                     char *err, size_t err_size);
+/* What a call within an answer must be, between its marks. tools: a JSON list of {"name": NAME, "parameters": SCHEMA},
+ * without parameters where the arguments are any object. *at: the tool that an error is about. */
+int engine_form_calls(const char *tools, size_t len, struct engine_form **out, size_t *at, char *err, size_t err_size);
 /* Another owner of it; each frees it. */
 struct engine_form *engine_form_share(struct engine_form *f);
 /* NULL is fine. */
@@ -335,12 +338,19 @@ int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engi
 void engine_match_free(struct engine_match *m);
 /* Goes on by a token. -EILSEQ: the form does not allow it; -E2BIG: too much work; -ENOMEM. */
 int engine_match_push(struct engine_match *m, engine_token id);
+/* The same by bytes that are part of the text already. */
+int engine_match_push_text(struct engine_match *m, const char *text, size_t len);
 /* Which tokens may come next, for engine_pick.mask, valid until the next call on m and the caller's to change until
  * then; among them those that end an answer where it may end. NULL where there are none, with *rc: as
  * engine_match_push(), or -ENOENT: the vocabulary lacks what must come. */
 uint32_t *engine_match_mask(struct engine_match *m, int *rc);
 /* Whether the answer is whole, and nothing more may come. */
 bool engine_match_ended(const struct engine_match *m);
+/* Whether the answer is whole, and more may come. */
+bool engine_match_complete(const struct engine_match *m);
+/* All tokens but those that end an answer, as a mask; NULL: -ENOMEM or -EINVAL in *rc, as engine_match_new(). Valid as
+ * long as the forms. */
+const uint32_t *engine_forms_endless(struct engine_forms *fs, int *rc);
 
 /* ---- streaming text out of tokens ------------------------------------------------------------------------------ */
 
@@ -350,6 +360,10 @@ struct engine_stream;
 /* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
 void engine_stream_free(struct engine_stream *s);
+/* The stop string that was completed, valid as long as the stream; NULL: none. */
+const char *engine_stream_stop(const struct engine_stream *s);
+/* Bytes that came and were not given out yet. */
+size_t engine_stream_held_bytes(const struct engine_stream *s);
 /* What is held back comes out now: something that is no text stands behind it (an incomplete character is U+FFFD). 0 or
  * -ENOMEM. */
 int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len);
@@ -357,6 +371,9 @@ int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len)
  * while they may be part of a character or of a stop string. Returns 1 when a stop string was completed (text before it
  * is all delivered), 0 to go on, -ENOMEM. Bytes that can never be UTF-8 come out as U+FFFD. */
 int engine_stream_push(struct engine_stream *s, engine_token id, const char **text, size_t *len);
+/* The bytes that are held back; valid until the next call. They are one piece: at its beginning characters, at its end
+ * what is not yet one. 0 or -ENOMEM. */
+int engine_stream_held(struct engine_stream *s, const char **bytes, size_t *len);
 /* The answer is over without a stop string: what is held back comes out (an incomplete character as U+FFFD). */
 int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len);
 
@@ -395,6 +412,14 @@ void engine_calls_free(struct engine_calls *c);
 /* Whether a token is a mark around calls; what the stream holds back is to be given to engine_calls_text() before
  * engine_calls_mark(). */
 bool engine_calls_is_mark(const struct engine_calls *c, engine_token id);
+/* The mark that ends the call that the text is in; -1: it ends with its object, or where its fence does. */
+engine_token engine_calls_closing(const struct engine_calls *c);
+/* What has come of the object of a call that has no marks. */
+const char *engine_calls_object(const struct engine_calls *c, size_t *len);
+/* Whether the model is known to write calls without marks. */
+bool engine_calls_may_be_bare(const struct engine_calls *c);
+/* From now on all is text. */
+void engine_calls_text_only(struct engine_calls *c);
 /* The marks with which thinking and calls begin, at most 2; how many there are. */
 int engine_calls_openings(const struct engine_calls *c, engine_token marks[2]);
 /* What the text is in now. */

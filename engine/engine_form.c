@@ -5,13 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
-                    char *err, size_t err_size)
+static struct engine_form *form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient)
 {
     struct engine_form *f = calloc(1, sizeof *f);
     if (f == NULL || (f->text = malloc(len + 1)) == NULL) {
         free(f);
-        return -ENOMEM;
+        return NULL;
     }
     if (len > 0)
         memcpy(f->text, text, len);
@@ -19,6 +18,15 @@ int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bo
     f->kind = kind;
     f->lenient = lenient;
     atomic_init(&f->owners, 1);
+    return f;
+}
+
+int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
+                    char *err, size_t err_size)
+{
+    struct engine_form *f = form_new(kind, text, len, lenient);
+    if (f == NULL)
+        return -ENOMEM;
     int rc = -EINVAL;
     switch (kind) {
     case ENGINE_FORM_OBJECT:
@@ -30,7 +38,23 @@ int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bo
     case ENGINE_FORM_PATTERN:
         rc = grammar_from_pattern(text, len, NULL, &f->grammar, err, err_size);
         break;
+    case ENGINE_FORM_CALL:
+        break;
     }
+    if (rc)
+        engine_form_free(f);
+    else
+        *out = f;
+    return rc;
+}
+
+int engine_form_calls(const char *tools, size_t len, struct engine_form **out, size_t *at, char *err, size_t err_size)
+{
+    struct engine_form *f = form_new(ENGINE_FORM_CALL, tools, len, false);
+    *at = 0;
+    if (f == NULL)
+        return -ENOMEM;
+    int rc = grammar_from_calls(tools, len, NULL, &f->grammar, at, err, err_size);
     if (rc)
         engine_form_free(f);
     else

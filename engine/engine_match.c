@@ -17,6 +17,7 @@
 struct engine_forms {
     const struct engine *engine;
     struct grammar_vocab *vocab; /* NULL: not needed yet */
+    uint32_t *endless;           /* a mask; the same */
     struct engine_form *kept;    /* used last first */
 };
 
@@ -46,6 +47,7 @@ void engine_forms_free(struct engine_forms *fs)
         engine_form_free(f);
     }
     grammar_vocab_free(fs->vocab);
+    free(fs->endless);
     free(fs);
 }
 
@@ -101,17 +103,39 @@ static bool token_ends(const void *v, int id)
     return vocab_ends_answer(v, id);
 }
 
-int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out)
+static int set_up(struct engine_forms *fs)
 {
     const struct vocab *v = engine_vocab(fs->engine);
     int n_logits = engine_info(fs->engine)->n_vocab; /* rows that no token has are never allowed */
     char err[128];
-    if (fs->vocab == NULL) {
-        struct grammar_vocab_opts opts = {n_logits, token_bytes, token_ends, v};
-        int rc = grammar_vocab_new(&opts, &fs->vocab, err, sizeof err);
-        if (rc)
-            return rc;
+    if (fs->vocab != NULL)
+        return 0;
+    struct grammar_vocab_opts opts = {n_logits, token_bytes, token_ends, v};
+    return grammar_vocab_new(&opts, &fs->vocab, err, sizeof err);
+}
+
+const uint32_t *engine_forms_endless(struct engine_forms *fs, int *rc)
+{
+    const struct vocab *v = engine_vocab(fs->engine);
+    *rc = set_up(fs);
+    if (*rc || fs->endless != NULL)
+        return fs->endless;
+    fs->endless = calloc(grammar_vocab_words(fs->vocab), sizeof *fs->endless);
+    if (fs->endless == NULL) {
+        *rc = -ENOMEM;
+        return NULL;
     }
+    for (int id = 0; id < vocab_size(v) && id < engine_info(fs->engine)->n_vocab; id++)
+        if (!vocab_ends_answer(v, id))
+            fs->endless[id / 32] |= 1u << id % 32;
+    return fs->endless;
+}
+
+int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out)
+{
+    int rc = set_up(fs);
+    if (rc)
+        return rc;
     struct engine_match *m = calloc(1, sizeof *m + grammar_vocab_words(fs->vocab) * sizeof *m->mask);
     if (m == NULL)
         return -ENOMEM;
@@ -142,6 +166,11 @@ int engine_match_push(struct engine_match *m, engine_token id)
     return grammar_match_push(m->match, bytes, len);
 }
 
+int engine_match_push_text(struct engine_match *m, const char *text, size_t len)
+{
+    return grammar_match_push(m->match, text, len);
+}
+
 uint32_t *engine_match_mask(struct engine_match *m, int *rc)
 {
     *rc = grammar_match_mask(m->match, m->mask);
@@ -151,4 +180,9 @@ uint32_t *engine_match_mask(struct engine_match *m, int *rc)
 bool engine_match_ended(const struct engine_match *m)
 {
     return grammar_match_ended(m->match);
+}
+
+bool engine_match_complete(const struct engine_match *m)
+{
+    return grammar_match_complete(m->match);
 }

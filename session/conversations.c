@@ -204,6 +204,10 @@ static int create(struct storage_ledger *l, struct query *q)
         if ((rc = created_before(l, q, key)))
             return rc < 0 ? rc : add_heads(l, q);
     }
+    char why[128];
+    int rc = limits_check(l, q->session, q->owner_row.id, q->owner, true, why, sizeof why);
+    if (rc)
+        return rc;
     struct storage_conversation *c = &q->conversations[0];
     q->n_conversations = 1;
     c->owner = q->owner_row.id;
@@ -212,7 +216,7 @@ static int create(struct storage_ledger *l, struct query *q)
     if (replace(&c->public_id, q->id) || replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
-    int rc = storage_conversation_insert(l, c);
+    rc = storage_conversation_insert(l, c);
     return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 
@@ -584,6 +588,49 @@ int session_conversation_create(struct session *s, const char *owner, const char
         memcpy(settings.digest, digest, sizeof settings.digest);
     }
     return start(s, CREATE, owner, id, title, metadata, instructions, settings);
+}
+
+struct unmake {
+    char *owner, *id;
+};
+
+static int unmake_run(struct storage_ledger *l, void *arg)
+{
+    struct unmake *u = arg;
+    struct storage_owner owner;
+    struct storage_conversation c;
+    int rc = storage_owner_get(l, u->owner, &owner);
+    if (!rc)
+        rc = storage_conversation_get(l, owner.id, u->id, &c);
+    if (rc)
+        return rc;
+    int used = c.head ? 1 : storage_conversation_runs(l, c.id);
+    storage_conversation_free(&c);
+    if (used)
+        return used < 0 ? used : 0;
+    rc = storage_key_drop(l, owner.id, u->id);
+    return rc ? rc : storage_conversation_delete(l, owner.id, u->id);
+}
+
+/* If it could not be done the conversation stays, with nothing in it. */
+static void unmake_done(void *arg, int rc)
+{
+    struct unmake *u = arg;
+    (void)rc;
+    free(u->owner);
+    free(u->id);
+    free(u);
+}
+
+void session_conversation_unmake(struct session *s, const char *owner, const char *id)
+{
+    struct unmake *u = malloc(sizeof *u);
+    if (!u)
+        return;
+    *u = (struct unmake){strdup(owner), strdup(id)};
+    if (!u->owner || !u->id ||
+        storage_submit(s->storage, (struct storage_job){.run = unmake_run, .done = unmake_done, .arg = u}))
+        unmake_done(u, -ENOMEM);
 }
 
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg)

@@ -1,7 +1,8 @@
 /* lookup.c - a turn's jobs on the ledger thread that read.
  *
- * While a job is under way it owns turn->found and the digests (find) or turn->plan (plan), and reads the request and
- * the context, which do not change meanwhile. The result comes back to the engine thread as a command.
+ * While a job is under way it owns turn->found, match, the tools and the digests (find) or turn->plan (plan), and reads
+ * the rest of the request and the context, which do not change meanwhile. The result comes back to the engine thread as
+ * a command.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,23 +31,6 @@ static int follow(struct turn *t, const struct storage_turn *turn, int64_t *pare
         return refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
     *parent = turn->status == STORAGE_TURN_FAILED ? turn->parent : turn->id;
     return 0;
-}
-
-/* A turn that waits in the ledger goes on where it was accepted. */
-static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *parent)
-{
-    struct found *f = &t->found;
-    struct storage_turn turn;
-    int rc = storage_turn_get(l, f->owner.id, t->response_id, 0, &turn);
-    if (rc == -ENOENT)
-        return refuse(t, SESSION_GONE, "the response was deleted");
-    if (rc)
-        return rc;
-    *parent = turn.parent;
-    f->requeued = turn.id;
-    rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
-    storage_turn_free(&turn);
-    return rc;
 }
 
 static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -114,6 +98,31 @@ static int find_apart(struct storage_ledger *l, struct turn *t, int64_t *parent)
     return rc;
 }
 
+/* A turn that waits in the ledger goes on where it was accepted. Of a whole history its row has what was new then. */
+static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct found *f = &t->found;
+    struct storage_turn turn;
+    int rc = storage_turn_get(l, f->owner.id, t->response_id, STORAGE_TURN_ITEMS, &turn);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_GONE, "the response was deleted");
+    if (rc)
+        return rc;
+    size_t fresh = 0;
+    for (size_t i = 0; i < turn.n_items; i++)
+        fresh += strcmp(turn.items[i].kind, "tools") != 0;
+    *parent = turn.parent;
+    f->requeued = turn.id;
+    rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
+    storage_turn_free(&turn);
+    if (rc || !t->match)
+        return rc;
+    if (!*parent)
+        return find_apart(l, t, parent);
+    f->matched = fresh < t->n_messages ? t->n_messages - fresh : 0;
+    return 0;
+}
+
 static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
@@ -123,8 +132,10 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     if (rc)
         return rc;
     *parent = f->conversation.head;
+    /* Items behind something are what is new, whoever said it. */
+    t->match &= !*parent && !t->parent;
     if (!t->parent)
-        return *parent || !t->match ? 0 : find_apart(l, t, parent);
+        return t->match ? find_apart(l, t, parent) : 0;
     *parent = 0;
     if (!t->parent[0])
         return 0;
@@ -251,6 +262,13 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = storage_turn_tools(l, f->owner.id, parent, &tools);
     if (!rc && tools)
         rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
+    if (!rc && tools && !t->generate && !t->tools && !t->match) {
+        /* Where nothing is answered and none are named, those that were told of stay. */
+        t->tools_form = strdup(f->tools);
+        t->tools = tools;
+        tools = NULL;
+        rc = t->tools_form ? 0 : -ENOMEM;
+    }
     free(tools);
     if (!rc && context_past_changes(t))
         return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
@@ -263,12 +281,24 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     return rc;
 }
 
+/* What would be written is refused now to who has as much as it may have. */
+static int find_limits(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    int rc =
+        limits_check(l, t->session, f->owner.id, t->owner, !f->conversation.id, f->over_limit, sizeof f->over_limit);
+    return rc == -EMFILE || rc == -EFBIG ? refuse(t, SESSION_QUOTA, f->over_limit) : rc;
+}
+
 static int find_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
     struct found *f = &t->found;
     int64_t parent = 0;
     int rc = storage_owner_get(l, t->owner, &f->owner);
+    size_t len;
+    if (t->tools && engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &len))
+        return refuse(t, SESSION_INVALID, "the definitions of tools could not be read");
     /* Stored, a digest must not tell what was asked to those who can guess it. */
     if (!rc && t->has_digest)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
@@ -282,6 +312,9 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_match(l, t, &parent);
     if (!rc && !t->requeued) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
+    if (!rc && f->failure == SESSION_OK && t->store && !t->count && !turn_touches(t) && !t->requeued && !f->stored.id &&
+        !f->replaces)
+        rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
     const char *wrong = NULL;

@@ -22,6 +22,18 @@
 
 struct session;
 
+/* What an owner may have; 0: there is no limit. */
+struct session_limits {
+    uint64_t conversations; /* with as many, or as many bytes, a turn or a creation that would add some is refused */
+    uint64_t ledger_bytes;  /* of what was asked and answered, and of its tokens */
+    uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
+    int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
+};
+struct session_owner_limits {
+    const char *owner; /* "NAME": its own, and for each of its users "NAME/USER" */
+    struct session_limits limits;
+};
+
 struct session_opts {
     struct engine_opts engine; /* the model; its progress callback is called on the thread that calls session_open() */
     const char *data_dir;      /* ledger and packs; created with mode 0700 when missing */
@@ -29,12 +41,13 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                           alone takes, whichever is longer */
-    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
-    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
-    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
+    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                        alone takes, whichever is longer */
+    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    struct session_limits limits; /* of every owner that session_limits_set() does not name */
+    int retain_wait_ms; /* before the first conversation is deleted for its age, and after the clock was set; 0 = an
+                           hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -70,6 +83,8 @@ const struct engine_info *session_model(const struct session *s);
 /* engine_tokenize() of the model. */
 int session_tokenize(const struct session *s, const char *text, size_t len, bool add_special,
                      struct engine_tokens *out);
+/* [any thread] engine_token_bytes() of the model. */
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -92,6 +107,7 @@ enum session_failure {
     SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
     SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
     SESSION_DISK_FULL,  /* disk_full: the turn could not be written for want of room */
+    SESSION_QUOTA,      /* quota_exceeded: the owner has all that it may have */
 };
 
 struct session_receipt {
@@ -154,6 +170,17 @@ struct session_response {
     int64_t created_ms, completed_ms;
 };
 
+#define SESSION_TOP_MAX 20 /* alternatives of a token that are told */
+
+/* A token of the answer, and how likely it was. */
+struct session_logprob {
+    engine_token token;
+    float logprob; /* as in engine_pick */
+    size_t at;     /* bytes of the answer before it */
+    int n_top;
+    struct engine_logprob top[SESSION_TOP_MAX]; /* likeliest first */
+};
+
 enum session_event_kind {
     SESSION_EVENT_STARTED,  /* accepted, found and, if it is to be stored, in the ledger; `conversation` is set. First
                              * event of every turn that is neither refused nor a repetition */
@@ -173,11 +200,14 @@ struct session_event {
     int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
     const char *text;         /* DELTA: the piece */
     size_t len;
-    const struct session_item *item; /* ITEM, ITEM_END */
-    bool incomplete;                 /* DONE */
-    const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                               "shutdown", "malformed_call" */
-    bool stopped_by_string; /* DONE: a stop string ended it */
+    const struct session_item *item;        /* ITEM, ITEM_END */
+    const struct session_logprob *logprobs; /* DELTA and ITEM_END of a message, if asked for: the tokens that begin in
+                                             * the text up to here and were not told yet */
+    size_t n_logprobs;
+    bool incomplete;    /* DONE */
+    const char *reason; /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
+                           "shutdown", "malformed_call" */
+    const char *stop;   /* DONE: the stop string that ended it; NULL: none */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
     enum session_failure failure;                   /* FAILED */
@@ -213,10 +243,14 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; shared, not taken; NULL: any text */
+    struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
+    struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
+                                      and tools that may be called it must be there */
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
+    bool logprobs;         /* told with the text */
+    int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
     bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
@@ -278,10 +312,16 @@ struct session_conversation {
     int64_t n_turns, n_tokens;
 };
 
+struct session_usage {
+    uint64_t conversations, ledger_bytes, disk_bytes; /* as in session_limits */
+    struct session_limits limits;
+};
+
 struct session_result {
     int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
              * of a creation with a key: -EKEYREJECTED: the key came with another request, -EUSERS: the owner has too
-             * many; of a page: -ERANGE: there is no such item */
+             * many; -EMFILE: the owner has as many conversations as it may, or -EFBIG: bytes; of a page: -ERANGE: there
+             * is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;
     bool more; /* list or page: there are rows after the last one */
@@ -289,6 +329,7 @@ struct session_result {
     size_t n_responses;
     const struct session_item *items; /* of a page */
     size_t n_items;
+    const struct session_usage *usage; /* of session_usage(); NULL: it could not be read */
 };
 typedef void session_done(void *arg, const struct session_result *r);
 
@@ -297,6 +338,9 @@ typedef void session_done(void *arg, const struct session_result *r);
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
+/* What was to be put into a conversation that was just made could not be: unless something else is in it by now it
+ * goes, and what is said of its key with it. */
+void session_conversation_unmake(struct session *s, const char *owner, const char *id);
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
  * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response
@@ -320,6 +364,16 @@ int session_conversation_evict(struct session *s, const char *owner, const char 
 int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+
+/* ---- limits --------------------------------------------------------------------------------------------------------
+ */
+
+/* What an owner has and may have. The result is 0 also where it cannot be read. */
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg);
+/* From now on owners may have this: those in the rows (the first that fits), and everyone else. Copied. 0 or -ENOMEM.
+ */
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n);
 
 /* ---- upkeep ---------------------------------------------------------------------------------------------------------
  */
@@ -356,6 +410,7 @@ struct session_status {
     uint64_t turns_completed, turns_incomplete, turns_failed;
     uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
+    uint64_t quota_refusals;        /* turns and creations */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

@@ -73,11 +73,11 @@ void turn_free(struct turn *t)
     engine_tokens_free(&t->context);
     plan_drop(t);
     engine_stream_free(t->stream);
-    engine_match_free(t->form_match);
-    engine_form_free(t->form);
+    form_free(t);
     engine_calls_free(t->calls);
     free(t->text.text);
     free(t->item.text);
+    free(t->odds);
     storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
@@ -204,6 +204,35 @@ static void start_finding(struct turn *t)
     }
 }
 
+/* Refused before any work, with counts where they are known (0: they are not). */
+static void fail_too_long(struct turn *t, int tokens)
+{
+    int most = t->session->info->ctx_tokens - t->generate;
+    if (tokens)
+        (void)snprintf(t->detail, sizeof t->detail,
+                       "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
+                       tokens, most);
+    else
+        (void)snprintf(
+            t->detail, sizeof t->detail,
+            "this message, with its instructions and tools, is longer than any context of %d tokens; shorten it", most);
+    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
+}
+
+/* Text with more bytes than the longest tokens could hold is not worth reading: that takes time from others. Until the
+ * turn has been found only its own tools and instructions are known to be in its context. */
+static bool cannot_fit(const struct turn *t)
+{
+    const struct engine_info *info = t->session->info;
+    const char *instructions = t->instructions ? t->instructions : t->found.conversation.instructions;
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max;
+    size_t bytes = (t->tools ? strlen(t->tools) : 0) + (instructions ? strlen(instructions) : 0);
+    size_t n = t->state > TURN_BEHIND ? t->n_messages : 0;
+    for (size_t i = t->found.matched; bytes <= most && i < n; i++)
+        bytes += t->messages[i].len;
+    return bytes > most;
+}
+
 void turn_begin(struct session *s, void *arg)
 {
     struct turn *t = arg;
@@ -232,6 +261,10 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
         return;
     }
+    if (cannot_fit(t)) {
+        fail_too_long(t, 0);
+        return;
+    }
     if (!t->requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
@@ -255,33 +288,6 @@ static bool follows_ephemeral(const struct turn *t)
     for (const struct ephemeral *e = t->session->ephemerals; t->previous && e; e = e->next)
         if (!strcmp(e->owner, t->owner) && !strcmp(e->response_id, t->previous))
             return true;
-    return false;
-}
-
-/* Refused before any work, with counts where they are known (0: they are not). */
-static void fail_too_long(struct turn *t, int tokens)
-{
-    int most = t->session->info->ctx_tokens - t->generate;
-    if (tokens)
-        (void)snprintf(t->detail, sizeof t->detail,
-                       "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
-                       tokens, most);
-    else
-        (void)snprintf(t->detail, sizeof t->detail, "this message is longer than any context of %d tokens; shorten it",
-                       most);
-    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
-}
-
-/* A text with more bytes than the longest tokens could hold is not worth tokenizing: that takes the engine's time. */
-static bool cannot_fit(const struct turn *t)
-{
-    const struct engine_info *info = t->session->info;
-    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0;
-    for (size_t i = t->found.matched; i < t->n_messages; i++) {
-        bytes += t->messages[i].len;
-        if (bytes > most)
-            return true;
-    }
     return false;
 }
 
@@ -468,66 +474,6 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-static void form_failed(struct turn *t, int rc)
-{
-    turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
-              rc == -E2BIG    ? "the form of the answer is too much work at the point that it has come to; simplify it"
-              : rc == -ENOMEM ? "out of memory"
-                              : "the model has no tokens to write an answer of this form with");
-}
-
-/* The form binds the text of the answer. Thinking comes before it and is free, and an answer that calls tools is no
- * text. */
-static void drop_form(struct turn *t)
-{
-    engine_match_free(t->form_match);
-    engine_form_free(t->form);
-    t->form_match = NULL;
-    t->form = NULL;
-}
-
-static bool is_free(const struct turn *t)
-{
-    return !t->form_begun && t->calls && engine_calls_within(t->calls) != ENGINE_WITHIN_TEXT;
-}
-
-bool turn_mask(struct turn *t, const uint32_t **mask)
-{
-    int rc = 0;
-    uint32_t *bits = NULL;
-    engine_token marks[2];
-    *mask = NULL;
-    if (t->n_opened) /* with a call */
-        drop_form(t);
-    if (!t->form || is_free(t))
-        return true;
-    if (!t->form_match)
-        rc = engine_match_new(t->session->forms, t->form, &t->form_match);
-    if (rc == 0)
-        bits = engine_match_mask(t->form_match, &rc);
-    if (rc) {
-        form_failed(t, rc);
-        return false;
-    }
-    int n = t->calls && !t->form_begun ? engine_calls_openings(t->calls, marks) : 0;
-    for (int i = 0; i < n; i++)
-        bits[marks[i] / 32] |= 1u << (marks[i] % 32);
-    *mask = bits;
-    return true;
-}
-
-/* 0, or the turn has failed. */
-static int take_form(struct turn *t, engine_token id)
-{
-    if (!t->form_match || is_free(t) || (!t->form_begun && t->calls && engine_calls_is_mark(t->calls, id)))
-        return 0;
-    int rc = engine_match_push(t->form_match, id);
-    t->form_begun = true;
-    if (rc)
-        form_failed(t, rc);
-    return rc;
-}
-
 static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
 {
     struct session *s = t->session;
@@ -546,16 +492,15 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_finish(t);
         return;
     }
-    if (take_form(t, id))
+    if (form_take(t, id))
         return;
     rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = answer_token(t, id);
+        rc = answer_token(t, next);
     }
-    if (!t->form_begun && t->calls && engine_calls_within(t->calls) == ENGINE_WITHIN_CALL)
-        drop_form(t);
+    form_after(t);
     if (rc == 1) {
         turn_finish(t);
         return;
@@ -564,7 +509,7 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
-    bool whole = t->form_match && engine_match_ended(t->form_match);
+    bool whole = form_whole(t);
     if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
         t->reason = "max_output_tokens";
     else if (!whole && (int)t->context.n >= s->info->ctx_tokens)

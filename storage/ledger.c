@@ -388,17 +388,3 @@ int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct 
     *over = matched == max || seen < SEARCH_ROWS;
     return 0;
 }
-
-int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id)
-{
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, &rc, before_ms);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    rc = column_text(s, 0, owner);
-    if (!rc)
-        rc = column_text(s, 1, public_id);
-    stmt_reset(s);
-    return rc;
-}

@@ -53,6 +53,16 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
     return rc;
 }
 
+int storage_key_drop(struct storage_ledger *l, int64_t owner, const char *target)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_KEYS_DROP, &rc, owner);
+    if (!s)
+        return rc;
+    bind_text(s, 2, target);
+    return stmt_run(l, s, NULL);
+}
+
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target)
 {

@@ -191,6 +191,7 @@ static struct storage_read_result read_disk(struct storage *st, struct read_op *
 
 struct whereabouts {
     const struct read_op *op;
+    bool gone;
     uint32_t pack;
     uint64_t offset;
 };
@@ -200,26 +201,38 @@ static int whereabouts_run(struct storage_ledger *l, void *arg)
     struct whereabouts *w = arg;
     struct segment_row row;
     int rc = segment_get(l, w->op->key, &row);
-    if (rc != 1 || row.pack == STORAGE_PACK_NONE || row.bytes != w->op->bytes)
-        return rc < 0 ? rc : -ENOENT;
-    w->pack = row.pack;
-    w->offset = row.offset;
+    if (rc < 0)
+        return rc;
+    w->gone = !rc || row.pack == STORAGE_PACK_NONE;
+    if (!w->gone && row.bytes == w->op->bytes) {
+        w->pack = row.pack;
+        w->offset = row.offset;
+    }
     return 0;
 }
 
-/* Whether the record has gone to another pack since it was looked up; it is pinned there instead then. */
-static bool moved(struct storage *st, struct read_op *op)
+/* What the index says of a record that could not be read. */
+enum fate {
+    FATE_STAYED, /* it should be there */
+    FATE_MOVED,  /* it went to another pack since it was looked up, and is pinned there now */
+    FATE_GONE    /* it was deleted since: what was read may be half cut out */
+};
+
+static enum fate fate(struct storage *st, struct read_op *op)
 {
-    struct whereabouts w = {.op = op};
-    if (op->pack == STORAGE_PACK_NONE || jobs_call(st, whereabouts_run, &w) ||
-        (w.pack == op->pack && w.offset == op->offset))
-        return false;
+    struct whereabouts w = {.op = op, .pack = op->pack, .offset = op->offset};
+    if (op->pack == STORAGE_PACK_NONE || jobs_call(st, whereabouts_run, &w))
+        return FATE_STAYED;
+    if (w.gone)
+        return FATE_GONE;
+    if (w.pack == op->pack && w.offset == op->offset)
+        return FATE_STAYED;
     if (!op->pin_rc)
         pin_release(st, op->pack, op->offset);
     op->pack = w.pack;
     op->offset = w.offset;
     op->pin_rc = pin_take(st, op->pack, op->offset);
-    return true;
+    return FATE_MOVED;
 }
 
 static void read_run(struct storage *st, struct read_op *op)
@@ -237,11 +250,17 @@ static void read_run(struct storage *st, struct read_op *op)
     if (res.rc == -ENOENT || res.rc == -EBADMSG) {
         int before = res.rc;
         res = read_disk(st, op);
-        if ((res.rc == -EBADMSG || res.rc == -ENOENT) && moved(st, op))
+        enum fate f = FATE_STAYED;
+        if (res.rc == -EBADMSG || res.rc == -ENOENT)
+            f = fate(st, op);
+        if (f == FATE_MOVED)
             res = read_disk(st, op);
+        if (f == FATE_GONE)
+            res.rc = -ENOENT;
         if (res.rc == -EBADMSG)
             atomic_fetch_add(&st->damaged, 1);
-        if (op->pack != STORAGE_PACK_NONE && !op->pin_rc && (res.rc == -EBADMSG || res.rc == -ENOENT)) {
+        if (f != FATE_GONE && op->pack != STORAGE_PACK_NONE && !op->pin_rc &&
+            (res.rc == -EBADMSG || res.rc == -ENOENT)) {
             storage_log(st, LOG_WARNING, "pack %u: the segment at %llu is %s", op->pack, (unsigned long long)op->offset,
                         res.rc == -EBADMSG ? "damaged" : "missing");
             forget(st, op);

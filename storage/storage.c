@@ -292,7 +292,8 @@ static int locks_init(struct storage *st)
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
         pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
         pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->workers_lock, NULL) ||
-        pthread_cond_init(&st->workers_cond, &monotonic) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->workers_cond, &monotonic) || pthread_mutex_init(&st->pin_lock, NULL) ||
+        pthread_mutex_init(&st->limits_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -424,6 +425,7 @@ bool storage_close_within(struct storage *st, int ms)
     free(l->superseded);
     free(l->dead);
     free(st->pins);
+    limits_free(st);
     free(st->readers);
     free(st->dir);
     /* Closing the file gives the lock up. */
@@ -442,6 +444,7 @@ bool storage_close_within(struct storage *st, int ms)
     (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->workers_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
+    (void)pthread_mutex_destroy(&st->limits_lock);
     free(st);
     return true;
 }

@@ -77,6 +77,35 @@ struct storage_job {
 /* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */
 int storage_submit(struct storage *st, struct storage_job job);
 
+/* ---- limits of owners -------------------------------------------------------------------------------------------- */
+
+/* 0: there is none. */
+struct storage_limits {
+    uint64_t conversations, ledger_bytes; /* whoever has as much can add no more: see storage_usage() */
+    uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
+                            stored */
+    int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
+};
+struct storage_owner_limits {
+    const char *owner; /* "NAME"; those of its users, "NAME/USER", too, each for itself */
+    struct storage_limits limits;
+};
+/* [any thread] From now on these hold: for the owners in the rows (the first that fits), and for everyone else. Copied.
+ * -ENOMEM: those from before do. */
+int storage_limits_set(struct storage *st, const struct storage_limits *everyone,
+                       const struct storage_owner_limits *rows, size_t n);
+/* [any thread] */
+struct storage_limits storage_limits_of(struct storage *st, const char *owner);
+/* [any thread] Whether anyone's conversations end by their age. */
+bool storage_limits_retain(struct storage *st);
+
+/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk.
+ */
+struct storage_usage {
+    uint64_t conversations, ledger_bytes, disk_bytes;
+};
+int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage *out);
+
 /* ---- ledger rows ------------------------------------------------------------------------------------------------ */
 /* Strings are terminated UTF-8. Rows that are read own their memory: free with the matching _free function. Times are
  * milliseconds since the epoch. Row ids are positive; 0 = none. `public_id` is what clients see ("conv_…", "resp_…").
@@ -135,9 +164,9 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
-/* The conversation of any owner that was used last before `before_ms`, of all such the one longest ago: its owner's
- * name and its id, malloc'd. -ENOENT: there is none. */
-int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id);
+/* A conversation that was used last longer ago than its owner's limit says (storage_limits), at wall clock `now_ms`:
+ * its owner's name and its id, malloc'd. -ENOENT: there is none. */
+int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id);
 
 /* Where a list of conversations goes on: behind this row. */
 struct storage_cursor {
@@ -299,6 +328,8 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
 /* Notes it, in place of an older one. -EUSERS: the owner has STORAGE_KEYS_PER_OWNER. */
 int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_DIGEST_BYTES],
                     const uint8_t digest[STORAGE_DIGEST_BYTES], const char *target);
+/* Forgets the keys that made `target`. 0 or negative. */
+int storage_key_drop(struct storage_ledger *l, int64_t owner, const char *target);
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 

@@ -16,8 +16,8 @@ _convod()
             compopt -o filenames 2>/dev/null
             mapfile -t COMPREPLY < <(compgen -d -- "$word")
             ;;
-        --expires | --inherit | --config) ;;
-        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --inherit --help' -- "$word") ;;
+        --expires | --inherit | --config | --conversations | --ledger-bytes | --disk-bytes | --retain-days) ;;
+        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --inherit --conversations --ledger-bytes --disk-bytes --retain-days --help' -- "$word") ;;
         esac
         return
     fi

@@ -187,8 +187,6 @@ void client_pump(struct client *c);
 bool client_streams(const struct client *c);
 /* The answer has left: one line in the log. */
 void client_answered(const struct client *c, int status, int64_t ms);
-/* {"error": ...}, malloc'd; NULL: out of memory. */
-char *api_error_text(const struct api_error *e);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 
@@ -238,12 +236,15 @@ cJSON *item_list(const struct session_item *items, size_t n, bool more);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
 #define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
-/* Starts a turn for a POST, or joins the one that it repeats. Takes q. */
-void client_start(struct client *c, struct turn_request *q);
+/* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
+ * answered. */
+bool client_start(struct client *c, struct turn_request *q);
 
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+/* The request as one whose tokens are counted alone, for any interface. */
+struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
@@ -277,7 +278,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
 
-enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_ANTHROPIC };
 /* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
@@ -293,6 +294,14 @@ double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
+/* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
+ */
+
+/* Reads top_logprobs into q->n_top. */
+int logprobs_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+/* Of item i's tokens from number `from` on: a list of {"token", "logprob", "bytes", "top_logprobs"}. */
+cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
+
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
  */
 
@@ -302,6 +311,8 @@ bool form_may_be_in(const char *body, size_t len);
  * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e);
+/* Whether the form can be kept beside what else was read into q. 0, or -1 and *e. */
+int form_check(const struct turn_request *q, struct api_error *e);
 
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */
@@ -310,9 +321,20 @@ extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
 void chat_create(struct client *c);
 
+/* ---- Messages (anthropic.c) ---------------------------------------------------------------------------------------
+ */
+
+extern const struct run_format anthropic_format;
+struct turn_request *anthropic_parse(cJSON *body, struct api_error *e);
+struct turn_request *anthropic_parse_count(cJSON *body, struct api_error *e);
+/* Whether the client's request is of this interface, which has errors of its own form: */
+bool anthropic_speaks(const struct client *c);
+cJSON *anthropic_error(const struct api_error *e);
+
 /* ---- conversations (conversations.c) ------------------------------------------------------------------------------
  */
 
+struct turn_request *conversations_parse_create(cJSON *body, struct api_error *e);
 void conversations_create(struct client *c);
 void conversations_list(struct client *c);
 void conversations_get(struct client *c);
@@ -353,6 +375,7 @@ void service_ready(struct client *c);
 void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
+void service_detokenize(struct client *c);
 void service_status(struct client *c);
 void service_ticket(struct client *c);
 void service_metrics(struct client *c);

@@ -57,12 +57,15 @@ void client_free(struct client *c)
 /* ---- answers ------------------------------------------------------------------------------------------------------
  */
 
-char *api_error_text(const struct api_error *e)
+/* {"error": ...}, or as its interface says it. */
+static cJSON *error_object(const struct client *c, const struct api_error *e)
 {
+    if (anthropic_speaks(c)) {
+        return anthropic_error(e);
+    }
     cJSON *o = cJSON_CreateObject();
     cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = json_text(o);
-    return text;
+    return o;
 }
 
 void client_answer(struct client *c, int status, const char *content_type, char *body)
@@ -87,15 +90,17 @@ void client_answer_error(struct client *c, const struct api_error *e)
         return;
     }
     if (c->streaming) {
-        cJSON *flat = api_error_json(e);
-        cJSON_AddStringToObject(flat, "type", "error");
+        cJSON *flat = anthropic_speaks(c) ? anthropic_error(e) : api_error_json(e);
+        if (!anthropic_speaks(c)) {
+            cJSON_AddStringToObject(flat, "type", "error");
+        }
         char *text = json_text(flat);
         c->ops->stream_event(c, "error", text ? text : "{}");
         free(text);
         c->ops->stream_end(c);
         return;
     }
-    client_answer(c, e->status, "application/json", api_error_text(e));
+    client_answer_json(c, e->status, error_object(c, e));
 }
 
 static void ws_send(struct client *c, const char *json, const char *stream_id)

@@ -83,13 +83,14 @@ struct fields {
     char *metadata;
 };
 
-static int read_fields(struct client *c, struct fields *f)
+/* Takes body. */
+static int read_fields(struct client *c, cJSON *body, struct fields *f)
 {
     struct api_error e = {0};
     const cJSON *own = NULL, *metadata = NULL;
     memset(f, 0, sizeof(*f));
-    f->body = client_json(c, true, &e);
-    if (!f->body || json_metadata(f->body, "metadata", &metadata, &e) || json_object(f->body, "", "convod", &own, &e) ||
+    f->body = body;
+    if (json_metadata(f->body, "metadata", &metadata, &e) || json_object(f->body, "", "convod", &own, &e) ||
         json_string(f->body, "", "title", TITLE_MAX, &f->title, &e) ||
         json_string(f->body, "", "instructions", INSTRUCTIONS_MAX, &f->instructions, &e) ||
         (own && json_string(own, "convod.", "title", TITLE_MAX, &f->title, &e)) ||
@@ -131,7 +132,9 @@ static void ignore_delta(struct run *run, size_t i, const char *text)
 
 static void items_added(struct run *run)
 {
-    if (!run->failed) {
+    if (run->failed && run->request->made && run->runs->session) {
+        session_conversation_unmake(run->runs->session, run->owner, run->request->conversation);
+    } else if (!run->failed) {
         run->answer = run->request->answer;
         run->request->answer = NULL;
         run->answer_status = 200;
@@ -188,8 +191,8 @@ struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
     return q;
 }
 
-/* Takes q; its items go into conversation `id`. */
-static void start_items(struct client *c, struct turn_request *q, const char *id)
+/* Takes q; its items go into conversation `id`. False: they could not be, which was answered. */
+static bool start_items(struct client *c, struct turn_request *q, const char *id)
 {
     struct api_error e = {0};
     q->conversation = strdup(id);
@@ -199,9 +202,9 @@ static void start_items(struct client *c, struct turn_request *q, const char *id
     if (!q->conversation || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
-        return;
+        return false;
     }
-    client_start(c, q);
+    return client_start(c, q);
 }
 
 void conversations_add_items(struct client *c)
@@ -215,7 +218,7 @@ void conversations_add_items(struct client *c)
         client_answer_error(c, &e);
         return;
     }
-    start_items(c, q, c->request.param);
+    (void)start_items(c, q, c->request.param);
 }
 
 /* ---- the routes ----------------------------------------------------------------------------------------------------
@@ -242,7 +245,37 @@ static void created_with_items(struct client *c, struct op *op, const struct ses
         turn_request_free(q);
         return;
     }
-    start_items(c, q, r->conversations[0].id);
+    bool made = q->made = strcmp(r->conversations[0].id, op->id) == 0;
+    if (!start_items(c, q, r->conversations[0].id) && made) {
+        session_conversation_unmake(c->api->runs.session, c->owner, op->id);
+    }
+}
+
+struct turn_request *conversations_parse_create(cJSON *body, struct api_error *e)
+{
+    const cJSON *items = json_get(body, "items");
+    bool none = !items || (cJSON_IsArray(items) && !items->child);
+    struct turn_request *q = none ? calloc(1, sizeof(*q)) : items_turn(items, e);
+    if (!q) {
+        if (!e->status) {
+            api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        }
+        cJSON_Delete(body);
+        return NULL;
+    }
+    cJSON_DeleteItemFromObjectCaseSensitive(body, "items");
+    q->settings = body;
+    return q;
+}
+
+/* The turn that an empty body asks for, too. */
+static struct turn_request *create_turn(struct client *c, struct api_error *e)
+{
+    if (c->request.body_len > 0) {
+        return client_turn(c, e);
+    }
+    cJSON *body = client_json(c, true, e);
+    return body ? conversations_parse_create(body, e) : NULL;
 }
 
 void conversations_create(struct client *c)
@@ -250,16 +283,19 @@ void conversations_create(struct client *c)
     struct fields f;
     char id[ID_SIZE];
     struct api_error e = {0};
-    if (read_fields(c, &f)) {
+    struct turn_request *q = create_turn(c, &e);
+    if (!q) {
+        client_answer_error(c, &e);
         return;
     }
-    const cJSON *items = json_get(f.body, "items");
-    bool with_items = items && !(cJSON_IsArray(items) && !items->child);
-    struct turn_request *q = with_items ? items_turn(items, &e) : NULL;
+    cJSON *settings = q->settings;
+    q->settings = NULL;
+    if (read_fields(c, settings, &f)) {
+        turn_request_free(q);
+        return;
+    }
     if (f.head && *f.head) {
         api_error_set(&e, 400, "invalid_value", "convod.head", "A new conversation has no response yet.");
-    }
-    if (e.status) {
         turn_request_free(q);
         client_answer_error(c, &e);
         free(f.metadata);
@@ -267,7 +303,7 @@ void conversations_create(struct client *c)
         return;
     }
     struct run_retry *retry = &c->request.retry;
-    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, with_items ? created_with_items : got_one);
+    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, q->n_items ? created_with_items : got_one);
     if (op) {
         op->turn = q;
         op_posted(c, op,
@@ -292,7 +328,16 @@ void conversations_get(struct client *c)
 void conversations_update(struct client *c)
 {
     struct fields f;
-    if (!id_or_404(c) || read_fields(c, &f)) {
+    struct api_error e = {0};
+    if (!id_or_404(c)) {
+        return;
+    }
+    cJSON *body = client_json(c, true, &e);
+    if (!body) {
+        client_answer_error(c, &e);
+        return;
+    }
+    if (read_fields(c, body, &f)) {
         return;
     }
     struct op *op = op_new(c, c->request.param, got_one);

@@ -12,7 +12,18 @@
 bool form_may_be_in(const char *body, size_t len)
 {
     /* Letters can be written as \\u00XX, too. */
-    return len && (memmem(body, len, "json_schema", 11) || memmem(body, len, "\\u00", 4));
+    return len &&
+           (memmem(body, len, "json_schema", 11) || memmem(body, len, "strict", 6) || memmem(body, len, "\\u00", 4));
+}
+
+int form_check(const struct turn_request *q, struct api_error *e)
+{
+    if (q->form && q->n_stops) {
+        api_error_set(e, 400, "unsupported_parameter", "stop",
+                      "'stop' is not supported with a format: it could end the answer before it is whole.");
+        return -1;
+    }
+    return 0;
 }
 
 static int compile(enum engine_form_kind kind, const char *text, bool strict, const char *param, struct turn_request *q,

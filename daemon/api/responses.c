@@ -1,5 +1,6 @@
 /* responses.c - the Responses API: create bodies, and the routes under /v1/responses. */
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,18 +153,33 @@ bool stream_id_valid(const char *id)
            strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == n;
 }
 
+/* How likely the answer's tokens were is told when it is included, or alternatives are asked for. */
+static int parse_logprobs(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    const cJSON *include = json_get(body, "include"), *what;
+    if (include && !cJSON_IsArray(include)) {
+        api_error_set(e, 400, "invalid_type", "include", "Invalid type for 'include': expected a list.");
+        return -1;
+    }
+    cJSON_ArrayForEach(what, include)
+    {
+        q->logprobs |= cJSON_IsString(what) && strcmp(what->valuestring, "message.output_text.logprobs") == 0;
+    }
+    if (logprobs_parse(body, q, e)) {
+        return -1;
+    }
+    q->logprobs |= q->n_top > 0;
+    if (q->logprobs) {
+        cJSON_AddNumberToObject(echo, "top_logprobs", q->n_top);
+    }
+    return 0;
+}
+
 /* Things that change the answer and that we cannot do are refused, not ignored. */
 static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *text = NULL, *format = NULL;
-    int64_t top_logprobs = 0;
-    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e)) ||
-        json_int(body, "", "top_logprobs", 0, 20, &top_logprobs, e)) {
-        return -1;
-    }
-    if (top_logprobs > 0) {
-        api_error_set(e, 400, "unsupported_parameter", "top_logprobs",
-                      "'top_logprobs' is not supported with this value.");
+    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e))) {
         return -1;
     }
     return form_parse(format, "text.format.", false, q, echo, e);
@@ -230,12 +246,13 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     const cJSON *metadata = NULL;
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
         unsupported_check(body, UNSUPPORTED_RESPONSES, e) || parse_text(q, body, echo, e) ||
-        json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
-        parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
-        parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
+        parse_logprobs(q, body, echo, e) || json_bool(body, "", "store", &q->store, e) ||
+        json_bool(body, "", "generate", &q->generate, e) || parse_background(q, body, e) ||
+        (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
+        json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || tools_parse(q, body, false, echo, e) ||
+        parse_convod(q, body, websocket, echo, e) || form_check(q, e) || tools_parse(q, body, false, echo, e) ||
         parse_reasoning(body, echo, e)) {
         goto fail;
     }
@@ -308,15 +325,18 @@ static void counted(struct run *run)
 static const struct run_format count_format = {
     .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
 
+struct turn_request *count_only(struct turn_request *q)
+{
+    q->format = &count_format;
+    q->count = true;
+    q->store = q->stream = q->background = false;
+    return q;
+}
+
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = responses_parse(body, false, e);
-    if (q) {
-        q->format = &count_format;
-        q->count = true;
-        q->store = q->stream = q->background = false;
-    }
-    return q;
+    return q ? count_only(q) : NULL;
 }
 
 bool model_check(const struct api *api, const char *model, struct api_error *e)
@@ -333,7 +353,7 @@ bool model_check(const struct api *api, const char *model, struct api_error *e)
 /* ---- routes --------------------------------------------------------------------------------------------------------
  */
 
-void client_start(struct client *c, struct turn_request *q)
+bool client_start(struct client *c, struct turn_request *q)
 {
     struct api_error e = {0};
     struct runs *rs = &c->api->runs;
@@ -348,9 +368,10 @@ void client_start(struct client *c, struct turn_request *q)
     } else if (e.status || run_start(rs, c->owner, q, retry, NULL, &run, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
-        return;
+        return false;
     }
     client_read(c, run, kind, 0, NULL);
+    return true;
 }
 
 void responses_create(struct client *c)
@@ -534,54 +555,88 @@ void responses_input_items(struct client *c)
     }
 }
 
-/* ---- background turns of an earlier process ------------------------------------------------------------------------
+/* ---- background turns of an earlier process: from a storage thread to the network's, to a worker's, and back
+ * ----------
  */
 
 struct requeued {
-    struct event event; /* first */
+    struct event event; /* first: its way to the network thread */
+    struct work work;   /* parsing */
     struct api *api;
     char *owner, *id, *request;
+    struct queued queued; /* what that says, */
+    struct turn_request *turn;
+    struct api_error refused; /* or why not */
 };
 
 static void requeued_free(struct requeued *r)
 {
-    free(r->owner);
-    free(r->id);
-    free(r->request);
-    free(r);
+    if (r) {
+        queued_free(&r->queued);
+        turn_request_free(r->turn);
+        free(r->owner);
+        free(r->id);
+        free(r->request);
+        free(r);
+    }
+}
+
+static struct requeued *requeued_of(struct work *w)
+{
+    return (struct requeued *)((char *)w - offsetof(struct requeued, work));
+}
+
+/* [worker] */
+static void parse_queued(struct work *w)
+{
+    struct requeued *r = requeued_of(w);
+    struct queued *queued = &r->queued;
+    if (queued_read(r->request, queued)) {
+        api_error_set(&r->refused, 500, "server_error", NULL, "Out of memory.");
+        return;
+    }
+    cJSON *body = json_parse_request(queued->body, strlen(queued->body), &r->refused);
+    r->turn = body ? responses_parse(body, true, &r->refused) : NULL; /* `stream` is nobody's now */
+    if (r->turn) {
+        r->turn->body = queued->body;
+        queued->body = NULL;
+        r->turn->sampling.seed = queued->has_seed ? queued->seed : r->turn->sampling.seed;
+    }
 }
 
 /* What a version before took and this one does not has failed; what there is no room for now waits for the next start.
  */
-static void run_queued(const struct requeued *r, struct queued *queued)
+static void run_queued(struct work *w, bool closing)
 {
-    struct api_error e = {0};
-    cJSON *body = json_parse_request(queued->body, strlen(queued->body), &e);
-    struct turn_request *q = body ? responses_parse(body, true, &e) : NULL; /* `stream` is nobody's now */
-    if (q) {
-        q->body = queued->body;
-        queued->body = NULL;
-        q->sampling.seed = queued->has_seed ? queued->seed : q->sampling.seed;
-        if (run_requeue(&r->api->runs, r->owner, r->id, q, queued->has_retry ? &queued->retry : NULL, &e) == 0) {
-            return;
-        }
-    } else if (e.status < 500) {
-        session_queued_fail(r->api->runs.session, r->owner, r->id, e.message);
+    struct requeued *r = requeued_of(w);
+    struct queued *queued = &r->queued;
+    if (closing || !r->api->runs.session) {
+        requeued_free(r);
+        return;
     }
-    turn_request_free(q);
-    daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s", e.message);
+    if (r->turn && run_requeue(&r->api->runs, r->owner, r->id, r->turn, queued->has_retry ? &queued->retry : NULL,
+                               &r->refused) == 0) {
+        r->turn = NULL;
+    } else {
+        if (!r->turn && r->refused.status < 500) {
+            session_queued_fail(r->api->runs.session, r->owner, r->id, r->refused.message);
+        }
+        daemon_log(r->api->log, LOG_WARNING, "a response that waited in the queue cannot be run: %s",
+                   r->refused.message);
+    }
+    requeued_free(r);
 }
 
-/* Network thread. */
 static void take_requeued(struct event *event, bool closing)
 {
     struct requeued *r = (struct requeued *)event;
-    struct queued queued;
-    if (!closing && queued_read(r->request, &queued) == 0) {
-        run_queued(r, &queued);
-        queued_free(&queued);
+    if (closing) {
+        requeued_free(r);
+        return;
     }
-    requeued_free(r);
+    r->work.run = parse_queued;
+    r->work.done = run_queued;
+    work_submit(r->api->workers, &r->work);
 }
 
 /* [storage thread] */

@@ -2,9 +2,11 @@
  *
  * Both interfaces' definitions become one form, {"type": "function", "function": {"name", "description",
  * "parameters"}}: what a model's template writes. Other members change nothing that the model sees, and are left out.
+ * Calls are kept to the tools' names, and with `strict` to the schema of their arguments.
  * Kinds of tools that the server of the API itself would run are skipped, and listed in the answer; they are refused
  * only where one is asked for by name.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,15 +40,17 @@ static bool has(const cJSON *definitions, const char *name)
     return false;
 }
 
-/* A function's definition from o, whose fields are called prefix + name, into list. */
-static int add_function(cJSON *list, const cJSON *o, const char *prefix, struct api_error *e)
+/* A function's definition from o, whose fields are called prefix + name, into list, and what calls of it must be into
+ * calls. */
+static int add_function(cJSON *list, cJSON *calls, const cJSON *o, const char *prefix, struct api_error *e)
 {
     const char *name = NULL, *description = NULL;
     const cJSON *parameters = NULL;
+    bool strict = false;
     char param[96];
     if (json_string(o, prefix, "name", 256, &name, e) ||
         json_string(o, prefix, "description", DESCRIPTION_MAX, &description, e) ||
-        json_object(o, prefix, "parameters", &parameters, e)) {
+        json_object(o, prefix, "parameters", &parameters, e) || json_bool(o, prefix, "strict", &strict, e)) {
         return -1;
     }
     snprintf(param, sizeof(param), "%.80sname", prefix);
@@ -70,7 +74,45 @@ static int add_function(cJSON *list, const cJSON *o, const char *prefix, struct 
         cJSON_AddItemToObject(function, "parameters", cJSON_Duplicate(parameters, true));
     }
     cJSON_AddItemToArray(list, definition);
+    cJSON *call = cJSON_CreateObject();
+    cJSON_AddStringToObject(call, "name", name);
+    if (strict && parameters) {
+        cJSON_AddItemToObject(call, "parameters", cJSON_Duplicate(parameters, true));
+    }
+    cJSON_AddItemToArray(calls, call);
     return 0;
+}
+
+/* The place among the tools of the body of the n-th function. */
+static int place_of(const cJSON *body, size_t n)
+{
+    int at = 0;
+    const cJSON *tool;
+    cJSON_ArrayForEach(tool, json_get(body, "tools"))
+    {
+        if (strcmp(json_get(tool, "type")->valuestring, "function") == 0 && n-- == 0) {
+            break;
+        }
+        at++;
+    }
+    return at;
+}
+
+static int compile_calls(struct turn_request *q, const cJSON *body, bool nested, const cJSON *calls,
+                         struct api_error *e)
+{
+    char err[400] = "", param[64];
+    size_t at = 0;
+    char *text = json_print(calls);
+    int rc = text ? engine_form_calls(text, strlen(text), &q->call_form, &at, err, sizeof(err)) : -ENOMEM;
+    cJSON_free(text);
+    if (rc == -ENOMEM) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+    } else if (rc) {
+        snprintf(param, sizeof(param), "tools[%d].%sparameters", place_of(body, at), nested ? "function." : "");
+        api_error_set(e, 400, "invalid_function_parameters", param, "'%s': %s", param, err);
+    }
+    return rc ? -1 : 0;
 }
 
 /* As the response shows it: a function as it was asked for. */
@@ -86,7 +128,8 @@ static void echo_function(cJSON *echo, const cJSON *o)
     cJSON_AddItemToArray(echo, shown);
 }
 
-static int parse_list(const cJSON *body, bool nested, cJSON *list, cJSON *echo, cJSON *skipped, struct api_error *e)
+static int parse_list(const cJSON *body, bool nested, cJSON *list, cJSON *calls, cJSON *echo, cJSON *skipped,
+                      struct api_error *e)
 {
     const cJSON *tools = json_get(body, "tools"), *tool;
     int i = 0;
@@ -132,7 +175,7 @@ static int parse_list(const cJSON *body, bool nested, cJSON *list, cJSON *echo, 
             }
             strcat(prefix, ".");
         }
-        if (add_function(list, function, prefix, e)) {
+        if (add_function(list, calls, function, prefix, e)) {
             return -1;
         }
         if (echo) {
@@ -205,10 +248,11 @@ static int parse_choice(struct turn_request *q, const cJSON *body, bool nested, 
 
 int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e)
 {
-    cJSON *list = cJSON_CreateArray(), *shown = echo ? cJSON_CreateArray() : NULL, *skipped = cJSON_CreateArray();
+    cJSON *list = cJSON_CreateArray(), *calls = cJSON_CreateArray(), *shown = echo ? cJSON_CreateArray() : NULL,
+          *skipped = cJSON_CreateArray();
     bool parallel = true;
     int rc = -1;
-    if (parse_list(body, nested, list, shown, skipped, e) || parse_choice(q, body, nested, list, e) ||
+    if (parse_list(body, nested, list, calls, shown, skipped, e) || parse_choice(q, body, nested, list, e) ||
         json_bool(body, "", "parallel_tool_calls", &parallel, e)) {
         goto cleanup;
     }
@@ -217,6 +261,9 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
         q->tools = json_print(list);
         if (!q->tools) {
             api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+            goto cleanup;
+        }
+        if (q->tool_choice != SESSION_TOOLS_NONE && compile_calls(q, body, nested, calls, e)) {
             goto cleanup;
         }
     }
@@ -241,6 +288,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
     rc = 0;
 cleanup:
     cJSON_Delete(list);
+    cJSON_Delete(calls);
     cJSON_Delete(shown);
     cJSON_Delete(skipped);
     return rc;

@@ -20,7 +20,9 @@ void turn_request_free(struct turn_request *r)
     free(r->tools);
     free(r->tool);
     engine_form_free(r->form);
+    engine_form_free(r->call_form);
     cJSON_Delete(r->params_json);
+    cJSON_Delete(r->settings);
     free(r->conversation);
     free(r->previous);
     free(r->parent);
@@ -42,7 +44,8 @@ void turn_request_free(struct turn_request *r)
 
 bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e)
 {
-    r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES + (r->form ? engine_form_bytes(r->form) : 0);
+    r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES + (r->form ? engine_form_bytes(r->form) : 0) +
+               (r->call_form ? engine_form_bytes(r->call_form) : 0);
     if (!budget_take(b, r->bytes, e)) {
         return false;
     }

@@ -111,7 +111,8 @@ void events_drop(struct events *q);
 struct run;
 
 /* How an interface shows a run: each writes into the run's log what its readers get. An item of the output, number i,
- * begins, grows and ends, one after the other. `done` is called once at the end (run->failed says how it ended) and
+ * begins, grows and ends, one after the other; of its logprobs, those that came with a piece or the end stand behind
+ * the first n_logprobs_told. `done` is called once at the end (run->failed says how it ended) and
  * makes run->answer as well, unless it failed. `running` (a background turn waits no longer) and `progress` may be
  * NULL. */
 struct run_format {
@@ -144,16 +145,20 @@ struct turn_request {
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
     struct engine_sampling sampling;
-    struct engine_form *form; /* what the answer must be; NULL: any text */
+    struct engine_form *form;      /* what the answer must be; NULL: any text */
+    struct engine_form *call_form; /* what calls must be; NULL: there are none */
     char *stops[16];
     size_t n_stops;
     char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */
+    cJSON *settings;    /* of the conversation that is made before it, a create body without items; NULL: none is */
+    bool made;          /* that was made for this turn, and goes when it fails */
     char *tools, *tool; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
-    int max_output_tokens;
-    bool match; /* the items are a whole history, of which the longest head that there is is found */
-    bool count; /* only its tokens are counted */
+    int max_output_tokens, n_top;
+    bool logprobs; /* and n_top: as in a session_turn */
+    bool match;    /* the items are a whole history, of which the longest head that there is is found */
+    bool count;    /* only its tokens are counted */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
@@ -216,6 +221,8 @@ struct run_item {
     char *id, *kind, *body; /* as in a session_item */
     char *text;             /* so far, terminated */
     size_t len, size;
+    struct session_logprob *logprobs; /* of its tokens so far, if asked for */
+    size_t n_logprobs, n_logprobs_told;
     bool open, incomplete;
 };
 
@@ -233,12 +240,12 @@ struct run {
     int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed;
-    atomic_bool gap;    /* a piece of the answer was lost for lack of memory; any thread */
-    bool abandoned;     /* cancelled because nobody read it any more */
-    bool hidden;        /* only those who read it already may; it goes with the last of them */
-    bool delivered;     /* a reader has acknowledged all of its answer */
-    const char *status; /* "queued", "in_progress", "completed", "incomplete", "failed" */
-    char *reason;
+    atomic_bool gap;     /* a piece of the answer was lost for lack of memory; any thread */
+    bool abandoned;      /* cancelled because nobody read it any more */
+    bool hidden;         /* only those who read it already may; it goes with the last of them */
+    bool delivered;      /* a reader has acknowledged all of its answer */
+    const char *status;  /* "queued", "in_progress", "completed", "incomplete", "failed" */
+    char *reason, *stop; /* stop: the stop string that ended it; NULL: none */
     struct run_item *items;
     size_t n_items;
     struct log_entry *log;
@@ -285,6 +292,7 @@ void run_log(struct run *run, const char *name, char *data); /* takes data */
 /* Begins an item of the output (its text is not taken), and goes on with it. False: out of memory. */
 bool run_item_add(struct run *run, const struct session_item *item);
 bool run_append(struct run *run, const char *text, size_t len);
+bool run_append_logprobs(struct run *run, const struct session_logprob *logprobs, size_t n);
 void run_expire(struct runs *rs);
 void run_free_all(struct runs *rs);
 void run_free(struct run *run);

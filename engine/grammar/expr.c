@@ -72,11 +72,9 @@ static bool equal(const struct grammar *g, const struct expr_node *x, const stru
     return memcmp(&g->lists[x->a], &g->lists[y->a], x->b * sizeof *g->lists) == 0;
 }
 
-static bool table_put_all(struct grammar *g, uint32_t mask)
+/* table: [mask + 1] zeros, taken. */
+static void table_put_all(struct grammar *g, uint32_t *table, uint32_t mask)
 {
-    uint32_t *table = calloc((size_t)mask + 1, sizeof *table);
-    if (!table)
-        return false;
     for (uint32_t i = 1; i < g->n_nodes; i++) {
         uint32_t at = hash_of(g, &g->nodes[i]) & mask;
         while (table[at])
@@ -89,7 +87,11 @@ static bool table_put_all(struct grammar *g, uint32_t mask)
     g->table = table;
     g->table_mask = mask;
     g->table_used = g->n_nodes;
-    return true;
+}
+
+static uint32_t *table_new(uint32_t mask)
+{
+    return calloc((size_t)mask + 1, sizeof(uint32_t));
 }
 
 bool expr_work(struct grammar *g)
@@ -105,8 +107,12 @@ static expr number_of(struct grammar *g, struct expr_node n)
 {
     if (g->failed)
         return EXPR_NOTHING;
-    if (g->table_used * 2 >= g->table_mask && !table_put_all(g, g->table_mask * 2 + 1))
-        return expr_fail(g, -ENOMEM);
+    if (g->table_used * 2 >= g->table_mask) {
+        uint32_t more = g->table_mask * 2 + 1, *table = table_new(more);
+        if (!table)
+            return expr_fail(g, -ENOMEM);
+        table_put_all(g, table, more);
+    }
     if (!expr_work(g))
         return EXPR_NOTHING;
     uint32_t at = hash_of(g, &n) & g->table_mask;
@@ -133,8 +139,10 @@ int expr_init(struct grammar *g)
     g->most = GRAMMAR_MAX_COMPILE_WORK;
     g->most_bytes = GRAMMAR_MAX_COMPILED_BYTES;
     g->nodes = expr_grow(g, NULL, 0, &g->nodes_room, sizeof *g->nodes);
-    if (!g->nodes || !table_put_all(g, 1023))
+    uint32_t *table = g->nodes ? table_new(1023) : NULL;
+    if (!table)
         return -ENOMEM;
+    table_put_all(g, table, 1023);
     g->nodes[0] = (struct expr_node){.kind = EXPR_KIND_NOTHING};
     g->n_nodes = 1;
     number_of(g, (struct expr_node){.kind = EXPR_KIND_EMPTY, .flags = EXPR_NULLABLE});
@@ -155,35 +163,109 @@ void expr_release(struct grammar *g)
     free(g->rows);
 }
 
-void expr_forget(struct grammar *g)
+/* Makes an array that only grows as small as n elements want, or there would be no room. */
+static void *shrink(struct grammar *g, void *array, uint32_t n, uint32_t *room, size_t size)
 {
-    mask_release(g);
+    uint32_t less = 64;
+    while (less <= n)
+        less *= 2;
+    void *small = less < *room ? realloc(array, less * size) : NULL;
+    if (!small)
+        return array;
+    g->bytes -= (size_t)(*room - less) * size;
+    *room = less;
+    return small;
+}
+
+/* Marks what the marked expressions are made of: it has lower numbers than they. */
+static void mark_parts(const struct grammar *g, bool *used)
+{
+    for (uint32_t i = g->n_nodes; i-- > g->base_nodes;) {
+        const struct expr_node *n = &g->nodes[i];
+        if (!used[i])
+            continue;
+        if (has_list(n)) {
+            for (uint32_t k = 0; k < n->b; k++)
+                used[g->lists[n->a + k]] = true;
+        } else if (n->kind == EXPR_KIND_CAT || n->kind == EXPR_KIND_REPEAT || n->kind == EXPR_KIND_NOT) {
+            used[n->a] = true;
+            if (n->kind == EXPR_KIND_CAT)
+                used[n->b] = true;
+        }
+    }
+}
+
+/* Moves the marked expressions down to where those as compiled end, in their order: lists stay sorted, and what lies in
+ * g->lists and g->sets in the order of its expressions moves down with them. */
+static void move_down(struct grammar *g, const bool *used, expr *now)
+{
+    uint32_t end = g->n_nodes;
     g->n_nodes = g->base_nodes;
     g->n_lists = g->base_lists;
     g->n_sets = g->base_sets;
-    for (uint32_t i = 0; i < g->n_nodes; i++)
-        g->nodes[i].row = g->nodes[i].mask = 0;
+    for (uint32_t i = 0; i < end; i++) {
+        struct expr_node n = g->nodes[i];
+        n.row = n.mask = 0;
+        now[i] = i < g->base_nodes ? i : EXPR_NOTHING;
+        if (i < g->base_nodes) {
+            g->nodes[i] = n;
+            continue;
+        }
+        if (!used[i])
+            continue;
+        if (has_list(&n)) {
+            for (uint32_t k = 0; k < n.b; k++)
+                g->lists[g->n_lists + k] = now[g->lists[n.a + k]];
+            n.a = g->n_lists;
+            g->n_lists += n.b;
+        } else if (n.kind == EXPR_KIND_SET) {
+            g->sets[g->n_sets] = g->sets[n.a];
+            n.a = g->n_sets++;
+        } else if (n.kind == EXPR_KIND_CAT || n.kind == EXPR_KIND_REPEAT || n.kind == EXPR_KIND_NOT) {
+            n.a = now[n.a];
+            n.b = n.kind == EXPR_KIND_CAT ? now[n.b] : n.b;
+        }
+        now[i] = g->n_nodes;
+        g->nodes[g->n_nodes++] = n;
+    }
+}
+
+void expr_forget(struct grammar *g, expr *const *states, size_t n)
+{
+    bool *used = calloc(g->n_nodes, sizeof *used);
+    expr *now = malloc(g->n_nodes * sizeof *now);
+    uint32_t kept = g->base_nodes, mask = 1023, *table = NULL;
+    if (!used || !now)
+        goto cleanup;
+    for (size_t i = 0; i < n; i++)
+        used[*states[i]] = true;
+    mark_parts(g, used);
+    for (uint32_t i = g->base_nodes; i < g->n_nodes; i++)
+        kept += used[i];
+    while (mask < kept * 2 + 1024)
+        mask = mask * 2 + 1;
+    table = table_new(mask);
+    if (!table)
+        goto cleanup;
+    mask_release(g);
     g->bytes -= (size_t)g->rows_room * g->stride * sizeof *g->rows;
     free(g->rows);
     g->rows = NULL;
     g->n_rows = g->rows_room = 0;
-    /* The arrays that only grow are made as small as they were, or there would be no room. */
-    uint32_t room = 64;
-    while (room <= g->n_nodes)
-        room *= 2;
-    struct expr_node *nodes = room < g->nodes_room ? realloc(g->nodes, room * sizeof *nodes) : NULL;
-    if (nodes) {
-        g->bytes -= (size_t)(g->nodes_room - room) * sizeof *nodes;
-        g->nodes = nodes;
-        g->nodes_room = room;
-    }
+    move_down(g, used, now);
+    for (size_t i = 0; i < n; i++)
+        *states[i] = now[*states[i]];
+    g->nodes = shrink(g, g->nodes, g->n_nodes, &g->nodes_room, sizeof *g->nodes);
+    g->lists = shrink(g, g->lists, g->n_lists, &g->lists_room, sizeof *g->lists);
+    g->sets = shrink(g, g->sets, g->n_sets, &g->sets_room, sizeof *g->sets);
+    table_put_all(g, table, mask);
+    g->emptyings++;
     g->failed = 0;
-    g->age++;
-    uint32_t mask = 1023;
-    while (mask < g->n_nodes * 4)
-        mask = mask * 2 + 1;
-    if (!table_put_all(g, mask))
-        expr_fail(g, -ENOMEM);
+cleanup:
+    if (!table)
+        g->failed = -ENOMEM;
+    free(used);
+    free(now);
 }
 
 /* ---- constructors ------------------------------------------------------------------------------------------------ */

@@ -61,6 +61,7 @@ static inline void byte_set_add(struct byte_set *s, unsigned first, unsigned las
 }
 
 struct grammar_mask;
+struct grammar_match;
 
 struct grammar {
     const struct grammar_vocab *vocab;
@@ -94,8 +95,9 @@ struct grammar {
     expr quote;     /* " */
 
     uint32_t base_nodes, base_lists, base_sets; /* as compiled: what emptying leaves */
-    uint32_t age;                               /* emptyings */
+    uint32_t emptyings;
     uint32_t masks_made;
+    struct grammar_match *matches; /* whose states outlive an emptying */
 };
 
 /* Sets the first error and gives EXPR_NOTHING. */
@@ -110,8 +112,9 @@ void *expr_grow(struct grammar *g, void *array, uint32_t n, uint32_t *room, size
 
 int expr_init(struct grammar *g);
 void expr_release(struct grammar *g);
-/* Forgets all that was found since the grammar was compiled. */
-void expr_forget(struct grammar *g);
+/* Forgets what was found since the grammar was compiled, all but n states, whose numbers change. An error: nothing was
+ * forgotten. */
+void expr_forget(struct grammar *g, expr *const *states, size_t n);
 
 /* ---- constructors ---------------------------------------------------------------------------------------------- */
 
@@ -147,7 +150,7 @@ expr expr_digit_range(struct grammar *g, const struct expr_digits *d, int n);
 
 /* ---- the machine ----------------------------------------------------------------------------------------------- */
 
-/* The derivative of e by a byte. References must have bodies. */
+/* The derivative of e by a byte, while the grammar is compiled: of ANDs that describe nothing it may be made. */
 expr expr_derive(struct grammar *g, expr e, unsigned byte);
 /* The same from the table of steps, by class of byte. The grammar must be compiled. */
 expr expr_step_slow(struct grammar *g, expr e, unsigned class);

@@ -1,6 +1,6 @@
 /* grammar.c - grammars from end to end, and matches.
  *
- * A match holds its text, so that it finds its state again after the grammar's states were forgotten to make room.
+ * A grammar knows its matches: their states are kept when all others are forgotten to make room.
  */
 #include "engine/grammar/expr.h"
 #include "engine/grammar/vocab.h"
@@ -12,11 +12,8 @@
 
 struct grammar_match {
     struct grammar *g;
+    struct grammar_match *prev, *next; /* of g */
     expr state;
-    uint32_t age;  /* of the grammar when state was found */
-    bool complete; /* the text may end here */
-    char *text;
-    size_t len, room;
 };
 
 /* ---- grammars ---------------------------------------------------------------------------------------------------- */
@@ -77,7 +74,7 @@ void grammar_set_vocab(struct grammar *g, const struct grammar_vocab *v)
 
 struct grammar_use grammar_use(const struct grammar *g)
 {
-    return (struct grammar_use){g->bytes, g->n_rows, g->masks_made, g->age};
+    return (struct grammar_use){g->bytes, g->n_rows, g->masks_made, g->emptyings};
 }
 
 /* ---- matches ----------------------------------------------------------------------------------------------------- */
@@ -85,15 +82,25 @@ struct grammar_use grammar_use(const struct grammar *g)
 struct grammar_match *grammar_match_new(struct grammar *g)
 {
     struct grammar_match *m = calloc(1, sizeof *m);
-    if (m)
-        *m = (struct grammar_match){.g = g, .state = g->root, .age = g->age, .complete = expr_nullable(g, g->root)};
+    if (!m)
+        return NULL;
+    *m = (struct grammar_match){.g = g, .next = g->matches, .state = g->root};
+    if (m->next)
+        m->next->prev = m;
+    g->matches = m;
     return m;
 }
 
 void grammar_match_free(struct grammar_match *m)
 {
-    if (m)
-        free(m->text);
+    if (!m)
+        return;
+    if (m->next)
+        m->next->prev = m->prev;
+    if (m->prev)
+        m->prev->next = m->next;
+    else
+        m->g->matches = m->next;
     free(m);
 }
 
@@ -104,37 +111,41 @@ static expr go(struct grammar *g, expr e, const char *bytes, size_t len)
     return e;
 }
 
-/* Finds the state again after a forgetting. */
-static void refresh(struct grammar_match *m)
+static void make_room(struct grammar *g)
 {
-    struct grammar *g = m->g;
-    g->work = 0;
-    g->failed = g->failed == -ENOMEM ? g->failed : 0;
-    if (m->age == g->age)
+    size_t n = 0;
+    for (struct grammar_match *m = g->matches; m; m = m->next)
+        n++;
+    expr **states = malloc(n * sizeof *states);
+    if (!states) {
+        g->failed = -ENOMEM;
         return;
-    /* As much work as making it took. */
-    g->most = SIZE_MAX;
-    m->state = go(g, g->root, m->text, m->len);
-    g->most = GRAMMAR_MAX_STEP_WORK;
-    if (!g->failed)
-        m->age = g->age;
+    }
+    n = 0;
+    for (struct grammar_match *m = g->matches; m; m = m->next)
+        states[n++] = &m->state;
+    expr_forget(g, states, n);
+    free(states);
+    /* What is left is in use: with little room beside it the next emptying would come at once. */
+    if (!g->failed && g->bytes > g->most_bytes / 4 * 3)
+        g->failed = -E2BIG;
 }
 
-/* Runs once more with all states forgotten when there was no room for more. */
+/* Runs once more with all other states forgotten when there was no room for more. */
 static int run(struct grammar_match *m, void (*work)(struct grammar_match *m, void *arg), void *arg)
 {
     struct grammar *g = m->g;
     for (int tries = 0; tries < 2; tries++) {
-        refresh(m);
-        if (!g->failed)
-            work(m, arg);
+        g->work = 0;
+        g->failed = 0;
+        work(m, arg);
         if (g->failed != -ENOSPC)
-            break;
-        expr_forget(g);
-        if (tries == 1)
-            return -E2BIG;
+            return g->failed;
+        make_room(g);
+        if (g->failed)
+            return g->failed;
     }
-    return g->failed;
+    return -E2BIG;
 }
 
 struct pushing {
@@ -154,29 +165,18 @@ int grammar_match_push(struct grammar_match *m, const char *bytes, size_t len)
     struct pushing p = {bytes, len, EXPR_NOTHING};
     if (len == 0)
         return 0;
-    if (m->room - m->len < len) {
-        size_t room = (m->room + len) * 2;
-        char *text = realloc(m->text, room);
-        if (!text)
-            return -ENOMEM;
-        m->text = text;
-        m->room = room;
-    }
     int rc = run(m, push, &p);
     if (rc)
         return rc;
     if (p.state == EXPR_NOTHING)
         return -EILSEQ;
-    memcpy(m->text + m->len, bytes, len);
-    m->len += len;
     m->state = p.state;
-    m->complete = expr_nullable(m->g, p.state);
     return 0;
 }
 
 bool grammar_match_complete(const struct grammar_match *m)
 {
-    return m->complete;
+    return expr_nullable(m->g, m->state);
 }
 
 bool grammar_match_ended(const struct grammar_match *m)

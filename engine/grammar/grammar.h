@@ -67,6 +67,11 @@ int grammar_from_schema(const char *schema, size_t len, const struct grammar_voc
                         struct grammar **out, char *err, size_t err_size);
 /* Any JSON object. */
 int grammar_from_json_object(const struct grammar_vocab *v, struct grammar **out, char *err, size_t err_size);
+/* A call of one of the tools: {"name": NAME, "arguments": {...}} with white space around it. tools[0..len): a JSON list
+ * of {"name": NAME, "parameters": SCHEMA}, without parameters where the arguments are any object. *at: the tool that an
+ * error is about. */
+int grammar_from_calls(const char *tools, size_t len, const struct grammar_vocab *v, struct grammar **out, size_t *at,
+                       char *err, size_t err_size);
 /* The UTF-8 texts that match a regular expression as a whole. */
 int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_vocab *v, struct grammar **out,
                          char *err, size_t err_size);

@@ -82,7 +82,7 @@ static expr derive(struct grammar *g, expr e, unsigned byte, bool search)
 
 expr expr_derive(struct grammar *g, expr e, unsigned byte)
 {
-    return derive(g, e, byte, false);
+    return derive(g, e, byte, true);
 }
 
 uint32_t *expr_row(struct grammar *g, expr e)

@@ -1,7 +1,9 @@
 /* pattern.c - regular expressions as JSON Schema writes them (ECMA-262), without what is not regular.
  *
  * Within JSON, ^ and $ are read as the quotes around the string: "^a" searched in a string is a quote and an a, and
- * what a string cannot be (a quote in its middle) is left out by what all strings have in common.
+ * what a string cannot be (a quote in its middle) is left out by what all strings have in common. For that the first
+ * quote has a byte before it that no text has, so that neither anchor is taken for the other; it is taken off at the
+ * end.
  */
 #include "engine/grammar/expr.h"
 #include "engine/text/text.h"
@@ -11,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_GROUPS 64 /* in one another */
+#define MAX_GROUPS 64   /* in one another */
+#define BEFORE     0xfe /* stands before the first quote */
 
 struct pattern {
     struct grammar *g;
@@ -377,14 +380,15 @@ static expr take_repeated(struct pattern *p)
     char which;
     if (is_anchor(p, &which)) {
         p->at += p->text[p->at] == '\\' ? 2 : 1;
-        while (is_anchor(p, &(char){0}) && (p->text[p->at] == '^' || p->text[p->at] == '\\') && which == '^')
+        for (char again; is_anchor(p, &again) && again == which;)
             p->at += p->text[p->at] == '\\' ? 2 : 1;
         p->anchors++;
         if (p->at < p->len && strchr("*+?{", p->text[p->at]))
             return refuse(p, -ENOTSUP, "a repeated anchor is not supported,");
         if (p->writing != CHAR_IN_JSON)
             return p->depth == 0 ? EXPR_EMPTY : refuse(p, -ENOTSUP, "an anchor in a group is not supported,");
-        return expr_bytes(p->g, '"', '"');
+        expr quote = expr_bytes(p->g, '"', '"');
+        return which == '^' ? expr_cat(p->g, expr_bytes(p->g, BEFORE, BEFORE), quote) : quote;
     }
     expr e = take_atom(p);
     while (p->at < p->len && p->rc == 0) {
@@ -486,14 +490,16 @@ int pattern_compile(struct grammar *g, enum char_writing writing, const char *pa
     bool start = len > 0 && pattern[0] == '^', end = ends_in_anchor(&p);
     if (searched) {
         expr quote = expr_bytes(g, '"', '"'), any = expr_repeat(g, g->character, 0, EXPR_INFINITE);
+        expr open = expr_cat(g, expr_bytes(g, BEFORE, BEFORE), quote);
         if (p.anchors == start + end && !(p.anchors > 0 && has_alternatives(&p))) {
-            e = start ? e : expr_cat(g, quote, expr_cat(g, any, e));
+            e = start ? e : expr_cat(g, open, expr_cat(g, any, e));
             e = end ? e : expr_cat(g, e, expr_cat(g, any, quote));
         } else {
-            e = expr_cat(g, expr_optional(g, expr_cat(g, quote, any)), e);
+            e = expr_cat(g, expr_optional(g, expr_cat(g, open, any)), e);
             e = expr_cat(g, e, expr_optional(g, expr_cat(g, any, quote)));
-            e = expr_and(g, e, expr_cat(g, quote, expr_cat(g, any, quote)));
+            e = expr_and(g, e, expr_cat(g, open, expr_cat(g, any, quote)));
         }
+        e = expr_derive(g, e, BEFORE);
     } else if (p.anchors > start + end || (p.anchors > 0 && has_alternatives(&p))) {
         snprintf(err, err_size, "pattern: an anchor in the middle is not supported");
         return -ENOTSUP;

@@ -478,23 +478,23 @@ static bool has_nul(const char *text, size_t len)
     return false;
 }
 
-static void compile(struct compiler *c, const cJSON *schema)
+void schema_begin(struct compiler *c, struct grammar *g, const cJSON *root)
 {
-    struct grammar *g = c->g;
     struct byte_set space = {{0}};
     for (const char *b = " \t\n\r"; *b; b++)
         byte_set_add(&space, (unsigned char)*b, (unsigned char)*b);
+    c->g = g;
+    c->root = root;
     c->space = expr_repeat(g, expr_set(g, &space), 0, GRAMMAR_MAX_SPACE);
     c->quote = expr_bytes(g, '"', '"');
     c->string = expr_cat(g, c->quote, expr_cat(g, expr_repeat(g, g->character, 0, EXPR_INFINITE), c->quote));
-    check_document(c, schema, 0);
-    struct set *s = calloc(1, sizeof *s);
-    if (!s) {
-        expr_fail(g, -ENOMEM);
-        return;
-    }
-    schema_add(c, s, schema);
-    g->root = schema_value(c, s);
+    check_document(c, root, 0);
+}
+
+expr schema_compile(struct compiler *c, struct set *s)
+{
+    struct grammar *g = c->g;
+    expr e = schema_value(c, s);
     for (size_t i = 0; i < c->n_known && c->rc == 0 && !g->failed; i++) {
         memset(s, 0, sizeof *s);
         s->n = c->known[i].n;
@@ -503,43 +503,62 @@ static void compile(struct compiler *c, const cJSON *schema)
         if (!g->failed)
             g->refs[c->known[i].ref] = body;
     }
-    free(s);
+    return e;
+}
+
+void schema_end(struct compiler *c)
+{
+    free(c->entries);
+    free(c->known);
+    free(c->table);
+}
+
+int schema_read(const char *text, size_t len, cJSON **out, char *err, size_t err_size)
+{
+    if (len > GRAMMAR_MAX_SCHEMA_BYTES) {
+        snprintf(err, err_size, "schema: longer than %d bytes", GRAMMAR_MAX_SCHEMA_BYTES);
+        return -E2BIG;
+    }
+    if (has_nul(text, len)) {
+        snprintf(err, err_size, "schema: U+0000 in a string is not supported");
+        return -ENOTSUP;
+    }
+    const char *end = NULL;
+    cJSON *root = memchr(text, 0, len) ? NULL : cJSON_ParseWithLengthOpts(text, len, &end, false);
+    while (root && end < text + len && strchr(" \t\r\n", *end))
+        end++;
+    if (!root || end != text + len) {
+        snprintf(err, err_size, "schema: not JSON, at byte %zu", end && end >= text ? (size_t)(end - text) : 0);
+        cJSON_Delete(root);
+        return -EINVAL;
+    }
+    *out = root;
+    return 0;
 }
 
 int grammar_from_schema(const char *schema, size_t len, const struct grammar_vocab *v, unsigned flags,
                         struct grammar **out, char *err, size_t err_size)
 {
     struct compiler c = {.lenient = flags & GRAMMAR_LENIENT, .err = err, .err_size = err_size};
-    if (len > GRAMMAR_MAX_SCHEMA_BYTES) {
-        snprintf(err, err_size, "schema: longer than %d bytes", GRAMMAR_MAX_SCHEMA_BYTES);
-        return -E2BIG;
-    }
-    if (has_nul(schema, len)) {
-        snprintf(err, err_size, "schema: U+0000 in a string is not supported");
-        return -ENOTSUP;
-    }
-    const char *end = NULL;
-    c.root = memchr(schema, 0, len) ? NULL : cJSON_ParseWithLengthOpts(schema, len, &end, false);
-    while (c.root && end < schema + len && strchr(" \t\r\n", *end))
-        end++;
-    if (!c.root || end != schema + len) {
-        snprintf(err, err_size, "schema: not JSON, at byte %zu", end && end >= schema ? (size_t)(end - schema) : 0);
-        cJSON_Delete(c.root);
-        return -EINVAL;
-    }
-    int rc = grammar_begin(v, &c.g);
-    if (rc == 0) {
-        compile(&c, c.root);
-        rc = c.rc ? c.rc : grammar_end(c.g, "schema", err, err_size);
-    }
-    cJSON_Delete(c.root);
-    free(c.entries);
-    free(c.known);
-    free(c.table);
+    struct grammar *g = NULL;
+    cJSON *root = NULL;
+    struct set *s = calloc(1, sizeof *s);
+    int rc = s ? schema_read(schema, len, &root, err, err_size) : -ENOMEM;
     if (rc == 0)
-        *out = c.g;
+        rc = grammar_begin(v, &g);
+    if (rc == 0) {
+        schema_begin(&c, g, root);
+        schema_add(&c, s, root);
+        g->root = schema_compile(&c, s);
+        rc = c.rc ? c.rc : grammar_end(g, "schema", err, err_size);
+    }
+    schema_end(&c);
+    cJSON_Delete(root);
+    free(s);
+    if (rc == 0)
+        *out = g;
     else
-        grammar_free(c.g);
+        grammar_free(g);
     return rc;
 }
 

@@ -43,7 +43,7 @@ struct set {
 
 struct compiler {
     struct grammar *g;
-    cJSON *root;
+    const cJSON *root;
     bool lenient;
     int rc;
     char *err;
@@ -67,6 +67,16 @@ struct compiler {
 expr schema_refuse(struct compiler *c, int rc, const cJSON *node, const char *what);
 /* The same with -ENOTSUP for what is not supported; under lenient it is passed over. */
 void schema_unsupported(struct compiler *c, const cJSON *node, const char *what);
+
+/* Reads a document: -EINVAL: it is no JSON; -ENOTSUP, -E2BIG. cJSON_Delete() it. */
+int schema_read(const char *text, size_t len, cJSON **out, char *err, size_t err_size);
+/* Begins to compile into g what refers to `root`, which must outlive c. Before it c is all zero but for lenient and
+ * err. */
+void schema_begin(struct compiler *c, struct grammar *g, const cJSON *root);
+/* The expression of a set, and of all that it refers to; s is used up. c->rc and c->g->failed say whether it went well.
+ */
+expr schema_compile(struct compiler *c, struct set *s);
+void schema_end(struct compiler *c);
 
 /* Adds a schema to a set, with all that it refers to. */
 void schema_add(struct compiler *c, struct set *s, const cJSON *node);

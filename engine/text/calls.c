@@ -46,6 +46,8 @@ struct engine_calls {
     bool line;          /* the next byte begins a line */
     bool marked;        /* CALL: it has marks around it */
     bool fenced;        /* or ``` */
+    bool text_only;     /* nothing is a call any more */
+    size_t object;      /* CALL without marks: where its object begins in held */
     struct buffer held; /* TEXT: white space; MAYBE, CALL: all of it so far */
     size_t lead;        /* MAYBE, CALL: of that, the white space before it */
     /* The call's object. */
@@ -132,6 +134,27 @@ int engine_calls_openings(const struct engine_calls *c, engine_token marks[2])
     if (chat_thinks(c->chat) && c->chat->think_mark >= 0)
         marks[n++] = c->chat->think_mark;
     return n;
+}
+
+engine_token engine_calls_closing(const struct engine_calls *c)
+{
+    return c->state == CALL && c->marked ? c->chat->call_end_mark : -1;
+}
+
+const char *engine_calls_object(const struct engine_calls *c, size_t *len)
+{
+    *len = c->state == CALL && !c->marked ? c->held.n - c->object : 0;
+    return *len > 0 ? c->held.data + c->object : "";
+}
+
+bool engine_calls_may_be_bare(const struct engine_calls *c)
+{
+    return c->tools != NULL && c->chat->bare_calls && !c->text_only;
+}
+
+void engine_calls_text_only(struct engine_calls *c)
+{
+    c->text_only = true;
 }
 
 enum engine_within engine_calls_within(const struct engine_calls *c)
@@ -411,7 +434,7 @@ static bool names_tool(const struct engine_calls *c, const char *name, size_t le
 
 /* What is held back is looked at again with each byte, so it is short. */
 #define FENCE_WORD_MAX 16
-#define BLANK_MAX      64
+#define BLANK_MAX      8 /* as a form of calls allows */
 
 /* Holds text against ```json {"name": "TOOL", where all but the object's beginning may be missing. 1: it is that, and
  * *object is where the object begins; 0: it may become that; -1: it is not. */
@@ -453,6 +476,8 @@ static int begins_call(const struct engine_calls *c, const char *text, size_t le
     return names_tool(c, text + i, (size_t)(quote - text) - i) ? 1 : -1;
 }
 
+static int text_byte(struct engine_calls *c, char byte);
+
 static int call_byte(struct engine_calls *c, char byte)
 {
     int rc = append(&c->held, &byte, 1);
@@ -464,6 +489,11 @@ static int call_byte(struct engine_calls *c, char byte)
             n++;
         return n == 3 ? end(c) : 0;
     }
+    if (c->fenced && !c->marked && c->place == BEHIND_OBJECT && !is_space(byte)) { /* its fence is missing */
+        c->held.n--;
+        rc = end(c);
+        return rc ? rc : text_byte(c, byte);
+    }
     rc = object_byte(c, byte);
     if (rc || c->marked)
         return rc;
@@ -474,12 +504,13 @@ static int maybe(struct engine_calls *c)
 {
     size_t object = 0;
     int is = begins_call(c, c->held.data + c->lead, c->held.n - c->lead, &object, &c->fenced);
-    if (is < 0)
+    if (is < 0 || c->text_only)
         return give_held(c);
     if (is == 0)
         return 0;
     start_object(c);
     c->marked = false;
+    c->object = c->lead + object;
     for (size_t i = c->lead + object; i < c->held.n; i++) {
         int rc = object_byte(c, c->held.data[i]);
         if (rc)
@@ -494,7 +525,7 @@ static int text_byte(struct engine_calls *c, char byte)
     c->line = byte == '\n' || (line && is_space(byte));
     if (c->state == CALL)
         return call_byte(c, byte);
-    if (c->state == TEXT && line && c->chat->bare_calls && (byte == '`' || byte == '{')) {
+    if (c->state == TEXT && line && engine_calls_may_be_bare(c) && (byte == '`' || byte == '{')) {
         c->state = MAYBE;
         c->lead = c->held.n;
     }
@@ -516,7 +547,7 @@ int engine_calls_text(struct engine_calls *c, const char *text, size_t len)
         /* Plain text goes out in one piece. */
         size_t n = 0;
         while (c->state == TEXT && i + n < len && !is_space(text[i + n]) &&
-               !(c->line && c->chat->bare_calls && (text[i + n] == '`' || text[i + n] == '{')))
+               !(c->line && engine_calls_may_be_bare(c) && (text[i + n] == '`' || text[i + n] == '{')))
             n++, c->line = false;
         if (n > 0) {
             int rc = append(&c->held, text + i, n);

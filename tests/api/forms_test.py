@@ -121,6 +121,69 @@ def beside_tools():
         d.stop()
 
 
+class Booking(BaseModel):
+    """Books a table."""
+
+    restaurant: str = Field(max_length=30)
+    people: int = Field(ge=1, le=12)
+    day: Literal["today", "tomorrow"]
+
+
+def strict_tools():
+    """Arguments fulfil their schema at a temperature at which nothing would; of a tool that is not strict they are an object."""
+    loose = {"name": "note", "description": "Writes something down.", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}}
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        nested = [openai.pydantic_function_tool(Booking), {"type": "function", "function": loose}]
+        flat = [{"type": "function", "strict": True, **{k: nested[0]["function"][k] for k in ("name", "description", "parameters")}}, {"type": "function", **loose}]
+        asked = "Book a table for four at Ramiro, and note it down."
+        seen = set()
+        for seed in range(6):
+            # By name, by any name, and where the model decides.
+            named = {"type": "function", "function": {"name": "Booking"}}
+            for choice in (named, "required", "auto"):
+                chat = c.chat.completions.parse(
+                    model=MODEL, messages=[{"role": "user", "content": asked}], tools=[nested[0]] if choice != "required" else nested, tool_choice=choice,
+                    temperature=2, top_p=1, seed=seed, max_tokens=150, parallel_tool_calls=False,
+                ) if choice != "required" else c.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": asked}], tools=nested, tool_choice=choice,
+                    temperature=2, top_p=1, seed=seed, max_tokens=150, parallel_tool_calls=False,
+                )
+                for call in chat.choices[0].message.tool_calls or []:
+                    seen.add(("chat", call.function.name))
+                    if call.function.name == "Booking":
+                        Booking.model_validate_json(call.function.arguments)
+                    elif chat.choices[0].finish_reason == "tool_calls":
+                        assert isinstance(json.loads(call.function.arguments), dict), call
+                assert choice != named or chat.choices[0].message.tool_calls[0].function.parsed_arguments.people >= 1, chat
+            response = c.responses.create(
+                model=MODEL, input=asked, tools=flat, tool_choice="required", temperature=2, top_p=1, max_output_tokens=150,
+                parallel_tool_calls=False, extra_body={"convod": {"seed": seed, "top_k": 0}},
+            )
+            for item in response.output:
+                assert item.type == "function_call", response
+                seen.add(("responses", item.name))
+                if item.name == "Booking":
+                    Booking.model_validate_json(item.arguments)
+                elif response.status == "completed":
+                    assert isinstance(json.loads(item.arguments), dict), item
+        assert {("chat", "Booking"), ("responses", "Booking")} <= seen, seen
+        bad = {"type": "object", "properties": {"a": {"not": {}}}}
+        for call, param in (
+            (lambda: c.responses.create(model=MODEL, input="x", tools=[{"type": "web_search"}, flat[1], {**flat[0], "parameters": bad}]), "tools[2].parameters"),
+            (lambda: c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}],
+             tools=[{"type": "function", "function": {"name": "f", "strict": True, "parameters": bad}}]), "tools[0].function.parameters"),
+        ):  # fmt: skip
+            try:
+                call()
+                raise AssertionError("a schema that is not supported was taken as strict")
+            except openai.BadRequestError as e:
+                assert e.code == "invalid_function_parameters" and e.param == param and "#/properties/a/not" in e.message, e
+        c.responses.create(model=MODEL, input="x", tools=[{**flat[0], "strict": False, "parameters": bad}], max_output_tokens=1)
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -164,8 +227,17 @@ def refused():
                 raise AssertionError(f"{format} was accepted")
             except openai.BadRequestError as e:
                 assert e.param == param, e
+        for call in (
+            lambda: c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stop=["}"], response_format={"type": "json_object"}),
+            lambda: c.responses.create(model=MODEL, input="x", text={"format": {"type": "json_object"}}, extra_body={"convod": {"stop": "}"}}),
+        ):
+            try:
+                call()
+                raise AssertionError("an answer of a form could end at a stop string")
+            except openai.BadRequestError as e:
+                assert e.param == "stop", e
         d.stop()
 
 
 need(QWEN)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, cut_answers_are_incomplete, refused)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, cut_answers_are_incomplete, refused)

@@ -143,6 +143,8 @@ static void owners_are_apart(void **state)
     assert_int_equal(status_of(h, "GET", "/v1/models", NULL, NULL), 401);
     assert_int_equal(status_of(h, "GET", "/metrics", NULL, NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Bearer wrong-token-000001\r\n", NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "x-api-key: token-of-alice-0001\r\n", NULL), 200);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "x-api-key: wrong-token-000001\r\n", NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Basic token-of-alice-0001\r\n", NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", alice, NULL), 200);
     cJSON *error;
@@ -259,6 +261,19 @@ static void items_are_added(void **state)
                      404);
     free(path);
     free(list);
+    /* What cannot be put in leaves no conversation. */
+    r = call(h, "GET", "/v1/conversations?limit=100", NULL, NULL);
+    int before = cJSON_GetArraySize(at(r.json, "data"));
+    reply_free(&r);
+    static const char *const failing[] = {"refuse 5", "fail", "start -12"};
+    for (size_t i = 0; i < sizeof(failing) / sizeof(*failing); i++) {
+        char body[128];
+        snprintf(body, sizeof(body), "{\"items\":[{\"role\":\"user\",\"content\":\"%s\"}]}", failing[i]);
+        assert_true(status_of(h, "POST", "/v1/conversations", NULL, body) >= 400);
+        r = call(h, "GET", "/v1/conversations?limit=100", NULL, NULL);
+        assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), before);
+        reply_free(&r);
+    }
     harness_stop(h);
 }
 

@@ -163,6 +163,16 @@ int session_conversation_delete(struct session *s, const char *owner, const char
     return 0;
 }
 
+static void ignore(void *arg, const struct session_result *r)
+{
+    (void)arg, (void)r;
+}
+
+void session_conversation_unmake(struct session *s, const char *owner, const char *id)
+{
+    (void)session_conversation_delete(s, owner, id, ignore, NULL);
+}
+
 int session_conversation_list(struct session *s, const char *owner, const char *after, int limit, const char *query,
                               session_done *done, void *arg)
 {
@@ -305,6 +315,21 @@ int session_hand_over(struct session *s, const char *from, const char *to, const
     return 0;
 }
 
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg)
+{
+    (void)s, (void)owner;
+    const struct session_usage usage = {.conversations = 3, .ledger_bytes = 4000, .limits = {.conversations = 10}};
+    done(arg, &(struct session_result){.usage = &usage});
+    return 0;
+}
+
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n)
+{
+    (void)s, (void)everyone, (void)rows, (void)n;
+    return 0;
+}
+
 int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
 {
@@ -349,4 +374,29 @@ int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, 
     *out = (struct session_checked){0};
     snprintf(err, err_size, "the double has nothing to check");
     return -ENOTSUP;
+}
+
+/* ---- of the engine ---- */
+
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len)
+{
+    static char bytes[256];
+    (void)s;
+    for (int i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+    }
+    *len = 1;
+    return &bytes[id];
+}
+
+const char *engine_chat_format_at(size_t i)
+{
+    static const char *const names[] = {"chatml", "llama2"};
+    return i < 2 ? names[i] : NULL;
+}
+
+void engine_tokens_free(struct engine_tokens *t)
+{
+    free(t->ids);
+    memset(t, 0, sizeof(*t));
 }

@@ -247,6 +247,13 @@ static void test_patterns_and_formats(void **state)
            LIST("\"a\\n\"", "\"\\\"a\""));
     expect("{\"type\":\"string\",\"pattern\":\"a\",\"minLength\":3,\"maxLength\":3}", LIST("\"bba\"", "\"aaa\""),
            LIST("\"bbb\"", "\"a\""));
+    /* An anchor in the middle is the quote of its own side only. */
+    refused("{\"type\":\"string\",\"pattern\":\"b^\"}", -EINVAL, "nothing can fulfil");
+    refused("{\"type\":\"string\",\"pattern\":\"$b\"}", -EINVAL, "nothing can fulfil");
+    expect("{\"type\":\"string\",\"pattern\":\"(^|x)a(y|$)\"}", LIST("\"a\"", "\"xa\"", "\"ayz\"", "\"bxay\""),
+           LIST("\"ba\"", "\"ab\"", "\"axa\\\"\""));
+    expect("{\"type\":\"string\",\"pattern\":\"b*^a|c$$\"}", LIST("\"a\"", "\"ab\"", "\"bc\""),
+           LIST("\"ba\"", "\"cb\""));
     expect("{\"type\":\"string\",\"format\":\"date\"}", LIST("\"2024-02-29\"", "\"1999-12-31\""),
            LIST("\"2023-02-29\"", "\"2024-13-01\"", "\"2024-04-31\"", "\"0000-01-01\""));
     expect("{\"type\":\"string\",\"format\":\"ipv6\"}", LIST("\"::\"", "\"1::8\"", "\"::ffff:1.2.3.4\""),
@@ -466,6 +473,44 @@ static void test_hostile(void **state)
     grammar_free(g);
 }
 
+/* A match that is far goes on with as little work as before when others made its grammar forget: also a step that needs
+ * work of its own. */
+static void test_goes_on_after_forgetting(void **state)
+{
+    (void)state;
+    enum { DEPTH = 60000, PIECE = 5000 };
+    struct grammar *g = compiled("{}");
+    struct grammar_match *m = begin(g);
+    uint32_t seed = 1;
+    char piece[PIECE * 5 + 1];
+    for (int k = 0; k < DEPTH; k += PIECE) {
+        char *at = piece;
+        for (int i = 0; i < PIECE; i++) {
+            seed = seed * 1664525 + 1013904223;
+            at = stpcpy(at, seed >> 31 ? "[" : "{\"\":");
+        }
+        assert_int_equal(grammar_match_push(m, piece, strlen(piece)), 0);
+    }
+    uint32_t forgotten = grammar_use(g).emptyings;
+    for (int tries = 0; tries < 60 && grammar_use(g).emptyings == forgotten; tries++) {
+        struct grammar_match *other = begin(g);
+        for (int k = 0; k < DEPTH / 2; k += PIECE) {
+            char *at = piece;
+            for (int i = 0; i < PIECE; i++) {
+                seed = seed * 1664525 + 1013904223;
+                at = stpcpy(at, seed >> 31 ? "[" : "{\"\":");
+            }
+            assert_int_equal(grammar_match_push(other, piece, strlen(piece)), 0);
+        }
+        grammar_match_free(other);
+    }
+    assert_true(grammar_use(g).emptyings > forgotten);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(grammar_match_push(m, "[{\"a\":[", 7), 0);
+    grammar_match_free(m);
+    grammar_free(g);
+}
+
 /* More states than there is room for: they are forgotten, and matches find theirs again. */
 static void test_forgets(void **state)
 {
@@ -516,16 +561,64 @@ static void test_lenient(void **state)
     grammar_free(g);
 }
 
+static void test_calls(void **state)
+{
+    (void)state;
+    static const char TOOLS[] =
+        "[{\"name\":\"now\"},{\"name\":\"add.to-1\",\"parameters\":{\"$ref\":\"#/$defs/a\",\"$defs\":{\"a\":"
+        "{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"],\"additionalProperties\":false}}}}]";
+    char err[256] = "";
+    struct grammar *g = NULL;
+    size_t at;
+    assert_int_equal(grammar_from_calls(TOOLS, sizeof TOOLS - 1, vocab, &g, &at, err, sizeof err), 0);
+    assert_true(accepts(g, "{\"name\":\"now\",\"arguments\":{}}"));
+    assert_true(accepts(g, "\n{\"name\": \"now\", \"arguments\": {\"x\": [1]}}\n"));
+    assert_true(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": {\"a\": 1}}"));
+    assert_false(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": {\"a\": \"1\"}}"));
+    assert_false(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": 1}")); /* which its schema would allow */
+    assert_false(accepts(g, "{\"name\": \"now\", \"arguments\": [1]}"));
+    assert_false(accepts(g, "{\"name\": \"never\", \"arguments\": {}}"));
+    assert_false(accepts(g, "{\"arguments\": {}, \"name\": \"now\"}"));
+    grammar_free(g);
+    static const struct {
+        const char *tools, *part;
+        int rc;
+        size_t at;
+    } BAD[] = {
+        {"[{\"name\":\"a\"},{\"name\":\"b\",\"parameters\":{\"not\":{}}}]", "#/not: not is not", -ENOTSUP, 1},
+        {"[{\"name\":\"a\",\"parameters\":{\"type\":\"string\"}},{\"name\":\"b\"}]", "contradict", -EINVAL, 0},
+        {"[{\"name\":\"b\"},{\"name\":\"a\",\"parameters\":{\"required\":[\"x\"],\"properties\":{\"x\":false}}}]",
+         "contradict", -EINVAL, 1},
+        {"[{\"name\":\"a\\\"b\"}]", "other characters", -EINVAL, 0},
+        {"[{}]", "name is missing", -EINVAL, 0},
+        {"{}", "not a list", -EINVAL, 0},
+        {"[]", "nothing can fulfil", -EINVAL, 0}};
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        g = NULL;
+        int rc = grammar_from_calls(BAD[i].tools, strlen(BAD[i].tools), NULL, &g, &at, err, sizeof err);
+        if (rc != BAD[i].rc || !strstr(err, BAD[i].part) || at != BAD[i].at || g)
+            fail_msg("%s: %d \"%s\" at %zu", BAD[i].tools, rc, err, at);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),  cmocka_unit_test(test_white_space),
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_lists),   cmocka_unit_test(test_patterns_and_formats),
-        cmocka_unit_test(test_masks),   cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_refuses), cmocka_unit_test(test_poor_vocabularies),
-        cmocka_unit_test(test_hostile), cmocka_unit_test(test_forgets),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_white_space),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_patterns_and_formats),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_poor_vocabularies),
+        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_forgets),
+        cmocka_unit_test(test_goes_on_after_forgetting),
         cmocka_unit_test(test_lenient),
+        cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

@@ -560,6 +560,62 @@ static void test_list(void **state)
     rig_close(rig);
 }
 
+struct made {
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t cond;
+    bool done;
+    int rc;
+    char id[64];
+};
+
+static void on_made(void *arg, const struct session_result *r)
+{
+    struct made *m = arg;
+    pthread_mutex_lock(&m->lock);
+    m->done = true;
+    m->rc = r->rc;
+    snprintf(m->id, sizeof m->id, "%s", r->n_conversations ? r->conversations[0].id : "");
+    pthread_cond_signal(&m->cond);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static struct made make(struct rig *rig, const char *id, const char *key)
+{
+    static const unsigned char digest[SESSION_DIGEST_BYTES] = {1};
+    struct made m = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, ""};
+    assert_int_equal(session_conversation_create(rig->s, "ann", id, NULL, NULL, NULL, key, digest, on_made, &m), 0);
+    pthread_mutex_lock(&m.lock);
+    while (!m.done)
+        pthread_cond_wait(&m.cond, &m.lock);
+    pthread_mutex_unlock(&m.lock);
+    return m;
+}
+
+/* What was to be put into a new conversation failed: it was never made, and its key makes another one. What has
+ * something in it stays, and what its owner deletes is not made again. */
+static void test_unmade(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char head[64];
+    assert_string_equal(make(rig, "conv_a", "key").id, "conv_a");
+    assert_string_equal(make(rig, "conv_b", "key").id, "conv_a");
+    session_conversation_unmake(rig->s, "bob", "conv_a");
+    rig_ledger(rig);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    session_conversation_unmake(rig->s, "ann", "conv_a");
+    rig_ledger(rig);
+    assert_int_not_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(make(rig, "conv_b", "key").id, "conv_b");
+    (void)rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_b", .seed = 1});
+    session_conversation_unmake(rig->s, "ann", "conv_b");
+    rig_ledger(rig);
+    assert_int_equal(rig_head(rig, "ann", "conv_b", head), 0);
+    assert_int_equal(rig_delete(rig, "ann", "conv_b"), 0);
+    assert_int_equal(make(rig, "conv_c", "key").rc, -ENOENT);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -579,6 +635,7 @@ int main(void)
         cmocka_unit_test(test_tiers),
         cmocka_unit_test(test_head_moves),
         cmocka_unit_test(test_head_is_of_the_conversation),
+        cmocka_unit_test(test_unmade),
         cmocka_unit_test(test_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,8 @@
 /* form_test.c - answers of a form: whole or incomplete, alone and beside others, whatever random weights would say. */
 #include "tests/session/harness.h"
 
+#include <cjson/cJSON.h>
+
 #define SCHEMA                                                                                                         \
     "{\"type\":\"object\",\"properties\":{\"kind\":{\"enum\":[\"cat\",\"dog\"]},\"legs\":{\"type\":\"integer\","       \
     "\"minimum\":0,"                                                                                                   \
@@ -78,12 +80,126 @@ static void test_cut_is_incomplete(void **state)
     rig_close(rig);
 }
 
+/* An answer does not end within its thinking, where its text would be missing. */
+static void test_thinking_comes_before(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    int whole = 0;
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        struct answer *a =
+            rig_ask(rig, (struct ask){.text = "hello", .schema = SCHEMA, .max = 600, .seed = seed, .temperature = 3});
+        const char *last = strchr(a->kinds, 'm');
+        if (!a->incomplete && (!last || last[1]))
+            fail_msg("seed %d: completed as %s", (int)seed, a->kinds);
+        whole += !a->incomplete;
+    }
+    assert_true(whole > 0);
+    rig_close(rig);
+}
+
+static const char TOOLS[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]";
+static const char CALLS[] =
+    "[{\"name\":\"add\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#/$defs/digit\"}},"
+    "\"required\":[\"a\"],\"additionalProperties\":false,"
+    "\"$defs\":{\"digit\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":9}}}},{\"name\":\"now\"}]";
+
+/* What random weights write into a call is a call: of add with its argument, of now with any object. */
+static void test_calls_are_whole(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    int added = 0, any = 0;
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        struct answer *a = rig_ask(rig, (struct ask){.text = "hello",
+                                                     .tools = TOOLS,
+                                                     .calls = CALLS,
+                                                     .choice = SESSION_TOOLS_REQUIRED,
+                                                     .tool = seed % 2 ? "add" : NULL,
+                                                     .one_call = true,
+                                                     .max = 300,
+                                                     .seed = seed,
+                                                     .temperature = 3});
+        if (a->incomplete) { /* an object of any length */
+            assert_string_equal(a->reason, "max_output_tokens");
+            assert_string_equal(a->name, "now");
+            continue;
+        }
+        assert_string_equal(a->kinds, "f");
+        int digit = -1;
+        char end[2], rest, text[1024];
+        assert_true(a->len < sizeof text);
+        memcpy(text, a->text, a->len);
+        text[a->len] = 0;
+        if (!strcmp(a->name, "now")) {
+            cJSON *arguments = cJSON_Parse(text);
+            assert_true(cJSON_IsObject(arguments));
+            cJSON_Delete(arguments);
+            any++;
+        } else if (sscanf(text, " { \"a\" : %d %1[}]%c", &digit, end, &rest) != 2 || digit < 0 || digit > 9) {
+            fail_msg("%s", text);
+        } else {
+            added++;
+        }
+    }
+    assert_true(added >= 8 && any > 0);
+    rig_close(rig);
+}
+
+/* An answer that may call is a call or the form's text, and never text that only began as a call. */
+static void test_calls_beside_a_form(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    int calls = 0, texts = 0;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        struct answer *a = rig_ask(rig, (struct ask){.text = "hello",
+                                                     .tools = TOOLS,
+                                                     .calls = CALLS,
+                                                     .schema = SCHEMA,
+                                                     .one_call = true,
+                                                     .max = 300,
+                                                     .seed = seed,
+                                                     .temperature = 3});
+        if (a->incomplete)
+            continue;
+        if (!strcmp(a->kinds, "m"))
+            assert_true(is_whole(a));
+        else
+            assert_string_equal(a->kinds, "f");
+        calls += !strcmp(a->kinds, "f");
+        texts += !strcmp(a->kinds, "m");
+    }
+    assert_true(calls > 0 && texts > 0);
+    rig_close(rig);
+}
+
+/* What would end a text before it is whole is not taken with a form. */
+static void test_not_with_stops(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct engine_form *form = NULL;
+    char err[256];
+    const char *stop = "a";
+    assert_int_equal(engine_form_new(ENGINE_FORM_SCHEMA, SCHEMA, strlen(SCHEMA), false, &form, err, sizeof err), 0);
+    struct session_turn t = {.owner = "ann", .response_id = "resp_x", .form = form, .stops = &stop, .n_stops = 1};
+    assert_int_equal(session_turn_start(rig->s, &t), -EINVAL);
+    t = (struct session_turn){.owner = "ann", .response_id = "resp_x", .form = form, .tools = TOOLS};
+    assert_int_equal(session_turn_start(rig->s, &t), -EINVAL);
+    engine_form_free(form);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers_are_whole),
-        cmocka_unit_test(test_together),
-        cmocka_unit_test(test_cut_is_incomplete),
+        cmocka_unit_test(test_answers_are_whole), cmocka_unit_test(test_together),
+        cmocka_unit_test(test_cut_is_incomplete), cmocka_unit_test(test_thinking_comes_before),
+        cmocka_unit_test(test_calls_are_whole),   cmocka_unit_test(test_calls_beside_a_form),
+        cmocka_unit_test(test_not_with_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

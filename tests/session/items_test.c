@@ -184,6 +184,60 @@ static void test_items_of_a_conversation(void **state)
     rig_close(rig);
 }
 
+/* Items behind an answer are what is new there, also where one of them is an answer: what a call gave belongs to the
+ * call before, tools that the context was told of stay, and the conversation's instructions are in force. */
+static void test_items_behind_an_answer(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    const struct session_item begin[] = {message(ENGINE_USER, "add"),
+                                         call("{\"a\":1}", "{\"call_id\":\"one\",\"name\":\"add\"}")};
+    const struct session_item gave[] = {result("5", "{\"call_id\":\"one\"}"), message(ENGINE_ASSISTANT, "five")};
+    assert_int_equal(rig_create(rig, "ann", "conv_a", "be kind"), 0);
+    struct ask ask = {.items = begin, .n_items = 2, .conversation = "conv_a", .warm = true, .tools = TOOLS};
+    (void)rig_ask(rig, ask);
+    ask = (struct ask){.items = gave, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true};
+    rig_only_new(rig_ask(rig, ask));
+    ask = (struct ask){.text = "more", .conversation = "conv_a", .tools = TOOLS, .seed = 1};
+    struct answer *a = rig_ask(rig, ask);
+    rig_only_new(a);
+    /* Another call's output is refused all the same. */
+    const struct session_item none[] = {result("5", "{\"call_id\":\"two\"}"), message(ENGINE_ASSISTANT, "five")};
+    ask = (struct ask){.items = none, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true};
+    rig_refused(rig, ask, SESSION_INVALID);
+    /* And other instructions reach what is behind them. */
+    const struct session_item said[] = {message(ENGINE_ASSISTANT, "well"), message(ENGINE_USER, "go on")};
+    ask = (struct ask){.items = said, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true};
+    ask.instructions = "be rude";
+    struct answer *b = rig_ask(rig, ask);
+    assert_int_equal(b->receipt.n_reprefilled, 1);
+    assert_string_equal(b->receipt.reprefilled[0].reason, "instructions_changed");
+    ask = (struct ask){.text = "more", .conversation = "conv_a", .tools = TOOLS, .instructions = "be rude", .seed = 2};
+    rig_only_new(rig_ask(rig, ask));
+    rig_close(rig);
+}
+
+/* Tools and instructions that no context holds are refused, however little there is to say. */
+static void test_head_too_long(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = true, .ctx = 256});
+    const struct engine_info *info = session_model(rig->s);
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max;
+    char *text = malloc(most + 64);
+    assert_non_null(text);
+    memset(text, 'a', most + 1);
+    text[most + 1] = 0;
+    rig_refused(rig, (struct ask){.text = "hello", .instructions = text}, SESSION_CONTEXT_LENGTH);
+    /* Which cannot even be read. */
+    memset(text, '[', most + 1);
+    rig_refused(rig, (struct ask){.text = "hello", .tools = text}, SESSION_CONTEXT_LENGTH);
+    text[64] = 0;
+    rig_refused(rig, (struct ask){.text = "hello", .tools = text}, SESSION_INVALID);
+    free(text);
+    rig_close(rig);
+}
+
 /* Counted, and nothing else. */
 static void test_counted(void **state)
 {
@@ -256,6 +310,8 @@ int main(void)
         cmocka_unit_test(test_content_decides),
         cmocka_unit_test(test_what_grew_in_turns),
         cmocka_unit_test(test_items_of_a_conversation),
+        cmocka_unit_test(test_items_behind_an_answer),
+        cmocka_unit_test(test_head_too_long),
         cmocka_unit_test(test_counted),
         cmocka_unit_test(test_not_stored),
     };

@@ -189,6 +189,51 @@ static void pause_at_first_delta(struct answer *a, const struct session_event *e
     gate_wait(&pause->go, 1);
 }
 
+/* A background turn that waits over a restart goes on where it was accepted: its history is there once, be it that it
+ * went on what was matched (0), that this was of a listed conversation (1), or that nothing was (2). */
+static void test_match_in_the_queue(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+        struct pause pause = {GATE_CLOSED, GATE_CLOSED};
+        char *text = rig_text(1, 300);
+        assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+        struct answer *first =
+            rig_ask(rig, (struct ask){.text = text, .conversation = how == 1 ? "conv_a" : NULL, .seed = 1});
+        const struct engine_message m[] = {{.role = ENGINE_USER, .text = text, .len = strlen(text)},
+                                           {.role = ENGINE_ASSISTANT, .text = first->text, .len = first->len},
+                                           {.role = ENGINE_USER, .text = how == 2 ? "no" : "go on", .len = 2}};
+        struct ask ask = {.match = true, .messages = m + (how == 2 ? 2 : 0), .n_messages = how == 2 ? 1 : 3, .seed = 2};
+        ask.count = true;
+        int counted = rig_ask(rig, ask)->input;
+        ask.count = false;
+        rig_saved(rig);
+        struct answer *other =
+            rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_at_first_delta, .hook_arg = &pause});
+        gate_wait(&pause.begun, 1);
+        ask.request = "{}";
+        struct answer *queued = rig_begin(rig, ask);
+        rig_ledger(rig);
+        gate_open(&pause.go);
+        rig_stop(rig);
+        rig_end(other);
+        rig_end(queued);
+        assert_int_equal(queued->failure, SESSION_SHUTDOWN);
+        rig_start(rig, rig->o);
+        rig->n_ids = (unsigned)atoi(queued->id + strlen("resp_")) - 1;
+        ask.requeued = true;
+        struct answer *again = rig_ask(rig, ask);
+        assert_string_equal(again->id, queued->id);
+        assert_int_equal(again->input, counted);
+        rig_only_new(again);
+        assert_true(how == 2 || again->receipt.history >= first->input + first->output - 1);
+        assert_int_equal(again->receipt.turn, how == 0 ? 2 : 1);
+        free(text);
+        rig_close(rig);
+    }
+}
+
 static void test_too_many_wait(void **state)
 {
     (void)state;
@@ -283,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_not_found),
         cmocka_unit_test(test_parent),
         cmocka_unit_test(test_match),
+        cmocka_unit_test(test_match_in_the_queue),
         cmocka_unit_test(test_too_many_wait),
         cmocka_unit_test(test_queue_is_shared),
         cmocka_unit_test(test_places_are_shared),

@@ -181,6 +181,25 @@ static void test_wrong_question(void **state)
     assert_int_equal(storage_segment_read(st, &f, testing_fingerprint, &testing_layout, NULL, NULL, NULL), -EINVAL);
 }
 
+/* A read that began when its record was being cut out finds half of it: that is gone, not damaged. */
+static void test_half_cut_out(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    struct storage_stats stats;
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    int fd = pack_fd(O_RDWR);
+    assert_int_equal(pread(fd, record, f.encoded_bytes, (off_t)f.offset), f.encoded_bytes);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_int_equal(pwrite(fd, record, f.encoded_bytes / 2, (off_t)f.offset), f.encoded_bytes / 2);
+    assert_int_equal(close(fd), 0);
+    free(record);
+    assert_int_equal(testing_read(st, &f, 2).rc, -ENOENT);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.damaged, 0);
+}
+
 struct reader {
     pthread_t thread;
     struct storage_found found[3];
@@ -230,9 +249,11 @@ static void test_reads_while_deleting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_header_flip),  T(test_label_flip),     T(test_payload_flip),
-        T(test_foreign),      T(test_hole),           T(test_truncated),
-        T(test_missing_pack), T(test_wrong_question), T(test_reads_while_deleting),
+        T(test_header_flip),  T(test_label_flip),
+        T(test_payload_flip), T(test_foreign),
+        T(test_hole),         T(test_truncated),
+        T(test_missing_pack), T(test_wrong_question),
+        T(test_half_cut_out), T(test_reads_while_deleting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

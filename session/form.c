@@ -1,0 +1,208 @@
+/* form.c - turns whose answers have a form, and whose calls are kept to what their tools take. Engine thread.
+ *
+ * The form binds the text of the answer. Thinking comes before it and is free, save that the answer cannot end in it;
+ * an answer that calls tools is no text, and the form goes with its first call. A call is bound from its mark on, or
+ * from where its object names a tool. Where a model is known to write calls without marks, an answer that may be either
+ * follows both, until it is one of them.
+ *
+ * Before each token form_mask() says which may come; form_take() is told of the token that did, and form_after() once
+ * the answer's parts have taken it in.
+ */
+#include <errno.h>
+
+#include "session/session_internal.h"
+
+void form_free(struct turn *t)
+{
+    engine_match_free(t->form_match);
+    engine_match_free(t->bare_match);
+    engine_match_free(t->call_match);
+    engine_form_free(t->form);
+    engine_form_free(t->call_form);
+    t->form_match = t->bare_match = t->call_match = NULL;
+    t->form = t->call_form = NULL;
+}
+
+static int failed(struct turn *t, int rc)
+{
+    if (rc)
+        turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
+                  rc == -E2BIG ? "the form of the answer is too much work at the point that it has come to; simplify it"
+                  : rc == -ENOMEM ? "out of memory"
+                                  : "the model has no tokens to write an answer of this form with");
+    return rc;
+}
+
+/* The answer is no text. */
+static void drop_form(struct turn *t)
+{
+    engine_match_free(t->form_match);
+    engine_form_free(t->form);
+    t->form_match = NULL;
+    t->form = NULL;
+}
+
+static enum engine_within within(const struct turn *t)
+{
+    if (t->n_opened && !t->opened)
+        return ENGINE_WITHIN_CALL;
+    return t->calls ? engine_calls_within(t->calls) : ENGINE_WITHIN_TEXT;
+}
+
+/* ---- calls ---- */
+
+/* What there is of the call already: behind the mark that the prompt has, or of an object without marks. */
+static int push_begun(struct turn *t)
+{
+    const char *text, *held;
+    size_t len, held_len;
+    int rc = 0, i = t->n_prompt;
+    if (t->n_opened && !t->opened) {
+        while (i > t->n_prompt - t->n_opened && !engine_calls_is_mark(t->calls, t->context.ids[i - 1]))
+            i--;
+        for (; i < t->n_prompt && rc == 0; i++)
+            rc = engine_match_push(t->call_match, t->context.ids[i]);
+        return rc;
+    }
+    text = engine_calls_object(t->calls, &len);
+    if (len > 0 && (rc = engine_match_push_text(t->call_match, text, len)) == 0 &&
+        (rc = engine_stream_held(t->stream, &held, &held_len)) == 0)
+        rc = engine_match_push_text(t->call_match, held, held_len);
+    return rc;
+}
+
+/* Without a mark it is whole, and what comes is a fence, or something else. */
+static bool call_is_over(const struct turn *t)
+{
+    return engine_match_complete(t->call_match) && engine_calls_closing(t->calls) < 0;
+}
+
+static bool call_mask(struct turn *t, const uint32_t **mask)
+{
+    int rc = 0;
+    if (!t->call_match && (rc = engine_match_new(t->session->forms, t->call_form, &t->call_match)) == 0)
+        rc = push_begun(t);
+    if (rc == 0 && call_is_over(t))
+        return true;
+    uint32_t *bits = rc == 0 ? engine_match_mask(t->call_match, &rc) : NULL;
+    if (failed(t, rc))
+        return false;
+    if (engine_match_complete(t->call_match)) {
+        engine_token closing = engine_calls_closing(t->calls);
+        bits[closing / 32] |= 1u << closing % 32;
+    }
+    *mask = bits;
+    return true;
+}
+
+/* ---- text ---- */
+
+static int begin_text(struct turn *t)
+{
+    int rc = 0;
+    if (t->form_begun)
+        return 0;
+    if (!t->form_match)
+        rc = engine_match_new(t->session->forms, t->form, &t->form_match);
+    if (rc == 0 && !t->bare_match && t->call_form && engine_calls_may_be_bare(t->calls))
+        rc = engine_match_new(t->session->forms, t->call_form, &t->bare_match);
+    return rc;
+}
+
+static bool text_mask(struct turn *t, const uint32_t **mask)
+{
+    engine_token marks[2];
+    uint32_t *bits = NULL;
+    int rc = begin_text(t);
+    if (rc == 0 && t->bare_match) {
+        bits = engine_match_mask(t->bare_match, &rc);
+        if (rc == 0 && t->form_match) {
+            const uint32_t *text = engine_match_mask(t->form_match, &rc);
+            for (int i = 0; rc == 0 && i < (t->session->info->n_vocab + 31) / 32; i++)
+                bits[i] |= text[i];
+        }
+    } else if (rc == 0) {
+        bits = engine_match_mask(t->form_match, &rc);
+    }
+    if (failed(t, rc))
+        return false;
+    int n = t->calls && !t->form_begun ? engine_calls_openings(t->calls, marks) : 0;
+    for (int i = 0; i < n; i++)
+        bits[marks[i] / 32] |= 1u << (marks[i] % 32);
+    *mask = bits;
+    return true;
+}
+
+/* The text goes on as one of the two that it may become, or as both. */
+static int push_text(struct turn *t, engine_token id)
+{
+    int rc = t->form_match ? engine_match_push(t->form_match, id) : -EILSEQ;
+    t->form_begun = true;
+    if (!t->bare_match)
+        return rc;
+    int call = engine_match_push(t->bare_match, id);
+    if (call == -EILSEQ && rc != -EILSEQ) {
+        engine_match_free(t->bare_match);
+        t->bare_match = NULL;
+        engine_calls_text_only(t->calls);
+        return rc;
+    }
+    if (rc == -EILSEQ && !call) {
+        engine_match_free(t->form_match);
+        t->form_match = NULL;
+        return 0;
+    }
+    return rc ? rc : call;
+}
+
+/* ---- a turn's steps ---- */
+
+bool form_mask(struct turn *t, const uint32_t **mask)
+{
+    int rc;
+    *mask = NULL;
+    if (t->n_opened) /* with a call */
+        drop_form(t);
+    switch (within(t)) {
+    case ENGINE_WITHIN_CALL:
+        return t->call_form ? call_mask(t, mask) : true;
+    case ENGINE_WITHIN_THINKING:
+        if (t->form)
+            *mask = engine_forms_endless(t->session->forms, &rc);
+        return !t->form || !failed(t, rc);
+    case ENGINE_WITHIN_TEXT:
+        break;
+    }
+    return t->form ? text_mask(t, mask) : true;
+}
+
+int form_take(struct turn *t, engine_token id)
+{
+    if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form_begun)
+        return 0;
+    if (within(t) == ENGINE_WITHIN_CALL)
+        return t->call_match && !call_is_over(t) ? failed(t, engine_match_push(t->call_match, id)) : 0;
+    if (within(t) == ENGINE_WITHIN_TEXT && t->form)
+        return failed(t, push_text(t, id));
+    return 0;
+}
+
+void form_after(struct turn *t)
+{
+    if (within(t) != ENGINE_WITHIN_CALL) {
+        engine_match_free(t->call_match);
+        t->call_match = NULL;
+        return;
+    }
+    if (!t->form)
+        return;
+    drop_form(t);
+    t->form_begun = false;
+    t->call_match = t->bare_match;
+    t->bare_match = NULL;
+}
+
+bool form_whole(const struct turn *t)
+{
+    return t->form_match && engine_match_ended(t->form_match);
+}
