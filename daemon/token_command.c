@@ -234,21 +234,6 @@ static int take_away(const char *which)
     return EXIT_SUCCESS;
 }
 
-/* The data folder that the flags or the configuration name. What is wrong with other settings is not our business. */
-static char *data_folder(const struct request *r)
-{
-    struct daemon_config config;
-    struct daemon_faults faults = {0};
-    enum daemon_config_action action;
-    (void)daemon_config_load(&config, r->argc, r->argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"),
-                             getenv("XDG_DATA_HOME"), getenv("XDG_CACHE_HOME"), &action, &faults);
-    char *data = config.data;
-    config.data = NULL;
-    daemon_faults_free(&faults);
-    daemon_config_free(&config);
-    return data;
-}
-
 int token_command(int argc, char **argv)
 {
     for (int i = 2; i < argc; i++) {
@@ -267,7 +252,7 @@ int token_command(int argc, char **argv)
         rc = complain("there is no `token %s`", r.verb);
     }
     if (!rc) {
-        char *data = data_folder(&r);
+        char *data = command_data(r.argc, r.argv, NULL);
         rc = !data || !*data ? complain("no data folder: give %s", "--data DIR") : enter(data);
         free(data);
     }

@@ -162,10 +162,12 @@ struct turn_request {
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens, n_top;
-    bool logprobs; /* and n_top: as in a session_turn */
-    bool match;    /* the items are a whole history, of which the longest head that there is is found */
-    bool count;    /* only its tokens are counted */
-    bool patient;  /* it gets the places and the time that others leave */
+    bool logprobs;          /* and n_top: as in a session_turn */
+    char replaces[ID_SIZE]; /* a response that goes when this one is there, "": none; and who waits for that: */
+    uint64_t client;
+    bool match;   /* the items are a whole history, of which the longest head that there is is found */
+    bool count;   /* only its tokens are counted */
+    bool patient; /* it gets the places and the time that others leave */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };

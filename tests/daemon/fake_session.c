@@ -709,9 +709,9 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     t->store = in->store;
     t->generate = in->generate;
     t->count = in->count;
-    t->background = in->background;
     t->logprobs = in->logprobs;
     t->n_top = in->n_top;
+    t->background = in->background;
     t->event = in->event;
     t->arg = in->arg;
     fake_lock();
