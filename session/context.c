@@ -286,20 +286,43 @@ static struct ephemeral *ephemeral_of(const struct turn *t)
     return e;
 }
 
+static int by_hash(const void *a, const void *b)
+{
+    return memcmp(*(const uint8_t *const *)a, *(const uint8_t *const *)b, 32);
+}
+
+/* The histories that end with an answer behind `matched`, ordered by their hashes: pointers into hashes. Returns how
+ * many. NULL: none, or no memory, and then none is found. */
+static const uint8_t **open_ends(const struct turn *t, size_t matched, size_t *n)
+{
+    const uint8_t **ends = t->hashes ? malloc(t->n_messages * sizeof *ends) : NULL;
+    *n = 0;
+    for (size_t i = matched; ends && i < t->n_messages; i++)
+        if (context_answer_ends(t, i))
+            ends[(*n)++] = t->hashes[i];
+    if (*n)
+        qsort(ends, *n, sizeof *ends, by_hash);
+    return ends;
+}
+
 void context_match_ephemeral(struct turn *t)
 {
     static const uint8_t unknown[32];
     struct found *f = &t->found;
-    size_t matched = f->matched;
-    for (struct ephemeral *e = t->session->ephemerals; t->hashes && e; e = e->next)
-        for (size_t n = t->n_messages; n-- > matched + 1;)
-            if (!strcmp(e->owner, t->owner) && context_answer_ends(t, n - 1) &&
-                !memcmp(e->chat_hash, t->hashes[n - 1], sizeof unknown) &&
-                memcmp(e->chat_hash, unknown, sizeof unknown) != 0) {
-                t->follows = e;
-                matched = n;
-                break;
-            }
+    size_t matched = f->matched, n = 0;
+    const uint8_t **ends = t->session->ephemerals ? open_ends(t, matched, &n) : NULL;
+    for (struct ephemeral *e = t->session->ephemerals; n && e; e = e->next) {
+        const uint8_t *hash = e->chat_hash, **end;
+        if (strcmp(e->owner, t->owner) != 0 || !memcmp(hash, unknown, sizeof unknown) ||
+            !(end = bsearch(&hash, ends, n, sizeof *ends, by_hash)))
+            continue;
+        size_t messages = (size_t)((const uint8_t(*)[32]) * end - t->hashes) + 1;
+        if (messages > matched) {
+            t->follows = e;
+            matched = messages;
+        }
+    }
+    free(ends);
     if (!t->follows)
         return;
     storage_turn_free(&f->parent);

@@ -101,9 +101,9 @@ static const char *const of_index[] = {
     "FROM "
     "segments WHERE pack IS NOT NULL GROUP BY pack) s ON s.pack = p.n WHERE p.live_bytes <> ifnull(s.bytes, 0) OR "
     "p.live_count <> ifnull(s.n, 0)",
-    "SELECT 'space ' || p.id || ': its bytes are counted wrong' FROM spaces p "
-    "LEFT JOIN (SELECT space, sum(bytes) AS n FROM segments GROUP BY space) s ON s.space = p.id "
-    "WHERE p.bytes <> ifnull(s.n, 0)",
+    ("SELECT 'space ' || p.id || ': its bytes are counted wrong' FROM spaces p "
+     "LEFT JOIN (SELECT space, sum(bytes) AS n FROM segments GROUP BY space) s ON s.space = p.id WHERE p.bytes <> "
+     "ifnull(s.n, 0)"),
 };
 
 static int64_t one_number(struct storage_ledger *l, const char *sql)

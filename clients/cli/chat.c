@@ -177,6 +177,14 @@ static int enter(struct chat *chat, const char *id)
     return CLI_OK;
 }
 
+/* Somebody types again: meanwhile the conversation may have left the daemon's pages. */
+static void come_back(void *arg)
+{
+    struct chat *chat = arg;
+    if (chat->id && net_ws_is_open(chat->cli->net) && *net_ws_warm_ups(chat->cli->net) == 0)
+        turn_warm_up(chat->cli->net, chat->id);
+}
+
 /* What a command's argument means: a number of the last /list, an id, or (empty) the fallback. NULL: told. */
 static const char *which(struct chat *chat, const char *argument, const char *fallback)
 {
@@ -670,6 +678,7 @@ int chat_run(struct cli *c, const char *id)
         term_error(&c->term, "the terminal could not be set up");
         return CLI_FAILED;
     }
+    line_reader_on_return(chat.reader, come_back, &chat);
     set_string(&chat.instructions, c->instructions);
     if (id && c->instructions)
         chat.code = cli_instruct(c, id, c->instructions);

@@ -196,6 +196,9 @@ void line_reader_close(struct line_reader *r);
  * empty line, -ECANCELED: on one that is not empty, which is dropped. Between two calls a terminal keeps what is typed
  * for the next one, and does not show it. */
 int line_reader_read(struct line_reader *r, const char *prompt, struct buf *line);
+/* Has `returned` called when somebody types after having been away for AWAY_SECONDS or more. */
+#define AWAY_SECONDS 10
+void line_reader_on_return(struct line_reader *r, void (*returned)(void *arg), void *arg);
 /* From now on the lines are those of a text; there is no terminal to read from. */
 void line_reader_feed(struct line_reader *r, const char *text, size_t len);
 void line_reader_remember(struct line_reader *r, const char *message);

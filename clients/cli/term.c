@@ -20,6 +20,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -288,6 +289,8 @@ struct line_reader {
     bool end;
     bool pasting;
     bool interrupted, interrupted_empty;
+    void (*returned)(void *arg);
+    void *returned_arg;
 };
 
 static char *prompt_of(EditLine *edit)
@@ -335,12 +338,20 @@ static void show_again(struct line_reader *r)
     el_set(r->edit, EL_REFRESH);
 }
 
+static time_t seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
 /* Reads what there is into r->input, waiting for at least a byte. 1, 0 at the end of input, or negative (-EINTR: Ctrl-C
  * or a signal that ends the program). */
 static int read_more(struct line_reader *r)
 {
     char piece[4096];
     int rc;
+    time_t since = seconds();
     while ((rc = net_wait_fd(r->net, STDIN_FILENO)) == -EINTR && interrupts_pending() == 0 && signal_to_end() == 0)
         show_again(r);
     if (rc)
@@ -355,6 +366,8 @@ static int read_more(struct line_reader *r)
         r->input_at = 0;
     }
     buf_add(&r->input, piece, (size_t)got);
+    if (r->returned && seconds() - since >= AWAY_SECONDS)
+        r->returned(r->returned_arg);
     return 1;
 }
 
@@ -497,6 +510,12 @@ static void history_keep(struct line_reader *r)
         history(r->history, &event, H_SAVE, path);
     }
     free(path);
+}
+
+void line_reader_on_return(struct line_reader *r, void (*returned)(void *arg), void *arg)
+{
+    r->returned = returned;
+    r->returned_arg = arg;
 }
 
 struct line_reader *line_reader_open(struct term *t, struct net *n)

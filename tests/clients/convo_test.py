@@ -14,6 +14,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -576,6 +577,27 @@ class OnATerminal(Case):
         self.assertEqual(t.leave(), 0)
         warm_up, turn, _ = self.sent()[1:]
         self.assertEqual((warm_up["generate"], warm_up["conversation"], turn["conversation"]), (False, id, id))
+
+    def test_who_comes_back_finds_it_warm(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("say one\r")
+        t.expect("tok/s")
+        t.prompt()
+        time.sleep(10.5)  # away
+        t.type("say ")
+        for _ in range(600):  # before the line is sent
+            if len(self.sent()) < 2:
+                time.sleep(0.05)
+        t.type("two\r")
+        t.expect(r"before\s+you\s+wrote:")
+        t.prompt()
+        t.type("/quit\r")
+        self.assertEqual(t.leave(), 0)
+        first, warm_up, turn = self.sent()
+        (id,) = self.double.conversations
+        self.assertEqual((first.get("generate"), warm_up["generate"], warm_up["conversation"]), (None, False, id))
+        self.assertEqual((turn.get("generate"), turn["conversation"]), (None, id))
 
     def test_commands(self):
         self.double.create({"title": "an old one"})
