@@ -53,8 +53,8 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     struct found *f = &t->found;
     int tries = 0, rc = -ENOENT;
     int64_t conversation = 0;
-    size_t n = t->n_messages;
-    uint8_t(*hashes)[32] = malloc((n + 1) * sizeof *hashes); /* after each message */
+    size_t n = t->n_messages + 1;
+    uint8_t(*hashes)[32] = malloc(n * sizeof *hashes); /* after each message */
     if (!hashes)
         return -ENOMEM;
     if (context_chat_hashes(t, hashes)) {

@@ -507,7 +507,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->store = r->store;
     t->generate = r->generate;
     t->count = r->count;
-    t->background = r->background || r->request || !r->generate;
+    t->background = r->background || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;

@@ -149,8 +149,9 @@ struct session_item {
                          has ended, its "tokens"); may be NULL */
     /* Of stored ones: */
     bool output, incomplete;
-    const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */
-    bool running;
+    const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs, or
+                             failed */
+    bool running, failed;
     int64_t created_ms;
 };
 
@@ -253,14 +254,14 @@ struct session_turn {
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
     bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
-    bool background;       /* nobody waits for it: it gets the places and the time that others leave */
+    bool background;       /* it gets the places and the time that others leave; so does what generates nothing */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */
     const unsigned char *digest; /* SESSION_DIGEST_BYTES, of route and body; NULL: none, and then no key either */
     bool retry;                  /* the client says that it has sent this before */
-    /* Background: it waits in the ledger as `queued`, and would run after a restart: `request` is given back then. */
-    const char *request; /* NULL: not in the background */
+    /* It may wait in the ledger as `queued`, and would run after a restart: `request` is given back then. */
+    const char *request; /* NULL: it may not */
     bool requeued;       /* it is one that was given back: its row is there */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -356,6 +357,13 @@ int session_conversation_list(struct session *s, const char *owner, const char *
  * with `descending` from the last one back, after item `after` (NULL: from that end on). limit 1..100. */
 int session_conversation_items(struct session *s, const char *owner, const char *id, bool descending, const char *after,
                                int limit, session_done *done, void *arg);
+/* One item of that list. -ERANGE: there is none. */
+int session_conversation_item(struct session *s, const char *owner, const char *id, const char *item,
+                              session_done *done, void *arg);
+/* A page of its responses, of all branches, oldest first, after response `after` (NULL: from the first). limit 1..100.
+ * -ERANGE: the conversation has no such response. */
+int session_conversation_turns(struct session *s, const char *owner, const char *id, const char *after, int limit,
+                               session_done *done, void *arg);
 /* Drops its pages (to_disk false: encoded segments stay in RAM; true: not those either) after saving what is not saved.
  * Answers when it is done. */
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,

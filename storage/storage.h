@@ -178,9 +178,9 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
  * number. */
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
-/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
- * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job,
- * until *over. */
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call reads some
+ * thousand titles, at the owner's first search, or looks at some thousand rows, so that nobody's transaction waits long
+ * for it, and moves the cursor: it is called again, in another job, until *over. */
 int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
                                 struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
@@ -309,6 +309,13 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
 /* The same by row id for a turn whose place is taken by another one: not a deletion that its owner asked for. */
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id);
 
+/* A page of a conversation's turns of all branches, oldest first, after row `after` (0: from the first), with their
+ * items. At most `max` in *rows (malloc'd): storage_turns_free(). */
+int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t after, size_t max,
+                       struct storage_turn **rows, size_t *n);
+/* An item of that path, as storage_items_page() gives it. -ENOENT. */
+int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
+                     struct storage_item **row);
 /* A page of the items on the path to turn `head` (0: none) of a conversation, and of turns that wait, run or have
  * failed behind it, in order or, with `descending`, from the last one back; after the item with public id `after`
  * (NULL: from the end that is first). At most `max` rows in *rows (malloc'd): storage_items_free(). -ENOENT: no such

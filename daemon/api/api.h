@@ -114,7 +114,7 @@ struct client_ops {
 struct client_request {
     enum route_method method;
     const struct route *route;
-    char param[ROUTE_PARAM_MAX]; /* the id in the path */
+    char param[ROUTE_PARAM_MAX]; /* the id in the path; of two, with a slash between */
     struct route_query query;
     struct run_retry retry;
     char *body; /* terminated; NULL: none, or it was parsed */
@@ -294,6 +294,9 @@ double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
+/* Reads `priority`, how the turn stands to others: "interactive" or "background". 0, or -1 and *e. */
+int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e);
+
 /* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
  */
 
@@ -345,6 +348,24 @@ struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
 void conversations_add_items(struct client *c);
 void conversations_evict(struct client *c);
 
+/* Whether the id in the path can be a conversation's; if not, that was answered. */
+bool conversation_named(struct client *c);
+cJSON *conversation_object(const struct session_conversation *c);
+/* A turn without an answer, which reads items in. format NULL: whose answer is q->answer. NULL: out of memory. */
+struct turn_request *conversation_turn(const struct run_format *format);
+/* Counts what its items hold against the budget of requests. False: too much, *e says so. */
+bool conversation_count(struct client *c, struct turn_request *q, struct api_error *e);
+/* The conversation is there; what it begins with, the op's turn, is read in before the answer. */
+void conversation_begin(struct client *c, struct op *op, const struct session_result *r);
+
+/* ---- branches (branches.c) ----------------------------------------------------------------------------------------
+ */
+
+void conversations_item(struct client *c);
+void conversations_delete_item(struct client *c);
+void conversations_fork(struct client *c);
+void conversations_responses(struct client *c);
+
 /* ---- commands of the session that answer a request (ops.c) --------------------------------------------------------
  */
 
@@ -354,9 +375,10 @@ struct op {
     uint64_t client_id;
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
-    bool flag, deletes;
+    bool flag, deletes, may_stay; /* may_stay: that others follow what was to go is no error */
     char *text;
-    struct turn_request *turn; /* that follows when it is done; NULL: none */
+    void (*missing)(struct client *c, const char *text); /* -ERANGE; NULL: it is a page's `after` */
+    struct turn_request *turn;                           /* that follows when it is done; NULL: none */
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
     struct session_result result; /* deep copy */
 };

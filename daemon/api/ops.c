@@ -171,8 +171,10 @@ static void result(struct op *op, const struct session_result *r)
     }
     struct client *c = op->api->find(op->api, op->client_id);
     if (c) {
-        if (r->rc == 0) {
+        if (r->rc == 0 || (r->rc == -EBUSY && op->may_stay)) {
             op->answer(c, op, r);
+        } else if (r->rc == -ERANGE && op->missing) {
+            op->missing(c, op->text ? op->text : "");
         } else {
             struct api_error e;
             const char *what = strncmp(op->id, "conv_", 5) == 0 ? "conversation" : "response";

@@ -27,6 +27,10 @@ const struct route api_routes[] = {
     {METHOD_DELETE, "/v1/conversations/{id}", conversations_delete, false, true, NULL},
     {METHOD_GET, "/v1/conversations/{id}/items", conversations_items, false, true, NULL},
     {METHOD_POST, "/v1/conversations/{id}/items", conversations_add_items, false, true, conversations_parse_items},
+    {METHOD_GET, "/v1/conversations/{id}/items/{id}", conversations_item, false, true, NULL},
+    {METHOD_DELETE, "/v1/conversations/{id}/items/{id}", conversations_delete_item, false, true, NULL},
+    {METHOD_GET, "/v1/conversations/{id}/responses", conversations_responses, false, true, NULL},
+    {METHOD_POST, "/v1/conversations/{id}/fork", conversations_fork, false, true, NULL},
     {METHOD_POST, "/v1/conversations/{id}/evict", conversations_evict, false, true, NULL},
 };
 const size_t api_n_routes = sizeof(api_routes) / sizeof(*api_routes);

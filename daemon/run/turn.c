@@ -287,6 +287,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .store = q->store,
         .generate = q->generate,
         .count = q->count,
+        .background = q->patient,
         .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,

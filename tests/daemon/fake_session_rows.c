@@ -241,6 +241,44 @@ int session_conversation_items(struct session *s, const char *owner, const char 
     return 0;
 }
 
+int session_conversation_item(struct session *s, const char *owner, const char *id, const char *item,
+                              session_done *done, void *arg)
+{
+    struct conversation *c;
+    fake_lock();
+    c = fake_find_conversation(s, owner, id);
+    for (struct response *r = c ? s->responses : NULL; r; r = r->next) {
+        for (size_t i = 0; i < r->n_items && strcmp(r->conversation, id) == 0; i++) {
+            if (strcmp(r->items[i].id, item) == 0) {
+                done(arg, &(struct session_result){.items = &r->items[i], .n_items = 1});
+                fake_unlock();
+                return 0;
+            }
+        }
+    }
+    answer_code(done, arg, c ? -ERANGE : -ENOENT);
+    fake_unlock();
+    return 0;
+}
+
+/* All of them on one page, the newest first: no test asks for more. */
+int session_conversation_turns(struct session *s, const char *owner, const char *id, const char *after, int limit,
+                               session_done *done, void *arg)
+{
+    struct session_response shown[16];
+    size_t n = 0;
+    fake_lock();
+    (void)after, (void)limit;
+    for (struct response *r = fake_find_conversation(s, owner, id) ? s->responses : NULL; r && n < 16; r = r->next) {
+        if (strcmp(r->conversation, id) == 0) {
+            fake_show_response(r, &shown[n++]);
+        }
+    }
+    done(arg, &(struct session_result){.responses = shown, .n_responses = n});
+    fake_unlock();
+    return 0;
+}
+
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
                                void *arg)
 {
