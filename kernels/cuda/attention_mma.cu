@@ -457,7 +457,7 @@ static cudaError_t attend_type(cudaStream_t s, const struct cuda_attention *a, c
         return attend<type, 64, 4>(s, a, rows);
     if (a->kv.head_dim <= 128)
         return attend<type, 128, 4>(s, a, rows);
-    return attend<type, 256, 2>(s, a, rows); /* so many as 99 KiB of shared memory hold */
+    return attend<type, 256, 2>(s, a, rows); /* as many as 99 KiB hold; its sums are in local memory */
 }
 
 bool cuda_attention_fits(const struct kernels_kv *kv, int heads)
