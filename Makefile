@@ -199,7 +199,7 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/cuda_host/convod $(PY_WANTS)
+check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/gpu/models-host $(BUILD)/cuda_host/convod $(PY_WANTS)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
@@ -212,7 +212,7 @@ check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-hos
 T ?=
 CHOSEN := $(if $T,$(filter $(foreach t,$T,$(BUILD)/tests/$t_test $(BUILD)/tests/$t/% tests/$t_test.py tests/$t/%),$(TESTS) $(PY_TESTS)),$(TESTS))
 test: $(filter $(TESTS),$(CHOSEN)) $(if $(filter %.py,$(CHOSEN)),all $(PY_WANTS)) \
-		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host) $(if $(filter tests/cuda_host/%.py,$(CHOSEN)),$(BUILD)/cuda_host/convod)
+		$(if $(filter tests/gpu/%,$(CHOSEN)),$(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/gpu/models-host) $(if $(filter tests/cuda_host/%.py,$(CHOSEN)),$(BUILD)/cuda_host/convod)
 	@$(if $(CHOSEN),,echo 'No test is called $T; there are, among others, daemon/auth and clients/convo.' >&2; exit 1)
 	@BUILD='$(BUILD)' tests/run $(if $(filter $(TESTS),$(CHOSEN)),unit: $(filter $(TESTS),$(CHOSEN))) \
 		$(if $(filter %.py,$(CHOSEN)),python: $(filter %.py,$(CHOSEN)))

@@ -146,7 +146,8 @@ static __device__ void attend_block(const struct tile *t, int block, const uint8
         copy_async_wait<0>();
         __syncwarp();
         float x[CHUNK / 8][4] = {};
-#pragma unroll
+/* Wide heads have no registers left for more. */
+#pragma unroll(most > 128 ? 1 : most / 16)
         for (int k = 0; k < most / 16; k++) {
             if (k * 16 >= dim)
                 break;
@@ -454,12 +455,14 @@ static cudaError_t attend_type(cudaStream_t s, const struct cuda_attention *a, c
 {
     if (a->kv.head_dim <= 64)
         return attend<type, 64, 4>(s, a, rows);
-    return attend<type, 128, 4>(s, a, rows);
+    if (a->kv.head_dim <= 128)
+        return attend<type, 128, 4>(s, a, rows);
+    return attend<type, 256, 2>(s, a, rows); /* as many as 99 KiB hold; its sums are in local memory */
 }
 
 bool cuda_attention_fits(const struct kernels_kv *kv, int heads)
 {
-    return kv->head_dim % 16 == 0 && kv->head_dim <= 128 && heads / kv->kv_heads <= QUERIES;
+    return kv->head_dim % 16 == 0 && kv->head_dim <= 256 && heads / kv->kv_heads <= QUERIES;
 }
 
 int cuda_attention(cudaStream_t s, struct cuda_attention a, struct cuda_rows rows)

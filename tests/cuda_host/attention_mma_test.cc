@@ -22,6 +22,7 @@ static const struct shape shapes[] = {
     {2, 2, 80, KERNELS_KV_F16, 0, 0, true, 290},      {4, 2, 96, KERNELS_KV_BF16, 0, 30.0f, false, 130},
     {1, 1, 128, KERNELS_KV_F16, 270, 0, false, 1400}, {16, 1, 16, KERNELS_KV_BF16, 17, 5.0f, true, 100},
     {2, 1, 32, KERNELS_KV_BF16, 512, 0, true, 800},   {8, 2, 128, KERNELS_KV_BF16, 0, 0, false, 140},
+    {4, 1, 256, KERNELS_KV_BF16, 0, 0, false, 560},   {2, 1, 176, KERNELS_KV_F16, 300, 20.0f, true, 620},
 };
 
 template <typename T> struct on_device {

@@ -26,7 +26,7 @@ class Emulated(unittest.TestCase):
             self.assertEqual(status, 0, said)
             fine = [r["fine"] for p in out["parts"].values() for r in p["results"] if "fine" in r]
             self.assertTrue(all(fine) and len(fine) > 5, said)
-            self.assertEqual(set(out["parts"]), {"products", "attention", "kv", "pick", "speed"})
+            self.assertEqual(set(out["parts"]), {"products", "attention", "kv", "pick", "speed", "models"})
             self.assertFalse([r for p in out["parts"].values() for r in p["results"] if "text" in r])
 
     def test_a_part_that_fails_hides_nothing(self):
