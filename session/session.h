@@ -253,8 +253,12 @@ struct session_turn {
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
-    bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
-    bool background;       /* nobody waits for it: it gets the places and the time that others leave */
+    bool raw; /* the text of the one item is the whole context, without a chat format, and so is the answer;
+                 not stored, and following nothing */
+    const engine_token *tokens; /* raw: or the context is these */
+    size_t n_tokens;
+    bool count;      /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
+    bool background; /* nobody waits for it: it gets the places and the time that others leave */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */
