@@ -141,7 +141,8 @@ char *session_receipt_json(const struct session_receipt *r);
 /* What a turn is asked with, or answers: one item of the API's lists. */
 struct session_item {
     const char *id;        /* "msg_…"; NULL in a new turn: the session makes one */
-    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning" */
+    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning"; in a new turn also
+                              "item_reference": the text is the id of a stored one, which stands here */
     enum engine_role role; /* of a message */
     const char *text;      /* of a message; a call's arguments; its output */
     size_t len;
