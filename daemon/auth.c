@@ -242,6 +242,7 @@ int auth_owner(const struct auth *a, const char *authorization, const char *user
         return -EACCES;
     }
     out->scope = t->scope;
+    out->patient = t->patient;
     if (t->scope != AUTH_GATEWAY || !user || !*user) {
         memcpy(out->owner, t->owner, sizeof(out->owner));
         return 0;

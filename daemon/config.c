@@ -174,7 +174,7 @@ static const struct setting settings[] = {
     {"readers", INTEGER, AT(readers), 0, 0, 64, "N", "0",
      "threads that bring conversations back from RAM and disk; 0 = one per available core", ANY},
     {"request-bytes", BYTES, AT(request_bytes), 0, 64 << 10, 0, "SIZE", "512M",
-     "memory for requests that arrive, wait or run; 0 = no bound", ANY},
+     "memory for requests that arrive, wait or run, three quarters of it for one owner; 0 = no bound", ANY},
     {"max-connections", INTEGER, AT(max_connections), 0, 1, 65536, "N", "1024", "sockets in all", ANY},
     {"max-connections-per-address", INTEGER, AT(max_connections_per_address), 0, 1, 65536, "N", "256",
      "sockets from one address", ANY},

@@ -123,6 +123,7 @@ struct auth_who {
     char owner[OWNER_SIZE];
     unsigned char digest[TOKEN_DIGEST_BYTES]; /* of the token */
     enum auth_scope scope;
+    bool patient; /* its turns get the places and the time that others leave */
 };
 /* Who asks. authorization, and user, which a gateway's token needs to speak for somebody: the headers' values or NULL.
  * 0; -EACCES: no such token, or it has ended; -EINVAL: the user's name cannot be one. */
@@ -170,6 +171,9 @@ int control_start(const char *data, struct session *session, const struct daemon
 void control_stop(struct control *c); /* NULL is fine */
 /* Asks the daemon that serves `data` for a backup to the absolute path `to`. -ENOENT, -ECONNREFUSED: none does. */
 int control_backup(const char *data, const char *to, bool with_kv, char *err, size_t err_size);
+/* The data folder that flags or the configuration name. malloc'd; NULL: out of memory, or with a log, which is told of
+ * them, other settings are wrong. */
+char *command_data(int argc, char **argv, const struct daemon_log *log);
 /* Runs `convod backup DIR`, `--verify DIR` or `--repair DIR`; *status is the exit status. False: it is none of them. */
 bool command_run(int argc, char **argv, const struct daemon_log *log, int *status);
 

@@ -428,17 +428,13 @@ static void expire(struct server *s, int64_t now)
     }
 }
 
-static void feed_watchdog(struct server *s, int64_t now)
+static void feed_watchdog(struct server *s, const struct session_status *status, int64_t now)
 {
     if (!s->opts.watchdog_us || s->api.stopping || now - s->last_watchdog_ms < (int64_t)(s->opts.watchdog_us / 4000)) {
         return;
     }
     s->last_watchdog_ms = now;
-    struct session_status status = {0};
-    if (s->api.runs.session) {
-        session_status(s->api.runs.session, &status);
-    }
-    if (!status.stuck) {
+    if (!status->stuck) {
         notify_send(s->opts.notify_socket, "WATCHDOG=1");
     }
 }
@@ -463,14 +459,9 @@ static void end_tokens(struct server *s)
 
 /* A device that has failed does not come back in this process: its turns have ended, and another process may do better.
  */
-static void check_device(struct server *s)
+static void check_device(struct server *s, const struct session_status *status)
 {
-    struct session_status status = {0};
-    if (s->api.stopping || !s->api.runs.session) {
-        return;
-    }
-    session_status(s->api.runs.session, &status);
-    if (status.failed) {
+    if (status->failed && !s->api.stopping) {
         daemon_log(s->log, LOG_CRIT, "the device has failed; the service ends, to be started again");
         s->result = -EIO;
         server_stop(s);
@@ -485,8 +476,12 @@ static void tick(void *arg)
     net_check(s->net);
     expire(s, now);
     end_tokens(s);
-    check_device(s);
-    feed_watchdog(s, now);
+    struct session_status status = {0};
+    if (s->api.runs.session) {
+        session_status(s->api.runs.session, &status);
+    }
+    check_device(s, &status);
+    feed_watchdog(s, &status, now);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------------

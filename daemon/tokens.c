@@ -149,6 +149,10 @@ static bool read_field(const char *field, struct token_row *row)
     if (n == 5 && strncmp(field, "scope", n) == 0) {
         return auth_scope_find(value, &row->scope) == 0;
     }
+    if (n == 8 && strncmp(field, "priority", n) == 0) {
+        row->patient = strcmp(value, "background") == 0;
+        return row->patient;
+    }
     if (n == 8 && strncmp(field, "inherits", n) == 0 && token_owner_valid(value)) {
         snprintf(row->inherits, sizeof(row->inherits), "%s", value);
         return true;
@@ -283,7 +287,8 @@ static int write_rows(FILE *f, const struct token_list *list)
         } else {
             fputs("never", f);
         }
-        fprintf(f, " scope=%s%s%s", scopes[r->scope], r->inherits[0] ? " inherits=" : "", r->inherits);
+        fprintf(f, " scope=%s%s%s%s", scopes[r->scope], r->patient ? " priority=background" : "",
+                r->inherits[0] ? " inherits=" : "", r->inherits);
         for (size_t j = 0; j < AUTH_LIMITS; j++) {
             if (r->limits.given & 1U << j) {
                 fprintf(f, " %s=%llu", limits[j].name, (unsigned long long)r->limits.values[j]);

@@ -513,7 +513,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->count = r->count;
     t->raw = r->raw;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
-    t->background = r->background || r->request || !r->generate;
+    t->background = r->background || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;

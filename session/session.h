@@ -259,14 +259,14 @@ struct session_turn {
     const engine_token *tokens; /* raw: or the context is these */
     size_t n_tokens;
     bool count;      /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
-    bool background; /* nobody waits for it: it gets the places and the time that others leave */
+    bool background; /* it gets the places and the time that others leave; so does what generates nothing */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */
     const unsigned char *digest; /* SESSION_DIGEST_BYTES, of route and body; NULL: none, and then no key either */
     bool retry;                  /* the client says that it has sent this before */
-    /* Background: it waits in the ledger as `queued`, and would run after a restart: `request` is given back then. */
-    const char *request; /* NULL: not in the background */
+    /* It may wait in the ledger as `queued`, and would run after a restart: `request` is given back then. */
+    const char *request; /* NULL: it may not */
     bool requeued;       /* it is one that was given back: its row is there */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

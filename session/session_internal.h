@@ -59,6 +59,7 @@ struct hot {
     bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
     bool idle;         /* in session.idle */
+    bool over;         /* while one is evicted: idle, of an owner that has more than its share of the idle ones */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -418,6 +419,8 @@ void turn_step_failed(struct turn *t, int rc);
 /* admit.c */
 /* Lets waiting turns run. */
 void turn_admit(struct session *s);
+/* Turns of an owner that have a place. */
+int turns_running(const struct session *s, int64_t owner);
 
 /* restore.c */
 /* Moves the reads and imports of a running turn on. True: something moved. */

@@ -126,6 +126,10 @@ static const char *const ledger_steps[] = {
                         " UPDATE turns SET bytes = bytes + length(new.ids) WHERE id = new.turn; END;"
                         "DROP INDEX conversations_age;"
                         "CREATE INDEX conversations_age ON conversations(owner, updated_ms);",
+    /* Titles are read in the order of rows, which does not change. */
+    "DROP INDEX conversations_listed;"
+    "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC) WHERE kind = 0;"
+    "CREATE INDEX conversations_titles ON conversations(owner, id, title) WHERE kind = 0 AND title IS NOT NULL;",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,

@@ -178,9 +178,9 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
  * number. */
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
-/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
- * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job,
- * until *over. */
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call reads some
+ * thousand titles, at the owner's first search, or looks at some thousand rows, so that nobody's transaction waits long
+ * for it, and moves the cursor: it is called again, in another job, until *over. */
 int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
                                 struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 

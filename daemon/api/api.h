@@ -294,6 +294,9 @@ double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
+/* Reads `priority`, how the turn stands to others: "interactive" or "background". 0, or -1 and *e. */
+int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e);
+
 /* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
  */
 

@@ -94,6 +94,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
+        priority_parse(body, "", &q->patient, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         form_check(q, e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
         goto fail;
@@ -116,7 +117,8 @@ void chat_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) ||
+        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return;

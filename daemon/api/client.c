@@ -319,6 +319,7 @@ struct parsing {
     struct work work; /* first */
     struct api *api;
     uint64_t client_id;
+    char owner[OWNER_SIZE];        /* for whom its body is counted */
     struct client_request request; /* what is parsed of it, and its body */
 };
 
@@ -373,7 +374,7 @@ static void parsed(struct work *w, bool closing)
     cJSON_Delete(r->json);
     turn_request_free(r->turn);
     free(r->body);
-    budget_give(&p->api->budget, r->body_size);
+    budget_give(&p->api->budget, p->owner, r->body_size);
     free(p);
 }
 
@@ -419,6 +420,7 @@ void api_dispatch(struct client *c)
         p->work.done = parsed;
         p->api = c->api;
         p->client_id = c->id;
+        memcpy(p->owner, c->owner, sizeof(p->owner));
         p->request.route = c->request.route;
         p->request.body = c->request.body;
         p->request.body_len = c->request.body_len;

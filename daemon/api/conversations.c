@@ -216,7 +216,8 @@ bool conversation_count(struct client *c, struct turn_request *q, struct api_err
     for (const struct text_block *b = q->texts; b; b = b->next) {
         bytes += b->used;
     }
-    return turn_request_count(q, &c->api->budget, bytes > c->request.body_len ? bytes : c->request.body_len, e);
+    return turn_request_count(q, &c->api->budget, c->owner, bytes > c->request.body_len ? bytes : c->request.body_len,
+                              e);
 }
 
 /* Takes q; its items go into conversation `id`. False: they could not be, which was answered. */

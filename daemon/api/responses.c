@@ -45,8 +45,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
-        json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
-        json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        priority_parse(o, p, &q->patient, e) || json_string(o, p, "parent", ID_SIZE - 1, &parent, e) ||
+        json_bool(o, p, "progress", &q->progress, e) || json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
@@ -228,6 +228,7 @@ static int parse_background(struct turn_request *q, const cJSON *body, struct ap
         api_error_set(e, 400, "invalid_value", "background", "'background' needs 'store' and 'generate'.");
         return -1;
     }
+    q->patient = q->background;
     return 0;
 }
 
@@ -359,6 +360,7 @@ bool client_start(struct client *c, struct turn_request *q)
     struct runs *rs = &c->api->runs;
     struct run_retry *retry = &c->request.retry;
     struct run *run = NULL;
+    q->patient |= c->who.patient;
     int kind = q->stream ? READ_SSE : q->background ? READ_ACCEPTED : READ_BODY;
     if (retry_key(retry, q->key, &e)) {
         run = retry_find(rs, c->owner, retry, &e);
@@ -378,7 +380,8 @@ void responses_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) ||
+        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return;

@@ -81,3 +81,19 @@ void sampling_echo(const struct engine_sampling *s, cJSON *o)
     cJSON_AddNumberToObject(o, "presence_penalty", sampling_shown(s->presence_penalty));
     cJSON_AddNumberToObject(o, "frequency_penalty", sampling_shown(s->frequency_penalty));
 }
+
+int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e)
+{
+    const char *priority = NULL;
+    if (json_string(body, prefix, "priority", 16, &priority, e)) {
+        return -1;
+    }
+    if (priority && strcmp(priority, "interactive") != 0 && strcmp(priority, "background") != 0) {
+        char param[32];
+        snprintf(param, sizeof(param), "%spriority", prefix);
+        api_error_set(e, 400, "invalid_value", param, "'%s' must be interactive or background.", param);
+        return -1;
+    }
+    *patient = priority ? strcmp(priority, "background") == 0 : *patient;
+    return 0;
+}

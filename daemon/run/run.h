@@ -67,16 +67,21 @@ bool id_valid(const char *prefix, const char *id);
 /* ---- memory that requests hold (budget.c) -------------------------------------------------------------------------
  */
 
+#define BUDGET_OTHERS 4 /* one in so many bytes is for others than one owner */
+
 struct budget {
     uint64_t most; /* 0 = no limit */
     size_t used;   /* by requests that arrive, wait or run */
+    struct budget_owner *owners;
 };
-/* Counts bytes that a request takes. False (and nothing counted): that would be more than there may be, *e says so. */
-bool budget_take(struct budget *b, size_t bytes, struct api_error *e);
-void budget_give(struct budget *b, size_t bytes);
+/* Counts bytes that an owner's request takes ("": nobody's yet). False (and nothing counted): there are no more (*e is
+ * 503), the owner has its share (429), or no memory. */
+bool budget_take(struct budget *b, const char *owner, size_t bytes, struct api_error *e);
+/* Gives back what was taken for that owner. */
+void budget_give(struct budget *b, const char *owner, size_t bytes);
 /* Makes room for `need` bytes in a buffer whose size is counted. 0; -EDQUOT: more than there may be, *e says so; or
  * -ENOMEM. */
-int budget_grow(struct budget *b, char **buffer, size_t *size, size_t need, struct api_error *e);
+int budget_grow(struct budget *b, const char *owner, char **buffer, size_t *size, size_t need, struct api_error *e);
 
 /* ---- the way into the network thread (events.c) -------------------------------------------------------------------
  */
@@ -144,6 +149,7 @@ struct turn_request {
     size_t n_items;
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
+    char owner[OWNER_SIZE]; /* for whom */
     struct engine_sampling sampling;
     struct engine_form *form;      /* what the answer must be; NULL: any text */
     struct engine_form *call_form; /* what calls must be; NULL: there are none */
@@ -163,13 +169,15 @@ struct turn_request {
     bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
     engine_token *tokens;
     size_t n_tokens;
-    bool count; /* only its tokens are counted */
+    bool count;   /* only its tokens are counted */
+    bool patient; /* it gets the places and the time that others leave */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
 /* Counts what a request parsed from a body of so many bytes holds, until it is freed. False: too much, *e says so. */
-bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e);
+bool turn_request_count(struct turn_request *r, struct budget *b, const char *owner, size_t body_bytes,
+                        struct api_error *e);
 
 /* ---- store:false responses: they live where they were made (ephemeral.c) -------------------------------------------
  */

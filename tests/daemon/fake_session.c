@@ -610,6 +610,9 @@ static void run(struct turn *t)
     }
     bool hold = strncmp(text, "hold ", 5) == 0;
     const char *words = hold || strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
+    if (strcmp(text, "how") == 0) {
+        words = t->background ? "background" : "interactive";
+    }
     size_t size = strlen(words) + 1;
     char *built = NULL;
     if (sscanf(text, "many %d", &number) == 1) {
@@ -708,6 +711,7 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     t->count = in->count;
     t->logprobs = in->logprobs;
     t->n_top = in->n_top;
+    t->background = in->background;
     t->event = in->event;
     t->arg = in->arg;
     fake_lock();

@@ -35,7 +35,7 @@ struct turn {
     size_t n_items, n_output;
     unsigned char digest[SESSION_DIGEST_BYTES];
     int n_top;
-    bool logprobs, store, generate, count, cancelled, abandoned, listed, has_digest, retry;
+    bool logprobs, store, generate, count, background, cancelled, abandoned, listed, has_digest, retry;
     int failure;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

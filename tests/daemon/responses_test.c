@@ -46,6 +46,8 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"x\",\"stream\":\"yes\"}", "invalid_type", "stream", 400},
         {"{\"input\":\"x\",\"generate\":0}", "invalid_type", "generate", 400},
         {"{\"input\":\"x\",\"instructions\":[]}", "invalid_type", "instructions", 400},
+        {"{\"input\":\"x\",\"convod\":{\"priority\":\"high\"}}", "invalid_value", "convod.priority", 400},
+        {"{\"input\":\"x\",\"convod\":{\"priority\":1}}", "invalid_type", "convod.priority", 400},
         {"{\"input\":\"x\",\"background\":true,\"store\":false}", "invalid_value", "background", 400},
         {"{\"input\":\"x\",\"top_logprobs\":21}", "invalid_value", "top_logprobs", 400},
         {"{\"input\":\"x\",\"include\":5}", "invalid_type", "include", 400},
@@ -469,6 +471,31 @@ static void logs_tell_no_secrets(void **state)
     harness_stop(h);
 }
 
+/* How a turn stands to others is what the request says, and background where its token says so. */
+static void priorities(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const struct {
+        const char *path, *body, *said;
+    } rows[] = {
+        {"/v1/responses", "{\"input\":\"how\"}", "interactive"},
+        {"/v1/responses", "{\"input\":\"how\",\"convod\":{\"priority\":\"interactive\"}}", "interactive"},
+        {"/v1/responses", "{\"input\":\"how\",\"convod\":{\"priority\":\"background\"}}", "background"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"how\"}]}", "interactive"},
+        {"/v1/chat/completions", "{\"priority\":\"background\",\"messages\":[{\"role\":\"user\",\"content\":\"how\"}]}",
+         "background"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        bool chat = strstr(rows[i].path, "chat") != NULL;
+        struct reply r = call(h, "POST", rows[i].path, NULL, rows[i].body);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(str(r.json, chat ? "choices.0.message.content" : "output.0.content.0.text"), rows[i].said);
+        reply_free(&r);
+    }
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -476,7 +503,7 @@ int main(void)
         cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
         cmocka_unit_test(replayed_twice),        cmocka_unit_test(deleted_is_gone),
         cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
-        cmocka_unit_test(logs_tell_no_secrets),
+        cmocka_unit_test(logs_tell_no_secrets),  cmocka_unit_test(priorities),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

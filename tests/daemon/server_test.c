@@ -242,7 +242,7 @@ static void requests_share_a_budget(void **state)
     (void)state;
     const char *const flags[] = {"--request-bytes", "120K", NULL};
     struct harness *h = harness_start(flags);
-    enum { LARGE = 200000, SMALL = 8000 };
+    enum { LARGE = 200000, SMALL = 6500 };
     char *large = malloc(LARGE + 64), small[SMALL + 64];
     assert_non_null(large);
     int n = sprintf(large, "{\"input\":\"");
@@ -255,8 +255,8 @@ static void requests_share_a_budget(void **state)
     int fd = dial(h), code;
     send_request(fd, "POST", "/v1/responses", NULL, large);
     struct reply r = read_reply(fd);
-    assert_int_equal(r.status, 503);
-    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    assert_int_equal(r.status, 429);
+    assert_string_equal(str(r.json, "error.code"), "rate_limit_exceeded");
     reply_free(&r);
     close(fd);
     r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo still here\"}");
@@ -280,7 +280,7 @@ static void requests_share_a_budget(void **state)
         }
     }
     r = read_reply(halves[0]);
-    assert_int_equal(r.status, 503);
+    assert_int_equal(r.status, 429);
     reply_free(&r);
     for (int i = 0; i < 3; i++) {
         close(halves[i]);
@@ -297,8 +297,8 @@ static void requests_share_a_budget(void **state)
     char body[SMALL + 128];
     snprintf(body, sizeof(body), "{\"input\":\"echo a\"%s}", small);
     r = call(h, "POST", "/v1/responses", NULL, body);
-    assert_int_equal(r.status, 503);
-    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    assert_int_equal(r.status, 429);
+    assert_string_equal(str(r.json, "error.code"), "rate_limit_exceeded");
     reply_free(&r);
     fake_release(4);
     for (int i = 0; i < 4; i++) {

@@ -114,6 +114,25 @@ static void ends(void **state)
     auth_free(a);
 }
 
+/* What is asked for with a token may be behind everybody else, and stays so when others are added. */
+static void priority_is_kept(void **state)
+{
+    (void)state;
+    char err[256] = "", token[TOKEN_TEXT_SIZE], carl[80], bob[80];
+    struct token_row row = {.owner = "carl", .patient = true};
+    struct auth *a;
+    struct auth_who who;
+    assert_int_equal(tokens_add(dir, &row, token, err, sizeof(err)), 0);
+    snprintf(carl, sizeof(carl), "Bearer %s", token);
+    add("bob", AUTH_ALL, 0, bob);
+    assert_int_equal(auth_open(NULL, dir, &a, err, sizeof(err)), 0);
+    assert_int_equal(auth_owner(a, carl, NULL, &who), 0);
+    assert_true(who.patient);
+    assert_int_equal(auth_owner(a, bob, NULL, &who), 0);
+    assert_false(who.patient);
+    auth_free(a);
+}
+
 static void gateways(void **state)
 {
     (void)state;
@@ -154,6 +173,7 @@ static void malformed(void **state)
         "tok_1 alice %s created=1 expires=0 scope=all",
         "tok_1 alice %s created=1 expires=never scope=root",
         "tok_1 alice %s created=1 expires=never scope=all inherits=",
+        "tok_1 alice %s created=1 expires=never scope=all priority=high",
         "tok_1 alice %s created=1 expires=never scope=all frob=1",
         "tok_1 alice %s created=1 expires=never scope=all conversations=-1",
         "tok_1 alice %s created=1 expires=never scope=all conversations=1k",
@@ -248,6 +268,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(made_and_taken_away, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(file_has_no_token, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(ends, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(priority_is_kept, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(gateways, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(malformed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(limits, make_dir, remove_dir),

@@ -384,6 +384,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,
+                                   .background = ask.request != NULL,
                                    .request = ask.request,
                                    .requeued = ask.requeued,
                                    .event = on_event,
