@@ -233,7 +233,8 @@ int answer_begin(struct turn *t)
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
     const char *tools = t->tool_choice != SESSION_TOOLS_NONE ? t->tools : NULL;
-    if (t->stream && (tools || engine_chat_thinks(e)) && !(t->calls = engine_calls_new(e, tools, take_part, t)))
+    if (t->stream && !t->raw && (tools || engine_chat_thinks(e)) &&
+        !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;
     return t->stream ? 0 : -errno;
 }

@@ -339,6 +339,24 @@ void context_match_ephemeral(struct turn *t)
     f->apart = true;
 }
 
+/* A text or tokens as they stand. No chat's history is the same as this. */
+static int build_raw(struct turn *t)
+{
+    const struct engine *e = t->session->engine;
+    const struct engine_message *m = t->messages;
+    t->base_known = false;
+    for (size_t i = 0; i < t->raw_tokens.n; i++)
+        if (t->raw_tokens.ids[i] >= t->session->info->n_vocab) {
+            (void)snprintf(t->detail, sizeof t->detail, "the model has no token %d: there are %d", t->raw_tokens.ids[i],
+                           t->session->info->n_vocab);
+            turn_fail(t, SESSION_INVALID, t->detail);
+            return -EINVAL;
+        }
+    int rc = t->raw_tokens.n ? engine_tokens_append(&t->context, t->raw_tokens.ids, t->raw_tokens.n)
+                             : engine_tokenize(e, m->text, m->len, true, &t->context);
+    return rc ? out_of_memory(t) : 0;
+}
+
 /* The context as far as messages and what there was make it. */
 static int build(struct turn *t)
 {
@@ -346,6 +364,8 @@ static int build(struct turn *t)
     const struct ephemeral *e = ephemeral_of(t);
     int rc = 0;
     t->base_known = true;
+    if (t->raw)
+        return build_raw(t);
     if (e)
         return build_from_ephemeral(t, e);
     if (!f->parent.id)

@@ -82,6 +82,74 @@ int items_chain(uint8_t hash[32], const struct engine_message *m)
     return ok ? 0 : -ENOMEM;
 }
 
+/* ---- references ---- */
+
+bool items_is_reference(const char *kind)
+{
+    return strcmp(kind, "item_reference") == 0;
+}
+
+static void leave_out(struct turn *t, size_t i)
+{
+    size_t behind = --t->n_messages - i;
+    struct storage_item gone = t->items[i];
+    free(t->names[i]);
+    memmove(t->items + i, t->items + i + 1, behind * sizeof *t->items);
+    memmove(t->messages + i, t->messages + i + 1, behind * sizeof *t->messages);
+    memmove(t->names + i, t->names + i + 1, behind * sizeof *t->names);
+    memset(&t->items[t->n_messages], 0, sizeof *t->items);
+    t->names[t->n_messages] = NULL;
+    char *texts[] = {gone.public_id, gone.kind, gone.role, gone.text, gone.body};
+    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
+        free(texts[k]);
+}
+
+static void swap(char **a, char **b)
+{
+    char *c = *a;
+    *a = *b;
+    *b = c;
+}
+
+int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong)
+{
+    /* One text can be referred to very often. */
+    const struct engine_info *info = t->session->info;
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0;
+    *wrong = NULL;
+    for (size_t i = 0; i < t->n_messages; i++) {
+        struct storage_item *item = &t->items[i], *row;
+        if (!items_is_reference(item->kind))
+            continue;
+        int rc = storage_item_find(l, t->found.owner.id, item->text, &row);
+        if (rc == -ENOENT) {
+            *wrong = "there is no item with the id of an item_reference";
+            return 0;
+        }
+        if (rc)
+            return rc;
+        bytes += row->text ? strlen(row->text) : 0;
+        if (bytes > most) {
+            storage_items_free(row, 1);
+            *wrong = "the items that are referred to are longer than any context";
+            return 0;
+        }
+        /* It keeps the id that it has here. */
+        swap(&item->kind, &row->kind);
+        swap(&item->role, &row->role);
+        swap(&item->text, &row->text);
+        swap(&item->body, &row->body);
+        item->incomplete = row->incomplete;
+        storage_items_free(row, 1);
+        rc = items_message(item, &t->messages[i], &t->names[i]);
+        if (rc == -ENOENT)
+            leave_out(t, i--);
+        else if (rc)
+            return rc;
+    }
+    return 0;
+}
+
 /* ---- results, and the calls that they belong to ---- */
 
 struct call {

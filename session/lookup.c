@@ -1,8 +1,8 @@
 /* lookup.c - a turn's jobs on the ledger thread that read.
  *
- * While a job is under way it owns turn->found, match, the tools and the digests (find) or turn->plan (plan), and reads
- * the rest of the request and the context, which do not change meanwhile. The result comes back to the engine thread as
- * a command.
+ * While a job is under way it owns turn->found, match, the items, the tools and the digests (find) or turn->plan
+ * (plan), and reads the rest of the request and the context, which do not change meanwhile. The result comes back to
+ * the engine thread as a command.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -299,6 +299,9 @@ static int find_run(struct storage_ledger *l, void *arg)
     size_t len;
     if (t->tools && engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &len))
         return refuse(t, SESSION_INVALID, "the definitions of tools could not be read");
+    const char *wrong = NULL;
+    if (!rc && !(rc = items_resolve(l, t, &wrong)) && wrong)
+        return refuse(t, SESSION_INVALID, wrong);
     /* Stored, a digest must not tell what was asked to those who can guess it. */
     if (!rc && t->has_digest)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
@@ -317,7 +320,6 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
-    const char *wrong = NULL;
     if (!rc && f->failure == SESSION_OK && !f->stored.id && !(rc = items_check_results(l, t, &wrong)) && wrong)
         rc = refuse(t, SESSION_INVALID, wrong);
     return rc;

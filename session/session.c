@@ -490,7 +490,11 @@ int session_turn_start(struct session *s, const struct session_turn *r)
                 memcpy(item->text, from->text, from->len);
             item->text[from->len] = 0;
         }
-        failed = failed || items_message(item, &t->messages[t->n_messages], &t->names[t->n_messages]);
+        if (from->kind && items_is_reference(from->kind))
+            t->messages[t->n_messages] =
+                (struct engine_message){.role = ENGINE_USER, .text = ""}; /* until it is found */
+        else
+            failed = failed || items_message(item, &t->messages[t->n_messages], &t->names[t->n_messages]);
         t->n_messages++;
     }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
@@ -507,6 +511,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->store = r->store;
     t->generate = r->generate;
     t->count = r->count;
+    t->raw = r->raw;
+    failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;
     t->event = r->event;
     t->arg = r->arg;

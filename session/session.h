@@ -143,7 +143,8 @@ char *session_receipt_json(const struct session_receipt *r);
 /* What a turn is asked with, or answers: one item of the API's lists. */
 struct session_item {
     const char *id;        /* "msg_…"; NULL in a new turn: the session makes one */
-    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning" */
+    const char *kind;      /* "message", "function_call", "function_call_output", "reasoning"; in a new turn also
+                              "item_reference": the text is the id of a stored one, which stands here */
     enum engine_role role; /* of a message */
     const char *text;      /* of a message; a call's arguments; its output */
     size_t len;
@@ -255,8 +256,12 @@ struct session_turn {
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
-    bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
-    bool background;       /* it gets the places and the time that others leave; so does what generates nothing */
+    bool raw; /* the text of the one item is the whole context, without a chat format, and so is the answer;
+                 not stored, and following nothing */
+    const engine_token *tokens; /* raw: or the context is these */
+    size_t n_tokens;
+    bool count;      /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
+    bool background; /* it gets the places and the time that others leave; so does what generates nothing */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */

@@ -205,7 +205,8 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count;
+    bool match, store, generate, count, raw;
+    struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -521,6 +522,9 @@ int items_message(const struct storage_item *row, struct engine_message *out, ch
 int items_chain(uint8_t hash[32], const struct engine_message *m);
 /* In a job: whether each result among the turn's new items belongs to a call that has none yet; *wrong says what is not
  * so. 0 or negative. */
+bool items_is_reference(const char *kind);
+/* [ledger thread] Puts what references mean in their place; thinking is left out. *wrong: one means nothing. */
+int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);
 int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong);
 
 /* answer.c: the answer of a turn, token by token. 0 or negative. */

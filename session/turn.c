@@ -71,6 +71,7 @@ void turn_free(struct turn *t)
     free(t->found.stored_previous);
     free(t->found.tools);
     engine_tokens_free(&t->context);
+    engine_tokens_free(&t->raw_tokens);
     plan_drop(t);
     engine_stream_free(t->stream);
     form_free(t);

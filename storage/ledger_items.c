@@ -116,6 +116,26 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
     return s ? items_read(l, s, false, rows, n) : rc;
 }
 
+int storage_item_find(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_item **row)
+{
+    struct storage_item *rows = NULL;
+    size_t n = 0;
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_ITEM_FIND, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, public_id);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    if ((rc = items_read(l, s, false, &rows, &n)))
+        return rc;
+    if (n == 0) {
+        free(rows);
+        return -ENOENT;
+    }
+    *row = rows;
+    return 0;
+}
+
 /* The turn that an item belongs to, and its place there. */
 static int item_place(struct storage_ledger *l, int64_t owner, int64_t conversation, const char *public_id,
                       int64_t *turn, int64_t *place)

@@ -317,6 +317,8 @@ int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversa
 /* An item of that path, as storage_items_page() gives it. -ENOENT. */
 int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
                      struct storage_item **row);
+/* An item of the owner's, wherever it is: *row (malloc'd), storage_items_free(). -ENOENT. */
+int storage_item_find(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_item **row);
 /* A page of the items on the path to turn `head` (0: none) of a conversation, and of turns that wait, run or have
  * failed behind it, in order or, with `descending`, from the last one back; after the item with public id `after`
  * (NULL: from the end that is first). At most `max` rows in *rows (malloc'd): storage_items_free(). -ENOENT: no such

@@ -20,6 +20,7 @@ struct chat {
     char *id;           /* NULL: not made yet */
     char *instructions; /* for the conversation to be made; NULL: none */
     cJSON *listed;      /* ids as /list numbered them */
+    cJSON *ends;        /* of branches, as /branches showed them */
     int code;           /* of the last thing that was done */
     bool quit;
 };
@@ -144,16 +145,10 @@ static void undo(struct chat *chat)
     cJSON *response = last_response(chat);
     if (!response)
         return;
-    struct buf path = {0};
-    buf_printf(&path, "/v1/conversations/%s", chat->id);
-    cJSON *body = cJSON_CreateObject(), *own = cJSON_AddObjectToObject(body, "convod");
-    cJSON_AddStringToObject(own, "head", parent_of(response));
-    cJSON *changed = cli_call(chat->cli, "POST", path.data, body, &chat->code);
-    if (changed)
+    chat->code = cli_move_head(chat->cli, chat->id, parent_of(response));
+    if (chat->code == CLI_OK)
         term_note(&chat->cli->term, "taken back: your next message follows what came before");
-    cJSON_Delete(changed);
     cJSON_Delete(response);
-    buf_free(&path);
 }
 
 /* ---- commands ------------------------------------------------------------------------------------------------------
@@ -161,6 +156,8 @@ static void undo(struct chat *chat)
 
 static void leave(struct chat *chat)
 {
+    cJSON_Delete(chat->ends);
+    chat->ends = NULL;
     set_string(&chat->id, NULL);
 }
 
@@ -218,6 +215,8 @@ static void do_help(struct chat *chat, const char *argument)
         "/show              this conversation from its start\n"
         "/regenerate        another answer to your last message\n"
         "/undo              take your last message and its answer back\n"
+        "/branches [N]      the ends of this conversation's branches, or go on with one\n"
+        "/fork [TITLE]      go on in a copy of this conversation\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
         "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed;\n"
@@ -500,6 +499,52 @@ static void do_status(struct chat *chat, const char *argument)
     chat->code = cli_status(chat->cli);
 }
 
+static void do_branches(struct chat *chat, const char *argument)
+{
+    struct term *t = &chat->cli->term;
+    cJSON *ends = NULL;
+    if (!chat->id) {
+        term_note(t, "nothing was said yet");
+        return;
+    }
+    if (!*argument) {
+        chat->code = cli_branches(chat->cli, chat->id, &ends);
+        if (ends) {
+            cJSON_Delete(chat->ends);
+            chat->ends = ends;
+        }
+        return;
+    }
+    char *rest;
+    long number = strtol(argument, &rest, 10);
+    const cJSON *end =
+        !*rest && number >= 1 && number <= 1000000 ? cJSON_GetArrayItem(chat->ends, (int)number - 1) : NULL;
+    if (!cJSON_IsString(end)) {
+        term_note(t, "/branches showed no number %s", argument);
+        return;
+    }
+    chat->code = cli_move_head(chat->cli, chat->id, end->valuestring);
+    if (chat->code == CLI_OK) {
+        char *id = text_copy(chat->id);
+        chat->code = enter(chat, id);
+        free(id);
+    }
+}
+
+static void do_fork(struct chat *chat, const char *argument)
+{
+    if (!chat->id) {
+        term_note(&chat->cli->term, "nothing was said yet");
+        return;
+    }
+    char *fork = cli_fork(chat->cli, chat->id, argument, &chat->code);
+    if (fork) {
+        leave(chat);
+        chat->id = fork;
+        term_note(&chat->cli->term, "this is a copy now; the other one stays");
+    }
+}
+
 static void do_quit(struct chat *chat, const char *argument)
 {
     (void)argument;
@@ -510,12 +555,12 @@ static const struct {
     const char *name;
     void (*run)(struct chat *chat, const char *argument);
 } slash_commands[] = {
-    {"help", do_help},     {"new", do_new},       {"list", do_list},   {"resume", do_resume},
-    {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},   {"regenerate", do_regenerate},
-    {"undo", do_undo},     {"system", do_system}, {"evict", do_evict}, {"receipt", do_receipt},
-    {"set", do_set},       {"attach", do_attach}, {"copy", do_copy},   {"save", do_save},
-    {"edit", do_edit},     {"status", do_status}, {"quit", do_quit},   {"exit", do_quit},
-    {"?", do_help},
+    {"help", do_help},     {"new", do_new},       {"list", do_list},         {"resume", do_resume},
+    {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},         {"regenerate", do_regenerate},
+    {"undo", do_undo},     {"system", do_system}, {"evict", do_evict},       {"receipt", do_receipt},
+    {"set", do_set},       {"attach", do_attach}, {"copy", do_copy},         {"save", do_save},
+    {"edit", do_edit},     {"status", do_status}, {"quit", do_quit},         {"exit", do_quit},
+    {"?", do_help},        {"fork", do_fork},     {"branches", do_branches},
 };
 
 #define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))
@@ -699,6 +744,7 @@ int chat_run(struct cli *c, const char *id)
     }
     line_reader_close(chat.reader);
     cJSON_Delete(chat.listed);
+    cJSON_Delete(chat.ends);
     free(chat.id);
     free(chat.instructions);
     return failed;

@@ -338,6 +338,19 @@ int cli_delete(struct cli *c, const char *id);
 int cli_evict(struct cli *c, const char *id, const char *to);
 int cli_status(struct cli *c);
 
+/* ---- branches.c ----------------------------------------------------------------------------------------------------
+ */
+
+/* Prints the ends of a conversation's branches, numbered, the head's with a star; *ids gets them as an array of
+ * strings.
+ */
+int cli_branches(struct cli *c, const char *id, cJSON **ids);
+/* The next message follows this response ("": none). */
+int cli_move_head(struct cli *c, const char *id, const char *response);
+/* Another conversation with what this one holds: its id, freed by the caller. NULL: a failure, which was told. title:
+ * "" is that of this one. */
+char *cli_fork(struct cli *c, const char *id, const char *title, int *code);
+
 /* ---- attach.c ------------------------------------------------------------------------------------------------------
  */
 

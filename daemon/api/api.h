@@ -278,7 +278,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
 
-enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_ANTHROPIC };
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_TEXT, UNSUPPORTED_ANTHROPIC };
 /* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
@@ -323,6 +323,12 @@ int form_check(const struct turn_request *q, struct api_error *e);
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
 void chat_create(struct client *c);
+
+/* ---- Completions (completions.c) ----------------------------------------------------------------------------------
+ */
+
+extern const struct run_format text_format;
+struct turn_request *completions_parse(cJSON *body, struct api_error *e);
 
 /* ---- Messages (anthropic.c) ---------------------------------------------------------------------------------------
  */

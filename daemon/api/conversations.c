@@ -191,6 +191,11 @@ static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
     }
     cJSON *page = cJSON_CreateArray();
     for (size_t i = 0; i < q->n_items; i++) {
+        if (strcmp(q->items[i].kind, "item_reference") == 0) {
+            api_error_set(e, 400, "invalid_value", "items", "References cannot be added to a conversation.");
+            cJSON_Delete(page);
+            goto refuse;
+        }
         q->match |= q->items[i].role == ENGINE_ASSISTANT;
         cJSON_AddItemToArray(page, item_object(&q->items[i]));
     }

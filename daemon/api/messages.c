@@ -12,6 +12,7 @@
 
 #define BLOCK_BYTES (64 * 1024)
 #define WHERE_SIZE  64
+#define ITEM_ID_MAX 96
 
 int message_role(const char *name, enum engine_role *role)
 {
@@ -298,6 +299,25 @@ static int add_message(struct message_list *l, const cJSON *message, const char 
                : 0;
 }
 
+/* What it stands for is found where the ledger is. Its own id begins as that one's. */
+static int add_reference(struct message_list *l, const cJSON *item, const char *prefix)
+{
+    char param[96], begins[16];
+    const char *id;
+    if (message_need_string(l, item, prefix, "id", ITEM_ID_MAX, &id)) {
+        return -1;
+    }
+    size_t n = strcspn(id, "_");
+    if (!id[n] || n == 0 || n + 2 > sizeof(begins)) {
+        where(l, "id", param);
+        api_error_set(l->e, 400, "invalid_value", param, "'%s' must be the id of an item.", param);
+        return -1;
+    }
+    snprintf(begins, sizeof(begins), "%.*s", (int)n + 1, id);
+    char *text = message_keep(l->q, id);
+    return text ? message_add(l, "item_reference", begins, ENGINE_ASSISTANT, text, NULL) : message_no_memory(l->e);
+}
+
 /* An item of Responses, or a message of Chat Completions. */
 static int add_item(struct message_list *l, const cJSON *item)
 {
@@ -311,6 +331,10 @@ static int add_item(struct message_list *l, const cJSON *item)
     snprintf(prefix, sizeof(prefix), "%.60s.", param);
     if (l->ids && json_string(item, prefix, "type", 64, &type, l->e)) {
         return -1;
+    }
+    if (l->ids && (strcmp(type, "item_reference") == 0 ||
+                   (!json_get(item, "type") && !json_get(item, "role") && json_get(item, "id")))) {
+        return add_reference(l, item, prefix);
     }
     if (strcmp(type, "message") == 0) {
         return add_message(l, item, prefix);

@@ -18,6 +18,7 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/responses/{id}/cancel", responses_cancel, false, true, NULL},
     {METHOD_GET, "/v1/responses/{id}/input_items", responses_input_items, false, true, NULL},
     {METHOD_POST, "/v1/chat/completions", chat_create, false, true, chat_parse},
+    {METHOD_POST, "/v1/completions", responses_create, false, true, completions_parse},
     {METHOD_POST, "/v1/messages", responses_create, false, true, anthropic_parse},
     {METHOD_POST, "/v1/messages/count_tokens", responses_create, false, true, anthropic_parse_count},
     {METHOD_POST, "/v1/conversations", conversations_create, false, true, conversations_parse_create},

@@ -28,6 +28,8 @@ static const struct row completions[] = {
     {"guided_grammar", {0}},
 };
 
+static const struct row text[] = {{"suffix", {0}}, {"echo", {0}}, {"logit_bias", {0}}};
+
 static const struct row anthropic[] = {{"container", {0}}, {"mcp_servers", {0}}};
 
 static bool asks_for_nothing(const cJSON *v, const struct row *row)
@@ -55,6 +57,7 @@ int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_er
         size_t n;
     } tables[] = {[UNSUPPORTED_RESPONSES] = TABLE(responses),
                   [UNSUPPORTED_COMPLETIONS] = TABLE(completions),
+                  [UNSUPPORTED_TEXT] = TABLE(text),
                   [UNSUPPORTED_ANTHROPIC] = TABLE(anthropic)};
 #undef TABLE
     const struct row *rows = tables[api].rows;

@@ -18,6 +18,7 @@ void turn_request_free(struct turn_request *r)
         r->texts = next;
     }
     free(r->answer);
+    free(r->tokens);
     free(r->tools);
     free(r->tool);
     engine_form_free(r->form);

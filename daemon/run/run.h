@@ -165,7 +165,10 @@ struct turn_request {
     bool logprobs;          /* and n_top: as in a session_turn */
     char replaces[ID_SIZE]; /* a response that goes when this one is there, "": none; and who waits for that: */
     uint64_t client;
-    bool match;   /* the items are a whole history, of which the longest head that there is is found */
+    bool match; /* the items are a whole history, of which the longest head that there is is found */
+    bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
+    engine_token *tokens;
+    size_t n_tokens;
     bool count;   /* only its tokens are counted */
     bool patient; /* it gets the places and the time that others leave */
     bool has_parent, store, generate, stream, progress, include_usage, background;

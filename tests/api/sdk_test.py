@@ -158,5 +158,38 @@ def logprobs():
         d.stop()
 
 
+def completions():
+    """A text as it stands, or its tokens: the same answer, of which nothing is stored; the same beginning is not read twice."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        text = "def add(a, b):\n    # " + "The sum of two numbers. " * 20 + "\n    return"
+        ask = {"model": MODEL, "max_tokens": 8, "temperature": 0}
+        first = c.completions.create(prompt=text, logprobs=3, **ask)
+        choice = first.choices[0]
+        assert "a + b" in choice.text and first.usage.prompt_tokens_details.cached_tokens == 0, first
+        assert "".join(choice.logprobs.tokens) == choice.text and len(choice.logprobs.token_logprobs) == first.usage.completion_tokens
+        assert choice.logprobs.text_offset == [len("".join(choice.logprobs.tokens[:i])) for i in range(len(choice.logprobs.tokens))]
+        tokens = d.ok("POST", "/tokenize", {"content": text, "add_special": True})["tokens"]
+        assert len(tokens) == first.usage.prompt_tokens
+        again = c.completions.create(prompt=tokens, **ask)
+        assert again.choices[0].text == choice.text, again
+        assert again.to_dict()["convod"]["tokens"]["prefilled"] == 1, again  # for its logits
+        more = c.completions.create(prompt=text + choice.text + "\n\ndef", **ask)
+        assert more.to_dict()["convod"]["tokens"]["prefilled"] < 10, more
+        chunks = list(c.completions.create(prompt=text, stream=True, **ask))
+        assert "".join(x.choices[0].text for x in chunks) == choice.text and chunks[-1].choices[0].finish_reason == choice.finish_reason
+        assert d.ok("GET", "/v1/conversations")["data"] == []
+        # A chat that says the same is another context.
+        chat = c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=1)
+        assert chat.usage.prompt_tokens > first.usage.prompt_tokens
+        try:
+            c.completions.create(prompt=[1 << 30], **ask)
+            raise AssertionError("an unknown token was taken")
+        except openai.BadRequestError as e:
+            assert "token" in e.message, e
+        d.stop()
+
+
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, completions)

@@ -190,5 +190,43 @@ def across_interfaces():
         d.stop()
 
 
+def references():
+    """A history of ids alone, as clients send it that know the server keeps the items: its content decides, as when it is sent."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        asked = {"role": "user", "content": "Weather in Oslo?"}
+        first = c.responses.create(input=[asked], tools=FLAT, tool_choice="required", max_output_tokens=64, **LIMITS)
+        call = call_of(first)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"degrees": 21}'}
+        second = c.responses.create(input=[asked, {"type": "item_reference", "id": call.id}, output], tools=FLAT, max_output_tokens=24, **LIMITS)
+        check_new(second.to_dict()["convod"], 40)
+        said = second.output[0]
+        question = c.responses.input_items.list(first.id).data[0]
+        third = c.responses.create(
+            input=[{"id": question.id}, {"type": "item_reference", "id": call.id}, output, {"type": "item_reference", "id": said.id}, {"role": "user", "content": "And now?"}],
+            tools=FLAT, max_output_tokens=8, **LIMITS,
+        )
+        check_new(third.to_dict()["convod"], 40)
+        # One that is new to the context is what it was.
+        alone = c.responses.create(input=[{"type": "item_reference", "id": question.id}], max_output_tokens=4, **LIMITS)
+        assert c.responses.input_items.list(alone.id).data[0].content[0].text == "Weather in Oslo?"
+        # One text very often is refused before it fills the memory.
+        long = c.responses.create(input="x" * 40000, extra_body={"generate": False}, **LIMITS)
+        asked = c.responses.input_items.list(long.id).data[0]
+        try:
+            c.responses.create(input=[{"type": "item_reference", "id": asked.id}] * 8192, max_output_tokens=1, **LIMITS)
+            raise AssertionError("more than any context was taken")
+        except openai.BadRequestError as e:
+            assert "longer than any context" in e.message, e
+        for wrong in ("msg_none", "none", "", "_"):
+            try:
+                c.responses.create(input=[{"type": "item_reference", "id": wrong}], **LIMITS)
+                raise AssertionError(f"the reference {wrong!r} was taken")
+            except openai.BadRequestError as e:
+                assert e.param.startswith("input"), e
+        d.stop()
+
+
 need(QWEN)
-run(one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces)
+run(one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces, references)

@@ -188,6 +188,26 @@ class AnEvening(unittest.TestCase):
         self.assertIn("nothing was said yet", r.stderr)
         self.assertEqual(self.convo("show", id).stdout.count("user: "), 1)
 
+    def test_branches_and_forks(self):
+        id = self.ask("--keep", "My name is Ada.")["convod"]["conversation"]
+        self.ask("-c", id, "Say one.")
+        settings = ("--receipt", "--temperature", "0", "--max-tokens", "8")
+        r = self.convo("resume", id, *settings, stdin="/undo\nSay two.\n/branches\n/branches 1\n/branches 7\n/branches x\n/branches\n")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertRegex(r.stdout, r"(?s)  1   Say one\.\n  2 \* Say two\.\n.*  1 \* Say one\.\n  2   Say two\.\n")
+        self.assertIn("/branches showed no number 7", r.stderr)
+        self.assertIn("Say one.", self.convo("show", id).stdout)
+        self.assertNotIn("Say two.", self.convo("show", id).stdout)
+        r = self.convo("resume", id, *settings, stdin="/fork Copy\nSay three.\n")
+        self.assertIn(r.returncode, (0, 4), r.stderr)  # the answer may be cut at its limit
+        self.assertIn("this is a copy now", r.stderr)
+        self.assertNotIn("Say three.", self.convo("show", id).stdout)
+        fork = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tCopy"))
+        said = self.convo("show", fork).stdout
+        self.assertTrue("Say one." in said and "Say three." in said, said)
+        r = self.convo("chat", stdin="/fork\n/branches\n")
+        self.assertEqual(r.stderr.count("nothing was said yet"), 2, r.stderr)
+
     def test_the_terminal(self):
         t = Terminal("--url", self.daemon.url, "--temperature", "0")
         self.addCleanup(t.close)
