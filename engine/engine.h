@@ -328,10 +328,12 @@ struct engine_forms *engine_forms_new(const struct engine *e);
 /* NULL is fine. Its matches must have been freed. */
 void engine_forms_free(struct engine_forms *fs);
 
+#define ENGINE_FORMS_OWNER_BYTES (96u << 20) /* states and masks of all forms that an owner was the first to use */
+
 /* How far an answer is. */
 struct engine_match;
-/* At its beginning. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
-int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out);
+/* At its beginning. owner: whose answer it is. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
+int engine_match_new(struct engine_forms *fs, struct engine_form *f, const char *owner, struct engine_match **out);
 /* NULL is fine. */
 void engine_match_free(struct engine_match *m);
 /* Goes on by a token. -EILSEQ: the form does not allow it; -E2BIG: too much work; -ENOMEM. */

@@ -38,13 +38,15 @@ struct workers;
 struct work {
     struct event event; /* first: its way back */
     struct work *next;
+    char owner[OWNER_SIZE];
     void (*run)(struct work *w);                /* on a thread of its own */
     void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
 };
 int workers_start(struct events *events, struct workers **out);
 /* What has not been begun is given back undone. NULL is fine. */
 void workers_stop(struct workers *ws);
-void work_submit(struct workers *ws, struct work *w);
+/* owner: whose it is; copied. */
+void work_submit(struct workers *ws, struct work *w, const char *owner);
 
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */

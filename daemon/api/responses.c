@@ -617,7 +617,7 @@ static void take_requeued(struct event *event, bool closing)
     }
     r->work.run = parse_queued;
     r->work.done = run_queued;
-    work_submit(r->api->workers, &r->work);
+    work_submit(r->api->workers, &r->work, r->owner);
 }
 
 /* [storage thread] */

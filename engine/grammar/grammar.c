@@ -111,7 +111,7 @@ static expr go(struct grammar *g, expr e, const char *bytes, size_t len)
     return e;
 }
 
-static void make_room(struct grammar *g)
+void grammar_forget(struct grammar *g)
 {
     size_t n = 0;
     for (struct grammar_match *m = g->matches; m; m = m->next)
@@ -141,7 +141,7 @@ static int run(struct grammar_match *m, void (*work)(struct grammar_match *m, vo
         work(m, arg);
         if (g->failed != -ENOSPC)
             return g->failed;
-        make_room(g);
+        grammar_forget(g);
         if (g->failed)
             return g->failed;
     }

@@ -77,6 +77,8 @@ int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_v
                          char *err, size_t err_size);
 /* Gives a grammar that has none its vocabulary, which must outlive it. */
 void grammar_set_vocab(struct grammar *g, const struct grammar_vocab *v);
+/* Forgets all states and masks but those that its matches are at; as it does by itself when it has no room left. */
+void grammar_forget(struct grammar *g);
 /* NULL is fine. Its matches must have been freed. */
 void grammar_free(struct grammar *g);
 
