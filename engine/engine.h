@@ -344,6 +344,9 @@ int engine_match_push_text(struct engine_match *m, const char *text, size_t len)
  * then; among them those that end an answer where it may end. NULL where there are none, with *rc: as
  * engine_match_push(), or -ENOENT: the vocabulary lacks what must come. */
 uint32_t *engine_match_mask(struct engine_match *m, int *rc);
+/* Appends the tokens of the text that must come next, as the model would write them. They are not taken yet. 0 or
+ * -ENOMEM. */
+int engine_match_forced(struct engine_match *m, struct engine_tokens *out);
 /* Whether the answer is whole, and nothing more may come. */
 bool engine_match_ended(const struct engine_match *m);
 /* Whether the answer is whole, and more may come. */

@@ -218,6 +218,30 @@ uint32_t *engine_match_mask(struct engine_match *m, int *rc)
     return *rc == 0 ? m->mask : NULL;
 }
 
+#define FORCED_MAX 256 /* bytes */
+
+int engine_match_forced(struct engine_match *m, struct engine_tokens *out)
+{
+    char text[FORCED_MAX];
+    size_t len = grammar_match_forced(m->match, text, sizeof text), at = 0, before = out->n;
+    if (len == 0)
+        return 0;
+    int rc = vocab_tokenize(engine_vocab(m->forms->engine), text, len, VOCAB_CONTINUES, out);
+    /* A vocabulary that cannot write it as it is, is left to the model. */
+    for (size_t i = before; rc == 0 && i < out->n; i++) {
+        size_t n;
+        const char *bytes = token_bytes(engine_vocab(m->forms->engine), out->ids[i], &n);
+        if (n == 0 || n > len - at || memcmp(bytes, text + at, n) != 0) {
+            out->n = before;
+            return 0;
+        }
+        at += n;
+    }
+    if (rc || at != len)
+        out->n = before;
+    return rc;
+}
+
 bool engine_match_ended(const struct engine_match *m)
 {
     return grammar_match_ended(m->match);

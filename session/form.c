@@ -202,6 +202,16 @@ void form_after(struct turn *t)
     t->bare_match = NULL;
 }
 
+int form_forced(struct turn *t, struct engine_tokens *out)
+{
+    struct engine_match *m = NULL;
+    if (within(t) == ENGINE_WITHIN_CALL)
+        m = t->call_match && !call_is_over(t) ? t->call_match : NULL;
+    else if (within(t) == ENGINE_WITHIN_TEXT && t->form && t->form_begun && !t->bare_match)
+        m = t->form_match;
+    return m ? engine_match_forced(m, out) : 0;
+}
+
 bool form_whole(const struct turn *t)
 {
     return t->form_match && engine_match_ended(t->form_match);

@@ -202,3 +202,20 @@ int grammar_match_mask(struct grammar_match *m, uint32_t *mask)
             return 0;
     return -ENOENT;
 }
+
+struct forcing {
+    char *text;
+    size_t room, len;
+};
+
+static void force(struct grammar_match *m, void *arg)
+{
+    struct forcing *f = arg;
+    f->len = forced_text(m->g, m->state, f->text, f->room);
+}
+
+size_t grammar_match_forced(struct grammar_match *m, char *text, size_t room)
+{
+    struct forcing f = {.text = text, .room = room};
+    return m->g->vocab && run(m, force, &f) == 0 ? f.len : 0;
+}

@@ -105,6 +105,10 @@ int grammar_match_push(struct grammar_match *m, const char *bytes, size_t len);
 bool grammar_match_complete(const struct grammar_match *m);
 /* Whether it can only end here. */
 bool grammar_match_ended(const struct grammar_match *m);
+/* Writes the text that must come next, at most [room] bytes, and returns its length: up to a place that no token of the
+ * vocabulary lies across, so that its tokens are the ones that a tokenizer writes it with, whatever comes behind it. 0:
+ * none is known, or there is no vocabulary. */
+size_t grammar_match_forced(struct grammar_match *m, char *text, size_t room);
 /* Writes the tokens that may come next into mask, [grammar_vocab_words()]; at least one is set. -E2BIG: too much work;
  * -ENOMEM; -ENOENT: the vocabulary has no token for what must come; -EINVAL: a grammar without vocabulary. */
 int grammar_match_mask(struct grammar_match *m, uint32_t *mask);
