@@ -2,11 +2,12 @@
 """Structured output through the openai package, unmodified: answers that parse, whatever the model would rather say."""
 
 import json
+import os
 import re
 import sys
 from typing import Literal, Optional
 
-from daemon import QWEN, Daemon, Scratch, client_of, need, run
+from daemon import QWEN, ROOT, Daemon, Scratch, client_of, need, run
 
 try:
     import jsonschema
@@ -219,6 +220,24 @@ def patterns():
         d.stop()
 
 
+def examples_of_the_page():
+    """The blocks of docs/structured-output.md, one after the other, against another address."""
+    with open(os.path.join(ROOT, "docs", "structured-output.md")) as f:
+        lines = f.read().split("\n## How it works")[0].splitlines()
+    code = "\n".join(line[4:] for line in lines if line.startswith("    ") or not line)
+    assert code.count("127.0.0.1:8642") == 1 and code.count("print(") == 3, code
+    with Scratch() as data:
+        d = Daemon(data)
+        printed = []
+        names = {"print": printed.append, "__name__": "page"}
+        exec(code.replace("http://127.0.0.1:8642", d.url), names)  # noqa: S102 - it is the page's own
+        place, year, calls = printed
+        assert isinstance(place, names["Place"]), place
+        assert re.fullmatch(r"\d{1,2} (May|June|November) \d{4}", year), year
+        assert calls and all(isinstance(json.loads(c), dict) for c in calls), calls
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -275,4 +294,4 @@ def refused():
 
 
 need(QWEN)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, cut_answers_are_incomplete, refused)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, cut_answers_are_incomplete, refused)
