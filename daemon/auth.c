@@ -242,6 +242,7 @@ int auth_owner(const struct auth *a, const char *authorization, const char *user
         return -EACCES;
     }
     out->scope = t->scope;
+    out->patient = t->patient;
     if (t->scope != AUTH_GATEWAY || !user || !*user) {
         memcpy(out->owner, t->owner, sizeof(out->owner));
         return 0;
@@ -270,6 +271,19 @@ bool auth_inherits(const struct auth *a, size_t i, const char **from, const char
             *from = t->inherits;
             *to = t->owner;
             *why = t->id;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool auth_limits(const struct auth *a, size_t i, struct auth_limits *out)
+{
+    for (size_t j = a->tokens.n; j-- > 0;) {
+        const struct token_row *t = &a->tokens.rows[j];
+        if (t->limits.given && i-- == 0) {
+            *out = t->limits;
+            out->owner = t->owner;
             return true;
         }
     }

@@ -24,6 +24,26 @@ static int wrong_usage(const struct daemon_log *log, const char *usage)
     return USAGE;
 }
 
+char *command_data(int argc, char **argv, const struct daemon_log *log)
+{
+    struct daemon_config config;
+    struct daemon_faults faults = {0};
+    enum daemon_config_action action;
+    int rc = daemon_config_load(&config, argc, argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
+                                getenv("XDG_CACHE_HOME"), &action, &faults);
+    for (size_t i = 0; log && i < faults.n; i++) {
+        daemon_log(log, LOG_ERR, "%s", faults.lines[i]);
+    }
+    char *data = NULL;
+    if (!log || !rc) {
+        data = config.data;
+        config.data = NULL;
+    }
+    daemon_faults_free(&faults);
+    daemon_config_free(&config);
+    return data;
+}
+
 /* ---- verify and repair ---- */
 
 static void print_line(void *arg, const char *text)
@@ -72,7 +92,7 @@ static char *absolute(const char *path)
     return out;
 }
 
-static int backup(const struct daemon_config *config, const char *dir, bool with_kv, const struct daemon_log *log)
+static int backup(const char *data, const char *dir, bool with_kv, const struct daemon_log *log)
 {
     char err[512] = "";
     char *to = absolute(dir);
@@ -80,9 +100,9 @@ static int backup(const struct daemon_config *config, const char *dir, bool with
         daemon_log(log, LOG_ERR, "%s: %s", dir, strerror(errno));
         return EXIT_FAILURE;
     }
-    int rc = control_backup(config->data, to, with_kv, err, sizeof(err));
+    int rc = control_backup(data, to, with_kv, err, sizeof(err));
     if (rc == -ENOENT || rc == -ECONNREFUSED) { /* nobody serves it: it is copied from here */
-        rc = session_backup_of(config->data, to, with_kv, log_line, (void *)(uintptr_t)log, err, sizeof(err));
+        rc = session_backup_of(data, to, with_kv, log_line, (void *)(uintptr_t)log, err, sizeof(err));
     }
     if (rc) {
         daemon_log(log, LOG_ERR, "the backup failed: %s", err[0] ? err : strerror(-rc));
@@ -116,17 +136,9 @@ static int backup_command(int argc, char **argv, const struct daemon_log *log)
         return wrong_usage(log, "backup DIR [" KV_FLAG "] [--data DIR | --config FILE]");
     }
     flags[n++] = model;
-    struct daemon_config config;
-    struct daemon_faults faults = {0};
-    enum daemon_config_action action;
-    int rc = daemon_config_load(&config, n, flags, getenv("HOME"), getenv("XDG_CONFIG_HOME"), getenv("XDG_DATA_HOME"),
-                                getenv("XDG_CACHE_HOME"), &action, &faults);
-    for (size_t i = 0; i < faults.n; i++) {
-        daemon_log(log, LOG_ERR, "%s", faults.lines[i]);
-    }
-    int status = rc ? USAGE : backup(&config, dir, with_kv, log);
-    daemon_faults_free(&faults);
-    daemon_config_free(&config);
+    char *data = command_data(n, flags, log);
+    int status = data ? backup(data, dir, with_kv, log) : USAGE;
+    free(data);
     return status;
 }
 

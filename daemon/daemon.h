@@ -26,8 +26,8 @@ struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *numerics, *kv_type, *chat_format, *token_file, *log_level;
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
-    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days;
-    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes;
+    int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;
+    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
     char *hosts[DAEMON_ORIGINS_MAX]; /* allow-host */
@@ -123,6 +123,7 @@ struct auth_who {
     char owner[OWNER_SIZE];
     unsigned char digest[TOKEN_DIGEST_BYTES]; /* of the token */
     enum auth_scope scope;
+    bool patient; /* its turns get the places and the time that others leave */
 };
 /* Who asks. authorization, and user, which a gateway's token needs to speak for somebody: the headers' values or NULL.
  * 0; -EACCES: no such token, or it has ended; -EINVAL: the user's name cannot be one. */
@@ -133,6 +134,15 @@ bool auth_known(const struct auth *a, const struct auth_who *who);
 int64_t auth_next_end(const struct auth *a);
 /* The i-th pair of owners of which one inherits what the other has, by which token. False: there are no more. */
 bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why);
+/* What a token says that its owner may have: of `given`, a bit each, the values are set. */
+enum auth_limit { LIMIT_CONVERSATIONS, LIMIT_LEDGER_BYTES, LIMIT_DISK_BYTES, LIMIT_RETAIN_DAYS, AUTH_LIMITS };
+struct auth_limits {
+    const char *owner;
+    unsigned given;
+    uint64_t values[AUTH_LIMITS]; /* 0: no limit */
+};
+/* The i-th token that says something, the newest first. False: there are no more. */
+bool auth_limits(const struct auth *a, size_t i, struct auth_limits *out);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */
@@ -161,6 +171,9 @@ int control_start(const char *data, struct session *session, const struct daemon
 void control_stop(struct control *c); /* NULL is fine */
 /* Asks the daemon that serves `data` for a backup to the absolute path `to`. -ENOENT, -ECONNREFUSED: none does. */
 int control_backup(const char *data, const char *to, bool with_kv, char *err, size_t err_size);
+/* The data folder that flags or the configuration name. malloc'd; NULL: out of memory, or with a log, which is told of
+ * them, other settings are wrong. */
+char *command_data(int argc, char **argv, const struct daemon_log *log);
 /* Runs `convod backup DIR`, `--verify DIR` or `--repair DIR`; *status is the exit status. False: it is none of them. */
 bool command_run(int argc, char **argv, const struct daemon_log *log, int *status);
 

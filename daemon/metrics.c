@@ -120,6 +120,8 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
         {"request_success_total", counter, NULL, "finished_reason", "incomplete", (double)st->turns_incomplete},
         {"conversations_expired_total", counter, "Conversations that were deleted because of their age.", NULL, NULL,
          (double)st->conversations_expired},
+        {"quota_refusals_total", counter, "Turns and conversations that were refused because their owner has enough.",
+         NULL, NULL, (double)st->quota_refusals},
         {"request_failure_total", counter, "Turns that were refused or failed.", NULL, NULL, (double)st->turns_failed},
         {"put_aside_total", counter, "Times that a turn gave its KV pages to others and waited.", NULL, NULL,
          (double)st->turns_put_aside},

@@ -143,6 +143,7 @@ static void on_progress(void *arg, double fraction, const char *what)
 
 static void begin_close(struct server *s);
 static void hand_over(struct server *s);
+static void limit_owners(struct server *s);
 
 static const char *server_url(const struct server *s, char out[128])
 {
@@ -161,6 +162,7 @@ static void loaded(struct server_event *e)
     e->session = NULL;
     s->loaded = true;
     hand_over(s);
+    limit_owners(s);
     responses_requeue(&s->api);
     s->api.load_promille = 1000;
     close_line(s);
@@ -212,6 +214,17 @@ static void on_session_log(void *arg, int priority, const char *text)
     daemon_log(s->log, priority, "%s", text);
 }
 
+#define DAY_MS ((int64_t)24 * 3600 * 1000)
+
+/* What an owner may have whose tokens say nothing else. */
+static struct session_limits everyone(const struct daemon_config *c)
+{
+    return (struct session_limits){.conversations = (uint64_t)c->owner_conversations,
+                                   .ledger_bytes = c->owner_ledger_bytes,
+                                   .disk_bytes = c->owner_disk_bytes,
+                                   .retain_ms = c->retain_days * DAY_MS};
+}
+
 static void *load(void *arg)
 {
     struct server *s = arg;
@@ -241,7 +254,7 @@ static void *load(void *arg)
         .max_step_ms = c->max_step_ms,
         .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
-        .retain_ms = (int64_t)c->retain_days * 24 * 3600 * 1000,
+        .limits = everyone(c),
         .log = on_session_log,
         .log_arg = s,
     };
@@ -351,6 +364,32 @@ static void hand_over(struct server *s)
     }
 }
 
+/* What owners may have. A token says it for its owner, the newest that says anything. */
+static void limit_owners(struct server *s)
+{
+    struct session *session = s->api.runs.session;
+    struct auth_limits said;
+    size_t n = 0;
+    while (auth_limits(s->auth, n, &said)) {
+        n++;
+    }
+    struct session_limits all = everyone(s->config);
+    struct session_owner_limits *rows = calloc(n + 1, sizeof(*rows));
+    for (size_t i = 0; rows && i < n && auth_limits(s->auth, i, &said); i++) {
+        const uint64_t *v = said.values;
+        rows[i] = (struct session_owner_limits){said.owner, all};
+        struct session_limits *l = &rows[i].limits;
+        l->conversations = said.given & 1U << LIMIT_CONVERSATIONS ? v[LIMIT_CONVERSATIONS] : l->conversations;
+        l->ledger_bytes = said.given & 1U << LIMIT_LEDGER_BYTES ? v[LIMIT_LEDGER_BYTES] : l->ledger_bytes;
+        l->disk_bytes = said.given & 1U << LIMIT_DISK_BYTES ? v[LIMIT_DISK_BYTES] : l->disk_bytes;
+        l->retain_ms = said.given & 1U << LIMIT_RETAIN_DAYS ? (int64_t)v[LIMIT_RETAIN_DAYS] * DAY_MS : l->retain_ms;
+    }
+    if (session && (!rows || session_limits_set(session, &all, rows, n))) {
+        daemon_log(s->log, LOG_ERR, "out of memory: owners may have what they could have before");
+    }
+    free(rows);
+}
+
 /* Who is no longer in the token file does not go on either. */
 static void reload(struct server_event *e)
 {
@@ -373,6 +412,7 @@ static void reload(struct server_event *e)
     s->auth = fresh;
     s->next_end_s = auth_next_end(fresh);
     hand_over(s);
+    limit_owners(s);
     daemon_log(s->log, LOG_INFO, "tokens read again");
 }
 
@@ -388,17 +428,13 @@ static void expire(struct server *s, int64_t now)
     }
 }
 
-static void feed_watchdog(struct server *s, int64_t now)
+static void feed_watchdog(struct server *s, const struct session_status *status, int64_t now)
 {
     if (!s->opts.watchdog_us || s->api.stopping || now - s->last_watchdog_ms < (int64_t)(s->opts.watchdog_us / 4000)) {
         return;
     }
     s->last_watchdog_ms = now;
-    struct session_status status = {0};
-    if (s->api.runs.session) {
-        session_status(s->api.runs.session, &status);
-    }
-    if (!status.stuck) {
+    if (!status->stuck) {
         notify_send(s->opts.notify_socket, "WATCHDOG=1");
     }
 }
@@ -423,14 +459,9 @@ static void end_tokens(struct server *s)
 
 /* A device that has failed does not come back in this process: its turns have ended, and another process may do better.
  */
-static void check_device(struct server *s)
+static void check_device(struct server *s, const struct session_status *status)
 {
-    struct session_status status = {0};
-    if (s->api.stopping || !s->api.runs.session) {
-        return;
-    }
-    session_status(s->api.runs.session, &status);
-    if (status.failed) {
+    if (status->failed && !s->api.stopping) {
         daemon_log(s->log, LOG_CRIT, "the device has failed; the service ends, to be started again");
         s->result = -EIO;
         server_stop(s);
@@ -445,8 +476,12 @@ static void tick(void *arg)
     net_check(s->net);
     expire(s, now);
     end_tokens(s);
-    check_device(s);
-    feed_watchdog(s, now);
+    struct session_status status = {0};
+    if (s->api.runs.session) {
+        session_status(s->api.runs.session, &status);
+    }
+    check_device(s, &status);
+    feed_watchdog(s, &status, now);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------------

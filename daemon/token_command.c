@@ -15,7 +15,8 @@
 #define DAYS_MAX    36500
 
 static const char usage[] =
-    "Usage: convod token add OWNER [--expires DAYS] [--scope all|metrics|gateway] [--inherit OWNER]\n"
+    "Usage: convod token add OWNER [--expires DAYS] [--scope all|metrics|gateway] [--priority background]\n"
+    "                        [--inherit OWNER] [--LIMIT N]...\n"
     "       convod token list\n"
     "       convod token revoke ID|OWNER\n\n"
     "Tokens are kept in the data folder, as SHA-256. A running daemon takes a change at once; while the file of "
@@ -27,7 +28,13 @@ static const char usage[] =
     "  --scope all         everything, as OWNER [default]\n"
     "  --scope metrics     GET /metrics only\n"
     "  --scope gateway     speaks for users of its own, whom the header of gateway-user-header names: OWNER/USER\n"
-    "  --inherit OWNER     what OWNER has becomes the new owner's, once; `local` has what was made without tokens\n";
+    "  --priority background  what it asks for gets the places and the time that others leave\n"
+    "  --inherit OWNER     what OWNER has becomes the new owner's, once; `local` has what was made without tokens\n\n"
+    "What the owner may have, instead of what the daemon's settings say; 0 = no limit:\n"
+    "  --conversations N   owner-conversations\n"
+    "  --ledger-bytes SIZE owner-ledger-bytes\n"
+    "  --disk-bytes SIZE   owner-disk-bytes\n"
+    "  --retain-days N     retain-days\n";
 
 struct request {
     const char *verb, *name;
@@ -59,6 +66,16 @@ static int read_flag(struct request *r, const char *flag, const char *value)
                    ? complain("--scope must be all, metrics or gateway, not `%s`", value)
                    : 0;
     }
+    if (strcmp(flag, "--priority") == 0) {
+        r->row.patient = strcmp(value, "background") == 0;
+        return r->row.patient || strcmp(value, "interactive") == 0
+                   ? 0
+                   : complain("--priority must be interactive or background, not `%s`", value);
+    }
+    int rc = token_limit_set(&r->row, flag + 2, strlen(flag + 2), value);
+    if (rc != -ENOENT) {
+        return rc ? complain("a limit cannot be `%s`", value) : 0;
+    }
     if (!token_owner_valid(value)) {
         return complain("`%s` cannot be an owner's name", value);
     }
@@ -69,7 +86,7 @@ static int read_flag(struct request *r, const char *flag, const char *value)
 /* 0, or the exit status. */
 static int read_arguments(struct request *r, int argc, char **argv)
 {
-    static const char *const own[] = {"--expires", "--scope", "--inherit"};
+    static const char *const own[] = {"--expires", "--scope", "--priority", "--inherit"};
     for (int i = 2; i < argc; i++) {
         const char *a = argv[i];
         if (a[0] != '-') {
@@ -82,6 +99,9 @@ static int read_arguments(struct request *r, int argc, char **argv)
         bool known = false;
         for (size_t j = 0; j < sizeof(own) / sizeof(*own); j++) {
             known |= strcmp(a, own[j]) == 0;
+        }
+        for (int j = 0; j < AUTH_LIMITS; j++) {
+            known |= strncmp(a, "--", 2) == 0 && strcmp(a + 2, token_limit_name((enum auth_limit)j)) == 0;
         }
         if (known && (!r->verb || strcmp(r->verb, "add") != 0)) {
             return complain("%s belongs to `add`", a);
@@ -181,8 +201,14 @@ static int list(void)
             print_day(row->created_s, created);
             print_day(row->expires_s, expires);
             bool ended = row->expires_s && row->expires_s <= (int64_t)time(NULL);
-            printf("%-21s %-10s %-10s %-8s %s%s\n", row->id, created, expires, auth_scope_name(row->scope), row->owner,
-                   ended ? " (ended)" : "");
+            printf("%-21s %-10s %-10s %-8s %s%s%s", row->id, created, expires, auth_scope_name(row->scope), row->owner,
+                   row->patient ? " (background)" : "", ended ? " (ended)" : "");
+            for (int j = 0; j < AUTH_LIMITS; j++) {
+                if (row->limits.given & 1U << j) {
+                    printf(" %s=%llu", token_limit_name((enum auth_limit)j), (unsigned long long)row->limits.values[j]);
+                }
+            }
+            putchar('\n');
         }
     }
     if (f) {
@@ -208,21 +234,6 @@ static int take_away(const char *which)
     return EXIT_SUCCESS;
 }
 
-/* The data folder that the flags or the configuration name. What is wrong with other settings is not our business. */
-static char *data_folder(const struct request *r)
-{
-    struct daemon_config config;
-    struct daemon_faults faults = {0};
-    enum daemon_config_action action;
-    (void)daemon_config_load(&config, r->argc, r->argv, getenv("HOME"), getenv("XDG_CONFIG_HOME"),
-                             getenv("XDG_DATA_HOME"), getenv("XDG_CACHE_HOME"), &action, &faults);
-    char *data = config.data;
-    config.data = NULL;
-    daemon_faults_free(&faults);
-    daemon_config_free(&config);
-    return data;
-}
-
 int token_command(int argc, char **argv)
 {
     for (int i = 2; i < argc; i++) {
@@ -241,7 +252,7 @@ int token_command(int argc, char **argv)
         rc = complain("there is no `token %s`", r.verb);
     }
     if (!rc) {
-        char *data = data_folder(&r);
+        char *data = command_data(r.argc, r.argv, NULL);
         rc = !data || !*data ? complain("no data folder: give %s", "--data DIR") : enter(data);
         free(data);
     }

@@ -70,6 +70,42 @@ bool token_owner_valid(const char *name)
     return true;
 }
 
+static const struct {
+    const char *name;
+    bool bytes;
+    uint64_t most;
+} limits[AUTH_LIMITS] = {[LIMIT_CONVERSATIONS] = {"conversations", false, 1000000000},
+                         [LIMIT_LEDGER_BYTES] = {"ledger-bytes", true, INT64_MAX},
+                         [LIMIT_DISK_BYTES] = {"disk-bytes", true, INT64_MAX},
+                         [LIMIT_RETAIN_DAYS] = {"retain-days", false, 36500}};
+
+const char *token_limit_name(enum auth_limit limit)
+{
+    return limits[limit].name;
+}
+
+int token_limit_set(struct token_row *row, const char *name, size_t name_len, const char *value)
+{
+    for (size_t i = 0; i < AUTH_LIMITS; i++) {
+        if (strlen(limits[i].name) != name_len || strncmp(limits[i].name, name, name_len) != 0) {
+            continue;
+        }
+        uint64_t n = 0;
+        int64_t digits = limits[i].bytes ? 0 : text_digits(value, strlen(value));
+        if (digits < 0 || (limits[i].bytes && daemon_bytes_parse(value, &n))) {
+            return -EINVAL;
+        }
+        n = limits[i].bytes ? n : (uint64_t)digits;
+        if (n > limits[i].most) {
+            return -EINVAL;
+        }
+        row->limits.values[i] = n;
+        row->limits.given |= 1U << i;
+        return 0;
+    }
+    return -ENOENT;
+}
+
 /* ---- reading -------------------------------------------------------------------------------------------------------
  */
 
@@ -113,11 +149,15 @@ static bool read_field(const char *field, struct token_row *row)
     if (n == 5 && strncmp(field, "scope", n) == 0) {
         return auth_scope_find(value, &row->scope) == 0;
     }
+    if (n == 8 && strncmp(field, "priority", n) == 0) {
+        row->patient = strcmp(value, "background") == 0;
+        return row->patient;
+    }
     if (n == 8 && strncmp(field, "inherits", n) == 0 && token_owner_valid(value)) {
         snprintf(row->inherits, sizeof(row->inherits), "%s", value);
         return true;
     }
-    return false;
+    return token_limit_set(row, field, n, value) == 0;
 }
 
 /* What is wrong with a line, or NULL. */
@@ -247,7 +287,14 @@ static int write_rows(FILE *f, const struct token_list *list)
         } else {
             fputs("never", f);
         }
-        fprintf(f, " scope=%s%s%s\n", scopes[r->scope], r->inherits[0] ? " inherits=" : "", r->inherits);
+        fprintf(f, " scope=%s%s%s%s", scopes[r->scope], r->patient ? " priority=background" : "",
+                r->inherits[0] ? " inherits=" : "", r->inherits);
+        for (size_t j = 0; j < AUTH_LIMITS; j++) {
+            if (r->limits.given & 1U << j) {
+                fprintf(f, " %s=%llu", limits[j].name, (unsigned long long)r->limits.values[j]);
+            }
+        }
+        fputc('\n', f);
     }
     return fflush(f) == 0 && fsync(fileno(f)) == 0 ? 0 : -errno;
 }

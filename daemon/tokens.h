@@ -2,7 +2,8 @@
  *
  * A token is 192 random bits; the file has its SHA-256, so that reading the file gives nobody a token. A line each:
  *
- *     tok_4f1c… alice sha256:… created=1764500000 expires=never scope=all inherits=local
+ *     tok_4f1c… alice sha256:… created=1764500000 expires=never scope=all priority=background inherits=local
+ *         conversations=100
  *
  * The file is replaced as a whole, under a lock on the folder; a running daemon sees that and reads it again. While the
  * file is there, every request needs a token, also when none is left in it: revoking the last one opens nothing.
@@ -28,8 +29,14 @@ struct token_row {
     unsigned char digest[TOKEN_DIGEST_BYTES];
     int64_t created_s, expires_s; /* wall clock; expires_s 0: never */
     enum auth_scope scope;
+    bool patient;              /* priority=background */
     char inherits[OWNER_SIZE]; /* the owner whose conversations become this one's; "": none */
+    struct auth_limits limits; /* `owner` is not set */
 };
+/* "conversations", "ledger-bytes", "disk-bytes", "retain-days". */
+const char *token_limit_name(enum auth_limit limit);
+/* What a limit of this name is set to. -ENOENT: no limit is called that; -EINVAL: it cannot be that. */
+int token_limit_set(struct token_row *row, const char *name, size_t name_len, const char *value);
 
 struct token_list {
     struct token_row *rows;

@@ -363,6 +363,10 @@ struct engine_stream;
 /* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
 void engine_stream_free(struct engine_stream *s);
+/* The stop string that was completed, valid as long as the stream; NULL: none. */
+const char *engine_stream_stop(const struct engine_stream *s);
+/* Bytes that came and were not given out yet. */
+size_t engine_stream_held_bytes(const struct engine_stream *s);
 /* What is held back comes out now: something that is no text stands behind it (an incomplete character is U+FFFD). 0 or
  * -ENOMEM. */
 int engine_stream_flush(struct engine_stream *s, const char **text, size_t *len);

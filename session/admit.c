@@ -2,7 +2,7 @@
  *
  * Nothing is admitted that would push a running turn's pages out: it fits beside all that those have yet to bring into
  * pages, once idle contexts have gone. Nobody overtakes one that waits for pages. Warm-ups and background turns get the
- * places that others leave, and give them back.
+ * places that others leave, and give them back. Who has nothing running gets a place, or room, of whoever has most.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -153,6 +153,36 @@ static bool take_from_background(struct session *s)
     return last != NULL;
 }
 
+int turns_running(const struct session *s, int64_t owner)
+{
+    int n = 0;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        n += t->found.owner.id == owner && (t->state == TURN_PLANNING || t->state == TURN_RUNNING);
+    return n;
+}
+
+/* The owner of `t` has nothing running, and others have several turns: the youngest of whoever has most is put aside.
+ * True: it was. */
+static bool take_from_others(struct session *s, const struct turn *t)
+{
+    struct turn *last = NULL;
+    int most = 2;
+    if (!t->generate || turns_running(s, t->found.owner.id))
+        return false;
+    for (struct turn *other = s->turns; other; other = other->next) {
+        int running = other->state == TURN_RUNNING && other->n_reading == 0 && !other->cancelled
+                          ? turns_running(s, other->found.owner.id)
+                          : 0;
+        if (running >= most) {
+            most = running;
+            last = other;
+        }
+    }
+    if (last)
+        aside_put(last);
+    return last != NULL;
+}
+
 /* Whether there is a place and room for it. */
 static bool fits(struct session *s, const struct turn *t, const struct places *p)
 {
@@ -230,7 +260,7 @@ void turn_admit(struct session *s)
             count(s, &places);
             continue;
         }
-        if (t->background || !ready || !take_from_background(s))
+        if (t->background || !ready || !(take_from_background(s) || take_from_others(s, t)))
             return; /* nobody overtakes one that waits for pages */
         count(s, &places);
     }

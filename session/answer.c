@@ -34,6 +34,53 @@ static int append(struct answer_text *to, const char *text, size_t len)
     return 0;
 }
 
+/* ---- how likely its tokens were ---- */
+
+/* Of the token that comes next. Its text begins behind what was given out and what the stream holds back. */
+static int note_odds(struct turn *t, const struct engine_pick *pick)
+{
+    if (!t->logprobs)
+        return 0;
+    if (t->n_odds == t->odds_capacity) {
+        size_t capacity = t->odds_capacity ? 2 * t->odds_capacity : 16;
+        struct session_logprob *grown = realloc(t->odds, capacity * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        t->odds = grown;
+        t->odds_capacity = capacity;
+    }
+    struct session_logprob *o = &t->odds[t->n_odds++];
+    *o = (struct session_logprob){.token = pick->token,
+                                  .logprob = pick->logprob,
+                                  .at = t->text.len + engine_stream_held_bytes(t->stream),
+                                  .n_top = t->n_top};
+    memcpy(o->top, pick->top, (size_t)t->n_top * sizeof *o->top);
+    return 0;
+}
+
+/* The tokens that begin in the text so far. */
+static size_t odds_begun(const struct turn *t)
+{
+    size_t n = 0;
+    while (n < t->n_odds && t->odds[n].at < t->text.len)
+        n++;
+    return n;
+}
+
+/* An event of the open item takes the tokens that it is made of along, if they are text. */
+static void emit_with_odds(struct turn *t, struct session_event ev)
+{
+    size_t n = odds_begun(t);
+    if (t->item_kind == ANSWER_MESSAGE) {
+        ev.logprobs = t->odds;
+        ev.n_logprobs = n;
+    }
+    turn_emit(t, &ev);
+    t->n_odds -= n;
+    if (t->n_odds)
+        memmove(t->odds, t->odds + n, t->n_odds * sizeof *t->odds);
+}
+
 /* ---- items ---- */
 
 static struct session_item shown(const struct storage_item *row)
@@ -119,7 +166,7 @@ static int end_item(struct turn *t, bool incomplete)
     struct session_item s = shown(item);
     s.len = len; /* a byte of it may be zero */
     t->item_open = false;
-    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
+    emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
     t->n_told += t->started;
     return 0;
 }
@@ -128,7 +175,7 @@ static int say(struct turn *t, const char *text, size_t len)
 {
     int rc = append(&t->item, text, len);
     if (!rc)
-        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+        emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
     return rc;
 }
 
@@ -201,6 +248,7 @@ static int push(struct turn *t, engine_token id)
         rc = rc ? rc : take_text(t, text, len);
         text = engine_token_bytes(t->session->engine, id, &len);
         rc = rc ? rc : append(&t->text, text, len);
+        t->n_odds = 0; /* marks are no text, and that before them is told */
         return rc ? rc : engine_calls_mark(t->calls, id);
     }
     int stopped = engine_stream_push(t->stream, id, &text, &len);
@@ -244,10 +292,11 @@ static int cut(struct turn *t)
     return rc;
 }
 
-int answer_token(struct turn *t, engine_token id)
+int answer_token(struct turn *t, const struct engine_pick *pick)
 {
     int rc = t->n_opened && !t->opened ? take_opening(t) : 0;
-    rc = rc ? rc : push(t, id);
+    rc = rc ? rc : note_odds(t, pick);
+    rc = rc ? rc : push(t, pick->token);
     if (rc == 1) {
         t->stopped_by_string = true;
         rc = cut(t);

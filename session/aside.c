@@ -111,12 +111,15 @@ void aside_put(struct turn *t)
     turn_tell_queue(t);
 }
 
-/* Whether `a` gives way before `b`, which is older: warm-ups, then what nobody waits for, then the youngest. */
+/* Whether `a` gives way before `b`, which is older: warm-ups, then what nobody waits for, then of the owner who has the
+ * most the youngest. */
 static bool before(const struct turn *a, const struct turn *b)
 {
     if (a->generate != b->generate)
         return !a->generate;
-    return a->background || !b->background;
+    if (a->background != b->background)
+        return a->background;
+    return turns_running(a->session, a->found.owner.id) >= turns_running(b->session, b->found.owner.id);
 }
 
 /* A turn that is alone finds no pages. Those that others have just given back are there next time; otherwise it is a

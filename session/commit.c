@@ -68,7 +68,7 @@ static void done(struct turn *t)
                                          .conversation = turn_conversation_id(t),
                                          .incomplete = incomplete,
                                          .reason = t->reason,
-                                         .stopped_by_string = t->stopped_by_string,
+                                         .stop = t->stopped_by_string ? engine_stream_stop(t->stream) : NULL,
                                          .input_tokens = t->n_prompt,
                                          .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
                                          .output_tokens = t->n_output,

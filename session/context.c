@@ -360,8 +360,11 @@ int context_build(struct turn *t)
 bool context_answer_ends(const struct turn *t, size_t i)
 {
     enum engine_role role = t->messages[i].role;
-    return (role == ENGINE_ASSISTANT || role == ENGINE_CALL) && i + 1 < t->n_messages &&
-           t->messages[i + 1].role != ENGINE_CALL && t->messages[i + 1].role != ENGINE_ASSISTANT;
+    if (role != ENGINE_ASSISTANT && role != ENGINE_CALL)
+        return false;
+    if (i + 1 == t->n_messages)
+        return !t->generate; /* the last one need not be followed where nothing is answered */
+    return t->messages[i + 1].role != ENGINE_CALL && t->messages[i + 1].role != ENGINE_ASSISTANT;
 }
 
 int context_chat_hashes(const struct turn *t, uint8_t (*out)[32])

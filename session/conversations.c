@@ -13,7 +13,7 @@
 
 #define LIST_MAX 100
 
-enum query_kind { CREATE, GET, UPDATE, DELETE, LIST, ITEMS, EVICT, RESPONSE_GET, RESPONSE_DELETE };
+enum query_kind { CREATE, GET, UPDATE, DELETE, LIST, ITEMS, ITEM, TURNS, EVICT, RESPONSE_GET, RESPONSE_DELETE };
 
 struct query {
     struct query *next;
@@ -36,6 +36,9 @@ struct query {
     char *previous;
     struct storage_item *items; /* [limit + 1] of a page */
     size_t n_items;
+    struct storage_turn *turns; /* [limit + 1] of a page */
+    char **parents;             /* public id of what each follows, or NULL */
+    size_t n_turns;
     uint8_t (*keys)[STORAGE_KEY_BYTES];
     size_t n_keys;
     struct prune *prune;
@@ -58,6 +61,10 @@ static void query_free(struct query *q)
     free(q->heads);
     storage_turn_free(&q->turn);
     storage_items_free(q->items, q->n_items);
+    for (size_t i = 0; q->parents && i < q->n_turns; i++)
+        free(q->parents[i]);
+    free(q->parents);
+    storage_turns_free(q->turns, q->n_turns);
     free(q->keys);
     prune_free(q->prune);
     free(q);
@@ -85,13 +92,35 @@ static void fill_conversation(struct session *s, const struct storage_conversati
                                          .n_tokens = row->n_tokens};
 }
 
+/* A page of responses. */
+static int fill_turns(struct query *q, struct session_result *result, struct session_response **responses,
+                      struct stored ***own)
+{
+    size_t n = q->n_turns;
+    if (n > (size_t)q->limit) {
+        n = (size_t)q->limit;
+        result->more = true;
+    }
+    *responses = calloc(n + 1, sizeof **responses);
+    *own = calloc(n + 1, sizeof **own);
+    int rc = *responses && *own ? 0 : -ENOMEM;
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = stored_response(&q->turns[i], &q->conversations[0], q->parents[i], &(*responses)[i], &(*own)[i]);
+    if (!rc) {
+        result->responses = *responses;
+        result->n_responses = n;
+    }
+    return rc;
+}
+
 static void answer(struct query *q, int rc)
 {
     struct session_result result = {.rc = rc};
     struct session_conversation *conversations = NULL;
     struct session_response response;
     struct session_item *items = NULL;
-    struct stored *own = NULL;
+    struct session_response *page = NULL;
+    struct stored *own = NULL, **page_own = NULL;
     char(*running)[LIVE_RESPONSE_SIZE] = NULL;
     size_t n = q->n_conversations, n_items = q->n_items;
     if (rc == 0 && n > 0) {
@@ -109,7 +138,9 @@ static void answer(struct query *q, int rc)
     }
     if (rc == 0 && q->kind == RESPONSE_GET)
         result.rc = stored_response(&q->turn, &q->conversations[0], q->previous, &response, &own);
-    if (rc == 0 && q->kind == ITEMS) {
+    if (rc == 0 && q->kind == TURNS)
+        result.rc = fill_turns(q, &result, &page, &page_own);
+    if (rc == 0 && (q->kind == ITEMS || q->kind == ITEM)) {
         if (n_items > (size_t)q->limit) {
             n_items = (size_t)q->limit;
             result.more = true;
@@ -120,13 +151,19 @@ static void answer(struct query *q, int rc)
     if (result.rc == 0) {
         result.conversations = conversations;
         result.n_conversations = conversations ? n : 0;
-        result.responses = own ? &response : NULL;
-        result.n_responses = own != NULL;
+        if (own) {
+            result.responses = &response;
+            result.n_responses = 1;
+        }
         result.items = items;
         result.n_items = items ? n_items : 0;
     }
     q->done(q->arg, &result);
     stored_free(own);
+    for (size_t i = 0; page_own && i < q->n_turns; i++)
+        stored_free(page_own[i]);
+    free(page_own);
+    free(page);
     free(items);
     free(conversations);
     free(running);
@@ -204,6 +241,10 @@ static int create(struct storage_ledger *l, struct query *q)
         if ((rc = created_before(l, q, key)))
             return rc < 0 ? rc : add_heads(l, q);
     }
+    char why[128];
+    int rc = limits_check(l, q->session, q->owner_row.id, q->owner, true, why, sizeof why);
+    if (rc)
+        return rc;
     struct storage_conversation *c = &q->conversations[0];
     q->n_conversations = 1;
     c->owner = q->owner_row.id;
@@ -212,7 +253,7 @@ static int create(struct storage_ledger *l, struct query *q)
     if (replace(&c->public_id, q->id) || replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
-    int rc = storage_conversation_insert(l, c);
+    rc = storage_conversation_insert(l, c);
     return rc || !q->key ? rc : storage_key_set(l, q->owner_row.id, key, q->digest, q->id);
 }
 
@@ -310,6 +351,33 @@ static int segment_keys(struct storage_ledger *l, struct query *q)
     return rc;
 }
 
+/* A page of all that was answered, and what each follows. */
+static int turns(struct storage_ledger *l, struct query *q)
+{
+    int64_t after = 0;
+    int rc = 0;
+    if (q->text) {
+        struct storage_turn turn;
+        rc = storage_turn_get(l, q->owner_row.id, q->text, 0, &turn);
+        if (rc)
+            return rc == -ENOENT ? -ERANGE : rc;
+        after = turn.conversation == q->conversations[0].id ? turn.id : 0;
+        storage_turn_free(&turn);
+        if (!after)
+            return -ERANGE;
+    }
+    rc = storage_turns_page(l, q->owner_row.id, q->conversations[0].id, after, (size_t)q->limit + 1, &q->turns,
+                            &q->n_turns);
+    if (rc)
+        return rc;
+    q->parents = calloc(q->n_turns + 1, sizeof *q->parents);
+    rc = q->parents ? 0 : -ENOMEM;
+    for (size_t i = 0; !rc && i < q->n_turns; i++)
+        if (q->turns[i].parent)
+            rc = storage_turn_public_id(l, q->turns[i].parent, &q->parents[i]);
+    return rc;
+}
+
 static int query_find(struct storage_ledger *l, struct query *q)
 {
     int rc = storage_owner_get(l, q->owner, &q->owner_row);
@@ -333,6 +401,17 @@ static int query_find(struct storage_ledger *l, struct query *q)
         rc = storage_items_page(l, q->owner_row.id, q->conversations[0].id, q->conversations[0].head, q->descending,
                                 q->text, (size_t)q->limit + 1, &q->items, &q->n_items);
         rc = rc == -ENOENT ? -ERANGE : rc;
+        break;
+    case ITEM:
+        if ((rc = get_conversation(l, q)))
+            break;
+        rc = storage_item_get(l, q->owner_row.id, q->conversations[0].id, q->conversations[0].head, q->text, &q->items);
+        q->n_items = !rc;
+        rc = rc == -ENOENT ? -ERANGE : rc;
+        break;
+    case TURNS:
+        rc = get_conversation(l, q);
+        rc = rc ? rc : turns(l, q);
         break;
     case DELETE:
     case EVICT:
@@ -664,6 +743,22 @@ int session_conversation_items(struct session *s, const char *owner, const char 
     return start(
         s, ITEMS, owner, id, NULL, NULL, NULL,
         (struct query){.done = done, .arg = arg, .limit = limit, .descending = descending, .text = (char *)after});
+}
+
+int session_conversation_item(struct session *s, const char *owner, const char *id, const char *item,
+                              session_done *done, void *arg)
+{
+    return start(s, ITEM, owner, id, NULL, NULL, NULL,
+                 (struct query){.done = done, .arg = arg, .limit = 1, .text = (char *)item});
+}
+
+int session_conversation_turns(struct session *s, const char *owner, const char *id, const char *after, int limit,
+                               session_done *done, void *arg)
+{
+    if (limit < 1 || limit > LIST_MAX)
+        return -EINVAL;
+    return start(s, TURNS, owner, id, NULL, NULL, NULL,
+                 (struct query){.done = done, .arg = arg, .limit = limit, .text = (char *)after});
 }
 
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,

@@ -205,6 +205,8 @@ void form_after(struct turn *t)
 int form_forced(struct turn *t, struct engine_tokens *out)
 {
     struct engine_match *m = NULL;
+    if (t->logprobs) /* which the model's tokens only have */
+        return 0;
     if (within(t) == ENGINE_WITHIN_CALL)
         m = t->call_match && !call_is_over(t) ? t->call_match : NULL;
     else if (within(t) == ENGINE_WITHIN_TEXT && t->form && t->form_begun && !t->bare_match)

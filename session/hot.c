@@ -216,22 +216,40 @@ static bool about_to_be_used(const struct session *s, const struct hot *h)
     return false;
 }
 
-/* The idle one that was used longest ago goes; those that are about to be used only where there are no others. */
+/* Notes which idle contexts belong to owners that have as many tokens in them as an equal share, or more. They stand in
+ * the order of their owners. */
+static void mark_over(struct session *s)
+{
+    int64_t all = 0, owners = 0;
+    for (size_t i = 0; i < s->n_idle; i++) {
+        all += engine_seq_length(s->idle[i]->seq);
+        owners += i == 0 || s->idle[i]->owner != s->idle[i - 1]->owner;
+    }
+    for (size_t i = 0, end; i < s->n_idle; i = end) {
+        int64_t own = 0;
+        for (end = i; end < s->n_idle && s->idle[end]->owner == s->idle[i]->owner; end++)
+            own += engine_seq_length(s->idle[end]->seq);
+        for (size_t k = i; k < end; k++)
+            s->idle[k]->over = own * owners >= all;
+    }
+}
+
+/* Of those who have more than their share the idle one goes that was used longest ago: who has little in pages does not
+ * lose it because somebody else has much. Those that are about to be used go only where there are no others. */
 static bool evict_one_but(struct session *s, const struct hot *but)
 {
-    struct hot *oldest = NULL;
-    for (struct hot *h = s->oldest_hot; h; h = h->previous) {
+    struct hot *oldest[3] = {NULL, NULL, NULL};
+    mark_over(s);
+    for (struct hot *h = s->oldest_hot; h && !oldest[0]; h = h->previous) {
         if (h == but || h->user)
             continue;
-        if (!about_to_be_used(s, h)) {
-            oldest = h;
-            break;
-        }
-        if (!oldest)
-            oldest = h;
+        int last = about_to_be_used(s, h) ? 2 : !h->over;
+        if (!oldest[last])
+            oldest[last] = h;
     }
-    hot_free(s, oldest);
-    return oldest != NULL;
+    struct hot *out = oldest[0] ? oldest[0] : oldest[1] ? oldest[1] : oldest[2];
+    hot_free(s, out);
+    return out != NULL;
 }
 
 bool hot_evict_one(struct session *s)

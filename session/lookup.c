@@ -53,8 +53,8 @@ static int find_match(struct storage_ledger *l, struct turn *t, int64_t *parent)
     struct found *f = &t->found;
     int tries = 0, rc = -ENOENT;
     int64_t conversation = 0;
-    size_t n = t->n_messages;
-    uint8_t(*hashes)[32] = malloc((n + 1) * sizeof *hashes); /* after each message */
+    size_t n = t->n_messages + 1;
+    uint8_t(*hashes)[32] = malloc(n * sizeof *hashes); /* after each message */
     if (!hashes)
         return -ENOMEM;
     if (context_chat_hashes(t, hashes)) {
@@ -281,6 +281,15 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     return rc;
 }
 
+/* What would be written is refused now to who has as much as it may have. */
+static int find_limits(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    int rc =
+        limits_check(l, t->session, f->owner.id, t->owner, !f->conversation.id, f->over_limit, sizeof f->over_limit);
+    return rc == -EMFILE || rc == -EFBIG ? refuse(t, SESSION_QUOTA, f->over_limit) : rc;
+}
+
 static int find_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
@@ -303,6 +312,9 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_match(l, t, &parent);
     if (!rc && !t->requeued) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
+    if (!rc && f->failure == SESSION_OK && t->store && !t->count && !turn_touches(t) && !t->requeued && !f->stored.id &&
+        !f->replaces)
+        rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
     const char *wrong = NULL;

@@ -18,14 +18,13 @@
 
 struct retention {
     struct session *session;
-    int64_t before_ms;
+    int64_t now_ms;
     char *owner, *conversation;
     int rc;
 };
 
-void retention_start(struct session *s, int64_t retain_ms, int wait_ms)
+void retention_start(struct session *s, int wait_ms)
 {
-    s->retain_ms = retain_ms;
     s->retain_wait_ms = wait_ms ? wait_ms : WAIT_MS;
     s->retain_offset_ms = session_wall_ms() - session_now_ns() / 1000000;
     s->retain_due_ms = session_now_ns() / 1000000 + s->retain_wait_ms;
@@ -80,7 +79,7 @@ static void found(struct session *s, void *arg)
 static int find_run(struct storage_ledger *l, void *arg)
 {
     struct retention *r = arg;
-    return storage_conversation_oldest(l, r->before_ms, &r->owner, &r->conversation);
+    return storage_conversation_expired(l, r->now_ms, &r->owner, &r->conversation);
 }
 
 static void find_done(void *arg, int rc)
@@ -94,7 +93,7 @@ static void find_done(void *arg, int rc)
 void retention_tick(struct session *s)
 {
     int64_t now_ms = session_now_ns() / 1000000, wall_ms = session_wall_ms();
-    if (!s->retain_ms || s->retaining || s->closing || !s->storage)
+    if (s->retaining || s->closing || !s->storage || !storage_limits_retain(s->storage))
         return;
     if (llabs((long long)(wall_ms - now_ms - s->retain_offset_ms)) > STEP_MS) {
         s->retain_offset_ms = wall_ms - now_ms;
@@ -106,7 +105,7 @@ void retention_tick(struct session *s)
     if (!r)
         return;
     r->session = s;
-    r->before_ms = wall_ms - s->retain_ms;
+    r->now_ms = wall_ms;
     s->retaining = true;
     if (storage_submit(s->storage, (struct storage_job){.run = find_run, .done = find_done, .arg = r}))
         over(r, PAUSE_MS);

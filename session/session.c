@@ -197,7 +197,7 @@ static int idle_wait_ms(const struct session *s)
         due_ms = unsaved_ms;
     if (s->oldest_hot && !s->oldest_hot->user && s->oldest_hot->last_used_ms + s->idle_ms + 1 < due_ms)
         due_ms = s->oldest_hot->last_used_ms + s->idle_ms + 1;
-    if (s->retain_ms && !s->retaining && s->retain_due_ms < due_ms)
+    if (s->storage && !s->retaining && s->retain_due_ms < due_ms && storage_limits_retain(s->storage))
         due_ms = s->retain_due_ms;
     if (due_ms == INT64_MAX)
         return -1;
@@ -305,7 +305,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
-    retention_start(s, opts->retain_ms, opts->retain_wait_ms);
+    retention_start(s, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
     const struct storage_opts storage = {.dir = opts->data_dir,
@@ -318,7 +318,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     engine.need_chat = true; /* without it no turn could be rendered */
     engine.step_picks = s->max_running;
     if ((rc = storage_open(&storage, &s->storage, err, err_size)) ||
-        (rc = engine_open(&engine, &s->engine, err, err_size)))
+        (rc = limits_set(s->storage, &opts->limits, NULL, 0)) || (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->forms = engine_forms_new(s->engine);
     if (!s->forms) {
@@ -414,6 +414,11 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return engine_tokenize(s->engine, text, len, add_special, out);
 }
 
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len)
+{
+    return engine_token_bytes(s->engine, id, len);
+}
+
 void session_status(struct session *s, struct session_status *out)
 {
     struct storage_stats stats;
@@ -429,6 +434,7 @@ void session_status(struct session *s, struct session_status *out)
     out->segments = stats.segments;
     out->saved_bytes = stats.encoded_bytes;
     out->save_us = stats.save_us;
+    out->quota_refusals = atomic_load(&s->quota_refusals);
     out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 
@@ -495,11 +501,13 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->form = engine_form_share(r->form);
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
+    t->logprobs = r->logprobs;
+    t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
     t->match = r->match;
     t->store = r->store;
     t->generate = r->generate;
     t->count = r->count;
-    t->background = r->background || r->request || !r->generate;
+    t->background = r->background || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
     t->retry = r->retry;

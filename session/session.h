@@ -22,6 +22,18 @@
 
 struct session;
 
+/* What an owner may have; 0: there is no limit. */
+struct session_limits {
+    uint64_t conversations; /* with as many, or as many bytes, a turn or a creation that would add some is refused */
+    uint64_t ledger_bytes;  /* of what was asked and answered, and of its tokens */
+    uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
+    int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
+};
+struct session_owner_limits {
+    const char *owner; /* "NAME": its own, and for each of its users "NAME/USER" */
+    struct session_limits limits;
+};
+
 struct session_opts {
     struct engine_opts engine; /* the model; its progress callback is called on the thread that calls session_open() */
     const char *data_dir;      /* ledger and packs; created with mode 0700 when missing */
@@ -29,12 +41,13 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                           alone takes, whichever is longer */
-    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
-    int64_t retain_ms;  /* a conversation is deleted after this time without a turn or a change; 0 = never */
-    int retain_wait_ms; /* before the first is, and after the clock was set; 0 = an hour */
+    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                        alone takes, whichever is longer */
+    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    struct session_limits limits; /* of every owner that session_limits_set() does not name */
+    int retain_wait_ms; /* before the first conversation is deleted for its age, and after the clock was set; 0 = an
+                           hour */
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
@@ -70,6 +83,8 @@ const struct engine_info *session_model(const struct session *s);
 /* engine_tokenize() of the model. */
 int session_tokenize(const struct session *s, const char *text, size_t len, bool add_special,
                      struct engine_tokens *out);
+/* [any thread] engine_token_bytes() of the model. */
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len);
 
 /* ---- turns ----------------------------------------------------------------------------------------------------------
  */
@@ -92,6 +107,7 @@ enum session_failure {
     SESSION_KEY_REUSED, /* idempotency_key_reused: this key came with another request */
     SESSION_KEY_LIMIT,  /* rate_limit_exceeded: the owner has too many keys */
     SESSION_DISK_FULL,  /* disk_full: the turn could not be written for want of room */
+    SESSION_QUOTA,      /* quota_exceeded: the owner has all that it may have */
 };
 
 struct session_receipt {
@@ -133,8 +149,9 @@ struct session_item {
                          has ended, its "tokens"); may be NULL */
     /* Of stored ones: */
     bool output, incomplete;
-    const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs */
-    bool running;
+    const char *response; /* in a page of items: the response that it belongs to, and whether that one still runs, or
+                             failed */
+    bool running, failed;
     int64_t created_ms;
 };
 
@@ -151,6 +168,17 @@ struct session_response {
     const char *receipt; /* JSON object, `saved` up to date; NULL until it has ended */
     int input_tokens, cached_tokens, output_tokens;
     int64_t created_ms, completed_ms;
+};
+
+#define SESSION_TOP_MAX 20 /* alternatives of a token that are told */
+
+/* A token of the answer, and how likely it was. */
+struct session_logprob {
+    engine_token token;
+    float logprob; /* as in engine_pick */
+    size_t at;     /* bytes of the answer before it */
+    int n_top;
+    struct engine_logprob top[SESSION_TOP_MAX]; /* likeliest first */
 };
 
 enum session_event_kind {
@@ -172,11 +200,14 @@ struct session_event {
     int64_t done, total;      /* PROGRESS: tokens (queue: turns ahead, 0) */
     const char *text;         /* DELTA: the piece */
     size_t len;
-    const struct session_item *item; /* ITEM, ITEM_END */
-    bool incomplete;                 /* DONE */
-    const char *reason;     /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
-                               "shutdown", "malformed_call" */
-    bool stopped_by_string; /* DONE: a stop string ended it */
+    const struct session_item *item;        /* ITEM, ITEM_END */
+    const struct session_logprob *logprobs; /* DELTA and ITEM_END of a message, if asked for: the tokens that begin in
+                                             * the text up to here and were not told yet */
+    size_t n_logprobs;
+    bool incomplete;    /* DONE */
+    const char *reason; /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
+                           "shutdown", "malformed_call" */
+    const char *stop;   /* DONE: the stop string that ended it; NULL: none */
     int input_tokens, cached_tokens, output_tokens; /* DONE */
     const struct session_receipt *receipt;          /* DONE */
     enum session_failure failure;                   /* FAILED */
@@ -218,17 +249,19 @@ struct session_turn {
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
+    bool logprobs;         /* told with the text */
+    int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
     bool count;            /* only its context's tokens are counted: DONE without STARTED, and nothing is kept */
-    bool background;       /* nobody waits for it: it gets the places and the time that others leave */
+    bool background;       /* it gets the places and the time that others leave; so does what generates nothing */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
     const char *key;             /* NULL: none */
     const unsigned char *digest; /* SESSION_DIGEST_BYTES, of route and body; NULL: none, and then no key either */
     bool retry;                  /* the client says that it has sent this before */
-    /* Background: it waits in the ledger as `queued`, and would run after a restart: `request` is given back then. */
-    const char *request; /* NULL: not in the background */
+    /* It may wait in the ledger as `queued`, and would run after a restart: `request` is given back then. */
+    const char *request; /* NULL: it may not */
     bool requeued;       /* it is one that was given back: its row is there */
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
@@ -279,10 +312,16 @@ struct session_conversation {
     int64_t n_turns, n_tokens;
 };
 
+struct session_usage {
+    uint64_t conversations, ledger_bytes, disk_bytes; /* as in session_limits */
+    struct session_limits limits;
+};
+
 struct session_result {
     int rc; /* 0, -ENOENT, -EEXIST, -EBUSY (a turn runs on it), -EINPROGRESS (deleted, not all erased yet), -EIO, ...;
              * of a creation with a key: -EKEYREJECTED: the key came with another request, -EUSERS: the owner has too
-             * many; of a page: -ERANGE: there is no such item */
+             * many; -EMFILE: the owner has as many conversations as it may, or -EFBIG: bytes; of a page: -ERANGE: there
+             * is no such item */
     const struct session_conversation *conversations;
     size_t n_conversations;
     bool more; /* list or page: there are rows after the last one */
@@ -290,6 +329,7 @@ struct session_result {
     size_t n_responses;
     const struct session_item *items; /* of a page */
     size_t n_items;
+    const struct session_usage *usage; /* of session_usage(); NULL: it could not be read */
 };
 typedef void session_done(void *arg, const struct session_result *r);
 
@@ -317,6 +357,13 @@ int session_conversation_list(struct session *s, const char *owner, const char *
  * with `descending` from the last one back, after item `after` (NULL: from that end on). limit 1..100. */
 int session_conversation_items(struct session *s, const char *owner, const char *id, bool descending, const char *after,
                                int limit, session_done *done, void *arg);
+/* One item of that list. -ERANGE: there is none. */
+int session_conversation_item(struct session *s, const char *owner, const char *id, const char *item,
+                              session_done *done, void *arg);
+/* A page of its responses, of all branches, oldest first, after response `after` (NULL: from the first). limit 1..100.
+ * -ERANGE: the conversation has no such response. */
+int session_conversation_turns(struct session *s, const char *owner, const char *id, const char *after, int limit,
+                               session_done *done, void *arg);
 /* Drops its pages (to_disk false: encoded segments stay in RAM; true: not those either) after saving what is not saved.
  * Answers when it is done. */
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
@@ -324,6 +371,16 @@ int session_conversation_evict(struct session *s, const char *owner, const char 
 int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
+
+/* ---- limits --------------------------------------------------------------------------------------------------------
+ */
+
+/* What an owner has and may have. The result is 0 also where it cannot be read. */
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg);
+/* From now on owners may have this: those in the rows (the first that fits), and everyone else. Copied. 0 or -ENOMEM.
+ */
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n);
 
 /* ---- upkeep ---------------------------------------------------------------------------------------------------------
  */
@@ -360,6 +417,7 @@ struct session_status {
     uint64_t turns_completed, turns_incomplete, turns_failed;
     uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
+    uint64_t quota_refusals;        /* turns and creations */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */

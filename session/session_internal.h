@@ -35,6 +35,7 @@
 #include "storage/storage.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define SESSION_SEGMENT_TOKENS 256 /* a full segment; at absolute positions 256 k */
 #define SESSION_MAX_RUNNING    256
@@ -58,6 +59,7 @@ struct hot {
     bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
     bool idle;         /* in session.idle */
+    bool over;         /* while one is evicted: idle, of an owner that has more than its share of the idle ones */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -152,11 +154,12 @@ struct found {
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
     size_t n_path;
-    char *tools;      /* that the parent's context was told of, in the sorted form; NULL: none */
-    size_t matched;   /* match: messages that the path covers */
-    bool apart;       /* what was matched is followed in a chain of its own: its conversation is not this turn's */
-    int64_t replaces; /* the first attempt at this request, whose place it takes; 0 = none */
-    int64_t requeued; /* row of a turn that waited in the ledger */
+    char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
+    size_t matched;       /* match: messages that the path covers */
+    bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
+    int64_t replaces;     /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t requeued;     /* row of a turn that waited in the ledger */
+    char over_limit[128]; /* what the owner has too much of */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
     char *stored_previous;
 };
@@ -200,7 +203,8 @@ struct turn {
     bool form_begun;                 /* there is some of the text */
     char **stops;
     size_t n_stops;
-    int max_output_tokens;
+    int max_output_tokens, n_top;
+    bool logprobs;
     bool match, store, generate, count;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -237,8 +241,10 @@ struct turn {
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
 
     struct engine_stream *stream;
-    struct engine_calls *calls; /* NULL: all of the answer is text, and none thinking */
-    struct answer_text text;    /* the answer so far, as it was written */
+    struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
+    struct answer_text text;      /* the answer so far, as it was written */
+    struct session_logprob *odds; /* of tokens that are not told yet */
+    size_t n_odds, odds_capacity;
     struct storage_item *output;
     size_t n_output_items, n_told;
     struct answer_text item; /* text of the last one, while it is open */
@@ -367,7 +373,8 @@ struct session {
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
-    int64_t retain_ms, retain_due_ms, retain_offset_ms; /* retention.c */
+    atomic_uint_fast64_t quota_refusals;
+    int64_t retain_due_ms, retain_offset_ms; /* retention.c */
     int retain_wait_ms;
     bool retaining;                 /* a conversation is looked for, or being deleted */
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
@@ -411,6 +418,8 @@ void turn_step_failed(struct turn *t, int rc);
 /* admit.c */
 /* Lets waiting turns run. */
 void turn_admit(struct session *s);
+/* Turns of an owner that have a place. */
+int turns_running(const struct session *s, int64_t owner);
 
 /* restore.c */
 /* Moves the reads and imports of a running turn on. True: something moved. */
@@ -517,7 +526,7 @@ int items_check_results(struct storage_ledger *l, const struct turn *t, const ch
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */
 /* Takes what was sampled. 1: the answer is over. */
-int answer_token(struct turn *t, engine_token id);
+int answer_token(struct turn *t, const struct engine_pick *pick);
 /* Nothing more comes: what is held back comes out, and the last item ends. */
 int answer_finish(struct turn *t);
 /* Tells the items that could not be told before the turn had started. */
@@ -561,8 +570,16 @@ void unsaved_mark(struct session *s, const struct turn *t);
 /* Gives those up that are left: the next start finds their turns running. */
 void unsaved_marks_free(struct session *s);
 
+/* limits.c */
+int limits_set(struct storage *storage, const struct session_limits *everyone, const struct session_owner_limits *rows,
+               size_t n);
+/* In a job: whether the owner, by this name, may have another turn, or with `creates` another conversation. 0; -EMFILE
+ * or -EFBIG: no, and `why` gets what to say; other errors of the ledger. */
+int limits_check(struct storage_ledger *l, struct session *s, int64_t owner, const char *name, bool creates, char *why,
+                 size_t why_size);
+
 /* retention.c */
-void retention_start(struct session *s, int64_t retain_ms, int wait_ms);
+void retention_start(struct session *s, int wait_ms);
 /* [now and then] Deletes the next conversation that is too old. */
 void retention_tick(struct session *s);
 

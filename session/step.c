@@ -61,7 +61,8 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             if (!form_mask(t, &mask))
                 continue;
             item->pick = &picks[n_picks++];
-            *item->pick = (struct engine_pick){.settings = &t->sampling, .mask = mask};
+            *item->pick = (struct engine_pick){
+                .settings = &t->sampling, .mask = mask, .logprobs = t->logprobs, .n_top = t->n_top};
         }
         turns[n_items++] = t;
     }

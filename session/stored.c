@@ -40,6 +40,7 @@ struct session_item *stored_items(const struct storage_item *rows, size_t n)
                                          .incomplete = rows[i].incomplete,
                                          .response = rows[i].turn_id,
                                          .running = rows[i].turn_status >= STORAGE_TURN_RUNNING,
+                                         .failed = rows[i].turn_status == STORAGE_TURN_FAILED,
                                          .created_ms = rows[i].created_ms};
     return items;
 }

@@ -77,6 +77,7 @@ void turn_free(struct turn *t)
     engine_calls_free(t->calls);
     free(t->text.text);
     free(t->item.text);
+    free(t->odds);
     storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
     free(t->row.receipt);
@@ -474,16 +475,17 @@ static void note_time(struct turn *t, int64_t now_ns)
 }
 
 /* A token of the answer that ends nothing by itself. False: the turn is over. */
-static bool add_token(struct turn *t, engine_token id)
+static bool add_token(struct turn *t, const struct engine_pick *pick)
 {
     struct session *s = t->session;
+    engine_token id = pick->token;
     if (form_take(t, id))
         return false;
     int rc = engine_tokens_append(&t->context, &id, 1);
     if (rc == 0) {
         t->n_output++;
         s->status.tokens_generated++;
-        rc = answer_token(t, id);
+        rc = answer_token(t, pick);
     }
     form_after(t);
     if (rc == 1) {
@@ -522,13 +524,13 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         turn_finish(t);
         return;
     }
-    if (!add_token(t, next->token))
+    if (!add_token(t, next))
         return;
     /* What must come now needs no step of its own. */
     if (form_forced(t, &forced))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
     else
-        for (size_t i = 0; i < forced.n && add_token(t, forced.ids[i]); i++)
+        for (size_t i = 0; i < forced.n && add_token(t, &(struct engine_pick){.token = forced.ids[i]}); i++)
             ;
     engine_tokens_free(&forced);
 }

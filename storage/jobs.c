@@ -119,7 +119,7 @@ static void kv_control(struct storage_ledger *l, enum stmt_id id)
 static int job_run(struct storage_ledger *l, struct job *j)
 {
     size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
-    l->deferred = l->wrote_kv = false;
+    l->deferred = l->wrote_kv = l->titles_changed = false;
     int rc = control(l, S_SAVEPOINT);
     if (rc)
         return rc;
@@ -138,6 +138,8 @@ static int job_run(struct storage_ledger *l, struct job *j)
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;
         j->deferred = false;
+        if (l->titles_changed)
+            titles_give_up(l);
         rc = control(l, S_ROLLBACK_TO);
         if (rc)
             return rc;
@@ -179,6 +181,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     if (rc) {
         roll_back(l->db);
         roll_back(l->kv);
+        titles_give_up(l);
         l->n_drops = l->n_dead_turns = 0;
     } else {
         kv_control(l, S_KV_COMMIT);
@@ -388,6 +391,7 @@ static void idle(struct storage_ledger *l)
 {
     if (!l->logged || monotonic_ms() < idle_due_ms(l))
         return;
+    titles_idle(l);
     if (l->n_superseded)
         (void)jobs_run_alone(l, let_go_run);
     int rc = l->n_cleared || l->gone ? batch_run(l, NULL) : 0;

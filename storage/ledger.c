@@ -11,8 +11,6 @@
 
 #include "storage/storage_internal.h"
 
-#define SEARCH_ROWS 4096 /* titles that one job looks at */
-
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out)
 {
     struct storage_owner o = {0};
@@ -184,6 +182,8 @@ int storage_conversation_insert(struct storage_ledger *l, struct storage_convers
     rc = stmt_run(l, s, NULL);
     if (!rc)
         c->id = sqlite3_last_insert_rowid(l->db);
+    if (!rc && c->kind == STORAGE_CONVERSATION_LISTED)
+        titles_note(l, c->owner, c->id, c->title);
     return rc;
 }
 
@@ -200,7 +200,10 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
     (void)sqlite3_bind_int64(s, 5, c->updated_ms);
     (void)sqlite3_bind_int64(s, 6, c->head);
     rc = stmt_run(l, s, &changes);
-    return rc ? rc : changes ? 0 : -ENOENT;
+    if (rc || !changes)
+        return rc ? rc : -ENOENT;
+    titles_note(l, c->owner, c->id, c->title);
+    return 0;
 }
 
 int storage_conversation_runs(struct storage_ledger *l, int64_t id)
@@ -299,6 +302,7 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_release(l, keys[i]);
     free(keys);
+    titles_forget(l, owner, id);
     if (!rc)
         rc = segment_let_go(l);
     return rc ? rc : erase_mark(l, owner, public_id);
@@ -351,54 +355,4 @@ int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct st
     }
     *n = found;
     return 0;
-}
-
-int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
-                                struct storage_conversation *rows, size_t max, size_t *n, bool *over)
-{
-    int64_t *ids = malloc((max ? max : 1) * sizeof *ids);
-    struct storage_cursor last = *at;
-    size_t seen = 0, matched = 0, found = 0;
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_CONV_TITLES, &rc, owner, at->updated_ms, at->id, SEARCH_ROWS);
-    if (!s || !ids) {
-        free(ids);
-        return rc ? rc : -ENOMEM;
-    }
-    while (matched < max && (rc = stmt_step(l, s)) == 1) {
-        const char *title = (const char *)sqlite3_column_text(s, 2);
-        last = (struct storage_cursor){sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1)};
-        seen++;
-        if (title && strcasestr(title, query))
-            ids[matched++] = last.id;
-    }
-    stmt_reset(s);
-    rc = rc < 0 ? rc : 0;
-    while (found < matched && !rc) {
-        rc = storage_conversation_by_id(l, owner, ids[found], &rows[found]);
-        found += !rc;
-    }
-    free(ids);
-    if (rc) {
-        rows_free(rows, found);
-        return rc;
-    }
-    *at = last;
-    *n = found;
-    *over = matched == max || seen < SEARCH_ROWS;
-    return 0;
-}
-
-int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id)
-{
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, &rc, before_ms);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    rc = column_text(s, 0, owner);
-    if (!rc)
-        rc = column_text(s, 1, public_id);
-    stmt_reset(s);
-    return rc;
 }

@@ -116,25 +116,54 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
     return s ? items_read(l, s, false, rows, n) : rc;
 }
 
+/* The turn that an item belongs to, and its place there. */
+static int item_place(struct storage_ledger *l, int64_t owner, int64_t conversation, const char *public_id,
+                      int64_t *turn, int64_t *place)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_ITEM_PLACE, &rc);
+    if (!s)
+        return rc;
+    bind_text(s, 1, public_id);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    (void)sqlite3_bind_int64(s, 3, conversation);
+    if ((rc = stmt_step(l, s)) != 1)
+        return rc ? rc : -ENOENT;
+    *turn = sqlite3_column_int64(s, 0);
+    *place = sqlite3_column_int64(s, 1);
+    stmt_reset(s);
+    return 0;
+}
+
+int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
+                     struct storage_item **row)
+{
+    int64_t turn, place;
+    struct storage_item *rows = NULL;
+    size_t n = 0;
+    int rc = item_place(l, owner, conversation, public_id, &turn, &place);
+    if (rc)
+        return rc;
+    /* The first from its place on, which is another one where it is not on the path. */
+    sqlite3_stmt *s = STMT_WITH(l, S_ITEMS_AFTER, &rc, head, conversation, turn, place - 1, 1);
+    if (!s || (rc = items_read(l, s, true, &rows, &n)))
+        return rc;
+    if (n == 0 || strcmp(rows[0].public_id, public_id) != 0) {
+        storage_items_free(rows, n);
+        return -ENOENT;
+    }
+    *row = rows;
+    return 0;
+}
+
 int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, bool descending,
                        const char *after, size_t max, struct storage_item **rows, size_t *n)
 {
     int64_t turn = descending ? INT64_MAX : 0, place = descending ? INT64_MAX : -1;
     int rc;
     sqlite3_stmt *s;
-    if (after) {
-        s = stmt_get(l, S_ITEM_PLACE, &rc);
-        if (!s)
-            return rc;
-        bind_text(s, 1, after);
-        (void)sqlite3_bind_int64(s, 2, owner);
-        (void)sqlite3_bind_int64(s, 3, conversation);
-        if ((rc = stmt_step(l, s)) != 1)
-            return rc ? rc : -ENOENT;
-        turn = sqlite3_column_int64(s, 0);
-        place = sqlite3_column_int64(s, 1);
-        stmt_reset(s);
-    }
+    if (after && (rc = item_place(l, owner, conversation, after, &turn, &place)))
+        return rc;
     s = STMT_WITH(l, descending ? S_ITEMS_BEFORE : S_ITEMS_AFTER, &rc, head, conversation, turn, place,
                   max > INT32_MAX ? INT32_MAX : (int64_t)max);
     return s ? items_read(l, s, true, rows, n) : rc;

@@ -534,6 +534,31 @@ int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t ch
     return 0;
 }
 
+int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t after, size_t max,
+                       struct storage_turn **rows, size_t *n)
+{
+    struct storage_turn *turns = calloc(max + 1, sizeof *turns);
+    int64_t *ids = calloc(max + 1, sizeof *ids);
+    size_t n_ids = 0, found = 0;
+    int rc = turns && ids ? 0 : -ENOMEM;
+    sqlite3_stmt *s = rc ? NULL : STMT_WITH(l, S_TURNS_PAGE, &rc, conversation, after, (int64_t)max);
+    while (s && n_ids < max && (rc = stmt_step(l, s)) == 1)
+        ids[n_ids++] = sqlite3_column_int64(s, 0);
+    if (s)
+        stmt_reset(s);
+    rc = rc > 0 ? 0 : rc;
+    for (; !rc && found < n_ids; found += !rc)
+        rc = storage_turn_by_id(l, owner, ids[found], STORAGE_TURN_ITEMS, &turns[found]);
+    free(ids);
+    if (rc) {
+        storage_turns_free(turns, found);
+        return rc;
+    }
+    *rows = turns;
+    *n = found;
+    return 0;
+}
+
 int storage_turn_is_leaf(struct storage_ledger *l, int64_t id)
 {
     int rc;

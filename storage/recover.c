@@ -5,7 +5,7 @@
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
  * the index knows for its pack: it is taken in again, also behind holes that were cut since, when all of it is there.
  * Without such a loss there is nothing behind that end.
- *   - Without an index every record of every pack is read and the rows are made anew.
+ *   - Without an index every record of every pack is read and the rows are made anew, some hundred in a transaction.
  *   - A pack that cannot be read is not used further; what can be read of it still is. It keeps nobody from starting.
  *
  * Whatever nothing holds is found later, in the background.
@@ -16,7 +16,9 @@
 
 #include "storage/storage_internal.h"
 
-#define DEAD_SLACK ((uint64_t)64 << 10)
+#define DEAD_SLACK   ((uint64_t)64 << 10)
+#define REBUILD_ROWS 512 /* of one transaction, when the index is made anew */
+#define TELL_MS      5000
 
 struct recovery {
     struct storage_ledger *l;
@@ -26,6 +28,8 @@ struct recovery {
     uint64_t last_end;
     struct drop *intents;
     size_t n, cap;
+    uint64_t taken; /* records, with `rebuild` */
+    int64_t told_ms;
     int rc; /* the index's while records are taken in; that of a pack does not matter */
 };
 
@@ -154,6 +158,21 @@ static int whole(const struct storage_ledger *l, uint32_t pack, uint64_t offset,
     return rc;
 }
 
+/* Ends a transaction that is long enough, and says how far it is. */
+static int piece(struct recovery *r, uint32_t pack)
+{
+    if (!r->rebuild || ++r->taken % REBUILD_ROWS)
+        return 0;
+    if (monotonic_ms() - r->told_ms >= TELL_MS) {
+        if (r->told_ms)
+            storage_log(r->l->st, LOG_NOTICE, "kv.db is made anew: %llu segments so far, now of pack %u of %u",
+                        (unsigned long long)r->taken, pack, r->newest);
+        r->told_ms = monotonic_ms();
+    }
+    int rc = control(r->l, S_KV_COMMIT);
+    return rc ? rc : control(r->l, S_KV_BEGIN);
+}
+
 static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *rec,
                    const uint8_t *label)
 {
@@ -168,7 +187,7 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     rc = torn ? segment_insert_forgotten(r->l, rec, label, pack, offset, bytes)
               : segment_insert(r->l, rec, label, pack, offset, bytes);
     if (torn ? rc : rc != 1)
-        return r->rc = rc;
+        return r->rc = rc ? rc : piece(r, pack);
     /* Torn, or stored twice: then the later copy goes. */
     bool given_back;
     rc = packs_cut(&r->l->st->packs, pack, &(struct place){offset, bytes}, 1, &given_back);

@@ -20,6 +20,7 @@
 #define APPLICATION_ID 0x636f6e76 /* "conv" */
 #define STRING_OF(x)   #x
 #define STRING(x)      STRING_OF(x)
+#define ITEM_BYTES(of) "ifnull(length(CAST(" of "text AS BLOB)), 0) + ifnull(length(CAST(" of "body AS BLOB)), 0)"
 
 static const char *const ledger_steps[] = {
     "CREATE TABLE owners(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, key BLOB NOT NULL);"
@@ -101,6 +102,34 @@ static const char *const ledger_steps[] = {
     "DROP INDEX conversations_listed;"
     "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC, title) WHERE kind = 0;"
     "CREATE INDEX conversations_age ON conversations(updated_ms);",
+    /* What every owner has, kept as rows come and go. A turn's bytes are those of its items and tokens. */
+    "ALTER TABLE owners ADD COLUMN conversations INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE owners ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE turns ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
+    "UPDATE turns SET bytes = s.n FROM (SELECT turn, sum(n) AS n FROM (SELECT turn, " ITEM_BYTES(
+        "") " AS n FROM items"
+            " UNION ALL SELECT turn, length(ids) FROM tokens) GROUP BY turn) s WHERE s.turn = turns.id;"
+            "UPDATE owners SET conversations = (SELECT count(*) FROM conversations c WHERE c.owner = owners.id),"
+            " bytes = (SELECT ifnull(sum(bytes), 0) FROM turns t WHERE t.owner = owners.id);"
+            "CREATE TRIGGER conversations_count AFTER INSERT ON conversations BEGIN"
+            " UPDATE owners SET conversations = conversations + 1 WHERE id = new.owner; END;"
+            "CREATE TRIGGER conversations_discount AFTER DELETE ON conversations BEGIN"
+            " UPDATE owners SET conversations = conversations - 1 WHERE id = old.owner; END;"
+            "CREATE TRIGGER turns_count AFTER UPDATE OF bytes ON turns BEGIN"
+            " UPDATE owners SET bytes = bytes + new.bytes - old.bytes WHERE id = new.owner; END;"
+            "CREATE TRIGGER turns_discount AFTER DELETE ON turns BEGIN"
+            " UPDATE owners SET bytes = bytes - old.bytes WHERE id = old.owner; END;"
+            "CREATE TRIGGER items_count AFTER INSERT ON items BEGIN"
+            " UPDATE turns SET bytes = bytes + " ITEM_BYTES(
+                "new.") " WHERE id = new.turn; END;"
+                        "CREATE TRIGGER tokens_count AFTER INSERT ON tokens BEGIN"
+                        " UPDATE turns SET bytes = bytes + length(new.ids) WHERE id = new.turn; END;"
+                        "DROP INDEX conversations_age;"
+                        "CREATE INDEX conversations_age ON conversations(owner, updated_ms);",
+    /* Titles are read in the order of rows, which does not change. */
+    "DROP INDEX conversations_listed;"
+    "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC) WHERE kind = 0;"
+    "CREATE INDEX conversations_titles ON conversations(owner, id, title) WHERE kind = 0 AND title IS NOT NULL;",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,
@@ -141,6 +170,17 @@ static const char *const kv_steps[] = {
     "CREATE INDEX segments_mark ON segments(substr(parent, 1, 8), space, substr(label, 1, mark));"
     "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
     "CREATE INDEX segments_place ON segments(pack, offset);",
+    /* What every space takes of the packs, and its leaves in the order in which they go. */
+    "ALTER TABLE spaces ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
+    "UPDATE spaces SET bytes = s.n FROM (SELECT space, sum(bytes) AS n FROM segments GROUP BY space) s"
+    " WHERE s.space = spaces.id;"
+    "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
+    " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
+    "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
+    " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
+    "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
+    " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;"
+    "CREATE INDEX segments_leaf_of ON segments(space, used, first DESC) WHERE children = 0 AND pack IS NOT NULL;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,

@@ -25,20 +25,21 @@
 
 #include "storage/storage_internal.h"
 
+#define SPACES_MOST 64 /* of one owner that are looked at: models that made KV for it */
+
 static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES])
 {
     return sqlite3_bind_blob(s, at, key, STORAGE_KEY_BYTES, SQLITE_STATIC);
 }
 
-/* Whether a one-key query gives a row: 1, 0 or negative. */
+/* Whether a query of one key, or with NULL of none, gives a row: 1, 0 or negative. */
 static int any(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, id, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, key);
-    rc = stmt_step(l, s);
+    if (s && key)
+        (void)bind_key(s, 1, key);
+    rc = stmt_one(l, s, rc);
     if (rc == 1)
         stmt_reset(s);
     return rc;
@@ -549,15 +550,15 @@ static bool among(const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n, const void
     return false;
 }
 
-int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
-                  uint64_t *freed)
+/* Drops leaves of a space, or with space 0 of all of them, until `bytes` in all are freed or there are no more. */
+static int leaves_evict(struct storage_ledger *l, int64_t space, uint64_t bytes,
+                        const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep, uint64_t *freed)
 {
-    *freed = 0;
     /* One at a time: dropping a leaf may make its parent the next to go. */
     while (*freed < bytes) {
         struct segment_row row;
         int rc;
-        sqlite3_stmt *s = stmt_get(l, S_SEG_LEAVES, &rc);
+        sqlite3_stmt *s = space ? STMT_WITH(l, S_SEG_LEAVES_OF, &rc, space) : stmt_get(l, S_SEG_LEAVES, &rc);
         if (!s)
             return rc;
         while ((rc = stmt_step(l, s)) == 1) {
@@ -586,6 +587,31 @@ int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep
     return 0;
 }
 
+int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
+                  uint64_t *freed)
+{
+    *freed = 0;
+    return leaves_evict(l, 0, bytes, keep, n_keep, freed);
+}
+
+int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES],
+                     size_t n_keep)
+{
+    int64_t spaces[SPACES_MOST];
+    uint64_t freed = 0;
+    size_t n = 0;
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACES_OF, &rc, owner);
+    if (!s)
+        return rc;
+    while (n < SPACES_MOST && (rc = stmt_step(l, s)) == 1)
+        spaces[n++] = sqlite3_column_int64(s, 0);
+    stmt_reset(s);
+    for (size_t i = 0; i < n && rc >= 0; i++) /* what other models made before goes first */
+        rc = leaves_evict(l, spaces[i], bytes, keep, n_keep, &freed);
+    return rc < 0 ? rc : 0;
+}
+
 void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
@@ -599,14 +625,7 @@ void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 
 int segment_any_forgotten(struct storage_ledger *l)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_FORGOTTEN, &rc);
-    if (!s)
-        return rc;
-    rc = stmt_step(l, s);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
+    return any(l, S_SEG_FORGOTTEN, NULL);
 }
 
 int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
@@ -624,14 +643,7 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 
 int segment_any(struct storage_ledger *l)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_ANY, &rc);
-    if (!s)
-        return rc;
-    rc = stmt_step(l, s);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
+    return any(l, S_SEG_ANY, NULL);
 }
 
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)

@@ -45,14 +45,19 @@ int64_t monotonic_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-void storage_mark_kv_damaged(struct storage *st)
+static void kv_mark(struct storage *st)
 {
     int fd = openat(st->dirfd, KV_DAMAGED, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    storage_log(st, LOG_ERR, "kv.db is damaged; it is made anew at the next start");
     if (fd < 0 || fsync(fd) || fsync(st->dirfd))
-        storage_log(st, LOG_ERR, "cannot note that kv.db is damaged: %s", strerror(errno));
+        storage_log(st, LOG_ERR, "cannot note that kv.db is to be made anew: %s", strerror(errno));
     if (fd >= 0)
         (void)close(fd);
+}
+
+void storage_mark_kv_damaged(struct storage *st)
+{
+    storage_log(st, LOG_ERR, "kv.db is damaged; it is made anew at the next start");
+    kv_mark(st);
 }
 
 static int fail(char *err, size_t err_size, int rc, const char *dir, const char *what)
@@ -152,6 +157,17 @@ static int database_open(struct storage *st, const struct schema *s, sqlite3 **d
     return rc;
 }
 
+/* The index is made anew in many transactions: until it is whole, a start begins again. */
+static int kv_rebuild(struct storage *st)
+{
+    kv_mark(st);
+    int rc = segments_recover(&st->ledger, true);
+    if (!rc && unlinkat(st->dirfd, KV_DAMAGED, 0) && errno != ENOENT)
+        storage_log(st, LOG_WARNING, "%s: kv.db is made anew once more at the next start: %s", KV_DAMAGED,
+                    strerror(errno));
+    return rc;
+}
+
 static int databases_open(struct storage *st, char *err, size_t err_size)
 {
     struct storage_ledger *l = &st->ledger;
@@ -168,7 +184,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!rc)
         rc = database_open(st, &schema_kv, &l->kv, err, err_size);
     if (!rc) {
-        rc = segments_recover(l, rebuild);
+        rc = rebuild ? kv_rebuild(st) : segments_recover(l, false);
         if (rc == -ESTALE)
             return pair_refuse(st, "is another directory's", err, err_size);
         if (rc && !kv_hurt(l, rc))
@@ -192,7 +208,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     rc = schema_open(&schema_kv, st->dirfd, st->dir, &l->kv, err, err_size);
     if (rc)
         return rc;
-    rc = segments_recover(l, true);
+    rc = kv_rebuild(st);
     if (rc == -ESTALE)
         return pair_refuse(st, "is another directory's", err, err_size);
     return rc ? fail(err, err_size, rc, st->dir, "recovery of the segments") : 0;
@@ -292,7 +308,8 @@ static int locks_init(struct storage *st)
         pthread_cond_init(&st->writer_cond, NULL) || pthread_mutex_init(&st->reader_lock, NULL) ||
         pthread_cond_init(&st->reader_cond, NULL) || pthread_mutex_init(&st->cutter_lock, NULL) ||
         pthread_cond_init(&st->cutter_cond, NULL) || pthread_mutex_init(&st->workers_lock, NULL) ||
-        pthread_cond_init(&st->workers_cond, &monotonic) || pthread_mutex_init(&st->pin_lock, NULL))
+        pthread_cond_init(&st->workers_cond, &monotonic) || pthread_mutex_init(&st->pin_lock, NULL) ||
+        pthread_mutex_init(&st->limits_lock, NULL))
         rc = ENOMEM;
     (void)pthread_condattr_destroy(&monotonic);
     return -rc;
@@ -413,6 +430,7 @@ bool storage_close_within(struct storage *st, int ms)
     }
     struct storage_ledger *l = &st->ledger;
     stmt_finalize_all(l);
+    titles_give_up(l);
     (void)sqlite3_close(l->db);
     (void)sqlite3_close(l->kv);
     packs_release(&st->packs);
@@ -424,6 +442,7 @@ bool storage_close_within(struct storage *st, int ms)
     free(l->superseded);
     free(l->dead);
     free(st->pins);
+    limits_free(st);
     free(st->readers);
     free(st->dir);
     /* Closing the file gives the lock up. */
@@ -442,6 +461,7 @@ bool storage_close_within(struct storage *st, int ms)
     (void)pthread_mutex_destroy(&st->cutter_lock);
     (void)pthread_mutex_destroy(&st->workers_lock);
     (void)pthread_mutex_destroy(&st->pin_lock);
+    (void)pthread_mutex_destroy(&st->limits_lock);
     free(st);
     return true;
 }

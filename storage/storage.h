@@ -77,6 +77,35 @@ struct storage_job {
 /* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */
 int storage_submit(struct storage *st, struct storage_job job);
 
+/* ---- limits of owners -------------------------------------------------------------------------------------------- */
+
+/* 0: there is none. */
+struct storage_limits {
+    uint64_t conversations, ledger_bytes; /* whoever has as much can add no more: see storage_usage() */
+    uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
+                            stored */
+    int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
+};
+struct storage_owner_limits {
+    const char *owner; /* "NAME"; those of its users, "NAME/USER", too, each for itself */
+    struct storage_limits limits;
+};
+/* [any thread] From now on these hold: for the owners in the rows (the first that fits), and for everyone else. Copied.
+ * -ENOMEM: those from before do. */
+int storage_limits_set(struct storage *st, const struct storage_limits *everyone,
+                       const struct storage_owner_limits *rows, size_t n);
+/* [any thread] */
+struct storage_limits storage_limits_of(struct storage *st, const char *owner);
+/* [any thread] Whether anyone's conversations end by their age. */
+bool storage_limits_retain(struct storage *st);
+
+/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk.
+ */
+struct storage_usage {
+    uint64_t conversations, ledger_bytes, disk_bytes;
+};
+int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage *out);
+
 /* ---- ledger rows ------------------------------------------------------------------------------------------------ */
 /* Strings are terminated UTF-8. Rows that are read own their memory: free with the matching _free function. Times are
  * milliseconds since the epoch. Row ids are positive; 0 = none. `public_id` is what clients see ("conv_…", "resp_…").
@@ -135,9 +164,9 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
-/* The conversation of any owner that was used last before `before_ms`, of all such the one longest ago: its owner's
- * name and its id, malloc'd. -ENOENT: there is none. */
-int storage_conversation_oldest(struct storage_ledger *l, int64_t before_ms, char **owner, char **public_id);
+/* A conversation that was used last longer ago than its owner's limit says (storage_limits), at wall clock `now_ms`:
+ * its owner's name and its id, malloc'd. -ENOENT: there is none. */
+int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id);
 
 /* Where a list of conversations goes on: behind this row. */
 struct storage_cursor {
@@ -149,9 +178,9 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
  * number. */
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n);
-/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call looks at some thousand
- * titles, so that nobody's transaction waits long for it, and moves the cursor: it is called again, in another job,
- * until *over. */
+/* The same of those whose titles contain `query`, ignoring the case of ASCII letters. One call reads some
+ * thousand titles, at the owner's first search, or looks at some thousand rows, so that nobody's transaction waits long
+ * for it, and moves the cursor: it is called again, in another job, until *over. */
 int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
                                 struct storage_conversation *rows, size_t max, size_t *n, bool *over);
 
@@ -280,6 +309,13 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
 /* The same by row id for a turn whose place is taken by another one: not a deletion that its owner asked for. */
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id);
 
+/* A page of a conversation's turns of all branches, oldest first, after row `after` (0: from the first), with their
+ * items. At most `max` in *rows (malloc'd): storage_turns_free(). */
+int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t after, size_t max,
+                       struct storage_turn **rows, size_t *n);
+/* An item of that path, as storage_items_page() gives it. -ENOENT. */
+int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
+                     struct storage_item **row);
 /* A page of the items on the path to turn `head` (0: none) of a conversation, and of turns that wait, run or have
  * failed behind it, in order or, with `descending`, from the last one back; after the item with public id `after`
  * (NULL: from the end that is first). At most `max` rows in *rows (malloc'd): storage_items_free(). -ENOENT: no such

@@ -7,15 +7,17 @@
  *   jobs.c      the ledger thread: group commit
  *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, labels.c   rows of ledger.db and kv.db
+ *   titles.c    titles in memory, to be searched
  *   room.c      a full disk: the ledger's room comes first
+ *   limits.c    what owners may have, and what they have
  *   pair.c      whether the ledger is the one that the rest belongs to
  *   schema.c    opening the databases, versions, prepared statements
  *   vfs.c       between SQLite and the files: what is deleted is overwritten
  *   pack.c, ram.c, codec.c   records in packs, records in RAM, payload bytes
  *
  * Locks. `jobs_lock`, `writer_lock`, `reader_lock`, `cutter_lock` guard the queues, `workers_lock` which threads have
- * ended, `ram_lock` the RAM tier, `pin_lock` pins and the list of touched keys. None is held while another is taken,
- * and none while the disk is used.
+ * ended, `ram_lock` the RAM tier, `pin_lock` pins and the list of touched keys, `limits_lock` what owners may have.
+ * None is held while another is taken, and none while the disk is used.
  */
 #ifndef CONVOD_STORAGE_INTERNAL_H
 #define CONVOD_STORAGE_INTERNAL_H
@@ -273,19 +275,21 @@ struct storage_ledger {
     size_t n_dead_turns, cap_dead_turns;
     int64_t *cleared; /* intents that are carried out: their rows go with the next batch */
     size_t n_cleared, cap_cleared;
-    bool deferred;        /* the running job is reported after the holes are cut */
-    struct mark *marks;   /* of what it deleted for its owner: it is reported after the logs are emptied too */
-    bool wrote_kv;        /* the running job's result depends on kv.db */
-    int kv_rc;            /* of the batch: why kv.db is out of it; its statements give this then */
-    int kv_said;          /* what the log said last about that */
-    bool kv_marked;       /* that kv.db is damaged is noted on disk */
-    int64_t holds_at;     /* background check of what turns hold, before the first search; INT64_MAX: finished */
-    int64_t sweep_at;     /* background search for orphans: last row looked at; INT64_MAX: finished */
-    int64_t sweep_end;    /* the last row when it began */
-    int64_t sweep_from;   /* the next one begins behind this row; INT64_MAX: none was passed over yet */
-    uint64_t sweep_clock; /* what was used later is passed over */
-    uint64_t used;        /* clock of uses */
-    uint64_t used_noted;  /* that is written down: the next start goes on from there */
+    struct titles *titles; /* of owners that search, the latest first */
+    bool titles_changed;   /* by the running job */
+    bool deferred;         /* the running job is reported after the holes are cut */
+    struct mark *marks;    /* of what it deleted for its owner: it is reported after the logs are emptied too */
+    bool wrote_kv;         /* the running job's result depends on kv.db */
+    int kv_rc;             /* of the batch: why kv.db is out of it; its statements give this then */
+    int kv_said;           /* what the log said last about that */
+    bool kv_marked;        /* that kv.db is damaged is noted on disk */
+    int64_t holds_at;      /* background check of what turns hold, before the first search; INT64_MAX: finished */
+    int64_t sweep_at;      /* background search for orphans: last row looked at; INT64_MAX: finished */
+    int64_t sweep_end;     /* the last row when it began */
+    int64_t sweep_from;    /* the next one begins behind this row; INT64_MAX: none was passed over yet */
+    uint64_t sweep_clock;  /* what was used later is passed over */
+    uint64_t used;         /* clock of uses */
+    uint64_t used_noted;   /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
@@ -398,6 +402,9 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
  * gets how many were. */
 int segment_evict(struct storage_ledger *l, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
                   uint64_t *freed);
+/* The same of what one owner has. */
+int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, const uint8_t (*keep)[STORAGE_KEY_BYTES],
+                     size_t n_keep);
 /* Notes that it was used now. */
 void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Whether a row has no place: 1, 0 or negative. */
@@ -443,6 +450,22 @@ bool room_for_kv(const struct storage *st, uint64_t bytes);
 bool room_is_full(int rc);
 /* Between batches: lets KV go when little is free. */
 void room_make(struct storage_ledger *l);
+
+/* ---- titles in memory (titles.c); ledger thread only ---------------------------------------------------------------
+ */
+/* A listed conversation has this title (NULL: none) from now on, in a job. */
+void titles_note(struct storage_ledger *l, int64_t owner, int64_t id, const char *title);
+/* A conversation goes, in a job. */
+void titles_forget(struct storage_ledger *l, int64_t owner, int64_t id);
+/* Those that nobody asks for any more are given up; all of them are. */
+void titles_idle(struct storage_ledger *l);
+void titles_give_up(struct storage_ledger *l);
+
+/* ---- limits (limits.c) ---------------------------------------------------------------------------------------------
+ */
+/* Lets KV of an owner go that has more of it than it may, but not `keep`. */
+int limits_keep_disk(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep);
+void limits_free(struct storage *st);
 
 /* ---- which ledger (pair.c) ---------------------------------------------------------------------------------------
  */
@@ -558,6 +581,11 @@ struct storage {
     pthread_mutex_t pin_lock; /* guards pins */
     struct pin *pins;
     size_t n_pins, cap_pins;
+
+    pthread_mutex_t limits_lock; /* guards the three below */
+    struct storage_limits limits;
+    struct storage_owner_limits *owner_limits; /* names are ours */
+    size_t n_owner_limits;
 
     atomic_uint_fast32_t oldest_open_pack; /* packs from here on may hold records that have no row yet */
     atomic_uint_fast64_t clock;            /* of uses, as the last batch left it */

@@ -74,6 +74,10 @@ static const char *const of_ledger[] = {
     "WHERE t.status < 2 AND (k.turn IS NULL OR t.prompt_bytes > length(k.ids))",
     "SELECT 'response ' || t.public_id || ': it is answered, and has no answer' FROM turns t WHERE t.status < 2 AND "
     "t.answered AND NOT EXISTS(SELECT 1 FROM items i WHERE i.turn = t.id AND i.output)",
+    "SELECT 'owner ' || name || ': what it has is counted wrong' FROM owners o LEFT JOIN (SELECT owner, count(*) AS n "
+    "FROM conversations GROUP BY owner) c ON c.owner = o.id LEFT JOIN (SELECT owner, sum(bytes) AS n FROM turns GROUP "
+    "BY "
+    "owner) t ON t.owner = o.id WHERE o.conversations <> ifnull(c.n, 0) OR o.bytes <> ifnull(t.n, 0)",
 };
 
 static const char *const of_index[] = {
@@ -97,6 +101,8 @@ static const char *const of_index[] = {
     "FROM "
     "segments WHERE pack IS NOT NULL GROUP BY pack) s ON s.pack = p.n WHERE p.live_bytes <> ifnull(s.bytes, 0) OR "
     "p.live_count <> ifnull(s.n, 0)",
+    "SELECT 'space ' || p.id || ': its bytes are counted wrong' FROM spaces p LEFT JOIN (SELECT space, sum(bytes) AS n "
+    "FROM segments GROUP BY space) s ON s.space = p.id WHERE p.bytes <> ifnull(s.n, 0)",
 };
 
 static int64_t one_number(struct storage_ledger *l, const char *sql)

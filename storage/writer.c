@@ -414,6 +414,23 @@ static int own_result(const struct group *g)
     return rc ? rc : g->stale;
 }
 
+/* What the group has stored stays, whatever its owner may have. */
+static int keep_limit(struct storage_ledger *l, const struct group *g)
+{
+    uint8_t(*keys)[STORAGE_KEY_BYTES] = NULL;
+    size_t n = 0;
+    if (!g->n || !(keys = malloc((g->n + g->n_stored + 1) * sizeof *keys)))
+        return g->n ? -ENOMEM : 0;
+    for (size_t i = 0; i < g->n; i++)
+        memcpy(keys[n++], g->items[i].key, sizeof *keys);
+    for (size_t i = 0; i < g->n_stored; i++)
+        memcpy(keys[n++], g->stored[i], sizeof *keys);
+    memcpy(keys[n++], g->last, sizeof *keys);
+    int rc = limits_keep_disk(l, g->items[0].owner, (const uint8_t(*)[STORAGE_KEY_BYTES])keys, n);
+    free(keys);
+    return rc;
+}
+
 static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct group *g = arg;
@@ -434,6 +451,8 @@ static int commit_run(struct storage_ledger *l, void *arg)
             rc = segment_release(l, end);
         return rc;
     }
+    if (!rc)
+        rc = keep_limit(l, g);
     return !rc && g->with ? g->with(l, g->arg, own_result(g)) : rc;
 }
 

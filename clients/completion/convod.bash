@@ -11,13 +11,14 @@ _convod()
     if [[ ${COMP_WORDS[1]} == token && $COMP_CWORD -gt 1 ]]; then
         case $previous in
         token) mapfile -t COMPREPLY < <(compgen -W 'add list revoke' -- "$word") ;;
+        --priority) mapfile -t COMPREPLY < <(compgen -W 'interactive background' -- "$word") ;;
         --scope) mapfile -t COMPREPLY < <(compgen -W 'all metrics gateway' -- "$word") ;;
         --data)
             compopt -o filenames 2>/dev/null
             mapfile -t COMPREPLY < <(compgen -d -- "$word")
             ;;
-        --expires | --inherit | --config) ;;
-        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --inherit --help' -- "$word") ;;
+        --expires | --inherit | --config | --conversations | --ledger-bytes | --disk-bytes | --retain-days) ;;
+        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --priority --inherit --conversations --ledger-bytes --disk-bytes --retain-days --help' -- "$word") ;;
         esac
         return
     fi

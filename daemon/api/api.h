@@ -116,7 +116,7 @@ struct client_ops {
 struct client_request {
     enum route_method method;
     const struct route *route;
-    char param[ROUTE_PARAM_MAX]; /* the id in the path */
+    char param[ROUTE_PARAM_MAX]; /* the id in the path; of two, with a slash between */
     struct route_query query;
     struct run_retry retry;
     char *body; /* terminated; NULL: none, or it was parsed */
@@ -189,8 +189,6 @@ void client_pump(struct client *c);
 bool client_streams(const struct client *c);
 /* The answer has left: one line in the log. */
 void client_answered(const struct client *c, int status, int64_t ms);
-/* {"error": ...}, malloc'd; NULL: out of memory. */
-char *api_error_text(const struct api_error *e);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 
@@ -247,6 +245,8 @@ bool client_start(struct client *c, struct turn_request *q);
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
+/* The request as one whose tokens are counted alone, for any interface. */
+struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_create(struct client *c);
 void responses_get(struct client *c);
@@ -280,7 +280,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
 
-enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS };
+enum unsupported_api { UNSUPPORTED_RESPONSES, UNSUPPORTED_COMPLETIONS, UNSUPPORTED_ANTHROPIC };
 /* 0, or -1 and *e: a field of the body asks for something that changes the answer and is not done here. */
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e);
 
@@ -296,6 +296,17 @@ double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */
 void sampling_echo(const struct engine_sampling *s, cJSON *o);
 
+/* Reads `priority`, how the turn stands to others: "interactive" or "background". 0, or -1 and *e. */
+int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e);
+
+/* ---- how likely tokens were (logprobs.c) --------------------------------------------------------------------------
+ */
+
+/* Reads top_logprobs into q->n_top. */
+int logprobs_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+/* Of item i's tokens from number `from` on: a list of {"token", "logprob", "bytes", "top_logprobs"}. */
+cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
+
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
  */
 
@@ -305,8 +316,9 @@ bool form_may_be_in(const char *body, size_t len);
  * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e);
-/* Whether the form can be kept beside what else was read into q. 0, or -1 and *e. */
-int form_check(const struct turn_request *q, struct api_error *e);
+/* Whether the form can be kept beside what else was read into q; stops: what the field of stop strings is called. 0, or
+ * -1 and *e. */
+int form_check(const struct turn_request *q, const char *stops, struct api_error *e);
 
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */
@@ -314,6 +326,16 @@ int form_check(const struct turn_request *q, struct api_error *e);
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
 void chat_create(struct client *c);
+
+/* ---- Messages (anthropic.c) ---------------------------------------------------------------------------------------
+ */
+
+extern const struct run_format anthropic_format;
+struct turn_request *anthropic_parse(cJSON *body, struct api_error *e);
+struct turn_request *anthropic_parse_count(cJSON *body, struct api_error *e);
+/* Whether the client's request is of this interface, which has errors of its own form: */
+bool anthropic_speaks(const struct client *c);
+cJSON *anthropic_error(const struct api_error *e);
 
 /* ---- conversations (conversations.c) ------------------------------------------------------------------------------
  */
@@ -329,6 +351,24 @@ struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
 void conversations_add_items(struct client *c);
 void conversations_evict(struct client *c);
 
+/* Whether the id in the path can be a conversation's; if not, that was answered. */
+bool conversation_named(struct client *c);
+cJSON *conversation_object(const struct session_conversation *c);
+/* A turn without an answer, which reads items in. format NULL: whose answer is q->answer. NULL: out of memory. */
+struct turn_request *conversation_turn(const struct run_format *format);
+/* Counts what its items hold against the budget of requests. False: too much, *e says so. */
+bool conversation_count(struct client *c, struct turn_request *q, struct api_error *e);
+/* The conversation is there; what it begins with, the op's turn, is read in before the answer. */
+void conversation_begin(struct client *c, struct op *op, const struct session_result *r);
+
+/* ---- branches (branches.c) ----------------------------------------------------------------------------------------
+ */
+
+void conversations_item(struct client *c);
+void conversations_delete_item(struct client *c);
+void conversations_fork(struct client *c);
+void conversations_responses(struct client *c);
+
 /* ---- commands of the session that answer a request (ops.c) --------------------------------------------------------
  */
 
@@ -338,9 +378,10 @@ struct op {
     uint64_t client_id;
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
-    bool flag, deletes;
+    bool flag, deletes, may_stay; /* may_stay: that others follow what was to go is no error */
     char *text;
-    struct turn_request *turn; /* that follows when it is done; NULL: none */
+    void (*missing)(struct client *c, const char *text); /* -ERANGE; NULL: it is a page's `after` */
+    struct turn_request *turn;                           /* that follows when it is done; NULL: none */
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
     struct session_result result; /* deep copy */
 };
@@ -359,6 +400,7 @@ void service_ready(struct client *c);
 void service_models(struct client *c);
 void service_model(struct client *c);
 void service_tokenize(struct client *c);
+void service_detokenize(struct client *c);
 void service_status(struct client *c);
 void service_ticket(struct client *c);
 void service_metrics(struct client *c);

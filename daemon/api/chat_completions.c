@@ -36,13 +36,23 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
 static int refuse_unsupported(const cJSON *body, struct api_error *e)
 {
     int64_t n = 1;
-    bool logprobs = false;
-    if (json_int(body, "", "n", 1, 128, &n, e) || json_bool(body, "", "logprobs", &logprobs, e)) {
+    if (json_int(body, "", "n", 1, 128, &n, e)) {
         return -1;
     }
-    const char *param = n > 1 ? "n" : logprobs ? "logprobs" : NULL;
-    if (param) {
-        api_error_set(e, 400, "unsupported_parameter", param, "'%s' is not supported with this value.", param);
+    if (n > 1) {
+        api_error_set(e, 400, "unsupported_parameter", "n", "'n' is not supported with this value.");
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_logprobs(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    if (json_bool(body, "", "logprobs", &q->logprobs, e) || logprobs_parse(body, q, e)) {
+        return -1;
+    }
+    if (q->n_top && !q->logprobs) {
+        api_error_set(e, 400, "invalid_value", "top_logprobs", "'top_logprobs' needs 'logprobs'.");
         return -1;
     }
     return 0;
@@ -77,14 +87,16 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
     const char *model = NULL;
     const cJSON *options = NULL, *format = NULL;
     if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) ||
-        refuse_unsupported(body, e) || json_object(body, "", "response_format", &format, e) ||
+        refuse_unsupported(body, e) || parse_logprobs(q, body, e) ||
+        json_object(body, "", "response_format", &format, e) ||
         form_parse(format, "response_format.", true, q, NULL, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
+        priority_parse(body, "", &q->patient, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
+        form_check(q, "stop", e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
         goto fail;
     }
     q->max_output_tokens = (int)max_tokens;
@@ -105,7 +117,8 @@ void chat_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) ||
+        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return;
@@ -197,8 +210,33 @@ static void add_receipt(cJSON *o, const struct run *run)
     }
 }
 
-/* One chunk. Takes delta; NULL: no choices. */
-static void emit(struct run *run, cJSON *delta, const char *reason, bool with_usage)
+/* {"content": [...], "refusal"} of the message's tokens, or null. of: its number, SIZE_MAX: all messages. */
+static cJSON *logprobs(const struct run *run, size_t of)
+{
+    cJSON *list = NULL;
+    for (size_t i = 0; i < run->n_items; i++) {
+        size_t from = of == SIZE_MAX ? 0 : run->items[i].n_logprobs_told;
+        if ((of != SIZE_MAX && of != i) || from >= run->items[i].n_logprobs) {
+            continue;
+        }
+        list = list ? list : cJSON_CreateArray();
+        cJSON *own = logprobs_list(run, i, from);
+        while (own && own->child) {
+            cJSON_AddItemToArray(list, cJSON_DetachItemViaPointer(own, own->child));
+        }
+        cJSON_Delete(own);
+    }
+    if (!list) {
+        return cJSON_CreateNull();
+    }
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddItemToObject(o, "content", list);
+    cJSON_AddNullToObject(o, "refusal");
+    return o;
+}
+
+/* One chunk. Takes delta; NULL: no choices. odds (taken): of its tokens; NULL: none. */
+static void emit_with(struct run *run, cJSON *delta, cJSON *odds, const char *reason, bool with_usage)
 {
     cJSON *o = head(run, "chat.completion.chunk");
     cJSON *choices = cJSON_AddArrayToObject(o, "choices");
@@ -206,7 +244,7 @@ static void emit(struct run *run, cJSON *delta, const char *reason, bool with_us
         cJSON *choice = cJSON_CreateObject();
         cJSON_AddNumberToObject(choice, "index", 0);
         cJSON_AddItemToObject(choice, "delta", delta);
-        cJSON_AddNullToObject(choice, "logprobs");
+        cJSON_AddItemToObject(choice, "logprobs", odds ? odds : cJSON_CreateNull());
         if (reason) {
             cJSON_AddStringToObject(choice, "finish_reason", reason);
             add_receipt(o, run);
@@ -220,6 +258,11 @@ static void emit(struct run *run, cJSON *delta, const char *reason, bool with_us
     }
     char *text = json_text(o);
     run_log(run, NULL, text);
+}
+
+static void emit(struct run *run, cJSON *delta, const char *reason, bool with_usage)
+{
+    emit_with(run, delta, NULL, reason, with_usage);
 }
 
 static void chat_started(struct run *run)
@@ -256,12 +299,16 @@ static void chat_delta(struct run *run, size_t i, const char *text)
     }
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
-    emit(run, delta, NULL, false);
+    emit_with(run, delta, logprobs(run, i), NULL, false);
 }
 
 static void chat_item_end(struct run *run, size_t i)
 {
-    (void)run, (void)i;
+    if (run->items[i].n_logprobs_told < run->items[i].n_logprobs) {
+        cJSON *delta = cJSON_CreateObject();
+        cJSON_AddStringToObject(delta, "content", "");
+        emit_with(run, delta, logprobs(run, i), NULL, false);
+    }
 }
 
 /* The text of all items of a kind, malloc'd. */
@@ -310,7 +357,7 @@ static char *whole(const struct run *run)
             cJSON_AddItemToArray(list, call_object(run, i, run->items[i].text));
         }
     }
-    cJSON_AddNullToObject(choice, "logprobs");
+    cJSON_AddItemToObject(choice, "logprobs", logprobs(run, SIZE_MAX));
     cJSON_AddStringToObject(choice, "finish_reason", finish_reason(run));
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
     cJSON_AddItemToObject(o, "usage", usage(run));

@@ -57,12 +57,15 @@ void client_free(struct client *c)
 /* ---- answers ------------------------------------------------------------------------------------------------------
  */
 
-char *api_error_text(const struct api_error *e)
+/* {"error": ...}, or as its interface says it. */
+static cJSON *error_object(const struct client *c, const struct api_error *e)
 {
+    if (anthropic_speaks(c)) {
+        return anthropic_error(e);
+    }
     cJSON *o = cJSON_CreateObject();
     cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = json_text(o);
-    return text;
+    return o;
 }
 
 void client_answer(struct client *c, int status, const char *content_type, char *body)
@@ -87,15 +90,17 @@ void client_answer_error(struct client *c, const struct api_error *e)
         return;
     }
     if (c->streaming) {
-        cJSON *flat = api_error_json(e);
-        cJSON_AddStringToObject(flat, "type", "error");
+        cJSON *flat = anthropic_speaks(c) ? anthropic_error(e) : api_error_json(e);
+        if (!anthropic_speaks(c)) {
+            cJSON_AddStringToObject(flat, "type", "error");
+        }
         char *text = json_text(flat);
         c->ops->stream_event(c, "error", text ? text : "{}");
         free(text);
         c->ops->stream_end(c);
         return;
     }
-    client_answer(c, e->status, "application/json", api_error_text(e));
+    client_answer_json(c, e->status, error_object(c, e));
 }
 
 static void ws_send(struct client *c, const char *json, const char *stream_id)
@@ -314,6 +319,7 @@ struct parsing {
     struct work work; /* first */
     struct api *api;
     uint64_t client_id;
+    char owner[OWNER_SIZE];        /* for whom its body is counted */
     struct client_request request; /* what is parsed of it, and its body */
 };
 
@@ -368,7 +374,7 @@ static void parsed(struct work *w, bool closing)
     cJSON_Delete(r->json);
     turn_request_free(r->turn);
     free(r->body);
-    budget_give(&p->api->budget, r->body_size);
+    budget_give(&p->api->budget, p->owner, r->body_size);
     free(p);
 }
 
@@ -414,6 +420,7 @@ void api_dispatch(struct client *c)
         p->work.done = parsed;
         p->api = c->api;
         p->client_id = c->id;
+        memcpy(p->owner, c->owner, sizeof(p->owner));
         p->request.route = c->request.route;
         p->request.body = c->request.body;
         p->request.body_len = c->request.body_len;

@@ -22,7 +22,7 @@ static void text_or_null(cJSON *o, const char *key, const char *value)
     }
 }
 
-static cJSON *conversation_object(const struct session_conversation *c)
+cJSON *conversation_object(const struct session_conversation *c)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", c->id);
@@ -44,7 +44,7 @@ static cJSON *conversation_object(const struct session_conversation *c)
     return o;
 }
 
-static bool id_or_404(struct client *c)
+bool conversation_named(struct client *c)
 {
     if (id_valid("conv_", c->request.param)) {
         return true;
@@ -144,11 +144,28 @@ static void items_added(struct run *run)
 static const struct run_format items_format = {
     .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = items_added};
 
+struct turn_request *conversation_turn(const struct run_format *format)
+{
+    struct api_error e = {0};
+    struct turn_request *q = calloc(1, sizeof(*q));
+    if (!q) {
+        return NULL;
+    }
+    q->format = format ? format : &items_format;
+    q->store = q->finish_on_disconnect = true;
+    q->params = strdup("{\"generate\":false}");
+    if (!q->params || sampling_parse(NULL, NULL, "", &q->sampling, &e)) {
+        turn_request_free(q);
+        return NULL;
+    }
+    return q;
+}
+
 /* A turn that adds `items`, 1 to ITEMS_MAX of them. */
 static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
 {
     int n = cJSON_IsArray(items) ? cJSON_GetArraySize(items) : 0;
-    struct turn_request *q = calloc(1, sizeof(*q));
+    struct turn_request *q = conversation_turn(NULL);
     if (n < 1 || n > ITEMS_MAX) {
         api_error_set(e, 400, items ? "invalid_value" : "missing_required_parameter", "items",
                       "'items' must be a list of 1 to %d items.", ITEMS_MAX);
@@ -158,9 +175,7 @@ static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return NULL;
     }
-    q->format = &items_format;
-    q->store = q->finish_on_disconnect = true;
-    if (messages_parse(q, items, "items", true, e) || sampling_parse(NULL, NULL, "", &q->sampling, e)) {
+    if (messages_parse(q, items, "items", true, e)) {
         goto refuse;
     }
     if (!q->n_items) {
@@ -173,8 +188,7 @@ static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
         cJSON_AddItemToArray(page, item_object(&q->items[i]));
     }
     q->answer = json_text(list_object(page, false));
-    q->params = strdup("{\"generate\":false}");
-    if (!q->answer || !q->params) {
+    if (!q->answer) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         goto refuse;
     }
@@ -191,6 +205,16 @@ struct turn_request *conversations_parse_items(cJSON *body, struct api_error *e)
     return q;
 }
 
+bool conversation_count(struct client *c, struct turn_request *q, struct api_error *e)
+{
+    size_t bytes = 0;
+    for (const struct text_block *b = q->texts; b; b = b->next) {
+        bytes += b->used;
+    }
+    return turn_request_count(q, &c->api->budget, c->owner, bytes > c->request.body_len ? bytes : c->request.body_len,
+                              e);
+}
+
 /* Takes q; its items go into conversation `id`. False: they could not be, which was answered. */
 static bool start_items(struct client *c, struct turn_request *q, const char *id)
 {
@@ -199,7 +223,7 @@ static bool start_items(struct client *c, struct turn_request *q, const char *id
     if (!q->conversation) {
         api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
     }
-    if (!q->conversation || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q->conversation || !conversation_count(c, q, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return false;
@@ -210,7 +234,7 @@ static bool start_items(struct client *c, struct turn_request *q, const char *id
 void conversations_add_items(struct client *c)
 {
     struct api_error e = {0};
-    if (!id_or_404(c)) {
+    if (!conversation_named(c)) {
         return;
     }
     struct turn_request *q = client_turn(c, &e);
@@ -224,8 +248,7 @@ void conversations_add_items(struct client *c)
 /* ---- the routes ----------------------------------------------------------------------------------------------------
  */
 
-/* The conversation is there; what it begins with is read in before the answer. */
-static void created_with_items(struct client *c, struct op *op, const struct session_result *r)
+void conversation_begin(struct client *c, struct op *op, const struct session_result *r)
 {
     struct run_retry *retry = &c->request.retry;
     struct turn_request *q = op->turn;
@@ -303,7 +326,7 @@ void conversations_create(struct client *c)
         return;
     }
     struct run_retry *retry = &c->request.retry;
-    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, q->n_items ? created_with_items : got_one);
+    struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, q->n_items ? conversation_begin : got_one);
     if (op) {
         op->turn = q;
         op_posted(c, op,
@@ -319,7 +342,7 @@ void conversations_create(struct client *c)
 
 void conversations_get(struct client *c)
 {
-    struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_one) : NULL;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_one) : NULL;
     if (op) {
         op_posted(c, op, session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
@@ -329,7 +352,7 @@ void conversations_update(struct client *c)
 {
     struct fields f;
     struct api_error e = {0};
-    if (!id_or_404(c)) {
+    if (!conversation_named(c)) {
         return;
     }
     cJSON *body = client_json(c, true, &e);
@@ -362,7 +385,7 @@ static void deleted(struct client *c, struct op *op, const struct session_result
 
 void conversations_delete(struct client *c)
 {
-    struct op *op = id_or_404(c) ? op_new(c, c->request.param, deleted) : NULL;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, deleted) : NULL;
     if (op) {
         op->deletes = true;
         op_posted(c, op, session_conversation_delete(c->api->runs.session, c->owner, op->id, op_done, op));
@@ -406,7 +429,7 @@ static void got_items(struct client *c, struct op *op, const struct session_resu
 void conversations_items(struct client *c)
 {
     const struct route_query *q = &c->request.query;
-    struct op *op = id_or_404(c) ? op_new(c, c->request.param, got_items) : NULL;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_items) : NULL;
     if (op) {
         op_posted(c, op,
                   session_conversation_items(c->api->runs.session, c->owner, op->id, !(q->has_order && q->order_asc),
@@ -429,7 +452,7 @@ void conversations_evict(struct client *c)
 {
     struct api_error e = {0};
     const char *to = NULL;
-    if (!id_or_404(c)) {
+    if (!conversation_named(c)) {
         return;
     }
     cJSON *body = client_json(c, true, &e);

@@ -16,11 +16,11 @@ bool form_may_be_in(const char *body, size_t len)
                    memmem(body, len, "grammar", 7) || memmem(body, len, "\\u00", 4));
 }
 
-int form_check(const struct turn_request *q, struct api_error *e)
+int form_check(const struct turn_request *q, const char *stops, struct api_error *e)
 {
     if (q->form && q->n_stops) {
-        api_error_set(e, 400, "unsupported_parameter", "stop",
-                      "'stop' is not supported with a format: it could end the answer before it is whole.");
+        api_error_set(e, 400, "unsupported_parameter", stops,
+                      "'%s' is not supported with a format: it could end the answer before it is whole.", stops);
         return -1;
     }
     return 0;

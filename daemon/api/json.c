@@ -55,6 +55,26 @@ char *json_text(cJSON *o)
     return text;
 }
 
+char *json_text_of_bytes(const char *bytes, size_t len)
+{
+    static const char replacement[] = "\xef\xbf\xbd";
+    char *text = malloc(3 * len + 1), *to = text;
+    for (size_t i = 0, n; text && i < len; i += n) {
+        n = 1;
+        while (n < 4 && i + n < len && !utf8_valid(bytes + i, n)) {
+            n++;
+        }
+        bool whole = bytes[i] && utf8_valid(bytes + i, n);
+        n = whole ? n : 1;
+        memcpy(to, whole ? bytes + i : replacement, whole ? n : 3);
+        to += whole ? n : 3;
+    }
+    if (text) {
+        *to = '\0';
+    }
+    return text;
+}
+
 cJSON *api_error_json(const struct api_error *e)
 {
     cJSON *o = cJSON_CreateObject();

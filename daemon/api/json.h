@@ -22,6 +22,8 @@ void json_lost(void);
 char *json_text(cJSON *o);
 /* The same; o stays the caller's. */
 char *json_print(const cJSON *o);
+/* Bytes as text, malloc'd: what is no UTF-8 becomes U+FFFD, and a NUL too. NULL: out of memory. */
+char *json_text_of_bytes(const char *bytes, size_t len);
 /* {"message", "type", "code", "param"} */
 cJSON *api_error_json(const struct api_error *e);
 

@@ -8,11 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/api/api.h"
+#include "daemon/api/messages.h"
 
 #define BLOCK_BYTES (64 * 1024)
 #define WHERE_SIZE  64
-#define CALL_ID_MAX 256
 
 int message_role(const char *name, enum engine_role *role)
 {
@@ -32,7 +31,7 @@ int message_role(const char *name, enum engine_role *role)
     return -1;
 }
 
-static int no_memory(struct api_error *e)
+int message_no_memory(struct api_error *e)
 {
     api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     return -1;
@@ -41,8 +40,7 @@ static int no_memory(struct api_error *e)
 /* ---- texts ---------------------------------------------------------------------------------------------------------
  */
 
-/* Room for len bytes and a terminator. NULL: out of memory. */
-static char *room(struct turn_request *q, size_t len)
+char *message_room(struct turn_request *q, size_t len)
 {
     struct text_block *b = q->texts;
     if (!b || b->size - b->used <= len) {
@@ -60,10 +58,10 @@ static char *room(struct turn_request *q, size_t len)
     return at;
 }
 
-static char *keep(struct turn_request *q, const char *text)
+char *message_keep(struct turn_request *q, const char *text)
 {
     size_t len = strlen(text);
-    char *at = room(q, len);
+    char *at = message_room(q, len);
     return at ? memcpy(at, text, len) : NULL;
 }
 
@@ -81,16 +79,14 @@ static const char *part_text(const cJSON *part)
     return known && cJSON_IsString(text) ? text->valuestring : NULL;
 }
 
-/* The text of a content, a string or text parts, kept: *text. -1 and *e: it is neither. */
-static int content_text(struct turn_request *q, const cJSON *content, const char *where, char **text,
-                        struct api_error *e)
+int message_text(struct turn_request *q, const cJSON *content, const char *where, char **text, struct api_error *e)
 {
     size_t len = 0;
     int i = 0;
     const cJSON *part;
     if (cJSON_IsString(content)) {
-        *text = keep(q, content->valuestring);
-        return *text ? 0 : no_memory(e);
+        *text = message_keep(q, content->valuestring);
+        return *text ? 0 : message_no_memory(e);
     }
     if (!cJSON_IsArray(content)) {
         api_error_set(e, 400, "invalid_type", where, "Invalid type for '%s': expected a string or a list of parts.",
@@ -110,9 +106,9 @@ static int content_text(struct turn_request *q, const cJSON *content, const char
         len += strlen(t);
         i++;
     }
-    char *to = *text = room(q, len);
+    char *to = *text = message_room(q, len);
     if (!to) {
-        return no_memory(e);
+        return message_no_memory(e);
     }
     cJSON_ArrayForEach(part, content)
     {
@@ -127,16 +123,8 @@ static int content_text(struct turn_request *q, const cJSON *content, const char
 /* ---- items ---------------------------------------------------------------------------------------------------------
  */
 
-struct list {
-    struct turn_request *q;
-    const char *name; /* of the list, in messages */
-    size_t index, capacity;
-    bool ids; /* items get ids: those of Responses */
-    struct api_error *e;
-};
-
-static int add(struct list *l, const char *kind, const char *prefix, enum engine_role role, const char *text,
-               const char *body)
+int message_add(struct message_list *l, const char *kind, const char *prefix, enum engine_role role, const char *text,
+                const char *body)
 {
     struct turn_request *q = l->q;
     if (q->n_items == MESSAGES_MAX) {
@@ -147,21 +135,21 @@ static int add(struct list *l, const char *kind, const char *prefix, enum engine
         size_t capacity = l->capacity ? 2 * l->capacity : 8;
         struct session_item *grown = realloc(q->items, capacity * sizeof(*grown));
         if (!grown) {
-            return no_memory(l->e);
+            return message_no_memory(l->e);
         }
         q->items = grown;
         l->capacity = capacity;
     }
-    char *id = l->ids ? room(q, ID_SIZE) : NULL;
+    char *id = l->ids ? message_room(q, ID_SIZE) : NULL;
     if (l->ids && (!id || id_new(prefix, id))) {
-        return no_memory(l->e);
+        return message_no_memory(l->e);
     }
     q->items[q->n_items++] =
         (struct session_item){.id = id, .kind = kind, .role = role, .text = text, .len = strlen(text), .body = body};
     return 0;
 }
 
-static void where(const struct list *l, const char *field, char out[96])
+static void where(const struct message_list *l, const char *field, char out[96])
 {
     snprintf(out, 96, "%.40s[%zu]%s%.40s", l->name, l->index, field ? "." : "", field ? field : "");
 }
@@ -174,14 +162,13 @@ static char *call_body(struct turn_request *q, const char *call_id, const char *
     if (name) {
         cJSON_AddStringToObject(o, "name", name);
     }
-    char *text = json_text(o), *body = text ? keep(q, text) : NULL;
+    char *text = json_text(o), *body = text ? message_keep(q, text) : NULL;
     free(text);
     return body;
 }
 
-/* A string that must be there. */
-static int need_string(const struct list *l, const cJSON *o, const char *prefix, const char *key, size_t max,
-                       const char **out)
+int message_need_string(const struct message_list *l, const cJSON *o, const char *prefix, const char *key, size_t max,
+                        const char **out)
 {
     char param[96];
     *out = NULL;
@@ -196,14 +183,9 @@ static int need_string(const struct list *l, const cJSON *o, const char *prefix,
     return 0;
 }
 
-/* id: the call's. o: where its name and arguments are. */
-static int add_call(struct list *l, const char *id, const cJSON *o, const char *prefix)
+int message_add_call(struct message_list *l, const char *id, const char *name, const char *arguments,
+                     const char *prefix)
 {
-    const char *name, *arguments;
-    if (need_string(l, o, prefix, "name", 128, &name) ||
-        need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments)) {
-        return -1;
-    }
     if (!tool_name_valid(name)) {
         char param[96];
         snprintf(param, sizeof(param), "%.80sname", prefix);
@@ -211,23 +193,32 @@ static int add_call(struct list *l, const char *id, const cJSON *o, const char *
                       TOOL_NAME_MAX);
         return -1;
     }
-    char *text = keep(l->q, arguments), *body = text ? call_body(l->q, id, name) : NULL;
-    return body ? add(l, "function_call", "fc_", ENGINE_ASSISTANT, text, body) : no_memory(l->e);
+    char *text = message_keep(l->q, arguments), *body = text ? call_body(l->q, id, name) : NULL;
+    return body ? message_add(l, "function_call", "fc_", ENGINE_ASSISTANT, text, body) : message_no_memory(l->e);
 }
 
-static int add_result(struct list *l, const char *id, const cJSON *content, const char *field)
+/* id: the call's. o: where its name and arguments are. */
+static int add_call(struct message_list *l, const char *id, const cJSON *o, const char *prefix)
 {
-    char param[96], *text;
-    where(l, field, param);
-    if (content_text(l->q, content, param, &text, l->e)) {
+    const char *name, *arguments;
+    return message_need_string(l, o, prefix, "name", 128, &name) ||
+                   message_need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments)
+               ? -1
+               : message_add_call(l, id, name, arguments, prefix);
+}
+
+int message_add_result(struct message_list *l, const char *id, const cJSON *content, const char *param)
+{
+    char *text;
+    if (message_text(l->q, content, param, &text, l->e)) {
         return -1;
     }
     char *body = call_body(l->q, id, NULL);
-    return body ? add(l, "function_call_output", "fco_", ENGINE_USER, text, body) : no_memory(l->e);
+    return body ? message_add(l, "function_call_output", "fco_", ENGINE_USER, text, body) : message_no_memory(l->e);
 }
 
 /* The calls of a message of Chat Completions. */
-static int add_tool_calls(struct list *l, const cJSON *calls)
+static int add_tool_calls(struct message_list *l, const cJSON *calls)
 {
     const cJSON *call;
     int k = 0;
@@ -244,7 +235,7 @@ static int add_tool_calls(struct list *l, const cJSON *calls)
             api_error_set(l->e, 400, "invalid_type", prefix, "Invalid type for '%s': expected an object.", prefix);
             return -1;
         }
-        if (need_string(l, call, prefix, "id", CALL_ID_MAX, &id) ||
+        if (message_need_string(l, call, prefix, "id", CALL_ID_MAX, &id) ||
             json_string(call, prefix, "type", 64, &type, l->e) ||
             json_object(call, prefix, "function", &function, l->e)) {
             return -1;
@@ -264,7 +255,7 @@ static int add_tool_calls(struct list *l, const cJSON *calls)
 }
 
 /* A message with a role. */
-static int add_message(struct list *l, const cJSON *message, const char *prefix)
+static int add_message(struct message_list *l, const cJSON *message, const char *prefix)
 {
     enum engine_role role;
     const char *name = NULL, *id;
@@ -273,9 +264,10 @@ static int add_message(struct list *l, const cJSON *message, const char *prefix)
         return -1;
     }
     if (!l->ids && name && strcmp(name, "tool") == 0) {
-        return need_string(l, message, prefix, "tool_call_id", CALL_ID_MAX, &id)
+        where(l, "content", param);
+        return message_need_string(l, message, prefix, "tool_call_id", CALL_ID_MAX, &id)
                    ? -1
-                   : add_result(l, id, json_get(message, "content"), "content");
+                   : message_add_result(l, id, json_get(message, "content"), param);
     }
     if (!name || message_role(name, &role)) {
         where(l, "role", param);
@@ -293,19 +285,21 @@ static int add_message(struct list *l, const cJSON *message, const char *prefix)
     where(l, "content", param);
     /* An assistant's message that only called tools has none. */
     if (!content && !l->ids && role == ENGINE_ASSISTANT) {
-        text = keep(l->q, "");
+        text = message_keep(l->q, "");
         if (!text) {
-            return no_memory(l->e);
+            return message_no_memory(l->e);
         }
-    } else if (content_text(l->q, content, param, &text, l->e)) {
+    } else if (message_text(l->q, content, param, &text, l->e)) {
         return -1;
     }
     bool only_calls = calls && calls->child && !text[strspn(text, " \t\r\n")];
-    return (!only_calls && add(l, "message", "msg_", role, text, NULL)) || (calls && add_tool_calls(l, calls)) ? -1 : 0;
+    return (!only_calls && message_add(l, "message", "msg_", role, text, NULL)) || (calls && add_tool_calls(l, calls))
+               ? -1
+               : 0;
 }
 
 /* An item of Responses, or a message of Chat Completions. */
-static int add_item(struct list *l, const cJSON *item)
+static int add_item(struct message_list *l, const cJSON *item)
 {
     const char *type = "message", *id;
     char param[96], prefix[WHERE_SIZE];
@@ -325,12 +319,13 @@ static int add_item(struct list *l, const cJSON *item)
         return 0;
     }
     if (strcmp(type, "function_call") == 0) {
-        return need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
+        return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
     }
     if (strcmp(type, "function_call_output") == 0) {
-        return need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id)
+        where(l, "output", param);
+        return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id)
                    ? -1
-                   : add_result(l, id, json_get(item, "output"), "output");
+                   : message_add_result(l, id, json_get(item, "output"), param);
     }
     where(l, "type", param);
     api_error_set(l->e, 400, "invalid_value", param, "Items of type '%.40s' are not supported.", type);
@@ -339,7 +334,7 @@ static int add_item(struct list *l, const cJSON *item)
 
 int messages_parse(struct turn_request *q, const cJSON *list, const char *name, bool items, struct api_error *e)
 {
-    struct list l = {.q = q, .name = name, .ids = items, .e = e};
+    struct message_list l = {.q = q, .name = name, .ids = items, .e = e};
     const cJSON *item;
     cJSON_ArrayForEach(item, list)
     {
@@ -353,7 +348,7 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 
 int messages_single(struct turn_request *q, const char *text, struct api_error *e)
 {
-    struct list l = {.q = q, .name = "input", .ids = true, .e = e};
-    char *kept = keep(q, text);
-    return kept ? add(&l, "message", "msg_", ENGINE_USER, kept, NULL) : no_memory(e);
+    struct message_list l = {.q = q, .name = "input", .ids = true, .e = e};
+    char *kept = message_keep(q, text);
+    return kept ? message_add(&l, "message", "msg_", ENGINE_USER, kept, NULL) : message_no_memory(e);
 }

@@ -75,6 +75,14 @@ static int session_result_copy(const struct session_result *from, struct session
             }
         }
     }
+    if (from->usage) {
+        struct session_usage *usage = malloc(sizeof(*usage));
+        if (!usage) {
+            return -ENOMEM;
+        }
+        *usage = *from->usage;
+        to->usage = usage;
+    }
     return 0;
 }
 
@@ -95,6 +103,7 @@ static void session_result_free(struct session_result *r)
     items_free((struct session_item *)r->items, r->items ? r->n_items : 0);
     free((void *)r->conversations);
     free((void *)r->responses);
+    free((void *)r->usage);
     memset(r, 0, sizeof(*r));
 }
 
@@ -162,8 +171,10 @@ static void result(struct op *op, const struct session_result *r)
     }
     struct client *c = op->api->find(op->api, op->client_id);
     if (c) {
-        if (r->rc == 0) {
+        if (r->rc == 0 || (r->rc == -EBUSY && op->may_stay)) {
             op->answer(c, op, r);
+        } else if (r->rc == -ERANGE && op->missing) {
+            op->missing(c, op->text ? op->text : "");
         } else {
             struct api_error e;
             const char *what = strncmp(op->id, "conv_", 5) == 0 ? "conversation" : "response";
@@ -190,6 +201,12 @@ static void result(struct op *op, const struct session_result *r)
                 api_error_session(SESSION_KEY_REUSED, NULL, &e);
             } else if (r->rc == -EUSERS) {
                 api_error_session(SESSION_KEY_LIMIT, NULL, &e);
+            } else if (r->rc == -EMFILE || r->rc == -EFBIG) {
+                api_error_session(SESSION_QUOTA,
+                                  r->rc == -EMFILE
+                                      ? "You have as many conversations as you may have: delete some first."
+                                      : "Your conversations take as many bytes as they may: delete some first.",
+                                  &e);
             } else if (session_disk_full(r->rc)) {
                 api_error_session(SESSION_DISK_FULL, NULL, &e);
             } else if (r->rc == -EINVAL) {

@@ -32,13 +32,14 @@ static void add_param(cJSON *o, const cJSON *params, const char *key, cJSON *fal
     }
 }
 
-static cJSON *text_part(const char *text)
+/* logprobs: of its tokens, taken; NULL: none. */
+static cJSON *text_part(const char *text, cJSON *logprobs)
 {
     cJSON *part = cJSON_CreateObject();
     cJSON_AddStringToObject(part, "type", "output_text");
     cJSON_AddStringToObject(part, "text", text);
     cJSON_AddArrayToObject(part, "annotations");
-    cJSON_AddArrayToObject(part, "logprobs");
+    cJSON_AddItemToObject(part, "logprobs", logprobs ? logprobs : cJSON_CreateArray());
     return part;
 }
 
@@ -52,8 +53,8 @@ static cJSON *item_head(const struct session_item *i, const char *status)
     return item;
 }
 
-/* An item as the API shows it. with_text: false: it has none yet. */
-static cJSON *show_item(const struct session_item *i, const char *status, bool with_text)
+/* An item as the API shows it. with_text: false: it has none yet. logprobs: as in text_part(), of an answer. */
+static cJSON *show_item(const struct session_item *i, const char *status, bool with_text, cJSON *logprobs)
 {
     cJSON *item = item_head(i, status);
     if (strcmp(i->kind, "message") == 0) {
@@ -61,7 +62,7 @@ static cJSON *show_item(const struct session_item *i, const char *status, bool w
         cJSON_AddStringToObject(item, "role", answer ? "assistant" : i->role == ENGINE_SYSTEM ? "system" : "user");
         cJSON *content = cJSON_AddArrayToObject(item, "content");
         if (with_text && answer) {
-            cJSON_AddItemToArray(content, text_part(i->text));
+            cJSON_AddItemToArray(content, text_part(i->text, logprobs));
         } else if (with_text) {
             cJSON *part = cJSON_CreateObject();
             cJSON_AddStringToObject(part, "type", "input_text");
@@ -138,7 +139,8 @@ cJSON *output_object(const struct run *run, size_t i)
                                        .len = item->len,
                                        .body = item->body,
                                        .output = true};
-    cJSON *o = show_item(&shown, item_status(run, i), !item->open);
+    cJSON *o = show_item(&shown, item_status(run, i), !item->open,
+                         is_message(run, i) && !item->open ? logprobs_list(run, i, 0) : NULL);
     if (!item->open && is(run, i, "reasoning") && wants_summary(run)) {
         cJSON_AddItemToArray(cJSON_GetObjectItem(o, "summary"), summary_part(item->text));
     }
@@ -261,6 +263,7 @@ cJSON *response_object(const struct run *run)
     add_param(o, params, "tool_choice", cJSON_CreateString("auto"));
     add_param(o, params, "tools", cJSON_CreateArray());
     add_param(o, params, "reasoning", cJSON_CreateNull());
+    add_param(o, params, "top_logprobs", cJSON_CreateNumber(0));
     cJSON_AddStringToObject(o, "truncation", "disabled");
     cJSON_AddStringToObject(o, "service_tier", "default");
     if (done) {
@@ -338,7 +341,7 @@ static void responses_item(struct run *run, size_t i)
     run->items[i].open = open;
     if (is_message(run, i)) {
         cJSON *e = part_event(run, i);
-        cJSON_AddItemToObject(e, "part", text_part(""));
+        cJSON_AddItemToObject(e, "part", text_part("", NULL));
         emit(run, "response.content_part.added", e);
     } else if (is(run, i, "reasoning") && wants_summary(run)) {
         emit_thinking(run, i, "response.reasoning_summary_part.added", NULL, NULL, summary_part(""));
@@ -352,10 +355,10 @@ static void responses_item_end(struct run *run, size_t i)
     if (is_message(run, i)) {
         e = part_event(run, i);
         cJSON_AddStringToObject(e, "text", text);
-        cJSON_AddArrayToObject(e, "logprobs");
+        cJSON_AddItemToObject(e, "logprobs", logprobs_list(run, i, 0));
         emit(run, "response.output_text.done", e);
         e = part_event(run, i);
-        cJSON_AddItemToObject(e, "part", text_part(text));
+        cJSON_AddItemToObject(e, "part", text_part(text, logprobs_list(run, i, 0)));
         emit(run, "response.content_part.done", e);
     } else if (is(run, i, "reasoning") && wants_summary(run)) {
         emit_thinking(run, i, "response.reasoning_summary_text.done", "text", text, NULL);
@@ -407,7 +410,7 @@ static void responses_delta(struct run *run, size_t i, const char *text)
     cJSON *e = message ? part_event(run, i) : item_event(run, i);
     cJSON_AddStringToObject(e, "delta", text);
     if (message) {
-        cJSON_AddArrayToObject(e, "logprobs");
+        cJSON_AddItemToObject(e, "logprobs", logprobs_list(run, i, run->items[i].n_logprobs_told));
     }
     emit(run, message ? "response.output_text.delta" : "response.function_call_arguments.delta", e);
 }
@@ -489,7 +492,7 @@ size_t responses_replay(struct run *run, int64_t starting_after)
 
 cJSON *item_object(const struct session_item *i)
 {
-    cJSON *item = show_item(i, i->incomplete ? "incomplete" : "completed", true);
+    cJSON *item = show_item(i, i->incomplete ? "incomplete" : "completed", true, NULL);
     if (i->response) {
         cJSON_AddStringToObject(item, "response_id", i->response);
     }

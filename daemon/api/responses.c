@@ -45,8 +45,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
-        json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
-        json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        priority_parse(o, p, &q->patient, e) || json_string(o, p, "parent", ID_SIZE - 1, &parent, e) ||
+        json_bool(o, p, "progress", &q->progress, e) || json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
@@ -153,18 +153,33 @@ bool stream_id_valid(const char *id)
            strspn(id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") == n;
 }
 
+/* How likely the answer's tokens were is told when it is included, or alternatives are asked for. */
+static int parse_logprobs(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    const cJSON *include = json_get(body, "include"), *what;
+    if (include && !cJSON_IsArray(include)) {
+        api_error_set(e, 400, "invalid_type", "include", "Invalid type for 'include': expected a list.");
+        return -1;
+    }
+    cJSON_ArrayForEach(what, include)
+    {
+        q->logprobs |= cJSON_IsString(what) && strcmp(what->valuestring, "message.output_text.logprobs") == 0;
+    }
+    if (logprobs_parse(body, q, e)) {
+        return -1;
+    }
+    q->logprobs |= q->n_top > 0;
+    if (q->logprobs) {
+        cJSON_AddNumberToObject(echo, "top_logprobs", q->n_top);
+    }
+    return 0;
+}
+
 /* Things that change the answer and that we cannot do are refused, not ignored. */
 static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *text = NULL, *format = NULL;
-    int64_t top_logprobs = 0;
-    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e)) ||
-        json_int(body, "", "top_logprobs", 0, 20, &top_logprobs, e)) {
-        return -1;
-    }
-    if (top_logprobs > 0) {
-        api_error_set(e, 400, "unsupported_parameter", "top_logprobs",
-                      "'top_logprobs' is not supported with this value.");
+    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e))) {
         return -1;
     }
     return form_parse(format, "text.format.", false, q, echo, e);
@@ -213,6 +228,7 @@ static int parse_background(struct turn_request *q, const cJSON *body, struct ap
         api_error_set(e, 400, "invalid_value", "background", "'background' needs 'store' and 'generate'.");
         return -1;
     }
+    q->patient = q->background;
     return 0;
 }
 
@@ -231,12 +247,13 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
     const cJSON *metadata = NULL;
     if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
         unsupported_check(body, UNSUPPORTED_RESPONSES, e) || parse_text(q, body, echo, e) ||
-        json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
-        parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
-        parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
+        parse_logprobs(q, body, echo, e) || json_bool(body, "", "store", &q->store, e) ||
+        json_bool(body, "", "generate", &q->generate, e) || parse_background(q, body, e) ||
+        (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
+        json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || form_check(q, e) || tools_parse(q, body, false, echo, e) ||
+        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) || tools_parse(q, body, false, echo, e) ||
         parse_reasoning(body, echo, e)) {
         goto fail;
     }
@@ -309,15 +326,18 @@ static void counted(struct run *run)
 static const struct run_format count_format = {
     .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
 
+struct turn_request *count_only(struct turn_request *q)
+{
+    q->format = &count_format;
+    q->count = true;
+    q->store = q->stream = q->background = false;
+    return q;
+}
+
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = responses_parse(body, false, e);
-    if (q) {
-        q->format = &count_format;
-        q->count = true;
-        q->store = q->stream = q->background = false;
-    }
-    return q;
+    return q ? count_only(q) : NULL;
 }
 
 bool model_check(const struct api *api, const char *model, struct api_error *e)
@@ -340,6 +360,7 @@ bool client_start(struct client *c, struct turn_request *q)
     struct runs *rs = &c->api->runs;
     struct run_retry *retry = &c->request.retry;
     struct run *run = NULL;
+    q->patient |= c->who.patient;
     int kind = q->stream ? READ_SSE : q->background ? READ_ACCEPTED : READ_BODY;
     if (retry_key(retry, q->key, &e)) {
         run = retry_find(rs, c->owner, retry, &e);
@@ -359,7 +380,8 @@ void responses_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) || !turn_request_count(q, &c->api->budget, c->request.body_len, &e)) {
+    if (!q || !model_check(c->api, q->model, &e) ||
+        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);
         return;

@@ -6,17 +6,20 @@
 
 #include "daemon/daemon.h"
 
-/* Matches one pattern; copies the segment that stands at {id}. */
+/* Matches one pattern; copies the segments that stand at {id}. */
 static bool match(const char *pattern, const char *path, char param[ROUTE_PARAM_MAX])
 {
+    size_t len = 0;
     while (*pattern) {
         if (strncmp(pattern, "{id}", 4) == 0) {
-            size_t n = strcspn(path, "/");
-            if (n == 0 || n >= ROUTE_PARAM_MAX) {
+            size_t n = strcspn(path, "/"), gap = len > 0;
+            if (n == 0 || len + gap + n >= ROUTE_PARAM_MAX) {
                 return false;
             }
-            memcpy(param, path, n);
-            param[n] = '\0';
+            memcpy(param + len, "/", gap);
+            memcpy(param + len + gap, path, n);
+            len += gap + n;
+            param[len] = '\0';
             pattern += 4;
             path += n;
         } else if (*pattern++ != *path++) {

@@ -23,7 +23,7 @@ enum route_method { METHOD_GET, METHOD_POST, METHOD_DELETE, METHOD_OPTIONS, METH
 
 struct route {
     enum route_method method;
-    const char *pattern; /* one "{id}" stands for a path segment */
+    const char *pattern; /* "{id}" stands for a path segment */
     void (*handler)(struct client *c);
     bool open;                                                      /* needs no token */
     bool needs_model;                                               /* 503 while the model loads */
@@ -37,7 +37,8 @@ struct route_query {
     bool stream, order_asc, has_order;
 };
 
-/* 0 and *out; 404: no such path; 405: the path has other methods. */
+/* 0 and *out, and in `param` the segments at its {id}s, with slashes between; 404: no such path; 405: the path has
+ * other methods. */
 int route_find(const struct route *table, size_t n, enum route_method method, const char *path,
                const struct route **out, char param[ROUTE_PARAM_MAX]);
 /* The methods that a path has, for Allow: "GET, HEAD, POST". */

@@ -10,6 +10,7 @@ const struct route api_routes[] = {
     {METHOD_GET, "/v1/convod/status", service_status, false, true, NULL},
     {METHOD_POST, "/v1/convod/tickets", service_ticket, false, false, NULL},
     {METHOD_POST, "/tokenize", service_tokenize, false, true, NULL},
+    {METHOD_POST, "/detokenize", service_detokenize, false, true, NULL},
     {METHOD_POST, "/v1/responses", responses_create, false, true, responses_parse_post},
     {METHOD_POST, "/v1/responses/input_tokens", responses_create, false, true, responses_parse_count},
     {METHOD_GET, "/v1/responses/{id}", responses_get, false, true, NULL},
@@ -17,6 +18,8 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/responses/{id}/cancel", responses_cancel, false, true, NULL},
     {METHOD_GET, "/v1/responses/{id}/input_items", responses_input_items, false, true, NULL},
     {METHOD_POST, "/v1/chat/completions", chat_create, false, true, chat_parse},
+    {METHOD_POST, "/v1/messages", responses_create, false, true, anthropic_parse},
+    {METHOD_POST, "/v1/messages/count_tokens", responses_create, false, true, anthropic_parse_count},
     {METHOD_POST, "/v1/conversations", conversations_create, false, true, conversations_parse_create},
     {METHOD_GET, "/v1/conversations", conversations_list, false, true, NULL},
     {METHOD_GET, "/v1/conversations/{id}", conversations_get, false, true, NULL},
@@ -24,6 +27,10 @@ const struct route api_routes[] = {
     {METHOD_DELETE, "/v1/conversations/{id}", conversations_delete, false, true, NULL},
     {METHOD_GET, "/v1/conversations/{id}/items", conversations_items, false, true, NULL},
     {METHOD_POST, "/v1/conversations/{id}/items", conversations_add_items, false, true, conversations_parse_items},
+    {METHOD_GET, "/v1/conversations/{id}/items/{id}", conversations_item, false, true, NULL},
+    {METHOD_DELETE, "/v1/conversations/{id}/items/{id}", conversations_delete_item, false, true, NULL},
+    {METHOD_GET, "/v1/conversations/{id}/responses", conversations_responses, false, true, NULL},
+    {METHOD_POST, "/v1/conversations/{id}/fork", conversations_fork, false, true, NULL},
     {METHOD_POST, "/v1/conversations/{id}/evict", conversations_evict, false, true, NULL},
 };
 const size_t api_n_routes = sizeof(api_routes) / sizeof(*api_routes);

@@ -7,8 +7,11 @@
 
 #include "daemon/api/api.h"
 
-/* Numbers up to here survive JSON (RFC 8259, 6), so a turn can be repeated from the seed that it is shown with. */
-#define SEED_MAX ((1LL << 53) - 1)
+/* A seed has 64 bits with a sign. JSON's readers keep 53 of them (RFC 8259, 6), this one too, and what was kept is
+ * shown; one that is chosen here has no more, so that a turn can be repeated from it everywhere. */
+#define SEED_MIN        INT64_MIN
+#define SEED_MAX        (INT64_MAX - 1023) /* the last that is a double */
+#define SEED_CHOSEN_MAX ((1LL << 53) - 1)
 
 static int random_seed(uint64_t *seed, struct api_error *e)
 {
@@ -16,7 +19,7 @@ static int random_seed(uint64_t *seed, struct api_error *e)
         api_error_set(e, 500, "server_error", NULL, "No random numbers.");
         return -1;
     }
-    *seed &= (uint64_t)SEED_MAX;
+    *seed &= (uint64_t)SEED_CHOSEN_MAX;
     return 0;
 }
 
@@ -45,7 +48,7 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
     }
     int64_t top_k = out->top_k, seed = -1;
     if (json_int(extra, prefix, "top_k", -1, INT_MAX, &top_k, e) ||
-        json_int(extra, prefix, "seed", -1, SEED_MAX, &seed, e)) {
+        json_int(extra, prefix, "seed", SEED_MIN, SEED_MAX, &seed, e)) {
         return -1;
     }
     out->top_k = top_k < 0 ? 0 : (int)top_k; /* either is off */
@@ -61,7 +64,7 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
         api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': it must be %s.", param, range);
         return -1;
     }
-    return seed < 0 ? random_seed(&out->seed, e) : 0;
+    return seed == -1 ? random_seed(&out->seed, e) : 0;
 }
 
 double sampling_shown(float value)
@@ -77,4 +80,20 @@ void sampling_echo(const struct engine_sampling *s, cJSON *o)
     cJSON_AddNumberToObject(o, "repetition_penalty", sampling_shown(s->repetition_penalty));
     cJSON_AddNumberToObject(o, "presence_penalty", sampling_shown(s->presence_penalty));
     cJSON_AddNumberToObject(o, "frequency_penalty", sampling_shown(s->frequency_penalty));
+}
+
+int priority_parse(const cJSON *body, const char *prefix, bool *patient, struct api_error *e)
+{
+    const char *priority = NULL;
+    if (json_string(body, prefix, "priority", 16, &priority, e)) {
+        return -1;
+    }
+    if (priority && strcmp(priority, "interactive") != 0 && strcmp(priority, "background") != 0) {
+        char param[32];
+        snprintf(param, sizeof(param), "%spriority", prefix);
+        api_error_set(e, 400, "invalid_value", param, "'%s' must be interactive or background.", param);
+        return -1;
+    }
+    *patient = priority ? strcmp(priority, "background") == 0 : *patient;
+    return 0;
 }

@@ -62,9 +62,41 @@ void service_model(struct client *c)
     client_answer_json(c, 200, model_object(c->api));
 }
 
-void service_status(struct client *c)
+static void add_usage(cJSON *o, const char *owner, const struct session_usage *u)
+{
+    cJSON *usage = cJSON_AddObjectToObject(o, "usage");
+    cJSON_AddStringToObject(usage, "owner", owner);
+    const struct {
+        const char *name;
+        uint64_t used, limit;
+    } rows[] = {{"conversations", u->conversations, u->limits.conversations},
+                {"ledger_bytes", u->ledger_bytes, u->limits.ledger_bytes},
+                {"disk_bytes", u->disk_bytes, u->limits.disk_bytes}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        cJSON *row = cJSON_AddObjectToObject(usage, rows[i].name);
+        cJSON_AddNumberToObject(row, "used", (double)rows[i].used);
+        if (rows[i].limit) {
+            cJSON_AddNumberToObject(row, "limit", (double)rows[i].limit);
+        } else {
+            cJSON_AddNullToObject(row, "limit");
+        }
+    }
+    if (u->limits.retain_ms) {
+        cJSON_AddNumberToObject(usage, "retain_days", (double)u->limits.retain_ms / 86400000);
+    } else {
+        cJSON_AddNullToObject(usage, "retain_days");
+    }
+}
+
+static void answer_status(struct client *c, struct op *op, const struct session_result *r)
 {
     struct api *s = c->api;
+    if (!s->runs.session) {
+        struct api_error e;
+        api_error_session(SESSION_SHUTDOWN, NULL, &e);
+        client_answer_error(c, &e);
+        return;
+    }
     const struct engine_info *m = session_model(s->runs.session);
     struct session_status st;
     session_status(s->runs.session, &st);
@@ -116,7 +148,18 @@ void service_status(struct client *c)
     cJSON_AddNumberToObject(o, "engine_steps", (double)st.engine_steps);
     cJSON_AddBoolToObject(o, "stuck", st.stuck);
     cJSON_AddNumberToObject(o, "connections", (double)s->n_clients);
+    if (r->usage) {
+        add_usage(o, op->owner, r->usage);
+    }
     client_answer_json(c, 200, o);
+}
+
+void service_status(struct client *c)
+{
+    struct op *op = op_new(c, NULL, answer_status);
+    if (op) {
+        op_posted(c, op, session_usage(c->api->runs.session, c->owner, op_done, op));
+    }
 }
 
 void service_metrics(struct client *c)
@@ -241,4 +284,66 @@ void service_tokenize(struct client *c)
 refuse:
     cJSON_Delete(body);
     client_answer_error(c, &e);
+}
+
+/* The text of tokens, in one buffer; bytes that are no character are U+FFFD. */
+void service_detokenize(struct client *c)
+{
+    const struct session *session = c->api->runs.session;
+    const int n_vocab = session_model(session)->n_vocab;
+    struct api_error e = {0};
+    char param[32], *bytes = NULL, *text = NULL;
+    size_t len = 0, at = 0, n = 0;
+    cJSON *body = client_json(c, false, &e);
+    const cJSON *tokens = body ? json_get(body, "tokens") : NULL, *token;
+    if (body && !cJSON_IsArray(tokens)) {
+        api_error_set(&e, 400, tokens ? "invalid_type" : "missing_required_parameter", "tokens",
+                      "'tokens' must be a list of token ids.");
+    }
+    /* How long it is, then what it is. */
+    for (int pass = 0; pass < 2 && !e.status; pass++) {
+        bytes = pass ? malloc(len + 1) : NULL;
+        if (pass && !bytes) {
+            api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+            break;
+        }
+        n = 0;
+        cJSON_ArrayForEach(token, tokens)
+        {
+            size_t more;
+            double id = cJSON_IsNumber(token) ? token->valuedouble : -1;
+            if (!(id >= 0 && id < n_vocab && id == (double)(int)id)) {
+                snprintf(param, sizeof(param), "tokens[%zu]", n);
+                api_error_set(&e, 400, "invalid_value", param, "'%s' must be a token id, from 0 to %d.", param,
+                              n_vocab - 1);
+                break;
+            }
+            const char *from = session_token_bytes(session, (engine_token)id, &more);
+            if (pass) {
+                memcpy(bytes + at, from, more);
+                at += more;
+            } else {
+                len += more;
+            }
+            if (len > TOKENIZE_BYTES_MAX) {
+                api_error_set(&e, 400, "invalid_value", "tokens", "The text would be longer than %d bytes.",
+                              TOKENIZE_BYTES_MAX);
+                break;
+            }
+            n++;
+        }
+    }
+    if (!e.status && !(text = json_text_of_bytes(bytes, len))) {
+        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    }
+    if (e.status) {
+        client_answer_error(c, &e);
+    } else {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "content", text);
+        client_answer_json(c, 200, o);
+    }
+    free(bytes);
+    free(text);
+    cJSON_Delete(body);
 }

@@ -13,19 +13,22 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"truncation", {"disabled"}}, {"prompt", {0}}, {"logit_bias", {0}}, {"top_logprobs", {0}},
+    {"truncation", {"disabled"}},
+    {"prompt", {0}},
+    {"logit_bias", {0}},
     {"context_management", {0}},
 };
 
 static const struct row completions[] = {
     {"functions", {0}},          {"function_call", {"auto", "none"}},
-    {"logit_bias", {0}},         {"logprobs", {0}},
-    {"top_logprobs", {0}},       {"audio", {0}},
+    {"logit_bias", {0}},         {"audio", {0}},
     {"web_search_options", {0}}, {"grammar", {0}},
     {"json_schema", {0}},        {"guided_json", {0}},
     {"guided_regex", {0}},       {"guided_choice", {0}},
     {"guided_grammar", {0}},
 };
+
+static const struct row anthropic[] = {{"container", {0}}, {"mcp_servers", {0}}};
 
 static bool asks_for_nothing(const cJSON *v, const struct row *row)
 {
@@ -43,9 +46,19 @@ static bool asks_for_nothing(const cJSON *v, const struct row *row)
 
 int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_error *e)
 {
-    const struct row *rows = api == UNSUPPORTED_RESPONSES ? responses : completions;
-    size_t n = api == UNSUPPORTED_RESPONSES ? sizeof(responses) / sizeof(*responses)
-                                            : sizeof(completions) / sizeof(*completions);
+#define TABLE(rows)                                                                                                    \
+    {                                                                                                                  \
+        rows, sizeof(rows) / sizeof(*(rows))                                                                           \
+    }
+    static const struct {
+        const struct row *rows;
+        size_t n;
+    } tables[] = {[UNSUPPORTED_RESPONSES] = TABLE(responses),
+                  [UNSUPPORTED_COMPLETIONS] = TABLE(completions),
+                  [UNSUPPORTED_ANTHROPIC] = TABLE(anthropic)};
+#undef TABLE
+    const struct row *rows = tables[api].rows;
+    const size_t n = tables[api].n;
     /* One pass over the body, which may have very many fields. */
     const cJSON *v;
     cJSON_ArrayForEach(v, body)

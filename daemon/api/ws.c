@@ -105,6 +105,7 @@ static void lane_start(struct client *c, struct waiting *w)
     memcpy(retry.digest, w->digest, sizeof(retry.digest));
     bool fresh = false, known = retry_key(&retry, q->key, &e) && (run = retry_find(rs, c->owner, &retry, &e));
     if (!known && !e.status) {
+        q->patient |= c->who.patient;
         fresh = run_start(rs, c->owner, q, q->key ? &retry : NULL, &c->home, &run, &e) == 0;
     }
     free(retry.idempotency_key);
@@ -177,10 +178,11 @@ struct message {
     bool away;             /* it is being read */
     struct api *api;
     char *text;
-    size_t len, counted; /* counted: of the budget */
-    struct api_error e;  /* set: it is refused */
-    char *lane;          /* its stream_id, so that an error about anything else can be routed */
-    char type[64];       /* "" = it has none */
+    size_t len, counted;    /* counted: of the budget, */
+    char owner[OWNER_SIZE]; /* for whom */
+    struct api_error e;     /* set: it is refused */
+    char *lane;             /* its stream_id, so that an error about anything else can be routed */
+    char type[64];          /* "" = it has none */
     cJSON *body;
     struct turn_request *turn;
     unsigned char digest[RETRY_DIGEST_BYTES];
@@ -194,7 +196,7 @@ static void create(struct client *c, struct message *m)
     struct turn_request *q = m->turn;
     struct lane *l = NULL;
     struct waiting *w = NULL;
-    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, m->len, &e)) {
+    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, c->owner, m->len, &e)) {
         goto refuse;
     }
     if (!api->runs.session) {
@@ -369,7 +371,7 @@ static void message_clear(struct message *m)
 static void message_free(struct message *m)
 {
     message_clear(m);
-    budget_give(&m->api->budget, m->counted);
+    budget_give(&m->api->budget, m->owner, m->counted);
     free(m->text);
     free(m);
 }
@@ -444,6 +446,7 @@ bool ws_message(struct client *c, char *text, size_t len, size_t counted)
                           .text = text,
                           .len = len,
                           .counted = counted};
+    memcpy(m->owner, c->owner, sizeof(m->owner));
     struct message **at = &c->inbox;
     while (*at) {
         at = &(*at)->next;

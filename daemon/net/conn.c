@@ -82,7 +82,7 @@ void conn_forget_body(struct conn *c)
     free(c->client.request.body);
     c->client.request.body = NULL;
     c->client.request.body_len = 0;
-    budget_give(&c->net->api->budget, c->client.request.body_size);
+    budget_give(&c->net->api->budget, c->client.owner, c->client.request.body_size);
     c->client.request.body_size = 0;
 }
 

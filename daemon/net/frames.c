@@ -22,7 +22,7 @@
 
 void frames_free(struct conn *c)
 {
-    budget_give(&c->net->api->budget, c->message_size);
+    budget_give(&c->net->api->budget, c->client.owner, c->message_size);
     free(c->message);
     c->message = NULL;
     c->message_len = c->message_size = c->message_checked = 0;

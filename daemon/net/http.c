@@ -246,12 +246,23 @@ static bool take_ticket(struct conn *c, const struct head *h)
     return false;
 }
 
+/* Clients of Messages name their token in a field of its own: as Authorization would. Returns as head_get() does. */
+static int copy_key(const struct head *h, char *out, size_t size)
+{
+    static const char bearer[] = "Bearer ";
+    memcpy(out, bearer, sizeof(bearer));
+    return copy_field(h, "X-Api-Key", out + sizeof(bearer) - 1, size - (sizeof(bearer) - 1));
+}
+
 /* By which token, and as whom. */
 static int check_token(struct conn *c, const struct head *h, struct api_error *e)
 {
     struct net *n = c->net;
     char authorization[HEADER_VALUE_MAX], user[OWNER_SIZE];
     int found = copy_field(h, "Authorization", authorization, sizeof(authorization));
+    if (found == 0) {
+        found = copy_key(h, authorization, sizeof(authorization));
+    }
     int named = n->config->gateway_user_header ? copy_field(h, n->config->gateway_user_header, user, sizeof(user)) : 0;
     int rc = -EACCES;
     if (found == 0 && h->websocket && take_ticket(c, h)) {

@@ -143,11 +143,12 @@ int net_grow(struct conn *c, char **buffer, size_t *size, size_t need, struct ap
 {
     struct net *n = c->net;
     for (;;) {
-        int rc = budget_grow(&n->api->budget, buffer, size, need, e);
+        int rc = budget_grow(&n->api->budget, c->client.owner, buffer, size, need, e);
         struct conn *most = NULL;
         for (size_t i = 0; i < CONN_BUCKETS && rc == -EDQUOT; i++) {
             for (struct conn *other = n->buckets[i]; other; other = other->next) {
-                bool more = held(other) > (most ? held(most) : need);
+                bool more = held(other) > (most ? held(most) : need) &&
+                            (e->status == 503 || strcmp(other->client.owner, c->client.owner) == 0);
                 most = other != c && more ? other : most;
             }
         }

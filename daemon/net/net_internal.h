@@ -191,7 +191,7 @@ void frames_free(struct conn *c);
 /* The head named another address (a trusted proxy's client): does it still fit? */
 bool net_admit_as(struct net *n, struct conn *c, const char *address);
 /* budget_grow() for what arrives on c. When there is no room, those give way that hold more of an unfinished request or
- * message than c would, the largest first. */
+ * message than c would, the largest first; where it is the owner that has its share, those of that owner. */
 int net_grow(struct conn *c, char **buffer, size_t *size, size_t need, struct api_error *e);
 
 #endif

@@ -55,6 +55,8 @@ void api_error_session(enum session_failure failure, const char *message, struct
         {SESSION_KEY_LIMIT, 429, "rate_limit_exceeded", NULL, "Too many idempotency keys are in use."},
         {SESSION_LEDGER, 500, "server_error", NULL, "The turn could not be written; nothing of it was kept."},
         {SESSION_DISK_FULL, 507, "disk_full", NULL, "The disk is full: free some space on the server."},
+        {SESSION_QUOTA, 403, "quota_exceeded", NULL,
+         "You have as much as you may have: delete some conversations first."},
         {SESSION_MODEL, 500, "server_error", NULL, "The model's numbers are not finite."},
         {SESSION_SHUTDOWN, 503, "server_shutdown", NULL, "The server is stopping."},
     };

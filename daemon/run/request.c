@@ -1,4 +1,5 @@
 /* request.c - a parsed request: what it owns, and what it counts against the budget of requests. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/run/run.h"
@@ -37,18 +38,20 @@ void turn_request_free(struct turn_request *r)
         free(r->stops[i]);
     }
     if (r->budget) {
-        budget_give(r->budget, r->bytes);
+        budget_give(r->budget, r->owner, r->bytes);
     }
     free(r);
 }
 
-bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e)
+bool turn_request_count(struct turn_request *r, struct budget *b, const char *owner, size_t body_bytes,
+                        struct api_error *e)
 {
     r->bytes = sizeof(*r) + body_bytes * REQUEST_COPIES + (r->form ? engine_form_bytes(r->form) : 0) +
                (r->call_form ? engine_form_bytes(r->call_form) : 0);
-    if (!budget_take(b, r->bytes, e)) {
+    if (!budget_take(b, owner, r->bytes, e)) {
         return false;
     }
+    (void)snprintf(r->owner, sizeof(r->owner), "%s", owner);
     r->budget = b;
     return true;
 }

@@ -67,16 +67,21 @@ bool id_valid(const char *prefix, const char *id);
 /* ---- memory that requests hold (budget.c) -------------------------------------------------------------------------
  */
 
+#define BUDGET_OTHERS 4 /* one in so many bytes is for others than one owner */
+
 struct budget {
     uint64_t most; /* 0 = no limit */
     size_t used;   /* by requests that arrive, wait or run */
+    struct budget_owner *owners;
 };
-/* Counts bytes that a request takes. False (and nothing counted): that would be more than there may be, *e says so. */
-bool budget_take(struct budget *b, size_t bytes, struct api_error *e);
-void budget_give(struct budget *b, size_t bytes);
+/* Counts bytes that an owner's request takes ("": nobody's yet). False (and nothing counted): there are no more (*e is
+ * 503), the owner has its share (429), or no memory. */
+bool budget_take(struct budget *b, const char *owner, size_t bytes, struct api_error *e);
+/* Gives back what was taken for that owner. */
+void budget_give(struct budget *b, const char *owner, size_t bytes);
 /* Makes room for `need` bytes in a buffer whose size is counted. 0; -EDQUOT: more than there may be, *e says so; or
  * -ENOMEM. */
-int budget_grow(struct budget *b, char **buffer, size_t *size, size_t need, struct api_error *e);
+int budget_grow(struct budget *b, const char *owner, char **buffer, size_t *size, size_t need, struct api_error *e);
 
 /* ---- the way into the network thread (events.c) -------------------------------------------------------------------
  */
@@ -111,7 +116,8 @@ void events_drop(struct events *q);
 struct run;
 
 /* How an interface shows a run: each writes into the run's log what its readers get. An item of the output, number i,
- * begins, grows and ends, one after the other. `done` is called once at the end (run->failed says how it ended) and
+ * begins, grows and ends, one after the other; of its logprobs, those that came with a piece or the end stand behind
+ * the first n_logprobs_told. `done` is called once at the end (run->failed says how it ended) and
  * makes run->answer as well, unless it failed. `running` (a background turn waits no longer) and `progress` may be
  * NULL. */
 struct run_format {
@@ -143,6 +149,7 @@ struct turn_request {
     size_t n_items;
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
+    char owner[OWNER_SIZE]; /* for whom */
     struct engine_sampling sampling;
     struct engine_form *form;      /* what the answer must be; NULL: any text */
     struct engine_form *call_form; /* what calls must be; NULL: there are none */
@@ -154,15 +161,20 @@ struct turn_request {
     char *tools, *tool; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
-    int max_output_tokens;
-    bool match; /* the items are a whole history, of which the longest head that there is is found */
-    bool count; /* only its tokens are counted */
+    int max_output_tokens, n_top;
+    bool logprobs;          /* and n_top: as in a session_turn */
+    char replaces[ID_SIZE]; /* a response that goes when this one is there, "": none; and who waits for that: */
+    uint64_t client;
+    bool match;   /* the items are a whole history, of which the longest head that there is is found */
+    bool count;   /* only its tokens are counted */
+    bool patient; /* it gets the places and the time that others leave */
     bool has_parent, store, generate, stream, progress, include_usage, background;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
 /* Counts what a request parsed from a body of so many bytes holds, until it is freed. False: too much, *e says so. */
-bool turn_request_count(struct turn_request *r, struct budget *b, size_t body_bytes, struct api_error *e);
+bool turn_request_count(struct turn_request *r, struct budget *b, const char *owner, size_t body_bytes,
+                        struct api_error *e);
 
 /* ---- store:false responses: they live where they were made (ephemeral.c) -------------------------------------------
  */
@@ -219,6 +231,8 @@ struct run_item {
     char *id, *kind, *body; /* as in a session_item */
     char *text;             /* so far, terminated */
     size_t len, size;
+    struct session_logprob *logprobs; /* of its tokens so far, if asked for */
+    size_t n_logprobs, n_logprobs_told;
     bool open, incomplete;
 };
 
@@ -236,12 +250,12 @@ struct run {
     int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed;
-    atomic_bool gap;    /* a piece of the answer was lost for lack of memory; any thread */
-    bool abandoned;     /* cancelled because nobody read it any more */
-    bool hidden;        /* only those who read it already may; it goes with the last of them */
-    bool delivered;     /* a reader has acknowledged all of its answer */
-    const char *status; /* "queued", "in_progress", "completed", "incomplete", "failed" */
-    char *reason;
+    atomic_bool gap;     /* a piece of the answer was lost for lack of memory; any thread */
+    bool abandoned;      /* cancelled because nobody read it any more */
+    bool hidden;         /* only those who read it already may; it goes with the last of them */
+    bool delivered;      /* a reader has acknowledged all of its answer */
+    const char *status;  /* "queued", "in_progress", "completed", "incomplete", "failed" */
+    char *reason, *stop; /* stop: the stop string that ended it; NULL: none */
     struct run_item *items;
     size_t n_items;
     struct log_entry *log;
@@ -288,6 +302,7 @@ void run_log(struct run *run, const char *name, char *data); /* takes data */
 /* Begins an item of the output (its text is not taken), and goes on with it. False: out of memory. */
 bool run_item_add(struct run *run, const struct session_item *item);
 bool run_append(struct run *run, const char *text, size_t len);
+bool run_append_logprobs(struct run *run, const struct session_logprob *logprobs, size_t n);
 void run_expire(struct runs *rs);
 void run_free_all(struct runs *rs);
 void run_free(struct run *run);

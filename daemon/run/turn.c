@@ -24,6 +24,7 @@ static void free_items(struct run *run)
         free(run->items[i].kind);
         free(run->items[i].body);
         free(run->items[i].text);
+        free(run->items[i].logprobs);
     }
     free(run->items);
     run->items = NULL;
@@ -38,6 +39,7 @@ void run_free(struct run *run)
     free(run->log);
     free_items(run);
     free(run->reason);
+    free(run->stop);
     free(run->answer);
     free(run->receipt);
     free(run->idempotency_key);
@@ -280,9 +282,12 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .stops = (const char *const *)q->stops,
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,
+        .logprobs = q->logprobs,
+        .n_top = q->n_top,
         .store = q->store,
         .generate = q->generate,
         .count = q->count,
+        .background = q->patient,
         .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
@@ -372,6 +377,26 @@ bool run_append(struct run *run, const char *text, size_t len)
     memcpy(i->text + i->len, text, len);
     i->len += len;
     i->text[i->len] = '\0';
+    return true;
+}
+
+bool run_append_logprobs(struct run *run, const struct session_logprob *logprobs, size_t n)
+{
+    struct run_item *i = run->n_items ? &run->items[run->n_items - 1] : NULL;
+    if (!i) {
+        return false;
+    }
+    i->n_logprobs_told = i->n_logprobs;
+    if (n == 0) {
+        return true;
+    }
+    struct session_logprob *grown = realloc(i->logprobs, (i->n_logprobs + n) * sizeof(*grown));
+    if (!grown) {
+        return false;
+    }
+    memcpy(grown + i->n_logprobs, logprobs, n * sizeof(*grown));
+    i->logprobs = grown;
+    i->n_logprobs += n;
     return true;
 }
 
@@ -515,9 +540,8 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
     run->completed_ms = now_ms();
     if (ev->kind == SESSION_EVENT_DONE) {
         run->status = ev->incomplete ? "incomplete" : "completed";
-        if (ev->reason) {
-            run->reason = strdup(ev->reason);
-        }
+        run->reason = ev->reason ? strdup(ev->reason) : NULL;
+        run->stop = ev->stop ? strdup(ev->stop) : NULL;
         run->input_tokens = ev->input_tokens;
         run->cached_tokens = ev->cached_tokens;
         run->output_tokens = ev->output_tokens;
@@ -621,7 +645,7 @@ static void take_event(struct event *event, bool closing)
         format->item(run, run->n_items - 1);
         break;
     case SESSION_EVENT_DELTA:
-        if (!run_append(run, ev->text, ev->len)) {
+        if (!run_append(run, ev->text, ev->len) || !run_append_logprobs(run, ev->logprobs, ev->n_logprobs)) {
             lost(run);
             break;
         }
@@ -632,7 +656,8 @@ static void take_event(struct event *event, bool closing)
             struct run_item *item = &run->items[run->n_items - 1];
             item->open = false;
             item->incomplete = ev->item->incomplete;
-            if (!item->body && ev->item->body && !(item->body = strdup(ev->item->body))) {
+            if ((!item->body && ev->item->body && !(item->body = strdup(ev->item->body))) ||
+                !run_append_logprobs(run, ev->logprobs, ev->n_logprobs)) {
                 lost(run);
                 break;
             }

@@ -9,6 +9,7 @@ void turn_event_free(struct turn_event *e)
     response_free(&e->stored);
     items_free(e->item, e->item ? 1 : 0);
     free(e->text);
+    free(e->logprobs);
     free(e->receipt_json);
     free(e);
 }
@@ -36,9 +37,9 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
     e->run = run;
     e->turn = *ev;
     size_t text_len = ev->text ? ev->len : 0;
-    const char *strings[] = {ev->conversation, ev->stage, ev->reason, ev->message};
+    const char *strings[] = {ev->conversation, ev->stage, ev->reason, ev->message, ev->stop};
     size_t need = text_len + 1;
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof(strings) / sizeof(*strings); i++) {
         need += (strings[i] ? strlen(strings[i]) : 0) + 1;
     }
     char *at = malloc(need);
@@ -47,14 +48,23 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
         return NULL;
     }
     e->text = at;
-    const char **to[] = {&e->turn.conversation, &e->turn.stage, &e->turn.reason, &e->turn.message};
-    for (size_t i = 0; i < 4; i++) {
+    const char **to[] = {&e->turn.conversation, &e->turn.stage, &e->turn.reason, &e->turn.message, &e->turn.stop};
+    for (size_t i = 0; i < sizeof(strings) / sizeof(*strings); i++) {
         *to[i] = strings[i] ? pack(&at, strings[i], strlen(strings[i])) : NULL;
     }
     e->turn.text = pack(&at, ev->text, text_len);
     e->turn.len = text_len;
     e->turn.receipt = NULL;
     e->turn.stored = NULL;
+    e->turn.logprobs = NULL;
+    if (ev->n_logprobs) {
+        e->turn.logprobs = e->logprobs = malloc(ev->n_logprobs * sizeof(*e->logprobs));
+        if (!e->logprobs) {
+            turn_event_free(e);
+            return NULL;
+        }
+        memcpy(e->logprobs, ev->logprobs, ev->n_logprobs * sizeof(*e->logprobs));
+    }
     if (ev->item) {
         struct session_item item = *ev->item;
         item.text = NULL;

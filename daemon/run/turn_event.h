@@ -12,7 +12,8 @@ struct turn_event {
     struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
     struct histogram itl;           /* of its tokens */
     struct session_response stored; /* deep copy; id NULL: none */
-    struct session_item *item;      /* deep copy, but for its text, which the deltas gave */
+    struct session_logprob *logprobs;
+    struct session_item *item; /* deep copy, but for its text, which the deltas gave */
 };
 
 /* [any thread] NULL: out of memory. */

@@ -26,7 +26,8 @@ struct engine_stream {
     struct buffer raw;  /* bytes that are not yet characters */
     struct buffer text; /* whole characters; the first `sent` bytes were given out by the last call */
     size_t sent;
-    bool started; /* something has come: a leading space of SentencePiece's is off */
+    const char *stop; /* the one that was completed; NULL: none */
+    bool started;     /* something has come: a leading space of SentencePiece's is off */
     bool stopped;
 };
 
@@ -99,14 +100,16 @@ static bool is_inner_byte(char byte)
 
 /* The length of the longest stop string that text[0..n) ends with, or 0. One that begins within a character, as a
  * string that is not UTF-8 may, is none. */
-static size_t ends_with_stop(const struct engine_stream *s, size_t n)
+static size_t ends_with_stop(struct engine_stream *s, size_t n)
 {
     size_t longest = 0;
     for (size_t i = 0; i < s->n_stops; i++) {
         size_t len = s->stop_len[i];
         if (len > longest && len <= n && memcmp(s->text.data + n - len, s->stops[i], len) == 0 &&
-            !is_inner_byte(s->text.data[n - len]))
+            !is_inner_byte(s->text.data[n - len])) {
             longest = len;
+            s->stop = s->stops[i];
+        }
     }
     return longest;
 }
@@ -240,6 +243,16 @@ int engine_stream_held(struct engine_stream *s, const char **bytes, size_t *len)
     *bytes = s->text.data;
     *len = n + s->raw.n;
     return 0;
+}
+
+const char *engine_stream_stop(const struct engine_stream *s)
+{
+    return s->stop;
+}
+
+size_t engine_stream_held_bytes(const struct engine_stream *s)
+{
+    return s->raw.n + s->text.n - s->sent;
 }
 
 int engine_stream_finish(struct engine_stream *s, const char **text, size_t *len)

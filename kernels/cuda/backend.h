@@ -50,6 +50,7 @@ struct scratch {
     int32_t *ids, *places;         /* likewise */
     int32_t *sources, *tiles;      /* [places], [experts + 1] */
     uint8_t *quants;               /* of places */
+    void *halves;                  /* of rows or of places */
     float *changed;                /* [picks][vocab] */
     float *partial;                /* of cuda_attention, for SHARED_ROWS rows */
     struct kernels_picked *picked; /* [picks] */

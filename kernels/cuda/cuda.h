@@ -49,12 +49,25 @@ size_t cuda_quants_bytes(int rows, int cols);
 /* Rounds x[n][cols] to that form; cols is a multiple of 32. */
 int cuda_quantize(cudaStream_t s, const float *x, int n, int cols, void *quants);
 
+/* Whether products with such weights can take rows of 16-bit floats: F16 and BF16, and cols a multiple of 8. */
+bool cuda_takes_halves(enum kernels_type type, int cols);
+
+/* Bytes of `rows` rows in that form, a multiple of 16. */
+size_t cuda_halves_bytes(int rows, int cols);
+
+/* Rounds x[n][cols] to the type of such weights, nearest even. For F16 a row is divided by a power of two before, so
+ * that its greatest magnitude is below 2^15, and the product multiplied by it. A row that has an infinity or NaN is all
+ * NaN. */
+int cuda_narrow(cudaStream_t s, enum kernels_type type, const float *x, int n, int cols, void *halves);
+
 /* y[n][w.rows] = x[n][w.cols] * w^T + bias; y += with accumulate; y = cap * tanh(y / cap) with softcap. x is quantized,
- * or as floats where the weights are. */
+ * or as floats where the weights are; with `halves` it is those, on tensor cores and with the device's own bits, which
+ * depend on the row of x and the weights alone. */
 struct cuda_product {
     struct cuda_weights w;
     const void *quants;
     const float *x;
+    const void *halves; /* cuda_narrow()'s, or NULL */
     int n;
     const float *bias; /* [rows] or NULL */
     float *y;
@@ -66,6 +79,7 @@ struct cuda_product {
     const int32_t *tiles; /* [experts + 1] */
 };
 int cuda_multiply(cudaStream_t s, struct cuda_product p);
+int cuda_multiply_halves(cudaStream_t s, struct cuda_product p); /* what it does with halves */
 
 /* out[i][d] = x[rows[i]][d]. */
 int cuda_gather(cudaStream_t s, const float *x, int d, const int32_t *rows, int n, float *out);

@@ -16,13 +16,23 @@
 #define WARP      32
 #define ALL_LANES 0xffffffffu
 
-/* Threads of a block that has as many as are of use; the emulation is slow with many. */
+/* Threads of a block that has as many as are of use, and blocks that keep a device busy; the emulation is slow with
+ * many. */
 #ifdef __CUDACC__
 #define MANY_THREADS 512
+#define MANY_BLOCKS  128
 #define DEVICE_NAME  "cuda"
 #else
 #define MANY_THREADS 64
+#define MANY_BLOCKS  2
 #define DEVICE_NAME  "cuda_host"
+#endif
+
+/* Blocks that a kernel with many registers keeps on a multiprocessor: earlier chips' compilers spill with so few. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
+#define BLOCKS_BESIDE 1
+#else
+#define BLOCKS_BESIDE 2
 #endif
 
 /* Starts kernel(arguments...); arguments are converted to the kernel's parameters. The error of a launch that could not

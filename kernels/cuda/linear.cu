@@ -8,10 +8,9 @@
  * Quantized rows: for a tile of 8 rows and a step, QUANTS_BYTES: a lane's B fragments of mma.m16n8k32 of all four
  * sub-blocks ([2 pairs][32 lanes][16 bytes]), dx[8], and for each lane the B fragment (f16) of the sums of 16 values.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/product.h"
 #include "kernels/cuda/weights.h"
 
-#define TILE        8 /* rows of x */
 #define WARPS       4
 #define MANY_TILES  4 /* of x that a block takes at a time at most */
 #define QUANTS_DX   1024
@@ -22,11 +21,6 @@
 __host__ __device__ static constexpr int steps_of(int cols)
 {
     return (cols + STEP - 1) / STEP;
-}
-
-__host__ __device__ static constexpr int tiles_of(int n)
-{
-    return (n + TILE - 1) / TILE;
 }
 
 size_t cuda_quants_bytes(int rows, int cols)
@@ -186,37 +180,6 @@ static __device__ __forceinline__ void add_step(const struct weight_step<type> *
     }
 }
 
-/* ---- results ----------------------------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void write_result(const struct cuda_product *p, const float *bias, int x_row, int row,
-                                                    float value)
-{
-    float *y = p->y + (size_t)x_row * p->w.rows + row;
-    if (bias)
-        value += bias[row];
-    if (p->accumulate)
-        value = *y + value;
-    if (p->softcap > 0)
-        value = p->softcap * tanh_one(value / p->softcap);
-    *y = value;
-}
-
-/* The tiles of x that a block of the grid's z has, [first, end), and its matrix and bias. */
-struct part {
-    int first, end;
-    const uint8_t *data;
-    const float *bias;
-};
-
-static __device__ __forceinline__ struct part part_of(const struct cuda_product *p, size_t matrix_bytes)
-{
-    int e = blockIdx.z;
-    if (!p->tiles)
-        return {0, tiles_of(p->n), (const uint8_t *)p->w.data, p->bias};
-    return {p->tiles[e], p->tiles[e + 1], (const uint8_t *)p->w.data + e * matrix_bytes,
-            p->bias ? p->bias + (size_t)e * p->w.rows : NULL};
-}
-
 /* ---- quantized weights ------------------------------------------------------------------------------------------- */
 
 /* A block has 16 rows of weights and takes `tiles` tiles of x at a time; in a round each warp has a piece. Grid: groups
@@ -286,6 +249,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 4 : 2)
     }
 }
 
+#include "kernels/cuda/tiles.h"
+
 /* Blocks that share the tiles out; experts have few each, and go on by themselves. */
 static dim3 grid_for(const struct cuda_product *p, int units, int tiles)
 {
@@ -297,6 +262,8 @@ template <enum kernels_type type> static cudaError_t multiply_type(cudaStream_t 
 {
     int groups = (p->w.rows + GROUP_ROWS - 1) / GROUP_ROWS, n = p->tiles ? MANY_TILES : tiles_of(p->n);
     size_t bytes = cuda_weights_bytes(type, p->w.rows, p->w.cols);
+    if (tiled_fits(p))
+        return multiply_tiles<type>(s, p);
     if (n == 1)
         return launch(multiply<type, 1>, grid_for(p, groups, 1), WARPS * WARP, 0, s, *p, bytes);
     if (n == 2)
@@ -345,6 +312,8 @@ int cuda_multiply(cudaStream_t s, struct cuda_product p)
 {
     if (p.n <= 0)
         return 0;
+    if (p.halves)
+        return cuda_multiply_halves(s, p);
     switch (p.w.type) {
     case KERNELS_Q8_0:
         return launched(multiply_type<KERNELS_Q8_0>(s, &p));

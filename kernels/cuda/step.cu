@@ -69,11 +69,26 @@ static struct cuda_product product_of(const struct kernels_acts *in, int n, cons
     return p;
 }
 
+/* Rounds n rows to the type of 16-bit weights where a product with those takes such rows; `last` is the type to which
+ * they have been rounded already. NULL: it does not. */
+static const void *halves_for(struct kernels *k, const struct kernels_matrix *w, const float *x, int n,
+                              enum kernels_type *last)
+{
+    if (k->exact || !cuda_takes_halves(w->type, w->cols))
+        return NULL;
+    if (*last != w->type)
+        backend_put(k, cuda_narrow(compute(k), w->type, x, n, w->cols, k->scratch.halves), "rounding rows");
+    *last = w->type;
+    return k->scratch.halves;
+}
+
 static void linear(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_linear *jobs,
                    int n_jobs)
 {
+    enum kernels_type last = KERNELS_TYPE_COUNT;
     for (int i = 0; i < n_jobs && !idle(k); i++) {
         struct cuda_product p = product_of(in, n, jobs[i].w, jobs[i].y);
+        p.halves = halves_for(k, jobs[i].w, in->x, n, &last);
         p.bias = jobs[i].bias;
         p.accumulate = jobs[i].accumulate;
         p.softcap = jobs[i].softcap;
@@ -86,8 +101,8 @@ static void gated(struct kernels *k, const struct kernels_acts *in, int n, const
 {
     if (idle(k))
         return;
-    backend_put(k, cuda_multiply(compute(k), product_of(in, n, gate, out->x)), "gate");
-    backend_put(k, cuda_multiply(compute(k), product_of(in, n, up, k->scratch.up)), "up");
+    const struct kernels_linear jobs[2] = {{gate, NULL, out->x, false, 0}, {up, NULL, k->scratch.up, false, 0}};
+    linear(k, in, n, jobs, 2);
     backend_put(k, cuda_glu(compute(k), kind, out->x, k->scratch.up, (size_t)n * (size_t)out->cols, out->x),
                 "activation");
     finish(k, out, n);
@@ -141,10 +156,11 @@ static void gather(struct kernels *k, const float *x, const struct kernels_acts 
 
 /* One product of all experts, of rows that lie in order of theirs. */
 static void multiply_experts(struct kernels *k, const struct kernels_matrix *w, const float *bias, const float *x,
-                             int places, float *y)
+                             int places, float *y, enum kernels_type *last)
 {
     struct cuda_product p = {};
     p.w = weights_of(w);
+    p.halves = halves_for(k, w, x, places, last);
     p.quants = k->scratch.quants;
     p.x = x;
     p.n = places;
@@ -168,12 +184,13 @@ static void mixture(struct kernels *k, const struct kernels_acts *in, int n, con
     backend_put(k, cuda_take_rows(stream, in->x, cols, s->sources, s->tiles + experts, places, s->rows), "gather");
     if ((kernels_form(m->gate->type) | kernels_form(m->up->type)) & KERNELS_QUANTS)
         backend_put(k, cuda_quantize(stream, s->rows, places, cols, s->quants), "rounding rows");
-    multiply_experts(k, m->gate, m->gate_bias, s->rows, places, s->gate);
-    multiply_experts(k, m->up, m->up_bias, s->rows, places, s->up);
+    enum kernels_type rows_are = KERNELS_TYPE_COUNT, gate_is = KERNELS_TYPE_COUNT;
+    multiply_experts(k, m->gate, m->gate_bias, s->rows, places, s->gate, &rows_are);
+    multiply_experts(k, m->up, m->up_bias, s->rows, places, s->up, &rows_are);
     backend_put(k, cuda_glu(stream, m->glu, s->gate, s->up, (size_t)places * (size_t)ff, s->gate), "activation");
     if (kernels_form(m->down->type) & KERNELS_QUANTS)
         backend_put(k, cuda_quantize(stream, s->gate, places, ff, s->quants), "rounding rows");
-    multiply_experts(k, m->down, m->down_bias, s->gate, places, s->said);
+    multiply_experts(k, m->down, m->down_bias, s->gate, places, s->said, &gate_is);
     backend_put(k, cuda_mix(stream, s->said, s->places, s->weights, n, used, cols, y), "mixture");
 }
 
@@ -232,6 +249,9 @@ static size_t lay_out(const struct kernels_sizes *z, uint8_t *base, struct scrat
     s->sources = (int32_t *)part(base, &at, places, sizeof(int32_t));
     s->tiles = (int32_t *)part(base, &at, (size_t)z->experts + 1, sizeof(int32_t));
     s->quants = (uint8_t *)part(base, &at, cuda_quants_bytes((int)places, (int)(cols > ff ? cols : ff)), 1);
+    size_t halves = cuda_halves_bytes((int)rows, (int)cols),
+           of_places = cuda_halves_bytes((int)places, (int)(cols > ff ? cols : ff));
+    s->halves = part(base, &at, halves > of_places ? halves : of_places, 1);
     s->changed = (float *)part(base, &at, (size_t)z->picks * (size_t)z->vocab, sizeof(float));
     size_t queries = (rows < SHARED_ROWS ? rows : SHARED_ROWS) * (size_t)z->heads;
     s->partial = (float *)part(base, &at, queries * (size_t)most_blocks(z) * (size_t)(z->head_dim + 2), sizeof(float));

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The openai package, unmodified: Responses over HTTP, SSE and WebSocket, Chat Completions. Events are validated strictly."""
 
+import math
 import sys
 
 from daemon import QWEN, Daemon, Scratch, client_of, need, run
@@ -127,5 +128,35 @@ def chat_completions():
         d.stop()
 
 
+def logprobs():
+    """Of each token of the text, and what else there might have been; the same in both interfaces, whole and streamed."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        ask = {"model": MODEL, "temperature": 0, "top_logprobs": 4}
+        chat = {**ask, "messages": [{"role": "user", "content": "Name two colours."}], "max_tokens": 12, "logprobs": True}
+        choice = c.chat.completions.create(**chat).choices[0]
+        tokens = choice.logprobs.content
+        assert b"".join(bytes(t.bytes) for t in tokens).decode() == choice.message.content
+        for t in tokens:
+            assert t.token == t.top_logprobs[0].token and t.logprob == t.top_logprobs[0].logprob <= 0
+            assert len(t.top_logprobs) == 4 and sum(math.exp(o.logprob) for o in t.top_logprobs) < 1.001
+        streamed = [t for ch in c.chat.completions.create(stream=True, **chat) for x in ch.choices if x.logprobs for t in x.logprobs.content]
+        assert streamed == tokens
+        responses = {**ask, "input": "Name two colours.", "max_output_tokens": 12}
+        part = c.responses.create(**responses).output[0].content[0]
+        assert [t.logprob for t in part.logprobs] == [t.logprob for t in tokens]
+        events = [strict(e) for e in c.responses.create(stream=True, **responses)]
+        told = [t.logprob for e in events if e.type == "response.output_text.delta" for t in e.logprobs]
+        assert told == [t.logprob for t in tokens]
+        assert [t.logprob for e in events if e.type == "response.output_text.done" for t in e.logprobs] == told
+        included = c.responses.create(**{**responses, "top_logprobs": 0}, include=["message.output_text.logprobs"])
+        assert [t.logprob for t in included.output[0].content[0].logprobs] == told
+        assert c.responses.create(**{**responses, "top_logprobs": 0}).output[0].content[0].logprobs == []
+        text = d.ok("POST", "/detokenize", d.ok("POST", "/tokenize", {"content": "naïve 火 🪁"}))
+        assert text == {"content": "naïve 火 🪁"}, text
+        d.stop()
+
+
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs)

@@ -101,12 +101,11 @@ static void test_long(void **state)
     check_near(m, 262);
 }
 
-/* The device's own numerics: near the CPU's, and the same in any chunks. */
-static void test_device_numerics(void **state)
+/* The device's own numerics: near the CPU's, and the same in any chunks. 16-bit weights have a kernel for many rows. */
+static void check_device(enum kernels_type type, int n, int chunk)
 {
-    (void)state;
-    const int n = 30;
     struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    m.type = type;
     m.n_embd = 64;
     m.head_dim = 16;
     m.n_heads = 4;
@@ -116,7 +115,7 @@ static void test_device_numerics(void **state)
     engine_token *tokens = tokens_for(&f, n);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device), *c = fixture_seq(device);
     size_t count = (size_t)n * (size_t)f.m.n_vocab;
-    float *near = run(f.e, a, &f, tokens, n, 64), *want = run(device, b, &f, tokens, n, 26),
+    float *near = run(f.e, a, &f, tokens, n, 64), *want = run(device, b, &f, tokens, n, chunk),
           *got = run(device, c, &f, tokens, n, 7);
     fixture_same(got, want, count * sizeof(float), "logits");
     assert_near(got, near, count, NEAR); /* queries and weights have 8 bits */
@@ -129,6 +128,14 @@ static void test_device_numerics(void **state)
     free(tokens);
     engine_close(device);
     fixture_close(&f);
+}
+
+static void test_device_numerics(void **state)
+{
+    (void)state;
+    check_device(tiny_model_of(TINY_QWEN2).type, 30, 26);
+    check_device(KERNELS_BF16, 90, 70);
+    check_device(KERNELS_F16, 30, 26);
 }
 
 int main(void)

@@ -76,6 +76,32 @@ static void chunks(void **state)
     harness_stop(h);
 }
 
+static void logprobs(void **state)
+{
+    (void)state;
+    static const char first[] =
+        "{\"token\":\"a\",\"logprob\":-0.5,\"bytes\":[97],\"top_logprobs\":[{\"token\":\"a\",\"logprob\":-0.5,"
+        "\"bytes\":[97]},{\"token\":\"b\",\"logprob\":-9999,\"bytes\":[98]}]}";
+    static const char ask[] = "{" MESSAGES("echo a b") ",\"logprobs\":true,\"top_logprobs\":2";
+    struct harness *h = harness_start(NULL);
+    char body[512], expected[512];
+    snprintf(body, sizeof(body), "%s}", ask);
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL, body);
+    snprintf(expected, sizeof(expected), "\"logprobs\":{\"content\":[%s,{\"token\":\"b\",", first);
+    assert_non_null(strstr(r.body, expected));
+    reply_free(&r);
+    snprintf(body, sizeof(body), "%s,\"stream\":true}", ask);
+    r = call(h, "POST", "/v1/chat/completions", NULL, body);
+    snprintf(expected, sizeof(expected),
+             "\"delta\":{\"content\":\"a \"},\"logprobs\":{\"content\":[%s],\"refusal\":null}", first);
+    assert_non_null(strstr(r.body, expected));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("echo a b") ",\"logprobs\":false}");
+    assert_non_null(strstr(r.body, "\"logprobs\":null"));
+    reply_free(&r);
+    harness_stop(h);
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -97,7 +123,10 @@ static void refusals(void **state)
         {"{" MESSAGES("x") ",\"max_tokens\":-2}", "max_tokens"},
         {"{" MESSAGES("x") ",\"max_completion_tokens\":0}", "max_completion_tokens"},
         {"{" MESSAGES("x") ",\"temperature\":[]}", "temperature"},
-        {"{" MESSAGES("x") ",\"logprobs\":true}", "logprobs"},
+        {"{" MESSAGES("x") ",\"logprobs\":5}", "logprobs"},
+        {"{" MESSAGES("x") ",\"top_logprobs\":2}", "top_logprobs"},
+        {"{" MESSAGES("x") ",\"logprobs\":true,\"top_logprobs\":21}", "top_logprobs"},
+        {"{" MESSAGES("x") ",\"logprobs\":true,\"top_logprobs\":-1}", "top_logprobs"},
         {"{" MESSAGES("x") ",\"response_format\":{\"type\":\"yaml\"}}", "response_format.type"},
         {"{" MESSAGES("x") ",\"response_format\":{\"type\":\"json_schema\"}}", "response_format.json_schema"},
         {"{" MESSAGES("x") ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{}}}}",
@@ -126,6 +155,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_answer),
         cmocka_unit_test(chunks),
+        cmocka_unit_test(logprobs),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

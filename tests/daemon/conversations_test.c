@@ -143,6 +143,8 @@ static void owners_are_apart(void **state)
     assert_int_equal(status_of(h, "GET", "/v1/models", NULL, NULL), 401);
     assert_int_equal(status_of(h, "GET", "/metrics", NULL, NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Bearer wrong-token-000001\r\n", NULL), 401);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "x-api-key: token-of-alice-0001\r\n", NULL), 200);
+    assert_int_equal(status_of(h, "GET", "/v1/models", "x-api-key: wrong-token-000001\r\n", NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", "Authorization: Basic token-of-alice-0001\r\n", NULL), 401);
     assert_int_equal(status_of(h, "GET", "/v1/models", alice, NULL), 200);
     cJSON *error;

@@ -8,6 +8,7 @@
 #include "tests/daemon/fake_session_internal.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,7 +150,7 @@ static const struct engine_info info = {
     .quantization = "Q4_K",
     .parameters = 1000,
     .n_layers = 1,
-    .n_vocab = 100,
+    .n_vocab = 256,
     .n_embd = 8,
     .ctx_model = 4096,
     .ctx_tokens = 2048,
@@ -302,18 +303,6 @@ int session_tokenize(const struct session *s, const char *text, size_t len, bool
     return 0;
 }
 
-const char *engine_chat_format_at(size_t i)
-{
-    static const char *const names[] = {"chatml", "llama2"};
-    return i < 2 ? names[i] : NULL;
-}
-
-void engine_tokens_free(struct engine_tokens *t)
-{
-    free(t->ids);
-    memset(t, 0, sizeof(*t));
-}
-
 char *session_receipt_json(const struct session_receipt *r)
 {
     char *text;
@@ -387,8 +376,17 @@ static void begin_item(struct turn *t, const char *name, bool thinking)
 
 static void delta(struct turn *t, const char *text, size_t len)
 {
+    /* Each piece is one token, the one of its first byte; what else there might have been has no chance. */
+    struct session_logprob p = {.token = (unsigned char)text[0], .logprob = -0.5f, .n_top = t->n_top};
+    for (int i = 0; i < t->n_top; i++) {
+        p.top[i] = i == 0 ? (struct engine_logprob){p.token, p.logprob} : (struct engine_logprob){'a' + i, -INFINITY};
+    }
     if (len) {
-        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
+        send(t, &(struct session_event){.kind = SESSION_EVENT_DELTA,
+                                        .text = text,
+                                        .len = len,
+                                        .logprobs = t->logprobs ? &p : NULL,
+                                        .n_logprobs = t->logprobs});
     }
 }
 
@@ -612,6 +610,9 @@ static void run(struct turn *t)
     }
     bool hold = strncmp(text, "hold ", 5) == 0;
     const char *words = hold || strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
+    if (strcmp(text, "how") == 0) {
+        words = t->background ? "background" : "interactive";
+    }
     size_t size = strlen(words) + 1;
     char *built = NULL;
     if (sscanf(text, "many %d", &number) == 1) {
@@ -708,6 +709,9 @@ int session_turn_start(struct session *s, const struct session_turn *in)
     t->store = in->store;
     t->generate = in->generate;
     t->count = in->count;
+    t->logprobs = in->logprobs;
+    t->n_top = in->n_top;
+    t->background = in->background;
     t->event = in->event;
     t->arg = in->arg;
     fake_lock();

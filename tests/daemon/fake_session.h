@@ -10,6 +10,7 @@
  *   "start N"      session_turn_start() returns N
  *   "call F ARGS"  the answer is a message and a call of F; ARGS without a } at the end is a broken one
  *   "think WORDS"  the answer is thinking, of three tokens, and WORDS
+ *   "how"          the answer is "background" or "interactive", as it was asked for
  *   "long"         ends incomplete with reason max_output_tokens
  * Anything else is echoed. The text "wait" is tokenized after fake_release() only; that counts as started.
  */

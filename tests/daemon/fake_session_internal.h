@@ -34,7 +34,8 @@ struct turn {
     struct session_item items[FAKE_ITEMS], output[2];
     size_t n_items, n_output;
     unsigned char digest[SESSION_DIGEST_BYTES];
-    bool store, generate, count, cancelled, abandoned, listed, has_digest, retry;
+    int n_top;
+    bool logprobs, store, generate, count, background, cancelled, abandoned, listed, has_digest, retry;
     int failure;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;

@@ -241,6 +241,44 @@ int session_conversation_items(struct session *s, const char *owner, const char 
     return 0;
 }
 
+int session_conversation_item(struct session *s, const char *owner, const char *id, const char *item,
+                              session_done *done, void *arg)
+{
+    struct conversation *c;
+    fake_lock();
+    c = fake_find_conversation(s, owner, id);
+    for (struct response *r = c ? s->responses : NULL; r; r = r->next) {
+        for (size_t i = 0; i < r->n_items && strcmp(r->conversation, id) == 0; i++) {
+            if (strcmp(r->items[i].id, item) == 0) {
+                done(arg, &(struct session_result){.items = &r->items[i], .n_items = 1});
+                fake_unlock();
+                return 0;
+            }
+        }
+    }
+    answer_code(done, arg, c ? -ERANGE : -ENOENT);
+    fake_unlock();
+    return 0;
+}
+
+/* All of them on one page, the newest first: no test asks for more. */
+int session_conversation_turns(struct session *s, const char *owner, const char *id, const char *after, int limit,
+                               session_done *done, void *arg)
+{
+    struct session_response shown[16];
+    size_t n = 0;
+    fake_lock();
+    (void)after, (void)limit;
+    for (struct response *r = fake_find_conversation(s, owner, id) ? s->responses : NULL; r && n < 16; r = r->next) {
+        if (strcmp(r->conversation, id) == 0) {
+            fake_show_response(r, &shown[n++]);
+        }
+    }
+    done(arg, &(struct session_result){.responses = shown, .n_responses = n});
+    fake_unlock();
+    return 0;
+}
+
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
                                void *arg)
 {
@@ -315,6 +353,21 @@ int session_hand_over(struct session *s, const char *from, const char *to, const
     return 0;
 }
 
+int session_usage(struct session *s, const char *owner, session_done *done, void *arg)
+{
+    (void)s, (void)owner;
+    const struct session_usage usage = {.conversations = 3, .ledger_bytes = 4000, .limits = {.conversations = 10}};
+    done(arg, &(struct session_result){.usage = &usage});
+    return 0;
+}
+
+int session_limits_set(struct session *s, const struct session_limits *everyone,
+                       const struct session_owner_limits *rows, size_t n)
+{
+    (void)s, (void)everyone, (void)rows, (void)n;
+    return 0;
+}
+
 int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request), void *arg)
 {
@@ -359,4 +412,29 @@ int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, 
     *out = (struct session_checked){0};
     snprintf(err, err_size, "the double has nothing to check");
     return -ENOTSUP;
+}
+
+/* ---- of the engine ---- */
+
+const char *session_token_bytes(const struct session *s, engine_token id, size_t *len)
+{
+    static char bytes[256];
+    (void)s;
+    for (int i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+    }
+    *len = 1;
+    return &bytes[id];
+}
+
+const char *engine_chat_format_at(size_t i)
+{
+    static const char *const names[] = {"chatml", "llama2"};
+    return i < 2 ? names[i] : NULL;
+}
+
+void engine_tokens_free(struct engine_tokens *t)
+{
+    free(t->ids);
+    memset(t, 0, sizeof(*t));
 }

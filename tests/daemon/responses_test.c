@@ -46,8 +46,11 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"x\",\"stream\":\"yes\"}", "invalid_type", "stream", 400},
         {"{\"input\":\"x\",\"generate\":0}", "invalid_type", "generate", 400},
         {"{\"input\":\"x\",\"instructions\":[]}", "invalid_type", "instructions", 400},
+        {"{\"input\":\"x\",\"convod\":{\"priority\":\"high\"}}", "invalid_value", "convod.priority", 400},
+        {"{\"input\":\"x\",\"convod\":{\"priority\":1}}", "invalid_type", "convod.priority", 400},
         {"{\"input\":\"x\",\"background\":true,\"store\":false}", "invalid_value", "background", 400},
-        {"{\"input\":\"x\",\"top_logprobs\":3}", "unsupported_parameter", "top_logprobs", 400},
+        {"{\"input\":\"x\",\"top_logprobs\":21}", "invalid_value", "top_logprobs", 400},
+        {"{\"input\":\"x\",\"include\":5}", "invalid_type", "include", 400},
         {"{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"yaml\"}}}", "invalid_value", "text.format.type", 400},
         {"{\"input\":\"x\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"a\"}}}",
          "missing_required_parameter", "text.format.schema", 400},
@@ -74,8 +77,8 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"x\",\"convod\":{\"min_p\":2}}", "invalid_value", "convod.min_p", 400},
         {"{\"input\":\"x\",\"convod\":{\"presence_penalty\":1e300}}", "invalid_value", "convod.presence_penalty", 400},
         {"{\"input\":\"x\",\"convod\":{\"repetition_penalty\":0}}", "invalid_value", "convod.repetition_penalty", 400},
-        {"{\"input\":\"x\",\"convod\":{\"seed\":-2}}", "invalid_value", "convod.seed", 400},
-        {"{\"input\":\"x\",\"convod\":{\"seed\":1e17}}", "invalid_value", "convod.seed", 400},
+        {"{\"input\":\"x\",\"convod\":{\"seed\":-1e19}}", "invalid_value", "convod.seed", 400},
+        {"{\"input\":\"x\",\"convod\":{\"seed\":1e19}}", "invalid_value", "convod.seed", 400},
         {"{\"input\":\"x\",\"convod\":{\"stop\":[1]}}", "invalid_type", "convod.stop", 400},
         {"{\"input\":\"x\",\"stop\":[1]}", "invalid_type", "stop", 400},
         {"{\"input\":\"x\",\"convod\":{\"stop\":\"\"}}", "invalid_value", "convod.stop", 400},
@@ -92,6 +95,7 @@ static void bodies_are_checked(void **state)
         {"{\"input\":\"refuse 8\"}", "server_error", "", 500},
         {"{\"input\":\"refuse 11\"}", "server_error", "", 500},
         {"{\"input\":\"refuse 15\"}", "disk_full", "", 507},
+        {"{\"input\":\"refuse 16\"}", "quota_exceeded", "", 403},
         {"{\"input\":\"start -12\"}", "server_error", "", 500},
         {"{\"input\":\"fail\"}", "server_error", "", 500},
     };
@@ -467,6 +471,31 @@ static void logs_tell_no_secrets(void **state)
     harness_stop(h);
 }
 
+/* How a turn stands to others is what the request says, and background where its token says so. */
+static void priorities(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const struct {
+        const char *path, *body, *said;
+    } rows[] = {
+        {"/v1/responses", "{\"input\":\"how\"}", "interactive"},
+        {"/v1/responses", "{\"input\":\"how\",\"convod\":{\"priority\":\"interactive\"}}", "interactive"},
+        {"/v1/responses", "{\"input\":\"how\",\"convod\":{\"priority\":\"background\"}}", "background"},
+        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"how\"}]}", "interactive"},
+        {"/v1/chat/completions", "{\"priority\":\"background\",\"messages\":[{\"role\":\"user\",\"content\":\"how\"}]}",
+         "background"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        bool chat = strstr(rows[i].path, "chat") != NULL;
+        struct reply r = call(h, "POST", rows[i].path, NULL, rows[i].body);
+        assert_int_equal(r.status, 200);
+        assert_string_equal(str(r.json, chat ? "choices.0.message.content" : "output.0.content.0.text"), rows[i].said);
+        reply_free(&r);
+    }
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -474,7 +503,7 @@ int main(void)
         cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
         cmocka_unit_test(replayed_twice),        cmocka_unit_test(deleted_is_gone),
         cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
-        cmocka_unit_test(logs_tell_no_secrets),
+        cmocka_unit_test(logs_tell_no_secrets),  cmocka_unit_test(priorities),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,6 +23,13 @@ static void paths(void **state)
     assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/v1/responses/a/b", &r, param), 404);
     assert_int_equal(route_find(api_routes, api_n_routes, METHOD_POST, "/v1/responses/resp_2/cancel", &r, param), 0);
     assert_string_equal(param, "resp_2");
+    static const char two[] = "/v1/conversations/conv_1/items/msg_2";
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, two, &r, param), 0);
+    assert_string_equal(param, "conv_1/msg_2");
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_DELETE, two, &r, param), 0);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_POST, two, &r, param), 405);
+    assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, "/v1/conversations/conv_1/items/", &r, param),
+                     404);
     char path[ROUTE_PARAM_MAX + 64] = "/v1/responses/";
     size_t base = strlen(path);
     memset(path + base, 'a', ROUTE_PARAM_MAX);
@@ -31,6 +38,15 @@ static void paths(void **state)
     path[base + ROUTE_PARAM_MAX - 1] = 'a';
     path[base + ROUTE_PARAM_MAX] = '\0';
     assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, path, &r, param), 404);
+    /* Two ids and the slash between them have that room together. */
+    for (int room = 0; room < 2; room++) {
+        char one[ROUTE_PARAM_MAX], other[ROUTE_PARAM_MAX], both[2 * ROUTE_PARAM_MAX + 64];
+        memset(one, 'a', sizeof(one));
+        memset(other, 'b', sizeof(other));
+        one[ROUTE_PARAM_MAX / 2] = other[ROUTE_PARAM_MAX / 2 - 2 + (room ? 0 : 1)] = '\0';
+        snprintf(both, sizeof(both), "/v1/conversations/%s/items/%s", one, other);
+        assert_int_equal(route_find(api_routes, api_n_routes, METHOD_GET, both, &r, param), room ? 0 : 404);
+    }
 }
 
 static bool add(struct route_query *q, const char *pair)

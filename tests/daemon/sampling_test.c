@@ -65,7 +65,8 @@ static void the_edges(void **state)
         {"{}", "{\"repetition_penalty\":0}", "convod.repetition_penalty", "invalid_value"},
         {"{}", "{\"frequency_penalty\":-2.1}", "convod.frequency_penalty", "invalid_value"},
         {"{}", "{\"top_k\":2147483648}", "convod.top_k", "invalid_value"},
-        {"{}", "{\"seed\":9007199254740992}", "convod.seed", "invalid_value"},
+        {"{}", "{\"seed\":9223372036854775807}", "convod.seed", "invalid_value"},
+        {"{}", "{\"seed\":-9223372036854780000}", "convod.seed", "invalid_value"},
         {"{}", "{\"seed\":0.5}", "convod.seed", "invalid_type"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -87,12 +88,40 @@ static void seeds_of_their_own(void **state)
     assert_true(a.seed != b.seed && a.seed < 1ULL << 53 && b.seed < 1ULL << 53);
 }
 
+static void seeds_of_64_bits(void **state)
+{
+    (void)state;
+    struct engine_sampling s;
+    struct api_error e;
+    static const struct {
+        const char *body, *shown;
+        uint64_t seed;
+    } cases[] = {
+        {"{\"seed\":9007199254740992}", "{\"seed\":9007199254740992,", 1ULL << 53},
+        {"{\"seed\":9223372036854774784}", "{\"seed\":9223372036854774784,", (1ULL << 63) - 1024},
+        {"{\"seed\":-2}", "{\"seed\":-2,", UINT64_MAX - 1},
+        {"{\"seed\":-9223372036854775808}", "{\"seed\":-9223372036854775808,", 1ULL << 63},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        if (parse(cases[i].body, "", &s, &e) || s.seed != cases[i].seed) {
+            fail_msg("%s: %llu, %s", cases[i].body, (unsigned long long)s.seed, e.message);
+        }
+        cJSON *o = cJSON_CreateObject();
+        sampling_echo(&s, o);
+        char *text = cJSON_PrintUnformatted(o);
+        assert_int_equal(strncmp(text, cases[i].shown, strlen(cases[i].shown)), 0);
+        cJSON_free(text);
+        cJSON_Delete(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_field),
         cmocka_unit_test(the_edges),
         cmocka_unit_test(seeds_of_their_own),
+        cmocka_unit_test(seeds_of_64_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

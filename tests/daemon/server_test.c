@@ -28,11 +28,34 @@ static void simple_routes(void **state)
     assert_int_equal(r.status, 200);
     assert_int_equal(num(r.json, "pending_saves"), 0);
     assert_int_equal(num(r.json, "tiers.hot.budget_bytes"), 1000);
+    assert_string_equal(str(r.json, "usage.owner"), "local");
+    assert_int_equal(num(r.json, "usage.conversations.used"), 3);
+    assert_int_equal(num(r.json, "usage.conversations.limit"), 10);
+    assert_int_equal(num(r.json, "usage.ledger_bytes.used"), 4000);
+    assert_true(cJSON_IsNull(at(r.json, "usage.ledger_bytes.limit")));
     reply_free(&r);
     r = call(h, "POST", "/tokenize", NULL, "{\"content\":\"ab\",\"add_special\":true}");
     assert_int_equal(r.status, 200);
     assert_string_equal(r.body, "{\"tokens\":[1,97,98]}");
     reply_free(&r);
+    r = call(h, "POST", "/detokenize", NULL, "{\"tokens\":[97,195,169,255,98]}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "{\"content\":\"a\xc3\xa9\xef\xbf\xbd"
+                                "b\"}");
+    reply_free(&r);
+    static const char *const bad[][2] = {{"{}", "tokens"},
+                                         {"{\"tokens\":\"ab\"}", "tokens"},
+                                         {"{\"tokens\":[97,-1]}", "tokens[1]"},
+                                         {"{\"tokens\":[256]}", "tokens[0]"},
+                                         {"{\"tokens\":[0.5]}", "tokens[0]"},
+                                         {"{\"tokens\":[1e300]}", "tokens[0]"},
+                                         {"{\"tokens\":[[]]}", "tokens[0]"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        r = call(h, "POST", "/detokenize", NULL, bad[i][0]);
+        assert_int_equal(r.status, 400);
+        assert_string_equal(str(r.json, "error.param"), bad[i][1]);
+        reply_free(&r);
+    }
     r = call(h, "GET", "/metrics", NULL, NULL);
     assert_int_equal(r.status, 200);
     assert_non_null(strstr(r.body, "convod_time_to_first_token_seconds_bucket"));
@@ -219,7 +242,7 @@ static void requests_share_a_budget(void **state)
     (void)state;
     const char *const flags[] = {"--request-bytes", "120K", NULL};
     struct harness *h = harness_start(flags);
-    enum { LARGE = 200000, SMALL = 8000 };
+    enum { LARGE = 200000, SMALL = 6500 };
     char *large = malloc(LARGE + 64), small[SMALL + 64];
     assert_non_null(large);
     int n = sprintf(large, "{\"input\":\"");
@@ -232,8 +255,8 @@ static void requests_share_a_budget(void **state)
     int fd = dial(h), code;
     send_request(fd, "POST", "/v1/responses", NULL, large);
     struct reply r = read_reply(fd);
-    assert_int_equal(r.status, 503);
-    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    assert_int_equal(r.status, 429);
+    assert_string_equal(str(r.json, "error.code"), "rate_limit_exceeded");
     reply_free(&r);
     close(fd);
     r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo still here\"}");
@@ -257,7 +280,7 @@ static void requests_share_a_budget(void **state)
         }
     }
     r = read_reply(halves[0]);
-    assert_int_equal(r.status, 503);
+    assert_int_equal(r.status, 429);
     reply_free(&r);
     for (int i = 0; i < 3; i++) {
         close(halves[i]);
@@ -274,8 +297,8 @@ static void requests_share_a_budget(void **state)
     char body[SMALL + 128];
     snprintf(body, sizeof(body), "{\"input\":\"echo a\"%s}", small);
     r = call(h, "POST", "/v1/responses", NULL, body);
-    assert_int_equal(r.status, 503);
-    assert_string_equal(str(r.json, "error.code"), "server_overloaded");
+    assert_int_equal(r.status, 429);
+    assert_string_equal(str(r.json, "error.code"), "rate_limit_exceeded");
     reply_free(&r);
     fake_release(4);
     for (int i = 0; i < 4; i++) {

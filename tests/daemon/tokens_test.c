@@ -114,6 +114,25 @@ static void ends(void **state)
     auth_free(a);
 }
 
+/* What is asked for with a token may be behind everybody else, and stays so when others are added. */
+static void priority_is_kept(void **state)
+{
+    (void)state;
+    char err[256] = "", token[TOKEN_TEXT_SIZE], carl[80], bob[80];
+    struct token_row row = {.owner = "carl", .patient = true};
+    struct auth *a;
+    struct auth_who who;
+    assert_int_equal(tokens_add(dir, &row, token, err, sizeof(err)), 0);
+    snprintf(carl, sizeof(carl), "Bearer %s", token);
+    add("bob", AUTH_ALL, 0, bob);
+    assert_int_equal(auth_open(NULL, dir, &a, err, sizeof(err)), 0);
+    assert_int_equal(auth_owner(a, carl, NULL, &who), 0);
+    assert_true(who.patient);
+    assert_int_equal(auth_owner(a, bob, NULL, &who), 0);
+    assert_false(who.patient);
+    auth_free(a);
+}
+
 static void gateways(void **state)
 {
     (void)state;
@@ -154,7 +173,12 @@ static void malformed(void **state)
         "tok_1 alice %s created=1 expires=0 scope=all",
         "tok_1 alice %s created=1 expires=never scope=root",
         "tok_1 alice %s created=1 expires=never scope=all inherits=",
+        "tok_1 alice %s created=1 expires=never scope=all priority=high",
         "tok_1 alice %s created=1 expires=never scope=all frob=1",
+        "tok_1 alice %s created=1 expires=never scope=all conversations=-1",
+        "tok_1 alice %s created=1 expires=never scope=all conversations=1k",
+        "tok_1 alice %s created=1 expires=never scope=all disk-bytes=1X",
+        "tok_1 alice %s created=1 expires=never scope=all retain-days=36501",
         "tok_a-very-long-id-that-is-none alice %s created=1 expires=never scope=all",
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -178,6 +202,34 @@ static void malformed(void **state)
     struct auth *a;
     assert_int_equal(chmod(path, 0644), 0);
     assert_int_equal(auth_open(NULL, dir, &a, err, sizeof(err)), -EPERM);
+}
+
+/* The newest token of an owner that says what the owner may have is asked first; others say nothing. */
+static void limits(void **state)
+{
+    (void)state;
+    struct token_row older = {.owner = "alice"}, newer = {.owner = "alice"}, plain = {.owner = "alice"};
+    char token[TOKEN_TEXT_SIZE], err[256] = "";
+    struct auth *a;
+    struct auth_limits said;
+    assert_int_equal(token_limit_set(&older, "conversations", 13, "5"), 0);
+    assert_int_equal(token_limit_set(&newer, "disk-bytes", 10, "2G"), 0);
+    assert_int_equal(token_limit_set(&newer, "retain-days", 11, "0"), 0);
+    assert_int_equal(token_limit_set(&newer, "disk", 4, "2G"), -ENOENT);
+    assert_int_equal(token_limit_set(&newer, "ledger-bytes", 12, "many"), -EINVAL);
+    assert_int_equal(tokens_add(dir, &older, token, err, sizeof(err)), 0);
+    assert_int_equal(tokens_add(dir, &newer, token, err, sizeof(err)), 0);
+    assert_int_equal(tokens_add(dir, &plain, token, err, sizeof(err)), 0);
+    assert_int_equal(auth_open(NULL, dir, &a, err, sizeof(err)), 0);
+    assert_true(auth_limits(a, 0, &said));
+    assert_string_equal(said.owner, "alice");
+    assert_int_equal(said.given, 1U << LIMIT_DISK_BYTES | 1U << LIMIT_RETAIN_DAYS);
+    assert_int_equal(said.values[LIMIT_DISK_BYTES], 2ULL << 30);
+    assert_int_equal(said.values[LIMIT_RETAIN_DAYS], 0);
+    assert_true(auth_limits(a, 1, &said));
+    assert_int_equal(said.values[LIMIT_CONVERSATIONS], 5);
+    assert_false(auth_limits(a, 2, &said));
+    auth_free(a);
 }
 
 #define WRITERS    4
@@ -216,8 +268,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(made_and_taken_away, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(file_has_no_token, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(ends, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(priority_is_kept, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(gateways, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(malformed, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(limits, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(side_by_side, make_dir, remove_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,19 +17,18 @@ static void each_field(void **state)
         {UNSUPPORTED_RESPONSES, "{\"tools\":[{}],\"reasoning\":{\"effort\":\"low\"},\"include\":[\"x\"]}", ""},
         {UNSUPPORTED_RESPONSES, "{\"truncation\":\"auto\"}", "truncation"},
         {UNSUPPORTED_RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt"},
-        {UNSUPPORTED_RESPONSES, "{\"top_logprobs\":1}", "top_logprobs"},
         {UNSUPPORTED_RESPONSES, "{\"logit_bias\":{\"1\":-100}}", "logit_bias"},
         {UNSUPPORTED_RESPONSES, "{\"context_management\":[{}]}", "context_management"},
         {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"auto\",\"logprobs\":false,\"stop\":\"x\",\"audio\":null}", ""},
         {UNSUPPORTED_COMPLETIONS, "{\"functions\":[{}]}", "functions"},
         {UNSUPPORTED_COMPLETIONS, "{\"function_call\":{\"name\":\"f\"}}", "function_call"},
         {UNSUPPORTED_COMPLETIONS, "{\"logit_bias\":{\"1\":1}}", "logit_bias"},
-        {UNSUPPORTED_COMPLETIONS, "{\"logprobs\":true}", "logprobs"},
-        {UNSUPPORTED_COMPLETIONS, "{\"top_logprobs\":2}", "top_logprobs"},
         {UNSUPPORTED_COMPLETIONS, "{\"audio\":{\"voice\":\"a\"}}", "audio"},
         {UNSUPPORTED_COMPLETIONS, "{\"web_search_options\":{\"a\":1}}", "web_search_options"},
         {UNSUPPORTED_COMPLETIONS, "{\"grammar\":\"root ::= x\"}", "grammar"},
         {UNSUPPORTED_COMPLETIONS, "{\"guided_choice\":[\"a\"]}", "guided_choice"},
+        {UNSUPPORTED_ANTHROPIC, "{\"container\":null,\"mcp_servers\":[],\"service_tier\":\"auto\"}", ""},
+        {UNSUPPORTED_ANTHROPIC, "{\"mcp_servers\":[{\"type\":\"url\"}]}", "mcp_servers"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct api_error e = {0};

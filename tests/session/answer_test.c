@@ -152,6 +152,64 @@ static void test_stopped_before_it_said_anything(void **state)
     rig_close(rig);
 }
 
+/* Each token of the text is told once, with what else there might have been; the likeliest is the one that is picked
+ * without chance. What a stop string cut off is not told. */
+static void test_logprobs(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a =
+        rig_ask(rig, (struct ask){.text = "hello", .max = 20, .temperature = 1e-6f, .logprobs = true, .n_top = 3});
+    assert_int_equal((int)a->n_logprobs, a->output);
+    size_t said = 0;
+    for (size_t i = 0; i < a->n_logprobs; i++) {
+        const struct session_logprob *p = &a->logprobs[i];
+        size_t len;
+        (void)session_token_bytes(rig->s, p->token, &len);
+        assert_true(p->logprob <= 0.0f && p->logprob > -20.0f);
+        assert_int_equal(p->n_top, 3);
+        assert_int_equal(p->top[0].token, p->token);
+        assert_true(p->top[0].logprob == p->logprob && p->top[1].logprob <= p->logprob);
+        assert_true(p->at >= said && p->at < a->len);
+        said = p->at;
+    }
+    struct answer *b = rig_ask(rig, (struct ask){.text = "hello", .max = 20, .temperature = 1e-6f});
+    assert_true(b->len == a->len && !memcmp(b->text, a->text, a->len) && b->n_logprobs == 0);
+    /* From where one of its tokens begins on it is cut off. */
+    size_t from = 0, n = 0;
+    for (size_t i = 1; i < a->n_logprobs / 2; i++)
+        from = ((unsigned char)a->text[a->logprobs[i].at] & 0xc0) != 0x80 ? a->logprobs[i].at : from;
+    assert_true(from > 0);
+    char *stop = strndup(a->text + from, a->len - from);
+    assert_ptr_equal(memmem(a->text, a->len, stop, a->len - from), a->text + from);
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "hello", .max = 20, .temperature = 1e-6f, .stop = stop, .logprobs = true});
+    while (a->logprobs[n].at < from)
+        n++;
+    assert_true(c->stopped_by_string && c->len == from);
+    assert_int_equal((int)c->n_logprobs, (int)n);
+    free(stop);
+    rig_close(rig);
+}
+
+/* Those of thinking, marks and calls are not those of the text. */
+static void test_logprobs_of_text_alone(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "x", .max = 20, .seed = 1, .logprobs = true});
+    assert_string_equal(a->kinds, "R");
+    assert_int_equal((int)a->n_logprobs, 0);
+    rig_close(rig);
+    rig = rig_open((struct rig_opts){.tools = true});
+    struct answer *b = rig_ask(
+        rig,
+        (struct ask){
+            .text = "x", .tools = ADD, .choice = SESSION_TOOLS_REQUIRED, .tool = "add", .seed = 1, .logprobs = true});
+    assert_int_equal((int)b->n_logprobs, 0);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +219,8 @@ int main(void)
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_format_without_tools),
         cmocka_unit_test(test_stopped_before_it_said_anything),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_logprobs_of_text_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

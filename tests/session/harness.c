@@ -111,7 +111,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                       .max_running = o.max_running,
                                       .max_waiting = o.max_waiting,
                                       .idle_ms = o.idle_ms,
-                                      .retain_ms = o.retain_ms,
+                                      .limits = o.limits,
                                       .retain_wait_ms = 1,
                                       .log = count_log,
                                       .log_arg = rig};
@@ -169,6 +169,7 @@ void rig_close(struct rig *rig)
         struct answer *a = rig->answers;
         rig->answers = a->next;
         free(a->text);
+        free(a->logprobs);
         free(a);
     }
     free(rig->dir);
@@ -203,7 +204,8 @@ static void take_done(struct answer *a, const struct session_event *ev)
     keep(a->conversation, sizeof a->conversation, ev->conversation);
     keep(a->reason, sizeof a->reason, ev->reason);
     a->incomplete = ev->incomplete;
-    a->stopped_by_string = ev->stopped_by_string;
+    a->stopped_by_string = ev->stop != NULL;
+    keep(a->stop, sizeof a->stop, ev->stop);
     a->input = ev->input_tokens;
     a->cached = ev->cached_tokens;
     a->output = ev->output_tokens;
@@ -229,9 +231,21 @@ static void take_item(struct answer *a, const struct session_item *item)
     }
 }
 
+static void take_logprobs(struct answer *a, const struct session_event *ev)
+{
+    size_t n = a->n_logprobs + ev->n_logprobs;
+    struct session_logprob *grown = ev->n_logprobs ? realloc(a->logprobs, n * sizeof *grown) : NULL;
+    if (!grown)
+        return;
+    memcpy(grown + a->n_logprobs, ev->logprobs, ev->n_logprobs * sizeof *grown);
+    a->logprobs = grown;
+    a->n_logprobs = n;
+}
+
 static void take(struct answer *a, const struct session_event *ev)
 {
     a->n_events++;
+    take_logprobs(a, ev);
     if (a->over)
         a->broken = "an event after the terminal one";
     if (!a->started && ev->kind != SESSION_EVENT_STARTED && ev->kind != SESSION_EVENT_FAILED &&
@@ -361,6 +375,8 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .call_form = call_form,
                                    .stops = &ask.stop,
                                    .n_stops = ask.stop != NULL,
+                                   .logprobs = ask.logprobs,
+                                   .n_top = ask.n_top,
                                    .max_output_tokens = ask.max ? ask.max : 8,
                                    .store = !ask.ephemeral,
                                    .generate = !ask.warm,
@@ -368,6 +384,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,
+                                   .background = ask.request != NULL,
                                    .request = ask.request,
                                    .requeued = ask.requeued,
                                    .event = on_event,

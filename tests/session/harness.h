@@ -37,7 +37,7 @@ struct rig_opts {
     bool tools, thinks; /* the model's chat format has tools; or opens answers with thinking */
     size_t ram_bytes;
     uint64_t disk_bytes;
-    int64_t retain_ms;
+    struct session_limits limits;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 
@@ -66,6 +66,8 @@ struct answer {
     char *text;          /* what the deltas said */
     size_t len, item_at; /* item_at: where the open item's begin */
     bool item_open;
+    struct session_logprob *logprobs; /* those that came with it */
+    size_t n_logprobs;
     int n_items;
     char kinds[64];             /* of its items, the first letter of each: m, f; upper case: incomplete */
     char call_id[64], name[64]; /* of the last call */
@@ -76,7 +78,7 @@ struct answer {
     char message[200];
     char conversation[64];
     bool incomplete, stopped_by_string;
-    char reason[32];
+    char reason[32], stop[64];
     int input, cached, output;
     struct session_receipt receipt;
     char receipt_conversation[64];
@@ -96,6 +98,8 @@ struct ask {
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
+    bool logprobs;
+    int n_top;
     const char *schema; /* of the answer; NULL: none */
     const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
     bool match, ephemeral, warm, count;

@@ -319,6 +319,40 @@ static void test_orphan_goes(void **state)
     rig_close(rig);
 }
 
+/* What an owner has in pages is not pushed out by one who has much more. */
+static void test_pages_are_shared(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = 32, .ctx = 512});
+    char tier[64], *text = rig_text(1, 200);
+    struct answer *bob = rig_ask(rig, (struct ask){.owner = "bob", .text = text, .seed = 1});
+    free(text);
+    struct answer *ann[12];
+    for (int i = 0; i < 12; i++) {
+        text = rig_text(2u + (uint64_t)i, 200);
+        ann[i] = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+        free(text);
+    }
+    assert_int_equal(rig_tier(rig, "ann", ann[0]->conversation, tier), 0);
+    assert_string_equal(tier, "stored");
+    assert_int_equal(rig_tier(rig, "ann", ann[11]->conversation, tier), 0);
+    assert_string_equal(tier, "hot");
+    assert_int_equal(rig_tier(rig, "bob", bob->conversation, tier), 0);
+    assert_string_equal(tier, "hot");
+    /* Nor does he keep more than his share of them. */
+    struct answer *more[12];
+    for (int i = 0; i < 12; i++) {
+        text = rig_text(20u + (uint64_t)i, 200);
+        more[i] = rig_ask(rig, (struct ask){.owner = "bob", .text = text, .seed = 1});
+        free(text);
+    }
+    assert_int_equal(rig_tier(rig, "ann", ann[11]->conversation, tier), 0);
+    assert_string_equal(tier, "hot");
+    assert_int_equal(rig_tier(rig, "bob", more[11]->conversation, tier), 0);
+    assert_string_equal(tier, "hot");
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +365,7 @@ int main(void)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_restores_compete),
         cmocka_unit_test(test_orphan_goes),
+        cmocka_unit_test(test_pages_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

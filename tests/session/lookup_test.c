@@ -289,33 +289,75 @@ static void note_end(struct answer *a, const struct session_event *ev, void *arg
         order->ended[order->n++] = a;
 }
 
+static void wait_started(struct answer *a)
+{
+    pthread_mutex_lock(&a->rig->lock);
+    while (!a->started && !a->over)
+        pthread_cond_wait(&a->rig->cond, &a->rig->lock);
+    assert_false(a->over);
+    pthread_mutex_unlock(&a->rig->lock);
+}
+
+/* An answer that does not end by itself before thousands of tokens. */
+#define LONG_SCHEMA "{\"type\":\"string\",\"minLength\":3000}"
+
 /* Who has nothing running comes before who has, and both before the background. */
 static void test_places_are_shared(void **state)
 {
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.max_running = 2});
-    struct pause pause = {GATE_CLOSED, GATE_CLOSED};
     struct order order = {.n = 0};
-    struct answer *a[6];
-    a[0] = rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = pause_at_first_delta, .hook_arg = &pause});
-    gate_wait(&pause.begun, 1);
+    struct answer *a[4], *running[2];
+    for (int i = 0; i < 2; i++) {
+        running[i] = rig_begin(
+            rig, (struct ask){.owner = i ? "carl" : "ann", .text = "one", .max = 3500, .schema = LONG_SCHEMA});
+        wait_started(running[i]);
+    }
     static const char *const owners[] = {"ann", "ann", "ann", "bob"};
-    for (int i = 1; i < 5; i++)
-        a[i] = rig_begin(rig, (struct ask){.owner = owners[i - 1],
+    for (int i = 0; i < 4; i++) {
+        a[i] = rig_begin(rig, (struct ask){.owner = owners[i],
                                            .text = "more",
                                            .seed = (uint64_t)i,
                                            .max = 2,
-                                           .request = i == 1 ? "{}" : NULL,
+                                           .request = i == 0 ? "{}" : NULL,
                                            .hook = note_end,
                                            .hook_arg = &order});
-    rig_ledger(rig); /* all of them are found when the loop goes on */
-    gate_open(&pause.go);
-    for (int i = 0; i < 5; i++) {
+        wait_started(a[i]);
+    }
+    session_cancel(rig->s, "carl", running[1]->id, SESSION_STOP_CANCELLED);
+    for (int i = 0; i < 4; i++) {
         rig_end(a[i]);
         assert_false(a[i]->failed);
     }
-    assert_ptr_equal(order.ended[0], a[4]);
-    assert_ptr_equal(order.ended[3], a[1]);
+    assert_ptr_equal(order.ended[0], a[3]);
+    assert_ptr_equal(order.ended[3], a[0]);
+    session_cancel(rig->s, "ann", running[0]->id, SESSION_STOP_CANCELLED);
+    rig_close(rig);
+}
+
+/* Who has nothing running does not wait for somebody who has all places: the youngest of those is put aside, and comes
+ * back. */
+static void test_a_place_for_everybody(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 2});
+    struct session_status st;
+    struct answer *running[2];
+    for (int i = 0; i < 2; i++) {
+        running[i] = rig_begin(rig, (struct ask){.text = i ? "two" : "one", .max = 3500, .schema = LONG_SCHEMA});
+        wait_started(running[i]);
+    }
+    struct answer *bob = rig_begin(rig, (struct ask){.owner = "bob", .text = "more", .max = 2});
+    rig_end(bob);
+    assert_false(bob->failed);
+    session_status(rig->s, &st);
+    assert_int_equal(st.turns_put_aside, 1);
+    for (int i = 0; i < 2; i++) {
+        session_cancel(rig->s, "ann", running[i]->id, SESSION_STOP_CANCELLED);
+        rig_end(running[i]);
+        assert_string_equal(running[i]->reason, "cancelled");
+        rig_only_new(running[i]);
+    }
     rig_close(rig);
 }
 
@@ -332,6 +374,7 @@ int main(void)
         cmocka_unit_test(test_too_many_wait),
         cmocka_unit_test(test_queue_is_shared),
         cmocka_unit_test(test_places_are_shared),
+        cmocka_unit_test(test_a_place_for_everybody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

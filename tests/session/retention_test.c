@@ -31,7 +31,7 @@ static void test_old_ones_go(void **state)
     rig_start(rig, (struct rig_opts){0});
     assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
     rig_stop(rig);
-    rig_start(rig, (struct rig_opts){.retain_ms = 2 * DAY_MS});
+    rig_start(rig, (struct rig_opts){.limits = {.retain_ms = 2 * DAY_MS}});
     struct session_status status = {0};
     for (int i = 0; status.conversations_expired < 2; i++) {
         assert_true(i < 3000);

@@ -508,6 +508,7 @@ static void test_stop_inside_a_token(void **state)
         ask.stop = stop;
         struct answer *b = rig_ask(rig, ask);
         assert_true(b->stopped_by_string);
+        assert_string_equal(b->stop, stop);
         assert_false(b->incomplete);
         assert_int_equal(b->len, at - a->text);
         assert_memory_equal(b->text, a->text, b->len);

@@ -87,10 +87,28 @@ static int pages_run(struct storage_ledger *l, void *arg)
     JOB_CHECK((storage_items_page(l, owner, conv, b, false, "zz", 3, &items, &n)) == (-ENOENT));
     JOB_CHECK((storage_items_page(l, owner, conv + 1, b, false, "a1", 3, &items, &n)) == (-ENOENT));
     JOB_CHECK((storage_items_page(l, owner + 1, conv, b, false, "a1", 3, &items, &n)) == (-ENOENT));
+    /* One of them, on the path or behind its end. */
+    JOB_CHECK((storage_item_get(l, owner, conv, b, "a3", &items)) == (0));
+    JOB_CHECK(!strcmp(items[0].public_id, "a3") && items[0].output);
+    storage_items_free(items, 1);
+    JOB_CHECK((storage_item_get(l, owner, conv, b, "zz", &items)) == (-ENOENT));
+    JOB_CHECK((storage_item_get(l, owner + 1, conv, b, "a3", &items)) == (-ENOENT));
+    JOB_CHECK((storage_item_get(l, owner, conv, 0, "a3", &items)) == (-ENOENT));
     JOB_CHECK((storage_items_page(l, owner, conv, b, true, NULL, 1, &items, &n)) == (0));
     JOB_CHECK(n == 1 && !strcmp(items[0].turn_id, "resp_r") && items[0].turn_status == STORAGE_TURN_RUNNING);
     storage_items_free(items, n);
     storage_items_free(NULL, 0);
+    /* Turns of all branches. */
+    struct storage_turn *turns;
+    JOB_CHECK((storage_turns_page(l, owner, conv, 0, 10, &turns, &n)) == (0));
+    JOB_CHECK(n == 4 && turns[0].id == a && turns[3].id == r && turns[3].n_items == 2 && turns[2].parent == a);
+    storage_turns_free(turns, n);
+    JOB_CHECK((storage_turns_page(l, owner, conv, a, 2, &turns, &n)) == (0));
+    JOB_CHECK(n == 2 && turns[0].id == b && turns[1].id == side);
+    storage_turns_free(turns, n);
+    JOB_CHECK((storage_turns_page(l, owner, conv, r, 2, &turns, &n)) == (0));
+    JOB_CHECK(n == 0);
+    storage_turns_free(turns, n);
     return 0;
 }
 

@@ -224,9 +224,24 @@ static void test_search_in_pieces(void **state)
     p.after = "conv_8000";
     assert_int_equal(jobs_call(st, page_run, &p), 0);
     assert_int_equal(p.n, 1);
-    p = (struct page){.owner = f.owner, .max = 1, .query = "needle"}; /* enough is found in the first */
+    assert_int_equal(p.jobs, 1); /* the titles are in memory */
+    p = (struct page){.owner = f.owner, .max = 1, .query = "needle"};
     assert_int_equal(jobs_call(st, page_run, &p), 0);
-    assert_true(p.n == 1 && p.jobs == 1);
+    assert_int_equal(p.n, 1);
+    /* What most titles contain comes in the order of the list, page by page. */
+    char last[16] = "conv_9999";
+    p = (struct page){.owner = f.owner, .max = 30, .query = "HAY "};
+    for (int pages = 0; pages < 40; pages++) {
+        assert_int_equal(jobs_call(st, page_run, &p), 0);
+        assert_int_equal(p.n, 30);
+        for (size_t i = 0; i < p.n; i++) {
+            assert_true(strcmp(p.ids[i], last) < 0);
+            assert_string_not_equal(p.ids[i], "conv_8000");
+            memcpy(last, p.ids[i], sizeof last);
+        }
+        p.after = last;
+    }
+    assert_string_equal(last, "conv_7799");
 }
 
 static int secret_run(struct storage_ledger *l, void *arg)
@@ -235,6 +250,69 @@ static int secret_run(struct storage_ledger *l, void *arg)
     char id[] = "conv_secret", title[] = "xyzzy plugh";
     struct storage_conversation c = {.owner = f->owner, .public_id = id, .title = title};
     return storage_conversation_insert(l, &c);
+}
+
+struct retitle {
+    int64_t owner;
+    const char *id, *title;
+    int rc; /* what the job ends with */
+};
+
+static int retitle_run(struct storage_ledger *l, void *arg)
+{
+    struct retitle *r = arg;
+    struct storage_conversation c;
+    if (!r->title) {
+        int rc = storage_conversation_delete(l, r->owner, r->id);
+        return rc ? rc : r->rc;
+    }
+    JOB_CHECK(storage_conversation_get(l, r->owner, r->id, &c) == 0);
+    free(c.title);
+    c.title = strdup(r->title);
+    int rc = c.title ? storage_conversation_update(l, &c) : -ENOMEM;
+    storage_conversation_free(&c);
+    return rc ? rc : r->rc;
+}
+
+static size_t found(int64_t who, const char *query)
+{
+    struct page p = {.owner = who, .max = 32, .query = query};
+    assert_int_equal(jobs_call(st, page_run, &p), 0);
+    return p.n;
+}
+
+/* Titles that are in memory follow what is written, and what is undone. */
+static void test_search_follows(void **state)
+{
+    (void)state;
+    struct fields f = {.owner = testing_owner(st, "a")}, other = {.owner = testing_owner(st, "b")};
+    assert_int_equal(jobs_call(st, many_run, &f), 0);
+    assert_int_equal(found(f.owner, "talk 12"), 1);
+    assert_int_equal(found(other.owner, "talk 12"), 0);
+    struct retitle change = {f.owner, "conv_12", "Walk 12", -ECANCELED};
+    assert_int_equal(jobs_call(st, retitle_run, &change), -ECANCELED);
+    assert_int_equal(found(f.owner, "talk 12"), 1);
+    assert_int_equal(found(f.owner, "walk 12"), 0);
+    change.rc = 0;
+    assert_int_equal(jobs_call(st, retitle_run, &change), 0);
+    assert_int_equal(found(f.owner, "talk 12"), 0);
+    assert_int_equal(found(f.owner, "walk 12"), 1);
+    struct retitle gone = {f.owner, "conv_12", NULL, -ECANCELED};
+    assert_int_equal(jobs_call(st, retitle_run, &gone), -ECANCELED);
+    assert_int_equal(found(f.owner, "walk 12"), 1);
+    gone.rc = 0;
+    assert_int_equal(jobs_call(st, retitle_run, &gone), 0);
+    assert_int_equal(found(f.owner, "walk 12"), 0);
+    assert_int_equal(jobs_call(st, secret_run, &f), 0); /* a new one */
+    assert_int_equal(found(f.owner, "PLUGH"), 1);
+    /* A title that changes again and again. */
+    struct retitle often = {f.owner, "conv_secret", "a", 0};
+    for (int i = 0; i < 50; i++) {
+        often.title = i % 2 ? "even more" : "odd";
+        assert_int_equal(jobs_call(st, retitle_run, &often), 0);
+    }
+    assert_int_equal(found(f.owner, "even"), 1);
+    assert_int_equal(found(f.owner, "odd"), 0);
 }
 
 /* What was deleted is not in any file any more. */
@@ -258,6 +336,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
         cmocka_unit_test_setup_teardown(test_list, setup, teardown),
         cmocka_unit_test_setup_teardown(test_search_in_pieces, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_search_follows, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleted_is_gone, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -126,6 +126,9 @@ static int old_run(struct storage_ledger *l, void *arg)
     JOB_CHECK(c.head == 8 && c.n_turns == 2 && c.n_tokens == 11);
     storage_conversation_free(&c);
     JOB_CHECK((segment_held_by(l, 7, key)) == (1));
+    struct storage_usage usage;
+    JOB_CHECK((storage_usage(l, 1, &usage)) == (0));
+    JOB_CHECK(usage.conversations == 1 && usage.ledger_bytes == 8 + 5 + 5 + 5 + 1);
     return 0;
 }
 
@@ -209,6 +212,10 @@ static int old_index_run(struct storage_ledger *l, void *arg)
     struct segment_row row;
     JOB_CHECK(segment_get(l, key, &row) == 1 && row.children == 2 && row.owner == 1 && row.offset == 4096);
     JOB_CHECK(segment_any_forgotten(l) == 1 && l->used >= 9);
+    struct storage_usage usage;
+    /* Nothing holds one of the four: it may have been swept. */
+    JOB_CHECK(storage_usage(l, 1, &usage) == 0 && usage.disk_bytes >= (uint64_t)3 * 4096 &&
+              usage.disk_bytes <= (uint64_t)4 * 4096);
     return 0;
 }
 
@@ -232,7 +239,7 @@ static void test_older_index(void **state)
     assert_int_equal(schema_open(&ledger, dirfd, dir, &db, err, sizeof err), 0);
     if (sqlite3_exec(
             db,
-            "DELETE FROM meta WHERE key = 'pair'; INSERT INTO owners VALUES(1, 'ann', zeroblob(32));"
+            "DELETE FROM meta WHERE key = 'pair'; INSERT INTO owners(id, name, key) VALUES(1, 'ann', zeroblob(32));"
             "INSERT INTO conversations(id, owner, public_id, kind, head, created_ms, updated_ms)"
             " VALUES(1, 1, 'conv_a', 0, 0, 1, 1);"
             "INSERT INTO turns(id, owner, conversation, public_id, status, prompt_bytes, rebased, n_tokens,"

@@ -1,0 +1,421 @@
+/* branches.c - what a conversation holds beside the way to its head: single items, all of its responses, and another
+ * conversation that begins with what this one holds up to an item.
+ *
+ * A command of the session answers each step; what is collected between them waits in the op's turn. That turn has no
+ * answer and only reads items in, of which what is there already is not prefilled again.
+ */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/messages.h"
+
+#define PAGE_MAX     100
+#define PREVIEW_MAX  200 /* bytes of a text in a list */
+#define TITLE_MAX    512
+#define ITEM_ID_SIZE 96
+
+/* The ids in the path /v1/conversations/{id}/items/{id}. False: they are none, which was answered. */
+static bool split_ids(struct client *c, char item[ITEM_ID_SIZE])
+{
+    char *slash = strchr(c->request.param, '/');
+    if (slash) {
+        *slash = '\0';
+        snprintf(item, ITEM_ID_SIZE, "%s", slash + 1);
+    }
+    return slash && conversation_named(c);
+}
+
+static void no_item(struct client *c, const char *item)
+{
+    struct api_error e;
+    api_error_set(&e, 404, "item_not_found", "item_id", "There is no item '%.90s' in this conversation.", item);
+    client_answer_error(c, &e);
+}
+
+static void refuse(struct client *c, int status, const char *code, const char *param, const char *message)
+{
+    struct api_error e;
+    api_error_set(&e, status, code, param, "%s", message);
+    client_answer_error(c, &e);
+}
+
+/* The next step: takes the turn and the text of `from`. NULL: out of memory, which was answered. */
+static struct op *next(struct client *c, struct op *from, const char *id,
+                       void (*answer)(struct client *c, struct op *op, const struct session_result *r))
+{
+    struct op *op = op_new(c, id, answer);
+    if (op) {
+        op->turn = from->turn;
+        op->text = from->text;
+        from->turn = NULL;
+        from->text = NULL;
+    }
+    return op;
+}
+
+static const char *id_prefix(const char *kind)
+{
+    return strcmp(kind, "function_call") == 0 ? "fc_" : strcmp(kind, "function_call_output") == 0 ? "fco_" : "msg_";
+}
+
+/* Adds a copy of an item, with an id of its own. Thinking is no part of what is read in. -1: out of memory, or *e. */
+static int add_copy(struct turn_request *q, struct message_list *l, const struct session_item *item)
+{
+    static const char *const kinds[] = {"message", "function_call", "function_call_output"};
+    const char *kind = NULL;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
+        kind = strcmp(kinds[i], item->kind) == 0 ? kinds[i] : kind;
+    }
+    if (!kind) {
+        return 0;
+    }
+    char *text = message_keep(q, item->text), *body = item->body ? message_keep(q, item->body) : NULL;
+    if (!text || (item->body && !body)) {
+        return message_no_memory(l->e);
+    }
+    return message_add(l, kind, id_prefix(kind), item->role, text, body);
+}
+
+/* ---- one item ------------------------------------------------------------------------------------------------------
+ */
+
+static void got_item(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)op;
+    client_answer_json(c, 200, item_object(&r->items[0]));
+}
+
+void conversations_item(struct client *c)
+{
+    char item[ITEM_ID_SIZE];
+    struct op *op = split_ids(c, item) ? op_new(c, c->request.param, got_item) : NULL;
+    if (op) {
+        op->missing = no_item;
+        op->text = strdup(item);
+        op_posted(c, op, session_conversation_item(c->api->runs.session, c->owner, op->id, item, op_done, op));
+    }
+}
+
+/* ---- the last item goes --------------------------------------------------------------------------------------------
+ */
+
+static void ignore_run(struct run *run)
+{
+    (void)run;
+}
+
+static void ignore_item(struct run *run, size_t i)
+{
+    (void)run, (void)i;
+}
+
+static void ignore_delta(struct run *run, size_t i, const char *text)
+{
+    (void)run, (void)i, (void)text;
+}
+
+static void gone(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)r;
+    client_answer(c, 200, "application/json", op->turn->answer ? strdup(op->turn->answer) : NULL);
+}
+
+/* The response goes, of which nothing is left or what is left stands in its place. Others may follow it: then it stays,
+ * on their branch. The op's turn has what is answered. */
+static void drop_response(struct client *c, struct op *op)
+{
+    op->deletes = op->may_stay = true;
+    op_posted(c, op, session_response_delete(c->api->runs.session, c->owner, op->id, op_done, op));
+}
+
+/* What is left has been read in. Nobody reads the run: who asked waits for the next step. */
+static void truncated(struct run *run)
+{
+    struct api *api = (struct api *)((char *)run->runs - offsetof(struct api, runs));
+    struct turn_request *q = run->request;
+    struct client *c = api->find(api, q->client);
+    struct op *op = c && !run->failed ? op_new(c, q->replaces, gone) : NULL;
+    if (c && run->failed) {
+        client_answer_error(c, &run->error);
+    }
+    if (!op) {
+        return;
+    }
+    op->turn = calloc(1, sizeof(*op->turn));
+    if (!op->turn || !api->runs.session) {
+        op_free(op);
+        client_answer(c, 500, NULL, NULL);
+        return;
+    }
+    op->turn->answer = q->answer;
+    q->answer = NULL;
+    drop_response(c, op);
+}
+
+static const struct run_format truncated_format = {
+    .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = truncated};
+
+/* The response that the item was the last of. */
+static void truncate_response(struct client *c, struct op *op, const struct session_result *r)
+{
+    const struct session_response *response = &r->responses[0];
+    struct turn_request *q = op->turn;
+    struct api_error e = {0};
+    struct message_list l = {.q = q, .name = "items", .ids = true, .e = &e};
+    for (size_t i = 0; i + 1 < response->n_items; i++) {
+        if (add_copy(q, &l, &response->items[i])) {
+            client_answer_error(c, &e);
+            return;
+        }
+    }
+    if (!q->n_items) {
+        struct op *last = next(c, op, response->id, gone);
+        if (last) {
+            drop_response(c, last);
+        }
+        return;
+    }
+    q->has_parent = true;
+    q->parent = strdup(response->previous ? response->previous : "");
+    q->conversation = strdup(c->request.param);
+    q->instructions = response->instructions ? strdup(response->instructions) : NULL;
+    q->client = c->id;
+    snprintf(q->replaces, sizeof(q->replaces), "%s", response->id);
+    struct run *run;
+    if (!q->parent || !q->conversation || (response->instructions && !q->instructions)) {
+        (void)message_no_memory(&e);
+    } else if (conversation_count(c, q, &e)) {
+        op->turn = NULL;
+        if (run_start(&c->api->runs, c->owner, q, NULL, NULL, &run, &e)) {
+            op->turn = q;
+        }
+    }
+    if (e.status) {
+        client_answer_error(c, &e);
+    }
+}
+
+static void last_found(struct client *c, struct op *op, const struct session_result *r)
+{
+    const struct session_item *last = r->n_items ? &r->items[0] : NULL;
+    if (!last || strcmp(last->id, op->text) != 0) {
+        refuse(c, 400, "invalid_value", "item_id", "Only the last item of a conversation can be deleted.");
+        return;
+    }
+    if (last->running) {
+        refuse(c, 400, "conversation_locked", NULL, "The item's response has not ended yet.");
+        return;
+    }
+    cJSON *o = conversation_object(&r->conversations[0]);
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "convod"); /* it is not known yet */
+    op->turn->answer = json_text(o);
+    if (!op->turn->answer) {
+        client_answer(c, 500, NULL, NULL);
+        return;
+    }
+    struct op *get = next(c, op, last->response, truncate_response);
+    if (get) {
+        op_posted(c, get, session_response_get(c->api->runs.session, c->owner, get->id, op_done, get));
+    }
+}
+
+static void item_found(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)r;
+    struct op *page = next(c, op, op->id, last_found);
+    if (page) {
+        op_posted(c, page,
+                  session_conversation_items(c->api->runs.session, c->owner, page->id, true, NULL, 1, op_done, page));
+    }
+}
+
+void conversations_delete_item(struct client *c)
+{
+    char item[ITEM_ID_SIZE];
+    struct op *op = split_ids(c, item) ? op_new(c, c->request.param, item_found) : NULL;
+    if (!op) {
+        return;
+    }
+    op->missing = no_item;
+    op->text = strdup(item);
+    op->turn = conversation_turn(&truncated_format);
+    op_posted(c, op,
+              op->text && op->turn
+                  ? session_conversation_item(c->api->runs.session, c->owner, op->id, item, op_done, op)
+                  : -ENOMEM);
+}
+
+/* ---- another conversation ------------------------------------------------------------------------------------------
+ */
+
+/* All items are there. */
+static void make_fork(struct client *c, struct op *op)
+{
+    const cJSON *settings = op->turn->settings, *title = json_get(settings, "title"),
+                *metadata = json_get(settings, "metadata"), *instructions = json_get(settings, "instructions");
+    const struct run_retry *retry = &c->request.retry;
+    char id[ID_SIZE];
+    if (!op->turn->n_items) {
+        refuse(c, 400, "invalid_value", "item", "The conversation holds nothing yet.");
+        return;
+    }
+    struct op *create = id_new("conv_", id) ? NULL : next(c, op, id, conversation_begin);
+    if (create) {
+        op_posted(c, create,
+                  session_conversation_create(c->api->runs.session, c->owner, id, title ? title->valuestring : NULL,
+                                              metadata ? metadata->valuestring : NULL,
+                                              instructions ? instructions->valuestring : NULL, retry->idempotency_key,
+                                              retry->digest, op_done, create));
+    }
+}
+
+static void fork_items(struct client *c, struct op *op, const struct session_result *r);
+
+static void fork_page(struct client *c, struct op *from, const char *after)
+{
+    struct op *op = next(c, from, c->request.param, fork_items);
+    if (op) {
+        op_posted(
+            c, op,
+            session_conversation_items(c->api->runs.session, c->owner, op->id, false, after, PAGE_MAX, op_done, op));
+    }
+}
+
+static void fork_items(struct client *c, struct op *op, const struct session_result *r)
+{
+    struct turn_request *q = op->turn;
+    struct api_error e = {0};
+    struct message_list l = {.q = q, .name = "items", .capacity = q->n_items, .ids = true, .e = &e};
+    bool found = false;
+    for (size_t i = 0; i < r->n_items && !found; i++) {
+        /* What runs or has failed is no part of the conversation (yet). */
+        if (!r->items[i].running && !r->items[i].failed && add_copy(q, &l, &r->items[i])) {
+            client_answer_error(c, &e);
+            return;
+        }
+        found = op->text && strcmp(r->items[i].id, op->text) == 0;
+    }
+    if (!found && r->more) {
+        fork_page(c, op, r->items[r->n_items - 1].id);
+    } else if (!found && op->text) {
+        no_item(c, op->text);
+    } else {
+        make_fork(c, op);
+    }
+}
+
+/* What the new one takes over, save where the request says otherwise. */
+static void fork_source(struct client *c, struct op *op, const struct session_result *r)
+{
+    const struct session_conversation *from = &r->conversations[0];
+    cJSON *settings = op->turn->settings;
+    if (from->title && !json_get(settings, "title")) {
+        cJSON_AddStringToObject(settings, "title", from->title);
+    }
+    if (from->metadata) {
+        cJSON_AddStringToObject(settings, "metadata", from->metadata);
+    }
+    if (from->instructions) {
+        cJSON_AddStringToObject(settings, "instructions", from->instructions);
+    }
+    fork_page(c, op, NULL);
+}
+
+void conversations_fork(struct client *c)
+{
+    struct api_error e = {0};
+    const char *item = NULL, *title = NULL;
+    if (!conversation_named(c)) {
+        return;
+    }
+    cJSON *body = client_json(c, true, &e), *settings = cJSON_CreateObject();
+    struct op *op = NULL;
+    if (!body || json_string(body, "", "item", ITEM_ID_SIZE - 1, &item, &e) ||
+        json_string(body, "", "title", TITLE_MAX, &title, &e)) {
+        client_answer_error(c, &e);
+        goto cleanup;
+    }
+    if (title) {
+        cJSON_AddStringToObject(settings, "title", title);
+    }
+    op = op_new(c, c->request.param, fork_source);
+    if (!op) {
+        goto cleanup;
+    }
+    op->text = item ? strdup(item) : NULL;
+    op->turn = conversation_turn(NULL);
+    bool made = settings && op->turn && (!item || op->text);
+    if (made) {
+        op->turn->match = true;
+        op->turn->settings = settings;
+        settings = NULL;
+    }
+    op_posted(c, op, made ? session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op) : -ENOMEM);
+cleanup:
+    cJSON_Delete(body);
+    cJSON_Delete(settings);
+}
+
+/* ---- all responses -------------------------------------------------------------------------------------------------
+ */
+
+/* The first bytes of a text, whole characters. */
+static void add_preview(cJSON *o, const char *key, const struct session_item *item)
+{
+    char text[PREVIEW_MAX + 1] = "";
+    if (!item) {
+        cJSON_AddNullToObject(o, key);
+        return;
+    }
+    size_t n = strlen(item->text) < PREVIEW_MAX ? strlen(item->text) : PREVIEW_MAX;
+    while (n > 0 && ((unsigned char)item->text[n] & 0xc0) == 0x80) {
+        n--;
+    }
+    memcpy(text, item->text, n);
+    cJSON_AddStringToObject(o, key, text);
+}
+
+static cJSON *response_line(const struct session_response *r)
+{
+    const struct session_item *asked = NULL, *said = NULL;
+    for (size_t i = 0; i < r->n_items; i++) {
+        if (strcmp(r->items[i].kind, "message") == 0) {
+            *(r->items[i].output ? &said : &asked) = &r->items[i];
+        }
+    }
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "id", r->id);
+    cJSON_AddStringToObject(o, "object", "convod.response");
+    cJSON_AddNumberToObject(o, "created_at", (double)(r->created_ms / 1000));
+    cJSON_AddStringToObject(o, "status", r->status);
+    cJSON_AddStringToObject(o, "parent", r->previous ? r->previous : "");
+    add_preview(o, "input", asked);
+    add_preview(o, "output", said);
+    return o;
+}
+
+static void got_responses(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)op;
+    cJSON *data = cJSON_CreateArray();
+    for (size_t i = 0; i < r->n_responses; i++) {
+        cJSON_AddItemToArray(data, response_line(&r->responses[i]));
+    }
+    cJSON *o = list_object(data, r->more);
+    cJSON_AddStringToObject(o, "head", r->n_conversations && r->conversations[0].head ? r->conversations[0].head : "");
+    client_answer_json(c, 200, o);
+}
+
+void conversations_responses(struct client *c)
+{
+    const struct route_query *q = &c->request.query;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_responses) : NULL;
+    if (op) {
+        op_posted(c, op,
+                  session_conversation_turns(c->api->runs.session, c->owner, op->id, q->after[0] ? q->after : NULL,
+                                             q->limit > 0 ? (int)q->limit : PAGE_DEFAULT, op_done, op));
+    }
+}

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Branches of a conversation, with the openai package where it has them: single items, the last one deleted, forks, answers made again and
+questions asked anew. Whatever is there already is not prefilled again, at every length around a segment's, also when it is cold. The model
+is random: what it writes are not the tokens that its text would give, so only the ledger's can be used again."""
+
+import os
+import subprocess
+import sys
+
+from daemon import BUILD, Daemon, Scratch, check_receipt, client_of, run, text_of
+
+MAKER = os.path.join(BUILD, "tests/service/model")
+LIMITS = {"max_output_tokens": 8, "convod": {"seed": 5}, "temperature": 1}
+
+try:
+    import openai
+except ImportError as e:
+    print(f"skip: {e}")
+    sys.exit(77)
+
+
+def daemon(data, context=1024):
+    model = os.path.join(data, "..", "model.gguf")
+    subprocess.run([MAKER, model, str(context)], check=True)
+    return Daemon(data, model=model)
+
+
+def turn(d, text, **fields):
+    return d.ok("POST", "/v1/responses", {"input": text, **LIMITS, **fields})
+
+
+def only_new(response, most=None):
+    r = check_receipt(response)
+    assert r["reprefilled"] == [] and r["tokens"]["prefilled"] == r["tokens"]["new"], r
+    assert most is None or r["tokens"]["new"] <= most, r
+    return r
+
+
+def items(d, c):
+    return d.ok("GET", f"/v1/conversations/{c}/items?order=asc&limit=100")["data"]
+
+
+def says(item):
+    return [item["role"], item["content"][0]["text"]]
+
+
+def text_of_length(d, tokens, **fields):
+    """A message with which the context has so many tokens."""
+    count = lambda text: d.ok("POST", "/v1/responses/input_tokens", {"input": text, **fields})["input_tokens"]  # noqa: E731
+    least = count("x")
+    assert least <= tokens, (least, tokens)
+    text = "x" * max(1, tokens - least)
+    while count(text) < tokens:
+        text += "x"
+    assert count(text) == tokens, (count(text), tokens)
+    return text
+
+
+def single_items():
+    with Scratch() as data:
+        d = daemon(data)
+        c = client_of(d)
+        conversation = c.conversations.create().id
+        first, second = turn(d, "one", conversation=conversation), turn(d, "two", conversation=conversation)
+        every = items(d, conversation)
+        assert [i["role"] for i in every] == ["user", "assistant"] * 2
+        for item in every:
+            assert c.conversations.items.retrieve(item["id"], conversation_id=conversation).to_dict() == item
+        other = c.conversations.create().id
+        for ids in ((every[0]["id"], other), ("msg_none", conversation), (every[0]["id"], "conv_none")):
+            try:
+                c.conversations.items.retrieve(ids[0], conversation_id=ids[1])
+                raise AssertionError("an item was found where it is not")
+            except openai.NotFoundError:
+                pass
+        # Only the last item can go.
+        try:
+            c.conversations.items.delete(every[1]["id"], conversation_id=conversation)
+            raise AssertionError("an item in the middle was deleted")
+        except openai.BadRequestError as e:
+            assert e.param == "item_id", e
+        # An answer; then the question; then all that is left.
+        gone = c.conversations.items.delete(every[3]["id"], conversation_id=conversation)
+        assert gone.id == conversation, gone
+        left = items(d, conversation)
+        assert [says(i) for i in left] == [says(i) for i in every[:3]]
+        assert d.call("GET", f"/v1/responses/{second['id']}")[0] == 404
+        head = d.ok("GET", f"/v1/conversations/{conversation}")["convod"]["head"]
+        assert d.ok("GET", f"/v1/responses/{head}")["convod"]["tokens"]["prefilled"] == 0
+        c.conversations.items.delete(left[2]["id"], conversation_id=conversation)
+        assert [i["id"] for i in items(d, conversation)] == [i["id"] for i in every[:2]]
+        assert d.ok("GET", f"/v1/conversations/{conversation}")["convod"]["head"] == first["id"]
+        only_new(turn(d, "three", conversation=conversation))
+        for item in reversed(items(d, conversation)):
+            last = items(d, conversation)[-1]
+            c.conversations.items.delete(last["id"], conversation_id=conversation)
+        assert items(d, conversation) == [] and d.call("DELETE", f"/v1/conversations/{conversation}/items/{item['id']}")[0] == 404
+        assert d.stop()[0] == 0
+
+
+def forks():
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation(title="kites", instructions="Be kind.", metadata={"a": "b"})
+        for text in ("one", "two", "three"):
+            turn(d, text, conversation=c)
+        every = items(d, c)
+        status, refused = d.call("POST", f"/v1/conversations/{c}/fork", {"item": "msg_none"})
+        assert status == 404 and refused["error"]["code"] == "item_not_found", refused
+        assert d.call("POST", f"/v1/conversations/{d.conversation()}/fork", {})[0] == 400
+        assert d.call("POST", "/v1/conversations/conv_none/fork", {})[0] == 404
+        made = []
+        for i, item in enumerate(every):
+            f = d.ok("POST", f"/v1/conversations/{c}/fork", {"item": item["id"], "title": f"fork {i}"})
+            assert f["convod"]["title"] == f"fork {i}" and f["convod"]["instructions"] == "Be kind." and f["metadata"] == {"a": "b"}, f
+            copies = items(d, f["id"])
+            assert [says(x) for x in copies] == [says(x) for x in every[: i + 1]]
+            assert not {x["id"] for x in copies} & {x["id"] for x in every}
+            head = d.ok("GET", f"/v1/conversations/{f['id']}")["convod"]["head"]
+            receipt = d.ok("GET", f"/v1/responses/{head}")["convod"]
+            if i % 2:  # behind an answer nothing is new but its closing
+                assert receipt["tokens"]["prefilled"] <= 4 and receipt["reprefilled"] == [], receipt
+            made.append(f["id"])
+        whole = d.ok("POST", f"/v1/conversations/{c}/fork", {})
+        assert whole["convod"]["title"] == "kites" and len(items(d, whole["id"])) == 6
+        d.settle()
+        # What it was made from may go: the fork stands on its own, cold as well.
+        assert d.ok("DELETE", f"/v1/conversations/{c}")["deleted"]
+        assert d.stop()[0] == 0
+        d.start()
+        r = only_new(turn(d, "four", conversation=whole["id"]), 40)
+        assert r["tokens"]["disk"] == r["tokens"]["history"] > 0, r
+        for f in made:
+            only_new(turn(d, "go on", conversation=f))
+        assert d.stop()[0] == 0
+
+
+def around_a_segment():
+    """Forks, answers made again and questions asked anew behind contexts of every length that matters."""
+    with Scratch() as data:
+        d = daemon(data)
+        least = d.ok("POST", "/v1/responses/input_tokens", {"input": "x"})["input_tokens"]
+        for tokens in (least, 255, 256, 257, 512, 513):
+            c = d.conversation()
+            first = turn(d, text_of_length(d, tokens), conversation=c)
+            assert first["usage"]["input_tokens"] == tokens
+            d.settle()
+            for cold in (False, True):
+                if cold:
+                    d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+                again = turn(d, text_of_length(d, tokens), conversation=c, convod={"seed": 6, "parent": ""})
+                r = check_receipt(again)
+                assert r["tokens"]["prefilled"] - r["tokens"]["new"] <= 1 and {x["reason"] for x in r["reprefilled"]} <= {"logits"}, r
+                d.settle()
+                fork = d.ok("POST", f"/v1/conversations/{c}/fork", {})["id"]
+                only_new(turn(d, f"fork {cold}", conversation=fork), 40)
+                only_new(turn(d, f"go on {cold}", conversation=c), 40)
+                d.ok("POST", f"/v1/conversations/{c}", {"convod": {"head": first["id"]}})
+                edited = only_new(turn(d, f"another way {cold}", conversation=c), 40)
+                assert edited["tokens"]["history"] >= tokens, edited
+                d.settle()
+        assert d.stop()[0] == 0
+
+
+def all_responses():
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation()
+        first = turn(d, "one " * 100, conversation=c)
+        second = turn(d, "two", conversation=c)
+        other = turn(d, "other", conversation=c, convod={"parent": first["id"], "seed": 5})
+        root = turn(d, "root", conversation=c, convod={"parent": "", "seed": 5})
+        page = d.ok("GET", f"/v1/conversations/{c}/responses")
+        assert [r["id"] for r in page["data"]] == [x["id"] for x in (first, second, other, root)] and not page["has_more"], page
+        assert [r["parent"] for r in page["data"]] == ["", first["id"], first["id"], ""] and page["head"] == root["id"], page
+        assert page["data"][0]["input"] == ("one " * 100)[:200] and page["data"][1]["input"] == "two"
+        assert page["data"][2]["output"] == text_of(other)[:200] and page["data"][2]["status"] == other["status"]
+        rest = d.ok("GET", f"/v1/conversations/{c}/responses?limit=2&after={second['id']}")
+        assert [r["id"] for r in rest["data"]] == [other["id"], root["id"]] and rest["has_more"] is False, rest
+        assert d.ok("GET", f"/v1/conversations/{c}/responses?limit=2")["has_more"] is True
+        assert d.call("GET", f"/v1/conversations/{c}/responses?after=resp_none")[0] == 400
+        # One branch goes, and nothing of the others.
+        d.ok("DELETE", f"/v1/responses/{other['id']}")
+        assert len(d.ok("GET", f"/v1/conversations/{c}/responses")["data"]) == 3
+        d.settle()
+        d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+        only_new(turn(d, "go on", conversation=c, convod={"parent": second["id"], "seed": 5}), 60)
+        assert d.stop()[0] == 0
+
+
+def again_at_8k():
+    """An answer made again behind a long context runs its last token alone."""
+    with Scratch() as data:
+        d = daemon(data, 8192)
+        c = d.conversation()
+        text = text_of_length(d, 8000)
+        turn(d, text, conversation=c)
+        d.settle()
+        for cold in (False, True):
+            if cold:
+                d.ok("POST", f"/v1/conversations/{c}/evict", {"to": "disk"})
+            r = check_receipt(turn(d, text, conversation=c, convod={"seed": 7, "parent": ""}))
+            assert r["tokens"]["prefilled"] == 1 and [x["reason"] for x in r["reprefilled"]] == ["logits"], r
+        assert d.stop()[0] == 0
+
+
+if not os.path.exists(MAKER):
+    print(f"skip: {MAKER} is missing")
+    sys.exit(77)
+run(single_items, forks, around_a_segment, all_responses, again_at_8k)

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Frameworks of other makers, unmodified: each holds a conversation of three turns and calls a tool, through every interface of ours that
+it speaks. What the daemon prefills is asserted for each request: the first one's all, of the others what is new."""
+
+import os
+import sys
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+from daemon import QWEN, Daemon, Scratch, need, run  # noqa: E402
+
+LONG = "You keep a diary of the weather. " * 12
+QUESTIONS = ["My kite is called Merlin. Say ok.", "What is my kite called? Answer with its name alone.", "Spell it."]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
+    },
+}
+NEW = 60  # tokens that a further message may take, with what stands around it
+
+
+class Prefilled:
+    """What went through the model since it was last asked."""
+
+    def __init__(self, d):
+        self.d = d
+        self.before = self.read()
+
+    def read(self):
+        tokens = self.d.ok("GET", "/v1/convod/status")["tokens"]
+        return tokens["prefilled"], tokens["reprefilled"]
+
+    def check_first(self):
+        prefilled, again = self.next()
+        assert prefilled > 80 and again == 0, (prefilled, again)
+
+    def check_new(self):
+        prefilled, again = self.next()
+        assert 0 < prefilled <= NEW and again == 0, (prefilled, again)
+
+    def next(self):
+        now = self.read()
+        delta = tuple(a - b for a, b in zip(now, self.before))
+        self.before = now
+        return delta
+
+
+def litellm_speaks(d, model, base):
+    import litellm
+
+    settings = {"model": model, "api_base": base, "api_key": "unused", "temperature": 0, "max_tokens": 24, "num_retries": 0}
+    messages, prefilled = [{"role": "system", "content": LONG}], Prefilled(d)
+    for i, question in enumerate(QUESTIONS):
+        messages.append({"role": "user", "content": question})
+        if i == 2:
+            chunks = list(litellm.completion(messages=messages, stream=True, **settings))
+            assert "".join(c.choices[0].delta.content or "" for c in chunks)
+        else:
+            answer = litellm.completion(messages=messages, **settings).choices[0].message
+            assert i == 0 or "Merlin" in answer.content, answer
+            messages.append({"role": "assistant", "content": answer.content})
+        prefilled.check_new() if i else prefilled.check_first()
+    messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "Weather in Oslo?"}]
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    for i in range(2):
+        answer = litellm.completion(messages=messages, tools=[WEATHER], tool_choice=choice, **{**settings, "max_tokens": 64})
+        call = answer.choices[0].message.tool_calls[0]
+        assert call.function.name == "get_weather" and answer.choices[0].finish_reason == "tool_calls", answer
+        prefilled.check_new() if i else prefilled.check_first()
+        messages += [answer.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+
+
+def litellm_openai():
+    with Scratch() as data:
+        d = Daemon(data)
+        litellm_speaks(d, "openai/default", f"{d.url}/v1")
+        d.stop()
+
+
+def litellm_anthropic():
+    with Scratch() as data:
+        d = Daemon(data)
+        litellm_speaks(d, "anthropic/default", d.url)
+        d.stop()
+
+
+def langchain_speaks(d, **more):
+    from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    settings = {"base_url": f"{d.url}/v1", "api_key": "unused", "model": "default", "temperature": 0, "max_retries": 0, **more}
+    model = ChatOpenAI(max_tokens=24, **settings)
+    messages, prefilled = [SystemMessage(LONG)], Prefilled(d)
+    for i, question in enumerate(QUESTIONS):
+        messages.append(HumanMessage(question))
+        if i == 2:
+            assert "".join(c.text for c in model.stream(messages))
+        else:
+            answer = model.invoke(messages)
+            assert i == 0 or "Merlin" in answer.text, answer
+            messages.append(answer)
+        prefilled.check_new() if i else prefilled.check_first()
+    bound = ChatOpenAI(max_tokens=64, **settings).bind_tools([WEATHER], tool_choice="get_weather")
+    messages = [SystemMessage(LONG), HumanMessage("Weather in Oslo?")]
+    for i in range(2):
+        answer = bound.invoke(messages)
+        call = answer.tool_calls[0]
+        assert call["name"] == "get_weather" and "city" in call["args"], answer
+        prefilled.check_new() if i else prefilled.check_first()
+        messages += [answer, ToolMessage("21 degrees", tool_call_id=call["id"])]
+
+
+def langchain_chat():
+    with Scratch() as data:
+        d = Daemon(data)
+        langchain_speaks(d)
+        d.stop()
+
+
+def langchain_responses():
+    with Scratch() as data:
+        d = Daemon(data)
+        langchain_speaks(d, use_responses_api=True)
+        d.stop()
+
+
+def pydantic_speaks(d, kind):
+    from pydantic import BaseModel
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    class Kite(BaseModel):
+        name: str
+        lines: int
+
+    model = kind("default", provider=OpenAIProvider(base_url=f"{d.url}/v1", api_key="unused"))
+    agent = Agent(model, instructions=LONG, model_settings={"temperature": 0, "max_tokens": 24})
+    history, prefilled = [], Prefilled(d)
+    for i, question in enumerate(QUESTIONS):
+        result = agent.run_sync(question, message_history=history)
+        assert i != 1 or "Merlin" in result.output, result.output
+        history = result.all_messages()
+        prefilled.check_new() if i else prefilled.check_first()
+    # A typed answer: by its schema.
+    typed = Agent(model, instructions=LONG, output_type=NativeOutput(Kite), model_settings={"temperature": 0, "max_tokens": 64})
+    result = typed.run_sync("The kite is called Merlin, and has 2 lines. Describe it.")
+    assert isinstance(result.output, Kite), result.output
+
+
+def pydantic_chat():
+    from pydantic_ai.models.openai import OpenAIChatModel
+
+    with Scratch() as data:
+        d = Daemon(data)
+        pydantic_speaks(d, OpenAIChatModel)
+        d.stop()
+
+
+def pydantic_responses():
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+
+    with Scratch() as data:
+        d = Daemon(data)
+        pydantic_speaks(d, OpenAIResponsesModel)
+        d.stop()
+
+
+need(QWEN)
+try:
+    import langchain_openai  # noqa: F401
+    import litellm  # noqa: F401
+    import pydantic_ai  # noqa: F401
+except ImportError as e:
+    print(f"skip: {e}")
+    sys.exit(77)
+run(litellm_openai, litellm_anthropic, langchain_chat, langchain_responses, pydantic_chat, pydantic_responses)
