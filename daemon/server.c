@@ -18,6 +18,7 @@
 #include "session/session.h"
 
 #define EXPIRE_MS        15000
+#define QUIET_MS         10000 /* between looks at a server to which nothing happens */
 #define NOTIFY_MS        5000
 #define EXTEND_MS        10000
 #define STOP_PATIENCE_MS 500 /* for close frames to leave */
@@ -468,12 +469,30 @@ static void check_device(struct server *s, const struct session_status *status)
     }
 }
 
-static void tick(void *arg)
+/* How long nothing is to be done, if nothing happens; 0: not long. */
+static int quiet_ms(const struct server *s, int64_t now)
+{
+    int64_t ms = QUIET_MS;
+    if (s->loader_started || s->api.stopping || s->closed || s->api.runs.running) {
+        return 0;
+    }
+    if (s->opts.watchdog_us) {
+        int64_t left = s->last_watchdog_ms + (int64_t)(s->opts.watchdog_us / 4000) - now;
+        ms = left < ms ? left : ms;
+    }
+    if (s->next_end_s) {
+        int64_t left = s->next_end_s * 1000 - now_ms();
+        ms = left < ms ? left : ms;
+    }
+    return ms > 0 ? (int)ms : 0;
+}
+
+static int tick(void *arg)
 {
     struct server *s = arg;
     int64_t now = clock_ms();
     ask_for_time(s, now);
-    net_check(s->net);
+    bool busy = net_check(s->net);
     expire(s, now);
     end_tokens(s);
     struct session_status status = {0};
@@ -482,6 +501,7 @@ static void tick(void *arg)
     }
     check_device(s, &status);
     feed_watchdog(s, &status, now);
+    return busy ? 0 : quiet_ms(s, now);
 }
 
 /* ---- life ----------------------------------------------------------------------------------------------------------

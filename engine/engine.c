@@ -3,6 +3,7 @@
  * which makes the pages and the scratch and reads the weights, hashing the file in the same pass. Whatever is wrong is
  * found in the first two, before anything large is read. Afterwards nobody reads the file. */
 #include <errno.h>
+#include <fenv.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -238,7 +239,12 @@ static int open_engine(const struct engine_opts *opts, bool check, struct engine
 
 int engine_open(const struct engine_opts *opts, struct engine **out, char *err, size_t err_size)
 {
-    return open_engine(opts, false, out, err, err_size);
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV); /* frequencies are computed here, and threads begin with what their maker has */
+    int rc = open_engine(opts, false, out, err, err_size);
+    fesetenv(&callers);
+    return rc;
 }
 
 int engine_check(const struct engine_opts *opts, char *err, size_t err_size)

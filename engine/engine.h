@@ -79,6 +79,8 @@ struct engine_info {
     /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
      * canonical layout, numerics version, and whose bits the backend gives. Not the page size. */
     uint8_t fingerprint[32];
+    /* The same without numerics and whose bits they are: what engines with one of these store differs in rounding. */
+    uint8_t kv_identity[32];
 };
 
 /* [any thread] Constant for the engine's life. */

@@ -10,7 +10,7 @@
 #include "engine/model/model.h"
 
 /* Raised whenever an operation's rounding or order changes (docs/numerics.md), or the canonical layout does. */
-#define NUMERICS_VERSION 1
+#define NUMERICS_VERSION 2
 #define LAYOUT_VERSION   1
 
 struct hash {
@@ -25,14 +25,15 @@ static void update(void *h, const void *p, size_t n)
         hash->failed = true;
 }
 
-int fingerprint_engine(struct engine *e)
+static int hash_engine(const struct engine *e, bool with_numerics, uint8_t out[32])
 {
     struct hash h = {.md = EVP_MD_CTX_new()};
     if (!h.md)
         return -ENOMEM;
     const struct model *m = &e->model;
     const struct kernels_kv *first = &m->layers[0].kv;
-    const int32_t settings[] = {NUMERICS_VERSION, LAYOUT_VERSION, m->n_layers, first->kv_heads, first->head_dim};
+    const int32_t settings[] = {with_numerics ? NUMERICS_VERSION : 0, LAYOUT_VERSION, m->n_layers, first->kv_heads,
+                                first->head_dim};
     if (!EVP_DigestInit_ex(h.md, EVP_sha256(), NULL))
         h.failed = true;
     update(&h, "convod kv", 9);
@@ -45,11 +46,17 @@ int fingerprint_engine(struct engine *e)
     update(&h, e->info.model_sha256, 32);
     update(&h, e->info.kv_type, strlen(e->info.kv_type) + 1);
     const char *numerics = e->kernels ? kernels_numerics(e->kernels) : "cpu";
-    if (strcmp(numerics, "cpu") != 0)
+    if (with_numerics && strcmp(numerics, "cpu") != 0)
         update(&h, numerics, strlen(numerics) + 1);
     model_rope_hash(m, update, &h);
-    if (!h.failed && !EVP_DigestFinal_ex(h.md, e->info.fingerprint, NULL))
+    if (!h.failed && !EVP_DigestFinal_ex(h.md, out, NULL))
         h.failed = true;
     EVP_MD_CTX_free(h.md);
     return h.failed ? -ENOMEM : 0;
+}
+
+int fingerprint_engine(struct engine *e)
+{
+    int rc = hash_engine(e, true, e->info.fingerprint);
+    return rc ? rc : hash_engine(e, false, e->info.kv_identity);
 }

@@ -277,6 +277,8 @@ enum kernels_glu_kind {
 #define KERNELS_MAX_EXPERTS      1024
 #define KERNELS_MAX_EXPERTS_USED 64 /* by one row; a multiple of 16 */
 
+#define KERNELS_ANGLE_MOST 0x1p+27 /* of rotary positions */
+
 /* Queries, keys and values of new tokens, on their way from their products to attention and to their pages. */
 struct kernels_attn_in {
     float *q;           /* [rows][heads][head_dim]; normed and rotated in place */
@@ -375,7 +377,8 @@ struct kernels_ops {
     void (*embed)(struct kernels *k, const struct kernels_matrix *w, float scale, float *out);
 
     /* table[i][rot / 2][2] = cos and sin of position(i) * inv_freq[j], times magnitude, for all rows of the batch;
-     * `scaled`: and times the row's query_scale. inv_freq [rot / 2] is on the device. */
+     * `scaled`: and times the row's query_scale. inv_freq [rot / 2] is on the device. Angles, position * inv_freq, are
+     * within [0, KERNELS_ANGLE_MOST); past it entries mean nothing. */
     void (*rope_table)(struct kernels *k, const double *inv_freq, int rot, double magnitude, bool scaled, float *table);
 
     /* out[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]. x [n][out->cols], weight [out->cols]. */

@@ -179,10 +179,25 @@ cleanup:
     return rc;
 }
 
-void context_fingerprint(const struct engine_info *info, char out[65])
+#define FINGERPRINT_TEXT 64 /* characters that a turn's kv begins with */
+
+void context_kv_text(const struct engine_info *info, char out[CONTEXT_KV_TEXT])
 {
     for (size_t i = 0; i < sizeof info->fingerprint; i++)
         snprintf(out + 2 * i, 3, "%02x", info->fingerprint[i]);
+    for (size_t i = 0; i < sizeof info->kv_identity; i++)
+        snprintf(out + FINGERPRINT_TEXT + 2 * i, 3, "%02x", info->kv_identity[i]);
+}
+
+/* Why KV that was stored with this text is none of this engine's; NULL: it is. */
+static const char *foreign(const struct engine_info *info, const char *kv)
+{
+    char own[CONTEXT_KV_TEXT];
+    context_kv_text(info, own);
+    if (!strncmp(kv, own, FINGERPRINT_TEXT))
+        return NULL;
+    bool same = strlen(kv) == strlen(own) && !strcmp(kv + FINGERPRINT_TEXT, own + FINGERPRINT_TEXT);
+    return same ? "numerics_changed" : "blob_foreign";
 }
 
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)
@@ -199,14 +214,11 @@ int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struc
 /* What the parent's row says of its KV: tokens that went through the model, and why they might not be found. */
 static void expect(struct turn *t, const struct storage_turn *parent)
 {
-    char fingerprint[65];
-    context_fingerprint(t->session->info, fingerprint);
     t->n_expected = t->n_inherited;
     if (parent->evaluated >= 0 && parent->evaluated < t->n_inherited)
         t->n_expected = (int)parent->evaluated;
-    if (parent->kv && strcmp(parent->kv, fingerprint))
-        t->lost_reason = "blob_foreign";
-    else
+    t->lost_reason = parent->kv ? foreign(t->session->info, parent->kv) : NULL;
+    if (!t->lost_reason)
         t->lost_reason = parent->saved == STORAGE_SAVED_YES ? "blob_missing" : "not_saved";
 }
 

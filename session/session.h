@@ -121,7 +121,8 @@ struct session_receipt {
     int output;         /* tokens of the answer */
     struct {
         int tokens;
-        const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign", "not_saved",
+        const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign": another
+                               model's; "numerics_changed": this one's, with other rounding; "not_saved",
                                "instructions_changed", "tools_changed"; "put_aside": it gave way, and what it had could
                                not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];

@@ -474,8 +474,10 @@ int context_build(struct turn *t); /* 0 or negative after turn_fail() */
 bool context_past_changes(const struct turn *t);
 /* The tokens of the context at the end of a stored turn, in a job. 0 or negative. */
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out);
-/* The model's KV fingerprint as stored with a turn: out[65], terminated. */
-void context_fingerprint(const struct engine_info *info, char out[65]);
+/* What made a turn's KV, as stored with it: the fingerprint and what it is without numerics, in hexadecimal. Rows of
+ * earlier versions have the fingerprint alone. */
+#define CONTEXT_KV_TEXT 129 /* bytes, with the terminator */
+void context_kv_text(const struct engine_info *info, char out[CONTEXT_KV_TEXT]);
 /* The chain of hashes over a whole history: out[i] after message i. For a turn that is matched. 0 or -ENOMEM. */
 int context_chat_hashes(const struct turn *t, uint8_t (*out)[32]);
 /* Whether an answer of such a history may end with message i. */

@@ -246,7 +246,7 @@ struct storage_turn {
     int64_t evaluated;   /* of those, tokens that have been through the model */
     uint8_t fingerprint[32]; /* model that the tokens belong to */
     uint8_t chat_hash[32];   /* hash over the messages up to this answer, for matching; all zero = none */
-    char *kv;                /* fingerprint of the KV that was computed, as text */
+    char *kv;                /* of the KV that was computed, as text: begins with its fingerprint */
     char *receipt;           /* JSON object without "saved" */
     enum storage_saved saved;
     int input_tokens, cached_tokens, output_tokens;

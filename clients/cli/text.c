@@ -207,6 +207,7 @@ static void add_reason(const char *code, struct buf *out)
         {"blob_missing", "it was not stored any more"},
         {"blob_unreadable", "what was stored could not be read"},
         {"blob_foreign", "another model made it"},
+        {"numerics_changed", "it was computed with other rounding"},
         {"not_saved", "it had not been saved"},
         {"put_aside", "it made room for others meanwhile"},
         {"instructions_changed", "the instructions changed"},

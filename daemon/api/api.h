@@ -374,20 +374,31 @@ void conversations_responses(struct client *c);
 
 struct op {
     struct event event; /* first: its result, on its way */
+    struct work work;   /* making the answer of a large one */
     struct api *api;
     uint64_t client_id;
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
+    struct route_query query; /* of a page that `build` makes */
     bool flag, deletes, may_stay; /* may_stay: that others follow what was to go is no error */
     char *text;
     void (*missing)(struct client *c, const char *text); /* -ERANGE; NULL: it is a page's `after` */
     struct turn_request *turn;                           /* that follows when it is done; NULL: none */
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
+    /* The answer's body, of the result and the op alone: made by a worker where that is large. NULL and *e: it is
+     * refused; NULL: out of memory. NULL: `answer` does it all. */
+    char *(*build)(const struct op *op, struct api_error *e);
+    char *body; /* made by that */
+    struct api_error refused;
+    bool built;
     struct session_result result; /* deep copy */
+    size_t result_bytes;
 };
 struct op *op_new(struct client *c, const char *id,
                   void (*answer)(struct client *c, struct op *op, const struct session_result *r));
 void op_done(void *op, const struct session_result *r); /* session_done */
+/* An `answer` that is what `build` makes. */
+void op_built(struct client *c, struct op *op, const struct session_result *r);
 /* After a session call: answers on c when it failed to post (and frees op). */
 void op_posted(struct client *c, struct op *op, int rc);
 void op_free(struct op *op);

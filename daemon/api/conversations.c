@@ -56,10 +56,16 @@ bool conversation_named(struct client *c)
     return false;
 }
 
+static char *build_one(const struct op *op, struct api_error *e)
+{
+    (void)e;
+    return op->result.n_conversations ? json_text(conversation_object(&op->result.conversations[0])) : NULL;
+}
+
 static void got_one(struct client *c, struct op *op, const struct session_result *r)
 {
     if (r->n_conversations) {
-        client_answer_json(c, 200, conversation_object(&r->conversations[0]));
+        op_built(c, op, r);
         return;
     }
     /* A command that reports no row: ask for it. */
@@ -73,6 +79,7 @@ static void got_one(struct client *c, struct op *op, const struct session_result
         return;
     }
     again->flag = true;
+    again->build = build_one;
     op_posted(c, again, session_conversation_get(c->api->runs.session, c->owner, again->id, op_done, again));
 }
 
@@ -329,6 +336,7 @@ void conversations_create(struct client *c)
     struct op *op = id_new("conv_", id) ? NULL : op_new(c, id, q->n_items ? conversation_begin : got_one);
     if (op) {
         op->turn = q;
+        op->build = q->n_items ? NULL : build_one;
         op_posted(c, op,
                   session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
                                               retry->idempotency_key, retry->digest, op_done, op));
@@ -344,6 +352,7 @@ void conversations_get(struct client *c)
 {
     struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_one) : NULL;
     if (op) {
+        op->build = build_one;
         op_posted(c, op, session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }
@@ -365,6 +374,7 @@ void conversations_update(struct client *c)
     }
     struct op *op = op_new(c, c->request.param, got_one);
     if (op) {
+        op->build = build_one;
         op_posted(c, op,
                   session_conversation_update(c->api->runs.session, c->owner, op->id, f.title, f.metadata,
                                               f.instructions, f.head, op_done, op));
@@ -392,14 +402,14 @@ void conversations_delete(struct client *c)
     }
 }
 
-static void listed(struct client *c, struct op *op, const struct session_result *r)
+static char *build_list(const struct op *op, struct api_error *e)
 {
-    (void)op;
+    (void)e;
     cJSON *data = cJSON_CreateArray();
-    for (size_t i = 0; i < r->n_conversations; i++) {
-        cJSON_AddItemToArray(data, conversation_object(&r->conversations[i]));
+    for (size_t i = 0; i < op->result.n_conversations; i++) {
+        cJSON_AddItemToArray(data, conversation_object(&op->result.conversations[i]));
     }
-    client_answer_json(c, 200, list_object(data, r->more));
+    return json_text(list_object(data, op->result.more));
 }
 
 void conversations_list(struct client *c)
@@ -411,8 +421,9 @@ void conversations_list(struct client *c)
         client_answer_error(c, &e);
         return;
     }
-    struct op *op = op_new(c, q->after[0] ? q->after : "conv_", listed);
+    struct op *op = op_new(c, q->after[0] ? q->after : "conv_", op_built);
     if (op) {
+        op->build = build_list;
         op_posted(c, op,
                   session_conversation_list(c->api->runs.session, c->owner, q->after[0] ? q->after : NULL,
                                             q->limit > 0 ? (int)q->limit : PAGE_DEFAULT, q->q[0] ? q->q : NULL, op_done,
@@ -420,17 +431,18 @@ void conversations_list(struct client *c)
     }
 }
 
-static void got_items(struct client *c, struct op *op, const struct session_result *r)
+static char *build_items(const struct op *op, struct api_error *e)
 {
-    (void)op;
-    client_answer_json(c, 200, item_list(r->items, r->n_items, r->more));
+    (void)e;
+    return json_text(item_list(op->result.items, op->result.n_items, op->result.more));
 }
 
 void conversations_items(struct client *c)
 {
     const struct route_query *q = &c->request.query;
-    struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_items) : NULL;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, op_built) : NULL;
     if (op) {
+        op->build = build_items;
         op_posted(c, op,
                   session_conversation_items(c->api->runs.session, c->owner, op->id, !(q->has_order && q->order_asc),
                                              q->after[0] ? q->after : NULL, q->limit > 0 ? (int)q->limit : PAGE_DEFAULT,

@@ -3,6 +3,7 @@
  * An op remembers which connection asked, by number: the answer of a connection that went away is dropped.
  */
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,6 +137,7 @@ void op_free(struct op *op)
     session_result_free(&op->result);
     turn_request_free(op->turn);
     free(op->text);
+    free(op->body);
     free(op);
 }
 
@@ -219,14 +221,84 @@ static void result(struct op *op, const struct session_result *r)
     }
 }
 
-/* Network thread. */
-static void take_result(struct event *event, bool closing)
+void op_built(struct client *c, struct op *op, const struct session_result *r)
 {
-    struct op *op = (struct op *)event;
+    (void)r;
+    if (!op->built) {
+        op->body = op->build(op, &op->refused);
+    }
+    if (op->refused.status) {
+        client_answer_error(c, &op->refused);
+    } else {
+        client_answer(c, 200, "application/json", op->body);
+        op->body = NULL;
+    }
+}
+
+static struct op *op_of(struct work *w)
+{
+    return (struct op *)((char *)w - offsetof(struct op, work));
+}
+
+/* [worker] */
+static void build_away(struct work *w)
+{
+    struct op *op = op_of(w);
+    op->body = op->build(op, &op->refused);
+    op->built = true;
+}
+
+static void built(struct work *w, bool closing)
+{
+    struct op *op = op_of(w);
     if (!closing) {
         result(op, &op->result);
     }
     op_free(op);
+}
+
+/* Network thread. */
+static void take_result(struct event *event, bool closing)
+{
+    struct op *op = (struct op *)event;
+    if (!closing && op->build && op->result.rc == 0 && op->result_bytes > WORK_BYTES_MIN) {
+        op->work.run = build_away;
+        op->work.done = built;
+        work_submit(op->api->workers, &op->work, op->owner);
+        return;
+    }
+    if (!closing) {
+        result(op, &op->result);
+    }
+    op_free(op);
+}
+
+static size_t length(const char *text)
+{
+    return text ? strlen(text) : 0;
+}
+
+static size_t items_bytes(const struct session_item *items, size_t n)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        bytes += items[i].len + length(items[i].body);
+    }
+    return bytes;
+}
+
+/* Of the texts in it that may be long. */
+static size_t result_bytes(const struct session_result *r)
+{
+    size_t bytes = r->items ? items_bytes(r->items, r->n_items) : 0;
+    for (size_t i = 0; i < r->n_conversations; i++) {
+        bytes += length(r->conversations[i].instructions) + length(r->conversations[i].metadata);
+    }
+    for (size_t i = 0; i < r->n_responses; i++) {
+        const struct session_response *one = &r->responses[i];
+        bytes += items_bytes(one->items, one->n_items) + length(one->instructions) + length(one->params);
+    }
+    return bytes;
 }
 
 /* [session's threads] */
@@ -237,6 +309,7 @@ void op_done(void *arg, const struct session_result *r)
         session_result_free(&op->result);
         op->result.rc = -ENOMEM;
     }
+    op->result_bytes = result_bytes(&op->result);
     op->event.take = take_result;
     events_post(op->api->events, &op->event);
 }

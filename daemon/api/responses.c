@@ -445,19 +445,21 @@ void responses_attach(struct client *c, int kind, int64_t starting_after, const 
     }
 }
 
-static void got(struct client *c, struct op *op, const struct session_result *r)
+/* A stream of what is stored. */
+static void got_stream(struct client *c, struct op *op, const struct session_result *r)
 {
-    if (op->flag) {
-        responses_attach(c, READ_SSE, op->number, NULL, &r->responses[0]);
-        return;
+    responses_attach(c, READ_SSE, op->number, NULL, &r->responses[0]);
+}
+
+static char *build_response(const struct op *op, struct api_error *e)
+{
+    (void)e;
+    struct run *run = run_from_stored(&op->api->runs, op->owner, &responses_format, &op->result.responses[0]);
+    char *text = run ? json_text(response_object(run)) : NULL;
+    if (run) {
+        run_free(run);
     }
-    struct run *run = run_from_stored(&c->api->runs, c->owner, &responses_format, &r->responses[0]);
-    if (!run) {
-        client_answer(c, 500, NULL, NULL);
-        return;
-    }
-    client_answer_json(c, 200, response_object(run));
-    run_free(run);
+    return text;
 }
 
 void responses_get(struct client *c)
@@ -475,9 +477,9 @@ void responses_get(struct client *c)
         client_answer_json(c, 200, response_object(run));
         return;
     }
-    struct op *op = op_new(c, c->request.param, got);
+    struct op *op = op_new(c, c->request.param, stream ? got_stream : op_built);
     if (op) {
-        op->flag = stream;
+        op->build = stream ? NULL : build_response;
         op->number = query->starting_after;
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
@@ -521,30 +523,27 @@ void responses_cancel(struct client *c)
 }
 
 /* A page of a response's input: newest first unless the query says otherwise. */
-static void got_input(struct client *c, struct op *op, const struct session_result *r)
+static char *build_input(const struct op *op, struct api_error *e)
 {
-    (void)op;
-    const struct route_query *query = &c->request.query;
-    const struct session_item *items = r->responses[0].items;
+    const struct route_query *query = &op->query;
+    const struct session_item *items = op->result.responses[0].items;
     bool ascending = query->has_order && query->order_asc;
     size_t n = 0, at = 0, limit = query->limit > 0 ? (size_t)query->limit : PAGE_DEFAULT;
-    while (n < r->responses[0].n_items && !items[n].output) {
+    while (n < op->result.responses[0].n_items && !items[n].output) {
         n++;
     }
     while (query->after[0] && at < n && strcmp(items[ascending ? at : n - 1 - at].id, query->after) != 0) {
         at++;
     }
     if (query->after[0] && at++ == n) {
-        struct api_error e;
-        api_error_set(&e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
-        client_answer_error(c, &e);
-        return;
+        api_error_set(e, 400, "invalid_value", "after", "There is no item '%.100s' in this list.", query->after);
+        return NULL;
     }
     cJSON *page = cJSON_CreateArray();
     for (size_t i = at; i < n && i < at + limit; i++) {
         cJSON_AddItemToArray(page, item_object(&items[ascending ? i : n - 1 - i]));
     }
-    client_answer_json(c, 200, list_object(page, at + limit < n));
+    return json_text(list_object(page, at + limit < n));
 }
 
 void responses_input_items(struct client *c)
@@ -552,8 +551,10 @@ void responses_input_items(struct client *c)
     if (!id_or_404(c)) {
         return;
     }
-    struct op *op = op_new(c, c->request.param, got_input);
+    struct op *op = op_new(c, c->request.param, op_built);
     if (op) {
+        op->build = build_input;
+        op->query = c->request.query;
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
 }

@@ -26,7 +26,7 @@
 
 #include "daemon/net/net_internal.h"
 
-#define TICK_US     (250 * LWS_US_PER_MS)
+#define TICK_US     (250 * LWS_US_PER_MS) /* while anything has a time; a quiet server is not woken */
 #define COMMENT_MS  15000
 #define EARLY_MS    1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
 #define EVENTS_MAX  64
@@ -333,10 +333,17 @@ static void check_conn(struct net *n, struct conn *c, int64_t now, bool comment)
     }
 }
 
-void net_check(struct net *n)
+/* Whether time alone changes nothing for it: an open WebSocket, at rest. (The library sends its pings.) */
+static bool at_rest(const struct conn *c)
+{
+    return c->phase == CONN_WEBSOCKET && !c->client.dropped && !c->deadline_ms && !c->stalled_since_ms &&
+           !c->message_since_ms && !c->half_closed_ms;
+}
+
+bool net_check(struct net *n)
 {
     int64_t now = clock_ms();
-    bool comment = now - n->last_comment_ms >= COMMENT_MS;
+    bool comment = now - n->last_comment_ms >= COMMENT_MS, busy = !n->accepting;
     if (comment) {
         n->last_comment_ms = now;
     }
@@ -344,9 +351,11 @@ void net_check(struct net *n)
         for (struct conn *c = n->buckets[i]; c; c = c->next) {
             conn_look_acknowledged(c);
             check_conn(n, c, now, comment);
+            busy |= !at_rest(c);
         }
     }
     listen_to(n, !n->closing);
+    return busy;
 }
 
 void net_auth(struct net *n, struct auth *auth)
@@ -422,8 +431,29 @@ static void bury(struct net *n)
     }
 }
 
+static void on_tick(lws_sorted_usec_list_t *sul)
+{
+    struct net *n = lws_container_of(sul, struct net, sul);
+    int64_t began = clock_us();
+    int wait_ms = n->tick(n->tick_arg);
+    stall(n, began);
+    int64_t us = wait_ms ? (int64_t)wait_ms * LWS_US_PER_MS : TICK_US;
+    n->quiet = us > TICK_US;
+    lws_sul_schedule(n->context, 0, &n->sul, on_tick, us);
+}
+
+/* Something happens: what comes of it may have a time. */
+static void wake_up(struct net *n)
+{
+    if (n->quiet) {
+        n->quiet = false;
+        lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
+    }
+}
+
 static void take_events(struct net *n)
 {
+    wake_up(n);
     struct event *e = events_list(n->api->events);
     while (e) {
         struct event *next = e->next;
@@ -437,6 +467,7 @@ static void take_events(struct net *n)
 /* [the library's callback] The door: its epoll instance has something. */
 static void open_door(struct net *n)
 {
+    wake_up(n);
     struct epoll_event events[EVENTS_MAX];
     int count = epoll_wait(n->epoll, events, EVENTS_MAX, 0);
     for (int i = 0; i < count; i++) {
@@ -455,6 +486,7 @@ static void open_door(struct net *n)
 
 static int lent(struct net *n, struct conn *c, enum lws_callback_reasons reason, const void *in, size_t len)
 {
+    wake_up(n);
     int64_t began = clock_us();
     int rc = 0;
     switch (reason) {
@@ -503,15 +535,6 @@ static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *use
     }
     struct conn *c = lws_get_opaque_user_data(wsi);
     return c ? lent(n, c, reason, in, len) : 0;
-}
-
-static void on_tick(lws_sorted_usec_list_t *sul)
-{
-    struct net *n = lws_container_of(sul, struct net, sul);
-    int64_t began = clock_us();
-    n->tick(n->tick_arg);
-    stall(n, began);
-    lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
 }
 
 bool net_service(struct net *n)
@@ -680,7 +703,7 @@ const char *net_address(const struct net *n)
     return n->address;
 }
 
-void net_tick(struct net *n, void (*tick)(void *arg), void *arg)
+void net_tick(struct net *n, int (*tick)(void *arg), void *arg)
 {
     n->tick = tick;
     n->tick_arg = arg;

@@ -29,10 +29,11 @@ int net_port(const struct net *n);
 const char *net_address(const struct net *n);
 /* Waits for something to happen, and handles it. False: the loop is broken. */
 bool net_service(struct net *n);
-/* Calls `tick` every 250 ms from within net_service(). */
-void net_tick(struct net *n, void (*tick)(void *arg), void *arg);
-/* [tick] Drops who takes nothing, or has gone; keeps quiet streams alive. */
-void net_check(struct net *n);
+/* Calls `tick` from within net_service(): 250 ms after it said 0 or something has happened, otherwise after as many
+ * milliseconds as it said. */
+void net_tick(struct net *n, int (*tick)(void *arg), void *arg);
+/* [tick] Drops who takes nothing, or has gone; keeps quiet streams alive. False: nobody needs that soon again. */
+bool net_check(struct net *n);
 /* Other tokens count from now on; who is no longer among them goes. */
 void net_auth(struct net *n, struct auth *auth);
 /* The server stops: closes all sockets as soon as their answers are written. */

@@ -115,8 +115,9 @@ struct net {
     size_t n_conns, n_refusing;
     uint64_t next_conn_id;
     struct conn *ready, *dead;
-    void (*tick)(void *arg);
+    int (*tick)(void *arg);
     void *tick_arg;
+    bool quiet; /* the next tick is far */
     int64_t last_comment_ms;
     char scratch[READ_BYTES];
 };

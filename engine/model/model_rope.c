@@ -4,7 +4,7 @@
  * arXiv:2309.00071), Llama 3's per-frequency divisors, which files carry as the tensor rope_freqs.weight, and LongRoPE
  * (Ding et al., arXiv:2402.13753): two lists of divisors, of which the one for long contexts is taken when this
  * engine's are longer than what the model was first trained on. Angles and their sines are computed in double precision
- * and rounded once.
+ * and rounded once, by code of our own: results do not depend on the math library that is there.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,6 +14,7 @@
 
 #include "engine/file/file.h"
 #include "engine/model/arch.h"
+#include "engine/model/elementary.h"
 
 #define DEFAULT_BASE   10000.0f
 #define YARN_BETA_FAST 32.0f
@@ -31,10 +32,12 @@ struct scaling {
 /* YaRN: dimension whose wavelength fits `turns` times into the original context. */
 static double yarn_dim(int rot, double base, uint32_t ctx, double turns)
 {
-    return rot * log(ctx / (turns * 2 * M_PI)) / (2 * log(base));
+    return rot * elementary_log(ctx / (turns * 2 * M_PI)) / (2 * elementary_log(base));
 }
 
-static int set_rope(struct model_rope *r, int rot, double base, const struct scaling *s, const float *divisors)
+/* -ERANGE: an angle within the context is out of range. */
+static int set_rope(struct model_rope *r, int rot, double base, const struct scaling *s, const float *divisors,
+                    int ctx_tokens)
 {
     r->rot = rot;
     r->magnitude = 1.0;
@@ -49,12 +52,13 @@ static int set_rope(struct model_rope *r, int rot, double base, const struct sca
         high = s->exact ? high : ceil(high);
         low = low < 0 ? 0 : low;
         high = high > rot - 1 ? rot - 1 : high;
-        r->magnitude = (double)s->attn_factor * (s->factor > 1.0f && !s->plain ? 1.0 + 0.1 * log(s->factor) : 1.0);
+        r->magnitude =
+            (double)s->attn_factor * (s->factor > 1.0f && !s->plain ? 1.0 + 0.1 * elementary_log(s->factor) : 1.0);
     } else if (s->kind == SCALE_LONG) {
         r->magnitude = s->attn_factor;
     }
     for (int i = 0; i < rot / 2; i++) {
-        double f = pow(base, -2.0 * i / rot);
+        double f = elementary_exp(-2.0 * i / rot * elementary_log(base));
         if (divisors)
             f /= divisors[i];
         if (s->kind == SCALE_LINEAR) {
@@ -64,6 +68,8 @@ static int set_rope(struct model_rope *r, int rot, double base, const struct sca
             ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
             f = f / s->factor * ramp + f * (1 - ramp);
         }
+        if (!(f * ctx_tokens < KERNELS_ANGLE_MOST))
+            return -ERANGE;
         r->inv_freq[i] = f;
     }
     return 0;
@@ -192,10 +198,15 @@ int model_rope_open(const struct gguf *g, int ctx_tokens, struct model *m, char 
         return rc;
     /* A model whose layers with windows have a base of their own scales the others alone. */
     const struct scaling none = {.kind = SCALE_NONE};
-    rc = set_rope(&m->rope[0], (int)rot, base, &scaling, divisors);
+    rc = set_rope(&m->rope[0], (int)rot, base, &scaling, divisors, ctx_tokens);
     if (!rc)
-        rc = set_rope(&m->rope[1], (int)rot, window_base, own_base ? &none : &scaling, own_base ? NULL : divisors);
+        rc = set_rope(&m->rope[1], (int)rot, window_base, own_base ? &none : &scaling, own_base ? NULL : divisors,
+                      ctx_tokens);
     free(divisors);
+    if (rc == -ERANGE)
+        return gguf_fail(g, err, err_size, -EBADMSG,
+                         "RoPE frequencies are out of range: a factor or divisor is too small for %d tokens",
+                         ctx_tokens);
     return rc ? gguf_fail(g, err, err_size, rc, "no memory for RoPE frequencies") : 0;
 }
 

@@ -13,11 +13,12 @@
  * so that a backend may keep them (kernels_ops.begin).
  */
 #include <errno.h>
+#include <fenv.h>
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model/elementary.h"
 #include "engine/model/model.h"
 
 struct buffer {
@@ -391,7 +392,7 @@ static void add_item(struct engine *e, const struct engine_step_item *it, struct
         /* Queries that grow with their position: by 1 + temperature * log(1 + whole contexts before it). */
         if (m->temperature != 0.0f)
             s->query_scale[b->rows + t] =
-                (float)(1.0 + (double)m->temperature * log(1.0 + (double)((pos + t) / m->temperature_ctx)));
+                (float)(1.0 + (double)m->temperature * elementary_log(1.0 + (double)((pos + t) / m->temperature_ctx)));
     }
     b->rows += it->n;
 }
@@ -409,7 +410,7 @@ static int begin_picks(struct engine *e, const struct engine_step_item *items, i
     return sampler_begin(e, n, seen);
 }
 
-int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items)
+static int start(struct engine *e, struct engine_step_item *items, int n_items)
 {
     struct step_scratch *s = e->step;
     if (s->under_way || n_items < 0 || !well_formed(e, items, n_items))
@@ -460,6 +461,16 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
     }
     s->done = e->ops->record(e->kernels, KERNELS_COMPUTE);
     return 0;
+}
+
+int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items)
+{
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV); /* rounding to nearest, subnormals kept (docs/numerics.md) */
+    int rc = start(e, items, n_items);
+    fesetenv(&callers);
+    return rc;
 }
 
 int engine_step_wait(struct engine *e, const float **logits)

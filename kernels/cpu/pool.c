@@ -17,6 +17,7 @@
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -142,6 +143,7 @@ static void *worker_main(void *arg)
     struct worker *w = arg;
     struct kernels_pool *p = w->pool;
     uint64_t seen = 0;
+    fesetenv(FE_DFL_ENV); /* not what the thread that opened the backend rounds by */
     for (;;) {
         uint64_t gate = wait_for_run(p, seen);
         if (gate & GATE_STOP)

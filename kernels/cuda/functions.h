@@ -56,6 +56,33 @@ __device__ __forceinline__ float tanh_one(float x)
     return copysignf(1.0f - 2.0f / (exp_one(2.0f * a) + 1.0f), x);
 }
 
+/* sin(x) and cos(x), 0 <= x < KERNELS_ANGLE_MOST. */
+__device__ __forceinline__ void turn(double x, double *sine, double *cosine)
+{
+    double t = x * KERNELS_TURN_2_PI + KERNELS_TURN_SHIFT, k = t - KERNELS_TURN_SHIFT;
+    double r = (((x - k * KERNELS_TURN_A) - k * KERNELS_TURN_B) - k * KERNELS_TURN_C) - k * KERNELS_TURN_D;
+    double z = r * r, s = KERNELS_SIN_S6, c = KERNELS_COS_C6;
+    s = KERNELS_SIN_S5 + z * s;
+    s = KERNELS_SIN_S4 + z * s;
+    s = KERNELS_SIN_S3 + z * s;
+    s = KERNELS_SIN_S2 + z * s;
+    s = KERNELS_SIN_S1 + z * s;
+    s = r + (r * z) * s;
+    c = KERNELS_COS_C5 + z * c;
+    c = KERNELS_COS_C4 + z * c;
+    c = KERNELS_COS_C3 + z * c;
+    c = KERNELS_COS_C2 + z * c;
+    c = KERNELS_COS_C1 + z * c;
+    c = 1.0 - (0.5 * z - (z * z) * c);
+    unsigned quarter = (unsigned)(__double_as_longlong(t) & 3);
+    *sine = quarter & 1 ? c : s;
+    *cosine = quarter & 1 ? s : c;
+    if (quarter & 2)
+        *sine = -*sine;
+    if (quarter == 1 || quarter == 2)
+        *cosine = -*cosine;
+}
+
 /* The sum of the values of lanes 0 to 15 of a warp, as a tree; for lane 0. All lanes of the warp take part. */
 __device__ __forceinline__ float lane_tree(float x)
 {

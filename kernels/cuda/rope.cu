@@ -11,7 +11,7 @@ static __global__ void __launch_bounds__(THREADS)
     table += (size_t)blockIdx.x * half * 2;
     for (int i = threadIdx.x; i < half; i += THREADS) {
         double n, c;
-        sincos(pos[blockIdx.x] * inv_freq[i], &n, &c);
+        turn(pos[blockIdx.x] * inv_freq[i], &n, &c);
         float cosine = (float)(c * magnitude), sine = (float)(n * magnitude);
         table[2 * i] = scale ? cosine * scale[blockIdx.x] : cosine;
         table[2 * i + 1] = scale ? sine * scale[blockIdx.x] : sine;

@@ -261,6 +261,25 @@ static void items_are_added(void **state)
                      404);
     free(path);
     free(list);
+    /* Long ones, whose page is made elsewhere. */
+    enum { LONG = 100000 };
+    char *long_body = malloc(LONG + 128);
+    assert_non_null(long_body);
+    int begun = sprintf(long_body, "{\"items\":[{\"role\":\"user\",\"content\":\"");
+    memset(long_body + begun, 'x', LONG);
+    strcpy(long_body + begun + LONG, "\"}]}");
+    r = call(h, "POST", "/v1/conversations", NULL, long_body);
+    assert_int_equal(r.status, 200);
+    char *long_list = path_of(str(r.json, "id"), "/items"), *none = path_of(str(r.json, "id"), "/items?after=msg_none");
+    reply_free(&r);
+    r = call(h, "GET", long_list, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(strlen(str(r.json, "data.0.content.0.text")), LONG);
+    reply_free(&r);
+    assert_int_equal(status_of(h, "GET", none, NULL, NULL), 400);
+    free(none);
+    free(long_list);
+    free(long_body);
     /* What cannot be put in leaves no conversation. */
     r = call(h, "GET", "/v1/conversations?limit=100", NULL, NULL);
     int before = cJSON_GetArraySize(at(r.json, "data"));

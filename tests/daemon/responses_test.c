@@ -471,6 +471,41 @@ static void logs_tell_no_secrets(void **state)
     harness_stop(h);
 }
 
+/* What is long is shown as what is short, though it is made elsewhere. */
+static void long_texts(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    enum { LONG = 100000 };
+    char *body = malloc(LONG + 64), path[128];
+    assert_non_null(body);
+    int n = sprintf(body, "{\"input\":\"echo ");
+    memset(body + n, 'x', LONG);
+    strcpy(body + n + LONG, "\"}");
+    struct reply r = call(h, "POST", "/v1/responses", NULL, body);
+    assert_int_equal(r.status, 200);
+    char id[64];
+    snprintf(id, sizeof(id), "%s", str(r.json, "id"));
+    reply_free(&r);
+    snprintf(path, sizeof(path), "/v1/responses/%s", id);
+    r = call(h, "GET", path, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "id"), id);
+    assert_int_equal(strlen(str(r.json, "output.0.content.0.text")), LONG);
+    reply_free(&r);
+    snprintf(path, sizeof(path), "/v1/responses/%s/input_items", id);
+    r = call(h, "GET", path, NULL, NULL);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(strlen(str(r.json, "data.0.content.0.text")), LONG + strlen("echo "));
+    reply_free(&r);
+    snprintf(path, sizeof(path), "/v1/responses/%s/input_items?after=msg_none", id);
+    r = call(h, "GET", path, NULL, NULL);
+    assert_int_equal(r.status, 400);
+    reply_free(&r);
+    free(body);
+    harness_stop(h);
+}
+
 /* How a turn stands to others is what the request says, and background where its token says so. */
 static void priorities(void **state)
 {
@@ -499,11 +534,17 @@ static void priorities(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bodies_are_checked),    cmocka_unit_test(limits_one_past),
-        cmocka_unit_test(parameters_are_echoed), cmocka_unit_test(life_of_a_response),
-        cmocka_unit_test(replayed_twice),        cmocka_unit_test(deleted_is_gone),
-        cmocka_unit_test(cancel_over_http),      cmocka_unit_test(stream_errors),
-        cmocka_unit_test(logs_tell_no_secrets),  cmocka_unit_test(priorities),
+        cmocka_unit_test(bodies_are_checked),
+        cmocka_unit_test(limits_one_past),
+        cmocka_unit_test(parameters_are_echoed),
+        cmocka_unit_test(life_of_a_response),
+        cmocka_unit_test(replayed_twice),
+        cmocka_unit_test(deleted_is_gone),
+        cmocka_unit_test(cancel_over_http),
+        cmocka_unit_test(stream_errors),
+        cmocka_unit_test(logs_tell_no_secrets),
+        cmocka_unit_test(priorities),
+        cmocka_unit_test(long_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* server_test.c - start, readiness, the simple routes, a streamed turn, and the way down. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -312,6 +313,34 @@ static void requests_share_a_budget(void **state)
     harness_stop(h);
 }
 
+static double pieces_of_work(struct harness *h)
+{
+    struct reply r = call(h, "GET", "/metrics", NULL, NULL);
+    const char *line = strstr(r.body, "\nconvod_network_stall_seconds_count ");
+    assert_non_null(line);
+    double n = strtod(strchr(line + 1, ' '), NULL);
+    reply_free(&r);
+    return n;
+}
+
+/* A server to which nothing happens is not woken, with a WebSocket at rest or without. */
+static void nothing_happens(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h);
+    double before = pieces_of_work(h), request = pieces_of_work(h) - before;
+    before = pieces_of_work(h);
+    poll(NULL, 0, 3000);
+    /* One look at it 250 ms after the request before, and one at the most in 10 s: it was four in a second. */
+    assert_true(pieces_of_work(h) - before <= request + 4);
+    /* And it does what is asked. */
+    ws_create(fd, "echo a", "");
+    cJSON_Delete(ws_until(fd, "response.completed"));
+    close(fd);
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -319,6 +348,7 @@ int main(void)
         cmocka_unit_test(serves_while_loading),   cmocka_unit_test(loading_fails),
         cmocka_unit_test(device_fails),           cmocka_unit_test(stop_ends_turns_and_says_goodbye),
         cmocka_unit_test(stop_waits_for_workers), cmocka_unit_test(requests_share_a_budget),
+        cmocka_unit_test(nothing_happens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

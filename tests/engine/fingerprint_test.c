@@ -72,7 +72,7 @@ static void test_every_setting_counts_alone(void **state)
     base.model = (struct model){.n_layers = 2, .layers = layers};
     for (int g = 0; g < MODEL_ROPES; g++)
         base.model.rope[g] = (struct model_rope){.rot = 4, .inv_freq = freq[g], .magnitude = 1};
-    struct print seen[16];
+    struct print seen[32];
     int n = 0;
 #define VARIANT(change)                                                                                                \
     do {                                                                                                               \
@@ -80,9 +80,11 @@ static void test_every_setting_counts_alone(void **state)
         change;                                                                                                        \
         assert_int_equal(fingerprint_engine(&e), 0);                                                                   \
         memcpy(seen[n].bytes, e.info.fingerprint, 32);                                                                 \
+        memcpy(seen[n + 1].bytes, e.info.kv_identity, 32);                                                             \
         for (int i = 0; i < n; i++)                                                                                    \
-            assert_false(same(seen[i], seen[n]));                                                                      \
-        n++;                                                                                                           \
+            assert_false(same(seen[i], seen[n]) || same(seen[i], seen[n + 1]));                                        \
+        assert_false(same(seen[n], seen[n + 1]));                                                                      \
+        n += 2;                                                                                                        \
     } while (0)
     double changed[2] = {1.0, 0.010001};
     VARIANT((void)e);

@@ -1,6 +1,7 @@
 /* model_rope_test.c - frequencies from the file's settings against their definitions, and settings that are refused. */
 #include "engine/file/file.h"
 #include "engine/model/arch.h"
+#include "engine/model/elementary.h"
 #include "tests/engine/reference.h"
 
 #include <errno.h>
@@ -129,6 +130,7 @@ static void test_settings_that_are_refused(void **state)
         {NULL, "rope.scaling.factor", GGUF_F32, -1, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.factor", GGUF_F32, NAN, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.factor", GGUF_F32, 1e7, NULL, -EBADMSG, "rope.scaling"},
+        {NULL, "rope.scaling.factor", GGUF_F32, 1e-30, NULL, -EBADMSG, "frequencies are out of range"},
         {NULL, "rope.scaling.attn_factor", GGUF_F32, 0, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.attn_factor", GGUF_F32, 101, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.yarn_beta_fast", GGUF_F32, 0.5, NULL, -EBADMSG, "rope.scaling"},
@@ -143,6 +145,20 @@ static void test_settings_that_are_refused(void **state)
             fail_msg("%zu, %s: %d \"%s\"", i, CHANGES[i].key, rc, err);
         close_rope(&f);
     }
+}
+
+/* Within 3e-16 of the math library's, relative to 1 + |y| or to y. */
+static void test_elementary_functions(void **state)
+{
+    (void)state;
+    for (int i = -3000; i <= 3000; i++) {
+        double x = exp(i * 0.0113) * (1 + (i % 7) * 0x1p-52), y = i * 0.0117;
+        if (!(fabs(elementary_log(x) - log(x)) <= 3e-16 * (1 + fabs(log(x)))))
+            fail_msg("log(%a) is %a", x, elementary_log(x));
+        if (!(fabs(elementary_exp(y) / exp(y) - 1) <= 5e-16))
+            fail_msg("exp(%a) is %a", y, elementary_exp(y));
+    }
+    assert_true(elementary_log(1) == 0 && elementary_exp(0) == 1);
 }
 
 /* A table of queries scales whole heads. */
@@ -217,6 +233,7 @@ int main(void)
         cmocka_unit_test(test_temperature_wants_whole_heads),
         cmocka_unit_test(test_settings_that_mean_no_scaling),
         cmocka_unit_test(test_divisors_that_are_refused),
+        cmocka_unit_test(test_elementary_functions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include "tests/engine/reference.h"
 
 #include <errno.h>
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,11 +21,14 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <xmmintrin.h>
 
 #define FLOAT_MEAN      0.003
 #define FLOAT_LARGEST   0.03
 #define QUANTIZED_MEAN  0.025
 #define QUANTIZED_WORST 0.5
+
+#define FLUSH 0x8040u /* of MXCSR: subnormals are zero, as results and as operands */
 
 #define TOKENS 600 /* three blocks of attention, the last one unfinished */
 
@@ -550,6 +554,44 @@ static void test_a_lost_device_ends_the_step(void **state)
     fixture_close(&f);
 }
 
+/* A caller that rounds upwards and has subnormals flushed gets the same bits, and keeps its settings. */
+static void test_the_caller_s_rounding_changes_no_bit(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"cpu-portable", "cpu-avx2"};
+    struct tiny_model m = tiny_model_of(TINY_MISTRAL3); /* queries grow with their position */
+    m.rope = TINY_ROPE_YARN;
+    struct fixture f = fixture_open(m, (struct fixture_opts){0});
+    engine_token *tokens = need(malloc(TOKENS * sizeof *tokens));
+    float *got = need(malloc((size_t)TOKENS * (size_t)m.n_vocab * sizeof *got));
+    tiny_model_tokens(&m, 7, TOKENS, tokens);
+    struct fixture_truth truth = fixture_truth_of(f.e, tokens, TOKENS);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1 && !__builtin_cpu_supports("avx2"))
+            continue;
+        fenv_t before;
+        assert_int_equal(fegetenv(&before), 0);
+        assert_int_equal(fesetround(FE_UPWARD), 0);
+        _mm_setcsr(_mm_getcsr() | FLUSH);
+        struct engine *e = fixture_engine(f.path, (struct fixture_opts){.backend = sets[i], .threads = 2});
+        struct engine_seq *s = fixture_seq(e);
+        fixture_run(e, s, tokens, TOKENS, 200, got);
+        int rounding = fegetround();
+        unsigned flush = _mm_getcsr() & FLUSH;
+        fesetenv(&before);
+        assert_int_equal(rounding, FE_UPWARD);
+        assert_int_equal(flush, FLUSH);
+        fixture_same_logits(&truth, got, 0, TOKENS, sets[i]);
+        fixture_same_kv(&truth, s, 0, TOKENS, sets[i]);
+        engine_seq_free(s);
+        engine_close(e);
+    }
+    free(tokens);
+    free(got);
+    fixture_truth_free(&truth);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -560,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_every_weight_type_is_the_reference),
         cmocka_unit_test(test_chunks_change_no_bit),
         cmocka_unit_test(test_threads_and_kernel_sets_change_no_bit),
+        cmocka_unit_test(test_the_caller_s_rounding_changes_no_bit),
         cmocka_unit_test(test_company_changes_no_bit),
         cmocka_unit_test(test_malformed_calls_are_refused),
         cmocka_unit_test(test_items_that_do_not_fit_are_left_out),

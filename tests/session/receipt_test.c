@@ -108,6 +108,28 @@ static void test_cut_short(void **state)
     }
 }
 
+/* KV of the same model is told apart by what made it: other numerics, or another model. */
+static void test_what_is_foreign(void **state)
+{
+    (void)state;
+    static const char *const reasons[] = {"numerics_changed", "blob_foreign"};
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *last = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
+    for (int i = 0; i < 2; i++) {
+        rig_saved(rig);
+        rig_stop(rig);
+        rig_start(rig, rig->o);
+        struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
+        info->fingerprint[7] ^= (uint8_t)(1 << i);
+        info->kv_identity[9] ^= i == 1;
+        last = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = last->id});
+        assert_int_equal(last->receipt.n_reprefilled, 1);
+        assert_string_equal(last->receipt.reprefilled[0].reason, reasons[i]);
+        assert_int_equal(last->receipt.reprefilled[0].tokens, last->receipt.history);
+    }
+    rig_close(rig);
+}
+
 static void test_latencies(void **state)
 {
     (void)state;
@@ -133,10 +155,8 @@ static void test_latencies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_field),
-        cmocka_unit_test(test_not_stored),
-        cmocka_unit_test(test_cut_short),
-        cmocka_unit_test(test_latencies),
+        cmocka_unit_test(test_every_field),     cmocka_unit_test(test_not_stored), cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_what_is_foreign), cmocka_unit_test(test_latencies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

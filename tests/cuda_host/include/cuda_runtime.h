@@ -160,6 +160,12 @@ static inline float __uint_as_float(unsigned u)
     memcpy(&x, &u, 4);
     return x;
 }
+static inline long long __double_as_longlong(double x)
+{
+    long long bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
 static inline int __float_as_int(float x)
 {
     return (int)__float_as_uint(x);
