@@ -379,7 +379,7 @@ struct op {
     uint64_t client_id;
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
-    struct route_query query; /* of a page that `build` makes */
+    struct route_query query;     /* of a page that `build` makes */
     bool flag, deletes, may_stay; /* may_stay: that others follow what was to go is no error */
     char *text;
     void (*missing)(struct client *c, const char *text); /* -ERANGE; NULL: it is a page's `after` */
