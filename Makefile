@@ -62,7 +62,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuz
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 # What Python tests use besides the programs.
-PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/jsonschema/.complete $(BUILD)/proxies
+PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/proxies
 .DEFAULT_GOAL := all
 include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
@@ -240,6 +240,12 @@ $(BUILD)/venv/.complete: tests/requirements.txt
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
+# Those that want other versions of the same packages: named exactly, since finding them takes minutes.
+$(BUILD)/helpers/.complete: tests/helpers.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
 # The official JSON Schema test files, which the source of a package ships (what builds it is among the requirements).
 $(BUILD)/jsonschema/.complete: $(BUILD)/venv/.complete
 	@mkdir -p $(@D)
@@ -271,7 +277,7 @@ bench-serve:
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
-	@set -e; for b in $(filter-out %/engine_bench %/grammar_bench %/perplexity_bench,$(BENCHES)); do echo "== $$b"; $$b; done
+	@set -e; for b in $(filter-out %/engine_bench %/grammar_bench %/form_bench %/perplexity_bench,$(BENCHES)); do echo "== $$b"; $$b; done
 	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json)
 
 # The package is built from a copy of what makes it, as dpkg wants it: debian/ at the top, its changelog from VERSION.
@@ -319,8 +325,8 @@ uninstall:
 		$(foreach i,$(INSTALLED),'$(DESTDIR)$(call to_install,$i)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/doc/convod'
 
-# Structured output: what is right per keyword, and what compiling and masks cost with a real vocabulary.
-grammar-figures: $(BUILD)/bench/grammar_bench $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/jsonschema/.complete
+# Structured output: what is right per keyword, what compiling and masks cost with a real vocabulary, and what of decoding.
+grammar-figures: $(BUILD)/bench/grammar_bench $(BUILD)/bench/form_bench $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/jsonschema/.complete
 	@BUILD='$(BUILD)' $(BUILD)/venv/bin/python tests/grammar/figures.py "$$(clients/setup/fetch-model qwen-0.5b)"
 
 clean:

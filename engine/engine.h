@@ -330,10 +330,12 @@ struct engine_forms *engine_forms_new(const struct engine *e);
 /* NULL is fine. Its matches must have been freed. */
 void engine_forms_free(struct engine_forms *fs);
 
+#define ENGINE_FORMS_OWNER_BYTES (96u << 20) /* states and masks of all forms that an owner was the first to use */
+
 /* How far an answer is. */
 struct engine_match;
-/* At its beginning. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
-int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out);
+/* At its beginning. owner: whose answer it is. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
+int engine_match_new(struct engine_forms *fs, struct engine_form *f, const char *owner, struct engine_match **out);
 /* NULL is fine. */
 void engine_match_free(struct engine_match *m);
 /* Goes on by a token. -EILSEQ: the form does not allow it; -E2BIG: too much work; -ENOMEM. */
@@ -344,6 +346,9 @@ int engine_match_push_text(struct engine_match *m, const char *text, size_t len)
  * then; among them those that end an answer where it may end. NULL where there are none, with *rc: as
  * engine_match_push(), or -ENOENT: the vocabulary lacks what must come. */
 uint32_t *engine_match_mask(struct engine_match *m, int *rc);
+/* Appends the tokens of the text that must come next, as the model would write them. They are not taken yet. 0 or
+ * -ENOMEM. */
+int engine_match_forced(struct engine_match *m, struct engine_tokens *out);
 /* Whether the answer is whole, and nothing more may come. */
 bool engine_match_ended(const struct engine_match *m);
 /* Whether the answer is whole, and more may come. */

@@ -75,6 +75,7 @@ void engine_form_free(struct engine_form *f)
         return;
     grammar_free(f->grammar);
     free(f->text);
+    free(f->owner);
     free(f);
 }
 

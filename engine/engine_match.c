@@ -1,7 +1,9 @@
 /* engine_match.c - answers of a form: grammars with the engine's vocabulary, shared by equal requests.
  *
- * A form is compiled wherever its request is read; on the engine thread it finds the one that is kept of the same text,
- * and with it all states and masks that earlier answers met. What nobody uses is kept as long as there is room.
+ * A form is compiled wherever its request is read; on the engine thread it finds the one that is there of the same
+ * text, and with it all states and masks that earlier answers met. What nobody uses is kept as long as there is room.
+ * What an owner's forms hold, all together, is bounded: what is not in use goes first, then states that can be found
+ * again, and then the answer fails that would need more.
  */
 #include "engine/form_private.h"
 #include "engine/model/model.h"
@@ -18,11 +20,11 @@ struct engine_forms {
     const struct engine *engine;
     struct grammar_vocab *vocab; /* NULL: not needed yet */
     uint32_t *endless;           /* a mask; the same */
-    struct engine_form *kept;    /* used last first */
+    struct engine_form *list;    /* in use or kept, used last first */
 };
 
 struct engine_match {
-    const struct engine *engine;
+    struct engine_forms *forms;
     struct engine_form *form;
     struct grammar_match *match;
     uint32_t mask[];
@@ -42,7 +44,7 @@ void engine_forms_free(struct engine_forms *fs)
 {
     if (fs == NULL)
         return;
-    for (struct engine_form *f = fs->kept, *next; f != NULL; f = next) {
+    for (struct engine_form *f = fs->list, *next; f != NULL; f = next) {
         next = f->next;
         engine_form_free(f);
     }
@@ -51,16 +53,24 @@ void engine_forms_free(struct engine_forms *fs)
     free(fs);
 }
 
-/* Those used longest ago go, when there are too many. One that an answer uses lives on with it, and is found no more.
- */
-static void make_room(struct engine_forms *fs)
+/* Of those that nobody uses and that belong to `owner` (NULL: to anyone), the ones used last stay: n of them, with so
+ * many bytes beside those of its others. */
+static void make_room(struct engine_forms *fs, const char *owner, size_t n, size_t bytes)
 {
-    size_t n = 0, bytes = 0;
-    for (struct engine_form **p = &fs->kept; *p != NULL;) {
+    size_t seen = 0, held = 0;
+    for (struct engine_form *f = fs->list; owner != NULL && f != NULL; f = f->next)
+        if (f->users > 0 && strcmp(f->owner, owner) == 0)
+            held += engine_form_bytes(f);
+    for (struct engine_form **p = &fs->list; *p != NULL;) {
         struct engine_form *f = *p;
-        bytes += engine_form_bytes(f);
-        if (++n > 1 && (n > KEPT_MAX || bytes > KEPT_MAX_BYTES)) {
+        if (f->users > 0 || (owner != NULL && strcmp(f->owner, owner) != 0)) {
+            p = &f->next;
+            continue;
+        }
+        held += engine_form_bytes(f);
+        if (++seen > n || held > bytes) {
             *p = f->next;
+            held -= engine_form_bytes(f);
             engine_form_free(f);
         } else {
             p = &f->next;
@@ -68,22 +78,49 @@ static void make_room(struct engine_forms *fs)
     }
 }
 
-/* The kept form that is equal to f, which becomes it where there is none; used now. */
-static struct engine_form *find(struct engine_forms *fs, struct engine_form *f)
+static size_t owner_bytes(const struct engine_forms *fs, const char *owner)
 {
-    struct engine_form **p = &fs->kept;
+    size_t bytes = 0;
+    for (const struct engine_form *f = fs->list; f != NULL; f = f->next)
+        if (strcmp(f->owner, owner) == 0)
+            bytes += engine_form_bytes(f);
+    return bytes;
+}
+
+/* Keeps the owner of f, which is in use, within its bound. */
+static int check_owner(struct engine_forms *fs, struct engine_form *f)
+{
+    if (owner_bytes(fs, f->owner) <= ENGINE_FORMS_OWNER_BYTES)
+        return 0;
+    make_room(fs, f->owner, KEPT_MAX, ENGINE_FORMS_OWNER_BYTES / 2);
+    if (owner_bytes(fs, f->owner) <= ENGINE_FORMS_OWNER_BYTES)
+        return 0;
+    for (struct engine_form *other = fs->list; other != NULL; other = other->next)
+        if (strcmp(other->owner, f->owner) == 0)
+            grammar_forget(other->grammar);
+    return owner_bytes(fs, f->owner) <= ENGINE_FORMS_OWNER_BYTES ? 0 : -E2BIG;
+}
+
+/* The form of the list that is equal to f, which becomes it where there is none; used now. NULL: out of memory. */
+static struct engine_form *find(struct engine_forms *fs, struct engine_form *f, const char *owner)
+{
+    struct engine_form **p = &fs->list;
     while (*p != NULL && ((*p)->kind != f->kind || (*p)->lenient != f->lenient || (*p)->len != f->len ||
                           memcmp((*p)->text, f->text, f->len) != 0))
         p = &(*p)->next;
     struct engine_form *found = *p;
-    if (found != NULL)
+    if (found != NULL) {
         *p = found->next;
-    else
+    } else {
+        f->owner = strdup(owner);
+        if (f->owner == NULL)
+            return NULL;
         found = engine_form_share(f);
+    }
     grammar_set_vocab(found->grammar, fs->vocab);
-    found->next = fs->kept;
-    fs->kept = found;
-    make_room(fs);
+    found->next = fs->list;
+    fs->list = found;
+    found->users++;
     return found;
 }
 
@@ -131,7 +168,7 @@ const uint32_t *engine_forms_endless(struct engine_forms *fs, int *rc)
     return fs->endless;
 }
 
-int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engine_match **out)
+int engine_match_new(struct engine_forms *fs, struct engine_form *f, const char *owner, struct engine_match **out)
 {
     int rc = set_up(fs);
     if (rc)
@@ -139,9 +176,9 @@ int engine_match_new(struct engine_forms *fs, struct engine_form *f, struct engi
     struct engine_match *m = calloc(1, sizeof *m + grammar_vocab_words(fs->vocab) * sizeof *m->mask);
     if (m == NULL)
         return -ENOMEM;
-    m->engine = fs->engine;
-    m->form = engine_form_share(find(fs, f));
-    m->match = grammar_match_new(m->form->grammar);
+    m->forms = fs;
+    m->form = find(fs, f, owner);
+    m->match = m->form != NULL ? grammar_match_new(m->form->grammar) : NULL;
     if (m->match == NULL) {
         engine_match_free(m);
         return -ENOMEM;
@@ -155,14 +192,17 @@ void engine_match_free(struct engine_match *m)
     if (m == NULL)
         return;
     grammar_match_free(m->match);
-    engine_form_free(m->form);
+    if (m->form != NULL) {
+        m->form->users--;
+        make_room(m->forms, NULL, KEPT_MAX, KEPT_MAX_BYTES);
+    }
     free(m);
 }
 
 int engine_match_push(struct engine_match *m, engine_token id)
 {
     size_t len = 0;
-    const char *bytes = engine_token_bytes(m->engine, id, &len);
+    const char *bytes = engine_token_bytes(m->forms->engine, id, &len);
     return grammar_match_push(m->match, bytes, len);
 }
 
@@ -173,8 +213,33 @@ int engine_match_push_text(struct engine_match *m, const char *text, size_t len)
 
 uint32_t *engine_match_mask(struct engine_match *m, int *rc)
 {
-    *rc = grammar_match_mask(m->match, m->mask);
+    *rc = check_owner(m->forms, m->form);
+    *rc = *rc ? *rc : grammar_match_mask(m->match, m->mask);
     return *rc == 0 ? m->mask : NULL;
+}
+
+#define FORCED_MAX 256 /* bytes */
+
+int engine_match_forced(struct engine_match *m, struct engine_tokens *out)
+{
+    char text[FORCED_MAX];
+    size_t len = grammar_match_forced(m->match, text, sizeof text), at = 0, before = out->n;
+    if (len == 0)
+        return 0;
+    int rc = vocab_tokenize(engine_vocab(m->forms->engine), text, len, VOCAB_CONTINUES, out);
+    /* A vocabulary that cannot write it as it is, is left to the model. */
+    for (size_t i = before; rc == 0 && i < out->n; i++) {
+        size_t n;
+        const char *bytes = token_bytes(engine_vocab(m->forms->engine), out->ids[i], &n);
+        if (n == 0 || n > len - at || memcmp(bytes, text + at, n) != 0) {
+            out->n = before;
+            return 0;
+        }
+        at += n;
+    }
+    if (rc || at != len)
+        out->n = before;
+    return rc;
 }
 
 bool engine_match_ended(const struct engine_match *m)

@@ -15,7 +15,10 @@ struct engine_form {
     bool lenient;
     char *text;
     size_t len;
-    struct engine_form *next; /* kept: used later */
+    /* On the engine's thread, once it is in its list. */
+    struct engine_form *next;
+    char *owner;
+    int users; /* answers that are under way */
 };
 
 #endif

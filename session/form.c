@@ -80,7 +80,7 @@ static bool call_is_over(const struct turn *t)
 static bool call_mask(struct turn *t, const uint32_t **mask)
 {
     int rc = 0;
-    if (!t->call_match && (rc = engine_match_new(t->session->forms, t->call_form, &t->call_match)) == 0)
+    if (!t->call_match && (rc = engine_match_new(t->session->forms, t->call_form, t->owner, &t->call_match)) == 0)
         rc = push_begun(t);
     if (rc == 0 && call_is_over(t))
         return true;
@@ -103,9 +103,9 @@ static int begin_text(struct turn *t)
     if (t->form_begun)
         return 0;
     if (!t->form_match)
-        rc = engine_match_new(t->session->forms, t->form, &t->form_match);
+        rc = engine_match_new(t->session->forms, t->form, t->owner, &t->form_match);
     if (rc == 0 && !t->bare_match && t->call_form && engine_calls_may_be_bare(t->calls))
-        rc = engine_match_new(t->session->forms, t->call_form, &t->bare_match);
+        rc = engine_match_new(t->session->forms, t->call_form, t->owner, &t->bare_match);
     return rc;
 }
 
@@ -200,6 +200,18 @@ void form_after(struct turn *t)
     t->form_begun = false;
     t->call_match = t->bare_match;
     t->bare_match = NULL;
+}
+
+int form_forced(struct turn *t, struct engine_tokens *out)
+{
+    struct engine_match *m = NULL;
+    if (t->logprobs) /* which the model's tokens only have */
+        return 0;
+    if (within(t) == ENGINE_WITHIN_CALL)
+        m = t->call_match && !call_is_over(t) ? t->call_match : NULL;
+    else if (within(t) == ENGINE_WITHIN_TEXT && t->form && t->form_begun && !t->bare_match)
+        m = t->form_match;
+    return m ? engine_match_forced(m, out) : 0;
 }
 
 bool form_whole(const struct turn *t)

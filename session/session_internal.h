@@ -436,6 +436,8 @@ bool form_mask(struct turn *t, const uint32_t **mask);
 int form_take(struct turn *t, engine_token id);
 /* Behind answer_token(). */
 void form_after(struct turn *t);
+/* Appends the tokens that must come next, where they are known without the model. 0 or -ENOMEM. */
+int form_forced(struct turn *t, struct engine_tokens *out);
 /* Whether the text is whole, and nothing more may come. */
 bool form_whole(const struct turn *t);
 

@@ -475,11 +475,43 @@ static void note_time(struct turn *t, int64_t now_ns)
     t->last_ns = now_ns;
 }
 
-static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
+/* A token of the answer that ends nothing by itself. False: the turn is over. */
+static bool add_token(struct turn *t, const struct engine_pick *pick)
 {
     struct session *s = t->session;
-    engine_token id = next->token;
-    int rc;
+    engine_token id = pick->token;
+    if (form_take(t, id))
+        return false;
+    int rc = engine_tokens_append(&t->context, &id, 1);
+    if (rc == 0) {
+        t->n_output++;
+        s->status.tokens_generated++;
+        rc = answer_token(t, pick);
+    }
+    form_after(t);
+    if (rc == 1) {
+        turn_finish(t);
+        return false;
+    }
+    if (rc < 0) {
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+        return false;
+    }
+    bool whole = form_whole(t);
+    if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
+        t->reason = "max_output_tokens";
+    else if (!whole && (int)t->context.n >= s->info->ctx_tokens)
+        t->reason = "context_length";
+    if (t->reason || whole) {
+        turn_finish(t);
+        return false;
+    }
+    return true;
+}
+
+static void take_token(struct turn *t, const struct engine_pick *next, int64_t now_ns)
+{
+    struct engine_tokens forced = {0};
     if (next->result == -ENODATA) {
         turn_fail(t, SESSION_MODEL, "the model gives none of the tokens that the form of the answer allows a chance");
         return;
@@ -489,34 +521,19 @@ static void take_token(struct turn *t, const struct engine_pick *next, int64_t n
         return;
     }
     note_time(t, now_ns);
-    if (engine_token_ends_answer(s->engine, id)) {
+    if (engine_token_ends_answer(t->session->engine, next->token)) {
         turn_finish(t);
         return;
     }
-    if (form_take(t, id))
+    if (!add_token(t, next))
         return;
-    rc = engine_tokens_append(&t->context, &id, 1);
-    if (rc == 0) {
-        t->n_output++;
-        s->status.tokens_generated++;
-        rc = answer_token(t, next);
-    }
-    form_after(t);
-    if (rc == 1) {
-        turn_finish(t);
-        return;
-    }
-    if (rc < 0) {
+    /* What must come now needs no step of its own. */
+    if (form_forced(t, &forced))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
-        return;
-    }
-    bool whole = form_whole(t);
-    if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
-        t->reason = "max_output_tokens";
-    else if (!whole && (int)t->context.n >= s->info->ctx_tokens)
-        t->reason = "context_length";
-    if (t->reason || whole)
-        turn_finish(t);
+    else
+        for (size_t i = 0; i < forced.n && add_token(t, &(struct engine_pick){.token = forced.ids[i]}); i++)
+            ;
+    engine_tokens_free(&forced);
 }
 
 void turn_add_reprefilled(struct turn *t, int tokens, const char *reason)

@@ -398,7 +398,7 @@ struct turn_request *anthropic_parse(cJSON *body, struct api_error *e)
         json_bool(body, "", "stream", &q->stream, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        parse_messages(q, body, e) || parse_tools(q, body, e)) {
+        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e)) {
         goto fail;
     }
     q->max_output_tokens = (int)max_tokens;

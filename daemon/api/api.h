@@ -38,13 +38,15 @@ struct workers;
 struct work {
     struct event event; /* first: its way back */
     struct work *next;
+    char owner[OWNER_SIZE];
     void (*run)(struct work *w);                /* on a thread of its own */
     void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
 };
 int workers_start(struct events *events, struct workers **out);
 /* What has not been begun is given back undone. NULL is fine. */
 void workers_stop(struct workers *ws);
-void work_submit(struct workers *ws, struct work *w);
+/* owner: whose it is; copied. */
+void work_submit(struct workers *ws, struct work *w, const char *owner);
 
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */
@@ -314,8 +316,9 @@ bool form_may_be_in(const char *body, size_t len);
  * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e);
-/* Whether the form can be kept beside what else was read into q. 0, or -1 and *e. */
-int form_check(const struct turn_request *q, struct api_error *e);
+/* Whether the form can be kept beside what else was read into q; stops: what the field of stop strings is called. 0, or
+ * -1 and *e. */
+int form_check(const struct turn_request *q, const char *stops, struct api_error *e);
 
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */

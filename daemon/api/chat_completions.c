@@ -96,7 +96,7 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
         priority_parse(body, "", &q->patient, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
+        form_check(q, "stop", e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
         goto fail;
     }
     q->max_output_tokens = (int)max_tokens;

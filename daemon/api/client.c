@@ -427,7 +427,7 @@ void api_dispatch(struct client *c)
         p->request.body_size = c->request.body_size;
         c->request.body = NULL;
         c->request.body_size = 0;
-        work_submit(c->api->workers, &p->work);
+        work_submit(c->api->workers, &p->work, c->owner);
         return;
     }
     handle(c);

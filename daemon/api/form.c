@@ -1,5 +1,5 @@
 /* form.c - the form that an answer must have: text.format of Responses and response_format of Chat Completions, which
- * differ in where a schema's fields are.
+ * differ in where a schema's or a grammar's fields are. A grammar is written as the API writes that of a custom tool.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,15 +12,15 @@
 bool form_may_be_in(const char *body, size_t len)
 {
     /* Letters can be written as \\u00XX, too. */
-    return len &&
-           (memmem(body, len, "json_schema", 11) || memmem(body, len, "strict", 6) || memmem(body, len, "\\u00", 4));
+    return len && (memmem(body, len, "json_schema", 11) || memmem(body, len, "strict", 6) ||
+                   memmem(body, len, "grammar", 7) || memmem(body, len, "\\u00", 4));
 }
 
-int form_check(const struct turn_request *q, struct api_error *e)
+int form_check(const struct turn_request *q, const char *stops, struct api_error *e)
 {
     if (q->form && q->n_stops) {
-        api_error_set(e, 400, "unsupported_parameter", "stop",
-                      "'stop' is not supported with a format: it could end the answer before it is whole.");
+        api_error_set(e, 400, "unsupported_parameter", stops,
+                      "'%s' is not supported with a format: it could end the answer before it is whole.", stops);
         return -1;
     }
     return 0;
@@ -29,14 +29,23 @@ int form_check(const struct turn_request *q, struct api_error *e)
 static int compile(enum engine_form_kind kind, const char *text, bool strict, const char *param, struct turn_request *q,
                    struct api_error *e)
 {
+    const char *code = kind == ENGINE_FORM_PATTERN ? "invalid_grammar" : "invalid_json_schema";
     char err[400] = "";
     int rc = engine_form_new(kind, text, strlen(text), !strict, &q->form, err, sizeof(err));
     if (rc == -ENOMEM) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     } else if (rc) {
-        api_error_set(e, 400, "invalid_json_schema", param, "'%s': %s", param, err);
+        api_error_set(e, 400, code, param, "'%s': %s", param, err);
     }
     return rc ? -1 : 0;
+}
+
+static int missing(const char *prefix, const char *key, struct api_error *e)
+{
+    char param[96];
+    snprintf(param, sizeof(param), "%s%s", prefix, key);
+    api_error_set(e, 400, "missing_required_parameter", param, "'%s' is missing.", param);
+    return -1;
 }
 
 static int parse_schema(const cJSON *o, const char *prefix, struct turn_request *q, struct api_error *e)
@@ -49,11 +58,10 @@ static int parse_schema(const cJSON *o, const char *prefix, struct turn_request 
         json_bool(o, prefix, "strict", &strict, e)) {
         return -1;
     }
-    snprintf(param, sizeof(param), "%s%s", prefix, name ? "schema" : "name");
     if (!name || !schema) {
-        api_error_set(e, 400, "missing_required_parameter", param, "'%s' is missing.", param);
-        return -1;
+        return missing(prefix, name ? "schema" : "name", e);
     }
+    snprintf(param, sizeof(param), "%sschema", prefix);
     char *text = cJSON_PrintUnformatted(schema);
     if (!text) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
@@ -62,6 +70,26 @@ static int parse_schema(const cJSON *o, const char *prefix, struct turn_request 
     int rc = compile(ENGINE_FORM_SCHEMA, text, strict, param, q, e);
     cJSON_free(text);
     return rc;
+}
+
+static int parse_grammar(const cJSON *o, const char *prefix, struct turn_request *q, struct api_error *e)
+{
+    char param[96];
+    const char *syntax = NULL, *definition = NULL;
+    if (json_string(o, prefix, "syntax", 64, &syntax, e) ||
+        json_string(o, prefix, "definition", BODY_BYTES_MAX, &definition, e)) {
+        return -1;
+    }
+    if (!syntax || !definition) {
+        return missing(prefix, syntax ? "definition" : "syntax", e);
+    }
+    if (strcmp(syntax, "regex") != 0) {
+        snprintf(param, sizeof(param), "%ssyntax", prefix);
+        api_error_set(e, 400, "invalid_value", param, "'%s' is 'regex'; other syntaxes are not supported.", param);
+        return -1;
+    }
+    snprintf(param, sizeof(param), "%sdefinition", prefix);
+    return compile(ENGINE_FORM_PATTERN, definition, true, param, q, e);
 }
 
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
@@ -75,27 +103,27 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
     if (json_string(format, prefix, "type", 64, &type, e)) {
         return -1;
     }
-    snprintf(within, sizeof(within), "%s%s", prefix, nested ? "json_schema." : "");
     if (!type || strcmp(type, "text") == 0) {
         return 0;
     }
     int rc = -1;
+    bool schema = strcmp(type, "json_schema") == 0;
     if (strcmp(type, "json_object") == 0) {
         rc = compile(ENGINE_FORM_OBJECT, "", true, "type", q, e);
-    } else if (strcmp(type, "json_schema") == 0) {
+    } else if (schema || strcmp(type, "grammar") == 0) {
         const cJSON *o = nested ? NULL : format;
-        if (nested && json_object(format, prefix, "json_schema", &o, e)) {
+        if (nested && json_object(format, prefix, type, &o, e)) {
             return -1;
         }
-        rc = o ? parse_schema(o, within, q, e) : -1;
         if (!o) {
-            api_error_set(e, 400, "missing_required_parameter", "response_format.json_schema",
-                          "'response_format.json_schema' is missing.");
+            return missing(prefix, type, e);
         }
+        snprintf(within, sizeof(within), "%s%s%s", prefix, nested ? type : "", nested ? "." : "");
+        rc = schema ? parse_schema(o, within, q, e) : parse_grammar(o, within, q, e);
     } else {
-        within[strlen(prefix)] = 0;
-        strcat(within, "type");
-        api_error_set(e, 400, "invalid_value", within, "'%s' is 'text', 'json_object' or 'json_schema'.", within);
+        snprintf(within, sizeof(within), "%stype", prefix);
+        api_error_set(e, 400, "invalid_value", within, "'%s' is 'text', 'json_object', 'json_schema' or 'grammar'.",
+                      within);
     }
     if (rc == 0 && echo) {
         cJSON *text = cJSON_AddObjectToObject(echo, "text");

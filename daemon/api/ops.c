@@ -264,7 +264,7 @@ static void take_result(struct event *event, bool closing)
     if (!closing && op->build && op->result.rc == 0 && op->result_bytes > WORK_BYTES_MIN) {
         op->work.run = build_away;
         op->work.done = built;
-        work_submit(op->api->workers, &op->work);
+        work_submit(op->api->workers, &op->work, op->owner);
         return;
     }
     if (!closing) {

@@ -253,7 +253,7 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || form_check(q, e) || tools_parse(q, body, false, echo, e) ||
+        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) || tools_parse(q, body, false, echo, e) ||
         parse_reasoning(body, echo, e)) {
         goto fail;
     }
@@ -640,7 +640,7 @@ static void take_requeued(struct event *event, bool closing)
     }
     r->work.run = parse_queued;
     r->work.done = run_queued;
-    work_submit(r->api->workers, &r->work);
+    work_submit(r->api->workers, &r->work, r->owner);
 }
 
 /* [storage thread] */

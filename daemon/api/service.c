@@ -280,7 +280,7 @@ void service_tokenize(struct client *c)
                              .content = content,
                              .special = special};
     api->n_workers++;
-    work_submit(api->workers, &t->work);
+    work_submit(api->workers, &t->work, c->owner);
     return;
 refuse:
     cJSON_Delete(body);

@@ -2,20 +2,26 @@
  * taken on the network thread: parsing large bodies and messages, tokenizing.
  *
  * A piece of work belongs to its thread while it runs and to the network thread otherwise. It knows its client by
- * number, for that may have gone when it is done.
+ * number, for that may have gone when it is done. One owner's pieces take at most half of the threads, so that those of
+ * others are done meanwhile; they begin in the order in which they came.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/api/api.h"
 
-#define THREADS 4
+#define THREADS       4
+#define OWNER_THREADS 2
 
 struct workers {
-    pthread_mutex_t lock; /* guards the list and stopping */
+    pthread_mutex_t lock; /* guards the list, stopping and running */
     pthread_cond_t changed;
     struct work *head, **tail;
     bool stopping;
+    const struct work *running[THREADS]; /* the first n_running */
+    size_t n_running;
     pthread_t threads[THREADS];
     size_t n;
     struct events *events;
@@ -27,27 +33,62 @@ static void take(struct event *event, bool closing)
     w->done(w, closing);
 }
 
+static bool may_run(const struct workers *ws, const struct work *w)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ws->n_running; i++) {
+        n += strcmp(ws->running[i]->owner, w->owner) == 0;
+    }
+    return n < OWNER_THREADS || ws->stopping;
+}
+
+/* Takes the first piece off the list that may run; NULL: there is none. */
+static struct work *next_of(struct workers *ws)
+{
+    struct work **at = &ws->head, *w;
+    while (*at && !may_run(ws, *at)) {
+        at = &(*at)->next;
+    }
+    w = *at;
+    if (w) {
+        *at = w->next;
+        if (!w->next) {
+            ws->tail = at;
+        }
+        ws->running[ws->n_running++] = w;
+    }
+    return w;
+}
+
+static void ended(struct workers *ws, const struct work *w)
+{
+    size_t i = 0;
+    while (ws->running[i] != w) {
+        i++;
+    }
+    ws->running[i] = ws->running[--ws->n_running];
+}
+
 static void *work(void *arg)
 {
     struct workers *ws = arg;
     pthread_mutex_lock(&ws->lock);
     for (;;) {
-        while (!ws->head && !ws->stopping) {
+        struct work *w;
+        while (!(w = next_of(ws)) && !ws->stopping) {
             pthread_cond_wait(&ws->changed, &ws->lock);
         }
-        struct work *w = ws->head;
         if (!w) {
             break;
-        }
-        ws->head = w->next;
-        if (!ws->head) {
-            ws->tail = &ws->head;
         }
         bool stopping = ws->stopping;
         pthread_mutex_unlock(&ws->lock);
         if (!stopping) {
             w->run(w);
         }
+        pthread_mutex_lock(&ws->lock);
+        ended(ws, w);
+        pthread_mutex_unlock(&ws->lock);
         events_post(ws->events, &w->event);
         pthread_mutex_lock(&ws->lock);
     }
@@ -103,8 +144,9 @@ void workers_stop(struct workers *ws)
     free(ws);
 }
 
-void work_submit(struct workers *ws, struct work *w)
+void work_submit(struct workers *ws, struct work *w, const char *owner)
 {
+    snprintf(w->owner, sizeof(w->owner), "%s", owner);
     w->event.take = take;
     w->next = NULL;
     pthread_mutex_lock(&ws->lock);

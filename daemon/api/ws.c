@@ -379,7 +379,7 @@ static void message_free(struct message *m)
 static void message_submit(struct message *m)
 {
     m->away = true;
-    work_submit(m->api->workers, &m->work);
+    work_submit(m->api->workers, &m->work, m->client->owner);
 }
 
 /* [worker] */

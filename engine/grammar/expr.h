@@ -217,4 +217,7 @@ void mask_release(struct grammar *g);
 /* Makes out, [grammar_vocab_words()], the mask of state e; errors stick. */
 void mask_make(struct grammar *g, expr e, uint32_t *out);
 
+/* forced.c: the text that must follow e, up to a border; bytes. */
+size_t forced_text(struct grammar *g, expr e, char *text, size_t room);
+
 #endif

@@ -111,7 +111,7 @@ static expr go(struct grammar *g, expr e, const char *bytes, size_t len)
     return e;
 }
 
-static void make_room(struct grammar *g)
+void grammar_forget(struct grammar *g)
 {
     size_t n = 0;
     for (struct grammar_match *m = g->matches; m; m = m->next)
@@ -141,7 +141,7 @@ static int run(struct grammar_match *m, void (*work)(struct grammar_match *m, vo
         work(m, arg);
         if (g->failed != -ENOSPC)
             return g->failed;
-        make_room(g);
+        grammar_forget(g);
         if (g->failed)
             return g->failed;
     }
@@ -201,4 +201,21 @@ int grammar_match_mask(struct grammar_match *m, uint32_t *mask)
         if (mask[i])
             return 0;
     return -ENOENT;
+}
+
+struct forcing {
+    char *text;
+    size_t room, len;
+};
+
+static void force(struct grammar_match *m, void *arg)
+{
+    struct forcing *f = arg;
+    f->len = forced_text(m->g, m->state, f->text, f->room);
+}
+
+size_t grammar_match_forced(struct grammar_match *m, char *text, size_t room)
+{
+    struct forcing f = {.text = text, .room = room};
+    return m->g->vocab && run(m, force, &f) == 0 ? f.len : 0;
 }

@@ -77,6 +77,8 @@ int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_v
                          char *err, size_t err_size);
 /* Gives a grammar that has none its vocabulary, which must outlive it. */
 void grammar_set_vocab(struct grammar *g, const struct grammar_vocab *v);
+/* Forgets all states and masks but those that its matches are at; as it does by itself when it has no room left. */
+void grammar_forget(struct grammar *g);
 /* NULL is fine. Its matches must have been freed. */
 void grammar_free(struct grammar *g);
 
@@ -103,6 +105,10 @@ int grammar_match_push(struct grammar_match *m, const char *bytes, size_t len);
 bool grammar_match_complete(const struct grammar_match *m);
 /* Whether it can only end here. */
 bool grammar_match_ended(const struct grammar_match *m);
+/* Writes the text that must come next, at most [room] bytes, and returns its length: up to a place that no token of the
+ * vocabulary lies across, so that its tokens are the ones that a tokenizer writes it with, whatever comes behind it. 0:
+ * none is known, or there is no vocabulary. */
+size_t grammar_match_forced(struct grammar_match *m, char *text, size_t room);
 /* Writes the tokens that may come next into mask, [grammar_vocab_words()]; at least one is set. -E2BIG: too much work;
  * -ENOMEM; -ENOENT: the vocabulary has no token for what must come; -EINVAL: a grammar without vocabulary. */
 int grammar_match_mask(struct grammar_match *m, uint32_t *mask);

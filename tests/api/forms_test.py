@@ -2,10 +2,12 @@
 """Structured output through the openai package, unmodified: answers that parse, whatever the model would rather say."""
 
 import json
+import os
+import re
 import sys
 from typing import Literal, Optional
 
-from daemon import QWEN, Daemon, Scratch, client_of, need, run
+from daemon import QWEN, ROOT, Daemon, Scratch, client_of, need, run
 
 try:
     import jsonschema
@@ -184,6 +186,58 @@ def strict_tools():
         d.stop()
 
 
+def patterns():
+    """An extension: the whole answer matches a regular expression, in both interfaces."""
+    pattern = r"(yes|no), (because|although) [a-z ]{5,40}\."
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        flat = {"type": "grammar", "syntax": "regex", "definition": pattern}
+        nested = {"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}}
+        answer = c.responses.create(model=MODEL, input="Is the sea salty?", text={"format": flat}, temperature=1.5)
+        assert answer.status == "completed" and re.fullmatch(pattern, answer.output_text), answer
+        assert answer.to_dict()["text"]["format"] == flat == c.responses.retrieve(answer.id).to_dict()["text"]["format"]
+        chat = c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Is the sea salty?"}], response_format=nested, temperature=1.5)
+        assert re.fullmatch(pattern, chat.choices[0].message.content), chat
+        for change, param, code in (
+            ({"syntax": "lark"}, "syntax", "invalid_value"),
+            ({"syntax": None}, "syntax", "missing_required_parameter"),
+            ({"definition": None}, "definition", "missing_required_parameter"),
+            ({"definition": "(a"}, "definition", "invalid_grammar"),
+            ({"definition": "(?=a)"}, "definition", "invalid_grammar"),
+            ({"definition": 1}, "definition", "invalid_type"),
+        ):
+            for call, prefix in (
+                (lambda g: c.responses.create(model=MODEL, input="x", text={"format": {"type": "grammar", **g}}), "text.format."),
+                (lambda g: c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], response_format={"type": "grammar", "grammar": g}),
+                 "response_format.grammar."),
+            ):  # fmt: skip
+                try:
+                    call({**nested["grammar"], **change})
+                    raise AssertionError(f"{change} was accepted")
+                except openai.BadRequestError as e:
+                    assert (e.param, e.code) == (prefix + param, code), e
+        d.stop()
+
+
+def examples_of_the_page():
+    """The blocks of docs/structured-output.md, one after the other, against another address."""
+    with open(os.path.join(ROOT, "docs", "structured-output.md")) as f:
+        lines = f.read().split("\n## How it works")[0].splitlines()
+    code = "\n".join(line[4:] for line in lines if line.startswith("    ") or not line)
+    assert code.count("127.0.0.1:8642") == 1 and code.count("print(") == 3, code
+    with Scratch() as data:
+        d = Daemon(data)
+        printed = []
+        names = {"print": printed.append, "__name__": "page"}
+        exec(code.replace("http://127.0.0.1:8642", d.url), names)  # noqa: S102 - it is the page's own
+        place, year, calls = printed
+        assert isinstance(place, names["Place"]), place
+        assert re.fullmatch(r"\d{1,2} (May|June|November) \d{4}", year), year
+        assert calls and all(isinstance(json.loads(c), dict) for c in calls), calls
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -240,4 +294,4 @@ def refused():
 
 
 need(QWEN)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, cut_answers_are_incomplete, refused)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, cut_answers_are_incomplete, refused)

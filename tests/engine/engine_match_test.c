@@ -1,4 +1,5 @@
 /* engine_match_test.c - forms on an engine: what tokens they allow, what is shared, what is kept. */
+#include "engine/grammar/grammar.h"
 #include "engine/text/text.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/engine/tiny_vocab.h"
@@ -24,7 +25,7 @@ static struct engine_form *form_of(enum engine_form_kind kind, const char *text)
 static struct engine_match *match_of(struct engine_forms *fs, struct engine_form *f)
 {
     struct engine_match *m = NULL;
-    assert_int_equal(engine_match_new(fs, f, &m), 0);
+    assert_int_equal(engine_match_new(fs, f, "ann", &m), 0);
     return m;
 }
 
@@ -114,8 +115,60 @@ static void test_shared_and_kept(void **state)
     fixture_close(&f);
 }
 
+/* What one owner's answers hold is bounded, however many of them there are; another's are not touched by that. */
+static void test_owners(void **state)
+{
+    (void)state;
+    enum { FORMS = 6, DEPTH = 100000, PIECE = 4000 };
+    struct fixture f = fixture_open(tiny_model_of(TINY_QWEN2), (struct fixture_opts){0});
+    struct engine_forms *fs = engine_forms_new(f.e);
+    struct engine_form *other = form_of(ENGINE_FORM_OBJECT, "");
+    struct engine_match *m[FORMS], *bob;
+    struct engine_form *form[FORMS];
+    char piece[PIECE * 5 + 1];
+    uint32_t seed = 1;
+    assert_int_equal(engine_match_new(fs, other, "bob", &bob), 0);
+    push_text(f.e, bob, "{\"a\": [1");
+    size_t bobs = engine_form_bytes(other);
+    for (int i = 0; i < FORMS; i++) {
+        char schema[64];
+        snprintf(schema, sizeof schema, "{\"title\":\"%d\"}", i);
+        form[i] = form_of(ENGINE_FORM_SCHEMA, schema);
+        m[i] = match_of(fs, form[i]);
+    }
+    bool refused = false;
+    for (int k = 0; k < DEPTH && !refused; k += PIECE)
+        for (int i = 0; i < FORMS && !refused; i++) {
+            char *at = piece;
+            for (int n = 0; n < PIECE; n++) {
+                seed = seed * 1664525 + 1013904223;
+                at = stpcpy(at, seed >> 31 ? "[" : "{\"\":");
+            }
+            assert_int_equal(engine_match_push_text(m[i], piece, strlen(piece)), 0);
+            int rc;
+            refused = engine_match_mask(m[i], &rc) == NULL;
+            assert_true(!refused || rc == -E2BIG);
+            size_t bytes = 0;
+            for (int n = 0; n < FORMS; n++)
+                bytes += engine_form_bytes(form[n]);
+            assert_true(refused || bytes <= ENGINE_FORMS_OWNER_BYTES + GRAMMAR_MAX_BYTES);
+        }
+    assert_int_equal(engine_form_bytes(other), bobs);
+    push_text(f.e, bob, "]}");
+    assert_true(engine_match_ended(bob));
+    for (int i = 0; i < FORMS; i++) {
+        engine_match_free(m[i]);
+        engine_form_free(form[i]);
+    }
+    engine_match_free(bob);
+    engine_form_free(other);
+    engine_forms_free(fs);
+    fixture_close(&f);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tokens), cmocka_unit_test(test_shared_and_kept)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tokens), cmocka_unit_test(test_shared_and_kept),
+                                       cmocka_unit_test(test_owners)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

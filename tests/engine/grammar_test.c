@@ -376,6 +376,62 @@ static void test_poor_vocabularies(void **state)
     grammar_vocab_free(v);
 }
 
+/* Every byte, an end, and a few words of which the last may be missing. */
+static const char *word_bytes(const void *words, int id, size_t *len)
+{
+    static char bytes[256];
+    const char *const *w = words;
+    if (id >= 257) {
+        *len = strlen(w[id - 257]);
+        return w[id - 257];
+    }
+    *len = id > 0;
+    bytes[id > 0 ? id - 1 : 0] = (char)(id - 1);
+    return &bytes[id > 0 ? id - 1 : 0];
+}
+
+static bool word_ends(const void *words, int id)
+{
+    (void)words;
+    return id == 0;
+}
+
+static void forced(const char *const *words, int n, const char *schema, const char *text, const char *expected)
+{
+    char err[256] = "", out[64];
+    struct grammar_vocab *v = NULL;
+    struct grammar *g = NULL;
+    assert_int_equal(
+        grammar_vocab_new(&(struct grammar_vocab_opts){257 + n, word_bytes, word_ends, words}, &v, err, sizeof err), 0);
+    assert_int_equal(grammar_from_schema(schema, strlen(schema), v, 0, &g, err, sizeof err), 0);
+    struct grammar_match *m = begin(g);
+    assert_int_equal(grammar_match_push(m, text, strlen(text)), 0);
+    size_t len = grammar_match_forced(m, out, sizeof out);
+    if (len != strlen(expected) || memcmp(out, expected, len) != 0)
+        fail_msg("behind %s: \"%.*s\", not \"%s\"", text, (int)len, out, expected);
+    grammar_match_free(m);
+    grammar_free(g);
+    grammar_vocab_free(v);
+}
+
+/* What must come is known up to where no token lies across. */
+static void test_forced(void **state)
+{
+    (void)state;
+    static const char *const WORDS[] = {"name", "na", "\":", "new", "york", "e\""};
+    static const char SCHEMA[] =
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"enum\":[\"new york\",\"new town\"]}},"
+        "\"required\":[\"name\"],\"additionalProperties\":false}";
+    forced(WORDS, 5, SCHEMA, "", "{");
+    forced(WORDS, 5, SCHEMA, "{\"", "name"); /* ": may come */
+    forced(WORDS, 6, SCHEMA, "{\"", "");     /* e" lies across that place, and name across the one before */
+    forced(WORDS, 5, SCHEMA, "{\"na", "me");
+    forced(WORDS, 5, SCHEMA, "{\"name\"", "");            /* a space may come */
+    forced(WORDS, 5, SCHEMA, "{\"name\":\"", "new ");     /* then one of two */
+    forced(WORDS, 5, SCHEMA, "{\"name\":\"new y", "ork"); /* a token goes on behind the quote */
+    forced(WORDS, 5, SCHEMA, "{\"name\":\"new york\"}", "");
+}
+
 /* ---- hostile ----------------------------------------------------------------------------------------------------- */
 
 static char *repeated(const char *before, const char *piece, size_t n, const char *after)
@@ -619,6 +675,7 @@ int main(void)
         cmocka_unit_test(test_goes_on_after_forgetting),
         cmocka_unit_test(test_lenient),
         cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_forced),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

@@ -1,5 +1,5 @@
 """Prints the figures of structured output: per keyword what the official test files find right, too strict, not strict enough
-or refused, then what compiling and masks cost.
+or refused, then what compiling and masks cost, alone and beside decoding.
 
 usage: figures.py MODEL.gguf
 """
@@ -30,7 +30,8 @@ def main(model):
             schema, values = shapes.shape(seed)
             file.write(json.dumps({"schema": json.dumps(schema), "texts": [t for v in values for t in shapes.texts(v)]}) + "\n")
         file.flush()
-        return subprocess.run([BUILD / "bench/grammar_bench", model, file.name], check=False).returncode
+        cost = subprocess.run([BUILD / "bench/grammar_bench", model, file.name], check=False).returncode
+        return cost or subprocess.run([BUILD / "bench/form_bench", model, file.name], check=False).returncode
 
 
 sys.exit(main(sys.argv[1]))
