@@ -174,7 +174,12 @@ static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
     t->row.id = t->accepted.id;
-    return t->row.id ? storage_turn_commit(l, &t->row) : -ENOENT;
+    int rc = t->row.id ? storage_turn_commit(l, &t->row) : -ENOENT;
+    if (!rc && t->replaces) {
+        rc = storage_turn_delete(l, t->found.owner.id, t->replaces);
+        rc = rc == -EBUSY || rc == -ENOENT ? 0 : rc; /* others follow it, or it is gone */
+    }
+    return rc;
 }
 
 static void commit_done(void *arg, int rc)

@@ -66,6 +66,7 @@ static void done(struct turn *t)
         s->status.turns_completed++;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
+                                         .erasing = t->erasing,
                                          .incomplete = incomplete,
                                          .reason = t->reason,
                                          .stop = t->stopped_by_string ? engine_stream_stop(t->stream) : NULL,
@@ -125,6 +126,14 @@ static int fill_row(struct turn *t)
     return t->row.kv && t->row.receipt ? 0 : -ENOMEM;
 }
 
+/* What is replaced goes from the disk with all that was still being saved of it. */
+static void commit_begin(struct turn *t)
+{
+    t->commit_waits = t->replaces && !conversation_settle(t->session, t->found.conversation.id);
+    if (!t->commit_waits && accept_commit(t))
+        turn_fail(t, SESSION_INTERNAL, "out of memory");
+}
+
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
@@ -153,11 +162,19 @@ void turn_finish(struct turn *t)
         return;
     }
     receipt_finish(t);
-    if (fill_row(t) || accept_commit(t)) {
+    if (fill_row(t)) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
     t->state = TURN_COMMITTING;
+    commit_begin(t);
+}
+
+void commit_retry(struct session *s)
+{
+    for (struct turn *t = s->turns; t; t = t->next)
+        if (t->commit_waits)
+            commit_begin(t);
 }
 
 /* ---- after the commit: KV ---- */
@@ -362,6 +379,11 @@ void turn_committed(struct session *s, void *turn)
     t->n_jobs--;
     if (t->terminal) /* it could not be accepted, and that was told */
         return;
+    if (t->replaces && (t->commit_rc == 0 || t->commit_rc == -EINPROGRESS)) {
+        t->erasing = t->commit_rc != 0;
+        t->commit_rc = 0;
+        hot_distrust(s, t->found.owner.id); /* what the replaced one had stored has gone with it */
+    }
     if (t->commit_rc) {
         if (t->commit_rc == -ENOENT) {
             t->in_ledger = ROW_NONE;

@@ -444,13 +444,15 @@ static int settled_run(struct storage_ledger *l, void *arg)
     if (q->kind == RESPONSE_DELETE && !q->pruned) {
         int rc = storage_turn_is_leaf(l, q->turn.id);
         if (rc <= 0)
-            return rc ? rc : -EBUSY;
+            return rc ? rc : -ECHILD;
         if (q->turn.parent && q->turn.status != STORAGE_TURN_FAILED) /* without it the deletion is as good */
             (void)prune_find(l, q->session, &q->owner_row, q->turn.parent, &q->prune);
         return 0;
     }
-    if (q->kind == RESPONSE_DELETE)
-        return storage_turn_delete(l, q->owner_row.id, q->id);
+    if (q->kind == RESPONSE_DELETE) {
+        int rc = storage_turn_delete(l, q->owner_row.id, q->id);
+        return rc == -EBUSY ? -ECHILD : rc;
+    }
     return storage_conversation_delete(l, q->owner_row.id, q->id);
 }
 
@@ -508,6 +510,19 @@ static bool runs_on(const struct turn *t, const struct query *q)
     return t->found.conversation.id == c->id;
 }
 
+bool conversation_settle(struct session *s, int64_t conversation)
+{
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->conversation == conversation)
+            return false;
+    for (struct hot *h = s->hots, *next; h; h = next) {
+        next = h->next;
+        if (!h->user && h->conversation == conversation)
+            hot_free(s, h);
+    }
+    return true;
+}
+
 /* True when the query is answered or on its way; false: it must wait for a saving, or for a turn that it has stopped.
  */
 static bool settle(struct session *s, struct query *q)
@@ -530,14 +545,8 @@ static bool settle(struct session *s, struct query *q)
         q->tried = true;
         (void)unsaved_try(s, conversation);
     }
-    for (struct saving *saving = s->savings; saving; saving = saving->next)
-        if (saving->conversation == conversation)
-            return false;
-    for (struct hot *h = s->hots, *next; h; h = next) {
-        next = h->next;
-        if (!h->user && h->conversation == conversation)
-            hot_free(s, h);
-    }
+    if (!conversation_settle(s, conversation))
+        return false;
     if (q->kind == EVICT && !q->to_disk) {
         answer(q, 0);
         return true;

@@ -123,6 +123,25 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     return 0;
 }
 
+/* What the turn is to replace must still be the end of its conversation, in which nothing else begins until this one is
+ * over. */
+static int find_replaced(struct storage_ledger *l, struct turn *t)
+{
+    const struct storage_conversation *c = &t->found.conversation;
+    struct storage_turn turn;
+    int rc = storage_turn_get(l, t->found.owner.id, t->replaces, 0, &turn);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_GONE, "what was to be replaced has been deleted");
+    if (rc)
+        return rc;
+    bool last = turn.status < STORAGE_TURN_RUNNING &&
+                (turn.id == c->head || (turn.status == STORAGE_TURN_FAILED && turn.parent == c->head));
+    if (turn.conversation != c->id || !last)
+        refuse(t, SESSION_CONVERSATION_LOCKED, "the conversation has gone on meanwhile");
+    storage_turn_free(&turn);
+    return 0;
+}
+
 static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
@@ -134,6 +153,8 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
     *parent = f->conversation.head;
     /* Items behind something are what is new, whoever said it. */
     t->match &= !*parent && !t->parent;
+    if (t->replaces && ((rc = find_replaced(l, t)) || f->failure != SESSION_OK))
+        return rc;
     if (!t->parent)
         return t->match ? find_apart(l, t, parent) : 0;
     *parent = 0;
@@ -316,7 +337,7 @@ static int find_run(struct storage_ledger *l, void *arg)
     if (!rc && !t->requeued) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
     if (!rc && f->failure == SESSION_OK && t->store && !t->count && !turn_touches(t) && !t->requeued && !f->stored.id &&
-        !f->replaces)
+        !f->replaces && !t->replaces)
         rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);

@@ -235,6 +235,7 @@ static void *engine_thread(void *arg)
         moved |= aside_give_way(s);
         reap(s);
         query_retry(s);
+        commit_retry(s);
         hot_evict_idle(s, now_ms - s->idle_ms);
         retention_tick(s);
         publish(s);
@@ -461,6 +462,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->conversation = copy(r->conversation, &failed);
     t->previous = copy(r->previous, &failed);
     t->parent = copy(r->parent, &failed);
+    t->replaces = copy(r->replaces, &failed);
     t->instructions = copy(r->instructions, &failed);
     t->params = copy(r->params, &failed);
     t->key = copy(r->key, &failed);

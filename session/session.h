@@ -207,6 +207,7 @@ struct session_event {
     const struct session_logprob *logprobs; /* DELTA and ITEM_END of a message, if asked for: the tokens that begin in
                                              * the text up to here and were not told yet */
     size_t n_logprobs;
+    bool erasing;       /* DONE: of what the turn replaced something could not be erased from the disk yet */
     bool incomplete;    /* DONE */
     const char *reason; /* DONE and incomplete: "max_output_tokens", "context_length", "cancelled", "abandoned",
                            "shutdown", "malformed_call" */
@@ -235,6 +236,10 @@ struct session_turn {
     bool match;         /* the items are the whole history: the longest head of it that there is already is found */
     const char *parent; /* with conversation: follow this response instead of the head; "" = begin a new branch at
                            the start. One that failed stands for what it followed */
+    const char
+        *replaces; /* with conversation and parent: the response at its head (or one that failed behind it), which
+                      is deleted in the transaction that commits this one, as session_response_delete() does.
+                      Where others follow it, it stays. NULL: none. No limit of the owner keeps it from that */
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
@@ -376,7 +381,7 @@ int session_conversation_turns(struct session *s, const char *owner, const char 
 int session_conversation_evict(struct session *s, const char *owner, const char *id, bool to_disk, session_done *done,
                                void *arg);
 int session_response_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
-/* If it runs it is stopped first. -EBUSY: other turns follow it, or another one runs in its conversation. */
+/* If it runs it is stopped first. -EBUSY: another turn runs or waits in its conversation; -ECHILD: others follow it. */
 int session_response_delete(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 
 /* ---- limits --------------------------------------------------------------------------------------------------------

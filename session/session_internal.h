@@ -157,7 +157,7 @@ struct found {
     char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
     size_t matched;       /* match: messages that the path covers */
     bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
-    int64_t replaces;     /* the first attempt at this request, whose place it takes; 0 = none */
+    int64_t replaces;     /* at its acceptance: the first attempt at this request, whose place it takes; 0 = none */
     int64_t requeued;     /* row of a turn that waited in the ledger */
     char over_limit[128]; /* what the owner has too much of */
     struct storage_turn stored; /* what this request was answered with already; id 0: nothing */
@@ -186,6 +186,7 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
+    char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
     char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
     enum session_tools tool_choice;
     bool one_call;
@@ -253,6 +254,8 @@ struct turn {
     int item_from; /* tokens of the answer when it began */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
+    bool commit_waits;  /* for savings of its conversation */
+    bool erasing;       /* not all of what it replaced could be erased yet */
     bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
     const char *reason; /* incomplete because */
     bool stopped_by_string;
@@ -549,12 +552,17 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
+/* Before something of a conversation is deleted: false while a saving of it is under way; else its idle contexts have
+ * gone. */
+bool conversation_settle(struct session *s, int64_t conversation);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);
 /* Answers those that are left with -ESHUTDOWN. */
 void query_abort(struct session *s);
 
 /* commit.c */
+/* Goes on with commits that waited for savings. */
+void commit_retry(struct session *s);
 /* Saves what the context of a turn has, which holds it from then on; owns `saving` until the end. */
 void saving_begin(struct session *s, struct saving *saving, struct hot *h);
 void saving_free(struct saving *saving);

@@ -366,6 +366,8 @@ struct turn_request *conversation_turn(const struct run_format *format);
 bool conversation_count(struct client *c, struct turn_request *q, struct api_error *e);
 /* The conversation is there; what it begins with, the op's turn, is read in before the answer. */
 void conversation_begin(struct client *c, struct op *op, const struct session_result *r);
+/* Who asked for that has gone: it is not made. */
+void conversation_not_begun(struct op *op, const struct session_result *r);
 
 /* ---- branches (branches.c) ----------------------------------------------------------------------------------------
  */
@@ -386,11 +388,12 @@ struct op {
     char id[ID_SIZE], owner[OWNER_SIZE];
     int64_t number;
     struct route_query query;     /* of a page that `build` makes */
-    bool flag, deletes, may_stay; /* may_stay: that others follow what was to go is no error */
+    bool flag, deletes, may_stay; /* may_stay: that others follow what was to go (-ECHILD) is no error */
     char *text;
     void (*missing)(struct client *c, const char *text); /* -ERANGE; NULL: it is a page's `after` */
     struct turn_request *turn;                           /* that follows when it is done; NULL: none */
     void (*answer)(struct client *c, struct op *op, const struct session_result *r);
+    void (*unread)(struct op *op, const struct session_result *r); /* who asked has gone; NULL: nothing is to be done */
     /* The answer's body, of the result and the op alone: made by a worker where that is large. NULL and *e: it is
      * refused; NULL: out of memory. NULL: `answer` does it all. */
     char *(*build)(const struct op *op, struct api_error *e);

@@ -5,7 +5,6 @@
  * answer and only reads items in, of which what is there already is not prefilled again.
  */
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,11 +27,16 @@ static bool split_ids(struct client *c, char item[ITEM_ID_SIZE])
     return slash && conversation_named(c);
 }
 
-static void no_item(struct client *c, const char *item)
+static void refuse_item(struct client *c, const char *param, const char *item)
 {
     struct api_error e;
-    api_error_set(&e, 404, "item_not_found", "item_id", "There is no item '%.90s' in this conversation.", item);
+    api_error_set(&e, 404, "item_not_found", param, "There is no item '%.90s' in this conversation.", item);
     client_answer_error(c, &e);
+}
+
+static void no_item(struct client *c, const char *item)
+{
+    refuse_item(c, "item_id", item);
 }
 
 static void refuse(struct client *c, int status, const char *code, const char *param, const char *message)
@@ -117,46 +121,49 @@ static void ignore_delta(struct run *run, size_t i, const char *text)
     (void)run, (void)i, (void)text;
 }
 
-static void gone(struct client *c, struct op *op, const struct session_result *r)
-{
-    (void)r;
-    client_answer(c, 200, "application/json", op->turn->answer ? strdup(op->turn->answer) : NULL);
-}
-
-/* The response goes, of which nothing is left or what is left stands in its place. Others may follow it: then it stays,
- * on their branch. The op's turn has what is answered. */
-static void drop_response(struct client *c, struct op *op)
-{
-    op->deletes = op->may_stay = true;
-    op_posted(c, op, session_response_delete(c->api->runs.session, c->owner, op->id, op_done, op));
-}
-
-/* What is left has been read in. Nobody reads the run: who asked waits for the next step. */
+/* The run's answer is the conversation, as it is without the item. */
 static void truncated(struct run *run)
 {
-    struct api *api = (struct api *)((char *)run->runs - offsetof(struct api, runs));
     struct turn_request *q = run->request;
-    struct client *c = api->find(api, q->client);
-    struct op *op = c && !run->failed ? op_new(c, q->replaces, gone) : NULL;
-    if (c && run->failed) {
-        client_answer_error(c, &run->error);
-    }
-    if (!op) {
+    if (run->failed) {
         return;
     }
-    op->turn = calloc(1, sizeof(*op->turn));
-    if (!op->turn || !api->runs.session) {
-        op_free(op);
-        client_answer(c, 500, NULL, NULL);
+    run_hide(run->runs, run->owner, q->replaces);
+    if (run->erasing) {
+        run->failed = true;
+        api_error_deleting(q->replaces, &run->error);
         return;
     }
-    op->turn->answer = q->answer;
+    run->answer = q->answer;
     q->answer = NULL;
-    drop_response(c, op);
+    run->answer_status = 200;
 }
 
 static const struct run_format truncated_format = {
     .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = truncated};
+
+static void gone(struct client *c, struct op *op, const struct session_result *r)
+{
+    (void)r;
+    client_answer(c, 200, "application/json", op->turn->answer);
+    op->turn->answer = NULL;
+}
+
+/* Nothing is left of the response. It goes; where others follow it, it stays for them, and the conversation ends before
+ * it. */
+static void dropped(struct client *c, struct op *op, const struct session_result *r)
+{
+    if (r->rc == 0) {
+        gone(c, op, r);
+        return;
+    }
+    struct op *move = next(c, op, c->request.param, gone);
+    if (move) {
+        op_posted(c, move,
+                  session_conversation_update(c->api->runs.session, c->owner, move->id, NULL, NULL, NULL,
+                                              move->turn->parent, op_done, move));
+    }
+}
 
 /* The response that the item was the last of. */
 static void truncate_response(struct client *c, struct op *op, const struct session_result *r)
@@ -171,31 +178,29 @@ static void truncate_response(struct client *c, struct op *op, const struct sess
             return;
         }
     }
-    if (!q->n_items) {
-        struct op *last = next(c, op, response->id, gone);
-        if (last) {
-            drop_response(c, last);
-        }
-        return;
-    }
     q->has_parent = true;
     q->parent = strdup(response->previous ? response->previous : "");
     q->conversation = strdup(c->request.param);
     q->instructions = response->instructions ? strdup(response->instructions) : NULL;
-    q->client = c->id;
     snprintf(q->replaces, sizeof(q->replaces), "%s", response->id);
-    struct run *run;
     if (!q->parent || !q->conversation || (response->instructions && !q->instructions)) {
         (void)message_no_memory(&e);
+    } else if (!q->n_items) {
+        struct op *last = next(c, op, response->id, dropped);
+        if (last) {
+            last->deletes = last->may_stay = true;
+            op_posted(c, last, session_response_delete(c->api->runs.session, c->owner, last->id, op_done, last));
+        }
+        return;
     } else if (conversation_count(c, q, &e)) {
         op->turn = NULL;
-        if (run_start(&c->api->runs, c->owner, q, NULL, NULL, &run, &e)) {
-            op->turn = q;
-        }
+        /* The request's key and digest are none of a turn's. */
+        free(c->request.retry.idempotency_key);
+        c->request.retry = (struct run_retry){0};
+        (void)client_start(c, q);
+        return;
     }
-    if (e.status) {
-        client_answer_error(c, &e);
-    }
+    client_answer_error(c, &e);
 }
 
 static void last_found(struct client *c, struct op *op, const struct session_result *r)
@@ -264,6 +269,7 @@ static void make_fork(struct client *c, struct op *op)
     }
     struct op *create = id_new("conv_", id) ? NULL : next(c, op, id, conversation_begin);
     if (create) {
+        create->unread = conversation_not_begun;
         op_posted(c, create,
                   session_conversation_create(c->api->runs.session, c->owner, id, title ? title->valuestring : NULL,
                                               metadata ? metadata->valuestring : NULL,
@@ -301,7 +307,7 @@ static void fork_items(struct client *c, struct op *op, const struct session_res
     if (!found && r->more) {
         fork_page(c, op, r->items[r->n_items - 1].id);
     } else if (!found && op->text) {
-        no_item(c, op->text);
+        refuse_item(c, "item", op->text);
     } else {
         make_fork(c, op);
     }

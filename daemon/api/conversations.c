@@ -260,6 +260,14 @@ void conversations_add_items(struct client *c)
 /* ---- the routes ----------------------------------------------------------------------------------------------------
  */
 
+void conversation_not_begun(struct op *op, const struct session_result *r)
+{
+    bool made = r->n_conversations && strcmp(r->conversations[0].id, op->id) == 0;
+    if (made && !r->conversations[0].head && op->api->runs.session) {
+        session_conversation_unmake(op->api->runs.session, op->owner, op->id);
+    }
+}
+
 void conversation_begin(struct client *c, struct op *op, const struct session_result *r)
 {
     struct run_retry *retry = &c->request.retry;
@@ -342,6 +350,7 @@ void conversations_create(struct client *c)
     if (op) {
         op->turn = q;
         op->build = q->n_items ? NULL : build_one;
+        op->unread = q->n_items ? conversation_not_begun : NULL;
         op_posted(c, op,
                   session_conversation_create(c->api->runs.session, c->owner, id, f.title, f.metadata, f.instructions,
                                               retry->idempotency_key, retry->digest, op_done, op));

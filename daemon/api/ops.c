@@ -172,8 +172,11 @@ static void result(struct op *op, const struct session_result *r)
         run_hide(&op->api->runs, op->owner, op->id);
     }
     struct client *c = op->api->find(op->api, op->client_id);
+    if (!c && r->rc == 0 && op->unread) {
+        op->unread(op, r);
+    }
     if (c) {
-        if (r->rc == 0 || (r->rc == -EBUSY && op->may_stay)) {
+        if (r->rc == 0 || (r->rc == -ECHILD && op->may_stay)) {
             op->answer(c, op, r);
         } else if (r->rc == -ERANGE && op->missing) {
             op->missing(c, op->text ? op->text : "");
@@ -183,15 +186,13 @@ static void result(struct op *op, const struct session_result *r)
             if (r->rc == -ENOENT) {
                 api_error_set(&e, 404, *what == 'c' ? "conversation_not_found" : "response_not_found", "id",
                               "There is no %s with id '%s'.", what, op->id);
-            } else if (r->rc == -EBUSY && *what == 'c') {
-                api_error_set(&e, 400, "conversation_locked", NULL, "A turn is running on conversation '%s'.", op->id);
             } else if (r->rc == -EBUSY) {
+                api_error_set(&e, 400, "conversation_locked", NULL, "A turn is running on %s '%s'.",
+                              *what == 'c' ? "conversation" : "the conversation of", op->id);
+            } else if (r->rc == -ECHILD) {
                 api_error_set(&e, 400, "response_in_use", NULL, "Other responses follow '%s'.", op->id);
             } else if (r->rc == -EINPROGRESS) {
-                api_error_set(&e, 409, "deleting", NULL,
-                              "'%s' is deleted, but something of it could not be erased from the disk yet. This is "
-                              "tried again by itself.",
-                              op->id);
+                api_error_deleting(op->id, &e);
             } else if (r->rc == -EEXIST) {
                 api_error_set(&e, 400, "already_exists", NULL, "'%s' exists already.", op->id);
             } else if (r->rc == -ESRCH) {

@@ -31,6 +31,14 @@ void api_error_set(struct api_error *e, int status, const char *code, const char
     }
 }
 
+void api_error_deleting(const char *id, struct api_error *e)
+{
+    api_error_set(e, 409, "deleting", NULL,
+                  "'%s' is deleted, but something of it could not be erased from the disk yet. This is tried again by "
+                  "itself.",
+                  id);
+}
+
 void api_error_session(enum session_failure failure, const char *message, struct api_error *e)
 {
     static const struct {

@@ -53,6 +53,8 @@ void api_error_set(struct api_error *e, int status, const char *code, const char
     __attribute__((format(printf, 5, 6)));
 /* What the session says, as an error. message may be NULL. */
 void api_error_session(enum session_failure failure, const char *message, struct api_error *e);
+/* `id` is deleted, but not all of it is erased yet. */
+void api_error_deleting(const char *id, struct api_error *e);
 
 /* ---- identifiers (ids.c) ------------------------------------------------------------------------------------------
  */
@@ -163,10 +165,9 @@ struct turn_request {
     bool one_call;
     int max_output_tokens, n_top;
     bool logprobs;          /* and n_top: as in a session_turn */
-    char replaces[ID_SIZE]; /* a response that goes when this one is there, "": none; and who waits for that: */
-    uint64_t client;
-    bool match; /* the items are a whole history, of which the longest head that there is is found */
-    bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
+    char replaces[ID_SIZE]; /* as in a session_turn; "": none */
+    bool match;             /* the items are a whole history, of which the longest head that there is is found */
+    bool raw;               /* the text of the one item, or `tokens` where there are any, is the whole context */
     engine_token *tokens;
     size_t n_tokens;
     bool count;   /* only its tokens are counted */
@@ -253,6 +254,7 @@ struct run {
     int64_t created_ms, completed_ms, created_clock_ms, ended_clock_ms;
     int64_t sequence;
     bool started, ended, failed;
+    bool erasing;        /* as in a session_event */
     atomic_bool gap;     /* a piece of the answer was lost for lack of memory; any thread */
     bool abandoned;      /* cancelled because nobody read it any more */
     bool hidden;         /* only those who read it already may; it goes with the last of them */

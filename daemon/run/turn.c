@@ -268,6 +268,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .previous = q->previous,
         .match = q->match,
         .parent = q->has_parent ? (q->parent ? q->parent : "") : NULL,
+        .replaces = q->replaces[0] ? q->replaces : NULL,
         .items = q->items,
         .n_items = q->n_items,
         .instructions = q->instructions,
@@ -545,6 +546,7 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->status = ev->incomplete ? "incomplete" : "completed";
         run->reason = ev->reason ? strdup(ev->reason) : NULL;
         run->stop = ev->stop ? strdup(ev->stop) : NULL;
+        run->erasing = ev->erasing;
         run->input_tokens = ev->input_tokens;
         run->cached_tokens = ev->cached_tokens;
         run->output_tokens = ev->output_tokens;

@@ -4,6 +4,7 @@ questions asked anew. Whatever is there already is not prefilled again, at every
 is random: what it writes are not the tokens that its text would give, so only the ledger's can be used again."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -188,6 +189,29 @@ def all_responses():
         assert d.stop()[0] == 0
 
 
+def deleted_for_good():
+    """The last item goes also where who asked does not wait, and from before a response that others follow."""
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation()
+        turn(d, "one", conversation=c)
+        every = items(d, c)
+        with socket.create_connection((d.address, d.port)) as s:
+            s.sendall(f"DELETE /v1/conversations/{c}/items/{every[1]['id']} HTTP/1.1\r\nHost: {d.address}\r\n\r\n".encode())
+        while len(items(d, c)) > 1:
+            pass
+        responses = d.ok("GET", f"/v1/conversations/{c}/responses")["data"]
+        assert len(responses) == 1 and responses[0]["input"] == "one" and responses[0]["output"] is None, responses
+        # One of a single item, which is followed: it stays for those, and the conversation ends before it.
+        turn(d, "two", conversation=c)
+        d.ok("POST", f"/v1/conversations/{c}", {"convod": {"head": responses[0]["id"]}})
+        (left,) = items(d, c)
+        d.ok("DELETE", f"/v1/conversations/{c}/items/{left['id']}")
+        assert items(d, c) == []
+        assert d.call("GET", f"/v1/responses/{responses[0]['id']}")[0] == 200
+        assert d.stop()[0] == 0
+
+
 def again_at_8k():
     """An answer made again behind a long context runs its last token alone."""
     with Scratch() as data:
@@ -207,4 +231,4 @@ def again_at_8k():
 if not os.path.exists(MAKER):
     print(f"skip: {MAKER} is missing")
     sys.exit(77)
-run(single_items, forks, around_a_segment, all_responses, again_at_8k)
+run(single_items, forks, around_a_segment, all_responses, deleted_for_good, again_at_8k)

@@ -131,7 +131,7 @@ static void test_busy(void **state)
     }
     rig_end(a);
     assert_false(a->failed);
-    assert_int_equal(rig_delete_response(rig, "ann", first->id), -EBUSY); /* another follows it */
+    assert_int_equal(rig_delete_response(rig, "ann", first->id), -ECHILD); /* another follows it */
     assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
     rig_close(rig);
 }
@@ -616,6 +616,65 @@ static void test_unmade(void **state)
     rig_close(rig);
 }
 
+/* A turn that stands for the end of its conversation from its commit on: what it replaces is gone then, from the packs
+ * too, and nothing of what stays is prefilled again. It needs no room that its owner has not. */
+static void test_replaces(void **state)
+{
+    (void)state;
+    static const int lengths[] = {30, 236, 400};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int evict = 0; evict < 2; evict++) {
+            struct rig *rig = rig_open((struct rig_opts){0});
+            char head[64], saved[64], status[64], *text = rig_text(1, lengths[i]);
+            assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+            struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+            struct answer *b = rig_ask(rig, (struct ask){.text = "dark secret", .conversation = "conv_a", .seed = 2});
+            if (evict) { /* otherwise it may still be saving */
+                rig_saved(rig);
+                assert_true(on_disk(rig, "dark secret"));
+                assert_int_equal(rig_evict(rig, "ann", "conv_a", true), 0);
+                rig_stop(rig);
+                rig_start(rig, (struct rig_opts){.limits = {.conversations = 1, .ledger_bytes = 1}});
+                rig_refused(rig, (struct ask){.text = "more", .conversation = "conv_a"}, SESSION_QUOTA);
+            }
+            struct ask cut = {
+                .text = "light", .conversation = "conv_a", .parent = a->id, .replaces = b->id, .warm = true};
+            struct answer *c = rig_ask(rig, cut);
+            assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+            assert_string_equal(head, c->id);
+            assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), -ENOENT);
+            assert_false(on_disk(rig, "dark secret"));
+            rig_refused(rig, cut, SESSION_GONE); /* once more */
+            cut.replaces = a->id;
+            rig_refused(rig, cut, SESSION_CONVERSATION_LOCKED); /* it is not the end */
+            rig_stop(rig);
+            rig_start(rig, (struct rig_opts){0});
+            rig_only_new(rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 4}));
+            rig_only_new(rig_ask(rig, (struct ask){.text = "other", .conversation = "conv_a", .parent = a->id}));
+            free(text);
+            rig_close(rig);
+        }
+}
+
+/* What others follow stays for them. */
+static void test_replaces_what_is_followed(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char head[64], saved[64], status[64];
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "one", .conversation = "conv_a", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "two", .conversation = "conv_a", .seed = 2});
+    (void)rig_ask(rig, (struct ask){.text = "three", .conversation = "conv_a", .seed = 3});
+    assert_int_equal(move_head(rig, "ann", b->id), 0);
+    struct answer *c = rig_ask(
+        rig, (struct ask){.text = "two", .conversation = "conv_a", .parent = a->id, .replaces = b->id, .warm = true});
+    assert_int_equal(rig_stored(rig, "ann", b->id, saved, status), 0);
+    assert_int_equal(rig_head(rig, "ann", "conv_a", head), 0);
+    assert_string_equal(head, c->id);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -636,6 +695,8 @@ int main(void)
         cmocka_unit_test(test_head_moves),
         cmocka_unit_test(test_head_is_of_the_conversation),
         cmocka_unit_test(test_unmade),
+        cmocka_unit_test(test_replaces),
+        cmocka_unit_test(test_replaces_what_is_followed),
         cmocka_unit_test(test_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

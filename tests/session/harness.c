@@ -359,6 +359,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .conversation = ask.conversation,
                                    .previous = ask.previous,
                                    .parent = ask.parent,
+                                   .replaces = ask.replaces,
                                    .match = ask.match,
                                    .items = items,
                                    .n_items = n,

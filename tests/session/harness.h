@@ -85,7 +85,7 @@ struct answer {
 };
 
 struct ask {
-    const char *owner, *conversation, *previous, *parent, *instructions;
+    const char *owner, *conversation, *previous, *parent, *replaces, *instructions;
     const char *tools, *tool;
     enum session_tools choice;
     bool one_call;
