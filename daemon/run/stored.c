@@ -133,7 +133,7 @@ bool run_take_stored(struct run *run, const struct session_response *r)
         replace(&q->previous, NULL);
     }
     q->progress = cJSON_IsTrue(member(own, "progress"));
-    q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)seed->valuedouble : 0;
+    q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)(int64_t)seed->valuedouble : 0;
     const cJSON *temperature = member(q->params_json, "temperature"), *top_p = member(q->params_json, "top_p");
     q->sampling.temperature = cJSON_IsNumber(temperature) ? (float)temperature->valuedouble : 1;
     q->sampling.top_p = cJSON_IsNumber(top_p) ? (float)top_p->valuedouble : 1;
