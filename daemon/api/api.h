@@ -25,6 +25,7 @@
 #define WATCHED_MAX          32                 /* responses that a WebSocket has attached to */
 #define STREAM_ID_MAX        256
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
+#define DETOKENIZE_IDS_MAX   131072
 #define TOKENIZE_RUNNING_MAX 2 /* of the threads that work, so that bodies are parsed meanwhile */
 
 /* ---- work away from the network thread (work.c) --------------------------------------------------------------------

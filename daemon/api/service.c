@@ -301,6 +301,9 @@ void service_detokenize(struct client *c)
         api_error_set(&e, 400, tokens ? "invalid_type" : "missing_required_parameter", "tokens",
                       "'tokens' must be a list of token ids.");
     }
+    if (!e.status && cJSON_GetArraySize(tokens) > DETOKENIZE_IDS_MAX) {
+        api_error_set(&e, 400, "invalid_value", "tokens", "'tokens' must have at most %d ids.", DETOKENIZE_IDS_MAX);
+    }
     /* How long it is, then what it is. */
     for (int pass = 0; pass < 2 && !e.status; pass++) {
         bytes = pass ? malloc(len + 1) : NULL;

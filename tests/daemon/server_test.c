@@ -57,6 +57,21 @@ static void simple_routes(void **state)
         assert_string_equal(str(r.json, "error.param"), bad[i][1]);
         reply_free(&r);
     }
+    enum { MOST = 131072 };
+    char *many = malloc(3 * (MOST + 1) + 32);
+    assert_non_null(many);
+    for (int i = 0; i < 2; i++) {
+        char *at = stpcpy(many, "{\"tokens\":[97");
+        for (int n = 1; n < MOST + i; n++) {
+            at = stpcpy(at, ",97");
+        }
+        stpcpy(at, "]}");
+        r = call(h, "POST", "/detokenize", NULL, many);
+        assert_int_equal(r.status, i ? 400 : 200);
+        assert_true(!i || strcmp(str(r.json, "error.param"), "tokens") == 0);
+        reply_free(&r);
+    }
+    free(many);
     r = call(h, "GET", "/metrics", NULL, NULL);
     assert_int_equal(r.status, 200);
     assert_non_null(strstr(r.body, "convod_time_to_first_token_seconds_bucket"));
