@@ -13,7 +13,7 @@
 
 #define LIST_MAX 100
 
-enum query_kind { CREATE, GET, UPDATE, DELETE, LIST, ITEMS, ITEM, TURNS, EVICT, RESPONSE_GET, RESPONSE_DELETE };
+enum query_kind { CREATE, MADE, GET, UPDATE, DELETE, LIST, ITEMS, ITEM, TURNS, EVICT, RESPONSE_GET, RESPONSE_DELETE };
 
 struct query {
     struct query *next;
@@ -225,24 +225,34 @@ static int created_before(struct storage_ledger *l, struct query *q, const uint8
     return 1;
 }
 
-static int create(struct storage_ledger *l, struct query *q)
+/* The same, with the conversation's head; its key and digest as they are stored. */
+static int made(struct storage_ledger *l, struct query *q, uint8_t key[STORAGE_DIGEST_BYTES])
 {
-    uint8_t key[STORAGE_DIGEST_BYTES], digest[STORAGE_DIGEST_BYTES];
+    uint8_t digest[STORAGE_DIGEST_BYTES];
     q->conversations = calloc(1, sizeof *q->conversations);
     if (!q->conversations)
         return -ENOMEM;
-    if (q->key) {
-        int rc = accept_hash(&q->owner_row, q->key, strlen(q->key), key);
-        if (!rc)
-            rc = accept_hash(&q->owner_row, q->digest, sizeof q->digest, digest);
-        if (rc)
-            return rc;
-        memcpy(q->digest, digest, sizeof digest);
-        if ((rc = created_before(l, q, key)))
-            return rc < 0 ? rc : add_heads(l, q);
-    }
+    if (!q->key)
+        return 0;
+    int rc = accept_hash(&q->owner_row, q->key, strlen(q->key), key);
+    if (!rc)
+        rc = accept_hash(&q->owner_row, q->digest, sizeof q->digest, digest);
+    if (rc)
+        return rc;
+    memcpy(q->digest, digest, sizeof digest);
+    rc = created_before(l, q, key);
+    int heads = rc == 1 ? add_heads(l, q) : 0;
+    return heads ? heads : rc;
+}
+
+static int create(struct storage_ledger *l, struct query *q)
+{
+    uint8_t key[STORAGE_DIGEST_BYTES];
+    int rc = made(l, q, key);
+    if (rc)
+        return rc < 0 ? rc : 0;
     char why[128];
-    int rc = limits_check(l, q->session, q->owner_row.id, q->owner, true, why, sizeof why);
+    rc = limits_check(l, q->session, q->owner_row.id, q->owner, true, why, sizeof why);
     if (rc)
         return rc;
     struct storage_conversation *c = &q->conversations[0];
@@ -386,6 +396,11 @@ static int query_find(struct storage_ledger *l, struct query *q)
     switch (q->kind) {
     case CREATE:
         return create(l, q);
+    case MADE: {
+        uint8_t key[STORAGE_DIGEST_BYTES];
+        rc = made(l, q, key);
+        return rc < 0 ? rc : 0;
+    }
     case GET:
         rc = get_conversation(l, q);
         break;
@@ -672,6 +687,14 @@ int session_conversation_create(struct session *s, const char *owner, const char
         memcpy(settings.digest, digest, sizeof settings.digest);
     }
     return start(s, CREATE, owner, id, title, metadata, instructions, settings);
+}
+
+int session_conversation_made(struct session *s, const char *owner, const char *key, const unsigned char *digest,
+                              session_done *done, void *arg)
+{
+    struct query settings = {.done = done, .arg = arg, .key = (char *)key};
+    memcpy(settings.digest, digest, sizeof settings.digest);
+    return start(s, MADE, owner, NULL, NULL, NULL, NULL, settings);
 }
 
 struct unmake {

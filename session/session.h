@@ -350,6 +350,9 @@ typedef void session_done(void *arg, const struct session_result *r);
 int session_conversation_create(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, const char *key,
                                 const unsigned char *digest, session_done *done, void *arg);
+/* The conversation that was made with a key; none of them: nothing was. -ENOENT: it has been deleted. */
+int session_conversation_made(struct session *s, const char *owner, const char *key, const unsigned char *digest,
+                              session_done *done, void *arg);
 /* What was to be put into a conversation that was just made could not be: unless something else is in it by now it
  * goes, and what is said of its key with it. */
 void session_conversation_unmake(struct session *s, const char *owner, const char *id);

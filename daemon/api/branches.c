@@ -330,6 +330,19 @@ static void fork_source(struct client *c, struct op *op, const struct session_re
     fork_page(c, op, NULL);
 }
 
+/* The fork that was made with the request's key; one that nothing came into yet is gone on with, from its source. */
+static void fork_before(struct client *c, struct op *op, const struct session_result *r)
+{
+    if (r->n_conversations && r->conversations[0].head) {
+        client_answer_json(c, 200, conversation_object(&r->conversations[0]));
+        return;
+    }
+    struct op *get = next(c, op, c->request.param, fork_source);
+    if (get) {
+        op_posted(c, get, session_conversation_get(c->api->runs.session, c->owner, get->id, op_done, get));
+    }
+}
+
 void conversations_fork(struct client *c)
 {
     struct api_error e = {0};
@@ -347,7 +360,8 @@ void conversations_fork(struct client *c)
     if (title) {
         cJSON_AddStringToObject(settings, "title", title);
     }
-    op = op_new(c, c->request.param, fork_source);
+    const struct run_retry *retry = &c->request.retry;
+    op = op_new(c, c->request.param, retry->idempotency_key ? fork_before : fork_source);
     if (!op) {
         goto cleanup;
     }
@@ -359,7 +373,12 @@ void conversations_fork(struct client *c)
         op->turn->settings = settings;
         settings = NULL;
     }
-    op_posted(c, op, made ? session_conversation_get(c->api->runs.session, c->owner, op->id, op_done, op) : -ENOMEM);
+    struct session *session = c->api->runs.session;
+    op_posted(c, op,
+              !made ? -ENOMEM
+              : retry->idempotency_key
+                  ? session_conversation_made(session, c->owner, retry->idempotency_key, retry->digest, op_done, op)
+                  : session_conversation_get(session, c->owner, op->id, op_done, op));
 cleanup:
     cJSON_Delete(body);
     cJSON_Delete(settings);

@@ -327,7 +327,7 @@ static void parse(struct client_request *r)
 {
     r->parsed = true;
     r->json = json_parse_request(r->body ? r->body : "", r->body_len, &r->refused);
-    retry_digest(r->route->pattern, r->body, r->body_len, r->retry.digest);
+    retry_digest(r->route->pattern, r->param, r->body, r->body_len, r->retry.digest);
     if (r->route->turn) {
         r->turn = r->json ? r->route->turn(r->json, &r->refused) : NULL; /* takes it */
         r->json = NULL;
@@ -382,7 +382,7 @@ cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
 {
     struct client_request *r = &c->request;
     if (may_be_empty && r->body_len == 0) {
-        retry_digest(r->route->pattern, NULL, 0, r->retry.digest);
+        retry_digest(r->route->pattern, r->param, NULL, 0, r->retry.digest);
         return json_parse_request("{}", 2, e);
     }
     if (!r->parsed) {
@@ -422,6 +422,7 @@ void api_dispatch(struct client *c)
         p->client_id = c->id;
         memcpy(p->owner, c->owner, sizeof(p->owner));
         p->request.route = c->request.route;
+        memcpy(p->request.param, c->request.param, sizeof(p->request.param));
         p->request.body = c->request.body;
         p->request.body_len = c->request.body_len;
         p->request.body_size = c->request.body_size;

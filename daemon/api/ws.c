@@ -330,7 +330,7 @@ static void message_read(struct message *m)
         m->turn = responses_parse(m->body, true, &m->e); /* takes it */
         m->body = NULL;
         if (m->turn && m->turn->key) {
-            retry_digest("websocket", m->text, m->len, m->digest);
+            retry_digest("websocket", NULL, m->text, m->len, m->digest);
         }
         if (m->turn && m->turn->background) {
             m->turn->body = strndup(m->text, m->len);

@@ -12,11 +12,13 @@
 
 #include "daemon/run/run.h"
 
-void retry_digest(const char *route, const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES])
+void retry_digest(const char *route, const char *id, const char *body, size_t len,
+                  unsigned char digest[RETRY_DIGEST_BYTES])
 {
     EVP_MD_CTX *md = EVP_MD_CTX_new();
     /* Without memory for a digest nothing is a repetition of anything: all of them are zero, and that is none. */
     bool ok = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) && EVP_DigestUpdate(md, route, strlen(route) + 1) &&
+              (!id || !*id || EVP_DigestUpdate(md, id, strlen(id) + 1)) &&
               EVP_DigestUpdate(md, body ? body : "", len) && EVP_DigestFinal_ex(md, digest, NULL);
     if (!ok) {
         memset(digest, 0, RETRY_DIGEST_BYTES);

@@ -330,8 +330,9 @@ struct run *run_from_stored(struct runs *rs, const char *owner, const struct run
 /* ---- POSTs that come again (retry.c) ------------------------------------------------------------------------------
  */
 
-/* Of a request: where it goes, and what it says. */
-void retry_digest(const char *route, const char *body, size_t len, unsigned char digest[RETRY_DIGEST_BYTES]);
+/* Of a request: where it goes, with what id in the path (NULL or "": none), and what it says. */
+void retry_digest(const char *route, const char *id, const char *body, size_t len,
+                  unsigned char digest[RETRY_DIGEST_BYTES]);
 /* The key of a request may stand in its head, or among its fields (NULL: not there): one of them is taken into retry.
  * False and *e: there are two, or it is too long. */
 bool retry_key(struct run_retry *retry, const char *field, struct api_error *e);

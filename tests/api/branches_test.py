@@ -107,7 +107,7 @@ def forks():
             turn(d, text, conversation=c)
         every = items(d, c)
         status, refused = d.call("POST", f"/v1/conversations/{c}/fork", {"item": "msg_none"})
-        assert status == 404 and refused["error"]["code"] == "item_not_found", refused
+        assert status == 404 and refused["error"]["code"] == "item_not_found" and refused["error"]["param"] == "item", refused
         assert d.call("POST", f"/v1/conversations/{d.conversation()}/fork", {})[0] == 400
         assert d.call("POST", "/v1/conversations/conv_none/fork", {})[0] == 404
         made = []
@@ -124,9 +124,15 @@ def forks():
             made.append(f["id"])
         whole = d.ok("POST", f"/v1/conversations/{c}/fork", {})
         assert whole["convod"]["title"] == "kites" and len(items(d, whole["id"])) == 6
+        # A key is of one conversation's fork, and finds it also when the conversation has gone.
+        second, key = d.conversation(items=[{"role": "user", "content": "x"}]), {"Idempotency-Key": "one"}
+        keyed = d.call("POST", f"/v1/conversations/{c}/fork", {}, key)[1]
+        status, refused = d.call("POST", f"/v1/conversations/{second}/fork", {}, key)
+        assert status == 400 and refused["error"]["code"] == "idempotency_key_reused", refused
         d.settle()
         # What it was made from may go: the fork stands on its own, cold as well.
         assert d.ok("DELETE", f"/v1/conversations/{c}")["deleted"]
+        assert d.call("POST", f"/v1/conversations/{c}/fork", {}, key)[1]["id"] == keyed["id"]
         assert d.stop()[0] == 0
         d.start()
         r = only_new(turn(d, "four", conversation=whole["id"]), 40)
