@@ -26,7 +26,8 @@
 #define STREAM_ID_MAX        256
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define DETOKENIZE_IDS_MAX   131072
-#define TOKENIZE_RUNNING_MAX 2 /* of the threads that work, so that bodies are parsed meanwhile */
+#define LOGPROBS_AGAIN_MAX   16384 /* tokens and their alternatives in an event that repeats those of the deltas */
+#define TOKENIZE_RUNNING_MAX 2     /* of the threads that work, so that bodies are parsed meanwhile */
 
 /* ---- work away from the network thread (work.c) --------------------------------------------------------------------
  */
@@ -229,8 +230,6 @@ void responses_attach(struct client *c, int kind, int64_t starting_after, const 
 void responses_cursor_error(struct api_error *e);
 /* An item of the API's lists. */
 cJSON *item_object(const struct session_item *item);
-/* An item of a run's output, as far as it is there. */
-cJSON *output_object(const struct run *run, size_t i);
 /* [data, first_id, last_id, has_more] of a list. Takes items. */
 cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */

@@ -129,7 +129,19 @@ static const char *item_status(const struct run *run, size_t i)
     return item->open ? "in_progress" : item->incomplete ? "incomplete" : "completed";
 }
 
-cJSON *output_object(const struct run *run, size_t i)
+/* The tokens of an answer are told with its deltas. What says the same again, in one event, does so up to
+ * LOGPROBS_AGAIN_MAX entries, or it would be as long as all of the deltas. */
+static cJSON *logprobs_again(const struct run *run, size_t i)
+{
+    size_t n = 0;
+    for (size_t k = 0; k < run->n_items; k++) {
+        n += run->items[k].n_logprobs * (size_t)(run->request->n_top + 1);
+    }
+    return n <= LOGPROBS_AGAIN_MAX ? logprobs_list(run, i, 0) : cJSON_CreateArray();
+}
+
+/* An item of the output, as far as it is there. event: as an event has it. */
+static cJSON *output_object(const struct run *run, size_t i, bool event)
 {
     const struct run_item *item = &run->items[i];
     const struct session_item shown = {.id = item->id,
@@ -139,8 +151,8 @@ cJSON *output_object(const struct run *run, size_t i)
                                        .len = item->len,
                                        .body = item->body,
                                        .output = true};
-    cJSON *o = show_item(&shown, item_status(run, i), !item->open,
-                         is_message(run, i) && !item->open ? logprobs_list(run, i, 0) : NULL);
+    cJSON *odds = !is_message(run, i) || item->open ? NULL : event ? logprobs_again(run, i) : logprobs_list(run, i, 0);
+    cJSON *o = show_item(&shown, item_status(run, i), !item->open, odds);
     if (!item->open && is(run, i, "reasoning") && wants_summary(run)) {
         cJSON_AddItemToArray(cJSON_GetObjectItem(o, "summary"), summary_part(item->text));
     }
@@ -209,7 +221,7 @@ static void add_convod(cJSON *o, const struct run *run)
     cJSON_AddItemToObject(o, "convod", convod);
 }
 
-cJSON *response_object(const struct run *run)
+static cJSON *whole_object(const struct run *run, bool event)
 {
     const struct turn_request *q = run->request;
     const cJSON *params = q->params_json;
@@ -244,7 +256,7 @@ cJSON *response_object(const struct run *run)
     cJSON_AddStringToObject(o, "model", run->runs->model);
     cJSON *output = cJSON_AddArrayToObject(o, "output");
     for (size_t i = 0; run->ended && !run->failed && i < run->n_items; i++) {
-        cJSON_AddItemToArray(output, output_object(run, i));
+        cJSON_AddItemToArray(output, output_object(run, i, event));
     }
     add_param(o, params, "parallel_tool_calls", cJSON_CreateTrue());
     add_or_null(o, "previous_response_id", q->previous);
@@ -276,6 +288,11 @@ cJSON *response_object(const struct run *run)
     return o;
 }
 
+cJSON *response_object(const struct run *run)
+{
+    return whole_object(run, false);
+}
+
 /* ---- events -------------------------------------------------------------------------------------------------------
  */
 
@@ -291,7 +308,7 @@ static void emit(struct run *run, const char *type, cJSON *e)
 static void emit_response(struct run *run, const char *type)
 {
     cJSON *e = cJSON_CreateObject();
-    cJSON_AddItemToObject(e, "response", response_object(run));
+    cJSON_AddItemToObject(e, "response", whole_object(run, true));
     emit(run, type, e);
 }
 
@@ -329,7 +346,7 @@ static void emit_item(struct run *run, size_t i, const char *type)
 {
     cJSON *e = cJSON_CreateObject();
     cJSON_AddNumberToObject(e, "output_index", (double)i);
-    cJSON_AddItemToObject(e, "item", output_object(run, i));
+    cJSON_AddItemToObject(e, "item", output_object(run, i, true));
     emit(run, type, e);
 }
 
@@ -355,10 +372,10 @@ static void responses_item_end(struct run *run, size_t i)
     if (is_message(run, i)) {
         e = part_event(run, i);
         cJSON_AddStringToObject(e, "text", text);
-        cJSON_AddItemToObject(e, "logprobs", logprobs_list(run, i, 0));
+        cJSON_AddItemToObject(e, "logprobs", logprobs_again(run, i));
         emit(run, "response.output_text.done", e);
         e = part_event(run, i);
-        cJSON_AddItemToObject(e, "part", text_part(text, logprobs_list(run, i, 0)));
+        cJSON_AddItemToObject(e, "part", text_part(text, logprobs_again(run, i)));
         emit(run, "response.content_part.done", e);
     } else if (is(run, i, "reasoning") && wants_summary(run)) {
         emit_thinking(run, i, "response.reasoning_summary_text.done", "text", text, NULL);

@@ -146,15 +146,16 @@ void run_log(struct run *run, const char *name, char *data)
     run->log_bytes += len;
 }
 
-/* Tells all readers that the log has grown or that the run has ended. */
-static void wake_readers(struct run *run)
+/* Tells all readers that the log has grown or that the run has ended. `before`: its bytes before this event, of which
+ * nobody can have read anything yet. */
+static void wake_readers(struct run *run, uint64_t before)
 {
     struct subscriber *next;
     for (struct subscriber *sub = run->subscribers; sub; sub = next) {
         next = sub->next_in_run;
         uint64_t seen = sub->delivered_bytes > sub->joined_bytes ? sub->delivered_bytes : sub->joined_bytes;
         if (!sub->whole || run->ended) {
-            sub->wake(sub, !sub->whole && run->log_bytes - seen > LAG_BYTES_MAX);
+            sub->wake(sub, !sub->whole && before > seen && before - seen > LAG_BYTES_MAX);
         }
     }
 }
@@ -615,6 +616,7 @@ static void take_event(struct event *event, bool closing)
     struct run *run = e->run;
     const struct session_event *ev = &e->turn;
     const struct run_format *format = closing ? NULL : run->request->format;
+    const uint64_t before = run->log_bytes;
     bool over = false;
     switch (closing ? SESSION_EVENT_PROGRESS : ev->kind) {
     case SESSION_EVENT_STARTED:
@@ -676,7 +678,7 @@ static void take_event(struct event *event, bool closing)
         break;
     }
     if (!closing) {
-        wake_readers(run);
+        wake_readers(run, before);
     }
     if (over) {
         run_retire(run);

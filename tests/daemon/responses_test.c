@@ -531,6 +531,36 @@ static void priorities(void **state)
     harness_stop(h);
 }
 
+/* A long answer with many alternatives is read to its end: its deltas have all of them, its last events do not repeat
+ * them, and where it is not streamed they are in the answer. */
+static void long_logprobs(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const struct {
+        int n;
+        bool again;
+    } cases[] = {{700, true}, {5000, false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        char body[128];
+        snprintf(body, sizeof(body), "{\"input\":\"many %d\",\"top_logprobs\":20,\"stream\":true}", cases[i].n);
+        struct reply r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(r.status, 200);
+        size_t n = 0;
+        for (const char *at = r.body; (at = strstr(at, "\"top_logprobs\":[")); at++) {
+            n++;
+        }
+        assert_int_equal(n, cases[i].n * (cases[i].again ? 5 : 1));
+        assert_non_null(strstr(r.body, "event: response.completed"));
+        reply_free(&r);
+        snprintf(body, sizeof(body), "{\"input\":\"many %d\",\"top_logprobs\":20}", cases[i].n);
+        r = call(h, "POST", "/v1/responses", NULL, body);
+        assert_int_equal(cJSON_GetArraySize(at(r.json, "output.0.content.0.logprobs")), cases[i].n);
+        reply_free(&r);
+    }
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -545,6 +575,7 @@ int main(void)
         cmocka_unit_test(logs_tell_no_secrets),
         cmocka_unit_test(priorities),
         cmocka_unit_test(long_texts),
+        cmocka_unit_test(long_logprobs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
