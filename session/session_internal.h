@@ -18,6 +18,7 @@
  * form.c         what its answer and its calls must be
  * answer.c       what a turn's tokens say: the items of its output
  * conversations.c  everything that is not a turn: list, get, delete, evict, ...
+ * unmake.c         a conversation that nothing came into goes again
  * unsaved.c      turns whose KV could not be saved: tried again
  * prune.c        what stays of a segment that a response to be deleted shares
  * stored.c       rows of the ledger as users of the session see them
