@@ -100,8 +100,9 @@ struct storage_limits storage_limits_of(struct storage *st, const char *owner);
 /* [any thread] Whether anyone's conversations end by their age. */
 bool storage_limits_retain(struct storage *st);
 
-/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk,
- * and in RAM. */
+/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns, of their instructions,
+ * params and requests, and of the conversations' titles, metadata and instructions; of compressed KV on disk, and in
+ * RAM. */
 struct storage_usage {
     uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes;
 };
