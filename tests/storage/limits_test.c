@@ -269,7 +269,39 @@ static void test_age(void **state)
     /* Everyone's, but for who has a limit of its own: here none. */
     const struct storage_owner_limits never[] = {{"b", {0}}};
     assert_int_equal(storage_limits_set(st, &(struct storage_limits){.retain_ms = DAY_MS}, never, 1), 0);
+    assert_int_equal(expired(st, 9 * DAY_MS, NULL, NULL), -ENOENT); /* it went on where it had found b's */
     assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
+    assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static int owners_run(struct storage_ledger *l, void *arg)
+{
+    return schema_errno(sqlite3_exec(l->db, arg, NULL, NULL, NULL));
+}
+
+/* However many owners there are, one look goes through some of them, and the next goes on there. */
+static void test_age_of_many(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), sql[200];
+    struct storage *st = testing_open(dir);
+    (void)snprintf(sql, sizeof sql,
+                   "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < %d) "
+                   "INSERT INTO owners(name, key) SELECT 'o' || n, zeroblob(32) FROM c",
+                   2 * STORAGE_EXPIRED_OWNERS);
+    assert_int_equal(jobs_call(st, owners_run, sql), 0);
+    (void)testing_conversation(st, testing_owner(st, "last"), "conv_old");
+    assert_int_equal(jobs_call(st, age_run, NULL), 0);
+    assert_int_equal(storage_limits_set(st, &(struct storage_limits){.retain_ms = DAY_MS}, NULL, 0), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(expired(st, 9 * DAY_MS, NULL, NULL), -EAGAIN);
+        assert_int_equal(expired(st, 9 * DAY_MS, NULL, NULL), -EAGAIN);
+        assert_int_equal(expired(st, 9 * DAY_MS, "last", "conv_old"), 0);
+        assert_int_equal(expired(st, 9 * DAY_MS, "last", "conv_old"), 0); /* it is still there */
+        assert_int_equal(expired(st, 2 * DAY_MS / 3, NULL, NULL), -ENOENT);
+    }
     storage_close(st);
     testing_dir_remove(dir);
 }
@@ -278,6 +310,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts),   cmocka_unit_test(test_texts_count),
                                        cmocka_unit_test(test_deletion_counts), cmocka_unit_test(test_disk_gives_way),
-                                       cmocka_unit_test(test_ram_gives_way),   cmocka_unit_test(test_age)};
+                                       cmocka_unit_test(test_ram_gives_way),   cmocka_unit_test(test_age),
+                                       cmocka_unit_test(test_age_of_many)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
