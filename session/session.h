@@ -303,7 +303,7 @@ void session_queued_fail(struct session *s, const char *owner, const char *respo
 /* Whether an error says that a disk or a quota is full. */
 bool session_disk_full(int rc);
 
-/* Drops a store:false response and its context. */
+/* Drops a store:false response and its context. Raw ones are not remembered. */
 void session_forget(struct session *s, const char *owner, const char *response_id);
 
 /* ---- conversations and responses
