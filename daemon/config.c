@@ -140,7 +140,10 @@ static const struct setting settings[] = {
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
      CHOICES(kv_types)},
-    {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0", "memory for KV pages; 0 = half of what is free", ANY},
+    {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0",
+     "memory for KV pages; 0 = half of what is free, of a GPU all", ANY},
+    {"gpu-memory-fraction", FRACTION, AT(gpu_memory_fraction), 0, 0, 0, "N", "0.9",
+     "of a GPU's memory, all that is taken of it; with kv-bytes 0, the pages take what weights leave", ANY},
     {"ram-bytes", BYTES, AT(ram_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept in memory; 0 = 256M", ANY},
     {"disk-bytes", BYTES, AT(disk_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept on disk; 0 = half of what is free",
      ANY},
@@ -304,6 +307,8 @@ static void say_allowed(const struct setting *s, char *out, size_t size)
         snprintf(out, size, "a number from %lld to %lld", (long long)s->min, (long long)s->max);
     } else if (s->type == BYTES) {
         snprintf(out, size, "a size such as 512M or 8G%s", s->min ? ", at least 64K, or 0 for no bound" : "");
+    } else if (s->type == FRACTION) {
+        snprintf(out, size, "a number above 0, at most 1, such as 0.9");
     } else if (s->choices) {
         size_t n = 0;
         for (size_t i = 0; s->choices[i] && n < size; i++) {
@@ -344,6 +349,15 @@ static int put(struct daemon_config *c, const struct setting *s, const char *val
             return -EINVAL;
         }
         memcpy(base + s->offset, &n, sizeof(n));
+        return 0;
+    }
+    if (s->type == FRACTION) {
+        char *end;
+        double x = strtod(value, &end); /* the locale is C */
+        if (value[strspn(value, "0123456789.")] || end == value || *end || !(x > 0 && x <= 1)) {
+            return -EINVAL;
+        }
+        memcpy(base + s->offset, &x, sizeof(x));
         return 0;
     }
     if (!choice_fits(s, value) || (s->fits && !s->fits(value))) {
@@ -550,7 +564,8 @@ char *daemon_config_help(void)
     fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n"
                "       convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
                "Holds long conversations with a language model: clients send only the new turn, over the\n"
-               "Responses API (WebSocket, HTTP, SSE) or Chat Completions. History is never prefilled again.\n\n"
+               "Responses API (WebSocket, HTTP, SSE), Chat Completions, Completions or Anthropic's\n"
+               "Messages. History is never prefilled again.\n\n"
                "convod token add|list|revoke changes who may use it; see convod token --help.\n\n");
     for (size_t i = 0; i < N_SETTINGS; i++) {
         const struct setting *s = &settings[i];

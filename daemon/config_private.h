@@ -4,7 +4,7 @@
 
 #include "daemon/daemon.h"
 
-enum setting_type { STRING, INTEGER, BYTES, LIST };
+enum setting_type { STRING, INTEGER, BYTES, FRACTION, LIST };
 
 struct setting {
     const char *name;

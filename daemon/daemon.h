@@ -27,6 +27,7 @@ struct daemon_config {
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
     int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;
+    double gpu_memory_fraction;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes, owner_ram_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;

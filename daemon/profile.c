@@ -41,9 +41,12 @@ int daemon_profile(const struct daemon_config *c, char *err, size_t err_size)
     const struct session_opts opts = {
         .engine = {.model_path = c->model,
                    .backend = c->backend,
+                   .device = c->device,
+                   .numerics = c->numerics,
                    .threads = c->threads,
                    .ctx_tokens = c->ctx,
                    .kv_bytes = c->kv_bytes,
+                   .device_fraction = c->gpu_memory_fraction,
                    .kv_type = c->kv_type,
                    .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format,
                    .cache_dir = c->cache},

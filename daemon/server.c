@@ -242,6 +242,7 @@ static void *load(void *arg)
                 .threads = c->threads,
                 .ctx_tokens = c->ctx,
                 .kv_bytes = c->kv_bytes,
+                .device_fraction = c->gpu_memory_fraction,
                 .kv_type = c->kv_type,
                 .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format,
                 .cache_dir = c->cache,

@@ -19,6 +19,7 @@
 #define STEP_PICKS_DEFAULT  64
 
 /* Default KV budget: enough for this many sequences of the model's full length, if memory allows. */
+#define DEVICE_FRACTION      0.9
 #define KV_DEFAULT_SEQUENCES 16
 
 static char *model_name(const struct gguf *g, const char *path)
@@ -100,6 +101,17 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
 
 /* ---- step two: whether it fits ---------------------------------------------------------------------------------- */
 
+/* What may be taken, of a device no more than its share; `whole`: if nobody else had any of it. */
+static uint64_t memory_for(const struct engine *e, const struct engine_opts *o, bool whole)
+{
+    uint64_t bytes = e->ops->memory_bytes(e->kernels, whole);
+    if (e->ops->host)
+        return bytes;
+    double fraction = o->device_fraction > 0 ? o->device_fraction : DEVICE_FRACTION;
+    uint64_t share = (uint64_t)(fraction * (double)e->ops->memory_bytes(e->kernels, true));
+    return bytes < share ? bytes : share;
+}
+
 /* Chooses the context and the bytes of KV pages (*kv_bytes), and compares all that will be allocated with the memory
  * that is available. */
 static int admit(struct engine *e, const struct engine_opts *o, uint64_t available, size_t *kv_bytes, char *err,
@@ -114,19 +126,21 @@ static int admit(struct engine *e, const struct engine_opts *o, uint64_t availab
         snprintf(
             err, err_size,
             "%s: needs about %llu MiB for weights and %llu MiB for steps, but only %llu MiB of memory are available; "
-            "use a smaller model or quantization",
+            "use a smaller model or quantization%s",
             o->model_path, (unsigned long long)(weights >> 20), (unsigned long long)(scratch >> 20),
-            (unsigned long long)(available >> 20));
+            (unsigned long long)(available >> 20), e->ops->host ? "" : ", or raise gpu-memory-fraction");
         return -ENOMEM;
     }
-    if (bytes == 0)
+    if (bytes == 0 && !e->ops->host)
+        bytes = (size_t)left; /* nobody else wants it */
+    else if (bytes == 0)
         bytes = left / 2 / KV_DEFAULT_SEQUENCES > wanted ? wanted * KV_DEFAULT_SEQUENCES : (size_t)(left / 2);
     if (bytes > left) {
         snprintf(err, err_size,
                  "%zu MiB of KV pages are more than the %llu MiB of memory that are left beside weights (%llu MiB) and "
-                 "steps (%llu MiB); lower kv-bytes",
+                 "steps (%llu MiB); lower kv-bytes%s",
                  bytes >> 20, (unsigned long long)(left >> 20), (unsigned long long)(weights >> 20),
-                 (unsigned long long)(scratch >> 20));
+                 (unsigned long long)(scratch >> 20), e->ops->host ? "" : " or raise gpu-memory-fraction");
         return -ENOMEM;
     }
     kv_pools_size(e);
@@ -195,8 +209,7 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
     model_weigh(&e->model, e->kernels);
     e->info.weight_bytes = e->model.weight_bytes;
     e->info.token_weight_bytes = e->model.weight_bytes - e->model.embed_bytes;
-    uint64_t memory = e->ops->memory_bytes(e->kernels, check);
-    if ((rc = admit(e, o, memory, &kv_bytes, err, err_size)) || check)
+    if ((rc = admit(e, o, memory_for(e, o, check), &kv_bytes, err, err_size)) || check)
         return rc;
     return load(e, o, kv_bytes, err, err_size);
 }
@@ -207,6 +220,10 @@ static int open_engine(const struct engine_opts *opts, bool check, struct engine
     if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0 ||
         opts->step_picks < 0 || opts->step_logits < 0) {
         snprintf(err, err_size, "a model file is needed, and no setting may be negative");
+        return -EINVAL;
+    }
+    if (!(opts->device_fraction >= 0 && opts->device_fraction <= 1)) {
+        snprintf(err, err_size, "a fraction of a device's memory must be from 0 to 1");
         return -EINVAL;
     }
     int most = opts->step_tokens > opts->step_picks ? opts->step_tokens : opts->step_picks;

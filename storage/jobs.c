@@ -134,6 +134,8 @@ static int job_run(struct storage_ledger *l, struct job *j)
         kv_lose(l, j->rc < 0 ? j->rc : -EIO);
     j->deferred = l->deferred || j->marks;
     j->kv = l->wrote_kv;
+    if (room_is_full(j->rc))
+        atomic_store(&l->st->room_hit, true); /* SQLite may have taken back the statement alone */
     if (j->rc < 0) {
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;

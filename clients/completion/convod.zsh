@@ -8,7 +8,7 @@ _arguments -s \
     '--repair[the same, and mend what can be]:folder:_files -/' \
     '--config[settings from this file]:file:_files' \
     '--token-file[who may use it]:file:_files' \
-    '--backend[what computes]:name:(auto cpu cpu-portable cpu-avx2 cpu-avx512 cuda)' \
+    '--backend[what computes]:name:(auto cpu cpu-portable cpu-avx2 cpu-avxvnni cpu-avx512 cuda)' \
     '--numerics[of a GPU]:name:(device exact)' \
     '--kv-type[type of keys and values]:type:(bf16 f16)' \
     '--chat-format[how messages become tokens]:name:(auto chatml llama2 llama3 gemma mistral deepseek harmony phi3 phi4 phi4-mini zephyr)' \

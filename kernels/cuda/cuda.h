@@ -55,8 +55,8 @@ bool cuda_takes_halves(enum kernels_type type, int cols);
 /* Bytes of `rows` rows in that form, a multiple of 16. */
 size_t cuda_halves_bytes(int rows, int cols);
 
-/* Rounds x[n][cols] to the type of such weights, nearest even. For F16 a row is divided by a power of two before, so
- * that its greatest magnitude is below 2^15, and the product multiplied by it. A row that has an infinity or NaN is all
+/* Rounds x[n][cols] to the type of such weights, nearest even. For F16 a row is divided by the power of two
+ * that brings its greatest magnitude to [2^14, 2^15), and the product multiplied by it. A row that has an infinity or NaN is all
  * NaN. */
 int cuda_narrow(cudaStream_t s, enum kernels_type type, const float *x, int n, int cols, void *halves);
 
@@ -151,7 +151,7 @@ struct cuda_attention {
 };
 int cuda_attention_exact(cudaStream_t s, struct cuda_attention a, struct cuda_rows rows);
 
-/* The same on tensor cores, in the device's own order, where cuda_attention_fits(): a head size of at most 128 that is
+/* The same on tensor cores, in the device's own order, where cuda_attention_fits(): a head size of at most 256 that is
  * a multiple of 16, and at most 16 heads for a kv head. With `partial` blocks are shared out over the device, for
  * batches of few rows; the bits are the same. */
 bool cuda_attention_fits(const struct kernels_kv *kv, int heads);

@@ -51,9 +51,9 @@ static __global__ void __launch_bounds__(NARROWERS)
     __syncthreads();
     for (int w = 0; w < NARROWERS / WARP; w++)
         top = max(top, tops[w]);
-    /* 2^15 is exponent 142. */
+    /* 2^14 is exponent 141; both powers are normal numbers. */
     bool broken = top >= 0x7f800000;
-    int down = type == KERNELS_F16 && top >> 23 > 141 ? (int)(top >> 23) - 141 : 0;
+    int down = type == KERNELS_F16 && top ? max(max((int)(top >> 23), 1) - 141, -126) : 0;
     float factor = __uint_as_float((uint32_t)(127 - down) << 23);
     for (int i = threadIdx.x; i < cols; i += NARROWERS) {
         float v = broken ? not_a_number() : x[i] * factor;

@@ -2,6 +2,7 @@
  * how activations are rounded, and do not depend on what else is in a step. */
 #include "tests/engine/engine_fixture.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -138,13 +139,82 @@ static void test_device_numerics(void **state)
     check_device(KERNELS_F16, 30, 26);
 }
 
+/* ---- its memory ---- */
+
+#define DEVICE_BYTES ((size_t)1 << 30) /* of the emulated one */
+
+static int open_with(const char *path, double fraction, size_t kv_bytes, struct engine **out, char *err,
+                     size_t err_size)
+{
+    const struct engine_opts opts = {.model_path = path,
+                                     .backend = "cuda",
+                                     .device_fraction = fraction,
+                                     .kv_bytes = kv_bytes,
+                                     .threads = 1,
+                                     .step_tokens = 16};
+    *err = '\0';
+    return engine_open(&opts, out, err, err_size);
+}
+
+/* With less and less of the device there is no room for pages, and then for weights; what is told says what to change.
+ */
+static void test_fraction(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    char *path = tiny_model_save(&m), err[512];
+    struct engine *e;
+    assert_int_equal(open_with(path, 0.1, 0, &e, err, sizeof err), 0);
+    size_t used = engine_info(e)->kv_bytes;
+    assert_in_range(used, DEVICE_BYTES / 20, DEVICE_BYTES / 10);
+    engine_close(e);
+    assert_int_equal(open_with(path, 0.1, DEVICE_BYTES / 8, &e, err, sizeof err), -ENOMEM);
+    assert_non_null(strstr(err, "lower kv-bytes or raise gpu-memory-fraction"));
+    bool no_page = false, no_weights = false;
+    size_t taken = DEVICE_BYTES / 10 - used; /* by all but pages */
+    for (size_t share = taken + (64 << 10); !no_weights && share > 4096; share -= 4096) {
+        int rc = open_with(path, (double)share / (double)DEVICE_BYTES, 0, &e, err, sizeof err);
+        if (rc == 0) {
+            engine_close(e);
+            assert_false(no_page);
+        } else if (strstr(err, "too few for KV pages")) {
+            no_page = true;
+        } else {
+            assert_int_equal(rc, -ENOMEM);
+            assert_non_null(strstr(err, "or raise gpu-memory-fraction"));
+            no_weights = true;
+        }
+    }
+    assert_true(no_page && no_weights);
+    tiny_model_remove(path);
+}
+
+/* The second takes of what the first has left. */
+static void test_two_on_one_device(void **state)
+{
+    (void)state;
+    struct tiny_model m = tiny_model_of(TINY_QWEN2);
+    char *path = tiny_model_save(&m), err[512];
+    struct engine *a, *b, *c;
+    assert_int_equal(open_with(path, 0.5, 0, &a, err, sizeof err), 0);
+    assert_int_equal(open_with(path, 0.75, 0, &b, err, sizeof err), 0);
+    assert_true(engine_info(a)->kv_bytes > engine_info(b)->kv_bytes);
+    assert_true(engine_info(a)->kv_bytes + engine_info(b)->kv_bytes < DEVICE_BYTES);
+    assert_int_equal(open_with(path, 0.5, 0, &c, err, sizeof err), -ENOMEM);
+    assert_non_null(strstr(err, "memory are available"));
+    engine_close(a);
+    assert_int_equal(open_with(path, 0.25, 0, &a, err, sizeof err), 0);
+    engine_close(a);
+    engine_close(b);
+    tiny_model_remove(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_long),
-        cmocka_unit_test(test_device_numerics),
+        cmocka_unit_test(test_architectures), cmocka_unit_test(test_types),
+        cmocka_unit_test(test_long),          cmocka_unit_test(test_device_numerics),
+        cmocka_unit_test(test_fraction),      cmocka_unit_test(test_two_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,6 +101,8 @@ static void test_settings_that_are_refused(void **state)
     expect_refusal(&o, -EINVAL, "negative");
     o = fine, o.step_tokens = -1;
     expect_refusal(&o, -EINVAL, "negative");
+    o = fine, o.device_fraction = 1.5;
+    expect_refusal(&o, -EINVAL, "fraction");
     o = fine, o.step_tokens = 8193;
     expect_refusal(&o, -EINVAL, "8192");
     o = fine, o.kv_type = "q8_0";
