@@ -26,15 +26,15 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file; of a model in parts the first */
-    const char *backend;     /* kernels_opts.backend; NULL = "auto" */
-    int device;              /* kernels_opts.device */
-    const char *numerics;    /* kernels_opts.numerics; NULL = "device" */
-    int threads;             /* 0 = one per available core */
-    int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
-    size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading, of a device all */
-    double device_fraction;  /* of a device's memory, in (0, 1], all that is taken of it; 0 = 0.9; nothing to the host */
-    const char *kv_type;     /* "bf16" (NULL) or "f16" */
+    const char *model_path; /* a GGUF file; of a model in parts the first */
+    const char *backend;    /* kernels_opts.backend; NULL = "auto" */
+    int device;             /* kernels_opts.device */
+    const char *numerics;   /* kernels_opts.numerics; NULL = "device" */
+    int threads;            /* 0 = one per available core */
+    int ctx_tokens;         /* longest sequence; 0 = the model's own length, capped by kv_bytes */
+    size_t kv_bytes; /* memory for KV pages; 0 = half of the memory that is free after loading, of a device all */
+    double device_fraction; /* of a device's memory, in (0, 1], all that is taken of it; 0 = 0.9; nothing to the host */
+    const char *kv_type;    /* "bf16" (NULL) or "f16" */
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
     bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
