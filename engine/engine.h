@@ -26,15 +26,15 @@ struct engine_seq;
 /* ---- open ---------------------------------------------------------------------------------------------------- */
 
 struct engine_opts {
-    const char *model_path;  /* a GGUF file; of a model in parts the first */
-    const char *backend;     /* kernels_opts.backend; NULL = "auto" */
-    int device;              /* kernels_opts.device */
-    const char *numerics;    /* kernels_opts.numerics; NULL = "device" */
-    int threads;             /* 0 = one per available core */
-    int ctx_tokens;          /* longest sequence; 0 = the model's own length, capped by kv_bytes */
-    size_t kv_bytes;         /* memory for KV pages; 0 = half of the memory that is free after loading, of a device all */
-    double device_fraction;  /* of a device's memory, in (0, 1], all that is taken of it; 0 = 0.9; nothing to the host */
-    const char *kv_type;     /* "bf16" (NULL) or "f16" */
+    const char *model_path; /* a GGUF file; of a model in parts the first */
+    const char *backend;    /* kernels_opts.backend; NULL = "auto" */
+    int device;             /* kernels_opts.device */
+    const char *numerics;   /* kernels_opts.numerics; NULL = "device" */
+    int threads;            /* 0 = one per available core */
+    int ctx_tokens;         /* longest sequence; 0 = the model's own length, capped by kv_bytes */
+    size_t kv_bytes; /* memory for KV pages; 0 = half of the memory that is free after loading, of a device all */
+    double device_fraction; /* of a device's memory, in (0, 1], all that is taken of it; 0 = 0.9; nothing to the host */
+    const char *kv_type;    /* "bf16" (NULL) or "f16" */
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
     bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
     int step_tokens;         /* most new tokens in one step (scratch is sized for it); 0 = 512 */
@@ -323,19 +323,20 @@ void engine_form_free(struct engine_form *f);
 /* Memory that it holds. */
 size_t engine_form_bytes(const struct engine_form *f);
 
-/* The forms in use on an engine: equal ones share what was found of them, also with answers that come later. Belongs to
- * the engine thread, like all below. */
+/* The forms in use on an engine: an owner's equal ones share what was found of them, also with answers that come later.
+ * Belongs to the engine thread, like all below. */
 struct engine_forms;
 /* NULL: out of memory. The engine must outlive it. */
 struct engine_forms *engine_forms_new(const struct engine *e);
 /* NULL is fine. Its matches must have been freed. */
 void engine_forms_free(struct engine_forms *fs);
 
-#define ENGINE_FORMS_OWNER_BYTES (96u << 20) /* states and masks of all forms that an owner was the first to use */
+#define ENGINE_FORMS_OWNER_BYTES (96u << 20) /* states and masks of all forms of an owner */
 
 /* How far an answer is. */
 struct engine_match;
-/* At its beginning. owner: whose answer it is. -EINVAL: the vocabulary has no token that ends an answer; -ENOMEM. */
+/* At its beginning. owner: whose answer it is; f is used for one owner's answers only. -EINVAL: the vocabulary has no
+ * token that ends an answer; -ENOMEM. */
 int engine_match_new(struct engine_forms *fs, struct engine_form *f, const char *owner, struct engine_match **out);
 /* NULL is fine. */
 void engine_match_free(struct engine_match *m);

@@ -1,4 +1,4 @@
-/* engine_match.c - answers of a form: grammars with the engine's vocabulary, shared by equal requests.
+/* engine_match.c - answers of a form: grammars with the engine's vocabulary, shared by an owner's equal requests.
  *
  * A form is compiled wherever its request is read; on the engine thread it finds the one that is there of the same
  * text, and with it all states and masks that earlier answers met. What nobody uses is kept as long as there is room.
@@ -101,17 +101,19 @@ static int check_owner(struct engine_forms *fs, struct engine_form *f)
     return owner_bytes(fs, f->owner) <= ENGINE_FORMS_OWNER_BYTES ? 0 : -E2BIG;
 }
 
-/* The form of the list that is equal to f, which becomes it where there is none; used now. NULL: out of memory. */
+/* The owner's form of the list that is equal to f, which becomes it where there is none; used now. NULL: out of memory.
+ * Owners share none: what one asks of it would count as another's. */
 static struct engine_form *find(struct engine_forms *fs, struct engine_form *f, const char *owner)
 {
     struct engine_form **p = &fs->list;
     while (*p != NULL && ((*p)->kind != f->kind || (*p)->lenient != f->lenient || (*p)->len != f->len ||
-                          memcmp((*p)->text, f->text, f->len) != 0))
+                          memcmp((*p)->text, f->text, f->len) != 0 || strcmp((*p)->owner, owner) != 0))
         p = &(*p)->next;
     struct engine_form *found = *p;
     if (found != NULL) {
         *p = found->next;
     } else {
+        free(f->owner); /* it was in the list before */
         f->owner = strdup(owner);
         if (f->owner == NULL)
             return NULL;

@@ -37,10 +37,6 @@ static void remember_ephemeral(struct turn *t)
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
             e->next = t->session->ephemerals;
             t->session->ephemerals = e;
-            if (t->hot) {
-                t->hot->turn = 0;
-                t->hot->ephemeral = strdup(t->response_id);
-            }
             return;
         }
         engine_tokens_free(&e->tokens);
@@ -150,9 +146,15 @@ void turn_finish(struct turn *t)
     t->receipt.saved = !t->store || touch ? "off" : t->hot || t->n_aside ? "pending" : "yes";
     if (!t->store || touch) {
         receipt_finish(t);
-        if (!touch)
-            remember_ephemeral(t);
-        else if (t->hot && t->found.parent.id) {
+        if (!touch) {
+            if (t->hot) {
+                t->hot->turn = 0;
+                t->hot->ephemeral = strdup(t->response_id);
+            }
+            /* Nothing can follow a raw one: its pages serve contexts that begin alike, until they are wanted. */
+            if (!t->raw)
+                remember_ephemeral(t);
+        } else if (t->hot && t->found.parent.id) {
             hot_belongs(s, t->hot, t->found.parent.id, t->found.conversation.id);
             save_touched(t);
         } else if (t->hot && t->previous) {

@@ -189,17 +189,6 @@ void context_kv_text(const struct engine_info *info, char out[CONTEXT_KV_TEXT])
         snprintf(out + FINGERPRINT_TEXT + 2 * i, 3, "%02x", info->kv_identity[i]);
 }
 
-/* Why KV that was stored with this text is none of this engine's; NULL: it is. */
-static const char *foreign(const struct engine_info *info, const char *kv)
-{
-    char own[CONTEXT_KV_TEXT];
-    context_kv_text(info, own);
-    if (!strncmp(kv, own, FINGERPRINT_TEXT))
-        return NULL;
-    bool same = strlen(kv) == strlen(own) && !strcmp(kv + FINGERPRINT_TEXT, own + FINGERPRINT_TEXT);
-    return same ? "numerics_changed" : "blob_foreign";
-}
-
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)
 {
     void *tokens = NULL;
@@ -211,13 +200,32 @@ int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struc
     return rc;
 }
 
+static bool same_model(const struct turn *t)
+{
+    return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
+}
+
+/* Why the parent's KV, stored with this text, is none of this engine's; NULL: it is. Older versions wrote the
+ * fingerprint alone: then the model's file decides. */
+static const char *foreign(const struct turn *t, const char *kv)
+{
+    char own[CONTEXT_KV_TEXT];
+    context_kv_text(t->session->info, own);
+    if (!strncmp(kv, own, FINGERPRINT_TEXT))
+        return NULL;
+    bool same = strlen(kv) == strlen(own) && !strcmp(kv + FINGERPRINT_TEXT, own + FINGERPRINT_TEXT);
+    if (strlen(kv) == FINGERPRINT_TEXT)
+        same = same_model(t);
+    return same ? "numerics_changed" : "blob_foreign";
+}
+
 /* What the parent's row says of its KV: tokens that went through the model, and why they might not be found. */
 static void expect(struct turn *t, const struct storage_turn *parent)
 {
     t->n_expected = t->n_inherited;
     if (parent->evaluated >= 0 && parent->evaluated < t->n_inherited)
         t->n_expected = (int)parent->evaluated;
-    t->lost_reason = parent->kv ? foreign(t->session->info, parent->kv) : NULL;
+    t->lost_reason = parent->kv ? foreign(t, parent->kv) : NULL;
     if (!t->lost_reason)
         t->lost_reason = parent->saved == STORAGE_SAVED_YES ? "blob_missing" : "not_saved";
 }
@@ -256,11 +264,6 @@ static const char *instructions_in_force(const struct turn *t)
 {
     const char *text = t->instructions ? t->instructions : t->found.conversation.instructions;
     return text && *text ? text : NULL;
-}
-
-static bool same_model(const struct turn *t)
-{
-    return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
 }
 
 static bool tools_change(const struct turn *t)

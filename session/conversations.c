@@ -286,15 +286,27 @@ static int move_head(struct storage_ledger *l, const struct query *q, struct sto
     return c->head ? 0 : -ESRCH;
 }
 
+static size_t texts_bytes(const struct storage_conversation *c)
+{
+    return (c->title ? strlen(c->title) : 0) + (c->metadata ? strlen(c->metadata) : 0) +
+           (c->instructions ? strlen(c->instructions) : 0);
+}
+
 static int update(struct storage_ledger *l, struct query *q)
 {
     int rc = get_conversation(l, q);
     if (rc)
         return rc;
     struct storage_conversation *c = &q->conversations[0];
+    size_t before = texts_bytes(c);
+    char why[128];
     if (replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
+    if (texts_bytes(c) > before)
+        rc = limits_check(l, q->session, q->owner_row.id, q->owner, false, why, sizeof why);
+    if (rc)
+        return rc;
     c->updated_ms = session_wall_ms();
     rc = q->text ? move_head(l, q, c) : 0;
     return rc ? rc : storage_conversation_update(l, c);

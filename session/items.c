@@ -89,19 +89,31 @@ bool items_is_reference(const char *kind)
     return strcmp(kind, "item_reference") == 0;
 }
 
-static void leave_out(struct turn *t, size_t i)
+/* Drops the messages behind the first n. */
+static void cut_messages(struct turn *t, size_t n)
 {
-    size_t behind = --t->n_messages - i;
-    struct storage_item gone = t->items[i];
-    free(t->names[i]);
-    memmove(t->items + i, t->items + i + 1, behind * sizeof *t->items);
-    memmove(t->messages + i, t->messages + i + 1, behind * sizeof *t->messages);
-    memmove(t->names + i, t->names + i + 1, behind * sizeof *t->names);
-    memset(&t->items[t->n_messages], 0, sizeof *t->items);
-    t->names[t->n_messages] = NULL;
-    char *texts[] = {gone.public_id, gone.kind, gone.role, gone.text, gone.body};
-    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
-        free(texts[k]);
+    for (size_t i = n; i < t->n_messages; i++) {
+        struct storage_item *gone = &t->items[i];
+        char *texts[] = {gone->public_id, gone->kind, gone->role, gone->text, gone->body, t->names[i]};
+        for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
+            free(texts[k]);
+        memset(gone, 0, sizeof *gone);
+        t->names[i] = NULL;
+    }
+    t->n_messages = n;
+}
+
+static void swap_messages(struct turn *t, size_t a, size_t b)
+{
+    struct storage_item item = t->items[a];
+    struct engine_message message = t->messages[a];
+    char *name = t->names[a];
+    t->items[a] = t->items[b];
+    t->messages[a] = t->messages[b];
+    t->names[a] = t->names[b];
+    t->items[b] = item;
+    t->messages[b] = message;
+    t->names[b] = name;
 }
 
 static void swap(char **a, char **b)
@@ -115,12 +127,14 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong)
 {
     /* One text can be referred to very often. */
     const struct engine_info *info = t->session->info;
-    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0;
+    size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max, bytes = 0, n = 0;
     *wrong = NULL;
     for (size_t i = 0; i < t->n_messages; i++) {
         struct storage_item *item = &t->items[i], *row;
-        if (!items_is_reference(item->kind))
+        if (!items_is_reference(item->kind)) {
+            swap_messages(t, n++, i);
             continue;
+        }
         int rc = storage_item_find(l, t->found.owner.id, item->text, &row);
         if (rc == -ENOENT) {
             *wrong = "there is no item with the id of an item_reference";
@@ -128,7 +142,7 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong)
         }
         if (rc)
             return rc;
-        bytes += row->text ? strlen(row->text) : 0;
+        bytes += (row->text ? strlen(row->text) : 0) + (row->body ? strlen(row->body) : 0);
         if (bytes > most) {
             storage_items_free(row, 1);
             *wrong = "the items that are referred to are longer than any context";
@@ -142,11 +156,12 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong)
         item->incomplete = row->incomplete;
         storage_items_free(row, 1);
         rc = items_message(item, &t->messages[i], &t->names[i]);
-        if (rc == -ENOENT)
-            leave_out(t, i--);
-        else if (rc)
+        if (!rc)
+            swap_messages(t, n++, i);
+        else if (rc != -ENOENT)
             return rc;
     }
+    cut_messages(t, n); /* what the context does not have: it was left behind, one place after the other */
     return 0;
 }
 

@@ -1,5 +1,6 @@
 /* limits.c - what owners may have: said by whom the session serves, kept by the ledger, and looked at here before a
- * turn or a conversation is made. Turns that are under way do not count yet, so that some may come through together.
+ * turn or a conversation is made, or a conversation's texts grow. Turns that are under way do not count yet, so that
+ * some may come through together.
  */
 #include <errno.h>
 #include <stdio.h>

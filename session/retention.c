@@ -66,7 +66,10 @@ static void found(struct session *s, void *arg)
     struct retention *r = arg;
     s->jobs--;
     if (r->rc || s->closing || !s->storage) {
-        over(r, PAUSE_MS);
+        bool more = r->rc == -EAGAIN;
+        over(r, more ? 0 : PAUSE_MS);
+        if (more)
+            retention_tick(s); /* the next owners; other jobs come between */
         return;
     }
     s->jobs++;

@@ -25,7 +25,7 @@ struct session;
 /* What an owner may have; 0: there is no limit. */
 struct session_limits {
     uint64_t conversations; /* with as many, or as many bytes, a turn or a creation that would add some is refused */
-    uint64_t ledger_bytes;  /* of what was asked and answered, and of its tokens */
+    uint64_t ledger_bytes;  /* of all that was said with requests and answered, and of its tokens */
     uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
     uint64_t ram_bytes;  /* of copies of them in RAM; looked at when a turn is saved */
     int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
@@ -308,7 +308,7 @@ void session_queued_fail(struct session *s, const char *owner, const char *respo
 /* Whether an error says that a disk or a quota is full. */
 bool session_disk_full(int rc);
 
-/* Drops a store:false response and its context. */
+/* Drops a store:false response and its context. Raw ones are not remembered. */
 void session_forget(struct session *s, const char *owner, const char *response_id);
 
 /* ---- conversations and responses
@@ -359,7 +359,7 @@ void session_conversation_unmake(struct session *s, const char *owner, const cha
 int session_conversation_get(struct session *s, const char *owner, const char *id, session_done *done, void *arg);
 /* NULL fields stay as they are, "" empties one. head: the response that the next turn follows; those behind it stay,
  * and are followed when they are named. -EBUSY: a turn is queued or runs; -ESRCH: the conversation has no such response
- * with an answer. */
+ * with an answer; -EFBIG: it would take more bytes than before, and its owner has as many as it may have. */
 int session_conversation_update(struct session *s, const char *owner, const char *id, const char *title,
                                 const char *metadata, const char *instructions, const char *head, session_done *done,
                                 void *arg);

@@ -146,18 +146,27 @@ static int oldest(struct storage_ledger *l, int64_t owner, int64_t before_ms, ch
 
 int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id)
 {
-    int rc, found = -ENOENT;
-    sqlite3_stmt *s = stmt_get(l, S_OWNERS, &rc);
+    int rc, found = -ENOENT, n = 0;
+    int64_t id = l->expired_owner;
+    sqlite3_stmt *s = STMT_WITH(l, S_OWNERS_AFTER, &rc, id, STORAGE_EXPIRED_OWNERS);
     if (!s)
         return rc;
-    while (found == -ENOENT && (rc = stmt_step(l, s)) == 1) {
+    for (; found == -ENOENT && (rc = stmt_step(l, s)) == 1; n++) {
         const char *name = (const char *)sqlite3_column_text(s, 1);
         int64_t retain_ms = name ? storage_limits_of(l->st, name).retain_ms : 0;
+        l->expired_owner = id; /* one that has any is looked at again: there may be more */
+        id = sqlite3_column_int64(s, 0);
         if (retain_ms)
-            found = oldest(l, sqlite3_column_int64(s, 0), now_ms - retain_ms, public_id);
+            found = oldest(l, id, now_ms - retain_ms, public_id);
         if (!found)
             found = column_text(s, 1, owner);
     }
     stmt_reset(s);
-    return rc < 0 ? rc : found;
+    if (rc < 0)
+        return rc;
+    if (found == -ENOENT) {
+        l->expired_owner = n == STORAGE_EXPIRED_OWNERS ? id : 0;
+        found = l->expired_owner ? -EAGAIN : -ENOENT;
+    }
+    return found;
 }

@@ -20,7 +20,6 @@
 #define APPLICATION_ID 0x636f6e76 /* "conv" */
 #define STRING_OF(x)   #x
 #define STRING(x)      STRING_OF(x)
-#define ITEM_BYTES(of) "ifnull(length(CAST(" of "text AS BLOB)), 0) + ifnull(length(CAST(" of "body AS BLOB)), 0)"
 
 static const char *const ledger_steps[] = {
     "CREATE TABLE owners(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, key BLOB NOT NULL);"
@@ -102,30 +101,45 @@ static const char *const ledger_steps[] = {
     "DROP INDEX conversations_listed;"
     "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC, title) WHERE kind = 0;"
     "CREATE INDEX conversations_age ON conversations(updated_ms);",
-    /* What every owner has, kept as rows come and go. A turn's bytes are those of its items and tokens. */
+    /* What every owner has, kept as rows come and go. A turn's bytes are those of its items, of its tokens, and of what
+     * its request said beside them; an owner's are those of its turns and of its conversations' texts. */
     "ALTER TABLE owners ADD COLUMN conversations INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE owners ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
     "ALTER TABLE turns ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
-    "UPDATE turns SET bytes = s.n FROM (SELECT turn, sum(n) AS n FROM (SELECT turn, " ITEM_BYTES(
-        "") " AS n FROM items"
-            " UNION ALL SELECT turn, length(ids) FROM tokens) GROUP BY turn) s WHERE s.turn = turns.id;"
-            "UPDATE owners SET conversations = (SELECT count(*) FROM conversations c WHERE c.owner = owners.id),"
-            " bytes = (SELECT ifnull(sum(bytes), 0) FROM turns t WHERE t.owner = owners.id);"
-            "CREATE TRIGGER conversations_count AFTER INSERT ON conversations BEGIN"
-            " UPDATE owners SET conversations = conversations + 1 WHERE id = new.owner; END;"
-            "CREATE TRIGGER conversations_discount AFTER DELETE ON conversations BEGIN"
-            " UPDATE owners SET conversations = conversations - 1 WHERE id = old.owner; END;"
-            "CREATE TRIGGER turns_count AFTER UPDATE OF bytes ON turns BEGIN"
-            " UPDATE owners SET bytes = bytes + new.bytes - old.bytes WHERE id = new.owner; END;"
-            "CREATE TRIGGER turns_discount AFTER DELETE ON turns BEGIN"
-            " UPDATE owners SET bytes = bytes - old.bytes WHERE id = old.owner; END;"
-            "CREATE TRIGGER items_count AFTER INSERT ON items BEGIN"
-            " UPDATE turns SET bytes = bytes + " ITEM_BYTES(
-                "new.") " WHERE id = new.turn; END;"
-                        "CREATE TRIGGER tokens_count AFTER INSERT ON tokens BEGIN"
-                        " UPDATE turns SET bytes = bytes + length(new.ids) WHERE id = new.turn; END;"
-                        "DROP INDEX conversations_age;"
-                        "CREATE INDEX conversations_age ON conversations(owner, updated_ms);",
+    "ALTER TABLE items ADD COLUMN bytes INTEGER AS (ifnull(length(CAST(text AS BLOB)), 0) + ifnull(length(CAST(body AS "
+    "BLOB)), 0)) VIRTUAL;"
+    "ALTER TABLE turns ADD COLUMN request_bytes INTEGER AS (ifnull(length(CAST(instructions AS BLOB)), 0) + "
+    "ifnull(length(CAST(params AS BLOB)), 0) + ifnull(length(CAST(request AS BLOB)), 0)) VIRTUAL;"
+    "ALTER TABLE conversations ADD COLUMN bytes INTEGER AS (ifnull(length(CAST(title AS BLOB)), 0) + "
+    "ifnull(length(CAST(metadata AS BLOB)), 0) + ifnull(length(CAST(instructions AS BLOB)), 0)) VIRTUAL;"
+    "UPDATE turns SET bytes = request_bytes;"
+    "UPDATE turns SET bytes = turns.bytes + s.n FROM (SELECT turn, sum(n) AS n FROM (SELECT turn, bytes AS n FROM items"
+    " UNION ALL SELECT turn, length(ids) FROM tokens) GROUP BY turn) s WHERE s.turn = turns.id;"
+    "UPDATE owners SET conversations = (SELECT count(*) FROM conversations c WHERE c.owner = owners.id),"
+    " bytes = (SELECT ifnull(sum(bytes), 0) FROM turns t WHERE t.owner = owners.id)"
+    " + (SELECT ifnull(sum(bytes), 0) FROM conversations c WHERE c.owner = owners.id);"
+    "CREATE TRIGGER conversations_count AFTER INSERT ON conversations BEGIN"
+    " UPDATE owners SET conversations = conversations + 1, bytes = bytes + new.bytes WHERE id = new.owner; END;"
+    "CREATE TRIGGER conversations_recount AFTER UPDATE OF title, metadata, instructions ON conversations"
+    " WHEN new.bytes <> old.bytes BEGIN"
+    " UPDATE owners SET bytes = bytes + new.bytes - old.bytes WHERE id = new.owner; END;"
+    "CREATE TRIGGER conversations_discount AFTER DELETE ON conversations BEGIN"
+    " UPDATE owners SET conversations = conversations - 1, bytes = bytes - old.bytes WHERE id = old.owner; END;"
+    "CREATE TRIGGER requests_count AFTER INSERT ON turns BEGIN"
+    " UPDATE turns SET bytes = bytes + new.request_bytes WHERE id = new.id; END;"
+    "CREATE TRIGGER requests_recount AFTER UPDATE OF instructions, params, request ON turns"
+    " WHEN new.request_bytes <> old.request_bytes BEGIN"
+    " UPDATE turns SET bytes = bytes + new.request_bytes - old.request_bytes WHERE id = new.id; END;"
+    "CREATE TRIGGER turns_count AFTER UPDATE OF bytes ON turns BEGIN"
+    " UPDATE owners SET bytes = bytes + new.bytes - old.bytes WHERE id = new.owner; END;"
+    "CREATE TRIGGER turns_discount AFTER DELETE ON turns BEGIN"
+    " UPDATE owners SET bytes = bytes - old.bytes WHERE id = old.owner; END;"
+    "CREATE TRIGGER items_count AFTER INSERT ON items BEGIN"
+    " UPDATE turns SET bytes = bytes + new.bytes WHERE id = new.turn; END;"
+    "CREATE TRIGGER tokens_count AFTER INSERT ON tokens BEGIN"
+    " UPDATE turns SET bytes = bytes + length(new.ids) WHERE id = new.turn; END;"
+    "DROP INDEX conversations_age;"
+    "CREATE INDEX conversations_age ON conversations(owner, updated_ms);",
     /* Titles are read in the order of rows, which does not change. */
     "DROP INDEX conversations_listed;"
     "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC) WHERE kind = 0;"

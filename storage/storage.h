@@ -100,8 +100,9 @@ struct storage_limits storage_limits_of(struct storage *st, const char *owner);
 /* [any thread] Whether anyone's conversations end by their age. */
 bool storage_limits_retain(struct storage *st);
 
-/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns; of compressed KV on disk,
- * and in RAM. */
+/* What an owner has: conversations of all kinds; bytes of the items and tokens of its turns, of their instructions,
+ * params and requests, and of the conversations' titles, metadata and instructions; of compressed KV on disk, and in
+ * RAM. */
 struct storage_usage {
     uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes;
 };
@@ -165,8 +166,11 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
  * negative. */
 int storage_deleting(struct storage_ledger *l, int64_t owner, const char *public_id);
 
+#define STORAGE_EXPIRED_OWNERS 1000 /* that one look goes through */
 /* A conversation that was used last longer ago than its owner's limit says (storage_limits), at wall clock `now_ms`:
- * its owner's name and its id, malloc'd. -ENOENT: there is none. */
+ * its owner's name and its id, malloc'd. A look begins where the one before found something or ended: -EAGAIN: there is
+ * none of the owners it went through, and there are more; -ENOENT: nor of those up to the last one. The next begins
+ * with the first. */
 int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id);
 
 /* Where a list of conversations goes on: behind this row. */

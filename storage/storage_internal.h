@@ -266,8 +266,9 @@ struct storage_ledger {
     struct retry retry_cuts, retry_logs;
     int cut_said; /* what the log said last about cutting */
     uint64_t room_freed;
-    int changes; /* of both databases, when they were last looked at */
-    bool logged; /* the logs have what the databases do not */
+    int64_t expired_owner; /* the last one that storage_conversation_expired() looked at; 0: from the first on */
+    int changes;           /* of both databases, when they were last looked at */
+    bool logged;           /* the logs have what the databases do not */
     int64_t logged_ms;
     int idle_said;
     struct dead { /* space that could not be given back, by pack */

@@ -74,10 +74,13 @@ static const char *const of_ledger[] = {
     "WHERE t.status < 2 AND (k.turn IS NULL OR t.prompt_bytes > length(k.ids))",
     "SELECT 'response ' || t.public_id || ': it is answered, and has no answer' FROM turns t WHERE t.status < 2 AND "
     "t.answered AND NOT EXISTS(SELECT 1 FROM items i WHERE i.turn = t.id AND i.output)",
-    "SELECT 'owner ' || name || ': what it has is counted wrong' FROM owners o LEFT JOIN (SELECT owner, count(*) AS n "
-    "FROM conversations GROUP BY owner) c ON c.owner = o.id LEFT JOIN (SELECT owner, sum(bytes) AS n FROM turns GROUP "
-    "BY "
-    "owner) t ON t.owner = o.id WHERE o.conversations <> ifnull(c.n, 0) OR o.bytes <> ifnull(t.n, 0)",
+    "SELECT 'response ' || t.public_id || ': its bytes are counted wrong' FROM turns t LEFT JOIN (SELECT turn, "
+    "sum(bytes) AS n FROM items GROUP BY turn) i ON i.turn = t.id LEFT JOIN tokens k ON k.turn = t.id "
+    "WHERE t.bytes <> t.request_bytes + ifnull(i.n, 0) + ifnull(length(k.ids), 0)",
+    "SELECT 'owner ' || name || ': what it has is counted wrong' FROM owners o LEFT JOIN (SELECT owner, count(*) AS n, "
+    "sum(bytes) AS bytes FROM conversations GROUP BY owner) c ON c.owner = o.id LEFT JOIN (SELECT owner, sum(bytes) AS "
+    "n FROM turns GROUP BY owner) t ON t.owner = o.id WHERE o.conversations <> ifnull(c.n, 0) OR "
+    "o.bytes <> ifnull(t.n, 0) + ifnull(c.bytes, 0)",
 };
 
 static const char *const of_index[] = {

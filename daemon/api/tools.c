@@ -246,6 +246,18 @@ static int parse_choice(struct turn_request *q, const cJSON *body, bool nested, 
     return 0;
 }
 
+/* Of an object, what parse_choice() read: the rest of it could be of any length. */
+static void echo_choice(cJSON *echo, const cJSON *choice, const char *tool)
+{
+    if (!tool) {
+        cJSON_AddItemToObject(echo, "tool_choice", cJSON_Duplicate(choice, true));
+        return;
+    }
+    cJSON *shown = cJSON_AddObjectToObject(echo, "tool_choice");
+    cJSON_AddStringToObject(shown, "type", "function");
+    cJSON_AddStringToObject(shown, "name", tool);
+}
+
 int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e)
 {
     cJSON *list = cJSON_CreateArray(), *calls = cJSON_CreateArray(), *shown = echo ? cJSON_CreateArray() : NULL,
@@ -274,7 +286,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
             shown = NULL;
         }
         if (choice) {
-            cJSON_AddItemToObject(echo, "tool_choice", cJSON_Duplicate(choice, true));
+            echo_choice(echo, choice, q->tool);
         }
         if (!parallel) {
             cJSON_AddBoolToObject(echo, "parallel_tool_calls", false);

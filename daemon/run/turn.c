@@ -516,12 +516,13 @@ void run_free_all(struct runs *rs)
     homes_free(rs);
 }
 
-/* What a store:false response leaves: where it has a home it can be followed there, otherwise nothing. */
+/* What a store:false response leaves: where it has a home it can be followed there, otherwise nothing. A raw one can be
+ * followed nowhere, and takes no other's place. */
 static void settle_ephemeral(struct run *run)
 {
     struct runs *rs = run->runs;
     struct turn_request *q = run->request;
-    if (!q->store && !run->failed && !q->count) {
+    if (!q->store && !run->failed && !q->count && !q->raw) {
         if (run->home) {
             home_add(rs, run->home, run->id);
         } else {

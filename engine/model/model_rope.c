@@ -214,7 +214,8 @@ void model_rope_hash(const struct model *m, void (*update)(void *h, const void *
 {
     for (int i = 0; i < MODEL_ROPES; i++) {
         const struct model_rope *r = &m->rope[i];
-        /* Rounded to single precision, so that a last bit of theirs, which no table shows, does not orphan stored rows. */
+        /* Rounded to single precision, so that a last bit of theirs, which no table shows, does not orphan stored rows.
+         */
         float magnitude = (float)r->magnitude;
         update(h, &r->rot, sizeof r->rot);
         update(h, &magnitude, sizeof magnitude);

@@ -8,9 +8,9 @@
  * al., CTRL, arXiv:1909.05858); presence and frequency subtract (OpenAI's definition).
  */
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 
+#include "engine/model/elementary.h"
 #include "engine/model/model.h"
 
 #define PENALTY_LAST_DEFAULT 256
@@ -175,7 +175,7 @@ void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick)
     pick->token = picked->id;
     if (!pick->logprobs)
         return;
-    double total = log((double)picked->mass * 0x1p-39);
+    double total = elementary_log((double)picked->mass * 0x1p-39);
     pick->logprob = (float)((double)picked->logit - (double)picked->max - total);
     for (int i = 0; i < pick->n_top; i++)
         pick->top[i] = (struct engine_logprob){picked->top[i],

@@ -473,7 +473,7 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
     return rc;
 }
 
-int engine_step_wait(struct engine *e, const float **logits)
+static int wait_for(struct engine *e, const float **logits)
 {
     struct step_scratch *s = e->step;
     if (!s->under_way)
@@ -492,5 +492,15 @@ int engine_step_wait(struct engine *e, const float **logits)
     }
     if (rc == 0 && logits)
         *logits = s->logits_out.p;
+    return rc;
+}
+
+int engine_step_wait(struct engine *e, const float **logits)
+{
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV); /* for log-probabilities */
+    int rc = wait_for(e, logits);
+    fesetenv(&callers);
     return rc;
 }

@@ -56,8 +56,8 @@ bool cuda_takes_halves(enum kernels_type type, int cols);
 size_t cuda_halves_bytes(int rows, int cols);
 
 /* Rounds x[n][cols] to the type of such weights, nearest even. For F16 a row is divided by the power of two
- * that brings its greatest magnitude to [2^14, 2^15), and the product multiplied by it. A row that has an infinity or NaN is all
- * NaN. */
+ * that brings its greatest magnitude to [2^14, 2^15), and the product multiplied by it. A row that has an infinity or
+ * NaN is all NaN. */
 int cuda_narrow(cudaStream_t s, enum kernels_type type, const float *x, int n, int cols, void *halves);
 
 /* y[n][w.rows] = x[n][w.cols] * w^T + bias; y += with accumulate; y = cap * tanh(y / cap) with softcap. x is quantized,

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/run/run.h"
 #include "tests/daemon/harness.h"
 
 static void answers(void **state)
@@ -86,8 +87,23 @@ static void refusals(void **state)
     harness_stop(h);
 }
 
+/* However many come, they take the place of no response that can be followed. */
+static void push_nothing_out(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    for (int i = 0; i < EPHEMERAL_MAX + 1; i++) {
+        struct reply r = call(h, "POST", "/v1/completions", NULL, "{\"prompt\":\"echo a\"}");
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+    }
+    assert_int_equal(fake_forgotten(), 0);
+    harness_stop(h);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(answers), cmocka_unit_test(refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(answers), cmocka_unit_test(refusals),
+                                       cmocka_unit_test(push_nothing_out)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

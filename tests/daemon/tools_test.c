@@ -35,6 +35,22 @@ static void check_output(const cJSON *o)
     assert_true(strncmp(str(o, "output.1.call_id"), "call_", 5) == 0);
 }
 
+/* The tool that was chosen is shown; what else the choice says is kept nowhere. */
+static void choice(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL,
+                          "{\"input\":\"" CALL "\"," TOOLS
+                          ",\"tool_choice\":{\"type\":\"function\",\"name\":\"f\",\"more\":[1,2,3]}}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "tool_choice.type"), "function");
+    assert_string_equal(str(r.json, "tool_choice.name"), "f");
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "tool_choice")), 2);
+    reply_free(&r);
+    harness_stop(h);
+}
+
 static void responses(void **state)
 {
     (void)state;
@@ -324,8 +340,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(responses), cmocka_unit_test(broken_calls), cmocka_unit_test(completions),
-        cmocka_unit_test(thinking),  cmocka_unit_test(refusals),
+        cmocka_unit_test(responses),   cmocka_unit_test(choice),   cmocka_unit_test(broken_calls),
+        cmocka_unit_test(completions), cmocka_unit_test(thinking), cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

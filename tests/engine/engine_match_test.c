@@ -123,8 +123,8 @@ static void test_owners(void **state)
     struct fixture f = fixture_open(tiny_model_of(TINY_QWEN2), (struct fixture_opts){0});
     struct engine_forms *fs = engine_forms_new(f.e);
     struct engine_form *other = form_of(ENGINE_FORM_OBJECT, "");
-    struct engine_match *m[FORMS], *bob;
-    struct engine_form *form[FORMS];
+    struct engine_match *m[FORMS], *bob, *same;
+    struct engine_form *form[FORMS], *equal = NULL;
     char piece[PIECE * 5 + 1];
     uint32_t seed = 1;
     assert_int_equal(engine_match_new(fs, other, "bob", &bob), 0);
@@ -135,7 +135,12 @@ static void test_owners(void **state)
         snprintf(schema, sizeof schema, "{\"title\":\"%d\"}", i);
         form[i] = form_of(ENGINE_FORM_SCHEMA, schema);
         m[i] = match_of(fs, form[i]);
+        if (i == 0)
+            equal = form_of(ENGINE_FORM_SCHEMA, schema);
     }
+    assert_int_equal(engine_match_new(fs, equal, "bob", &same), 0);
+    push_text(f.e, same, "{\"a\": [1");
+    size_t equals = engine_form_bytes(equal);
     bool refused = false;
     for (int k = 0; k < DEPTH && !refused; k += PIECE)
         for (int i = 0; i < FORMS && !refused; i++) {
@@ -153,14 +158,21 @@ static void test_owners(void **state)
                 bytes += engine_form_bytes(form[n]);
             assert_true(refused || bytes <= ENGINE_FORMS_OWNER_BYTES + GRAMMAR_MAX_BYTES);
         }
+    assert_true(refused);
     assert_int_equal(engine_form_bytes(other), bobs);
     push_text(f.e, bob, "]}");
     assert_true(engine_match_ended(bob));
+    /* Nor is an answer whose form is the same as one of ann's. */
+    assert_int_equal(engine_form_bytes(equal), equals);
+    push_text(f.e, same, "]}");
+    assert_true(engine_match_ended(same));
     for (int i = 0; i < FORMS; i++) {
         engine_match_free(m[i]);
         engine_form_free(form[i]);
     }
     engine_match_free(bob);
+    engine_match_free(same);
+    engine_form_free(equal);
     engine_form_free(other);
     engine_forms_free(fs);
     fixture_close(&f);

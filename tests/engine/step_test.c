@@ -554,6 +554,17 @@ static void test_a_lost_device_ends_the_step(void **state)
     fixture_close(&f);
 }
 
+/* Log-probabilities behind the first tokens. */
+static struct engine_pick logprobs_of(struct engine *e, const engine_token *tokens, int n)
+{
+    static const struct engine_sampling greedy = {.temperature = 0, .top_p = 1, .repetition_penalty = 1};
+    struct engine_pick pick = {.settings = &greedy, .logprobs = true, .n_top = ENGINE_TOP_MAX};
+    struct engine_step_item item = {.seq = fixture_seq(e), .tokens = tokens, .n = n, .pick = &pick};
+    assert_int_equal(fixture_step(e, &item, 1, NULL), 0);
+    engine_seq_free(item.seq);
+    return pick;
+}
+
 /* A caller that rounds upwards and has subnormals flushed gets the same bits, and keeps its settings. */
 static void test_the_caller_s_rounding_changes_no_bit(void **state)
 {
@@ -576,6 +587,7 @@ static void test_the_caller_s_rounding_changes_no_bit(void **state)
         struct engine *e = fixture_engine(f.path, (struct fixture_opts){.backend = sets[i], .threads = 2});
         struct engine_seq *s = fixture_seq(e);
         fixture_run(e, s, tokens, TOKENS, 200, got);
+        struct engine_pick pick = logprobs_of(e, tokens, 20);
         int rounding = fegetround();
         unsigned flush = _mm_getcsr() & FLUSH;
         fesetenv(&before);
@@ -583,6 +595,12 @@ static void test_the_caller_s_rounding_changes_no_bit(void **state)
         assert_int_equal(flush, FLUSH);
         fixture_same_logits(&truth, got, 0, TOKENS, sets[i]);
         fixture_same_kv(&truth, s, 0, TOKENS, sets[i]);
+        struct engine_pick true_pick = logprobs_of(f.e, tokens, 20);
+        assert_int_equal(pick.token, true_pick.token);
+        for (int k = 0; k < ENGINE_TOP_MAX; k++) {
+            assert_int_equal(pick.top[k].token, true_pick.top[k].token);
+            assert_true(pick.top[k].logprob == true_pick.top[k].logprob);
+        }
         engine_seq_free(s);
         engine_close(e);
     }

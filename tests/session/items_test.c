@@ -1,5 +1,8 @@
 /* items_test.c - histories that are sent again as a whole: what of them there is already is never prefilled. */
+#include "storage/storage_internal.h"
 #include "tests/session/harness.h"
+
+#include <errno.h>
 
 static const char TOOLS[] = "[{\"type\":\"function\",\"function\":{\"name\":\"add\"}}]";
 
@@ -304,6 +307,45 @@ static void test_not_stored(void **state)
     rig_close(rig);
 }
 
+static struct session_item reference(const char *id)
+{
+    return (struct session_item){.kind = "item_reference", .role = ENGINE_USER, .text = id, .len = strlen(id)};
+}
+
+static int add_items_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    static const char sql[] = "INSERT INTO items(turn, place, output, public_id, kind, role, status, created_ms, text)"
+                              " SELECT id, 100, 1, 'rs_1', 'reasoning', NULL, 0, 0, 'a thought' FROM turns LIMIT 1;"
+                              "INSERT INTO items(turn, place, output, public_id, kind, role, status, created_ms, text)"
+                              " SELECT id, 101, 0, 'msg_of_three', 'message', 'user', 0, 0, 'three' FROM turns LIMIT 1";
+    return sqlite3_exec(l->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* References stand for what they mean, in their order; those to thinking, wherever they are, for nothing. */
+static void test_references(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    (void)rig_ask(rig, (struct ask){.text = "hello", .seed = 1});
+    assert_int_equal(jobs_call(rig->s->storage, add_items_run, NULL), 0);
+    struct session_item said[] = {message(ENGINE_USER, "one"), message(ENGINE_USER, "two"),
+                                  message(ENGINE_USER, "three"), message(ENGINE_USER, "four")};
+    struct session_item meant[] = {reference("rs_1"), reference("rs_1"),         said[0], reference("rs_1"),
+                                   said[1],           reference("msg_of_three"), said[3], reference("rs_1")};
+    struct answer *a = rig_ask(rig, (struct ask){.items = said, .n_items = 4, .match = true, .seed = 2});
+    struct answer *b = rig_ask(rig, (struct ask){.items = meant, .n_items = 8, .match = true, .seed = 2});
+    assert_int_equal(b->input, a->input);
+    assert_int_equal(b->len, a->len);
+    assert_memory_equal(b->text, a->text, a->len);
+    meant[7] = reference("none");
+    struct answer *c = rig_begin(rig, (struct ask){.items = meant, .n_items = 8, .match = true, .seed = 2});
+    rig_end(c);
+    assert_true(c->failed);
+    assert_non_null(strstr(c->message, "item_reference"));
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_head_too_long),
         cmocka_unit_test(test_counted),
         cmocka_unit_test(test_not_stored),
+        cmocka_unit_test(test_references),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

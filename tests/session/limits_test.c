@@ -40,6 +40,47 @@ static void test_conversations(void **state)
     rig_close(rig);
 }
 
+struct result {
+    struct gate gate;
+    int rc;
+};
+
+static void on_result(void *arg, const struct session_result *r)
+{
+    struct result *result = arg;
+    result->rc = r->rc;
+    gate_open(&result->gate);
+}
+
+static int instruct(struct rig *rig, const char *instructions)
+{
+    struct result r = {.gate = GATE_CLOSED};
+    assert_int_equal(
+        session_conversation_update(rig->s, "ann", "conv_a", NULL, NULL, instructions, NULL, on_result, &r), 0);
+    gate_wait(&r.gate, 1);
+    return r.rc;
+}
+
+/* What a conversation is told counts as well, and what would add to it is refused. */
+static void test_texts(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.limits = {.ledger_bytes = 1000}});
+    char *text = rig_text(1, 1200);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    assert_int_equal(instruct(rig, text), 0);
+    refused(rig, (struct ask){.text = "more", .conversation = "conv_a", .seed = 2}, "may take 1000");
+    text[strlen(text) - 1] = '.'; /* no longer than before */
+    assert_int_equal(instruct(rig, text), 0);
+    char *longer = rig_text(1, 2400);
+    assert_int_equal(instruct(rig, longer), -EFBIG);
+    assert_int_equal(instruct(rig, "Be brief."), 0);
+    (void)rig_ask(rig, (struct ask){.text = "more", .conversation = "conv_a", .seed = 2});
+    free(longer);
+    free(text);
+    rig_close(rig);
+}
+
 static void test_bytes(void **state)
 {
     (void)state;
@@ -60,6 +101,7 @@ static void test_bytes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conversations), cmocka_unit_test(test_bytes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conversations), cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_texts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,7 +26,8 @@ static int answer_run(struct storage_ledger *l, void *arg)
 {
     struct asked *a = arg;
     char id[] = "resp_1", kind[] = "message", role[] = "user", text[] = "H\xc3\xa9llo", body[] = "{}", in[] = "msg_1",
-         out[] = "msg_2", answer[] = "Hi", tokens[12] = "";
+         out[] = "msg_2", answer[] = "Hi", tokens[12] = "", system[] = "\xc3\x89.", params[] = "{\"a\":1}",
+         request[] = "r";
     struct storage_item asked = {.public_id = in, .kind = kind, .role = role, .text = text, .body = body};
     struct storage_item answered = {.public_id = out, .kind = kind, .role = role, .text = answer, .output = true};
     struct storage_conversation c;
@@ -34,13 +35,18 @@ static int answer_run(struct storage_ledger *l, void *arg)
     struct storage_turn t = {.owner = a->owner,
                              .conversation = c.id,
                              .public_id = id,
-                             .status = STORAGE_TURN_RUNNING,
+                             .status = STORAGE_TURN_QUEUED,
+                             .instructions = system,
+                             .params = params,
+                             .request = request,
                              .items = &asked,
                              .n_items = 1};
     storage_conversation_free(&c);
+    JOB_CHECK(storage_usage(l, a->owner, &a->usage) == 0);
+    uint64_t before = a->usage.ledger_bytes;
     JOB_CHECK(storage_turn_insert(l, &t) == 0);
     JOB_CHECK(storage_usage(l, a->owner, &a->usage) == 0);
-    JOB_CHECK(a->usage.ledger_bytes == 8); /* in bytes, not letters */
+    JOB_CHECK(a->usage.ledger_bytes == before + 8 + 3 + 7 + 1); /* in bytes, not letters */
     t.status = STORAGE_TURN_COMPLETED;
     t.items = &answered;
     t.tokens = tokens;
@@ -60,10 +66,63 @@ static void test_ledger_counts(void **state)
     (void)testing_conversation(st, other, "conv_3");
     assert_int_equal(jobs_call(st, answer_run, &a), 0);
     assert_int_equal(usage(st, a.owner).conversations, 2);
-    assert_int_equal(usage(st, a.owner).ledger_bytes, 8 + 2 + 12);
+    assert_int_equal(usage(st, a.owner).ledger_bytes, 8 + 2 + 12 + 3 + 7); /* the request is gone */
     assert_int_equal(usage(st, other).conversations, 1);
     assert_int_equal(usage(st, other).ledger_bytes, 0);
     storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static int texts_run(struct storage_ledger *l, void *arg)
+{
+    struct asked *a = arg;
+    char id[] = "conv_t", title[] = "\xc3\x89", metadata[] = "{}", instructions[] = "Be brief.";
+    struct storage_conversation c = {.owner = a->owner,
+                                     .public_id = id,
+                                     .kind = STORAGE_CONVERSATION_LISTED,
+                                     .title = title,
+                                     .metadata = metadata,
+                                     .instructions = instructions};
+    JOB_CHECK(storage_conversation_insert(l, &c) == 0);
+    JOB_CHECK(storage_usage(l, a->owner, &a->usage) == 0);
+    JOB_CHECK(a->usage.ledger_bytes == 2 + 2 + 9);
+    c.title = NULL;
+    c.metadata = instructions;
+    JOB_CHECK(storage_conversation_update(l, &c) == 0);
+    return storage_usage(l, a->owner, &a->usage);
+}
+
+static void note(void *arg, const char *text)
+{
+    (void)arg;
+    print_message("%s\n", text);
+}
+
+/* The texts of a conversation count like those of its turns; a check finds the same sums, and what is wrong. */
+static void test_texts_count(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), err[256];
+    const struct storage_opts opts = {.dir = dir};
+    struct storage_checked checked;
+    struct storage *st = testing_open(dir);
+    struct asked a = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, texts_run, &a), 0);
+    assert_int_equal(a.usage.ledger_bytes, 9 + 9);
+    (void)testing_conversation(st, a.owner, "conv_1");
+    assert_int_equal(jobs_call(st, answer_run, &a), 0);
+    assert_int_equal(testing_conversation_delete(st, a.owner, "conv_t"), 0);
+    storage_close(st);
+    assert_int_equal(storage_verify(&opts, false, note, NULL, &checked, err, sizeof err), 0);
+    assert_int_equal(checked.wrong, 0);
+    sqlite3 *db = NULL;
+    char *path = sqlite3_mprintf("%s/ledger.db", dir);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "UPDATE turns SET bytes = bytes + 1", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    sqlite3_free(path);
+    assert_int_equal(storage_verify(&opts, false, note, NULL, &checked, err, sizeof err), 0);
+    assert_int_equal(checked.wrong, 1);
     testing_dir_remove(dir);
 }
 
@@ -210,15 +269,49 @@ static void test_age(void **state)
     /* Everyone's, but for who has a limit of its own: here none. */
     const struct storage_owner_limits never[] = {{"b", {0}}};
     assert_int_equal(storage_limits_set(st, &(struct storage_limits){.retain_ms = DAY_MS}, never, 1), 0);
+    /* It goes on where it found b's, and a may stand before that: owners' ids have no order. */
+    if (expired(st, 9 * DAY_MS, "a", "conv_old") == -ENOENT)
+        assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
     assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
+static int owners_run(struct storage_ledger *l, void *arg)
+{
+    return schema_errno(sqlite3_exec(l->db, arg, NULL, NULL, NULL));
+}
+
+/* However many owners there are, one look goes through some of them, and the next goes on there. */
+static void test_age_of_many(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), sql[200];
+    struct storage *st = testing_open(dir);
+    (void)snprintf(sql, sizeof sql,
+                   "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < %d) "
+                   "INSERT INTO owners(name, key) SELECT 'o' || n, zeroblob(32) FROM c",
+                   2 * STORAGE_EXPIRED_OWNERS);
+    assert_int_equal(jobs_call(st, owners_run, sql), 0);
+    (void)testing_conversation(st, testing_owner(st, "last"), "conv_old");
+    assert_int_equal(jobs_call(st, age_run, NULL), 0);
+    assert_int_equal(storage_limits_set(st, &(struct storage_limits){.retain_ms = DAY_MS}, NULL, 0), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(expired(st, 9 * DAY_MS, NULL, NULL), -EAGAIN);
+        assert_int_equal(expired(st, 9 * DAY_MS, NULL, NULL), -EAGAIN);
+        assert_int_equal(expired(st, 9 * DAY_MS, "last", "conv_old"), 0);
+        assert_int_equal(expired(st, 9 * DAY_MS, "last", "conv_old"), 0); /* it is still there */
+        assert_int_equal(expired(st, 2 * DAY_MS / 3, NULL, NULL), -ENOENT);
+    }
     storage_close(st);
     testing_dir_remove(dir);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts), cmocka_unit_test(test_deletion_counts),
-                                       cmocka_unit_test(test_disk_gives_way), cmocka_unit_test(test_ram_gives_way),
-                                       cmocka_unit_test(test_age)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts),   cmocka_unit_test(test_texts_count),
+                                       cmocka_unit_test(test_deletion_counts), cmocka_unit_test(test_disk_gives_way),
+                                       cmocka_unit_test(test_ram_gives_way),   cmocka_unit_test(test_age),
+                                       cmocka_unit_test(test_age_of_many)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

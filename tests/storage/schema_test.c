@@ -128,7 +128,7 @@ static int old_run(struct storage_ledger *l, void *arg)
     JOB_CHECK((segment_held_by(l, 7, key)) == (1));
     struct storage_usage usage;
     JOB_CHECK((storage_usage(l, 1, &usage)) == (0));
-    JOB_CHECK(usage.conversations == 1 && usage.ledger_bytes == 8 + 5 + 5 + 5 + 1);
+    JOB_CHECK(usage.conversations == 1 && usage.ledger_bytes == 8 + 5 + 5 + 5 + 1 + 5 + 3 + 11);
     return 0;
 }
 
