@@ -19,11 +19,14 @@
  *   IQ4_NL     d | nibbles[16]
  *   IQ4_XS     d, high[2], low[4], nibbles[128]
  *   MXFP4      exponent, nibbles[16]
- *   F32 ...    the value
  *
  * Left of the bar is a header of half a cache line. Two blocks share a line for it: header, header, rest, rest; a last
  * odd block is header, rest. The four high bytes of a Q5_0 or Q5_1 block are transposed: bit c of byte i belongs to
  * value 4 c + i (in the file, bit 4 c + i of the word), so that one shift brings a chunk's bits in place.
+ *
+ * F32, F16 and BF16: a value of each of the 16 rows side by side. Within a piece of 1,024 values these lie in the order
+ * in which lanes add them: [8 r][n / 32 i][4 lanes: r, r + 16, r + 8, r + 24], value 32 i + lane of the piece; then
+ * the n % 32 last ones as they come (kernels_float_place).
  *
  * Quantized activations. Rows are cut into tiles of 8 tokens; the rest is a tile. A tile of T tokens is, for each block
  * of 32 values, T times: int8 q[32], float d, float dsum, int32 neg, int32 neg_low, int32 neg_high; where dsum = d *
@@ -42,8 +45,11 @@
 
 #include <string.h>
 
-#define KERNELS_BLOCK 32 /* values per block of activations */
-#define KERNELS_TILE  8  /* tokens of a full tile */
+#define KERNELS_BLOCK        32   /* values per block of activations */
+#define KERNELS_PIECE        1024 /* values that are summed up by themselves */
+#define KERNELS_PIECE_BLOCKS (KERNELS_PIECE / KERNELS_BLOCK)
+#define KERNELS_TILE         8  /* tokens of a full tile */
+#define KERNELS_LANES        32 /* chains of a piece of float weights */
 
 #define KERNELS_TOKEN_BLOCK_BYTES    52
 #define KERNELS_TOKEN_D              32 /* where a token's facts lie in its block */
@@ -80,7 +86,8 @@ struct kernels_linear_set {
     /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
     void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);
 
-    /* acc[tokens][16] += products of `count` unpacked blocks with the tile's, `tile` at the first of them. */
+    /* acc[tokens][16] += products of `count` unpacked blocks with the tile's, `tile` at the first of them. Goes on with
+     * the piece that acc is the sum of: all blocks are of one. */
     void (*tile)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                  float *acc);
 
@@ -93,6 +100,16 @@ struct kernels_packed_block {
     const uint8_t *header, *rest;
 };
 struct kernels_packed_block kernels_packed_block(enum kernels_type type, const uint8_t *group, int cols, int block);
+
+/* Where value k of rows of `cols` floats lies in a packed group, counted in values of 16 rows. */
+static inline int kernels_float_place(int cols, int k)
+{
+    int piece = k / KERNELS_PIECE * KERNELS_PIECE, i = (k - piece) / KERNELS_LANES, lane = k % KERNELS_LANES;
+    int n = cols - piece < KERNELS_PIECE ? cols - piece : KERNELS_PIECE, depth = n / KERNELS_LANES;
+    if (i == depth)
+        return k;
+    return piece + (lane % 8 * depth + i) * 4 + (lane & 16 ? 1 : 0) + (lane & 8 ? 2 : 0);
+}
 
 /* Writes row `row` of a packed matrix, dequantized (pack.c). */
 void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);

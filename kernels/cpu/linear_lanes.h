@@ -334,35 +334,71 @@ static void unpack(enum kernels_type type, const uint8_t *group, int cols, int f
     }
 }
 
-/* ---- one token, and a few ---------------------------------------------------------------------------------------- */
+/* ---- one token, and a few: piece after piece ---------------------------------------------------------------------
+ */
+
+LANES_INLINE int piece_blocks(int cols, int first)
+{
+    int left = cols / KERNELS_BLOCK - first;
+    return left < KERNELS_PIECE_BLOCKS ? left : KERNELS_PIECE_BLOCKS;
+}
+
+LANES_INLINE void one_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
+{
+    struct sink k = {.tile = tile};
+    pfloats total[LANES_PARTS];
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        total[part] = pfloats_zero();
+    for (int b = 0; b < cols / KERNELS_BLOCK; b += KERNELS_PIECE_BLOCKS) {
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            k.one[part] = pfloats_zero();
+        visit(type, USE_ONE, &k, group, cols, b, piece_blocks(cols, b));
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            total[part] = pfloats_add(total[part], k.one[part]);
+    }
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++)
+        pfloats_store(acc + part * PART_ROWS, total[part]);
+}
 
 static void one(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
-    struct sink k = {.tile = tile};
-    for (int part = 0; part < LANES_PARTS; part++)
-        k.one[part] = pfloats_zero();
     switch (type) {
 #define ONE(T)                                                                                                         \
     case T:                                                                                                            \
-        visit(T, USE_ONE, &k, group, cols, 0, cols / KERNELS_BLOCK);                                                   \
+        one_type(T, group, cols, tile, acc);                                                                           \
         break;
         EACH_TYPE(ONE)
 #undef ONE
     default:
         break;
     }
-    for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + part * PART_ROWS, k.one[part]);
+}
+
+LANES_INLINE void few_type(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens,
+                           float *acc)
+{
+    _Alignas(64) float piece[KERNELS_TILE * KERNELS_ROW_GROUP];
+    struct sink k = {.tile = tile, .tokens = tokens, .acc = piece};
+    size_t bytes = (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc;
+    memset(acc, 0, bytes);
+    for (int b = 0; b < cols / KERNELS_BLOCK; b += KERNELS_PIECE_BLOCKS) {
+        memset(piece, 0, bytes);
+        visit(type, USE_FEW, &k, group, cols, b, piece_blocks(cols, b));
+        for (int i = 0; i < tokens * KERNELS_ROW_GROUP; i++)
+            acc[i] += piece[i];
+    }
 }
 
 static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc)
 {
-    struct sink k = {.tile = tile, .tokens = tokens, .acc = acc};
-    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
     switch (type) {
 #define FEW(T)                                                                                                         \
     case T:                                                                                                            \
-        visit(T, USE_FEW, &k, group, cols, 0, cols / KERNELS_BLOCK);                                                   \
+        few_type(T, group, cols, tile, tokens, acc);                                                                   \
         break;
         EACH_TYPE(FEW)
 #undef FEW
@@ -444,66 +480,132 @@ static void tile_product(enum kernels_type type, const uint8_t *unpacked, int co
 
 /* ---- weights that are not quantized ------------------------------------------------------------------------------ */
 
-LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *group, size_t k, int part)
+/* The place of a value of 16 rows, counted in such. */
+LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *group, int place, int part)
 {
+    size_t k = (size_t)place;
     if (type == KERNELS_F32)
         return pfloats_load((const float *)(const void *)(group + k * 64 + (size_t)part * PART_BYTES));
     return type == KERNELS_F16 ? pfloats_halves(group + k * 32, part) : pfloats_bf16(group + k * 32, part);
 }
 
-LANES_INLINE void float_tokens(enum kernels_type type, int tokens, const uint8_t *group, const float *x, size_t cols,
-                               float *acc)
+/* Where lane `at` of a run of four is: r, r + 16, r + 8, r + 24. */
+LANES_INLINE int lane_of(int at)
 {
-    pfloats sum[LANES_PARTS][LANES_TILE_TOKENS];
+    return at % 2 * 16 + at / 2 * 8;
+}
+
+/* Lanes [at, at + lanes) of the four of r in a piece of n values, with n_x rows of x, which begin at the piece. Their
+ * chains stay in registers. sums [lanes][n_x][LANES_PARTS] */
+LANES_INLINE void float_chains(enum kernels_type type, int lanes, int n_x, int at, int r, const uint8_t *piece, int n,
+                               const float *x, size_t x_step, bool ahead, pfloats *sums)
+{
+    int depth = n / KERNELS_LANES, run = r * depth * 4 + at;
     KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++)
+    for (int i = 0; i < lanes * n_x * LANES_PARTS; i++)
+        sums[i] = pfloats_zero();
+    for (int i = 0; i < depth; i++) {
         KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
-        sum[part][t] = pfloats_zero();
-    for (size_t k = 0; k < cols; k++) {
-        pfloats w[LANES_PARTS];
-        KERNELS_UNROLL
-        for (int part = 0; part < LANES_PARTS; part++)
-            w[part] = float_weights(type, group, k, part);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
-        KERNELS_UNROLL
-        for (int t = 0; t < tokens; t++) {
-            pfloats value = pfloats_set1(x[(size_t)t * cols + k]);
+        for (int l = 0; l < lanes; l++) {
+            const float *value = x + i * KERNELS_LANES + r + lane_of(at + l);
+            pfloats w[LANES_PARTS];
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++)
-                sum[part][t] = pfloats_fma(w[part], value, sum[part][t]);
+                w[part] = float_weights(type, piece, run + i * 4 + l, part);
+            KERNELS_UNROLL
+            for (int t = 0; t < n_x; t++) {
+                pfloats one = pfloats_set1(value[(size_t)t * x_step]);
+                KERNELS_UNROLL
+                for (int part = 0; part < LANES_PARTS; part++) {
+                    pfloats *sum = &sums[(l * n_x + t) * LANES_PARTS + part];
+                    *sum = pfloats_fma(w[part], one, *sum);
+                }
+            }
+        }
+        if (ahead) /* all four lanes' lines */
+            ask(piece + (size_t)(run + i * 4) * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES,
+                type == KERNELS_F32 ? 4 : 2);
+    }
+    KERNELS_UNROLL
+    for (int l = 0; l < lanes; l++) {
+        int k = depth * KERNELS_LANES + r + lane_of(at + l);
+        if (k >= n)
+            continue;
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++) {
+            pfloats w = float_weights(type, piece, k, part);
+            KERNELS_UNROLL
+            for (int t = 0; t < n_x; t++) {
+                pfloats *sum = &sums[(l * n_x + t) * LANES_PARTS + part];
+                *sum = pfloats_fma(w, pfloats_set1(x[(size_t)t * x_step + (size_t)k]), *sum);
+            }
+        }
+    }
+}
+
+/* out[n_x][16] = (lane r + lane r + 16) + (lane r + 8 + lane r + 24). */
+LANES_INLINE void float_four(enum kernels_type type, int n_x, int r, const uint8_t *piece, int n, const float *x,
+                             size_t x_step, bool ahead, float *out)
+{
+    const int lanes = n_x * LANES_PARTS >= 8 ? 1 : n_x * LANES_PARTS == 4 ? 2 : 4, each = n_x * LANES_PARTS;
+    pfloats sums[8], pair[2][8];
+    KERNELS_UNROLL
+    for (int at = 0; at < 4; at += lanes) {
+        float_chains(type, lanes, n_x, at, r, piece, n, x, x_step, ahead && at == 0, sums);
+        KERNELS_UNROLL
+        for (int i = 0; i < each; i++) {
+            if (lanes == 1)
+                pair[at / 2][i] = at % 2 ? pfloats_add(pair[at / 2][i], sums[i]) : sums[i];
+            else
+                pair[at / 2][i] = pfloats_add(sums[i], sums[each + i]);
+            if (lanes == 4)
+                pair[1][i] = pfloats_add(sums[2 * each + i], sums[3 * each + i]);
         }
     }
     KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
+    for (int t = 0; t < n_x; t++)
         KERNELS_UNROLL
     for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + t * KERNELS_ROW_GROUP + part * PART_ROWS, sum[part][t]);
+        pfloats_store(out + t * KERNELS_ROW_GROUP + part * PART_ROWS,
+                      pfloats_add(pair[0][t * LANES_PARTS + part], pair[1][t * LANES_PARTS + part]));
 }
 
-LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, size_t cols, int tokens,
+LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens,
                                  float *acc)
 {
-    for (int n; tokens > 0; tokens -= n, x += (size_t)n * cols, acc += n * KERNELS_ROW_GROUP) {
-        if (tokens >= LANES_TILE_TOKENS)
-            float_tokens(type, n = LANES_TILE_TOKENS, group, x, cols, acc);
-        else if (tokens >= 4)
-            float_tokens(type, n = 4, group, x, cols, acc);
-        else if (tokens >= 2)
-            float_tokens(type, n = 2, group, x, cols, acc);
-        else
-            float_tokens(type, n = 1, group, x, cols, acc);
+    _Alignas(64) float lane[8][KERNELS_TILE * KERNELS_ROW_GROUP]; /* added up by fours */
+    size_t step = (size_t)cols;
+    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
+    for (int k = 0; k < cols; k += KERNELS_PIECE) {
+        const uint8_t *piece = group + (size_t)k * (type == KERNELS_F32 ? 64 : 32);
+        int n = cols - k < KERNELS_PIECE ? cols - k : KERNELS_PIECE;
+        for (int r = 0; r < 8; r++)
+            for (int t = 0, n_x; t < tokens; t += n_x) {
+                const float *from = x + (size_t)t * step + k;
+                float *to = lane[r] + t * KERNELS_ROW_GROUP;
+                if (tokens - t >= LANES_TILE_TOKENS)
+                    float_four(type, n_x = LANES_TILE_TOKENS, r, piece, n, from, step, t == 0, to);
+                else if (tokens - t >= 4)
+                    float_four(type, n_x = 4, r, piece, n, from, step, t == 0, to);
+                else if (tokens - t >= 2)
+                    float_four(type, n_x = 2, r, piece, n, from, step, t == 0, to);
+                else
+                    float_four(type, n_x = 1, r, piece, n, from, step, t == 0, to);
+            }
+        for (int i = 0; i < tokens * KERNELS_ROW_GROUP; i++)
+            acc[i] += ((lane[0][i] + lane[4][i]) + (lane[2][i] + lane[6][i])) +
+                      ((lane[1][i] + lane[5][i]) + (lane[3][i] + lane[7][i]));
     }
 }
 
 static void floats(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc)
 {
     if (type == KERNELS_F32)
-        floats_of_type(KERNELS_F32, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_F32, group, x, cols, tokens, acc);
     else if (type == KERNELS_F16)
-        floats_of_type(KERNELS_F16, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_F16, group, x, cols, tokens, acc);
     else
-        floats_of_type(KERNELS_BF16, group, x, (size_t)cols, tokens, acc);
+        floats_of_type(KERNELS_BF16, group, x, cols, tokens, acc);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */

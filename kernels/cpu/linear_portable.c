@@ -2,7 +2,8 @@
  * linear_avx512.c compute.
  *
  * Every sum over the values of a block is an exact integer. Everything else is written out as the roundings that
- * happen, in the order in which they happen: one chain of fused multiply-adds per output, blocks ascending.
+ * happen, in the order in which they happen (docs/numerics.md): one chain of fused multiply-adds per output and piece,
+ * blocks ascending; of float weights 32 chains.
  */
 #include "kernels/cpu/linear_internal.h"
 
@@ -242,14 +243,28 @@ static float float_weight(enum kernels_type type, const uint8_t *group, size_t i
     return value;
 }
 
+/* The piece from value `first` on of row r: a lane has every 32nd value, and lanes are added as a tree. */
+static float float_piece(enum kernels_type type, const uint8_t *group, int r, const float *x, int cols, int first)
+{
+    float lane[KERNELS_LANES] = {0};
+    int end = cols - first < KERNELS_PIECE ? cols : first + KERNELS_PIECE;
+    for (int k = first; k < end; k++) {
+        size_t at = (size_t)kernels_float_place(cols, k) * KERNELS_ROW_GROUP + (size_t)r;
+        lane[k % KERNELS_LANES] = fmaf(float_weight(type, group, at), x[k], lane[k % KERNELS_LANES]);
+    }
+    for (int apart = KERNELS_LANES / 2; apart > 0; apart /= 2)
+        for (int j = 0; j < apart; j++)
+            lane[j] += lane[j + apart];
+    return lane[0];
+}
+
 static void floats(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc)
 {
     for (int t = 0; t < tokens; t++)
         for (int r = 0; r < KERNELS_ROW_GROUP; r++) {
             float sum = 0;
-            for (int k = 0; k < cols; k++)
-                sum = fmaf(float_weight(type, group, (size_t)k * KERNELS_ROW_GROUP + (size_t)r),
-                           x[(size_t)t * (size_t)cols + (size_t)k], sum);
+            for (int k = 0; k < cols; k += KERNELS_PIECE)
+                sum += float_piece(type, group, r, x + (size_t)t * (size_t)cols, cols, k);
             acc[t * KERNELS_ROW_GROUP + r] = sum;
         }
 }

@@ -68,6 +68,8 @@ struct kernels_packed_block kernels_packed_block(enum kernels_type type, const u
 {
     const struct kernels_type_info *info = kernels_type_info(type);
     size_t bytes = (size_t)info->block_bytes * KERNELS_ROW_GROUP, odd = block & 1;
+    if (info->block_values == 1)
+        block = kernels_float_place(cols, block);
     if (!layouts[type].header)
         return (struct kernels_packed_block){group + (size_t)block * bytes, group + (size_t)block * bytes};
     bool alone = !odd && block == cols / info->block_values - 1;
@@ -187,7 +189,7 @@ static float half_at(const uint8_t *p)
 static void floats_row(const struct kernels_matrix *w, const uint8_t *group, int row, float *out)
 {
     for (int k = 0; k < w->cols; k++) {
-        size_t i = (size_t)k * KERNELS_ROW_GROUP + (size_t)row;
+        size_t i = (size_t)kernels_float_place(w->cols, k) * KERNELS_ROW_GROUP + (size_t)row;
         if (w->type == KERNELS_F32) {
             memcpy(&out[k], group + i * 4, 4);
         } else if (w->type == KERNELS_F16) {
