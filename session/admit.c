@@ -157,7 +157,7 @@ int turns_running(const struct session *s, int64_t owner)
 {
     int n = 0;
     for (const struct turn *t = s->turns; t; t = t->next)
-        n += t->found.owner.id == owner && (t->state == TURN_PLANNING || t->state == TURN_RUNNING);
+        n += (t->state == TURN_PLANNING || t->state == TURN_RUNNING) && t->found.owner.id == owner;
     return n;
 }
 

