@@ -241,6 +241,8 @@ bool stream_id_valid(const char *id);
 /* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
  * answered. */
 bool client_start(struct client *c, struct turn_request *q);
+/* The turn that was parsed of a POST, of any interface. */
+void client_create(struct client *c);
 
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
@@ -248,7 +250,6 @@ void responses_requeue(struct api *api);
 /* The request as one whose tokens are counted alone, for any interface. */
 struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
-void responses_create(struct client *c);
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
 void responses_cancel(struct client *c);
@@ -325,7 +326,8 @@ int form_check(const struct turn_request *q, const char *stops, struct api_error
 
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
-void chat_create(struct client *c);
+/* `usage` of a run, in Completions too. */
+cJSON *chat_usage(const struct run *run);
 
 /* ---- Completions (completions.c) ----------------------------------------------------------------------------------
  */

@@ -113,19 +113,6 @@ fail:
     return NULL;
 }
 
-void chat_create(struct client *c)
-{
-    struct api_error e = {0};
-    struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) ||
-        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
-        turn_request_free(q);
-        client_answer_error(c, &e);
-        return;
-    }
-    client_start(c, q);
-}
-
 /* ---- events --------------------------------------------------------------------------------------------------------
  */
 
@@ -141,7 +128,7 @@ static cJSON *head(const struct run *run, const char *object)
     return o;
 }
 
-static cJSON *usage(const struct run *run)
+cJSON *chat_usage(const struct run *run)
 {
     cJSON *u = cJSON_CreateObject();
     cJSON_AddNumberToObject(u, "prompt_tokens", run->input_tokens);
@@ -254,7 +241,7 @@ static void emit_with(struct run *run, cJSON *delta, cJSON *odds, const char *re
         cJSON_AddItemToArray(choices, choice);
     }
     if (with_usage) {
-        cJSON_AddItemToObject(o, "usage", usage(run));
+        cJSON_AddItemToObject(o, "usage", chat_usage(run));
     }
     char *text = json_text(o);
     run_log(run, NULL, text);
@@ -360,7 +347,7 @@ static char *whole(const struct run *run)
     cJSON_AddItemToObject(choice, "logprobs", logprobs(run, SIZE_MAX));
     cJSON_AddStringToObject(choice, "finish_reason", finish_reason(run));
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
-    cJSON_AddItemToObject(o, "usage", usage(run));
+    cJSON_AddItemToObject(o, "usage", chat_usage(run));
     add_receipt(o, run);
     char *text = json_text(o);
     return text;

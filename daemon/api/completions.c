@@ -125,16 +125,6 @@ fail:
 /* ---- answers -------------------------------------------------------------------------------------------------------
  */
 
-static cJSON *usage(const struct run *run)
-{
-    cJSON *u = cJSON_CreateObject();
-    cJSON_AddNumberToObject(u, "prompt_tokens", run->input_tokens);
-    cJSON_AddNumberToObject(u, "completion_tokens", run->output_tokens);
-    cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
-    cJSON_AddNumberToObject(cJSON_AddObjectToObject(u, "prompt_tokens_details"), "cached_tokens", run->cached_tokens);
-    return u;
-}
-
 static cJSON *head(const struct run *run)
 {
     char id[ID_SIZE];
@@ -250,13 +240,13 @@ static void text_done(struct run *run)
     if (run->request->include_usage) {
         o = head(run);
         cJSON_AddArrayToObject(o, "choices");
-        cJSON_AddItemToObject(o, "usage", usage(run));
+        cJSON_AddItemToObject(o, "usage", chat_usage(run));
         run_log(run, NULL, json_text(o));
     }
     run_log(run, NULL, strdup("[DONE]"));
     o = head(run);
     add_choice(o, run->n_items ? run->items[0].text : "", odds(run, 0), finish_reason(run));
-    cJSON_AddItemToObject(o, "usage", usage(run));
+    cJSON_AddItemToObject(o, "usage", chat_usage(run));
     add_receipt(o, run);
     run->answer = json_text(o);
     run->answer_status = 200;

@@ -376,7 +376,7 @@ bool client_start(struct client *c, struct turn_request *q)
     return true;
 }
 
-void responses_create(struct client *c)
+void client_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
