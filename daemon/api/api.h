@@ -172,7 +172,8 @@ struct client {
 
 /* The peer has acknowledged all that was sent. */
 void client_acknowledged(struct client *c);
-/* Readers are unlinked, and their policy is applied; lanes and requests that wait are freed. */
+/* Readers are unlinked, and their policy is applied; lanes and messages that wait are freed. The request is not: what
+ * it holds is counted (conn.c). */
 void client_free(struct client *c);
 void client_request_clear(struct client *c);
 /* The request's body; the caller's. An empty one is {} where that is allowed. NULL and *e: it is refused. */

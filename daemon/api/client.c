@@ -51,7 +51,6 @@ void client_free(struct client *c)
     }
     ws_free(c);
     home_free(&c->api->runs, &c->home);
-    client_request_clear(c);
 }
 
 /* ---- answers ------------------------------------------------------------------------------------------------------

@@ -109,7 +109,6 @@ void conn_free(struct conn *c)
 {
     struct net *n = c->net;
     conn_look_acknowledged(c);
-    conn_forget_body(c);
     client_free(&c->client);
     while (c->out_head) {
         struct chunk *next = c->out_head->next;
