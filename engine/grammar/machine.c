@@ -230,7 +230,7 @@ static void make_classes(struct grammar *g)
         }
     /* Numbered in the order in which a search tries them. */
     bool named[256] = {false};
-    uint8_t number[256];
+    uint8_t number[256] = {0};
     g->n_classes = 0;
     for (unsigned i = 0; i < 257; i++) {
         unsigned b = i == 0 ? '"' : (i - 1 + 0x20) & 0xff;
