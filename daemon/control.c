@@ -131,8 +131,8 @@ int control_start(const char *data, struct session *session, const struct daemon
     c->session = session;
     c->log = log;
     struct sockaddr_un a;
-    socklen_t size;
-    uid_t owner;
+    socklen_t size = 0;
+    uid_t owner = 0;
     c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     c->stop = eventfd(0, EFD_CLOEXEC);
     int rc = c->fd < 0 || c->stop < 0 ? -errno : address_of(data, &a, &size, &owner);
@@ -174,8 +174,8 @@ int control_backup(const char *data, const char *to, bool with_kv, char *err, si
 {
     char line[LINE_MAX_];
     struct sockaddr_un a;
-    socklen_t size;
-    uid_t owner;
+    socklen_t size = 0;
+    uid_t owner = 0;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int rc = fd < 0 ? -errno : address_of(data, &a, &size, &owner);
     if (!rc && connect(fd, (struct sockaddr *)&a, size)) {

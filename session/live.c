@@ -4,6 +4,7 @@
  * theirs, so that nothing is gone through when one turn ends, however many there are. Turns are few; they are listed
  * anew.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,8 +95,8 @@ void live_running(struct session *s)
     for (const struct turn *t = s->turns; running && t; t = t->next)
         if (t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id) {
             running[k].conversation = t->found.conversation.id;
-            (void)strncpy(running[k].response, t->response_id, sizeof running[k].response);
-            running[k++].response[sizeof running[k].response - 1] = 0;
+            (void)snprintf(running[k].response, sizeof running[k].response, "%s", t->response_id);
+            k++;
         }
     pthread_mutex_lock(&s->lock);
     struct live_turn *before = s->live.running;
