@@ -35,6 +35,7 @@ except ImportError as e:
     sys.exit(77)
 
 MODEL = "default"
+GREEDY = ("-o", "temperature", "0", "-o", "max_tokens", "200")  # of llm: else a string without a bound may take its time
 ASKED = "Lisbon is the capital of Portugal. Which place is this?"
 
 
@@ -151,7 +152,7 @@ def with_llm():
         with open(os.path.join(home, "extra-openai-models.yaml"), "w") as f:
             f.write(f"- model_id: convod\n  model_name: {MODEL}\n  api_base: {d.url}/v1\n  supports_schema: true\n  supports_tools: true\n")
         out = subprocess.run(
-            [PYTHON if os.path.exists(PYTHON) else sys.executable, "-m", "llm", "-m", "convod", "--no-stream", "--key", "unused", "--schema", "name, country, stars int", ASKED],
+            [PYTHON if os.path.exists(PYTHON) else sys.executable, "-m", "llm", "-m", "convod", "--no-stream", "--key", "unused", *GREEDY, "--schema", "name, country, stars int", ASKED],
             env={**os.environ, "LLM_USER_PATH": home}, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert out.returncode == 0, out.stderr

@@ -70,7 +70,7 @@ static void test_owners(void **state)
     }
     work_submit(ws, &other.work, "bob");
     pthread_mutex_lock(&lock);
-    while (!other_done) {
+    while (!other_done || running < 2) {
         pthread_cond_wait(&changed, &lock);
     }
     open_gate = true;
