@@ -297,7 +297,8 @@ const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_ar
  * a window layer dropped it; -ENOMEM; -EIO. */
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 
-/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. buf is read before this
+ * returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- forms of answers ------------------------------------------------------------------------------------------ */
