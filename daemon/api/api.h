@@ -237,6 +237,8 @@ cJSON *list_object(cJSON *items, bool more);
 cJSON *item_list(const struct session_item *items, size_t n, bool more);
 
 bool model_check(const struct api *api, const char *model, struct api_error *e);
+/* Whether what a request names is here: the model, and the tokens that it gives a bias. */
+bool request_check(const struct api *api, const struct turn_request *q, struct api_error *e);
 bool stream_id_valid(const char *id);
 #define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
 /* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
@@ -293,6 +295,9 @@ int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_er
  * in messages. Either may be NULL; what is missing has the engine's default, and the seed (-1, too) a random one. */
 int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, struct engine_sampling *out,
                    struct api_error *e);
+/* Reads logit_bias, {"TOKEN": number from -100 to 100}, into q: up to ENGINE_BIAS_MAX tokens, in their order. 0, or -1
+ * and *e. */
+int bias_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
 /* A field of engine_sampling as the decimal number that it was set from, to six places. */
 double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */

@@ -104,7 +104,7 @@ struct turn_request *completions_parse(cJSON *body, struct api_error *e)
         parse_counts(q, body, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
-        sampling_parse(body, body, "", &q->sampling, e) ||
+        sampling_parse(body, body, "", &q->sampling, e) || bias_parse(body, q, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         parse_prompt(q, body, e)) {
         goto fail;

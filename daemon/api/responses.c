@@ -1,5 +1,6 @@
 /* responses.c - the Responses API: create bodies, and the routes under /v1/responses. */
 #include <errno.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
-        priority_parse(o, p, &q->patient, e) || json_string(o, p, "parent", ID_SIZE - 1, &parent, e) ||
-        json_bool(o, p, "progress", &q->progress, e) || json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        bias_parse(body, q, e) || priority_parse(o, p, &q->patient, e) ||
+        json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
+        json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
@@ -351,6 +353,22 @@ bool model_check(const struct api *api, const char *model, struct api_error *e)
     return false;
 }
 
+bool request_check(const struct api *api, const struct turn_request *q, struct api_error *e)
+{
+    int most = api->runs.session ? session_model(api->runs.session)->n_vocab : INT_MAX;
+    if (!model_check(api, q->model, e)) {
+        return false;
+    }
+    if (q->n_bias && q->bias[q->n_bias - 1].token >= most) {
+        char param[32];
+        engine_token token = q->bias[q->n_bias - 1].token;
+        snprintf(param, sizeof(param), "logit_bias.%d", token);
+        api_error_set(e, 400, "invalid_value", param, "The model has no token %d: there are %d.", token, most);
+        return false;
+    }
+    return true;
+}
+
 /* ---- routes --------------------------------------------------------------------------------------------------------
  */
 
@@ -380,7 +398,7 @@ void client_create(struct client *c)
 {
     struct api_error e = {0};
     struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) ||
+    if (!q || !request_check(c->api, q, &e) ||
         !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
         turn_request_free(q);
         client_answer_error(c, &e);

@@ -153,6 +153,8 @@ struct turn_request {
     size_t bytes;
     char owner[OWNER_SIZE]; /* for whom */
     struct engine_sampling sampling;
+    struct engine_bias *bias; /* [n_bias] */
+    int n_bias;
     struct engine_form *form;      /* what the answer must be; NULL: any text */
     struct engine_form *call_form; /* what calls must be; NULL: there are none */
     char *stops[16];

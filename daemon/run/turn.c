@@ -279,6 +279,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
+        .bias = q->bias,
+        .n_bias = q->n_bias,
         .form = q->form,
         .call_form = q->call_form,
         .stops = (const char *const *)q->stops,

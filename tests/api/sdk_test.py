@@ -158,6 +158,36 @@ def logprobs():
         d.stop()
 
 
+def biases():
+    """A token is said because of its bias, or not said, in each interface; what the model does not have is named."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        word = d.ok("POST", "/tokenize", {"content": " kite"})["tokens"]
+        assert len(word) == 1, word
+        ask = {"model": MODEL, "temperature": 0}
+        plain = c.completions.create(prompt="The sun is", max_tokens=4, **ask).choices[0].text
+        first = d.ok("POST", "/tokenize", {"content": plain})["tokens"][0]
+        assert c.completions.create(prompt="The sun is", max_tokens=4, logit_bias={str(word[0]): 100}, **ask).choices[0].text == " kite" * 4
+        other = c.completions.create(prompt="The sun is", max_tokens=4, logit_bias={str(first): -100}, **ask).choices[0].text
+        assert d.ok("POST", "/tokenize", {"content": other})["tokens"][0] != first, (plain, other)
+        chat = {**ask, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 3}
+        said = c.chat.completions.create(**chat, logit_bias={str(word[0]): 100}, logprobs=True).choices[0]
+        assert said.message.content == " kite" * 3, said
+        # The model's own: it would hardly have said that.
+        assert all(t.logprob < -2 for t in said.logprobs.content[:1]), said.logprobs
+        with_bias = {"logit_bias": {str(word[0]): 100}}
+        answer = c.responses.create(input="Hello.", max_output_tokens=16, extra_body=with_bias, **ask)
+        assert answer.output_text == " kite" * 16, answer.output_text
+        for call in (lambda b: c.chat.completions.create(**chat, logit_bias=b), lambda b: c.responses.create(input="x", extra_body={"logit_bias": b})):
+            try:
+                call({"1": 1, "9999999": 1})
+                raise AssertionError("a token that there is not was accepted")
+            except openai.BadRequestError as e:
+                assert e.param == "logit_bias.9999999" and "9999999" in e.message, e
+        d.stop()
+
+
 def completions():
     """A text as it stands, or its tokens: the same answer, of which nothing is stored; the same beginning is not read twice."""
     with Scratch() as data:
@@ -192,4 +222,4 @@ def completions():
 
 
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, completions)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, completions)

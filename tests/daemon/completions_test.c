@@ -72,7 +72,8 @@ static void refusals(void **state)
         {"{\"prompt\":\"x\",\"max_tokens\":0}", "max_tokens"},
         {"{\"prompt\":\"x\",\"echo\":true}", "echo"},
         {"{\"prompt\":\"x\",\"suffix\":\"y\"}", "suffix"},
-        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":5}}", "logit_bias"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":500}}", "logit_bias.1"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"2147483647\":1}}", "logit_bias.2147483647"},
         {"{\"prompt\":\"x\",\"temperature\":[]}", "temperature"},
     };
     struct harness *h = harness_start(NULL);
