@@ -405,6 +405,11 @@ int context_build(struct turn *t)
     if (t->generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
         engine_chat_open_call(s->engine, t->tool, &t->context))
         return out_of_memory(t);
+    if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context))) {
+        turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
+                  rc == -ENOMEM ? "out of memory" : "the answer cannot begin with this text");
+        return rc;
+    }
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {

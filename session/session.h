@@ -243,6 +243,8 @@ struct session_turn {
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    const char *opening; /* text that the answer begins with, and that is not told as a part of it; NULL: none. Not with
+                            a form, a call that is required, or raw */
     const char
         *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
     enum session_tools tool_choice;

@@ -188,6 +188,7 @@ struct turn {
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
     char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
+    char *opening;                   /* NULL: none */
     char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
     enum session_tools tool_choice;
     bool one_call;
@@ -223,7 +224,7 @@ struct turn {
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
-    int n_opened;            /* of those, the last ones: a call that the answer was made to begin with */
+    int n_opened;            /* of those, the last ones: a call or text that the answer was made to begin with */
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
@@ -255,6 +256,7 @@ struct turn {
     struct answer_text item; /* text of the last one, while it is open */
     enum answer_kind item_kind;
     int item_from; /* tokens of the answer when it began */
+    size_t untold; /* bytes of the text that comes next: the opening */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
     bool commit_waits;  /* for savings of its conversation */

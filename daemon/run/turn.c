@@ -303,6 +303,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tools = q->tools,
         .tool_choice = q->tool_choice,
         .tool = q->tool,
+        .opening = q->opening,
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
