@@ -524,6 +524,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->generate = r->generate;
     t->count = r->count;
     t->raw = r->raw;
+    t->truncate = r->truncate;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;
     t->event = r->event;

@@ -324,6 +324,12 @@ static void tell_started(struct turn *t)
     int running = 0;
     t->started = true;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
+    int dropped = t->receipt.truncated_tokens;
+    if (dropped)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
+                                             .stage = "truncated",
+                                             .done = dropped,
+                                             .total = t->n_prompt + dropped});
     for (struct turn *other = s->turns; other; other = other->next)
         running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
     if (t->state == TURN_WAITING && running >= s->max_running)

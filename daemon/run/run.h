@@ -176,7 +176,7 @@ struct turn_request {
     bool count;   /* only its tokens are counted */
     bool patient; /* it gets the places and the time that others leave */
     int n;        /* answers, each of a turn of its own; 0 is one, too */
-    bool has_parent, store, generate, stream, progress, include_usage, background;
+    bool has_parent, store, generate, stream, progress, include_usage, background, truncate;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
