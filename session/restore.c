@@ -13,7 +13,7 @@
 /* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. */
 #define READ_AHEAD_BYTES ((size_t)64 << 20)
 #define READ_AHEAD       4
-#define IMPORT_NS        20000000 /* that one turn's imports may keep the others' step waiting */
+#define IMPORT_NS        20000000 /* that imports may keep the next step waiting, all together */
 
 static int plan_end(const struct turn *t)
 {
@@ -104,7 +104,8 @@ static int import(struct turn *t, struct planned *p)
     return rc;
 }
 
-bool turn_restore(struct turn *t)
+/* Moves one turn on, for `most_ns` if others' step is due. */
+static bool restore(struct turn *t, int64_t most_ns)
 {
     if (t->state != TURN_RUNNING || t->cancelled)
         return false;
@@ -116,7 +117,7 @@ bool turn_restore(struct turn *t)
     t->out_of_pages = false;
     int64_t start_ns = session_now_ns();
     for (int n = 0; t->next_plan < t->n_plan; n++) {
-        if (n >= READ_AHEAD && (session_commands_wait(t->session) || session_now_ns() - start_ns > IMPORT_NS))
+        if ((n > 0 && session_now_ns() - start_ns > most_ns) || (n >= READ_AHEAD && session_commands_wait(t->session)))
             break; /* the others' step is due, or this turn may have been stopped */
         start_reads(t);
         struct planned *p = &t->plan[t->next_plan];
@@ -167,5 +168,16 @@ bool turn_restore(struct turn *t)
         turn_finish(t); /* a warm-up that finds everything there has no step to run */
         moved = true;
     }
+    return moved;
+}
+
+bool restore_run(struct session *s)
+{
+    int n = 0;
+    bool moved = false;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        n += t->state == TURN_RUNNING && t->next_plan < t->n_plan;
+    for (struct turn *t = s->turns; t; t = t->next)
+        moved |= restore(t, n ? IMPORT_NS / n : IMPORT_NS);
     return moved;
 }

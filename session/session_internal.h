@@ -363,7 +363,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms, last_step_ms;
+    int64_t last_progress_ms, last_step_ns;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -427,8 +427,8 @@ void turn_admit(struct session *s);
 int turns_running(const struct session *s, int64_t owner);
 
 /* restore.c */
-/* Moves the reads and imports of a running turn on. True: something moved. */
-bool turn_restore(struct turn *t);
+/* Moves the reads and imports of the running turns on. True: something moved. */
+bool restore_run(struct session *s);
 
 /* ---- forms of answers, and of calls (form.c) ----------------------------------------------------------------------
  */
