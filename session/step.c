@@ -63,8 +63,12 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             if (!form_mask(t, &mask))
                 continue;
             item->pick = &picks[n_picks++];
-            *item->pick = (struct engine_pick){
-                .settings = &t->sampling, .mask = mask, .logprobs = t->logprobs, .n_top = t->n_top};
+            *item->pick = (struct engine_pick){.settings = &t->sampling,
+                                               .mask = mask,
+                                               .bias = t->bias,
+                                               .n_bias = t->n_bias,
+                                               .logprobs = t->logprobs,
+                                               .n_top = t->n_top};
         }
         turns[n_items++] = t;
     }
