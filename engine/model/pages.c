@@ -194,7 +194,7 @@ struct engine_seq *engine_seq_new(struct engine *e)
     return s;
 }
 
-/* Pages of s go back to their pools. */
+/* A page of s goes back to its pool: from now on steps wait for what may still be written to it. */
 static void abandon(struct engine_seq *s)
 {
     if (s->imported > s->engine->abandoned)
@@ -245,11 +245,12 @@ static bool window_intact(const struct engine_seq *s, int n)
 
 void kv_seq_take_back(struct engine_seq *s, int n)
 {
-    abandon(s);
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_table *t = &s->table[g];
-        while (t->count > pages_for(n))
+        while (t->count > pages_for(n)) {
+            abandon(s);
             page_drop(&s->engine->pools[g], t->pages[--t->count]);
+        }
     }
     s->tokens.n = (size_t)n;
 }
@@ -275,11 +276,12 @@ void engine_seq_settle(struct engine_seq *s)
     if (keep > block * KERNELS_ATTENTION_BLOCK)
         keep = block * KERNELS_ATTENTION_BLOCK;
     keep /= KERNELS_PAGE_TOKENS;
-    abandon(s);
-    for (int i = 0; i < keep && i < t->count; i++) {
-        page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
-        t->pages[i] = -1;
-    }
+    for (int i = 0; i < keep && i < t->count; i++)
+        if (t->pages[i] >= 0) {
+            abandon(s);
+            page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
+            t->pages[i] = -1;
+        }
 }
 
 static int table_grow(struct kv_table *t, int count)
