@@ -291,9 +291,11 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
-    if (!rc && context_past_changes(t))
-        return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
-                                 &f->n_path);
+    f->anew = !rc && context_past_changes(t);
+    if (f->anew || (!rc && truncate_may_be(t)))
+        rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
+    if (rc || f->anew)
+        return rc;
     if (!rc)
         rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
     if (!rc)

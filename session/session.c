@@ -451,6 +451,8 @@ static char *copy(const char *text, bool *failed)
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
     bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
+    if (r->opening && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
+        return -EINVAL;
     if ((r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX)
         return -EINVAL;
     struct turn *t = calloc(1, sizeof *t);
@@ -469,6 +471,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->request = copy(r->request, &failed);
     t->tools = copy(r->tools, &failed);
     t->tool = copy(r->tool, &failed);
+    t->opening = copy(r->opening, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;
     t->items = calloc(r->n_items + 1, sizeof *t->items);
@@ -521,6 +524,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->generate = r->generate;
     t->count = r->count;
     t->raw = r->raw;
+    t->truncate = r->truncate;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;
     t->event = r->event;
