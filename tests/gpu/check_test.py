@@ -35,7 +35,7 @@ class Emulated(unittest.TestCase):
             program.write_text("""#!/bin/sh
 echo '{"name": "one", "fine": true}'
 case $1 in
-products) echo '{"name": "two", "fine": false}'; exit 1 ;;
+products) echo '{"name": "two", "fine": false}'; echo '{"name": "stopped", "text": "no such luck"}'; exit 1 ;;
 kv) kill -9 $$ ;;
 esac
 """)
@@ -43,6 +43,7 @@ esac
             status, out, said = run(folder, "--program", str(program))
             self.assertEqual(status, 1)
             self.assertIn("wrong: two", said)
+            self.assertIn("stopped: no such luck", said)
             self.assertEqual([n for n, p in out["parts"].items() if p["error"]], ["products", "kv"])
             self.assertTrue(all(p["results"][0]["name"] == "one" for p in out["parts"].values()))
 

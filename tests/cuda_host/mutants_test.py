@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""mutants_test.py - mistakes that a GPU would forgive for a long time, planted into our own kernels one by one: the tests of the
+emulation find each of them. What is planted is the text that stands in the file today, so that a test that finds nothing any more, or
+a place that has gone, fails here."""
+import os
+import subprocess
+import unittest
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent.parent
+BUILD = Path(os.environ.get("BUILD", "build"))
+
+# name: (file, test, what stands there, what is planted, what the test says)
+MUTANTS = {
+    "no_barrier": ("attention.cu", "attention", "__syncthreads(); /* q is there, and nobody is at the block before any more */", "",
+                   "nothing between that orders them"),
+    "barrier_of_one_warp": ("attention_mma.cu", "attention_mma", "    if (share == 1)\n        __syncwarp();",
+                            "    if (share >= 1)\n        __syncwarp();", "nothing between that orders them"),
+    "shared_too_small": ("attention.cu", "attention", "(size_t)(2 * a.kv.head_dim + BLOCK) * sizeof(float)",
+                         "(size_t)(2 * a.kv.head_dim + BLOCK - 1) * sizeof(float)", "was written at byte"),
+    "wrong_page": ("attention.cu", "attention", "(size_t)pages[block * BLOCK_PAGES + column / PAGE]",
+                   "(size_t)pages[block * BLOCK_PAGES + column / PAGE / 2]", "[  FAILED  ]"),
+    "wrong_page_written": ("kv.cu", "attention", "rows.pages[rows.table[row] + pos / PAGE]", "rows.pages[rows.table[row]]", "[  FAILED  ]"),
+    "no_event": ("backend.cu", "backend", "    if (backend_ready(k) && e)\n        backend_fine(k, cudaStreamWaitEvent(",
+                 "    if (backend_ready(k) && e && !e)\n        backend_fine(k, cudaStreamWaitEvent(", "[  FAILED  ]"),
+    "copy_not_awaited": ("halves.cu", "library", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();", "nothing between that orders them"),
+}
+
+
+class Planted(unittest.TestCase):
+    def test_all_are_found(self):
+        (TOP / BUILD / "mutants").mkdir(parents=True, exist_ok=True)
+        for name, (file, test, there, planted, said) in MUTANTS.items():
+            with self.subTest(name):
+                text = (TOP / "kernels" / "cuda" / file).read_text()
+                self.assertEqual(text.count(there), 1, "what was to be replaced is not there any more")
+                (TOP / BUILD / "mutants" / f"{name}.cu").write_text(text.replace(there, planted))
+                subprocess.run(["make", "--no-print-directory", "CUDA=0", f"BUILD={BUILD}", f"{BUILD}/mutants/{name}",
+                                f"MUTANT_OF=kernels/cuda/{file}", f"MUTANT_TEST={test}"], cwd=TOP, check=True, capture_output=True,
+                               env={k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))})
+                done = subprocess.run([TOP / BUILD / "mutants" / name], capture_output=True, text=True, timeout=600)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(said, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
