@@ -375,7 +375,7 @@ int message_continue(struct turn_request *q, const char *name, struct api_error 
 int message_opening_check(const struct turn_request *q, const char *form, struct api_error *e)
 {
     const char *param = q->form ? form : q->tool_choice == SESSION_TOOLS_REQUIRED ? "tool_choice" : NULL;
-    if (!q->opening || !param) {
+    if (!(q->opening || q->continues) || !param) {
         return 0;
     }
     api_error_set(e, 400, "invalid_value", param, "'%s' cannot be asked of an answer that goes on.", param);

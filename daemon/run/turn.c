@@ -304,6 +304,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tool_choice = q->tool_choice,
         .tool = q->tool,
         .opening = q->opening,
+        .continues = q->continues,
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
