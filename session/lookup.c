@@ -330,7 +330,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = storage_turn_tools(l, f->owner.id, parent, &tools);
     if (!rc && tools)
         rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
-    if (!rc && tools && !t->generate && !t->tools && !t->match) {
+    if (!rc && tools && (!t->generate || t->keeps) && !t->tools && !t->match) {
         /* Where nothing is answered and none are named, those that were told of stay. */
         t->tools_form = strdup(f->tools);
         t->tools = tools;
@@ -338,6 +338,9 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
+    if (!rc && t->keeps && !t->instructions && !t->match &&
+        !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
+        rc = -ENOMEM;
     f->anew = !rc && context_past_changes(t);
     if (f->anew || (!rc && truncate_may_be(t)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);

@@ -247,8 +247,8 @@ struct session_turn {
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
     const char *continues;    /* a response whose answer was cut: this turn has its place, its items, instructions and
-                                 tools,    and its answer, whole, with what comes behind it. Where nothing follows it, it goes
-                                 as with    `replaces`. Without items and what a turn follows; stored. NULL: none */
+                                 tools,    and its answer, whole, with what comes behind it. Where nothing follows it, it
+                                 goes    as with    `replaces`. Without items and what a turn follows; stored. NULL: none */
     const char *opening; /* text that the answer begins with, and that is not told as a part of it; NULL: none. Not with
                             a form, a call that is required, or raw */
     const char
@@ -269,6 +269,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
+    bool keeps;            /* instructions and tools that it does not name are those of what it follows */
     bool truncate;         /* a context that is too long loses its oldest turns, down to half of what fits */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */

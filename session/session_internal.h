@@ -213,7 +213,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw, truncate;
+    bool match, store, generate, count, raw, truncate, keeps;
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);

@@ -342,6 +342,9 @@ static int add_item(struct message_list *l, const cJSON *item)
     if (strcmp(type, "reasoning") == 0) {
         return 0;
     }
+    if (l->ids && strcmp(type, "compaction") == 0) {
+        return compaction_add(l, item, prefix);
+    }
     if (strcmp(type, "function_call") == 0) {
         return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
     }

@@ -174,6 +174,7 @@ struct turn_request {
     engine_token *tokens;
     size_t n_tokens;
     bool count;   /* only its tokens are counted */
+    bool keeps;   /* as in a session_turn */
     bool patient; /* it gets the places and the time that others leave */
     int n;        /* answers, each of a turn of its own; 0 is one, too */
     bool has_parent, store, generate, stream, progress, include_usage, background, truncate;

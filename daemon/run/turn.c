@@ -317,6 +317,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
+        .keeps = q->keeps,
         .truncate = q->truncate,
         .store = stores(run),
         .generate = q->generate,
