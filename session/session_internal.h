@@ -243,6 +243,9 @@ struct turn {
     int n_plan, next_plan, n_reading;
     bool planned_once, out_of_pages, rerun_last;
     int plan_most; /* tokens that may come from storage */
+    /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
+     * again when there is a place. */
+    enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
     bool passed;       /* not now: it waits for more than a place */
@@ -373,7 +376,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms, last_step_ms;
+    int64_t last_progress_ms, last_step_ns;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -413,7 +416,8 @@ void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
 void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
-void turn_committed(struct session *s, void *turn); /* live.c */
+void turn_planned_early(struct session *s, void *turn); /* admit.c */
+void turn_committed(struct session *s, void *turn);     /* live.c */
 /* Lists the turns that run anew. */
 void live_running(struct session *s);
 /* [any thread] Whether a conversation is in pages; `response` gets the one that runs on it, or "". */
@@ -437,8 +441,10 @@ void turn_admit(struct session *s);
 int turns_running(const struct session *s, int64_t owner);
 
 /* restore.c */
-/* Moves the reads and imports of a running turn on. True: something moved. */
-bool turn_restore(struct turn *t);
+/* Moves the reads and imports of the running turns on, and reads of those that wait. True: something moved. */
+bool restore_run(struct session *s);
+/* Tokens that a turn's plan brings, from the context's beginning. */
+int restore_end(const struct turn *t);
 
 /* ---- forms of answers, and of calls (form.c) ----------------------------------------------------------------------
  */
@@ -518,6 +524,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
                 const uint8_t parent[STORAGE_KEY_BYTES], const engine_token *ids, int pos, int most,
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);
+/* Comes back with turn_planned(), or, for one that waits, with turn_planned_early(). 0 or -ENOMEM. */
 int lookup_plan(struct turn *t);
 
 /* accept.c: a turn's row in the ledger. Each starts a job that comes back with turn_accepted(), turn_committed(),
