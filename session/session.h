@@ -246,9 +246,10 @@ struct session_turn {
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
-    const char *continues;    /* a response whose answer was cut: this turn has its place, its items, instructions and
-                                 tools,    and its answer, whole, with what comes behind it. Where nothing follows it, it
-                                 goes    as with    `replaces`. Without items and what a turn follows; stored. NULL: none */
+    /* A response whose answer was cut: this turn has its place, its items, instructions and tools, and its answer with
+     * what comes behind that. Where nothing follows it, it goes as with `replaces`. Without items and what a turn
+     * follows; stored. NULL: none. */
+    const char *continues;
     const char *opening; /* text that the answer begins with, and that is not told as a part of it; NULL: none. Not with
                             a form, a call that is required, or raw */
     const char
