@@ -8,9 +8,9 @@
  *
  * Something that was deleted for its owner has a mark in ledger.db from its deletion on ("deleting/ID"). When its last
  * record is gone, the ledger's log is emptied (vfs.c overwrites it), and only then the deletion is reported; the mark
- * goes with the next transaction that is synced. The index has nothing of it that could be read, see labels.c. It also waits for what is left of records of its owner that went before.
- * Where something fails on the way, -EINPROGRESS is reported: it is deleted for everybody, but the mark stays, and the
- * rest is tried again, also after a restart.
+ * goes with the next transaction that is synced. The index has nothing of it that could be read, see labels.c. It also
+ * waits for what is left of records of its owner that went before. Where something fails on the way, -EINPROGRESS is
+ * reported: it is deleted for everybody, but the mark stays, and the rest is tried again, also after a restart.
  */
 #include <errno.h>
 #include <stdlib.h>

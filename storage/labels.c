@@ -3,8 +3,8 @@
  * A label is what a segment is made from (token ids), and stands in its record alone, so that the index holds nothing
  * that could be read when the record has been overwritten. The index has a code of it: each unit is chained into a
  * block by a cipher with a key of the space's own (CBC, so that a block depends on all units up to it), and two bytes
- * of the block are the unit's code. Two labels have equal codes as far as they are equal; where they differ the codes do
- * too, but for one case in 65,536.
+ * of the block are the unit's code. Two labels have equal codes as far as they are equal; where they differ the codes
+ * do too, but for one case in 65,536.
  *
  * A row has the head of its code that no sibling's code begins with, mostly that of one unit, and 8 other bytes of its
  * last block, by which a whole label is known. A code ends with a code of its end, so that none is the head of another

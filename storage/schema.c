@@ -153,30 +153,30 @@ const struct schema schema_ledger = {.file = "ledger.db",
 /* An index of a version before 5 is made anew: it had labels. Some 300 bytes for each of 256 tokens: keys are looked up
  * by their first bytes, and what is the same for many stands apart. */
 static const char *const kv_steps[] = {
-    [4] =
-        "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
-        "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
-        " live_count INTEGER NOT NULL);"
-        "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
-        /* What every space takes of the packs is kept as rows come and go. */
-        "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
-        " unit INTEGER NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE(owner, fingerprint));"
-        "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
-        " space INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, children INTEGER NOT NULL,"
-        " label_bytes INTEGER NOT NULL, sum INTEGER NOT NULL, head BLOB, producer INTEGER NOT NULL, pack INTEGER, offset INTEGER,"
-        " bytes INTEGER NOT NULL, used INTEGER NOT NULL);"
-        "CREATE INDEX segments_key ON segments(substr(key, 1, 8));"
-        "CREATE INDEX segments_head ON segments(substr(parent, 1, 8), space, head);"
-        "CREATE INDEX segments_place ON segments(pack, offset);"
-        /* Leaves in the order in which they go. */
-        "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
-        "CREATE INDEX segments_leaf_of ON segments(space, used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
-        "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
-        " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
-        "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
-        " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
-        "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
-        " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;",
+    [4] = "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+          "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
+          " live_count INTEGER NOT NULL);"
+          "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
+          /* What every space takes of the packs is kept as rows come and go. */
+          "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
+          " unit INTEGER NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE(owner, fingerprint));"
+          "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
+          " space INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, children INTEGER NOT NULL,"
+          " label_bytes INTEGER NOT NULL, sum INTEGER NOT NULL, head BLOB, producer INTEGER NOT NULL, pack INTEGER, "
+          "offset INTEGER,"
+          " bytes INTEGER NOT NULL, used INTEGER NOT NULL);"
+          "CREATE INDEX segments_key ON segments(substr(key, 1, 8));"
+          "CREATE INDEX segments_head ON segments(substr(parent, 1, 8), space, head);"
+          "CREATE INDEX segments_place ON segments(pack, offset);"
+          /* Leaves in the order in which they go. */
+          "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
+          "CREATE INDEX segments_leaf_of ON segments(space, used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
+          "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
+          "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
+          "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,

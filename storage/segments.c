@@ -639,8 +639,8 @@ static int label_read(struct storage_ledger *l, const struct storage_found *f, u
     return rc;
 }
 
-/* The same of one that begins with `units` of what is wanted, or so its code says. Where it cannot be read it is what it
- * should be: who reads the KV finds out, and it is forgotten. */
+/* The same of one that begins with `units` of what is wanted, or so its code says. Where it cannot be read it is what
+ * it should be: who reads the KV finds out, and it is forgotten. */
 static int label_of(struct storage_ledger *l, const struct wanted *w, size_t unit_bytes, size_t units, bool whole,
                     struct storage_found *f)
 {
@@ -682,8 +682,7 @@ static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct spa
     f.label_bytes = (uint32_t)sqlite3_column_int64(s, 9);
     size_t common = coded_common(&w->code, sqlite3_column_blob(s, 3), (size_t)sqlite3_column_bytes(s, 3));
     size_t unit_bytes = space->unit == LABEL_IDS ? 4 : 1, units = f.label_bytes / unit_bytes;
-    bool whole =
-        units && units <= w->code.units && coded_sum(&w->code, units) == sqlite3_column_int64(s, 8);
+    bool whole = units && units <= w->code.units && coded_sum(&w->code, units) == sqlite3_column_int64(s, 8);
     rc = producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
     if (!rc)
         memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));

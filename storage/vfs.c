@@ -8,7 +8,8 @@
  *
  * A log is overwritten when all of it is in the database and synced there, and with a pattern that has the log's own
  * salts, in each 16 bytes. Half a log that is still taken for one would bring back pages of different ages, and a loss
- * of power may leave any half: where one is opened that has its pattern somewhere, all of it goes. So one sync is enough.
+ * of power may leave any half: where one is opened that has its pattern somewhere, all of it goes. So one sync is
+ * enough.
  *
  * The first byte of a page says whether it is one of a b-tree, unless it is the highest byte of a page number (overflow
  * and free pages). VFS_PAGES_MAX keeps those at 0 or 1, which no b-tree page begins with.

@@ -4,8 +4,9 @@
  * usage: scale_bench [CONVERSATIONS] [SEGMENTS_PER_CONVERSATION]        100000 and 10
  *
  * Rows are made as the daemon makes them (a conversation, a turn, a chain of segments of 256 tokens that it holds). Of
- * records there are the header and the label, and only of those that have siblings: what is measured is the databases. Token ids are drawn so that the share of each size of their codes is
- * that of English text and C code under Qwen's vocabulary (8, 80 and 12 %).
+ * records there are the header and the label, and only of those that have siblings: what is measured is the databases.
+ * Token ids are drawn so that the share of each size of their codes is that of English text and C code under Qwen's
+ * vocabulary (8, 80 and 12 %).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,9 @@
 #define TOKENS       256
 #define RECORD       524288u
 #define PACK_RECORDS 2000
-#define PER_JOB 10 /* SQLite goes through all that a job has changed at the end of each statement that has a trigger */
+#define PER_JOB                                                                                                        \
+    10 /* SQLite goes through all that a job has changed at the end of each statement that has a trigger               \
+        */
 #define EVICTED 50
 #define LOOKUPS 50
 

@@ -92,7 +92,7 @@ static void test_nearest(void **state)
         const char *label;
         size_t common; /* with the one that has the most */
         const char *most;
-    } cases[] = {{"a", 0, NULL},    {"label 3", 7, "label 3"}, {"label 3x", 7, "label 3"},
+    } cases[] = {{"a", 0, NULL},     {"label 3", 7, "label 3"}, {"label 3x", 7, "label 3"},
                  {"label", 5, NULL}, {"label 8", 6, NULL},      {"z", 0, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = testing_nearest(st, owner, 0, cases[i].label, rows), most = 0;
@@ -165,11 +165,8 @@ struct family {
 
 static int family_put(struct storage_ledger *l, struct family *f, unsigned k)
 {
-    struct pack_record r = {.owner = f->owner,
-                            .count = f->n[k],
-                            .label_bytes = 4 * f->n[k],
-                            .payload_bytes = 64,
-                            .producer = "test"};
+    struct pack_record r = {
+        .owner = f->owner, .count = f->n[k], .label_bytes = 4 * f->n[k], .payload_bytes = 64, .producer = "test"};
     uint8_t record[4096] = {0};
     testing_key(r.key, 1000 + k);
     memcpy(r.fingerprint, testing_fingerprint, sizeof r.fingerprint);
@@ -186,9 +183,9 @@ static unsigned family_common(const struct family *f, unsigned a, const uint32_t
     return c;
 }
 
-/* Whatever is put and dropped in whatever order: for any label, one of the two that are found has as much in common with
- * it as any that is there. (By chance, once in 65,536, it may have less: the spaces' keys are random. Nobody has seen
- * it: three units make few labels, and it takes two that differ where their codes do not.) */
+/* Whatever is put and dropped in whatever order: for any label, one of the two that are found has as much in common
+ * with it as any that is there. (By chance, once in 65,536, it may have less: the spaces' keys are random. Nobody has
+ * seen it: three units make few labels, and it takes two that differ where their codes do not.) */
 static int family_run(struct storage_ledger *l, void *arg)
 {
     struct family *f = arg;

@@ -33,8 +33,7 @@ static const char *const steps[] = {
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE s(id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, label BLOB NOT NULL, used INTEGER NOT NULL);"
     "CREATE INDEX s_label ON s(label); CREATE INDEX s_used ON s(used)"};
-static const struct schema schema = {
-    .file = "x.db", .steps = steps, .n_steps = 1, .full_sync = true};
+static const struct schema schema = {.file = "x.db", .steps = steps, .n_steps = 1, .full_sync = true};
 
 static void run(sqlite3 *db, const char *sql)
 {
