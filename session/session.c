@@ -330,6 +330,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->cost.attention_most = 1.0 / s->info->n_embd;
     for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
         session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
+    if (s->info->backend_notes)
+        session_log(s, LOG_INFO, "%s", s->info->backend_notes);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {
@@ -436,6 +438,7 @@ void session_status(struct session *s, struct session_status *out)
     out->saved_bytes = stats.encoded_bytes;
     out->save_us = stats.save_us;
     out->quota_refusals = atomic_load(&s->quota_refusals);
+    out->device_known = engine_device(s->engine, &out->device);
     out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 

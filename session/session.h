@@ -134,8 +134,9 @@ struct session_receipt {
     double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
     const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
     int n_gaps;
-    const char *saved;   /* "yes", "pending", "failed", "off" (store: false) */
-    const char *backend; /* "cpu-avx2" */
+    const char *saved;    /* "yes", "pending", "failed", "off" (store: false) */
+    const char *backend;  /* "cpu-avx2" */
+    const char *numerics; /* whose bits those are: "cpu" */
     const char *model;
 };
 
@@ -450,6 +451,8 @@ struct session_status {
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */
     bool failed;           /* the device has, and no turn can run any more: only another start helps */
+    bool device_known;     /* whether `device` says anything */
+    struct engine_device device;
 };
 void session_status(struct session *s, struct session_status *out);
 
