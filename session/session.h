@@ -448,6 +448,7 @@ struct session_status {
     uint64_t conversations_expired; /* deleted because of their age */
     uint64_t quota_refusals;        /* turns and creations */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
+    uint64_t step_cpu_us;  /* that the engine thread has spent in steps; the model's other threads' is not in it */
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */
     bool failed;           /* the device has, and no turn can run any more: only another start helps */

@@ -376,7 +376,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms, last_step_ns;
+    int64_t last_progress_ms, last_step_ns, step_cpu_ns;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -405,6 +405,7 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 int64_t session_now_ns(void);
+int64_t session_cpu_ns(void); /* of the calling thread */
 /* Whether commands have arrived since the loop took them. */
 bool session_commands_wait(struct session *s);
 int64_t session_wall_ms(void);
