@@ -223,8 +223,9 @@ struct engine_logprob {
 /* One token to pick. The random number is a function of (seed, position) only, and no pick depends on others. */
 struct engine_pick {
     const struct engine_sampling *settings; /* checked */
-    const uint32_t
-        *mask;     /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
+    /* Bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words. Read by
+     * engine_step_wait(): until then it may be made, while the pass is under way. */
+    const uint32_t *mask;
     bool logprobs; /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
     int n_top;
     /* Out: 0; -EDOM: the logits hold a NaN or no finite value, that answer must fail and its KV must not be kept;
@@ -247,17 +248,28 @@ struct engine_step_item {
     int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
 };
 
-/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences, and
- * tokens are picked. The sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits.
- * An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On
- * success engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and
- * the sequences of the items stay as they are; other sequences may be used. */
+/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences. The
+ * sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits. An item whose result is
+ * not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On success
+ * engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and the
+ * sequences of the items stay as they are; other sequences may be used. */
 int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items);
 
-/* Waits for the pass, and writes the picks of all items that ran. *logits (NULL: not asked for) gets [sum of n_want
- * over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are as they were before.
+/* Picks tokens behind the pass, waits for it, and writes the picks of all items that ran. *logits (NULL: not asked for)
+ * gets [sum of n_want over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are
+ * as they were before.
  */
 int engine_step_wait(struct engine *e, const float **logits);
+
+/* A thread for what is done while a pass is under way. NULL: out of memory. */
+struct engine_beside;
+struct engine_beside *engine_beside_new(void);
+/* NULL is fine. */
+void engine_beside_free(struct engine_beside *b);
+/* Has work(arg) done on that thread, or at once where it cannot be made. engine_beside_wait() must follow. */
+void engine_beside_start(struct engine_beside *b, void (*work)(void *arg), void *arg);
+/* Returns when the work is done. */
+void engine_beside_wait(struct engine_beside *b);
 
 /* ---- where the time goes ---------------------------------------------------------------------------------------- */
 
@@ -324,7 +336,7 @@ void engine_form_free(struct engine_form *f);
 size_t engine_form_bytes(const struct engine_form *f);
 
 /* The forms in use on an engine: an owner's equal ones share what was found of them, also with answers that come later.
- * Belongs to the engine thread, like all below. */
+ * Belongs to the engine thread, like all below; it may lend them to its engine_beside. */
 struct engine_forms;
 /* NULL: out of memory. The engine must outlive it. */
 struct engine_forms *engine_forms_new(const struct engine *e);

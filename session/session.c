@@ -322,7 +322,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
         (rc = limits_set(s->storage, &opts->limits, NULL, 0)) || (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->forms = engine_forms_new(s->engine);
-    if (!s->forms) {
+    s->beside = engine_beside_new();
+    if (!s->forms || !s->beside) {
         snprintf(err, err_size, "out of memory");
         rc = -ENOMEM;
         goto fail;
@@ -394,6 +395,7 @@ void session_close(struct session *s, int drain_ms)
         s->ephemerals = e->next;
         ephemeral_free(e);
     }
+    engine_beside_free(s->beside);
     engine_forms_free(s->forms);
     engine_close(s->engine);
     free(s->arrays);

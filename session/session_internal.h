@@ -342,6 +342,7 @@ struct saving {
 struct session {
     struct engine *engine;
     struct engine_forms *forms; /* engine thread */
+    struct engine_beside *beside;
     struct storage *storage;
     const struct engine_info *info;
     struct storage_layout layout;
@@ -434,8 +435,11 @@ bool turn_restore(struct turn *t);
  */
 
 void form_free(struct turn *t);
-/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
-bool form_mask(struct turn *t, const uint32_t **mask);
+/* The tokens that may come next, NULL: all. Runs beside a pass, and touches nothing of the turn but what keeps its form.
+ * An error of engine_match_mask(): that cannot be said, form_failed() then ends the turn. */
+int form_mask(struct turn *t, const uint32_t **mask);
+/* Ends the turn where rc is an error; gives rc. */
+int form_failed(struct turn *t, int rc);
 /* A token has come that ends nothing; before answer_token(). 0, or the turn has failed. */
 int form_take(struct turn *t, engine_token id);
 /* Behind answer_token(). */

@@ -188,10 +188,11 @@ void sampler_scratch_close(struct engine *e);
 int sampler_begin(struct engine *e, int n_picks, size_t seen);
 /* How many tokens a pick of the token at `position` looks back at. */
 size_t sampler_looks_back(const struct engine_sampling *settings, int position);
-/* Adds a pick from wanted row `row`, of the token behind context[position]. It lasts until the next sampler_begin(). */
+/* Adds a pick from wanted row `row`, of the token behind context[position], without its mask. It lasts until the next
+ * sampler_begin(). */
 void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_token *context, int position, int row);
 /* All that were added; *n gets how many. */
-const struct kernels_pick *sampler_picks(const struct engine *e, int *n);
+struct kernels_pick *sampler_picks(const struct engine *e, int *n);
 /* What was picked. */
 void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick);
 
