@@ -213,7 +213,14 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-#define ENGINE_TOP_MAX 32 /* alternatives of a pick */
+#define ENGINE_TOP_MAX  32   /* alternatives of a pick */
+#define ENGINE_BIAS_MAX 1024 /* biases of a pick */
+
+/* What is added to a token's logit, before penalties and temperature. */
+struct engine_bias {
+    engine_token token;
+    float bias; /* finite */
+};
 
 struct engine_logprob {
     engine_token token; /* -1: there are no more */
@@ -226,13 +233,15 @@ struct engine_pick {
     /* Bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words. Read by
      * engine_step_wait(): until then it may be made, while the pass is under way. */
     const uint32_t *mask;
-    bool logprobs; /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
+    const struct engine_bias *bias; /* [n_bias], distinct tokens; those that the vocabulary lacks do nothing */
+    int n_bias;                     /* at most ENGINE_BIAS_MAX */
+    bool logprobs;                  /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
     int n_top;
     /* Out: 0; -EDOM: the logits hold a NaN or no finite value, that answer must fail and its KV must not be kept;
      * -ENODATA: no token that the mask allows has a finite logit. */
     int result;
     engine_token token; /* where result is 0 */
-    float logprob;      /* natural; of the model's own distribution, before temperature, penalties and mask */
+    float logprob;      /* natural; of the model's own distribution, before biases, penalties, temperature and mask */
     struct engine_logprob top[ENGINE_TOP_MAX]; /* [n_top], likeliest first, the lower token first among equals */
 };
 

@@ -11,7 +11,8 @@
 #include "session/session_internal.h"
 
 #define GROW_TOKENS 128
-#define TWIN_TOKENS 64 /* so much of a prompt is worth waiting for until another turn has computed it */
+#define TWIN_TOKENS 64 /* so much of a prompt is worth waiting for until another turn has computed it, */
+#define SAME_TOKENS 16 /* or so much where that is all of it */
 
 /* Tokens that those who run have yet to bring into pages. */
 static int64_t tokens_to_come(const struct session *s)
@@ -71,7 +72,8 @@ static bool being_computed(struct session *s, struct turn *t)
         if (have < 0)
             have = hot_shared(s, t, &best);
         int common = common_prompt(o, t), length = engine_seq_length(o->hot->seq);
-        if (common - (have > length ? have : length) >= TWIN_TOKENS) {
+        int least = common == t->n_prompt ? SAME_TOKENS : TWIN_TOKENS;
+        if (common - (have > length ? have : length) >= least) {
             t->twin = o;
             t->twin_common = common;
         }

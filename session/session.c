@@ -453,7 +453,7 @@ static char *copy(const char *text, bool *failed)
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
     bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
-    if (r->form && (r->n_stops || (calls && !r->call_form)))
+    if ((r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX)
         return -EINVAL;
     struct turn *t = calloc(1, sizeof *t);
     if (!t)
@@ -506,6 +506,13 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         t->n_stops += !failed;
     }
     t->sampling = r->sampling;
+    if (r->n_bias) {
+        t->bias = malloc((size_t)r->n_bias * sizeof *t->bias);
+        failed |= !t->bias;
+        if (t->bias)
+            memcpy(t->bias, r->bias, (size_t)r->n_bias * sizeof *t->bias);
+        t->n_bias = r->n_bias;
+    }
     t->form = engine_form_share(r->form);
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;

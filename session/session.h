@@ -251,6 +251,8 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
+    const struct engine_bias *bias; /* [n_bias], as in engine_pick */
+    int n_bias;
     struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
     struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
                                       and tools that may be called it must be there */

@@ -198,6 +198,8 @@ struct turn {
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
     struct engine_sampling sampling;
+    struct engine_bias *bias;
+    int n_bias;
     struct engine_form *form, *call_form;
     struct engine_match *form_match; /* the answer's text so far; NULL: none of it is there, or it is none */
     struct engine_match *bare_match; /* the same, as a call without marks that it may be, too */

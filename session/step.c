@@ -82,7 +82,11 @@ static int choose(struct session *s, struct step *st)
         }
         if (picks_one) {
             item->pick = &st->picks[n_picks++];
-            *item->pick = (struct engine_pick){.settings = &t->sampling, .logprobs = t->logprobs, .n_top = t->n_top};
+            *item->pick = (struct engine_pick){.settings = &t->sampling,
+                                               .bias = t->bias,
+                                               .n_bias = t->n_bias,
+                                               .logprobs = t->logprobs,
+                                               .n_top = t->n_top};
         }
         st->forms[n_items] = 0;
         turns[n_items++] = t;

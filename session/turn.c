@@ -62,6 +62,7 @@ void turn_free(struct turn *t)
     for (size_t i = 0; i < t->n_stops; i++)
         free(t->stops[i]);
     free(t->stops);
+    free(t->bias);
     if (t->found.conversation.public_id)
         storage_conversation_free(&t->found.conversation);
     storage_turn_free(&t->found.parent);

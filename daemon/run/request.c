@@ -19,6 +19,7 @@ void turn_request_free(struct turn_request *r)
     }
     free(r->answer);
     free(r->tokens);
+    free(r->bias);
     free(r->tools);
     free(r->tool);
     engine_form_free(r->form);

@@ -115,7 +115,7 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     run->ended = strcmp(run->status, "in_progress") != 0 && strcmp(run->status, "queued") != 0;
     run->input_tokens = r->input_tokens;
     run->cached_tokens = r->cached_tokens;
-    run->output_tokens = r->output_tokens;
+    run->output_tokens += r->output_tokens;
     replace(&run->reason, r->reason);
     replace(&run->receipt, r->receipt);
     replace(&q->instructions, r->instructions);

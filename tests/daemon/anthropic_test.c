@@ -170,6 +170,11 @@ static void refusals(void **state)
         {"{" USER("x") ",\"tools\":[5]}", "tools[0]"},
         {"{" USER("x") ",\"tools\":[{}]}", "tools[0].name"},
         {"{" USER("x") ",\"tools\":[{\"name\":\"a\",\"input_schema\":5}]}", "tools[0].input_schema"},
+        {"{" USER("x") ",\"tools\":[{\"name\":\"a\",\"strict\":5}]}", "tools[0].strict"},
+        {"{" USER(
+             "x") ",\"tools\":[{\"type\":\"web_search_1\",\"name\":\"s\"},{\"name\":\"a\",\"strict\":true,"
+                  "\"input_schema\":{\"type\":\"object\",\"properties\":{\"x\":{\"enum\":[]}},\"required\":[\"x\"]}}]}",
+         "tools[1].input_schema"},
         {"{" USER("x") "," ADD ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"sub\"}}", "tool_choice.name"},
         {"{" USER("x") "," ADD ",\"tool_choice\":{\"type\":\"some\"}}", "tool_choice.type"},
         {"{" USER("x") ",\"tool_choice\":{\"type\":\"any\"}}", "tool_choice"},
