@@ -198,7 +198,7 @@ static void test_picks(void **)
     for (int i = 0; i < VOCAB; i++)
         from[i] = i < SEEN ? 3 : i == 5555 ? 2 : 1;
     for (int i = 0; i < SEEN; i++)
-        seen[i] = {i, 1};
+        seen[i] = {i, 1, 0};
     ops->copy(k, KERNELS_COMPUTE, logits, from, VOCAB * sizeof *logits);
     for (int n_seen : {0, 100, SEEN, 10, SEEN}) {
         uint32_t mask[(VOCAB + 31) / 32] = {};

@@ -462,7 +462,7 @@ static void test_refuses(void **state)
     (void)state;
     refused("", -EINVAL, "not JSON");
     refused("{", -EINVAL, "not JSON");
-    refused("{} x", -EINVAL, "not JSON, at byte 3");
+    refused("{} x", -EINVAL, "not JSON, or too deep, at byte 3");
     refused("[]", -EINVAL, "a schema is an object");
     refused("{\"type\":\"text\"}", -EINVAL, "#/type: type is none of");
     refused("{\"properties\":{\"a\":{\"enum\":[]}}}", -EINVAL, "#/properties/a/enum: enum is empty");
