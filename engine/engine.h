@@ -57,6 +57,8 @@ int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);
 
+#define ENGINE_NUMERICS_TEXT 23 /* bytes, with the terminator */
+
 struct engine_info {
     const char *arch;         /* "qwen2" */
     const char *name;         /* general.name, or the file's base name without .gguf */
@@ -77,11 +79,12 @@ struct engine_info {
     size_t kv_bytes;       /* budget for pages */
     int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
-    /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
-     * canonical layout, numerics version, and whose bits the backend gives. Not the page size. */
-    uint8_t fingerprint[32];
-    /* The same without numerics and whose bits they are: what engines with one of these store differs in rounding. */
+    /* SHA-256 over everything that a stored KV row depends on but its rounding: the model file's SHA-256, RoPE
+     * settings, KV type, canonical layout. Not the page size. */
     uint8_t kv_identity[32];
+    /* How rows are rounded: the version of the order of additions, and whose bits they are ("2 cpu", "2 cuda device
+     * sm_90"). Where two engines have the same identity and the same numerics, their rows are the same to the bit. */
+    char numerics[ENGINE_NUMERICS_TEXT];
 };
 
 /* [any thread] Constant for the engine's life. */

@@ -383,15 +383,19 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
         struct storage_found rows[2];
         size_t n = 0;
         int best = -1, used = 0;
-        int rc = storage_segment_nearest(l, owner, s->info->fingerprint, parent, ids + pos,
+        bool best_own = false; /* of the same length those of the numerics that run are taken */
+        int rc = storage_segment_nearest(l, owner, s->info->kv_identity, parent, ids + pos,
                                          (uint32_t)want * sizeof *ids, rows, &n);
         if (rc)
             return rc;
         for (size_t i = 0; i < n; i++) {
             int common = common_tokens(&rows[i], ids + pos, want);
-            if (common > used && rows[i].first == (uint32_t)pos && rows[i].count * sizeof *ids == rows[i].label_bytes) {
+            bool own = strcmp(rows[i].producer, s->info->numerics) == 0;
+            if ((common > used || (best >= 0 && common == used && own && !best_own)) &&
+                rows[i].first == (uint32_t)pos && rows[i].count * sizeof *ids == rows[i].label_bytes) {
                 used = common;
                 best = (int)i;
+                best_own = own;
             }
         }
         for (size_t i = 0; i < n; i++)
@@ -421,6 +425,11 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
         free(found->label);
         return 0;
     }
+    if (!t->session->accept_any && strcmp(found->producer, t->session->info->numerics)) {
+        t->lost_reason = "numerics_changed";
+        free(found->label);
+        return 1;
+    }
     struct planned *plan = realloc(t->plan, (size_t)(t->n_plan + 1) * sizeof *plan);
     if (!plan) {
         free(found->label);
@@ -438,13 +447,14 @@ static int plan_run(struct storage_ledger *l, void *arg)
     uint8_t parent[STORAGE_KEY_BYTES] = {0};
     for (; pos + SESSION_SEGMENT_TOKENS <= hot; pos += SESSION_SEGMENT_TOKENS) {
         uint8_t key[STORAGE_KEY_BYTES];
-        int rc = segment_key(t->hot->owner_key, t->session->info->fingerprint, parent, t->context.ids + pos,
+        int rc = segment_key(t->hot->owner_key, t->session->info->kv_identity, parent, t->context.ids + pos,
                              SESSION_SEGMENT_TOKENS, key);
         if (rc)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
-    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    int rc = lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    return rc > 0 ? 0 : rc; /* where other numerics begin it ends */
 }
 
 static void plan_done(void *arg, int rc)

@@ -303,6 +303,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->max_step_ms = opts->max_step_ms;
+    s->accept_any = opts->accept_kv_any;
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;

@@ -213,6 +213,36 @@ static int row_revive(struct storage_ledger *l, const struct pack_record *r, uin
     return rc;
 }
 
+/* 1: the row's record, or the one that was forgotten, is this producer's. */
+static int made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
+    if (!s)
+        return rc;
+    (void)bind_key(s, 1, key);
+    bind_text(s, 2, producer);
+    rc = stmt_one(l, s, rc);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
+}
+
+int segment_exists_of(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
+{
+    int rc = segment_exists(l, key);
+    return rc == 1 ? made_by(l, key, producer) : rc;
+}
+
+/* The record goes and the row stays: another one comes in its place. */
+static int row_clear(struct storage_ledger *l, const struct segment_row *row)
+{
+    int rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
+    if (!rc)
+        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+    return rc ? rc : unmark(l, row, S_SEG_FORGET);
+}
+
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes)
 {
@@ -222,9 +252,13 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     if (there < 0)
         return there;
     l->wrote_kv = true;
-    if (there && row.pack != STORAGE_PACK_NONE)
-        return 1;
-    int rc = name_id(l, r->producer, &producer);
+    int rc = 0;
+    if (there && row.pack != STORAGE_PACK_NONE) {
+        rc = made_by(l, r->key, r->producer);
+        if (rc || (rc = row_clear(l, &row)))
+            return rc;
+    }
+    rc = name_id(l, r->producer, &producer);
     if (!rc)
         rc = there ? row_revive(l, r, pack, offset, bytes, producer)
                    : row_new(l, r, label, pack, offset, bytes, producer);
@@ -531,10 +565,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return 0;
     if (row.children) {
         l->wrote_kv = true;
-        rc = segment_drop_record(l, row.owner, key, row.pack, row.offset, row.bytes);
-        if (!rc)
-            rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
-        return rc ? rc : unmark(l, &row, S_SEG_FORGET);
+        return row_clear(l, &row);
     }
     rc = holds_move(l, key, row.parent);
     return rc ? rc : row_drop(l, &row);
