@@ -164,6 +164,10 @@ bool engine_chat_tools(const struct engine *e);
  * the arguments of tool `name`, or, NULL, up to where the name of any begins. -ENOTSUP: the format has no tools. */
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out);
 
+/* [any thread] Appends text that an opened answer begins with, so that the model goes on with it; where an answer opens
+ * with thinking, that is over. -ENOTSUP: no chat format; -ENOMEM, -EOVERFLOW: too long. */
+int engine_chat_open_text(const struct engine *e, const char *text, size_t len, struct engine_tokens *out);
+
 /* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
  * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
  * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */

@@ -33,6 +33,12 @@ int form_failed(struct turn *t, int rc)
     return rc;
 }
 
+/* The answer was made to begin with a call, which is not taken in yet. */
+static bool opens_with_call(const struct turn *t)
+{
+    return t->n_opened && !t->opening && !t->opened;
+}
+
 /* The answer is no text. */
 static void drop_form(struct turn *t)
 {
@@ -44,7 +50,7 @@ static void drop_form(struct turn *t)
 
 static enum engine_within within(const struct turn *t)
 {
-    if (t->n_opened && !t->opened)
+    if (opens_with_call(t))
         return ENGINE_WITHIN_CALL;
     return t->calls ? engine_calls_within(t->calls) : ENGINE_WITHIN_TEXT;
 }
@@ -57,7 +63,7 @@ static int push_begun(struct turn *t)
     const char *text, *held;
     size_t len, held_len;
     int rc = 0, i = t->n_prompt;
-    if (t->n_opened && !t->opened) {
+    if (opens_with_call(t)) {
         while (i > t->n_prompt - t->n_opened && !engine_calls_is_mark(t->calls, t->context.ids[i - 1]))
             i--;
         for (; i < t->n_prompt && rc == 0; i++)
@@ -161,7 +167,7 @@ int form_mask(struct turn *t, const uint32_t **mask)
 {
     int rc = 0;
     *mask = NULL;
-    if (t->n_opened) /* with a call */
+    if (t->n_opened) /* with a call: no text has a form */
         drop_form(t);
     switch (within(t)) {
     case ENGINE_WITHIN_CALL:

@@ -65,8 +65,10 @@ static int choose(struct session *s, struct step *st)
             parts[n] = describe(t);
             turns[n++] = t;
         }
-    const struct schedule_limits limits = {
-        .max_tokens = s->info->step_tokens, .max_turns = SCHEDULE_TURNS, .max_ms = s->max_step_ms};
+    const struct schedule_limits limits = {.max_tokens = s->info->step_tokens,
+                                           .max_turns = SCHEDULE_TURNS,
+                                           .max_ms = s->max_step_ms,
+                                           .spent_ms = (double)(session_now_ns() - s->last_step_ns) / 1e6};
     (void)schedule_step(&s->cost, &limits, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
@@ -130,7 +132,8 @@ bool step_run(struct session *s)
     int rc = run(s, &st);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
-    s->last_progress_ms = s->last_step_ms = now / 1000000;
+    s->last_step_ns = now;
+    s->last_progress_ms = now / 1000000;
     if (rc == 0)
         learn(s, st.items, st.n, (double)(now - start) / 1e6);
     else if (engine_failure(s->engine))

@@ -222,17 +222,13 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
         l.index++;
     }
     const struct session_item *last = q->n_items ? &q->items[q->n_items - 1] : NULL;
-    bool says = last && strcmp(last->kind, "message") == 0;
-    if (!last || (says && (last->role == ENGINE_ASSISTANT || last->len == 0))) {
+    if (!last || (strcmp(last->kind, "message") == 0 && last->len == 0)) {
         char param[32];
         snprintf(param, sizeof(param), "messages[%zu].content", l.index - 1);
-        api_error_set(e, 400, "invalid_value", param,
-                      last && last->role == ENGINE_ASSISTANT
-                          ? "The last message must be the user's: an answer is not gone on with here."
-                          : "The last message is empty.");
+        api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
-    return 0;
+    return message_continue(q, "messages", e);
 }
 
 /* A definition, as those of the Responses API are. NULL and *e: it is none. */
@@ -395,7 +391,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e)) {
+        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e) ||
+        message_opening_check(q, "output_config.format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;

@@ -10,7 +10,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/api/api.h"
+#include "daemon/api/messages.h"
+
+/* Whether a last message of the assistant is gone on with, or closed, and another one begun. */
+static int parse_continue(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    bool begin = false, go_on = false;
+    if (json_bool(body, "", "add_generation_prompt", &begin, e) ||
+        json_bool(body, "", "continue_final_message", &go_on, e)) {
+        return -1;
+    }
+    bool said = json_get(body, "continue_final_message");
+    if (go_on && begin) {
+        api_error_set(e, 400, "mutually_exclusive_parameters", "continue_final_message",
+                      "'continue_final_message' and 'add_generation_prompt' exclude each other.");
+        return -1;
+    }
+    if ((!begin && (go_on || !said)) && message_continue(q, "messages", e)) {
+        return -1;
+    }
+    if (go_on && !q->opening) {
+        api_error_set(e, 400, "invalid_value", "continue_final_message",
+                      "'continue_final_message' needs a last message of the assistant with text.");
+        return -1;
+    }
+    return 0;
+}
 
 static int parse_messages(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -30,7 +55,7 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
-    return 0;
+    return parse_continue(q, body, e);
 }
 
 static int parse_logprobs(struct turn_request *q, const cJSON *body, struct api_error *e)
@@ -76,7 +101,7 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         form_check(q, "stop", e) || parse_messages(q, body, e) ||
-        tools_parse(q, body, "function.parameters", NULL, e)) {
+        tools_parse(q, body, "function.parameters", NULL, e) || message_opening_check(q, "response_format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;

@@ -218,6 +218,24 @@ static int parse_reasoning(const cJSON *body, cJSON *echo, struct api_error *e)
     return 0;
 }
 
+/* A context that is too long is refused, or it loses its oldest turns. */
+static int parse_truncation(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    const char *truncation = NULL;
+    if (json_string(body, "", "truncation", 16, &truncation, e)) {
+        return -1;
+    }
+    q->truncate = truncation && strcmp(truncation, "auto") == 0;
+    if (truncation && !q->truncate && strcmp(truncation, "disabled") != 0) {
+        api_error_set(e, 400, "invalid_value", "truncation", "'truncation' must be auto or disabled.");
+        return -1;
+    }
+    if (q->truncate) {
+        cJSON_AddStringToObject(echo, "truncation", "auto");
+    }
+    return 0;
+}
+
 /* Who waits for nobody leaves something that can be asked for. */
 static int parse_background(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -248,7 +266,8 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
-        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(body, echo, e)) {
+        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(body, echo, e) ||
+        parse_truncation(q, body, echo, e)) {
         return -1;
     }
     q->instructions = instructions ? strdup(instructions) : NULL;

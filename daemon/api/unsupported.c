@@ -13,7 +13,6 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"truncation", {"disabled"}},
     {"prompt", {0}},
     {"context_management", {0}},
 };

@@ -160,10 +160,10 @@ struct turn_request {
     struct engine_form *call_form; /* what calls must be; NULL: there are none */
     char *stops[16];
     size_t n_stops;
-    char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */
-    cJSON *settings;    /* of the conversation that is made before it, a create body without items; NULL: none is */
-    bool made;          /* that was made for this turn, and goes when it fails */
-    char *tools, *tool; /* as in a session_turn */
+    char *answer;    /* of one whose answer is known before it has run: what it is; NULL: none */
+    cJSON *settings; /* of the conversation that is made before it, a create body without items; NULL: none is */
+    bool made;       /* that was made for this turn, and goes when it fails */
+    char *tools, *tool, *opening; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens, n_top;
@@ -176,7 +176,7 @@ struct turn_request {
     bool count;   /* only its tokens are counted */
     bool patient; /* it gets the places and the time that others leave */
     int n;        /* answers, each of a turn of its own; 0 is one, too */
-    bool has_parent, store, generate, stream, progress, include_usage, background;
+    bool has_parent, store, generate, stream, progress, include_usage, background, truncate;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);

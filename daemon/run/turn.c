@@ -303,6 +303,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tools = q->tools,
         .tool_choice = q->tool_choice,
         .tool = q->tool,
+        .opening = q->opening,
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
@@ -315,6 +316,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
+        .truncate = q->truncate,
         .store = stores(run),
         .generate = q->generate,
         .count = q->count,
@@ -710,10 +712,11 @@ static void take_event(struct event *event, bool closing)
         over = true;
         break;
     case SESSION_EVENT_PROGRESS:
-        if (!closing && strcmp(ev->stage, "queue") != 0) {
+        if (!closing && strcmp(ev->stage, "queue") != 0 && strcmp(ev->stage, "truncated") != 0) {
             goes_on(run);
         }
-        if (format && format->progress && run->request->progress) {
+        if (format && format->progress &&
+            (run->request->progress || (!closing && strcmp(ev->stage, "truncated") == 0))) {
             format->progress(run, ev);
         }
         break;

@@ -691,3 +691,27 @@ int chat_open_call(const struct chat *c, const struct vocab *v, const char *name
         out->n = before;
     return b.rc;
 }
+
+int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len, struct engine_tokens *out)
+{
+    const struct chat_pieces *last = c->opening.n > 0 ? &c->opening : &c->before[ENGINE_ASSISTANT];
+    bool token = c->format->inst ? c->inst_end >= 0 : last->n == 0 || last->piece[last->n - 1].id >= 0;
+    size_t before = out->n;
+    struct builder b = {.v = v,
+                        .out = out,
+                        .before = token ? VOCAB_AFTER_SPECIAL : VOCAB_CONTINUES,
+                        .strip = c->strip,
+                        .stripping = token && c->strip};
+    if (c->opens_thinking) {
+        add_token(&b, c->think_end_mark);
+        add(&b, "\n\n");
+    }
+    if (c->format->inst && c->space_before_answer)
+        add(&b, " ");
+    add_bytes(&b, text, len);
+    flush(&b);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
+}

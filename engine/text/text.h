@@ -96,10 +96,12 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
                 unsigned flags, struct engine_tokens *out, char *err, size_t err_size);
 int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
 
-/* engine_chat_tools(), engine_chat_thinks(), engine_chat_open_call(). */
+/* engine_chat_tools(), engine_chat_thinks(), engine_chat_open_call(), engine_chat_open_text(). */
 bool chat_tools(const struct chat *c);
 bool chat_thinks(const struct chat *c);
 int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out);
+int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len,
+                   struct engine_tokens *out);
 
 /* ---- JSON ------------------------------------------------------------------------------------------------------ */
 

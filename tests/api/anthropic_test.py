@@ -147,6 +147,23 @@ def strict_tools():
         d.stop()
 
 
+def prefilled_answer():
+    """A last message of the assistant is what the answer begins with; only what follows is answered."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        messages = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}, {"role": "assistant", "content": "one, two,"}]
+        answer = c.messages.create(messages=messages, **LIMITS)
+        assert text_of(answer).startswith(" three"), answer
+        with c.messages.stream(messages=messages, **LIMITS) as stream:
+            assert "".join(stream.text_stream) == text_of(answer)
+        count = c.messages.count_tokens(model="default", messages=messages).input_tokens
+        assert count == answer.usage.input_tokens + answer.usage.cache_read_input_tokens, (count, answer.usage)
+        whole = [messages[0], {"role": "assistant", "content": "one, two," + text_of(answer)}, {"role": "user", "content": "Thanks."}]
+        check_new(c.messages.create(messages=whole, **LIMITS), 20)
+        d.stop()
+
+
 def ends():
     with Scratch() as data:
         d = Daemon(data)
@@ -173,4 +190,4 @@ def ends():
 
 
 need(QWEN)
-run(history, agents_prompt, tools, strict_tools, ends)
+run(history, agents_prompt, tools, strict_tools, prefilled_answer, ends)

@@ -228,6 +228,41 @@ def several_answers():
         d.stop()
 
 
+def answer_goes_on():
+    """A last message of the assistant is gone on with: what is written is what would have been written at once, and the whole is one answer."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        ask = {"model": MODEL, "temperature": 0}
+        messages = [{"role": "user", "content": "Count from one to twenty in words, separated by commas."}]
+        whole = c.chat.completions.create(messages=messages, max_tokens=40, **ask).choices[0].message.content
+        cut = c.chat.completions.create(messages=messages, max_tokens=12, **ask)
+        assert cut.choices[0].finish_reason == "length" and whole.startswith(cut.choices[0].message.content), (whole, cut)
+        d.settle()
+        d.kill()
+        d.start()
+        c = client_of(d)
+        half = [*messages, cut.choices[0].message.to_dict()]
+        more = c.chat.completions.create(messages=half, max_tokens=28, **ask)
+        assert cut.choices[0].message.content + more.choices[0].message.content == whole, (cut, more, whole)
+        tokens = more.to_dict()["convod"]["tokens"]
+        assert tokens["disk"] > 0 and tokens["prefilled"] <= 2, more.to_dict()["convod"]
+        parts = list(c.chat.completions.create(messages=half, max_tokens=28, stream=True, **ask))
+        assert "".join(x.delta.content or "" for ch in parts for x in ch.choices) == more.choices[0].message.content, parts
+        # Resent as one message it is the same history: what follows is all that is read.
+        after = [*messages, {"role": "assistant", "content": whole}, {"role": "user", "content": "Thanks."}]
+        last = c.chat.completions.create(messages=after, max_tokens=4, **ask).to_dict()["convod"]
+        assert last["reprefilled"] == [] and last["tokens"]["prefilled"] == last["tokens"]["new"] < 20, last
+        # A text of one's own; and where another answer is wanted, it is closed.
+        own = [*messages, {"role": "assistant", "content": "Zero, one, two,"}]
+        assert c.chat.completions.create(messages=own, max_tokens=4, **ask).choices[0].message.content.startswith(" three"), own
+        other = c.chat.completions.create(messages=own, max_tokens=4, extra_body={"add_generation_prompt": True}, **ask)
+        assert not other.choices[0].message.content.startswith(" three"), other
+        stopped = c.chat.completions.create(messages=own, max_tokens=30, stop=["four", "two"], **ask).choices[0]
+        assert stopped.finish_reason == "stop" and stopped.message.content == " three, ", stopped
+        d.stop()
+
+
 def completions():
     """A text as it stands, or its tokens: the same answer, of which nothing is stored; the same beginning is not read twice."""
     with Scratch() as data:
@@ -262,4 +297,4 @@ def completions():
 
 
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, several_answers, completions)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, several_answers, answer_goes_on, completions)

@@ -158,8 +158,10 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\",\"content\":"
          "[{\"type\":\"image\"}]}]}]}",
          "messages[0].content[0].content[0]"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]}",
-         "messages[1].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]," ADD
+         ",\"tool_choice\":{\"type\":\"any\"}}",
+         "tool_choice"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"y\"}]}", "messages"},
         {"{" USER("x") ",\"system\":5}", "system"},
         {"{" USER("x") ",\"system\":[{\"type\":\"image\"}]}", "system[0]"},
         {"{" USER("x") ",\"max_tokens\":0}", "max_tokens"},

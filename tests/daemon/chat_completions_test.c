@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 #define MESSAGES(text)                                                                                                 \
@@ -182,6 +183,52 @@ static void several_abandoned(void **state)
     harness_stop(h);
 }
 
+/* A last message of the assistant is what the answer begins with, unless it is said that it is not. */
+static void goes_on(void **state)
+{
+    (void)state;
+#define HALF "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"Once \"}]"
+    static const struct {
+        const char *body, *opening;
+        size_t n_items;
+    } cases[] = {
+        {HALF "}", "Once ", 1},
+        {HALF ",\"continue_final_message\":true,\"add_generation_prompt\":false}", "Once ", 1},
+        {HALF ",\"add_generation_prompt\":false}", "Once ", 1},
+        {HALF ",\"add_generation_prompt\":true}", NULL, 2},
+        {HALF ",\"continue_final_message\":false}", NULL, 2},
+        {"{" MESSAGES("x") ",\"add_generation_prompt\":true}", NULL, 2},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct api_error e = {0};
+        struct turn_request *q = chat_parse(cJSON_Parse(cases[i].body), &e);
+        if (!q || q->n_items != cases[i].n_items || (cases[i].opening ? !q->opening : q->opening != NULL) ||
+            (q->opening && strcmp(q->opening, cases[i].opening) != 0)) {
+            fail_msg("%s: %s", cases[i].body, e.message);
+        }
+        turn_request_free(q);
+    }
+    static const struct {
+        const char *body, *param;
+    } bad[] = {
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"Once\"}]}", "messages"},
+        {"{" MESSAGES("x") ",\"continue_final_message\":true}", "continue_final_message"},
+        {HALF ",\"continue_final_message\":true,\"add_generation_prompt\":true}", "continue_final_message"},
+        {HALF ",\"continue_final_message\":5}", "continue_final_message"},
+        {HALF ",\"add_generation_prompt\":\"no\"}", "add_generation_prompt"},
+        {HALF ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {HALF ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":\"required\"}",
+         "tool_choice"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct api_error e = {0};
+        struct turn_request *q = chat_parse(cJSON_Parse(bad[i].body), &e);
+        if (q || e.status != 400 || strcmp(e.param, bad[i].param) != 0) {
+            fail_msg("%s: %d '%s'", bad[i].body, e.status, e.param);
+        }
+    }
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -235,7 +282,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_answer),      cmocka_unit_test(chunks),
         cmocka_unit_test(logprobs),          cmocka_unit_test(several),
-        cmocka_unit_test(several_abandoned), cmocka_unit_test(refusals),
+        cmocka_unit_test(several_abandoned), cmocka_unit_test(goes_on),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,6 +41,7 @@ static const struct interface interfaces[] = {
       {"parallel_tool_calls", BOOLEAN},
       {"model", STRING},
       {"previous_response_id", STRING},
+      {"truncation", STRING},
       {"instructions", STRING},
       {"metadata", OBJECT},
       {"text", OBJECT},

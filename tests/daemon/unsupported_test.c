@@ -12,10 +12,9 @@ static void each_field(void **state)
         enum unsupported_api api;
         const char *body, *param; /* "" = taken */
     } cases[] = {
-        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"auto\",\"truncation\":\"disabled\",\"prompt\":null}", ""},
+        {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"auto\",\"prompt\":null}", ""},
         {UNSUPPORTED_RESPONSES, "{\"tool_choice\":\"none\",\"top_logprobs\":0,\"stop\":[]}", ""},
         {UNSUPPORTED_RESPONSES, "{\"tools\":[{}],\"reasoning\":{\"effort\":\"low\"},\"include\":[\"x\"]}", ""},
-        {UNSUPPORTED_RESPONSES, "{\"truncation\":\"auto\"}", "truncation"},
         {UNSUPPORTED_RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt"},
         {UNSUPPORTED_RESPONSES, "{\"context_management\":[{}]}", "context_management"},
         {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"auto\",\"logprobs\":false,\"stop\":\"x\",\"audio\":null}", ""},
