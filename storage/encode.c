@@ -109,6 +109,20 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
+int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
+    if (!s)
+        return rc;
+    bind_blob(s, 1, key, STORAGE_KEY_BYTES);
+    bind_text(s, 2, producer);
+    rc = stmt_one(l, s, rc);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
+}
+
 struct question {
     const struct write_op *op;
     int found;
@@ -118,7 +132,9 @@ static int exists_run(struct storage_ledger *l, void *arg)
 {
     struct question *q = arg;
     const struct pack_record *rec = &q->op->rec;
-    q->found = q->op->keep ? segment_exists(l, rec->key) : segment_exists_of(l, rec->key, rec->producer);
+    q->found = segment_exists(l, rec->key);
+    if (q->found == 1 && !q->op->keep)
+        q->found = segment_made_by(l, rec->key, rec->producer);
     return 0;
 }
 

@@ -213,27 +213,6 @@ static int row_revive(struct storage_ledger *l, const struct pack_record *r, uin
     return rc;
 }
 
-/* 1: the row's record, or the one that was forgotten, is this producer's. */
-static int made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
-{
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, key);
-    bind_text(s, 2, producer);
-    rc = stmt_one(l, s, rc);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
-}
-
-int segment_exists_of(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
-{
-    int rc = segment_exists(l, key);
-    return rc == 1 ? made_by(l, key, producer) : rc;
-}
-
 /* The record goes and the row stays: another one comes in its place. */
 static int row_clear(struct storage_ledger *l, const struct segment_row *row)
 {
@@ -254,7 +233,7 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     l->wrote_kv = true;
     int rc = 0;
     if (there && row.pack != STORAGE_PACK_NONE) {
-        rc = made_by(l, r->key, r->producer);
+        rc = segment_made_by(l, r->key, r->producer);
         if (rc || (rc = row_clear(l, &row)))
             return rc;
     }
