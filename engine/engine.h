@@ -60,14 +60,16 @@ void engine_close(struct engine *e);
 #define ENGINE_NUMERICS_TEXT 23 /* bytes, with the terminator */
 
 struct engine_info {
-    const char *arch;         /* "qwen2" */
-    const char *name;         /* general.name, or the file's base name without .gguf */
-    const char *file;         /* as given */
-    const char *backend;      /* "cpu-avx2" */
-    const char *chat_format;  /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
-    const char *kv_type;      /* "bf16" */
-    const char *notes;        /* what is wrong in the file but does no harm, a line each; NULL: nothing */
-    const char *quantization; /* type of most weight bytes: "Q4_K" */
+    const char *arch;          /* "qwen2" */
+    const char *name;          /* general.name, or the file's base name without .gguf */
+    const char *file;          /* as given */
+    const char *backend;       /* "cpu-avx2" */
+    const char *numerics;      /* whose bits the backend has, kernels_numerics(): "cpu" */
+    const char *backend_notes; /* how it computes with this model, for a person; NULL: as always */
+    const char *chat_format;   /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
+    const char *kv_type;       /* "bf16" */
+    const char *notes;         /* what is wrong in the file but does no harm, a line each; NULL: nothing */
+    const char *quantization;  /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
     uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
@@ -84,7 +86,7 @@ struct engine_info {
     uint8_t kv_identity[32];
     /* How rows are rounded: the version of the order of additions, and whose bits they are ("2 cpu", "2 cuda device
      * sm_90"). Where two engines have the same identity and the same numerics, their rows are the same to the bit. */
-    char numerics[ENGINE_NUMERICS_TEXT];
+    char kv_numerics[ENGINE_NUMERICS_TEXT];
 };
 
 /* [any thread] Constant for the engine's life. */
@@ -92,6 +94,16 @@ const struct engine_info *engine_info(const struct engine *e);
 
 /* What the device failed with, for a person; NULL: it did not. */
 const char *engine_failure(const struct engine *e);
+
+/* How the device is, as kernels_health() has it: 0 and NaN for what is not known. */
+struct engine_device {
+    char name[96];
+    uint64_t memory_bytes, memory_used_bytes;
+    double temperature_c, power_w, utilization;
+};
+
+/* [any thread] False: there is no device beside the processor, or nothing is known of it. */
+bool engine_device(const struct engine *e, struct engine_device *out);
 
 /* ---- tokens and text ----------------------------------------------------------------------------------------- */
 
@@ -325,7 +337,8 @@ const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_ar
  * a window layer dropped it; -ENOMEM; -EIO. */
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 
-/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. buf is read before this
+ * returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- forms of answers ------------------------------------------------------------------------------------------ */

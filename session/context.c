@@ -213,7 +213,7 @@ void context_kv_text(const struct engine_info *info, bool mixed, char out[CONTEX
 {
     for (size_t i = 0; i < sizeof info->kv_identity; i++)
         snprintf(out + 2 * i, 3, "%02x", info->kv_identity[i]);
-    snprintf(out + IDENTITY_TEXT, CONTEXT_KV_TEXT - IDENTITY_TEXT, "%s%s", info->numerics, mixed ? "+" : "");
+    snprintf(out + IDENTITY_TEXT, CONTEXT_KV_TEXT - IDENTITY_TEXT, "%s%s", info->kv_numerics, mixed ? "+" : "");
 }
 
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)
@@ -458,6 +458,8 @@ int context_build(struct turn *t)
                   rc == -ENOMEM ? "out of memory" : "the answer cannot begin with this text");
         return rc;
     }
+    if (engine_tokens_append(&t->context, t->opening_ids.ids, t->opening_ids.n))
+        return out_of_memory(t);
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {

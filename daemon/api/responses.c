@@ -6,7 +6,7 @@
 #include <string.h>
 #include <syslog.h>
 
-#include "daemon/api/api.h"
+#include "daemon/api/messages.h"
 
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
 
@@ -30,12 +30,49 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
         /* What holds answers and follows nothing is a whole history. */
         q->match |= !q->previous && !q->conversation && (!message || q->items[i].role == ENGINE_ASSISTANT);
     }
-    if (!rc && q->generate && bytes == 0) {
+    if (!rc && q->generate && bytes == 0 && !q->continues) {
         api_error_set(e, 400, input ? "invalid_value" : "missing_required_parameter", "input",
                       "'input' must hold at least one message with text.");
         rc = -1;
     }
     return rc;
+}
+
+/* An answer that was cut is gone on with: what it answers is known. */
+static int parse_continue(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    static const char *const others[] = {"input", "previous_response_id", "conversation"};
+    const cJSON *own = NULL;
+    const char *id = NULL;
+    if (json_object(body, "", "convod", &own, e) || json_string(own, "convod.", "continue", ID_SIZE - 1, &id, e)) {
+        return -1;
+    }
+    if (!id) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+        if (json_get(body, others[i])) {
+            api_error_set(e, 400, "mutually_exclusive_parameters", others[i],
+                          "'convod.continue' and '%s' exclude each other.", others[i]);
+            return -1;
+        }
+    }
+    if (!id_valid("resp_", id)) {
+        api_error_set(e, 400, "previous_response_not_found", "convod.continue",
+                      "'convod.continue' must be a response's id.");
+        return -1;
+    }
+    const char *wrong = !q->store ? "store" : !q->generate ? "generate" : q->background ? "background" : NULL;
+    if (wrong) {
+        api_error_set(e, 400, "invalid_value", wrong, "'%s' cannot have this value beside 'convod.continue'.", wrong);
+        return -1;
+    }
+    q->continues = strdup(id);
+    if (!q->continues) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    return 0;
 }
 
 /* Our additions, under one key. */
@@ -52,7 +89,7 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
         return -1;
     }
-    q->finish_on_disconnect = websocket && q->conversation;
+    q->finish_on_disconnect = websocket && (q->conversation || q->continues);
     if (disconnect) {
         q->finish_on_disconnect = strcmp(disconnect, "finish") == 0;
         if (!q->finish_on_disconnect && strcmp(disconnect, "cancel") != 0) {
@@ -264,7 +301,7 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
-        json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
+        json_metadata(body, "metadata", &metadata, e) || parse_continue(q, body, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
         tools_parse(q, body, "parameters", echo, e) || parse_reasoning(body, echo, e) ||
         parse_truncation(q, body, echo, e)) {
@@ -343,43 +380,51 @@ bool responses_follow(struct client *c, int kind, const char *id, int64_t starti
     return true;
 }
 
-void responses_attach(struct client *c, int kind, int64_t starting_after, const char *stream_id,
-                      const struct session_response *r)
+char *responses_build_stream(struct op *op, struct api_error *e)
 {
-    struct api_error e = {0};
-    struct run *run = run_from_stored(&c->api->runs, c->owner, &responses_format, r);
+    struct run *run = run_from_stored(&op->api->runs, op->owner, &responses_format, &op->result.responses[0]);
+    op->run = run;
     if (!run) {
-        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     } else if (!run->ended) {
-        api_error_set(&e, 503, "server_overloaded", NULL, "The response waits to be run again; try again later.");
+        api_error_set(e, 503, "server_overloaded", NULL, "The response waits to be run again; try again later.");
     } else {
-        size_t from = responses_replay(run, starting_after);
-        if (from != SIZE_MAX) {
-            /* For this reader alone: another one may ask for another part. */
-            run->hidden = true;
-            client_read(c, run, kind, from, stream_id);
-            run_remember(run);
-            return;
+        size_t from = responses_replay(run, op->number);
+        op->number = (int64_t)from;
+        if (from == SIZE_MAX) {
+            responses_cursor_error(e);
         }
-        responses_cursor_error(&e);
     }
-    if (run) {
-        run_free(run);
+    return NULL;
+}
+
+void responses_attach(struct client *c, int kind, struct op *op, const char *stream_id)
+{
+    op_build(op);
+    if (op->refused.status) {
+        if (c->websocket) {
+            client_ws_error(c, &op->refused, stream_id);
+        } else {
+            client_answer_error(c, &op->refused);
+        }
+        return;
     }
-    if (c->websocket) {
-        client_ws_error(c, &e, stream_id);
-    } else {
-        client_answer_error(c, &e);
-    }
+    struct run *run = op->run;
+    op->run = NULL;
+    /* For this reader alone: another one may ask for another part. */
+    run->hidden = true;
+    client_read(c, run, kind, (size_t)op->number, stream_id);
+    run_remember(run);
 }
 
 /* A stream of what is stored. */
 static void got_stream(struct client *c, struct op *op, const struct session_result *r)
 {
-    responses_attach(c, READ_SSE, op->number, NULL, &r->responses[0]);
+    (void)r;
+    responses_attach(c, READ_SSE, op, NULL);
 }
 
-static char *build_response(const struct op *op, struct api_error *e)
+static char *build_response(struct op *op, struct api_error *e)
 {
     (void)e;
     struct run *run = run_from_stored(&op->api->runs, op->owner, &responses_format, &op->result.responses[0]);
@@ -407,7 +452,7 @@ void responses_get(struct client *c)
     }
     struct op *op = op_new(c, c->request.param, stream ? got_stream : op_built);
     if (op) {
-        op->build = stream ? NULL : build_response;
+        op->build = stream ? responses_build_stream : build_response;
         op->number = query->starting_after;
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
@@ -451,7 +496,7 @@ void responses_cancel(struct client *c)
 }
 
 /* A page of a response's input: newest first unless the query says otherwise. */
-static char *build_input(const struct op *op, struct api_error *e)
+static char *build_input(struct op *op, struct api_error *e)
 {
     const struct route_query *query = &op->query;
     const struct session_item *items = op->result.responses[0].items;

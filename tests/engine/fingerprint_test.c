@@ -36,7 +36,7 @@ static void test_what_it_depends_on(void **state)
     const struct print first = print_of(m, none);
     assert_true(same(first, print_of(m, none))); /* another file, the same bytes */
     struct fixture f = fixture_open(m, none);
-    assert_string_equal(strchr(engine_info(f.e)->numerics, ' '), " cpu"); /* of any instruction set */
+    assert_string_equal(strchr(engine_info(f.e)->kv_numerics, ' '), " cpu"); /* of any instruction set */
     fixture_close(&f);
     assert_true(same(first, print_of(m, (struct fixture_opts){.backend = "auto", .threads = 2})));
     assert_true(same(first, print_of(m, (struct fixture_opts){.ctx_tokens = 77, .kv_bytes = 1 << 20})));

@@ -43,6 +43,7 @@ static void test_every_field(void **state)
                                       .itl_max_ms = 6,
                                       .saved = "pending",
                                       .backend = "cpu-portable",
+                                      .numerics = "cpu",
                                       .model = "tiny"};
     char *text = session_receipt_json(&r);
     assert_non_null(text);
@@ -70,6 +71,7 @@ static void test_every_field(void **state)
     assert_string_equal(string(cJSON_GetArrayItem(again, 1), "reason"), "not_saved");
     assert_string_equal(string(o, "saved"), "pending");
     assert_string_equal(string(o, "backend"), "cpu-portable");
+    assert_string_equal(string(o, "numerics"), "cpu");
     assert_string_equal(string(o, "model"), "tiny");
     cJSON_Delete(o);
     free(text);
@@ -133,7 +135,7 @@ static void start_as(struct rig *rig, const char *numerics, bool accept)
     rig->o.accept_kv_any = accept;
     rig_start(rig, rig->o);
     struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
-    memcpy(info->numerics, copy, sizeof copy);
+    memcpy(info->kv_numerics, copy, sizeof copy);
 }
 
 static void all_again(const struct answer *a, const char *reason)
@@ -183,7 +185,7 @@ static void test_what_earlier_versions_stored(void **state)
         struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
         rig_saved(rig);
         assert_int_equal(jobs_call(rig->s->storage, age_run, sql[i]), 0);
-        start_as(rig, rig->s->info->numerics, true); /* it cannot be found, whatever is allowed */
+        start_as(rig, rig->s->info->kv_numerics, true); /* it cannot be found, whatever is allowed */
         a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
         all_again(a, "numerics_changed");
         rig_close(rig);
@@ -197,7 +199,7 @@ static void test_numerics(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     char own[ENGINE_NUMERICS_TEXT];
-    (void)snprintf(own, sizeof own, "%s", rig->s->info->numerics);
+    (void)snprintf(own, sizeof own, "%s", rig->s->info->kv_numerics);
     char *text = calloc(1, 2048);
     assert_non_null(text);
     for (int i = 0; i < 300; i++)
