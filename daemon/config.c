@@ -22,6 +22,7 @@
 static const char *const backends[] = {"auto",        "cpu",        "cpu-portable", "cpu-avx2",
                                        "cpu-avxvnni", "cpu-avx512", "cuda",         NULL};
 static const char *const numerics[] = {"device", "exact", NULL};
+static const char *const accept_kv[] = {"same", "any", NULL};
 static const char *const kv_types[] = {"bf16", "f16", NULL};
 static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
 
@@ -140,6 +141,9 @@ static const struct setting settings[] = {
     {"threads", INTEGER, AT(threads), 0, 0, 1024, "N", "0", "0 = one per available core", ANY},
     {"kv-type", STRING, AT(kv_type), 0, 0, 0, "TYPE", "bf16", "type of keys and values: bf16 or f16",
      CHOICES(kv_types)},
+    {"accept-kv", STRING, AT(accept_kv), 0, 0, 0, "WHICH", "same",
+     "stored keys and values that are restored: same, of the numerics that run; any, of others too",
+     CHOICES(accept_kv)},
     {"kv-bytes", BYTES, AT(kv_bytes), 0, 0, 0, "SIZE", "0",
      "memory for KV pages; 0 = half of what is free, of a GPU all", ANY},
     {"gpu-memory-fraction", FRACTION, AT(gpu_memory_fraction), 0, 0, 0, "N", "0.9",

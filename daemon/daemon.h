@@ -23,7 +23,8 @@
 #define DAEMON_FAULTS_MAX   64
 
 struct daemon_config {
-    char *model, *data, *cache, *listen, *backend, *numerics, *kv_type, *chat_format, *token_file, *log_level;
+    char *model, *data, *cache, *listen, *backend, *numerics, *kv_type, *accept_kv, *chat_format, *token_file,
+        *log_level;
     char *gateway_user_header; /* NULL: gateways name nobody */
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
     int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;

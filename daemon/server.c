@@ -255,6 +255,7 @@ static void *load(void *arg)
         .max_waiting = c->max_waiting,
         .max_running = c->max_running,
         .max_step_ms = c->max_step_ms,
+        .accept_kv_any = strcmp(c->accept_kv, "any") == 0,
         .readers = c->readers,
         .idle_ms = c->idle_seconds * 1000,
         .limits = everyone(c),

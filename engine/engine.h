@@ -57,6 +57,8 @@ int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
 /* NULL is fine. All sequences must have been freed. */
 void engine_close(struct engine *e);
 
+#define ENGINE_NUMERICS_TEXT 23 /* bytes, with the terminator */
+
 struct engine_info {
     const char *arch;          /* "qwen2" */
     const char *name;          /* general.name, or the file's base name without .gguf */
@@ -79,11 +81,12 @@ struct engine_info {
     size_t kv_bytes;       /* budget for pages */
     int step_tokens, step_picks, step_logits;
     uint8_t model_sha256[32]; /* of the model file */
-    /* SHA-256 over everything that a stored KV row depends on: the model file's SHA-256, RoPE settings, KV type,
-     * canonical layout, numerics version, and whose bits the backend gives. Not the page size. */
-    uint8_t fingerprint[32];
-    /* The same without numerics and whose bits they are: what engines with one of these store differs in rounding. */
+    /* SHA-256 over everything that a stored KV row depends on but its rounding: the model file's SHA-256, RoPE
+     * settings, KV type, canonical layout. Not the page size. */
     uint8_t kv_identity[32];
+    /* How rows are rounded: the version of the order of additions, and whose bits they are ("2 cpu", "2 cuda device
+     * sm_90"). Where two engines have the same identity and the same numerics, their rows are the same to the bit. */
+    char kv_numerics[ENGINE_NUMERICS_TEXT];
 };
 
 /* [any thread] Constant for the engine's life. */
@@ -246,8 +249,9 @@ struct engine_logprob {
 /* One token to pick. The random number is a function of (seed, position) only, and no pick depends on others. */
 struct engine_pick {
     const struct engine_sampling *settings; /* checked */
-    const uint32_t
-        *mask; /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
+    /* Bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words. Read by
+     * engine_step_wait(): until then it may be made, while the pass is under way. */
+    const uint32_t *mask;
     const struct engine_bias *bias; /* [n_bias], distinct tokens; those that the vocabulary lacks do nothing */
     int n_bias;                     /* at most ENGINE_BIAS_MAX */
     bool logprobs;                  /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
@@ -272,17 +276,28 @@ struct engine_step_item {
     int result; /* out: 0, or why this item was not run: -ENOSPC (no free pages), -EOVERFLOW (ctx_tokens) */
 };
 
-/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences, and
- * tokens are picked. The sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits.
- * An item whose result is not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On
- * success engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and
- * the sequences of the items stay as they are; other sequences may be used. */
+/* Starts one forward pass: the new tokens of all items go through the model and are appended to their sequences. The
+ * sums of n, of picks and of n_want are at most info's step_tokens, step_picks and step_logits. An item whose result is
+ * not 0 leaves its sequence as it was. -EINVAL: the call itself is malformed; -ENOMEM; -EIO. On success
+ * engine_step_wait() must follow, and until it returns items, what they point at (but `tokens` and `want`), and the
+ * sequences of the items stay as they are; other sequences may be used. */
 int engine_step_start(struct engine *e, struct engine_step_item *items, int n_items);
 
-/* Waits for the pass, and writes the picks of all items that ran. *logits (NULL: not asked for) gets [sum of n_want
- * over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are as they were before.
+/* Picks tokens behind the pass, waits for it, and writes the picks of all items that ran. *logits (NULL: not asked for)
+ * gets [sum of n_want over items that ran][n_vocab], in item order, valid until the next step. -EIO: the sequences are
+ * as they were before.
  */
 int engine_step_wait(struct engine *e, const float **logits);
+
+/* A thread for what is done while a pass is under way. NULL: out of memory. */
+struct engine_beside;
+struct engine_beside *engine_beside_new(void);
+/* NULL is fine. */
+void engine_beside_free(struct engine_beside *b);
+/* Has work(arg) done on that thread, or at once where it cannot be made. engine_beside_wait() must follow. */
+void engine_beside_start(struct engine_beside *b, void (*work)(void *arg), void *arg);
+/* Returns when the work is done. */
+void engine_beside_wait(struct engine_beside *b);
 
 /* ---- where the time goes ---------------------------------------------------------------------------------------- */
 
@@ -350,7 +365,7 @@ void engine_form_free(struct engine_form *f);
 size_t engine_form_bytes(const struct engine_form *f);
 
 /* The forms in use on an engine: an owner's equal ones share what was found of them, also with answers that come later.
- * Belongs to the engine thread, like all below. */
+ * Belongs to the engine thread, like all below; it may lend them to its engine_beside. */
 struct engine_forms;
 /* NULL: out of memory. The engine must outlive it. */
 struct engine_forms *engine_forms_new(const struct engine *e);

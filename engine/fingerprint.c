@@ -1,10 +1,11 @@
-/* fingerprint.c - what a stored KV row depends on, as one hash.
+/* fingerprint.c - what a stored KV row depends on, as one hash, and how it is rounded, in words.
  *
- * A row computed with other weights, other rotary settings, another KV type or other numerics must never be used,
- * whatever the file is called.
+ * A row computed with other weights, other rotary settings or another KV type must never be used, whatever the file is
+ * called; one with other numerics only where that is allowed.
  */
 #include <errno.h>
 #include <openssl/evp.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/model/model.h"
@@ -25,15 +26,14 @@ static void update(void *h, const void *p, size_t n)
         hash->failed = true;
 }
 
-static int hash_engine(const struct engine *e, bool with_numerics, uint8_t out[32])
+static int hash_engine(const struct engine *e, uint8_t out[32])
 {
     struct hash h = {.md = EVP_MD_CTX_new()};
     if (!h.md)
         return -ENOMEM;
     const struct model *m = &e->model;
     const struct kernels_kv *first = &m->layers[0].kv;
-    const int32_t settings[] = {with_numerics ? NUMERICS_VERSION : 0, LAYOUT_VERSION, m->n_layers, first->kv_heads,
-                                first->head_dim};
+    const int32_t settings[] = {0, LAYOUT_VERSION, m->n_layers, first->kv_heads, first->head_dim};
     if (!EVP_DigestInit_ex(h.md, EVP_sha256(), NULL))
         h.failed = true;
     update(&h, "convod kv", 9);
@@ -45,9 +45,6 @@ static int hash_engine(const struct engine *e, bool with_numerics, uint8_t out[3
     }
     update(&h, e->info.model_sha256, 32);
     update(&h, e->info.kv_type, strlen(e->info.kv_type) + 1);
-    const char *numerics = e->kernels ? kernels_numerics(e->kernels) : "cpu";
-    if (with_numerics && strcmp(numerics, "cpu") != 0)
-        update(&h, numerics, strlen(numerics) + 1);
     model_rope_hash(m, update, &h);
     if (!h.failed && !EVP_DigestFinal_ex(h.md, out, NULL))
         h.failed = true;
@@ -57,6 +54,14 @@ static int hash_engine(const struct engine *e, bool with_numerics, uint8_t out[3
 
 int fingerprint_engine(struct engine *e)
 {
-    int rc = hash_engine(e, true, e->info.fingerprint);
-    return rc ? rc : hash_engine(e, false, e->info.kv_identity);
+    const char *whose = e->kernels ? kernels_numerics(e->kernels) : "cpu";
+    int n = snprintf(e->info.kv_numerics, sizeof e->info.kv_numerics, "%d %s", NUMERICS_VERSION, whose);
+    if (n >= (int)sizeof e->info.kv_numerics) { /* all of it counts */
+        uint64_t sum = 0xcbf29ce484222325;      /* FNV-1a */
+        for (const char *c = whose; *c; c++)
+            sum = (sum ^ (uint8_t)*c) * 0x100000001b3;
+        (void)snprintf(e->info.kv_numerics, sizeof e->info.kv_numerics, "%d %.3s %016llx", NUMERICS_VERSION % 10, whose,
+                       (unsigned long long)sum);
+    }
+    return hash_engine(e, e->info.kv_identity);
 }

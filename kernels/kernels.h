@@ -259,8 +259,6 @@ struct kernels_batch {
     const float *query_scale; /* [rows]: what queries grow by; NULL: nothing */
     const int32_t *wanted;    /* [n_wanted] rows that gather() takes, in this order */
     int n_wanted;
-    const struct kernels_pick *picks; /* [n_picks] */
-    int n_picks;
 };
 
 /* The most of everything that operations will meet. */
@@ -390,9 +388,8 @@ struct kernels_ops {
     /* ---- a step: all into KERNELS_COMPUTE ---- */
 
     /* Takes a batch to the device, in one copy. Returns 0: the operations follow, then end(). Or 1: those of an earlier
-     * batch with as many rows, wanted rows and picks will be done on this one, so that only end() follows; whoever
-     * calls them gives the same operations in the same order, with the same memory, for batches that are alike in
-     * these. */
+     * batch with as many rows and wanted rows will be done on this one, so that only end() follows; whoever calls them
+     * gives the same operations in the same order, with the same memory, for batches that are alike in these. */
     int (*begin)(struct kernels *k, const struct kernels_batch *batch);
     void (*end)(struct kernels *k);
 
@@ -435,8 +432,11 @@ struct kernels_ops {
      * up(x)) + bias). Rows that ask the same expert are taken together. in->cols == cols, in both forms. */
     void (*mixture)(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_mixture *m, float *y);
 
-    /* Picks the batch's tokens from logits[n_wanted][vocab] into out[n_picks], which is pinned. */
-    void (*pick)(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out);
+    /* Picks n tokens from logits[][vocab] into out[n], which is pinned. Comes behind end(): what is picked from may
+     * still be under way while the masks of what may be picked are made. `picks` and what they point at are read at
+     * once. */
+    void (*pick)(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                 struct kernels_picked *out);
 
     /* ---- keys and values in and out ---- */
 

@@ -96,7 +96,7 @@ static int fill_row(struct turn *t)
     struct session *s = t->session;
     size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
     char kv[CONTEXT_KV_TEXT];
-    context_kv_text(s->info, kv);
+    context_kv_text(s->info, t->hot && t->hot->mixed, kv);
     t->row = (struct storage_turn){
         .status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED,
         .reason = (char *)t->reason,

@@ -206,14 +206,14 @@ cleanup:
     return rc;
 }
 
-#define FINGERPRINT_TEXT 64 /* characters that a turn's kv begins with */
+#define IDENTITY_TEXT 64  /* characters that a turn's kv begins with */
+#define EARLIER_TEXT  128 /* characters that it has of earlier versions, or half as many */
 
-void context_kv_text(const struct engine_info *info, char out[CONTEXT_KV_TEXT])
+void context_kv_text(const struct engine_info *info, bool mixed, char out[CONTEXT_KV_TEXT])
 {
-    for (size_t i = 0; i < sizeof info->fingerprint; i++)
-        snprintf(out + 2 * i, 3, "%02x", info->fingerprint[i]);
     for (size_t i = 0; i < sizeof info->kv_identity; i++)
-        snprintf(out + FINGERPRINT_TEXT + 2 * i, 3, "%02x", info->kv_identity[i]);
+        snprintf(out + 2 * i, 3, "%02x", info->kv_identity[i]);
+    snprintf(out + IDENTITY_TEXT, CONTEXT_KV_TEXT - IDENTITY_TEXT, "%s%s", info->kv_numerics, mixed ? "+" : "");
 }
 
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)
@@ -232,18 +232,28 @@ static bool same_model(const struct turn *t)
     return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
 }
 
-/* Why the parent's KV, stored with this text, is none of this engine's; NULL: it is. Older versions wrote the
- * fingerprint alone: then the model's file decides. */
+/* Why the parent's KV, stored with this text, is none that this engine may use; NULL: it is. What earlier versions
+ * stored is not found any more: it counts as of other numerics where the model is the same. */
 static const char *foreign(const struct turn *t, const char *kv)
 {
     char own[CONTEXT_KV_TEXT];
-    context_kv_text(t->session->info, own);
-    if (!strncmp(kv, own, FINGERPRINT_TEXT))
+    bool accept = t->session->accept_any, same;
+    context_kv_text(t->session->info, false, own);
+    if (!strcmp(kv, own))
         return NULL;
-    bool same = strlen(kv) == strlen(own) && !strcmp(kv + FINGERPRINT_TEXT, own + FINGERPRINT_TEXT);
-    if (strlen(kv) == FINGERPRINT_TEXT)
+    switch (strlen(kv)) {
+    case EARLIER_TEXT:
+        same = !strncmp(kv + IDENTITY_TEXT, own, IDENTITY_TEXT);
+        accept = false;
+        break;
+    case EARLIER_TEXT / 2:
         same = same_model(t);
-    return same ? "numerics_changed" : "blob_foreign";
+        accept = false;
+        break;
+    default:
+        same = !strncmp(kv, own, IDENTITY_TEXT);
+    }
+    return !same ? "blob_foreign" : accept ? NULL : "numerics_changed";
 }
 
 /* What the parent's row says of its KV: tokens that went through the model, and why they might not be found. */

@@ -5,8 +5,8 @@
  * from where its object names a tool. Where a model is known to write calls without marks, an answer that may be either
  * follows both, until it is one of them.
  *
- * Before each token form_mask() says which may come; form_take() is told of the token that did, and form_after() once
- * the answer's parts have taken it in.
+ * Before each token form_mask() says which may come, beside the pass that the token is picked behind (step.c);
+ * form_take() is told of the token that did, and form_after() once the answer's parts have taken it in.
  */
 #include <errno.h>
 
@@ -23,7 +23,7 @@ void form_free(struct turn *t)
     t->form = t->call_form = NULL;
 }
 
-static int failed(struct turn *t, int rc)
+int form_failed(struct turn *t, int rc)
 {
     if (rc)
         turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
@@ -83,22 +83,22 @@ static bool call_is_over(const struct turn *t)
     return engine_match_complete(t->call_match) && engine_calls_closing(t->calls) < 0;
 }
 
-static bool call_mask(struct turn *t, const uint32_t **mask)
+static int call_mask(struct turn *t, const uint32_t **mask)
 {
     int rc = 0;
     if (!t->call_match && (rc = engine_match_new(t->session->forms, t->call_form, t->owner, &t->call_match)) == 0)
         rc = push_begun(t);
     if (rc == 0 && call_is_over(t))
-        return true;
+        return 0;
     uint32_t *bits = rc == 0 ? engine_match_mask(t->call_match, &rc) : NULL;
-    if (failed(t, rc))
-        return false;
+    if (rc)
+        return rc;
     if (engine_match_complete(t->call_match)) {
         engine_token closing = engine_calls_closing(t->calls);
         bits[closing / 32] |= 1u << closing % 32;
     }
     *mask = bits;
-    return true;
+    return 0;
 }
 
 /* ---- text ---- */
@@ -115,7 +115,7 @@ static int begin_text(struct turn *t)
     return rc;
 }
 
-static bool text_mask(struct turn *t, const uint32_t **mask)
+static int text_mask(struct turn *t, const uint32_t **mask)
 {
     engine_token marks[2];
     uint32_t *bits = NULL;
@@ -130,13 +130,13 @@ static bool text_mask(struct turn *t, const uint32_t **mask)
     } else if (rc == 0) {
         bits = engine_match_mask(t->form_match, &rc);
     }
-    if (failed(t, rc))
-        return false;
+    if (rc)
+        return rc;
     int n = t->calls && !t->form_begun ? engine_calls_openings(t->calls, marks) : 0;
     for (int i = 0; i < n; i++)
         bits[marks[i] / 32] |= 1u << (marks[i] % 32);
     *mask = bits;
-    return true;
+    return 0;
 }
 
 /* The text goes on as one of the two that it may become, or as both. */
@@ -163,23 +163,23 @@ static int push_text(struct turn *t, engine_token id)
 
 /* ---- a turn's steps ---- */
 
-bool form_mask(struct turn *t, const uint32_t **mask)
+int form_mask(struct turn *t, const uint32_t **mask)
 {
-    int rc;
+    int rc = 0;
     *mask = NULL;
     if (t->n_opened) /* with a call: no text has a form */
         drop_form(t);
     switch (within(t)) {
     case ENGINE_WITHIN_CALL:
-        return t->call_form ? call_mask(t, mask) : true;
+        return t->call_form ? call_mask(t, mask) : 0;
     case ENGINE_WITHIN_THINKING:
         if (t->form)
             *mask = engine_forms_endless(t->session->forms, &rc);
-        return !t->form || !failed(t, rc);
+        return rc;
     case ENGINE_WITHIN_TEXT:
         break;
     }
-    return t->form ? text_mask(t, mask) : true;
+    return t->form ? text_mask(t, mask) : 0;
 }
 
 int form_take(struct turn *t, engine_token id)
@@ -187,9 +187,9 @@ int form_take(struct turn *t, engine_token id)
     if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form_begun)
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)
-        return t->call_match && !call_is_over(t) ? failed(t, engine_match_push(t->call_match, id)) : 0;
+        return t->call_match && !call_is_over(t) ? form_failed(t, engine_match_push(t->call_match, id)) : 0;
     if (within(t) == ENGINE_WITHIN_TEXT && t->form)
-        return failed(t, push_text(t, id));
+        return form_failed(t, push_text(t, id));
     return 0;
 }
 

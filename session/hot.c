@@ -19,14 +19,14 @@
 /* Room for the beginning of an answer, and for what pages are rounded up to. */
 #define ADMIT_TOKENS 128
 
-int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+int segment_key(const uint8_t owner_key[32], const uint8_t identity[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES])
 {
     uint8_t message[64 + SESSION_SEGMENT_TOKENS * sizeof *ids];
     unsigned out_len = 0;
     if (n < 0 || n > SESSION_SEGMENT_TOKENS)
         return -EINVAL;
-    memcpy(message, fingerprint, 32);
+    memcpy(message, identity, 32);
     memcpy(message + 32, parent, 32);
     memcpy(message + 64, ids, (size_t)n * sizeof *ids);
     if (!HMAC(EVP_sha256(), owner_key, 32, message, 64 + (size_t)n * sizeof *ids, out, &out_len) || out_len != 32)
@@ -118,6 +118,7 @@ static struct hot *fork_hot(struct session *s, struct hot *from, int n)
     h->n_full = from->n_full;
     memcpy(h->tail_key, from->tail_key, sizeof h->tail_key);
     h->tail_count = from->tail_count;
+    h->mixed = from->mixed;
     forget_beyond(h, n);
     if (idle_link(s, h)) {
         engine_seq_free(h->seq);
@@ -419,8 +420,9 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
                                       .label_bytes = (uint32_t)count * sizeof *ids};
     memcpy(segment.key, key, sizeof segment.key);
     memcpy(segment.parent, parent, sizeof segment.parent);
-    memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
-    strncpy(segment.producer, s->info->backend, sizeof segment.producer - 1);
+    memcpy(segment.fingerprint, s->info->kv_identity, sizeof segment.fingerprint);
+    (void)snprintf(segment.producer, sizeof segment.producer, "%s%s", s->info->kv_numerics, h->mixed ? "+" : "");
+    segment.keep = h->mixed;
     return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 
@@ -444,7 +446,7 @@ int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_K
             return -ENOMEM;
         parent = k ? h->full[k - 1].key : root; /* full_at() may have moved the array */
         if (k >= h->n_full) {
-            if ((rc = segment_key(h->owner_key, s->info->fingerprint, parent, ids + k * SESSION_SEGMENT_TOKENS,
+            if ((rc = segment_key(h->owner_key, s->info->kv_identity, parent, ids + k * SESSION_SEGMENT_TOKENS,
                                   SESSION_SEGMENT_TOKENS, ref->key)))
                 return rc;
             ref->stored = false;
@@ -465,7 +467,7 @@ int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_K
     if (tail && count > 0) {
         if (h->tail_count != count) {
             uint8_t key[STORAGE_KEY_BYTES];
-            if ((rc = segment_key(h->owner_key, s->info->fingerprint, parent, ids + length - count, count, key)) ||
+            if ((rc = segment_key(h->owner_key, s->info->kv_identity, parent, ids + length - count, count, key)) ||
                 (rc = put(s, h, length - count, count, parent, key)))
                 return rc;
             memcpy(h->tail_key, key, sizeof key);

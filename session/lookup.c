@@ -437,15 +437,19 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
         struct storage_found rows[2];
         size_t n = 0;
         int best = -1, used = 0;
-        int rc = storage_segment_nearest(l, owner, s->info->fingerprint, parent, ids + pos,
+        bool best_own = false; /* of the same length those of the numerics that run are taken */
+        int rc = storage_segment_nearest(l, owner, s->info->kv_identity, parent, ids + pos,
                                          (uint32_t)want * sizeof *ids, rows, &n);
         if (rc)
             return rc;
         for (size_t i = 0; i < n; i++) {
             int common = common_tokens(&rows[i], ids + pos, want);
-            if (common > used && rows[i].first == (uint32_t)pos && rows[i].count * sizeof *ids == rows[i].label_bytes) {
+            bool own = strcmp(rows[i].producer, s->info->kv_numerics) == 0;
+            if ((common > used || (best >= 0 && common == used && own && !best_own)) &&
+                rows[i].first == (uint32_t)pos && rows[i].count * sizeof *ids == rows[i].label_bytes) {
                 used = common;
                 best = (int)i;
+                best_own = own;
             }
         }
         for (size_t i = 0; i < n; i++)
@@ -473,6 +477,11 @@ static int in_pages(const struct turn *t)
 static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 {
     struct turn *t = arg;
+    if (!t->session->accept_any && pos + used > in_pages(t) && strcmp(found->producer, t->session->info->kv_numerics)) {
+        t->lost_reason = "numerics_changed";
+        free(found->label);
+        return 1;
+    }
     if (pos + used > t->plan_most) { /* the last one's logits are wanted, and they are not stored */
         t->rerun_last |= !t->n_aside;
         used = t->plan_most - pos;
@@ -498,13 +507,15 @@ static int plan_run(struct storage_ledger *l, void *arg)
     uint8_t parent[STORAGE_KEY_BYTES] = {0};
     for (; pos + SESSION_SEGMENT_TOKENS <= hot; pos += SESSION_SEGMENT_TOKENS) {
         uint8_t key[STORAGE_KEY_BYTES];
-        int rc = segment_key(t->found.owner.key, t->session->info->fingerprint, parent, t->context.ids + pos,
+        int rc = segment_key(t->found.owner.key, t->session->info->kv_identity, parent, t->context.ids + pos,
                              SESSION_SEGMENT_TOKENS, key);
         if (rc)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
-    return lookup_walk(l, t->session, t->found.owner.id, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    int rc =
+        lookup_walk(l, t->session, t->found.owner.id, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    return rc > 0 ? 0 : rc; /* where other numerics begin it ends */
 }
 
 static void plan_done(void *arg, int rc)

@@ -142,7 +142,7 @@ static void cut(const struct session *s, const uint8_t *from, size_t count, size
 static int put_head(struct session *s, struct prune *p, uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc =
-        segment_key(p->owner.key, s->info->fingerprint, p->parent, (const engine_token *)p->found.label, p->used, key);
+        segment_key(p->owner.key, s->info->kv_identity, p->parent, (const engine_token *)p->found.label, p->used, key);
     uint8_t *payload = rc ? NULL : malloc((size_t)p->used * s->info->kv_token_bytes);
     if (!payload)
         return rc ? rc : -ENOMEM;
@@ -154,8 +154,9 @@ static int put_head(struct session *s, struct prune *p, uint8_t key[STORAGE_KEY_
                                       .label_bytes = (uint32_t)p->used * sizeof(engine_token)};
     memcpy(segment.key, key, sizeof segment.key);
     memcpy(segment.parent, p->parent, sizeof segment.parent);
-    memcpy(segment.fingerprint, s->info->fingerprint, sizeof segment.fingerprint);
+    memcpy(segment.fingerprint, s->info->kv_identity, sizeof segment.fingerprint);
     memcpy(segment.producer, p->found.producer, sizeof segment.producer);
+    segment.keep = true;
     return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 
@@ -194,6 +195,6 @@ void prune_start(struct session *s, struct prune *p, void (*done)(struct session
     p->result.rc = -ENOMEM;
     p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
     if (!p->payload ||
-        storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p))
+        storage_segment_read(s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p))
         read_back(s, p);
 }

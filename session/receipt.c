@@ -77,6 +77,13 @@ static cJSON *receipt_object(const struct session_receipt *r)
         cJSON_AddStringToObject(entry, "reason", r->reprefilled[i].reason);
         cJSON_AddItemToArray(list, entry);
     }
+    list = cJSON_AddArrayToObject(o, "accepted");
+    for (int i = 0; i < r->n_accepted; i++) {
+        cJSON *entry = cJSON_CreateObject();
+        cJSON_AddNumberToObject(entry, "tokens", r->accepted[i].tokens);
+        cJSON_AddStringToObject(entry, "numerics", r->accepted[i].numerics);
+        cJSON_AddItemToArray(list, entry);
+    }
     if (r->truncated_tokens) {
         cJSON *truncated = cJSON_AddObjectToObject(o, "truncated");
         cJSON_AddNumberToObject(truncated, "turns", r->truncated_turns);

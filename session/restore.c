@@ -63,7 +63,7 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         p->result.rc = -ENOMEM;
         p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
         if (!p->payload ||
-            storage_segment_read(s->storage, &p->found, s->info->fingerprint, &s->layout, p->payload, read_done, p)) {
+            storage_segment_read(s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p)) {
             p->state = PLAN_FAILED;
             continue;
         }
@@ -97,6 +97,7 @@ static int import(struct turn *t, struct planned *p)
     int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
     if (rc)
         return rc;
+    h->mixed = h->mixed || strcmp(p->found.producer, t->session->info->kv_numerics) != 0;
     if (p->used < (int)p->found.count) {
         if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
             return rc;
@@ -105,6 +106,24 @@ static int import(struct turn *t, struct planned *p)
     }
     engine_seq_settle(h->seq);
     return rc;
+}
+
+/* The receipt names who made what other numerics did. What there is no place for counts as of the last one. */
+static void add_accepted(struct turn *t, const struct planned *p, int tokens)
+{
+    struct session_receipt *r = &t->receipt;
+    const int most = (int)(sizeof r->accepted / sizeof *r->accepted);
+    if (!strcmp(p->found.producer, t->session->info->kv_numerics))
+        return;
+    int i = 0;
+    while (i < r->n_accepted && strcmp(r->accepted[i].numerics, p->found.producer) != 0)
+        i++;
+    i = i < most ? i : most - 1;
+    if (i == r->n_accepted) {
+        memcpy(r->accepted[i].numerics, p->found.producer, sizeof p->found.producer);
+        r->n_accepted++;
+    }
+    r->accepted[i].tokens += tokens;
 }
 
 /* Moves one turn on, for `most_ns` if others' step is due. */
@@ -151,6 +170,7 @@ static bool restore(struct turn *t, int64_t most_ns)
             int end = p->first + p->used, from = p->first > t->n_counted ? p->first : t->n_counted;
             if (end > from) {
                 *(p->result.tier == STORAGE_TIER_RAM ? &t->receipt.ram : &t->receipt.disk) += end - from;
+                add_accepted(t, p, end - from);
                 t->n_counted = end;
             }
             t->receipt.bytes_read += p->result.bytes_read;

@@ -308,6 +308,7 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->max_running = opts->max_running ? opts->max_running : MAX_RUNNING_DEFAULT;
     s->idle_ms = opts->idle_ms ? opts->idle_ms : IDLE_MS_DEFAULT;
     s->max_step_ms = opts->max_step_ms;
+    s->accept_any = opts->accept_kv_any;
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
@@ -327,7 +328,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
         (rc = limits_set(s->storage, &opts->limits, NULL, 0)) || (rc = engine_open(&engine, &s->engine, err, err_size)))
         goto fail;
     s->forms = engine_forms_new(s->engine);
-    if (!s->forms) {
+    s->beside = engine_beside_new();
+    if (!s->forms || !s->beside) {
         snprintf(err, err_size, "out of memory");
         rc = -ENOMEM;
         goto fail;
@@ -403,6 +405,7 @@ void session_close(struct session *s, int drain_ms)
         s->ephemerals = e->next;
         ephemeral_free(e);
     }
+    engine_beside_free(s->beside);
     engine_forms_free(s->forms);
     engine_close(s->engine);
     free(s->arrays);

@@ -42,10 +42,11 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms; /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                        alone takes, whichever is longer */
-    int readers;     /* threads that read and decode stored KV; 0 = one per available core */
-    int idle_ms;     /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
+                           alone takes, whichever is longer */
+    int readers;        /* threads that read and decode stored KV; 0 = one per available core */
+    int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
+    bool accept_kv_any; /* stored KV of the same model is restored also where it was computed with other numerics */
     struct session_limits limits; /* of every owner that session_limits_set() does not name */
     int retain_wait_ms; /* before the first conversation is deleted for its age, and after the clock was set; 0 = an
                            hour */
@@ -130,6 +131,13 @@ struct session_receipt {
                                it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
+    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "2 cuda device sm_90";
+     * with a + behind it where that was computed behind what yet others had made. */
+    struct {
+        int tokens;
+        char numerics[24];
+    } accepted[4];
+    int n_accepted;
     uint64_t bytes_read;
     double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
     const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */

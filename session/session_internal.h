@@ -68,7 +68,8 @@ struct hot {
     uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
     int tail_count;                      /* 0 = none */
     bool in_ledger;                      /* its turns are stored: segments may be put */
-    char *ephemeral;                     /* store:false: the response it belongs to */
+    bool mixed; /* some of it was restored that other numerics made: what is computed behind that is nobody's own */
+    char *ephemeral; /* store:false: the response it belongs to */
 };
 
 struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32]);
@@ -102,8 +103,8 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
 int hot_save(struct session *s, struct hot *h, bool tail, uint8_t last[STORAGE_KEY_BYTES]);
 /* Its tokens are those of a turn from now on. */
 void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t conversation);
-/* Key of a segment: HMAC-SHA256(owner key, fingerprint | parent key | token ids). */
-int segment_key(const uint8_t owner_key[32], const uint8_t fingerprint[32], const uint8_t parent[STORAGE_KEY_BYTES],
+/* Key of a segment: HMAC-SHA256(owner key, KV identity | parent key | token ids). Who made it is not in it. */
+int segment_key(const uint8_t owner_key[32], const uint8_t identity[32], const uint8_t parent[STORAGE_KEY_BYTES],
                 const engine_token *ids, int n, uint8_t out[STORAGE_KEY_BYTES]);
 
 /* idle.c */
@@ -354,7 +355,9 @@ struct saving {
 
 struct session {
     struct engine *engine;
+    bool accept_any;            /* KV of other numerics is restored */
     struct engine_forms *forms; /* engine thread */
+    struct engine_beside *beside;
     struct storage *storage;
     const struct engine_info *info;
     struct storage_layout layout;
@@ -451,8 +454,11 @@ int restore_end(const struct turn *t);
  */
 
 void form_free(struct turn *t);
-/* The tokens that may come next, NULL: all. False: that cannot be said, and the turn has failed. */
-bool form_mask(struct turn *t, const uint32_t **mask);
+/* The tokens that may come next, NULL: all. Runs beside a pass, and touches nothing of the turn but what keeps its
+ * form. An error of engine_match_mask(): that cannot be said, form_failed() then ends the turn. */
+int form_mask(struct turn *t, const uint32_t **mask);
+/* Ends the turn where rc is an error; gives rc. */
+int form_failed(struct turn *t, int rc);
 /* A token has come that ends nothing; before answer_token(). 0, or the turn has failed. */
 int form_take(struct turn *t, engine_token id);
 /* Behind answer_token(). */
@@ -496,10 +502,10 @@ int context_build(struct turn *t); /* 0 or negative after turn_fail() */
 bool context_past_changes(const struct turn *t);
 /* The tokens of the context at the end of a stored turn, in a job. 0 or negative. */
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out);
-/* What made a turn's KV, as stored with it: the fingerprint and what it is without numerics, in hexadecimal. Rows of
- * earlier versions have the fingerprint alone. */
-#define CONTEXT_KV_TEXT 129 /* bytes, with the terminator */
-void context_kv_text(const struct engine_info *info, char out[CONTEXT_KV_TEXT]);
+/* What made a turn's KV, as stored with it: the KV identity in hexadecimal, then the numerics, with a + where other
+ * numerics were before. Rows of earlier versions have a hash of both, and behind it, or not, the identity. */
+#define CONTEXT_KV_TEXT 128 /* bytes, with the terminator */
+void context_kv_text(const struct engine_info *info, bool mixed, char out[CONTEXT_KV_TEXT]);
 /* The chain of hashes over a whole history: out[i] after message i. For a turn that is matched. 0 or -ENOMEM. */
 int context_chat_hashes(const struct turn *t, uint8_t (*out)[32]);
 /* Whether an answer of such a history may end with message i. */

@@ -1,7 +1,8 @@
 /* step.c - one forward step over the running turns: who is in it, the step, what comes out of it. Engine thread.
  *
  * Which turn gets how much is decided by schedule.c. Since rows do not depend on what shares a step, the batch is made
- * for speed and fairness alone.
+ * for speed and fairness alone. Which tokens the forms of answers allow is found out beside the pass, and known when
+ * tokens are picked behind it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,9 +32,32 @@ static bool make_room(struct session *s, const struct engine_step_item *item)
     return true;
 }
 
-/* The step's items and whose they are. Returns how many. */
-static int choose(struct session *s, struct engine_step_item *items, struct turn **turns, struct engine_pick *picks)
+struct step {
+    struct engine_step_item items[SCHEDULE_TURNS];
+    struct turn *turns[SCHEDULE_TURNS]; /* whose they are */
+    struct engine_pick picks[SCHEDULE_TURNS];
+    int forms[SCHEDULE_TURNS]; /* of an item whose pick a form binds: 0, or why there is no mask */
+    int n;
+};
+
+static bool is_bound(const struct step *st, int i)
 {
+    return st->items[i].pick && (st->turns[i]->form || st->turns[i]->call_form);
+}
+
+/* Beside the pass. */
+static void make_masks(void *arg)
+{
+    struct step *st = arg;
+    for (int i = 0; i < st->n; i++)
+        if (is_bound(st, i))
+            st->forms[i] = form_mask(st->turns[i], &st->items[i].pick->mask);
+}
+
+/* Fills in what the step is. Returns how many items it has. */
+static int choose(struct session *s, struct step *st)
+{
+    struct turn **turns = st->turns;
     struct schedule_turn parts[SCHEDULE_TURNS];
     int n = 0, n_items = 0, n_picks = 0;
     for (struct turn *t = s->turns; t && n < SCHEDULE_TURNS; t = t->next)
@@ -51,7 +75,7 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
         bool picks_one = t->generate && parts[i].position + parts[i].n == (int)t->context.n;
         if (parts[i].n == 0 || (picks_one && n_picks == s->info->step_picks))
             continue;
-        struct engine_step_item *item = &items[n_items];
+        struct engine_step_item *item = &st->items[n_items];
         *item = (struct engine_step_item){
             .seq = t->hot->seq, .tokens = t->context.ids + parts[i].position, .n = parts[i].n};
         if (!make_room(s, item)) {
@@ -59,20 +83,31 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             continue;
         }
         if (picks_one) {
-            const uint32_t *mask;
-            if (!form_mask(t, &mask))
-                continue;
-            item->pick = &picks[n_picks++];
+            item->pick = &st->picks[n_picks++];
             *item->pick = (struct engine_pick){.settings = &t->sampling,
-                                               .mask = mask,
                                                .bias = t->bias,
                                                .n_bias = t->n_bias,
                                                .logprobs = t->logprobs,
                                                .n_top = t->n_top};
         }
+        st->forms[n_items] = 0;
         turns[n_items++] = t;
     }
-    return n_items;
+    return st->n = n_items;
+}
+
+/* The pass, and what is made beside it. */
+static int run(struct session *s, struct step *st)
+{
+    bool bound = false;
+    for (int i = 0; i < st->n; i++)
+        bound = bound || is_bound(st, i);
+    if (bound)
+        engine_beside_start(s->beside, make_masks, st);
+    int rc = engine_step_start(s->engine, st->items, st->n);
+    if (bound)
+        engine_beside_wait(s->beside);
+    return rc ? rc : engine_step_wait(s->engine, NULL);
 }
 
 static void learn(struct session *s, const struct engine_step_item *items, int n_items, double ms)
@@ -89,17 +124,12 @@ static void learn(struct session *s, const struct engine_step_item *items, int n
 
 bool step_run(struct session *s)
 {
-    struct engine_step_item items[SCHEDULE_TURNS];
-    struct turn *turns[SCHEDULE_TURNS];
-    struct engine_pick picks[SCHEDULE_TURNS];
-    int n_items = choose(s, items, turns, picks);
-    if (n_items == 0)
+    struct step st;
+    if (choose(s, &st) == 0)
         return false;
 
     int64_t start = session_now_ns(), cpu = session_cpu_ns();
-    int rc = engine_step_start(s->engine, items, n_items);
-    if (rc == 0)
-        rc = engine_step_wait(s->engine, NULL);
+    int rc = run(s, &st);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
     s->step_cpu_ns += session_cpu_ns() - cpu;
@@ -107,22 +137,24 @@ bool step_run(struct session *s)
     s->last_step_ns = now;
     s->last_progress_ms = now / 1000000;
     if (rc == 0)
-        learn(s, items, n_items, (double)(now - start) / 1e6);
+        learn(s, st.items, st.n, (double)(now - start) / 1e6);
     else if (engine_failure(s->engine))
         s->status.failed = true;
-    for (int i = 0; i < n_items; i++) {
-        int result = rc ? rc : items[i].result;
+    for (int i = 0; i < st.n; i++) {
+        struct turn *t = st.turns[i];
+        int result = rc ? rc : st.items[i].result;
         if (result == -ENOSPC) { /* its neighbours took the pages: next time */
-            turns[i]->out_of_pages = true;
+            t->out_of_pages = true;
             continue;
         }
         if (result) {
-            turn_step_failed(turns[i], result);
+            turn_step_failed(t, result);
             continue;
         }
-        if (turns[i]->prefill_ns == 0)
-            turns[i]->prefill_ns = start;
-        turn_after_step(turns[i], items[i].n, items[i].pick, now);
+        if (t->prefill_ns == 0)
+            t->prefill_ns = start;
+        turn_after_step(t, st.items[i].n, st.forms[i] ? NULL : st.items[i].pick, now);
+        form_failed(t, st.forms[i]);
     }
     return true;
 }

@@ -71,6 +71,7 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
     op->payload = payload;
     op->payload_bytes = bytes;
     op->queued = bytes;
+    op->keep = s->keep;
     op->rec = (struct pack_record){.owner = s->owner,
                                    .first = s->first,
                                    .count = s->count,
@@ -108,20 +109,38 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
+int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
+    if (!s)
+        return rc;
+    bind_blob(s, 1, key, STORAGE_KEY_BYTES);
+    bind_text(s, 2, producer);
+    rc = stmt_one(l, s, rc);
+    if (rc == 1)
+        stmt_reset(s);
+    return rc;
+}
+
+struct question {
+    const struct write_op *op;
+    int found;
+};
+
 static int exists_run(struct storage_ledger *l, void *arg)
 {
-    int *found = arg; /* behind the key */
-    *found = segment_exists(l, (const uint8_t *)(found + 1));
+    struct question *q = arg;
+    const struct pack_record *rec = &q->op->rec;
+    q->found = segment_exists(l, rec->key);
+    if (q->found == 1 && !q->op->keep)
+        q->found = segment_made_by(l, rec->key, rec->producer);
     return 0;
 }
 
-static bool exists(struct storage *st, const uint8_t key[STORAGE_KEY_BYTES])
+static bool exists(struct storage *st, const struct write_op *op)
 {
-    struct {
-        int found;
-        uint8_t key[STORAGE_KEY_BYTES];
-    } q = {0};
-    memcpy(q.key, key, sizeof q.key);
+    struct question q = {.op = op};
     /* When the index cannot say, the record is written; a superfluous one is dropped with its row. */
     return jobs_call(st, exists_run, &q) == 0 && q.found == 1;
 }
@@ -157,7 +176,7 @@ static struct blob *encode(struct storage *st, struct write_op *op)
 static void prepare(struct storage *st, struct write_op *op)
 {
     int state = ram_state(&st->ram, op->rec.key);
-    op->stored = state == RAM_PENDING || exists(st, op->rec.key);
+    op->stored = state == RAM_PENDING || exists(st, op);
     if (op->stored)
         return;
     op->blob = state == RAM_ONLY ? ram_get(&st->ram, op->rec.key) : NULL;

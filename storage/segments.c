@@ -169,6 +169,15 @@ static int row_revive(struct storage_ledger *l, const struct pack_record *r, con
     return head_set(l, id, space, r->parent, code);
 }
 
+/* The record goes and the row stays: another one comes in its place. */
+static int row_clear(struct storage_ledger *l, const struct segment_row *row)
+{
+    int rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
+    if (!rc)
+        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+    return rc ? rc : key_run(l, S_SEG_FORGET, row->key);
+}
+
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes)
 {
@@ -178,12 +187,16 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     if (there < 0)
         return there;
     l->wrote_kv = true;
-    if (there && row.pack != STORAGE_PACK_NONE)
-        return 1;
+    int rc = 0;
+    if (there && row.pack != STORAGE_PACK_NONE) {
+        rc = segment_made_by(l, r->key, r->producer);
+        if (rc || (rc = row_clear(l, &row)))
+            return rc;
+    }
     struct place_of at = {.pack = pack, .offset = offset, .bytes = bytes};
     struct space space;
     struct coded code;
-    int rc = name_id(l, r->producer, &producer);
+    rc = name_id(l, r->producer, &producer);
     if (!rc)
         rc = coded_of(l, r, label, &space, &code);
     if (rc)
@@ -444,10 +457,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return 0;
     if (row.children) {
         l->wrote_kv = true;
-        rc = segment_drop_record(l, row.owner, key, row.pack, row.offset, row.bytes);
-        if (!rc)
-            rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
-        return rc ? rc : key_run(l, S_SEG_FORGET, key);
+        return row_clear(l, &row);
     }
     rc = holds_move(l, key, row.parent);
     return rc ? rc : row_drop(l, &row);

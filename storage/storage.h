@@ -357,7 +357,8 @@ struct storage_segment {
     uint32_t first, count; /* units (tokens) it covers: [first, first + count) */
     const void *label;     /* what identifies its content among its siblings (the token ids), label_bytes */
     uint32_t label_bytes;
-    char producer[24]; /* backend and numerics version that computed it, terminated */
+    char producer[24]; /* numerics that it was computed with, terminated; they are not in the key */
+    bool keep;         /* what another producer made stays, rather than being replaced */
 };
 
 /* One array of a segment's payload: count x channels elements of 16 bits. */
@@ -374,7 +375,8 @@ struct storage_layout {
 
 /* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
  * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
- * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op. [any
+ * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op, unless another producer made
+ * that: it is replaced. [any
  * thread] -ENOMEM; -ENOBUFS: too much waits to be saved, put it again later: nothing was taken (payload freed). */
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
                         void *payload);

@@ -398,6 +398,8 @@ struct segment_row {
 int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row);
 /* 1 found, 0 not, negative. A forgotten one counts as not found. */
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* encode.c: whether this producer made the record of a row, or the one that was forgotten. 1, 0, or negative. */
+int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer);
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes);
@@ -529,6 +531,7 @@ struct write_op { /* a put or a commit, see encode.c */
     struct storage_layout layout;
     void *payload;
     size_t payload_bytes;
+    bool keep; /* as the segment says */
     /* When it is ready. */
     bool stored; /* it is there already */
     struct blob *blob;

@@ -84,6 +84,7 @@ struct grammar {
     uint8_t class_of[256];      /* bytes that no set tells apart are of one class; once compiled */
     uint8_t class_byte[256];    /* a byte of each */
     uint32_t n_classes;         /* 0: not compiled yet */
+    uint64_t class_groups[256]; /* mask.c: kinds of characters that begin with a byte of a class */
     uint32_t stride;            /* n_classes, and two words of what mask.c found of the state */
     uint32_t *rows;             /* [n_rows][stride] */
     uint32_t n_rows, rows_room; /* row 0 is not used */

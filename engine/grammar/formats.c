@@ -1,5 +1,5 @@
 /* formats.c - the formats of strings, as regular expressions (RFC 3339 for dates, times and durations, RFC 4122, RFC
- * 3986, RFC 5321 without quoted names, RFC 2673 and 4291 for addresses). */
+ * 3986 without addresses in brackets, RFC 5321 without quoted names, RFC 2673 and 4291 for addresses). */
 #include "engine/grammar/expr.h"
 
 #include <string.h>
@@ -15,6 +15,7 @@
 #define H16   "[0-9a-fA-F]{1,4}"
 #define LS32  "(" H16 ":" H16 "|" IPV4 ")"
 #define LABEL "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+#define UCHAR "([a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{2})"
 #define PCHAR "([a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
 
 const char *format_pattern(const char *name)
@@ -29,9 +30,8 @@ const char *format_pattern(const char *name)
                      "(T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))?|"
                      "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)|[0-9]+W)$"},
         {"uuid", "^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"},
-        {"uri", "^[a-zA-Z][a-zA-Z0-9+.-]*:(//(([a-zA-Z0-9._~!$&'()*+,;=:-]|%[0-9a-fA-F]{2})*@)?" LABEL "(\\." LABEL
-                ")*(:[0-9]{1,5})?(/" PCHAR "*)*|/(" PCHAR "+(/" PCHAR "*)*)?|" PCHAR "+(/" PCHAR "*)*)"
-                "(\\?(" PCHAR "|[/?])*)?(#(" PCHAR "|[/?])*)?$"},
+        {"uri", "^[a-zA-Z][a-zA-Z0-9+.-]*:(//((" UCHAR "|:)*@)?" UCHAR "*(:[0-9]*)?(/" PCHAR "*)*|"
+                "/(" PCHAR "+(/" PCHAR "*)*)?|" PCHAR "+(/" PCHAR "*)*)?(\\?(" PCHAR "|[/?])*)?(#(" PCHAR "|[/?])*)?$"},
         {"email", "^[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+)*@" LABEL "(\\." LABEL ")*$"},
         {"hostname", "^" LABEL "(\\." LABEL ")*$"},
         {"ipv4", "^" IPV4 "$"},

@@ -38,23 +38,33 @@ void mask_release(struct grammar *g)
 
 /* ---- plain text -------------------------------------------------------------------------------------------------- */
 
-#define ALL_GROUPS ((1ULL << BYTE_GROUPS) - 1)
+#define ALL_GROUPS      ((1ULL << BYTE_GROUPS) - 1)
+#define MAX_FREE_STATES 256
+#define MAX_LOOK_WORK   (GRAMMAR_MAX_STEP_WORK / 10) /* of a mask's work; beyond that nobody looks ahead to save some */
+
+/* Groups that have a character which begins with a byte of a class. */
+static const uint64_t *groups_of_classes(struct grammar *g)
+{
+    if (g->class_groups[g->class_of['a']] == 0)
+        for (unsigned b = ' '; b <= 0xf4; b++)
+            if ((b < 0x80 && b != '"' && b != '\\') || b >= 0xc2)
+                g->class_groups[g->class_of[b]] |= 1ULL << byte_group((uint8_t)b);
+    return g->class_groups;
+}
 
 struct pair {
     expr state, plain;
+    uint64_t groups;
 };
 
-/* Follows plain text out of e, bytes from `first` on only. True: no step leads nowhere, and, with `back`, whole
- * characters lead to e again. */
-static bool follows(struct grammar *g, expr e, unsigned first, bool back)
+/* Whether no step of plain text out of e leads nowhere, however long it is. */
+static bool takes_any(struct grammar *g, expr e)
 {
     struct pair pairs[MAX_PLAIN_PAIRS];
     int n = 1;
-    pairs[0] = (struct pair){e, g->plain};
+    pairs[0] = (struct pair){.state = e, .plain = g->plain};
     for (int i = 0; i < n; i++)
         for (uint32_t class = 0; class < g->n_classes; class ++) {
-            if (g->class_byte[class] < first)
-                continue;
             struct pair next = {.plain = expr_step(g, pairs[i].plain, class)};
             if (next.plain == EXPR_NOTHING)
                 continue;
@@ -64,11 +74,52 @@ static bool follows(struct grammar *g, expr e, unsigned first, bool back)
                 k++;
             if (k < n)
                 continue;
-            if (next.state == EXPR_NOTHING || n == MAX_PLAIN_PAIRS || (back && next.plain == g->plain))
+            if (next.state == EXPR_NOTHING || n == MAX_PLAIN_PAIRS)
                 return false;
             pairs[n++] = next;
         }
     return true;
+}
+
+/* Where the characters of each group that are not ASCII lead to from e: to[group] where all lead to the same state,
+ * else EXPR_NOTHING. A character has up to four bytes: one round each. */
+static void wide_steps(struct grammar *g, expr e, uint64_t groups, expr to[BYTE_GROUPS])
+{
+    const uint64_t *begins = groups_of_classes(g);
+    struct pair now[MAX_PLAIN_PAIRS] = {{.state = e, .plain = g->plain, .groups = groups}}, next[MAX_PLAIN_PAIRS];
+    uint64_t met = 0, bad = 0;
+    for (int n = 1, count = 0, bytes = 0; n > 0; n = count, count = 0, bytes++) {
+        for (int i = 0; i < n; i++)
+            for (uint32_t class = 0; class < g->n_classes; class ++) {
+                struct pair p = now[i];
+                if (bytes == 0)
+                    p.groups &= g->class_byte[class] < 0x80 ? 0 : begins[class];
+                if (p.groups == 0 || (p.plain = expr_step(g, p.plain, class)) == EXPR_NOTHING)
+                    continue;
+                p.state = expr_step(g, p.state, class);
+                int k = 0;
+                while (k < count && (next[k].state != p.state || next[k].plain != p.plain))
+                    k++;
+                if (p.state == EXPR_NOTHING || (k == count && k == MAX_PLAIN_PAIRS)) {
+                    bad |= p.groups;
+                } else if (p.plain == g->plain) {
+                    for (uint32_t w = 0; w < BYTE_GROUPS; w++)
+                        if (p.groups >> w & 1) {
+                            bad |= met >> w & 1 && to[w] != p.state ? 1ULL << w : 0;
+                            to[w] = p.state;
+                        }
+                    met |= p.groups;
+                } else if (k < count) {
+                    next[k].groups |= p.groups;
+                } else {
+                    next[count++] = p;
+                }
+            }
+        memcpy(now, next, (size_t)count * sizeof *now);
+    }
+    for (uint32_t w = 0; w < BYTE_GROUPS; w++)
+        if (!((met & ~bad & groups) >> w & 1))
+            to[w] = EXPR_NOTHING;
 }
 
 /* The characters that e, or one of its alternatives, takes whatever they are; 0: it does not begin with such. */
@@ -87,28 +138,135 @@ static uint32_t characters_left(const struct grammar *g, expr e)
     return n->kind == EXPR_KIND_REPEAT && n->a == g->character ? n->c : most;
 }
 
-/* The groups of bytes of which any plain token may follow e: all, or those that lead from e to e. */
+/* States that plain text of some groups leads to, by the characters it takes to come there. */
+struct reached {
+    expr states[MAX_FREE_STATES];
+    uint8_t after[MAX_FREE_STATES];
+    int n;
+    bool full;
+};
+
+static void reach(const struct grammar *g, struct reached *r, expr e, int after)
+{
+    for (int i = r->n; i-- > 0;)
+        if (r->states[i] == e)
+            return;
+    if (r->n == MAX_FREE_STATES || g->work > MAX_LOOK_WORK) {
+        r->full = true;
+        return;
+    }
+    r->states[r->n] = e;
+    r->after[r->n++] = (uint8_t)after;
+}
+
+/* Those of the groups of which no character leads nowhere from e; where they lead to is reached after one more. */
+static uint64_t pass_on(struct grammar *g, expr e, uint64_t groups, struct reached *r, int after)
+{
+    const uint64_t *begins = groups_of_classes(g);
+    expr to[BYTE_GROUPS];
+    for (uint32_t class = 0; class < g->n_classes; class ++) {
+        if (!(begins[class] & groups) || g->class_byte[class] >= 0x80)
+            continue;
+        expr next = expr_step(g, e, class);
+        if (next == EXPR_NOTHING)
+            groups &= ~begins[class];
+        else
+            reach(g, r, next, after);
+    }
+    if (!(groups & BYTE_GROUPS_WIDE))
+        return groups;
+    wide_steps(g, e, groups & BYTE_GROUPS_WIDE, to);
+    for (uint32_t w = 0; w < BYTE_GROUPS; w++)
+        if (BYTE_GROUPS_WIDE & groups & 1ULL << w) {
+            if (to[w] == EXPR_NOTHING)
+                groups &= ~(1ULL << w);
+            else
+                reach(g, r, to[w], after);
+        }
+    return groups;
+}
+
+/* Groups all of whose characters lead from e to one of the states near[0..n). */
+static uint64_t groups_to(struct grammar *g, expr e, const expr *near, int n)
+{
+    const uint64_t *begins = groups_of_classes(g);
+    uint64_t groups = ALL_GROUPS;
+    expr to[BYTE_GROUPS];
+    wide_steps(g, e, BYTE_GROUPS_WIDE, to);
+    for (uint32_t i = 0; i < g->n_classes + BYTE_GROUPS; i++) {
+        bool wide = i >= g->n_classes;
+        if (wide ? !(BYTE_GROUPS_WIDE >> (i - g->n_classes) & 1) : g->class_byte[i] >= 0x80 || !begins[i])
+            continue;
+        expr next = wide ? to[i - g->n_classes] : expr_step(g, e, i);
+        int k = 0;
+        while (k < n && (near[k] != next || next == EXPR_NOTHING))
+            k++;
+        if (k == n)
+            groups &= ~(wide ? 1ULL << (i - g->n_classes) : begins[i]);
+    }
+    return groups;
+}
+
+static void keep_groups(struct grammar *g, expr e, uint64_t groups)
+{
+    uint32_t *row = g->failed ? NULL : expr_row(g, e);
+    if (row)
+        memcpy(row + g->n_classes, &groups, sizeof groups);
+}
+
+/* Where letters lead on and on, but not back to e (they are counted, say): groups of which any TOKEN_MAX_PLAIN
+ * characters may follow e, found by looking where letters and what is like them lead to, twice as far as that. So it
+ * holds for the states on the first half of the way too, which keep it. `otherwise`: where there are none. */
+static uint64_t follow_letters(struct grammar *g, expr e, uint64_t otherwise)
+{
+    const expr near[] = {e, expr_step(g, e, g->class_of['a']), expr_step(g, e, g->class_of['A']),
+                         expr_step(g, e, g->class_of['0'])};
+    uint64_t groups = groups_to(g, e, near, 4), found = otherwise;
+    struct reached r = {.n = 1, .states = {e}};
+    int at = 0, after = 0;
+    for (; groups & BYTE_GROUP_LETTERS && at < r.n && after < 2 * TOKEN_MAX_PLAIN; after++) {
+        if (after == TOKEN_MAX_PLAIN)
+            found = groups;
+        for (int n = r.n; at < n && !r.full; at++)
+            groups = pass_on(g, r.states[at], groups, &r, after + 1);
+        if (r.full || (after >= TOKEN_MAX_PLAIN && groups != found))
+            break;
+    }
+    bool all = groups & BYTE_GROUP_LETTERS && at == r.n && !r.full;
+    if (all)
+        found = groups;
+    for (int i = 1; found != otherwise && i < r.n; i++) {
+        uint64_t known;
+        const uint32_t *row = all || r.after[i] + TOKEN_MAX_PLAIN <= after ? expr_row(g, r.states[i]) : NULL;
+        if (!row)
+            continue;
+        memcpy(&known, row + g->n_classes, sizeof known);
+        if (known == UINT64_MAX)
+            keep_groups(g, r.states[i], found);
+    }
+    return found;
+}
+
+/* The groups of characters of which any plain token may follow e. */
 static uint64_t free_groups(struct grammar *g, expr e)
 {
-    uint64_t groups = 0, not = 0;
+    uint64_t groups;
     uint32_t *row = expr_row(g, e);
     if (!row)
         return 0;
     memcpy(&groups, row + g->n_classes, sizeof groups);
     if (groups != UINT64_MAX)
         return groups;
-    if (characters_left(g, e) >= TOKEN_MAX_PLAIN || follows(g, e, 0, false)) {
+    if (characters_left(g, e) >= TOKEN_MAX_PLAIN || takes_any(g, e)) {
         groups = ALL_GROUPS;
+    } else if (g->work > MAX_LOOK_WORK) {
+        groups = 0;
     } else {
-        for (unsigned b = ' '; b < 0x80; b++)
-            if (b != '"' && b != '\\' && expr_step(g, e, g->class_of[b]) != e)
-                not |= 1ULL << byte_group((uint8_t)b);
-        if (!follows(g, e, 0x80, true))
-            not |= 1ULL << BYTE_GROUPS_WIDE;
-        groups = ALL_GROUPS & ~not ;
+        groups = groups_to(g, e, &e, 1);
+        if (!(groups & BYTE_GROUP_LETTERS) && characters_left(g, e) == 0)
+            groups = follow_letters(g, e, groups);
     }
-    if (!g->failed)
-        memcpy(expr_row(g, e) + g->n_classes, &groups, sizeof groups);
+    keep_groups(g, e, groups);
     return groups;
 }
 
@@ -166,7 +324,8 @@ static void walk(struct grammar *g, const struct trie *t, bool plain, expr e, st
             continue;
         }
         uint32_t end = i + 1;
-        if (plain && node->whole && (node->below & ~free_groups(g, next)) == 0)
+        if (plain && node->whole &&
+            (node->longest <= characters_left(g, next) || (node->below & ~free_groups(g, next)) == 0))
             end = node->end;
         else
             states[node->depth] = next;

@@ -528,7 +528,8 @@ int schema_read(const char *text, size_t len, cJSON **out, char *err, size_t err
     while (root && end < text + len && strchr(" \t\r\n", *end))
         end++;
     if (!root || end != text + len) {
-        snprintf(err, err_size, "schema: not JSON, at byte %zu", end && end >= text ? (size_t)(end - text) : 0);
+        snprintf(err, err_size, "schema: not JSON, or too deep, at byte %zu",
+                 end && end >= text ? (size_t)(end - text) : 0);
         cJSON_Delete(root);
         return -EINVAL;
     }

@@ -85,8 +85,11 @@ static int build(struct trie *t, const struct token *tokens, uint32_t n)
         t->nodes[open[--depth]].end = t->n;
     /* From the last node back: what is below a node is below what it is below of. */
     for (uint32_t i = t->n; i-- > 0;)
-        for (uint32_t k = i + 1; k < t->nodes[i].end; k = t->nodes[k].end)
-            t->nodes[i].below |= t->nodes[k].below | 1ULL << byte_group(t->nodes[k].byte);
+        for (uint32_t k = i + 1; k < t->nodes[i].end; k = t->nodes[k].end) {
+            uint8_t b = t->nodes[k].byte, longest = (uint8_t)(t->nodes[k].longest + 1);
+            t->nodes[i].longest = longest > t->nodes[i].longest ? longest : t->nodes[i].longest;
+            t->nodes[i].below |= t->nodes[k].below | (b >= 0x80 && b < 0xc0 ? 0 : 1ULL << byte_group(b));
+        }
     return add_node(t, &(struct trie_node){.token = t->n_tokens, .end = t->n + 1}) ? -ENOMEM : (t->n--, 0);
 }
 

@@ -14,16 +14,19 @@
 
 struct trie_node {
     uint8_t byte;
-    uint8_t depth;  /* bytes from the root to here, 1 and up */
-    bool whole;     /* these bytes are whole characters */
-    uint32_t end;   /* the first node behind this one's subtree */
-    uint32_t token; /* where this node's tokens begin in `tokens`; they end where the next node's begin */
-    uint64_t below; /* byte_group() bits of the bytes below */
+    uint8_t depth;   /* bytes from the root to here, 1 and up */
+    bool whole;      /* these bytes are whole characters */
+    uint8_t longest; /* bytes below, on the longest way: not fewer than characters */
+    uint32_t end;    /* the first node behind this one's subtree */
+    uint32_t token;  /* where this node's tokens begin in `tokens`; they end where the next node's begin */
+    uint64_t below;  /* byte_group() bits of the characters that begin below */
 };
 
-/* The bytes of plain text in 38 groups: letters and digits of a kind, what is not ASCII, each mark by itself. */
-#define BYTE_GROUPS      38
-#define BYTE_GROUPS_WIDE 4
+/* The characters of plain text in 46 groups: letters and digits of a kind, each mark by itself, and what is not ASCII
+ * by the first byte, where groups keep apart those that patterns leave out (spaces, ends of lines). */
+#define BYTE_GROUPS        46
+#define BYTE_GROUP_LETTERS 7ULL                     /* the bits of a-z, A-Z, 0-9 */
+#define BYTE_GROUPS_WIDE   (0xffULL << 38 | 1 << 4) /* of what is not ASCII */
 static inline uint32_t byte_group(uint8_t b)
 {
     if (b >= 'a' && b <= 'z')
@@ -35,7 +38,7 @@ static inline uint32_t byte_group(uint8_t b)
     if (b <= 0x20)
         return 3; /* the space: no other is plain */
     if (b >= 0x80)
-        return BYTE_GROUPS_WIDE;
+        return b <= 0xc2 ? 38 : b < 0xe0 ? 4 : b <= 0xe3 ? b - 0xe0 + 39u : b < 0xef ? 43 : b == 0xef ? 44 : 45;
     return b < '0' ? b - 0x21 + 5u : b < 'A' ? b - 0x3a + 20u : b < 'a' ? b - 0x5b + 27u : b - 0x7b + 33u;
 }
 

@@ -196,14 +196,15 @@ void sampler_scratch_close(struct engine *e);
 int sampler_begin(struct engine *e, int n_picks, size_t changes);
 /* How many logits a pick of the token at `position` changes at most. */
 size_t sampler_changes(const struct engine_pick *pick, int position);
-/* Adds a pick from wanted row `row`, of the token behind context[position]. It lasts until the next sampler_begin(). */
+/* Adds a pick from wanted row `row`, of the token behind context[position], without its mask. It lasts until the next
+ * sampler_begin(). */
 void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_token *context, int position, int row);
 /* All that were added; *n gets how many. */
-const struct kernels_pick *sampler_picks(const struct engine *e, int *n);
+struct kernels_pick *sampler_picks(const struct engine *e, int *n);
 /* What was picked. */
 void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick);
 
-/* info->fingerprint from info->model_sha256 and the settings. 0 or -ENOMEM. */
+/* info->kv_identity from info->model_sha256 and the settings, and info->kv_numerics. 0 or -ENOMEM. */
 int fingerprint_engine(struct engine *e);
 
 const struct vocab *engine_vocab(const struct engine *e);

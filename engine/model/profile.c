@@ -220,11 +220,12 @@ static void mixture(struct kernels *k, const struct kernels_acts *in, int n, con
     finish(k, ROW_MIXTURE, experts * each + 12.0 * n * in->cols, 6 * asked * m->gate->rows * in->cols);
 }
 
-static void pick(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out)
+static void pick(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                 struct kernels_picked *out)
 {
-    double values = (double)watch.batch->n_picks * vocab;
+    double values = (double)n * vocab;
     start();
-    watch.ops->pick(k, logits, vocab, out);
+    watch.ops->pick(k, logits, vocab, picks, n, out);
     finish(k, ROW_PICK, values * 4, values);
 }
 

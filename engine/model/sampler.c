@@ -164,7 +164,6 @@ void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_
                                .repetition = set->repetition_penalty,
                                .presence = set->presence_penalty,
                                .frequency = set->frequency_penalty,
-                               .mask = pick->mask,
                                .temperature = set->temperature,
                                .top_k = set->top_k,
                                .top_p = set->top_p,
@@ -175,7 +174,7 @@ void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_
     s->n_seen += (size_t)p->n_seen;
 }
 
-const struct kernels_pick *sampler_picks(const struct engine *e, int *n)
+struct kernels_pick *sampler_picks(const struct engine *e, int *n)
 {
     *n = e->sampler->n_picks;
     return e->sampler->picks;

@@ -49,7 +49,6 @@ struct step_scratch {
     /* The step under way. */
     struct engine_step_item *items;
     int n_items, n_logits;
-    kernels_event done;
     bool under_way;
 };
 
@@ -338,7 +337,6 @@ static void forward(struct engine *e, int n, int n_wanted)
     ops->norm(k, x, n_wanted, m->output_norm, m->rms_eps, &h);
     ops->linear(k, &h, n_wanted,
                 &(struct kernels_linear){.w = &m->output, .y = s->logits.p, .softcap = m->final_softcap}, 1);
-    ops->pick(k, s->logits.p, m->n_vocab, s->picked.p);
 }
 
 /* ---- the call ---------------------------------------------------------------------------------------------------- */
@@ -447,7 +445,6 @@ static int start(struct engine *e, struct engine_step_item *items, int n_items)
         }
         sampler_add(e, items[i].pick, engine_seq_tokens(items[i].seq), engine_seq_length(items[i].seq), wanted);
     }
-    b.picks = sampler_picks(e, &b.n_picks);
     s->items = items;
     s->n_items = n_items;
     s->under_way = true;
@@ -459,7 +456,6 @@ static int start(struct engine *e, struct engine_step_item *items, int n_items)
             e->ops->copy(e->kernels, KERNELS_COMPUTE, s->logits_out.p, s->logits.p,
                          (size_t)s->n_logits * (size_t)e->info.n_vocab * sizeof(float));
     }
-    s->done = e->ops->record(e->kernels, KERNELS_COMPUTE);
     return 0;
 }
 
@@ -473,13 +469,27 @@ int engine_step_start(struct engine *e, struct engine_step_item *items, int n_it
     return rc;
 }
 
+/* The tokens are picked behind the pass, with the masks that there are now. */
+static void put_picks(struct engine *e)
+{
+    struct step_scratch *s = e->step;
+    int n, at = 0;
+    struct kernels_pick *picks = sampler_picks(e, &n);
+    for (int i = 0; i < s->n_items; i++)
+        if (s->before[i].ran && s->items[i].pick)
+            picks[at++].mask = s->items[i].pick->mask;
+    if (n > 0)
+        e->ops->pick(e->kernels, s->logits.p, e->model.n_vocab, picks, n, s->picked.p);
+}
+
 static int wait_for(struct engine *e, const float **logits)
 {
     struct step_scratch *s = e->step;
     if (!s->under_way)
         return -EINVAL;
     s->under_way = false;
-    int rc = e->ops->wait(e->kernels, s->done, -1);
+    put_picks(e);
+    int rc = e->ops->wait(e->kernels, e->ops->record(e->kernels, KERNELS_COMPUTE), -1);
     const struct kernels_picked *picked = s->picked.p;
     for (int i = 0; i < s->n_items; i++) {
         struct engine_step_item *it = &s->items[i];

@@ -178,11 +178,6 @@ static void mixture(struct kernels *k, const struct kernels_acts *in, int n, con
     kernels_op_mixture(k, in->x, n, in->cols, m, y);
 }
 
-static void pick(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out)
-{
-    kernels_op_pick(k, logits, vocab, k->batch.picks, k->batch.n_picks, out);
-}
-
 const struct kernels_ops kernels_cpu_ops = {
     .host = true,
     .alloc = alloc,
@@ -212,7 +207,7 @@ const struct kernels_ops kernels_cpu_ops = {
     .attention = attention,
     .gather = gather,
     .mixture = mixture,
-    .pick = pick,
+    .pick = kernels_op_pick,
     .kv_export = kernels_op_kv_export,
     .kv_import = kernels_op_kv_import,
     .close = kernels_cpu_close,

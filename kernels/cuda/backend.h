@@ -30,15 +30,22 @@ extern "C" {
 #define SHARED_ROWS 16  /* up to so many rows of a batch share a query's blocks out over the device */
 #define USUAL_SEEN  512 /* seen tokens of a pick that there is room for from the start */
 
-/* What a batch is on the device: all in one piece, `fixed` bytes at places that no batch changes, then page tables,
- * seen tokens and masks as long as they are. */
+/* What a batch is on the device: all in one piece, `fixed` bytes at places that no batch changes, then page tables as
+ * long as they are. */
 struct batch_places {
-    size_t ids, pos, first, end, query_scale, table[KERNELS_PAGE_GROUPS], count[KERNELS_PAGE_GROUPS], wanted, picks,
-        fixed;
+    size_t ids, pos, first, end, query_scale, table[KERNELS_PAGE_GROUPS], count[KERNELS_PAGE_GROUPS], wanted, fixed;
+};
+
+/* Memory of the device, and pinned copies of it that take turns on their way there. */
+struct staged {
+    uint8_t *device, *pinned[STAGINGS];
+    kernels_event sent[STAGINGS];
+    size_t bytes; /* of each */
+    int turn;
 };
 
 struct batch_graph {
-    int rows, wanted, picks;
+    int rows, wanted;
     unsigned seen; /* how many batches of this kind there were */
     uint64_t met;  /* the last of them */
     cudaGraphExec_t exec;
@@ -82,12 +89,9 @@ struct kernels {
 
     /* The batch at hand. */
     struct batch_places places;
-    uint8_t *batch;             /* on the device, batch_bytes */
-    uint8_t *staging[STAGINGS]; /* pinned, batch_bytes each */
-    kernels_event staged[STAGINGS];
-    size_t batch_bytes;
+    struct staged batch, picks; /* picks: and seen tokens and masks behind them */
     uint64_t batches;
-    int rows, wanted, picks;
+    int rows, wanted;
     struct batch_graph graphs[MAX_BATCHES];
     int n_graphs;
     struct batch_graph *capturing, *replaying; /* this step */
@@ -121,8 +125,9 @@ const int32_t *backend_batch_ids(const struct kernels *k);
 const int32_t *backend_batch_pos(const struct kernels *k);
 const float *backend_batch_query_scale(const struct kernels *k);
 const int32_t *backend_batch_wanted(const struct kernels *k);
-const struct cuda_pick *backend_batch_picks(const struct kernels *k);
 struct cuda_rows backend_batch_rows(const struct kernels *k, int group);
+/* Takes picks to the device; where they are there, NULL: there was a failure. */
+const struct cuda_pick *backend_send_picks(struct kernels *k, const struct kernels_pick *picks, int n);
 
 /* load.cu */
 size_t backend_matrix_bytes(struct kernels *k, enum kernels_type type, int rows, int cols);

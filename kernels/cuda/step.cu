@@ -197,17 +197,16 @@ static void mixture(struct kernels *k, const struct kernels_acts *in, int n, con
     backend_put(k, cuda_mix(stream, s->said, s->places, s->weights, n, used, cols, y), "mixture");
 }
 
-static void pick(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out)
+static void pick(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                 struct kernels_picked *out)
 {
-    if (idle(k) || k->picks == 0)
+    const struct cuda_pick *sent = idle(k) || n == 0 ? NULL : backend_send_picks(k, picks, n);
+    if (!sent)
         return;
-    backend_put(
-        k,
-        cuda_pick(compute(k), backend_batch_picks(k), k->picks, logits, vocab, k->scratch.changed, k->scratch.picked),
-        "sampling");
-    backend_fine(
-        k, cudaMemcpyAsync(out, k->scratch.picked, (size_t)k->picks * sizeof *out, cudaMemcpyDeviceToHost, compute(k)),
-        "copying tokens");
+    backend_put(k, cuda_pick(compute(k), sent, n, logits, vocab, k->scratch.changed, k->scratch.picked), "sampling");
+    backend_fine(k,
+                 cudaMemcpyAsync(out, k->scratch.picked, (size_t)n * sizeof *out, cudaMemcpyDeviceToHost, compute(k)),
+                 "copying tokens");
 }
 
 static void kv_export(struct kernels *k, const struct kernels_kv *layers, int n_layers,

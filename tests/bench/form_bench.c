@@ -3,8 +3,9 @@
  *     form_bench MODEL.gguf SHAPES.jsonl [STEPS]
  *
  * Each answer has a schema of its own (as grammar_bench reads them). Every step is run twice, from the same state: once
- * as a plain one, whose tokens are dropped, and once with masks made before it and the tokens taken by the forms
- * afterwards. Printed are medians; others may be using the machine.
+ * as a plain one, whose tokens are dropped, and once with masks made beside it and the tokens taken by the forms
+ * afterwards, as a session does. Which of the two comes first changes from step to step. Printed are medians; others
+ * may be using the machine.
  */
 #include "engine/engine.h"
 
@@ -50,13 +51,44 @@ struct answer {
     engine_token last;
 };
 
-static void run(struct engine *e, struct answer *answers, struct engine_pick *picks)
+struct masks {
+    struct answer *answers;
+    struct engine_pick *picks;
+    double us; /* what making them took of a processor's time */
+};
+
+static double processor_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
+}
+
+static void make_masks(void *arg)
+{
+    struct masks *m = arg;
+    double start = processor_us();
+    int rc;
+    for (int i = 0; i < ANSWERS; i++) {
+        m->picks[i].mask = engine_match_mask(m->answers[i].match, &rc);
+        check(rc, "a mask");
+    }
+    m->us = processor_us() - start;
+}
+
+/* masks: to be made beside the step; NULL: none. */
+static void run(struct engine *e, struct answer *answers, struct engine_pick *picks, struct engine_beside *beside,
+                struct masks *masks)
 {
     struct engine_step_item items[ANSWERS];
     for (int i = 0; i < ANSWERS; i++)
         items[i] =
             (struct engine_step_item){.seq = answers[i].seq, .tokens = &answers[i].last, .n = 1, .pick = &picks[i]};
+    if (masks)
+        engine_beside_start(beside, make_masks, masks);
     check(engine_step_start(e, items, ANSWERS), "a step");
+    if (masks)
+        engine_beside_wait(beside);
     check(engine_step_wait(e, NULL), "a step");
     for (int i = 0; i < ANSWERS; i++)
         check(items[i].result ? items[i].result : picks[i].result, "a step");
@@ -68,27 +100,25 @@ static double plain(struct engine *e, struct answer *answers, const struct engin
     double start = now_us();
     for (int i = 0; i < ANSWERS; i++)
         picks[i] = (struct engine_pick){.settings = s};
-    run(e, answers, picks);
+    run(e, answers, picks, NULL, NULL);
     double us = now_us() - start;
     for (int i = 0; i < ANSWERS; i++)
         check(engine_seq_truncate(answers[i].seq, engine_seq_length(answers[i].seq) - 1), "taking back");
     return us;
 }
 
-/* *own: of that, what the forms took. */
-static double formed(struct engine *e, struct engine_forms *fs, struct answer *answers, const struct engine_sampling *s,
-                     double *own)
+/* *made: a processor's time for the masks; *taken: what the forms took behind the step. */
+static double formed(struct engine *e, struct engine_forms *fs, struct engine_beside *beside, struct answer *answers,
+                     const struct engine_sampling *s, double *made, double *taken)
 {
     struct engine_pick picks[ANSWERS];
+    struct masks masks = {answers, picks, 0};
     double start = now_us();
-    int rc;
-    for (int i = 0; i < ANSWERS; i++) {
-        picks[i] = (struct engine_pick){.settings = s, .mask = engine_match_mask(answers[i].match, &rc)};
-        check(rc, "a mask");
-    }
-    *own = now_us() - start;
-    run(e, answers, picks);
-    double taken = now_us();
+    for (int i = 0; i < ANSWERS; i++)
+        picks[i] = (struct engine_pick){.settings = s};
+    run(e, answers, picks, beside, &masks);
+    *made = masks.us;
+    double ran = processor_us();
     for (int i = 0; i < ANSWERS; i++) {
         bool over = engine_token_ends_answer(e, picks[i].token);
         if (!over)
@@ -99,7 +129,7 @@ static double formed(struct engine *e, struct engine_forms *fs, struct answer *a
             check(engine_match_new(fs, answers[i].form, "bench", &answers[i].match), "a match");
         }
     }
-    *own += now_us() - taken;
+    *taken = processor_us() - ran;
     return now_us() - start;
 }
 
@@ -126,7 +156,7 @@ static void begin(struct engine *e, struct engine_forms *fs, const char *line, s
 
 int main(int argc, char **argv)
 {
-    static double without[STEPS_MAX], with[STEPS_MAX], own[STEPS_MAX], ratio[STEPS_MAX];
+    static double without[STEPS_MAX], with[STEPS_MAX], made[STEPS_MAX], taken[STEPS_MAX], ratio[STEPS_MAX];
     struct engine *e;
     struct answer answers[ANSWERS];
     char err[512] = "", *line = NULL;
@@ -140,7 +170,8 @@ int main(int argc, char **argv)
         return 2;
     }
     struct engine_forms *fs = engine_forms_new(e);
-    if (!fs)
+    struct engine_beside *beside = engine_beside_new();
+    if (!fs || !beside)
         return 2;
     for (int i = 0; i < ANSWERS; i++) {
         if (getline(&line, &room, shapes) <= 0)
@@ -149,20 +180,24 @@ int main(int argc, char **argv)
     }
     const struct engine_sampling s = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 1};
     for (int i = 0; i < steps; i++) {
-        without[i] = plain(e, answers, &s);
-        with[i] = formed(e, fs, answers, &s, &own[i]);
+        if (i % 2 == 0)
+            without[i] = plain(e, answers, &s);
+        with[i] = formed(e, fs, beside, answers, &s, &made[i], &taken[i]);
+        if (i % 2 == 1)
+            without[i] = plain(e, answers, &s);
         ratio[i] = with[i] / without[i];
     }
-    printf(
-        "eight answers, %d steps: median %.0f us without forms, %.0f us with, of which masks and pushes take %.0f us: "
-        "%.1f %%; steps with to those without: %.3f\n",
-        steps, median(without, steps), median(with, steps), median(own, steps),
-        100 * median(own, steps) / median(without, steps), median(ratio, steps));
+    printf("eight answers, %d steps: median %.0f us without forms, %.0f us with, of which %.0f us for masks beside the "
+           "step "
+           "(a processor's time) and %.0f us for tokens behind it; steps with to those without: %.3f\n",
+           steps, median(without, steps), median(with, steps), median(made, steps), median(taken, steps),
+           median(ratio, steps));
     for (int i = 0; i < ANSWERS; i++) {
         engine_match_free(answers[i].match);
         engine_form_free(answers[i].form);
         engine_seq_free(answers[i].seq);
     }
+    engine_beside_free(beside);
     engine_forms_free(fs);
     engine_close(e);
     fclose(shapes);

@@ -122,21 +122,15 @@ static void test_events(void **)
 }
 
 /* A batch of so many rows of one sequence, whose operation is to clear some memory; what begin() said. */
-static int step(struct kernels *k, int rows, int32_t *ids, uint8_t *memory, int n_seen)
+static int step(struct kernels *k, int rows, int32_t *ids, uint8_t *memory, int n_pages)
 {
-    static const int32_t pages[] = {0, 1};
-    static struct kernels_seen seen[5000];
-    struct kernels_run run = {0, rows, 0, {{pages, 2}, {pages, 2}}};
-    struct kernels_pick pick = {};
-    pick.seen = seen;
-    pick.n_seen = n_seen;
+    static const int32_t pages[5000] = {};
+    struct kernels_run run = {0, rows, 0, {{pages, n_pages}, {pages, n_pages}}};
     struct kernels_batch batch = {};
     batch.rows = rows;
     batch.ids = ids;
     batch.runs = &run;
     batch.n_runs = 1;
-    batch.picks = &pick;
-    batch.n_picks = n_seen > 0;
     const struct kernels_ops *ops = kernels_ops(k);
     int rc = ops->begin(k, &batch);
     if (rc == 0)
@@ -168,22 +162,69 @@ static void test_graphs(void **)
         for (int i = 0; i < 4; i++) {
             memset(pinned, 1, 64);
             ops->copy(k, KERNELS_COMPUTE, device, pinned, 64);
-            assert_int_equal(step(k, rows, ids, device, 0), i > 1);
+            assert_int_equal(step(k, rows, ids, device, 2), i > 1);
             ops->copy(k, KERNELS_COMPUTE, pinned, device, 64);
             assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
             for (int b = 0; b < 64; b++)
                 assert_int_equal(pinned[b], 0);
         }
-    assert_int_equal(step(k, 60, ids, device, 0), 1);
-    assert_int_equal(step(k, 1, ids, device, 0), 0); /* long ago */
+    assert_int_equal(step(k, 60, ids, device, 2), 1);
+    assert_int_equal(step(k, 1, ids, device, 2), 0); /* long ago */
     for (int i = 0; i < 4; i++)
-        assert_int_equal(step(k, 100, ids, device, 0), 0); /* too many rows for a graph */
+        assert_int_equal(step(k, 100, ids, device, 2), 0); /* too many rows for a graph */
     for (int i = 0; i < 4; i++)
         assert_int_equal(step(k, 60, ids, device, 5000), i > 1);
     assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
     assert_null(ops->error(k));
     ops->release(k, KERNELS_DEVICE, device, 64);
     ops->release(k, KERNELS_PINNED, pinned, 64);
+    kernels_close(k);
+}
+
+/* Picks come behind a pass, with as many seen tokens as there are: more than there was room for makes more. */
+static void test_picks(void **)
+{
+    static constexpr int VOCAB = 6000, SEEN = 5000;
+    static struct kernels_seen seen[SEEN];
+    struct kernels *k = opened();
+    const struct kernels_ops *ops = kernels_ops(k);
+    struct kernels_sizes sizes = {};
+    sizes.rows = sizes.runs = sizes.pages = sizes.wanted = sizes.heads = 1;
+    sizes.picks = 2;
+    sizes.vocab = VOCAB;
+    sizes.cols = sizes.ff = 32;
+    sizes.head_dim = 16;
+    assert_int_equal(ops->reserve(k, &sizes), 0);
+    float *logits = (float *)ops->alloc(k, KERNELS_DEVICE, VOCAB * sizeof *logits),
+          *from = (float *)ops->alloc(k, KERNELS_PINNED, VOCAB * sizeof *from);
+    struct kernels_picked *out = (struct kernels_picked *)ops->alloc(k, KERNELS_PINNED, 2 * sizeof *out);
+    for (int i = 0; i < VOCAB; i++)
+        from[i] = i < SEEN ? 3 : i == 5555 ? 2 : 1;
+    for (int i = 0; i < SEEN; i++)
+        seen[i] = {i, 1, 0};
+    ops->copy(k, KERNELS_COMPUTE, logits, from, VOCAB * sizeof *logits);
+    for (int n_seen : {0, 100, SEEN, 10, SEEN}) {
+        uint32_t mask[(VOCAB + 31) / 32] = {};
+        mask[4321 / 32] = 1u << 4321 % 32;
+        struct kernels_pick picks[2] = {};
+        for (struct kernels_pick &p : picks) {
+            p.seen = seen;
+            p.n_seen = n_seen;
+            p.repetition = 2;
+            p.top_p = 1;
+        }
+        picks[1].mask = mask;
+        ops->pick(k, logits, VOCAB, picks, 2, out);
+        memset(mask, 0xff, sizeof mask); /* it was read */
+        picks[0].n_seen = 0;
+        assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+        assert_int_equal(out[0].id, n_seen == SEEN ? 5555 : n_seen);
+        assert_int_equal(out[1].id, 4321);
+    }
+    assert_null(ops->error(k));
+    ops->release(k, KERNELS_DEVICE, logits, VOCAB * sizeof *logits);
+    ops->release(k, KERNELS_PINNED, from, VOCAB * sizeof *from);
+    ops->release(k, KERNELS_PINNED, out, 2 * sizeof *out);
     kernels_close(k);
 }
 
@@ -265,8 +306,9 @@ static void test_health(void **)
 }
 
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_health), cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),
-    cmocka_unit_test(test_events), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_failure),
+    cmocka_unit_test(test_health),  cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),
+    cmocka_unit_test(test_events),  cmocka_unit_test(test_graphs),   cmocka_unit_test(test_picks),
+    cmocka_unit_test(test_failure),
 };
 
 int main(void)

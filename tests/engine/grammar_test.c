@@ -258,6 +258,11 @@ static void test_patterns_and_formats(void **state)
            LIST("\"2023-02-29\"", "\"2024-13-01\"", "\"2024-04-31\"", "\"0000-01-01\""));
     expect("{\"type\":\"string\",\"format\":\"ipv6\"}", LIST("\"::\"", "\"1::8\"", "\"::ffff:1.2.3.4\""),
            LIST("\"1::2::3\"", "\"1:2:3:4:5:6:7\"", "\"12345::\""));
+    expect("{\"type\":\"string\",\"format\":\"uri\"}",
+           LIST("\"file:///etc/motd\"", "\"http://a_b:c@localhost:8080/?q#f\"", "\"mailto:a@b.c\"", "\"urn:x:y\"",
+                "\"http://%c3%a9.example\""),
+           LIST("\"no\"", "\"http://a b/\"", "\"http://a:b:c/\"", "\"http://a/%zz\"", "\"http://a/#b#c\"", "\"\""));
+    expect("{\"type\":\"string\",\"format\":\"binary\"}", LIST("\"any \\u0000 text\"", "\"\""), LIST("1"));
     char err[256] = "";
     struct grammar *g = NULL;
     assert_int_equal(grammar_from_pattern("^(yes|no)!?$", 12, vocab, &g, err, sizeof err), 0);
@@ -305,6 +310,13 @@ static void test_masks(void **state)
         {"{\"type\":\"string\",\"maxLength\":30}", "\"abab"},
         {"{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}( \\\\S+)*$\"}", "\"ab foo ab\""},
         {"{\"type\":\"string\",\"pattern\":\"foo\",\"maxLength\":8}", "\"abfoo1\""},
+        {"{\"type\":\"string\",\"pattern\":\"^[^\\\\s]+$\"}", "\"a\xc3\xa9\xf0\x9f\x98\x80\""},
+        {"{\"type\":\"string\",\"pattern\":\"^.*[^e]$\"}", "\"a\\u0001\""},
+        {"{\"type\":\"string\",\"pattern\":\"^(a|b|ab)*[^e]{3,90}$\"}", "\"aabb1\""},
+        {"{\"type\":\"string\",\"pattern\":\"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?.)+[a-z]{2,50}$\"}", "\"ab-1t.foo\""},
+        {"{\"type\":\"string\",\"pattern\":\"^[a-z0-9]{2,26}\\\\u00e9?-$\"}", "\"ab1\xc3\xa9-\""},
+        {"{\"type\":\"string\",\"format\":\"hostname\"}", "\"foo-1.ab\""},
+        {"{\"type\":\"string\",\"format\":\"uri\"}", "\"foo://ab@foo:12/ab\""},
         {"{\"anyOf\":[{\"type\":\"string\",\"maxLength\":3},{\"type\":\"string\",\"pattern\":\"^a+$\"},{\"enum\":["
          "\"abfoo\"]}]}",
          "\"aaa"},
@@ -450,7 +462,7 @@ static void test_refuses(void **state)
     (void)state;
     refused("", -EINVAL, "not JSON");
     refused("{", -EINVAL, "not JSON");
-    refused("{} x", -EINVAL, "not JSON, at byte 3");
+    refused("{} x", -EINVAL, "not JSON, or too deep, at byte 3");
     refused("[]", -EINVAL, "a schema is an object");
     refused("{\"type\":\"text\"}", -EINVAL, "#/type: type is none of");
     refused("{\"properties\":{\"a\":{\"enum\":[]}}}", -EINVAL, "#/properties/a/enum: enum is empty");

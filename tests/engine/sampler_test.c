@@ -54,15 +54,14 @@ static void sampling_close(struct engine *e)
 static void run_pick(struct engine *e, struct engine_pick *pick, const float *logits, const engine_token *context,
                      int position)
 {
-    struct kernels_batch batch = {0};
     struct kernels_picked picked;
+    int n;
     assert_int_equal(sampler_begin(e, 1, sampler_changes(pick, position)), 0);
     sampler_add(e, pick, context, position, 0);
-    batch.picks = sampler_picks(e, &batch.n_picks);
-    assert_int_equal(batch.n_picks, 1);
-    e->ops->begin(e->kernels, &batch);
-    e->ops->pick(e->kernels, logits, e->info.n_vocab, &picked);
-    e->ops->end(e->kernels);
+    struct kernels_pick *picks = sampler_picks(e, &n);
+    assert_int_equal(n, 1);
+    picks->mask = pick->mask;
+    e->ops->pick(e->kernels, logits, e->info.n_vocab, picks, n, &picked);
     sampler_take(&picked, pick);
 }
 

@@ -124,11 +124,11 @@ static void test_short_contexts_take_the_short_divisors(void **state)
     m.rope = TINY_ROPE_LONG;
     m.ctx = TINY_YARN_ORIGINAL;
     compare(m, NULL, 100, FLOAT_MEAN, FLOAT_LARGEST);
-    /* The context that is asked for counts, not the model's own: other keys, and so another fingerprint. */
+    /* The context that is asked for counts, not the model's own: other keys, and so another identity. */
     m.ctx = 1024;
     struct fixture longer = fixture_open(m, (struct fixture_opts){0});
     struct engine *shorter = fixture_engine(longer.path, (struct fixture_opts){.ctx_tokens = TINY_YARN_ORIGINAL});
-    assert_memory_not_equal(engine_info(longer.e)->fingerprint, engine_info(shorter)->fingerprint, 32);
+    assert_memory_not_equal(engine_info(longer.e)->kv_identity, engine_info(shorter)->kv_identity, 32);
     engine_close(shorter);
     fixture_close(&longer);
 }

@@ -6,8 +6,14 @@ build/jsonschema.
 import collections
 import json
 import os
+import random
+import re
 import subprocess
 from pathlib import Path
+
+import jsonschema
+import llguidance
+import shapes
 
 BUILD = Path(os.environ.get("BUILD", "build")).resolve()
 SUITE = BUILD / "jsonschema" / "json" / "tests" / "draft2020-12"
@@ -77,3 +83,41 @@ def official(check):
                 if verdict != "right":
                     notes.append((verdict, case["description"], test["description"], answer["error"]))
         yield file.stem, counts, notes
+
+
+# What llguidance refuses and we accept, though valid: numbers with bounds have no exponent there, and IPv6 addresses no
+# IPv4 one at their end.
+OURS_ALONE = {"an exponent of a number with bounds": r"\de[+-]?\d", "an IPv4 address that ends an IPv6 one": r':\d+(\.\d+){3}"'}
+
+
+def oracle(check, n):
+    """What llguidance says of n shapes' documents and of changed ones beside what we do: a Counter of "both accept", "both
+    refuse", the reasons of OURS_ALONE and, for schemas that it does not know, why; and what is not to be explained."""
+    tokenizer, counts, wrong = llguidance.LLTokenizer("byte"), collections.Counter(), []
+    for seed in range(n):
+        schema, values = shapes.shape(seed)
+        text = json.dumps(schema)
+        # oneOf as anyOf, which is what it means here.
+        matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_json_schema(
+            text, overrides={"coerce_one_of": True}))
+        if matcher.is_error():
+            counts["a schema that llguidance does not take: " + matcher.get_error().splitlines()[0]] += 1
+            continue
+        r = random.Random(seed)
+        good = [json.dumps(v, separators=(",", ":"), ensure_ascii=False) for v in values]
+        texts = good + [shapes.change(r, t) for t in good for _ in range(6)]
+        answer = check(schema=text, texts=texts)
+        validator = jsonschema.Draft202012Validator(schema)
+        for t, ours in zip(texts, answer["ok"]):
+            matcher.reset()
+            data = list(t.encode("utf-8", "surrogatepass"))
+            theirs = matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+            if ours == theirs:
+                counts["both accept" if ours else "both refuse"] += 1
+                continue
+            reason = next((k for k, pattern in OURS_ALONE.items() if re.search(pattern, t)), None)
+            if ours and reason and validator.is_valid(json.loads(t)):
+                counts["ours alone, valid: " + reason] += 1
+            else:
+                wrong.append((f"shape {seed}", "ours" if ours else "llguidance", text, t))
+    return counts, wrong

@@ -1,5 +1,5 @@
 """Prints the figures of structured output: per keyword what the official test files find right, too strict, not strict enough
-or refused, then what compiling and masks cost, alone and beside decoding.
+or refused, in what llguidance says otherwise, then what compiling and masks cost, alone and beside decoding.
 
 usage: figures.py MODEL.gguf
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import shapes  # noqa: E402
-from checker import BUILD, Checker, official  # noqa: E402
+from checker import BUILD, Checker, official, oracle  # noqa: E402
 
 VERDICTS = ("right", "over-strict", "under-strict", "refused")
 
@@ -24,6 +24,11 @@ def main(model):
         print(f"{keyword:26}" + "".join(f"{counts[v]:13}" for v in VERDICTS))
         total += counts
     print(f"{'all':26}" + "".join(f"{total[v]:13}" for v in VERDICTS))
+    print("\nbeside llguidance, documents of 300 shapes and changed ones:")
+    counts, wrong = oracle(check, 300)
+    for what, count in sorted(counts.items()):
+        print(f"{count:8} {what}")
+    print(f"{len(wrong):8} not to be explained", *wrong, sep="\n", end="\n\n")
     check.close()
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         for seed in range(300):

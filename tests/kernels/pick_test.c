@@ -173,11 +173,8 @@ static void check(const char *what, struct kernels *const *k, int n_k, const str
     for (int b = 0; b < n_k; b++) {
         if (!k[b])
             continue;
-        const struct kernels_batch batch = {.picks = picks, .n_picks = n_picks};
         memset(got, 0x55, (size_t)n_picks * sizeof *got);
-        kernels_ops(k[b])->begin(k[b], &batch);
-        kernels_ops(k[b])->pick(k[b], x, n, got);
-        kernels_ops(k[b])->end(k[b]);
+        kernels_ops(k[b])->pick(k[b], x, n, picks, n_picks, got);
         for (int i = 0; i < n_picks; i++) {
             if (got[i].id != wanted[i])
                 fail_msg("%s, %s, n %d: temperature %g, top-k %d, top-p %g, min-p %g, random %a: token %d, not %d",

@@ -107,6 +107,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
                                                  .step_tokens = o.step_tokens},
                                       .data_dir = rig->dir,
                                       .ram_bytes = o.ram_bytes,
+                                      .accept_kv_any = o.accept_kv_any,
                                       .disk_bytes = o.disk_bytes ? o.disk_bytes : (uint64_t)256 << 20,
                                       .max_running = o.max_running,
                                       .max_waiting = o.max_waiting,
@@ -730,7 +731,7 @@ struct kept rig_kept(struct rig *rig, const char *owner, const char *id)
         struct waiting w = {.gate = GATE_CLOSED};
         uint8_t *payload = malloc(f->count * s->info->kv_token_bytes);
         assert_non_null(payload);
-        assert_int_equal(storage_segment_read(s->storage, f, s->info->fingerprint, &s->layout, payload, read_done, &w),
+        assert_int_equal(storage_segment_read(s->storage, f, s->info->kv_identity, &s->layout, payload, read_done, &w),
                          0);
         gate_wait(&w.gate, 1);
         assert_int_equal(w.rc, 0);

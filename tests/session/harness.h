@@ -38,6 +38,7 @@ struct rig_opts {
     size_t ram_bytes;
     uint64_t disk_bytes;
     struct session_limits limits;
+    bool accept_kv_any;
     char nan_byte; /* a text with it makes the model's numbers NaN; 0: none */
 };
 

@@ -32,6 +32,8 @@ static void test_every_field(void **state)
                                       .output = 7,
                                       .reprefilled = {{60, "blob_damaged"}, {40, "not_saved"}},
                                       .n_reprefilled = 2,
+                                      .accepted = {{500, "2 cuda exact"}},
+                                      .n_accepted = 1,
                                       .bytes_read = 5000000000,
                                       .queue_ms = 1,
                                       .restore_ms = 2,
@@ -59,6 +61,10 @@ static void test_every_field(void **state)
                   {"ms", "itl_p50", 5},       {"ms", "itl_max", 6}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         assert_true(number(o, wanted[i].group, wanted[i].name) == wanted[i].value);
+    const cJSON *accepted = cJSON_GetObjectItemCaseSensitive(o, "accepted");
+    assert_int_equal(cJSON_GetArraySize(accepted), 1);
+    assert_true(number(accepted->child, NULL, "tokens") == 500);
+    assert_string_equal(string(accepted->child, "numerics"), "2 cuda exact");
     const cJSON *again = cJSON_GetObjectItemCaseSensitive(o, "reprefilled");
     assert_int_equal(cJSON_GetArraySize(again), 2);
     assert_true(number(cJSON_GetArrayItem(again, 0), NULL, "tokens") == 60);
@@ -111,34 +117,115 @@ static void test_cut_short(void **state)
     }
 }
 
-static int shorten_run(struct storage_ledger *l, void *arg)
+/* As an earlier version left it: keys that have the numerics in them, and turns' rows with a hash of all, and behind it
+ * the identity or not. */
+static int age_run(struct storage_ledger *l, void *arg)
 {
-    (void)arg;
-    return sqlite3_exec(l->db, "UPDATE turns SET kv = substr(kv, 1, 64)", NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+    int rc = sqlite3_exec(l->kv, "UPDATE spaces SET fingerprint = zeroblob(32)", NULL, NULL, NULL);
+    return rc == SQLITE_OK && sqlite3_exec(l->db, arg, NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
 }
 
-/* KV of the same model is told apart by what made it: other numerics, or another model. At last a row as older versions
- * wrote it. */
+/* Starts again as an engine of these numerics. */
+static void start_as(struct rig *rig, const char *numerics, bool accept)
+{
+    char copy[ENGINE_NUMERICS_TEXT];
+    (void)snprintf(copy, sizeof copy, "%s", numerics);
+    rig_saved(rig);
+    rig_stop(rig);
+    rig->o.accept_kv_any = accept;
+    rig_start(rig, rig->o);
+    struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
+    memcpy(info->kv_numerics, copy, sizeof copy);
+}
+
+static void all_again(const struct answer *a, const char *reason)
+{
+    assert_int_equal(a->receipt.n_reprefilled, 1);
+    assert_string_equal(a->receipt.reprefilled[0].reason, reason);
+    assert_int_equal(a->receipt.reprefilled[0].tokens, a->receipt.history);
+    assert_int_equal(a->receipt.n_accepted, 0);
+}
+
+static void all_restored(const struct answer *a, const char *made_by)
+{
+    assert_int_equal(a->receipt.n_reprefilled, 0);
+    assert_true(a->receipt.history > 0);
+    assert_int_equal(a->receipt.disk + a->receipt.ram, a->receipt.history);
+    assert_int_equal(a->receipt.n_accepted, made_by != NULL);
+    if (!made_by)
+        return;
+    assert_string_equal(a->receipt.accepted[0].numerics, made_by);
+    assert_int_equal(a->receipt.accepted[0].tokens, a->receipt.history);
+}
+
+/* KV of the same model is told apart by what made it, and of another model it is none. */
 static void test_what_is_foreign(void **state)
 {
     (void)state;
-    static const char *const reasons[] = {"numerics_changed", "blob_foreign", "numerics_changed"};
     struct rig *rig = rig_open((struct rig_opts){0});
-    struct answer *last = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
-    for (int i = 0; i < 3; i++) {
+    struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
+    start_as(rig, "9 cuda device sm_90", false);
+    a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
+    all_again(a, "numerics_changed");
+    start_as(rig, "9 cuda device sm_90", false);
+    ((struct engine_info *)(uintptr_t)rig->s->info)->kv_identity[9] ^= 1;
+    a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
+    all_again(a, "blob_foreign");
+    rig_close(rig);
+}
+
+static void test_what_earlier_versions_stored(void **state)
+{
+    (void)state;
+    static char with[] = "UPDATE turns SET kv = printf('%064d', 7) || substr(kv, 1, 64)",
+                without[] = "UPDATE turns SET kv = printf('%064d', 7)";
+    char *const sql[] = {with, without};
+    for (int i = 0; i < 2; i++) {
+        struct rig *rig = rig_open((struct rig_opts){0});
+        struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
         rig_saved(rig);
-        if (i == 2)
-            assert_int_equal(jobs_call(rig->s->storage, shorten_run, NULL), 0);
-        rig_stop(rig);
-        rig_start(rig, rig->o);
-        struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
-        info->fingerprint[7] ^= (uint8_t)(1 << i);
-        info->kv_identity[9] ^= i == 1;
-        last = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = last->id});
-        assert_int_equal(last->receipt.n_reprefilled, 1);
-        assert_string_equal(last->receipt.reprefilled[0].reason, reasons[i]);
-        assert_int_equal(last->receipt.reprefilled[0].tokens, last->receipt.history);
+        assert_int_equal(jobs_call(rig->s->storage, age_run, sql[i]), 0);
+        start_as(rig, rig->s->info->kv_numerics, true); /* it cannot be found, whatever is allowed */
+        a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
+        all_again(a, "numerics_changed");
+        rig_close(rig);
     }
+}
+
+/* What other numerics made is computed again, and takes the place of what was stored; or is restored where that is
+ * allowed, and then the receipt says who made it. Each time after a restart. */
+static void test_numerics(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char own[ENGINE_NUMERICS_TEXT];
+    (void)snprintf(own, sizeof own, "%s", rig->s->info->kv_numerics);
+    char *text = calloc(1, 2048);
+    assert_non_null(text);
+    for (int i = 0; i < 300; i++)
+        strcat(text, "one ");
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .max = 4});
+    free(text);
+    assert_true(a->receipt.prefilled > 300);
+    start_as(rig, "9 cuda exact", true);
+    struct answer *b = rig_ask(rig, (struct ask){.text = "Go on.", .max = 4, .previous = a->id});
+    all_restored(b, own);
+    /* The conversation's own numerics run again: what was computed behind its KV is not theirs. */
+    start_as(rig, own, true);
+    struct answer *c = rig_ask(rig, (struct ask){.text = "Go on.", .max = 4, .previous = b->id});
+    assert_int_equal(c->receipt.n_reprefilled, 0);
+    assert_int_equal(c->receipt.n_accepted, 1);
+    assert_string_equal(c->receipt.accepted[0].numerics, "9 cuda exact+");
+    assert_true(c->receipt.accepted[0].tokens < c->receipt.history);
+    start_as(rig, "9 cuda exact", false);
+    c = rig_ask(rig, (struct ask){.text = "Something else.", .max = 4, .previous = a->id});
+    all_again(c, "numerics_changed");
+    start_as(rig, "9 cuda exact", false); /* what was computed again is there now */
+    c = rig_ask(rig, (struct ask){.text = "And on.", .max = 4, .previous = c->id});
+    all_restored(c, NULL);
+    start_as(rig, own, false); /* and in the other's place */
+    c = rig_ask(rig, (struct ask){.text = "And on.", .max = 4, .previous = a->id});
+    all_again(c, "numerics_changed");
     rig_close(rig);
 }
 
@@ -167,8 +254,13 @@ static void test_latencies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_field),     cmocka_unit_test(test_not_stored), cmocka_unit_test(test_cut_short),
-        cmocka_unit_test(test_what_is_foreign), cmocka_unit_test(test_latencies),
+        cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_not_stored),
+        cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_what_is_foreign),
+        cmocka_unit_test(test_what_earlier_versions_stored),
+        cmocka_unit_test(test_numerics),
+        cmocka_unit_test(test_latencies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

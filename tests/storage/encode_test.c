@@ -111,10 +111,44 @@ static void test_others_failure(void **state)
         assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
 }
 
+/* What another producer made is replaced where it stands: its record goes, what follows it stays, and it is read as
+ * before; or it stays, where that is asked for. */
+static void test_other_producers(void **state)
+{
+    (void)state;
+    struct storage_found before, now;
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &before), 0);
+    assert_string_equal(before.producer, "test-1");
+    assert_int_equal(testing_put_as(st, owner, 1, 0, 0, "test-2", true), 0);
+    assert_int_equal(testing_put_as(st, owner, 2, 1, 0, "test-2", true), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &now), 0);
+    assert_string_equal(now.producer, "test-1");
+    assert_true(now.pack == before.pack && now.offset == before.offset);
+    assert_int_equal(testing_put_as(st, owner, 1, 0, 0, "test-2", false), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &now), 0);
+    assert_string_equal(now.producer, "test-2");
+    assert_true(now.pack != before.pack || now.offset != before.offset);
+    assert_int_equal(testing_read(st, &now, 1).rc, 0);
+    /* Once more changes nothing. */
+    before = now;
+    assert_int_equal(testing_put_as(st, owner, 1, 0, 0, "test-2", false), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(testing_find(st, owner, 0, 1, &now), 0);
+    assert_true(now.pack == before.pack && now.offset == before.offset);
+    assert_int_equal(testing_find(st, owner, 1, 2, &now), 0);
+    assert_string_equal(now.producer, "test-1");
+    assert_int_equal(testing_read(st, &now, 2).rc, 0);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T(test_bound), T(test_large), T(test_others_failure)};
+    const struct CMUnitTest tests[] = {T(test_bound), T(test_large), T(test_others_failure), T(test_other_producers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -288,8 +288,15 @@ int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent)
 
 int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first)
 {
+    return testing_put_as(st, owner, id, parent, first, "test-1", false);
+}
+
+int testing_put_as(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first,
+                   const char *producer, bool keep)
+{
     char label[32];
-    struct storage_segment s = {.owner = owner, .first = first, .count = TESTING_COUNT, .producer = "test-1"};
+    struct storage_segment s = {.owner = owner, .first = first, .count = TESTING_COUNT, .keep = keep};
+    (void)snprintf(s.producer, sizeof s.producer, "%s", producer);
     testing_key(s.key, id);
     testing_key(s.parent, parent);
     memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
@@ -395,7 +402,7 @@ int testing_find(struct storage *st, int64_t owner, unsigned parent, unsigned id
         if (!memcmp(rows[i].key, key, sizeof key)) {
             assert_int_equal(rows[i].label_bytes, strlen(label));
             assert_memory_equal(rows[i].label, label, strlen(label));
-            assert_string_equal(rows[i].producer, "test-1");
+            assert_memory_equal(rows[i].producer, "test-", 5);
             *out = rows[i];
             out->label = NULL;
             rc = 0;

@@ -67,6 +67,9 @@ void testing_key(uint8_t key[STORAGE_KEY_BYTES], unsigned id);
 int testing_put(struct storage *st, int64_t owner, unsigned id, unsigned parent);
 /* The same, of tokens from `first` on. */
 int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first);
+/* And of another producer than "test-1", which begins like it. */
+int testing_put_as(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first,
+                   const char *producer, bool keep);
 int testing_commit(struct storage *st, int64_t turn, unsigned last);
 /* Whether nothing but zeros is left in the pack where this segment lay; it must be readable. */
 bool testing_cut_out(struct storage *st, const struct storage_found *f);
