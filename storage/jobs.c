@@ -85,13 +85,6 @@ int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
 
-static int control(struct storage_ledger *l, enum stmt_id id)
-{
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    return s ? stmt_run(l, s, NULL) : rc;
-}
-
 /* Ends whatever transaction a database is in. */
 static void roll_back(sqlite3 *db)
 {
@@ -107,10 +100,10 @@ static void kv_lose(struct storage_ledger *l, int rc)
     roll_back(l->kv);
 }
 
-/* As control(), for the index's part of a transaction. */
+/* As stmt_do(), for the index's part of a transaction. */
 static void kv_control(struct storage_ledger *l, enum stmt_id id)
 {
-    int rc = l->kv_rc ? 0 : control(l, id);
+    int rc = l->kv_rc ? 0 : stmt_do(l, id);
     if (rc)
         kv_lose(l, rc);
 }
@@ -120,7 +113,7 @@ static int job_run(struct storage_ledger *l, struct job *j)
 {
     size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
     l->deferred = l->wrote_kv = l->titles_changed = false;
-    int rc = control(l, S_SAVEPOINT);
+    int rc = stmt_do(l, S_SAVEPOINT);
     if (rc)
         return rc;
     kv_control(l, S_KV_SAVEPOINT);
@@ -142,7 +135,7 @@ static int job_run(struct storage_ledger *l, struct job *j)
         j->deferred = false;
         if (l->titles_changed)
             titles_give_up(l);
-        rc = control(l, S_ROLLBACK_TO);
+        rc = stmt_do(l, S_ROLLBACK_TO);
         if (rc)
             return rc;
         kv_control(l, S_KV_ROLLBACK_TO);
@@ -151,7 +144,7 @@ static int job_run(struct storage_ledger *l, struct job *j)
         l->drops[i].job = j;
     j->n_drops = j->deferred ? l->n_drops - n_drops : 0;
     kv_control(l, S_KV_RELEASE);
-    return control(l, S_RELEASE);
+    return stmt_do(l, S_RELEASE);
 }
 
 /* Runs a batch and commits it. Returns why the ledger did not commit; *kv_rc why kv.db did not. */
@@ -164,7 +157,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     /* Not a statement that is kept: the pragma works when it is compiled. */
     int rc = unsynced ? schema_errno(sqlite3_exec(l->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL)) : 0;
     if (!rc)
-        rc = control(l, S_BEGIN);
+        rc = stmt_do(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
@@ -179,7 +172,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
             kv_lose(l, clock_rc);
     }
     if (!rc)
-        rc = control(l, S_COMMIT);
+        rc = stmt_do(l, S_COMMIT);
     if (rc) {
         roll_back(l->db);
         roll_back(l->kv);

@@ -135,12 +135,7 @@ int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
 {
     int rc;
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_PUBLIC_ID, &rc, id);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    rc = column_text(s, 0, out);
-    stmt_reset(s);
-    return rc;
+    return stmt_text(l, s, rc, out);
 }
 
 /* ---- a turn's life ---- */

@@ -102,26 +102,14 @@ int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage 
     return rc;
 }
 
-/* The name of an owner, malloc'd. */
-static int name_of(struct storage_ledger *l, int64_t owner, char **out)
-{
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_NAME, &rc, owner);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    rc = column_text(s, 0, out);
-    stmt_reset(s);
-    return rc;
-}
-
 int limits_keep(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[STORAGE_KEY_BYTES], size_t n_keep,
                 uint64_t *ram)
 {
-    char *name;
+    char *name = NULL;
     uint64_t used = 0;
-    int rc = name_of(l, owner, &name);
-    if (rc)
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_NAME, &rc, owner);
+    if ((rc = stmt_text(l, s, rc, &name)))
         return rc == -ENOENT ? 0 : rc;
     struct storage_limits limits = storage_limits_of(l->st, name);
     uint64_t most = limits.disk_bytes;
@@ -136,12 +124,7 @@ static int oldest(struct storage_ledger *l, int64_t owner, int64_t before_ms, ch
 {
     int rc;
     sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, &rc, owner, before_ms);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    rc = column_text(s, 0, public_id);
-    stmt_reset(s);
-    return rc;
+    return stmt_text(l, s, rc, public_id);
 }
 
 int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id)

@@ -65,13 +65,6 @@ static int intents_read(struct recovery *r)
     return rc;
 }
 
-static int control(struct storage_ledger *l, enum stmt_id id)
-{
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    return s ? stmt_run(l, s, NULL) : rc;
-}
-
 /* Whether another segment lies there: packs that were put back from a backup have used the place again. */
 static bool place_is_anothers(const struct storage_ledger *l, const struct drop *d)
 {
@@ -107,17 +100,17 @@ static int intents_carry_out(struct recovery *r)
     size_t left = 0;
     int rc = intents_read(r);
     if (!rc)
-        rc = control(l, S_KV_BEGIN);
+        rc = stmt_do(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
     if (!rc)
-        rc = control(l, S_KV_COMMIT);
+        rc = stmt_do(l, S_KV_COMMIT);
     if (put_off(l, rc, "what was deleted is overwritten later"))
         return erase_left(l, r->intents, r->n);
     if (rc)
         return rc;
     int logs_rc = erase_logs(l);
-    rc = control(l, S_BEGIN);
+    rc = stmt_do(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
         const struct drop *d = &r->intents[i];
         bool given_back;
@@ -136,9 +129,9 @@ static int intents_carry_out(struct recovery *r)
         }
     }
     if (!rc && !left && !logs_rc)
-        rc = control(l, S_META_MARKS_DELETE);
+        rc = stmt_do(l, S_META_MARKS_DELETE);
     if (!rc)
-        rc = control(l, S_COMMIT);
+        rc = stmt_do(l, S_COMMIT);
     if (put_off(l, rc, "what was deleted is told so later")) {
         r->n = 0; /* the rows are gone already, and read again at the next start */
         return 0;
@@ -169,8 +162,8 @@ static int piece(struct recovery *r, uint32_t pack)
                         (unsigned long long)r->taken, pack, r->newest);
         r->told_ms = monotonic_ms();
     }
-    int rc = control(r->l, S_KV_COMMIT);
-    return rc ? rc : control(r->l, S_KV_BEGIN);
+    int rc = stmt_do(r->l, S_KV_COMMIT);
+    return rc ? rc : stmt_do(r->l, S_KV_BEGIN);
 }
 
 static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *rec,
@@ -299,11 +292,11 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
     struct storage *st = l->st;
     int rc = pair_settle(l);
     if (!rc)
-        rc = control(l, S_KV_BEGIN);
+        rc = stmt_do(l, S_KV_BEGIN);
     if (!rc)
         rc = segments_clock(l);
     if (!rc)
-        rc = control(l, S_KV_COMMIT);
+        rc = stmt_do(l, S_KV_COMMIT);
     if (put_off(l, rc, "the index is as it was")) {
         l->used_noted = 0;
         rc = 0;
@@ -312,13 +305,13 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         rc = intents_carry_out(&r);
     free(r.intents);
     if (!rc)
-        rc = control(l, S_KV_BEGIN);
+        rc = stmt_do(l, S_KV_BEGIN);
     if (!rc)
         rc = packs_list(&st->packs, newest, &r);
     if (!rc)
         rc = packs_list(&st->packs, pack_look, &r);
     if (!rc)
-        rc = control(l, S_KV_COMMIT);
+        rc = stmt_do(l, S_KV_COMMIT);
     if (!rebuild && put_off(l, rc, "segments that were saved last are found later")) {
         r.last = r.newest; /* the packs stay as they are, so that the next start looks again */
         r.last_end = 0;

@@ -496,6 +496,23 @@ int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc)
     return s ? stmt_step(l, s) : rc;
 }
 
+int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, int rc, char **out)
+{
+    rc = stmt_one(l, s, rc);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = column_text(s, 0, out);
+    stmt_reset(s);
+    return rc;
+}
+
+int stmt_do(struct storage_ledger *l, enum stmt_id id)
+{
+    int rc;
+    sqlite3_stmt *s = stmt_get(l, id, &rc);
+    return s ? stmt_run(l, s, NULL) : rc;
+}
+
 int stmt_step(struct storage_ledger *l, sqlite3_stmt *s)
 {
     int rc = sqlite3_step(s);

@@ -322,6 +322,10 @@ sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, int *rc, size
     stmt_with((l), (id), (rc), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
 /* Steps a query for one row. 1: there it is, read it and reset; 0: none; negative; also where stmt is NULL (rc). */
 int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc);
+/* The same for the text in a row's first column, malloc'd. 0; -ENOENT: there is no row. */
+int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, int rc, char **out);
+/* Runs a statement without parameters that gives no rows. */
+int stmt_do(struct storage_ledger *l, enum stmt_id id);
 
 /* Binding and reading columns. Strings and blobs are not copied when bound; they are when read. */
 void bind_text(sqlite3_stmt *s, int at, const char *text); /* NULL is NULL */
