@@ -58,14 +58,16 @@ int engine_check(const struct engine_opts *opts, char *err, size_t err_size);
 void engine_close(struct engine *e);
 
 struct engine_info {
-    const char *arch;         /* "qwen2" */
-    const char *name;         /* general.name, or the file's base name without .gguf */
-    const char *file;         /* as given */
-    const char *backend;      /* "cpu-avx2" */
-    const char *chat_format;  /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
-    const char *kv_type;      /* "bf16" */
-    const char *notes;        /* what is wrong in the file but does no harm, a line each; NULL: nothing */
-    const char *quantization; /* type of most weight bytes: "Q4_K" */
+    const char *arch;          /* "qwen2" */
+    const char *name;          /* general.name, or the file's base name without .gguf */
+    const char *file;          /* as given */
+    const char *backend;       /* "cpu-avx2" */
+    const char *numerics;      /* whose bits the backend has, kernels_numerics(): "cpu" */
+    const char *backend_notes; /* how it computes with this model, for a person; NULL: as always */
+    const char *chat_format;   /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
+    const char *kv_type;       /* "bf16" */
+    const char *notes;         /* what is wrong in the file but does no harm, a line each; NULL: nothing */
+    const char *quantization;  /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
     uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
@@ -89,6 +91,16 @@ const struct engine_info *engine_info(const struct engine *e);
 
 /* What the device failed with, for a person; NULL: it did not. */
 const char *engine_failure(const struct engine *e);
+
+/* How the device is, as kernels_health() has it: 0 and NaN for what is not known. */
+struct engine_device {
+    char name[96];
+    uint64_t memory_bytes, memory_used_bytes;
+    double temperature_c, power_w, utilization;
+};
+
+/* [any thread] False: there is no device beside the processor, or nothing is known of it. */
+bool engine_device(const struct engine *e, struct engine_device *out);
 
 /* ---- tokens and text ----------------------------------------------------------------------------------------- */
 
@@ -310,7 +322,8 @@ const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_ar
  * a window layer dropped it; -ENOMEM; -EIO. */
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 
-/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. buf is read before this
+ * returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- forms of answers ------------------------------------------------------------------------------------------ */

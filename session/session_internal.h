@@ -189,9 +189,10 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
-    char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
-    char *opening;                   /* NULL: none */
-    char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
+    char *replaces;                   /* public id of the response that goes when this one is committed; NULL: none */
+    char *opening, *continues;        /* NULL: none */
+    struct engine_tokens opening_ids; /* of the answer that is continued */
+    char *tools, *tools_form, *tool;  /* tools_form: in the sorted form, by which they are compared */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
@@ -212,7 +213,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw, truncate;
+    bool match, store, generate, count, raw, truncate, keeps;
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -542,6 +543,8 @@ int accept_new_id(const char *prefix, char out[48]);
 int accept_hash(const struct storage_owner *owner, const void *data, size_t len, uint8_t out[STORAGE_DIGEST_BYTES]);
 
 /* items.c */
+/* In a job: takes the input items of a stored turn over as the turn's own, with ids of their own. 0 or -ENOMEM. */
+int items_take(struct turn *t, struct storage_turn *row);
 /* What an item is. -ENOENT: no part of a context. */
 int items_role(const char *kind, const char *role, enum engine_role *out);
 /* A string in a body, malloc'd. NULL: it is not there, or no memory. */
