@@ -39,6 +39,9 @@ static void read_back(struct session *s, void *arg)
     s->jobs--;
     p->turn->n_reading--;
     p->state = p->result.rc ? PLAN_FAILED : PLAN_READY;
+    /* What is not where it was while the turn waited is looked for again when it has its place. */
+    if (p->result.rc && p->turn->state == TURN_WAITING && p->turn->early == EARLY_PLANNED)
+        p->turn->early = EARLY_STALE;
 }
 
 static void read_done(void *arg, struct storage_read_result result)
