@@ -84,7 +84,7 @@ struct engine_info {
     /* SHA-256 over everything that a stored KV row depends on but its rounding: the model file's SHA-256, RoPE
      * settings, KV type, canonical layout. Not the page size. */
     uint8_t kv_identity[32];
-    /* How rows are rounded: the version of the order of additions, and whose bits they are ("2 cpu", "2 cuda device
+    /* How rows are rounded: the version of the order of additions, and whose bits they are ("3 cpu", "3 cuda device
      * sm_90"). Where two engines have the same identity and the same numerics, their rows are the same to the bit. */
     char kv_numerics[ENGINE_NUMERICS_TEXT];
 };

@@ -131,7 +131,7 @@ struct session_receipt {
                                it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
-    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "2 cuda device sm_90";
+    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device sm_90";
      * with a + behind it where that was computed behind what yet others had made. */
     struct {
         int tokens;

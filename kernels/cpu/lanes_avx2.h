@@ -355,6 +355,11 @@ LANES_INLINE pfloats pfloats_set1(float x)
     return _mm256_set1_ps(x);
 }
 
+LANES_INLINE pfloats pfloats_add(pfloats a, pfloats b)
+{
+    return _mm256_add_ps(a, b);
+}
+
 LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
 {
     return _mm256_mul_ps(a, b);

@@ -293,6 +293,11 @@ LANES_INLINE pfloats pfloats_set1(float x)
     return _mm512_set1_ps(x);
 }
 
+LANES_INLINE pfloats pfloats_add(pfloats a, pfloats b)
+{
+    return _mm512_add_ps(a, b);
+}
+
 LANES_INLINE pfloats pfloats_mul(pfloats a, pfloats b)
 {
     return _mm512_mul_ps(a, b);

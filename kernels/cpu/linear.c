@@ -6,9 +6,9 @@
  *
  * One token: the time is that of reading the weights, so groups are used straight from their packed form. Up to a tile
  * of tokens: likewise, a block of weights is unpacked in registers and meets one token after the other, while memory
- * goes on delivering. More tokens: a chunk of a group is unpacked into a scratch that stays in the first-level cache
+ * goes on delivering. More tokens: a piece of a group is unpacked into a scratch that stays in the first-level cache
  * and meets tile after tile of activations. Tokens are taken in batches whose activations fit into the second-level
- * cache. All add in one order.
+ * cache. All add in one order: a piece's blocks, then the pieces.
  *
  * Scratch (struct kernels_linear_scratch) is made by reserve and used by one call at a time: the quantized activations,
  * written by the first run and read by the second, and a piece per worker.
@@ -20,12 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_BLOCKS     32        /* unpacked at a time: 20 KiB */
 #define ACTIVATION_BYTES (1 << 20) /* of the tokens that meet a group before the next group's turn */
 #define MAX_BATCH        256       /* tokens likewise */
 
 struct worker_scratch {
-    _Alignas(64) uint8_t unpacked[CHUNK_BLOCKS * KERNELS_UNPACKED_BLOCK_BYTES];
+    _Alignas(64) uint8_t unpacked[2 * KERNELS_PIECE_BLOCKS * KERNELS_UNPACKED_BLOCK_BYTES]; /* 20 KiB; Q2_K fills it */
+    _Alignas(64) float sums[KERNELS_TILE * KERNELS_ROW_GROUP];                              /* of a piece */
     _Alignas(64) float acc[MAX_BATCH * KERNELS_ROW_GROUP];
 };
 
@@ -92,36 +92,24 @@ static void store(const struct kernels_linear *job, int group, int token, int to
     }
 }
 
-/* The same for a type that is multiplied as another: blocks are unpacked to that one's. */
-static void do_unpacked(const struct call *c, const struct kernels_linear *job, int group, const uint8_t *packed,
-                        int first, int end, struct worker_scratch *s)
+/* What the unpacked blocks of a type are multiplied as. */
+static enum kernels_type unpacked_as(enum kernels_type type)
 {
-    enum kernels_type type = job->w->type;
-    bool twice = type == KERNELS_Q2_K; /* each block is followed by one of its minima, for the same activations */
-    enum kernels_type as = twice || type == KERNELS_Q3_K ? KERNELS_Q6_K : KERNELS_Q8_0;
-    int blocks = c->cols / KERNELS_BLOCK, chunk = twice ? CHUNK_BLOCKS / 2 : CHUNK_BLOCKS;
-    const uint8_t *tiles = c->k->linear->tiles;
-    memset(s->acc, 0, (size_t)(end - first) * KERNELS_ROW_GROUP * sizeof(float));
-    for (int b = 0; b < blocks; b += chunk) {
-        int count = blocks - b < chunk ? blocks - b : chunk;
-        uint8_t mask = c->k->linear->q8_mask;
-        if (c->set == &kernels_linear_portable)
-            kernels_unpack_portable(type, packed, c->cols, b, count, mask, s->unpacked);
-        else
-            kernels_unpack_avx2(type, packed, c->cols, b, count, mask, s->unpacked);
-        for (int token = first, tokens; token < end; token += tokens) {
-            tokens = tile_tokens(token, c->n);
-            size_t block = (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
-            const uint8_t *tile = tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * block;
-            float *acc = s->acc + (token - first) * KERNELS_ROW_GROUP;
-            if (!twice)
-                c->set->tile(as, s->unpacked, count, tile, tokens, acc);
-            for (int i = 0; twice && i < 2 * count; i++)
-                c->set->tile(as, s->unpacked + (size_t)i * KERNELS_UNPACKED_BLOCK_BYTES, 1,
-                             tile + (size_t)(i / 2) * block, tokens, acc);
-        }
-    }
-    store(job, group, first, end - first, s->acc);
+    return type < KERNELS_FIRST_UNPACKED || type == KERNELS_Q2_K ? type
+           : type == KERNELS_Q3_K                                ? KERNELS_Q6_K
+                                                                 : KERNELS_Q8_0;
+}
+
+static void unpack(const struct call *c, enum kernels_type type, const uint8_t *packed, int first, int count,
+                   uint8_t *out)
+{
+    uint8_t mask = c->k->linear->q8_mask;
+    if (type < KERNELS_FIRST_UNPACKED)
+        c->set->unpack(type, packed, c->cols, first, count, out);
+    else if (c->set == &kernels_linear_portable)
+        kernels_unpack_portable(type, packed, c->cols, first, count, mask, out);
+    else
+        kernels_unpack_avx2(type, packed, c->cols, first, count, mask, out);
 }
 
 /* One group with tokens [token, end). */
@@ -142,31 +130,29 @@ static void do_group(const struct call *c, const struct kernels_linear *job, int
         }
         return;
     }
-    if (w->type >= KERNELS_FIRST_UNPACKED) {
-        do_unpacked(c, job, group, packed, token, end, s);
-        return;
-    }
     const uint8_t *tiles = c->k->linear->tiles;
-    if (c->n == 1 && c->set->one) {
+    bool direct = w->type < KERNELS_FIRST_UNPACKED;
+    if (direct && c->n == 1 && c->set->one) {
         c->set->one(w->type, packed, c->cols, tiles, s->acc);
         store(job, group, 0, 1, s->acc);
         return;
     }
-    if (c->n <= KERNELS_TILE && c->set->few) {
-        c->set->few(w->type, packed, c->cols, tiles, c->n, s->acc);
+    if (direct && c->n <= KERNELS_TILE && c->set->few) {
+        c->set->few(w->type, packed, c->cols, tiles, c->n, s->sums, s->acc);
         store(job, group, 0, c->n, s->acc);
         return;
     }
     int blocks = c->cols / KERNELS_BLOCK;
-    memset(s->acc, 0, (size_t)(end - token) * KERNELS_ROW_GROUP * sizeof(float));
-    for (int b = 0; b < blocks; b += CHUNK_BLOCKS) {
-        int count = blocks - b < CHUNK_BLOCKS ? blocks - b : CHUNK_BLOCKS;
-        c->set->unpack(w->type, packed, c->cols, b, count, s->unpacked);
+    memset(s->acc, 0, (size_t)(end - first) * KERNELS_ROW_GROUP * sizeof(float));
+    for (int b = 0; b < blocks; b += KERNELS_PIECE_BLOCKS) {
+        int count = blocks - b < KERNELS_PIECE_BLOCKS ? blocks - b : KERNELS_PIECE_BLOCKS;
+        unpack(c, w->type, packed, b, count, s->unpacked);
         for (token = first; token < end; token += tokens) {
             tokens = tile_tokens(token, c->n);
             const uint8_t *tile =
                 tiles + (size_t)token * token_bytes(c->cols) + (size_t)b * (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
-            c->set->tile(w->type, s->unpacked, count, tile, tokens, s->acc + (token - first) * KERNELS_ROW_GROUP);
+            c->set->tile(unpacked_as(w->type), s->unpacked, count, tile, tokens,
+                         s->acc + (token - first) * KERNELS_ROW_GROUP);
         }
     }
     store(job, group, first, end - first, s->acc);

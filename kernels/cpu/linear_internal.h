@@ -42,8 +42,10 @@
 
 #include <string.h>
 
-#define KERNELS_BLOCK 32 /* values per block of activations */
-#define KERNELS_TILE  8  /* tokens of a full tile */
+#define KERNELS_BLOCK        32  /* values per block of activations */
+#define KERNELS_PIECE_BLOCKS 16  /* blocks whose products are summed up by themselves */
+#define KERNELS_FLOAT_PIECE  128 /* values likewise, of weights that are not quantized */
+#define KERNELS_TILE         8   /* tokens of a full tile */
 
 #define KERNELS_TOKEN_BLOCK_BYTES    52
 #define KERNELS_TOKEN_D              32 /* where a token's facts lie in its block */
@@ -74,13 +76,15 @@ struct kernels_linear_set {
     void (*one)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc);
 
     /* acc[tokens][16] = products of a tile of 1 to 8 tokens with a packed group, whose weights are unpacked in
-     * registers only. NULL: unpack and tile do it. */
-    void (*few)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc);
+     * registers only; sums[tokens][16] is scratch. NULL: unpack and tile do it. */
+    void (*few)(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *sums,
+                float *acc);
 
     /* Unpacks blocks of 32 [first, first + count) of a packed group; both are whole blocks of the file. */
     void (*unpack)(enum kernels_type type, const uint8_t *group, int cols, int first, int count, uint8_t *out);
 
-    /* acc[tokens][16] += products of `count` unpacked blocks with the tile's, `tile` at the first of them. */
+    /* acc[tokens][16] += the sum of the products of a piece's `count` unpacked blocks with the tile's, `tile` at the
+     * first of them. Of Q2_K, these are two each, as Q6_K's. */
     void (*tile)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                  float *acc);
 

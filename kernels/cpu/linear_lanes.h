@@ -24,8 +24,9 @@ struct sink {
     uint8_t *out;             /* USE_STORE: the next block */
     const uint8_t *tile;      /* else: the next block of the tile */
     int tokens;               /* USE_FEW: of the tile */
-    pfloats one[LANES_PARTS]; /* USE_ONE: the sums */
-    float *acc;               /* USE_FEW: the sums, [tokens][16] */
+    pfloats one[LANES_PARTS]; /* USE_ONE: the sums of a piece */
+    float *sums;              /* USE_FEW: the same, [tokens][16] */
+    float *acc;               /* of the pieces before, [tokens][16] */
 };
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
@@ -55,6 +56,12 @@ LANES_INLINE int offset_shift(enum kernels_type type)
     return has_minimum(type) ? -1 : type != KERNELS_Q8_0 ? weight_bits(type) - 1 : LANES_OFFSET_Q8 ? 7 : -1;
 }
 
+/* Blocks of 32 in a block of the file. */
+LANES_INLINE int step_blocks(enum kernels_type type)
+{
+    return type == KERNELS_Q4_K || type == KERNELS_Q5_K || type == KERNELS_Q6_K ? 8 : 1;
+}
+
 /* Bytes of a block of a group. */
 LANES_INLINE size_t step_bytes(enum kernels_type type)
 {
@@ -75,6 +82,11 @@ LANES_INLINE pfloats fact(const uint8_t *q, int t, int at)
     float x;
     memcpy(&x, q + t * KERNELS_TOKEN_BLOCK_BYTES + at, 4);
     return pfloats_set1(x);
+}
+
+LANES_INLINE void add_sum(float *acc, pfloats sum)
+{
+    pfloats_store(acc, pfloats_add(pfloats_load(acc), sum));
 }
 
 /* One block of 32 values of a part's rows with n tokens, whose blocks begin at q. */
@@ -144,7 +156,7 @@ LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, int 
         for (int t = 0; t < k->tokens; t++) {
             if (t < lines)
                 ask(ahead + t * 64, 1);
-            float *to = k->acc + t * KERNELS_ROW_GROUP + part * PART_ROWS;
+            float *to = k->sums + t * KERNELS_ROW_GROUP + part * PART_ROWS;
             pfloats acc = pfloats_load(to);
             multiply(type, 1, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, &acc);
             pfloats_store(to, acc);
@@ -159,6 +171,23 @@ LANES_INLINE void advance(enum use how, struct sink *k)
         k->out += KERNELS_UNPACKED_BLOCK_BYTES;
     else
         k->tile += (how == USE_ONE ? 1 : k->tokens) * KERNELS_TOKEN_BLOCK_BYTES;
+}
+
+/* To the next piece. */
+LANES_INLINE void add_piece(enum use how, struct sink *k)
+{
+    if (how == USE_ONE) {
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++) {
+            add_sum(k->acc + part * PART_ROWS, k->one[part]);
+            k->one[part] = pfloats_zero();
+        }
+    } else {
+        for (int i = 0; i < k->tokens * KERNELS_ROW_GROUP; i += PART_ROWS) {
+            add_sum(k->acc + i, pfloats_load(k->sums + i));
+            pfloats_store(k->sums + i, pfloats_zero());
+        }
+    }
 }
 
 /* ---- unpacking in registers -------------------------------------------------------------------------------------- */
@@ -307,7 +336,7 @@ LANES_INLINE struct kernels_packed_block step_at(enum kernels_type type, const u
 LANES_INLINE void visit(enum kernels_type type, enum use how, struct sink *k, const uint8_t *group, int cols, int first,
                         int count)
 {
-    int values = kernels_type_info(type)->block_values, ratio = values / KERNELS_BLOCK, blocks = cols / values;
+    const int ratio = step_blocks(type), blocks = cols / KERNELS_BLOCK / ratio;
     for (int b = first / ratio; b < (first + count) / ratio; b++) {
         struct kernels_packed_block at = step_at(type, group, blocks, b);
         if (type == KERNELS_Q6_K)
@@ -316,6 +345,8 @@ LANES_INLINE void visit(enum kernels_type type, enum use how, struct sink *k, co
             visit_k(type, how, k, at);
         else
             visit_small(type, how, k, at);
+        if (how != USE_STORE && (b + 1) * ratio % KERNELS_PIECE_BLOCKS == 0)
+            add_piece(how, k);
     }
 }
 
@@ -338,7 +369,8 @@ static void unpack(enum kernels_type type, const uint8_t *group, int cols, int f
 
 static void one(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, float *acc)
 {
-    struct sink k = {.tile = tile};
+    struct sink k = {.tile = tile, .acc = acc};
+    memset(acc, 0, KERNELS_ROW_GROUP * sizeof *acc);
     for (int part = 0; part < LANES_PARTS; part++)
         k.one[part] = pfloats_zero();
     switch (type) {
@@ -351,14 +383,16 @@ static void one(enum kernels_type type, const uint8_t *group, int cols, const ui
     default:
         break;
     }
-    for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + part * PART_ROWS, k.one[part]);
+    add_piece(USE_ONE, &k); /* the last one, or nothing */
 }
 
-static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *acc)
+static void few(enum kernels_type type, const uint8_t *group, int cols, const uint8_t *tile, int tokens, float *sums,
+                float *acc)
 {
-    struct sink k = {.tile = tile, .tokens = tokens, .acc = acc};
-    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
+    struct sink k = {.tile = tile, .tokens = tokens, .sums = sums, .acc = acc};
+    size_t bytes = (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc;
+    memset(sums, 0, bytes);
+    memset(acc, 0, bytes);
     switch (type) {
 #define FEW(T)                                                                                                         \
     case T:                                                                                                            \
@@ -369,22 +403,23 @@ static void few(enum kernels_type type, const uint8_t *group, int cols, const ui
     default:
         break;
     }
+    add_piece(USE_FEW, &k);
 }
 
 /* ---- many tokens ------------------------------------------------------------------------------------------------- */
 
 /* Tokens [first, first + n) of a tile of `tokens` with one part of the rows: the sums and a block's weights stay in
- * registers. */
-LANES_INLINE void tile_part(enum kernels_type type, int tokens, int first, int n, int part, const uint8_t *unpacked,
-                            int count, const uint8_t *tile, float *acc)
+ * registers. A block of activations meets `each` blocks of weights. */
+LANES_INLINE void tile_part(enum kernels_type type, int each, int tokens, int first, int n, int part,
+                            const uint8_t *unpacked, int count, const uint8_t *tile, float *acc)
 {
     pfloats sum[LANES_TILE_TOKENS];
     acc += first * KERNELS_ROW_GROUP + part * PART_ROWS;
     unpacked += part * PART_BYTES;
     KERNELS_UNROLL
     for (int t = 0; t < n; t++)
-        sum[t] = pfloats_load(acc + t * KERNELS_ROW_GROUP);
-    for (int b = 0; b < count; b++) {
+        sum[t] = pfloats_zero();
+    for (int b = 0; b < count * each; b++) {
         pfloats s = pfloats_load((const float *)(const void *)(unpacked + 512));
         pfloats second = pfloats_load((const float *)(const void *)(unpacked + 576));
         pbytes w[8];
@@ -396,23 +431,24 @@ LANES_INLINE void tile_part(enum kernels_type type, int tokens, int first, int n
             multiply(type, n - t < LANES_TOGETHER ? n - t : LANES_TOGETHER,
                      tile + (first + t) * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, sum + t);
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
-        tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        if (each == 1 || b % 2)
+            tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
     KERNELS_UNROLL
     for (int t = 0; t < n; t++)
-        pfloats_store(acc + t * KERNELS_ROW_GROUP, sum[t]);
+        add_sum(acc + t * KERNELS_ROW_GROUP, sum[t]);
 }
 
-LANES_INLINE void tile_of_type(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile,
-                               int tokens, float *acc)
+LANES_INLINE void tile_of_type(enum kernels_type type, int each, const uint8_t *unpacked, int count,
+                               const uint8_t *tile, int tokens, float *acc)
 {
     for (int part = 0; part < LANES_PARTS; part++) {
         if (tokens == KERNELS_TILE)
             for (int t = 0; t < KERNELS_TILE; t += LANES_TILE_TOKENS)
-                tile_part(type, KERNELS_TILE, t, LANES_TILE_TOKENS, part, unpacked, count, tile, acc);
+                tile_part(type, each, KERNELS_TILE, t, LANES_TILE_TOKENS, part, unpacked, count, tile, acc);
         else
             for (int t = 0; t < tokens; t++)
-                tile_part(type, tokens, t, 1, part, unpacked, count, tile, acc);
+                tile_part(type, each, tokens, t, 1, part, unpacked, count, tile, acc);
     }
 }
 
@@ -421,23 +457,26 @@ static void tile_product(enum kernels_type type, const uint8_t *unpacked, int co
 {
     switch (type) {
     case KERNELS_Q8_0:
-        tile_of_type(KERNELS_Q8_0, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q8_0, 1, unpacked, count, tile, tokens, acc);
         break;
     case KERNELS_Q4_0:
-        tile_of_type(KERNELS_Q4_0, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q4_0, 1, unpacked, count, tile, tokens, acc);
         break;
     case KERNELS_Q5_0:
-        tile_of_type(KERNELS_Q5_0, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q5_0, 1, unpacked, count, tile, tokens, acc);
         break;
     case KERNELS_Q6_K:
-        tile_of_type(KERNELS_Q6_K, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q6_K, 1, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q2_K:
+        tile_of_type(KERNELS_Q6_K, 2, unpacked, count, tile, tokens, acc);
         break;
     case KERNELS_Q5_1:
     case KERNELS_Q5_K: /* types that look alike once they are unpacked */
-        tile_of_type(KERNELS_Q5_1, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q5_1, 1, unpacked, count, tile, tokens, acc);
         break;
     default:
-        tile_of_type(KERNELS_Q4_1, unpacked, count, tile, tokens, acc);
+        tile_of_type(KERNELS_Q4_1, 1, unpacked, count, tile, tokens, acc);
         break;
     }
 }
@@ -454,36 +493,40 @@ LANES_INLINE pfloats float_weights(enum kernels_type type, const uint8_t *group,
 LANES_INLINE void float_tokens(enum kernels_type type, int tokens, const uint8_t *group, const float *x, size_t cols,
                                float *acc)
 {
-    pfloats sum[LANES_PARTS][LANES_TILE_TOKENS];
-    KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++)
-        KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
-        sum[part][t] = pfloats_zero();
-    for (size_t k = 0; k < cols; k++) {
-        pfloats w[LANES_PARTS];
+    for (size_t first = 0; first < cols; first += KERNELS_FLOAT_PIECE) {
+        size_t end = cols - first < KERNELS_FLOAT_PIECE ? cols : first + KERNELS_FLOAT_PIECE;
+        pfloats sum[LANES_PARTS][LANES_TILE_TOKENS];
         KERNELS_UNROLL
         for (int part = 0; part < LANES_PARTS; part++)
-            w[part] = float_weights(type, group, k, part);
-        _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
-        KERNELS_UNROLL
-        for (int t = 0; t < tokens; t++) {
-            pfloats value = pfloats_set1(x[(size_t)t * cols + k]);
+            KERNELS_UNROLL
+        for (int t = 0; t < tokens; t++)
+            sum[part][t] = pfloats_zero();
+        for (size_t k = first; k < end; k++) {
+            pfloats w[LANES_PARTS];
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++)
-                sum[part][t] = pfloats_fma(w[part], value, sum[part][t]);
+                w[part] = float_weights(type, group, k, part);
+            _mm_prefetch((const char *)group + k * (type == KERNELS_F32 ? 64 : 32) + PREFETCH_BYTES, _MM_HINT_T1);
+            KERNELS_UNROLL
+            for (int t = 0; t < tokens; t++) {
+                pfloats value = pfloats_set1(x[(size_t)t * cols + k]);
+                KERNELS_UNROLL
+                for (int part = 0; part < LANES_PARTS; part++)
+                    sum[part][t] = pfloats_fma(w[part], value, sum[part][t]);
+            }
         }
-    }
-    KERNELS_UNROLL
-    for (int t = 0; t < tokens; t++)
         KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++)
-        pfloats_store(acc + t * KERNELS_ROW_GROUP + part * PART_ROWS, sum[part][t]);
+        for (int t = 0; t < tokens; t++)
+            KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++)
+            add_sum(acc + t * KERNELS_ROW_GROUP + part * PART_ROWS, sum[part][t]);
+    }
 }
 
 LANES_INLINE void floats_of_type(enum kernels_type type, const uint8_t *group, const float *x, size_t cols, int tokens,
                                  float *acc)
 {
+    memset(acc, 0, (size_t)tokens * KERNELS_ROW_GROUP * sizeof *acc);
     for (int n; tokens > 0; tokens -= n, x += (size_t)n * cols, acc += n * KERNELS_ROW_GROUP) {
         if (tokens >= LANES_TILE_TOKENS)
             float_tokens(type, n = LANES_TILE_TOKENS, group, x, cols, acc);

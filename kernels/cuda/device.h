@@ -251,6 +251,12 @@ __device__ __forceinline__ float byte_float(uint32_t word, int i)
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + (uint32_t)i)) - 8388608.0f;
 }
 
+/* The same of a signed byte: with its sign turned over it is 128 more. */
+__device__ __forceinline__ float signed_byte_float(uint32_t word, int i)
+{
+    return byte_float(word ^ 0x80808080u, i) - 128.0f;
+}
+
 /* With MMA_BIAS as c, the sum I of mma_s8 comes out as the bits of the float 1.5 * 2^23 + I; exact for |I| < 2^22. */
 #define MMA_BIAS 0x4b400000
 __device__ __forceinline__ float biased_float(int biased)

@@ -2,21 +2,24 @@
  * bit, for one row and for thousands.
  *
  * Quantized weights meet quantized rows on integer tensor cores: a warp multiplies 16 rows of weights with tiles of 8
- * rows of x, a step of 128 values at a time. Pieces of 1,024 values are shared out over the warps of a block and then
- * added in ascending order. Float weights: a warp per row of weights, its lanes being the 32 virtual ones.
+ * rows of x, a step of 128 values at a time. Pieces of 512 values are shared out over the warps of a block and then
+ * added in ascending order. Float weights: a lane has a piece of 128 values of a row.
  *
- * Quantized rows: for a tile of 8 rows and a step, QUANTS_BYTES: a lane's B fragments of mma.m16n8k32 of all four
- * sub-blocks ([2 pairs][32 lanes][16 bytes]), dx[8], and for each lane the B fragment (f16) of the sums of 16 values.
+ * Quantized rows: for a tile of 8 rows and a step, QUANTS_STEP bytes: a lane's B fragments of mma.m16n8k32 of all four
+ * sub-blocks ([2 pairs][32 lanes][16 bytes]), then for [4 sub-blocks][8 rows] d, d times the sum of q, and the sums of
+ * q over the halves of the sub-block (two f16, exact). A type takes a beginning of these bytes.
  */
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/weights.h"
 
-#define WARPS       4
+#define WARPS       8
 #define MANY_TILES  4 /* of x that a block takes at a time at most */
-#define QUANTS_DX   1024
-#define QUANTS_SUMS (QUANTS_DX + TILE * 4)
-#define QUANTS_STEP (QUANTS_SUMS + WARP * 4)
-#define ROW_LIMIT   0x1p-100f /* a step whose largest magnitude is below this is zero */
+#define FACT_BYTES  (TILE * STEP_SUBS * 4)
+#define QUANTS_D    1024
+#define QUANTS_DSUM (QUANTS_D + FACT_BYTES)
+#define QUANTS_SUMS (QUANTS_DSUM + FACT_BYTES)
+#define QUANTS_STEP (QUANTS_SUMS + FACT_BYTES)
+#define ROW_LIMIT   0x1p-100f /* a block whose largest magnitude is below this is zero */
 
 __host__ __device__ static constexpr int steps_of(int cols)
 {
@@ -45,16 +48,16 @@ static __global__ void __launch_bounds__(TILE *WARP) quantize(const float *x, in
         uint32_t magnitude = __float_as_uint(values[i]) & 0x7fffffff;
         top = magnitude > top ? magnitude : top;
     }
-    for (int flip = 1; flip < WARP; flip *= 2) {
+    for (int flip = 1; flip < WARP / STEP_SUBS; flip *= 2) {
         uint32_t other = __shfl_xor_sync(ALL_LANES, top, flip);
         top = other > top ? other : top;
     }
-    float largest = __uint_as_float(top), dx = 0, inverse = 0;
+    float largest = __uint_as_float(top), d = 0, inverse = 0;
     bool broken = top >= 0x7f800000;
     if (broken) {
-        dx = not_a_number();
+        d = not_a_number();
     } else if (largest >= ROW_LIMIT) {
-        dx = largest / 127.0f;
+        d = largest / 127.0f;
         inverse = 127.0f / largest;
     }
     uint32_t word = 0;
@@ -69,12 +72,12 @@ static __global__ void __launch_bounds__(TILE *WARP) quantize(const float *x, in
     ((uint32_t *)out)[sub / 2 * 128 + (of_tile * 4 + t) * 4 + sub % 2 * 2 + reg] = word;
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2); /* of 16 values */
-    int upper = __shfl_down_sync(ALL_LANES, sum, 4);
-    if (lane == 0)
-        ((float *)(out + QUANTS_DX))[of_tile] = dx;
-    if (lane % 8 == 0)
-        ((uint32_t *)(out + QUANTS_SUMS))[of_tile * 4 + sub] =
-            narrow_f16((float)sum) | (uint32_t)narrow_f16((float)upper) << 16;
+    int upper = __shfl_down_sync(ALL_LANES, sum, 4), at = sub * TILE + of_tile;
+    if (lane % 8)
+        return;
+    ((float *)(out + QUANTS_D))[at] = d;
+    ((float *)(out + QUANTS_DSUM))[at] = d * (float)(sum + upper);
+    ((uint32_t *)(out + QUANTS_SUMS))[at] = narrow_f16((float)sum) | (uint32_t)narrow_f16((float)upper) << 16;
 }
 
 /* Tiles lie along the grid's y, which ends at 65535: more come in further launches. */
@@ -93,159 +96,127 @@ int cuda_quantize(cudaStream_t s, const float *x, int n, int cols, void *quants)
 
 /* ---- a step: 16 rows of weights, 8 of x -------------------------------------------------------------------------- */
 
-/* What a lane has of a tile's step. */
-struct quants {
-    uint4 q[2];
-    float2 dx;         /* of rows 2 t and 2 t + 1 */
-    uint32_t sums;     /* a B fragment */
-    uint4 row_sums[2]; /* types with float minima: of the same two rows, by sub-block */
-};
-
-template <enum kernels_type type> static __device__ __forceinline__ struct quants read_quants(const uint8_t *step)
+static __device__ __forceinline__ float value_of(float4 v, int i)
 {
-    int lane = threadIdx.x % WARP, t = lane % 4;
-    struct quants x;
-    x.q[0] = ((const uint4 *)step)[lane];
-    x.q[1] = ((const uint4 *)step)[WARP + lane];
-    x.dx = ((const float2 *)(step + QUANTS_DX))[t];
-    x.sums = ((const uint32_t *)(step + QUANTS_SUMS))[lane];
-    if (weight_layout_of(type).scale == SCALE_FLOAT && weight_layout_of(type).minimum)
-        for (int i = 0; i < 2; i++)
-            x.row_sums[i] = ((const uint4 *)(step + QUANTS_SUMS))[2 * t + i];
-    return x;
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* The sum of a row's quants over a sub-block. */
-static __device__ __forceinline__ float sum_of(uint32_t halves)
-{
-    return widen_f16((uint16_t)halves) + widen_f16((uint16_t)(halves >> 16));
-}
-
-/* acc[e] is row g (+ 8 for e > 1) of the weights, row 2 t (+ 1 for odd e) of x. `subs`: sub-blocks of this step. */
+/* With a tile's step x. acc[e] is row g (+ 8 for e > 1) of the weights, row 2 t (+ 1 for odd e) of x. `subs`:
+ * sub-blocks of this step. What is known of a sub-block's rows is read where it is used: registers are scarce. */
 template <enum kernels_type type>
-static __device__ __forceinline__ void add_step(const struct weight_step<type> *u, const struct quants *x, int subs,
+static __device__ __forceinline__ void add_step(const struct weight_step<type> *u, const uint8_t *x, int subs,
                                                 float acc[4])
 {
     constexpr struct weight_layout l = weight_layout_of(type);
-    constexpr bool fits = weight_sums_fit(type);
-    const int bias[4] = {MMA_BIAS, MMA_BIAS, MMA_BIAS, MMA_BIAS}, nothing[4] = {0, 0, 0, 0};
-    const float zero[4] = {0, 0, 0, 0};
-    float part[4] = {0, 0, 0, 0};
-    int whole[4] = {0, 0, 0, 0}, sums[4];
+    constexpr int scales = weight_step<type>::scales, minima = weight_step<type>::minima;
+    const int bias[4] = {MMA_BIAS, MMA_BIAS, MMA_BIAS, MMA_BIAS}, lane = threadIdx.x % WARP, t = lane % 4;
+    uint4 q = {};
 #pragma unroll
     for (int j = 0; j < STEP_SUBS; j++) {
-        const uint4 *pair = &x->q[j / 2];
-        uint32_t b[2] = {j % 2 ? pair->z : pair->x, j % 2 ? pair->w : pair->y};
+        if (j % 2 == 0)
+            q = ((const uint4 *)x)[j / 2 * WARP + lane];
+        const uint32_t b[2] = {j % 2 ? q.z : q.x, j % 2 ? q.w : q.y};
+        const float2 scales_of = ((const float2 *)(x + QUANTS_D))[j * 4 + t];
+        const float d[2] = {scales_of.x, scales_of.y};
         if (l.scale == SCALE_16) {
+            int low[4], high[4];
+            mma_s8_k16(low, &u->a[j][0], &b[0], bias);
+            mma_s8_k16(high, &u->a[j][2], &b[1], bias);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                mma_s8_k16(sums, &u->a[j][2 * half], &b[half], fits ? bias : nothing);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (fits)
-                        part[e] = fmaf(u->s[(2 * j + half) % u->scales][e / 2], biased_float(sums[e]), part[e]);
-                    else
-                        whole[e] += u->whole[(2 * j + half) % u->scales][e / 2] * sums[e];
+            for (int e = 0; e < 4; e++) {
+                float first = u->s[2 * j % scales][e / 2] * biased_float(low[e]);
+                acc[e] = fmaf(d[e % 2], fmaf(u->s[(2 * j + 1) % scales][e / 2], biased_float(high[e]), first), acc[e]);
+                if (l.minimum) {
+                    uint32_t sums = ((const uint32_t *)(x + QUANTS_SUMS))[j * TILE + 2 * t + e % 2];
+                    first = u->m[2 * j % minima][e / 2] * widen_f16((uint16_t)sums);
+                    first = fmaf(u->m[(2 * j + 1) % minima][e / 2], widen_f16((uint16_t)(sums >> 16)), first);
+                    acc[e] = fmaf(d[e % 2], first, acc[e]);
+                }
             }
             continue;
         }
-        if (l.scale == SCALE_FLOAT && j >= subs)
+        if (l.scale == SCALE_FLOAT && j >= subs) /* other types have whole steps */
             continue;
-        mma_s8(sums, u->a[j], b, l.scale == SCALE_FLOAT || fits ? bias : nothing);
+        int sums[4];
+        mma_s8(sums, u->a[j], b, bias);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if (l.scale == SCALE_FLOAT || fits)
-                part[e] = fmaf(u->s[j][e / 2], biased_float(sums[e]), part[e]);
-            else
-                whole[e] += u->whole[j][e / 2] * sums[e];
-        if (l.scale == SCALE_FLOAT && l.minimum)
+            acc[e] = fmaf(u->s[j][e / 2] * d[e % 2], biased_float(sums[e]), acc[e]);
+        if (l.minimum) {
+            const float2 sums_of = ((const float2 *)(x + QUANTS_DSUM))[j * 4 + t];
+            const float dsum[2] = {sums_of.x, sums_of.y};
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                part[e] = fmaf(u->m[j % (l.minimum ? 4 : 1)][e / 2], sum_of(word_of(x->row_sums[e % 2], j)), part[e]);
-    }
-    const float dx[2] = {x->dx.x, x->dx.y};
-    if (l.scale == SCALE_FLOAT) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[e] = fmaf(dx[e % 2], part[e], acc[e]);
-        return;
-    }
-    float low[4] = {0, 0, 0, 0};
-    if (l.minimum)
-        mma_f16_k8(low, u->mins, &x->sums, zero);
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        float t = fits ? part[e] : (float)whole[e], d = u->d[e / 2];
-        acc[e] = fmaf(dx[e % 2], l.minimum ? fmaf(d, t, -(u->dmin[e / 2] * low[e])) : d * t, acc[e]);
+                acc[e] = fmaf(u->m[j % minima][e / 2], dsum[e % 2], acc[e]);
+        }
     }
 }
 
 /* ---- quantized weights ------------------------------------------------------------------------------------------- */
 
-/* A block has 16 rows of weights and takes `tiles` tiles of x at a time; in a round each warp has a piece. Grid: groups
- * of rows, whatever shares the tiles out, experts. */
+/* Pieces that a warp has in a round, as shared memory for their sums allows. */
+__host__ __device__ static constexpr int round_pieces(int tiles)
+{
+    return tiles == 1 ? 4 : 2;
+}
+
+/* A block has 16 rows of weights and takes `tiles` tiles of x at a time; the warps take turns at the pieces. Grid:
+ * groups of rows, whatever shares the tiles out, experts. */
 template <enum kernels_type type, int tiles>
-static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 4 : 2)
+static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 2 : 1)
     multiply(struct cuda_product p, size_t matrix_bytes)
 {
     constexpr size_t record = weight_record_bytes(weight_layout_of(type));
-    constexpr int piece_supers = PIECE_STEPS * STEP / SUPER;
-    SHARED(float4, sums, [WARPS][tiles][WARP]);
+    constexpr int most = WARPS * round_pieces(tiles);
+    SHARED(float4, sums, [most][tiles][WARP]);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = blockIdx.x;
     int supers = weight_supers(p.w.cols), steps = steps_of(p.w.cols), subs = p.w.cols / SUB_BLOCK;
-    int pieces = (supers + piece_supers - 1) / piece_supers;
+    int pieces = (steps + PIECE_STEPS - 1) / PIECE_STEPS;
     struct part part = part_of(&p, matrix_bytes);
     const uint8_t *rows = part.data + (size_t)group * supers * record;
     for (int tile = part.first + blockIdx.y * tiles; tile < part.end; tile += gridDim.y * tiles) {
         int here = min(tiles, part.end - tile);
         const uint8_t *quants = (const uint8_t *)p.quants + (size_t)tile * steps * QUANTS_STEP;
-        float total[tiles][4] = {};
-        for (int round = 0; round < pieces; round += WARPS) {
-            float acc[tiles][4] = {};
-            int first = (round + warp) * PIECE_STEPS, end = min(first + PIECE_STEPS, steps);
-            struct weight_raw<type> now, next;
-            if (first < end)
-                weight_read<type>(&now, rows + (size_t)(first / 2) * record, 0);
-            for (int s = first; s < end; s++) {
-                if (s + 1 < end)
-                    weight_read<type>(&next, rows + (size_t)((s + 1) / 2) * record, (s + 1) % 2);
-                struct weight_step<type> u;
-                weight_unpack<type>(&u, &now, s % 2);
+        float total[4] = {}; /* of tile `warp` */
+        struct weight_raw<type> now, next;
+        if (warp < pieces)
+            weight_read<type>(&now, rows + (size_t)(warp * PIECE_STEPS / 2) * record, 0);
+        for (int round = 0; round < pieces; round += most) {
+            int last = min(most, pieces - round);
+            for (int piece = warp; piece < last; piece += WARPS) {
+                float acc[tiles][4] = {};
+                int first = (round + piece) * PIECE_STEPS, end = min(first + PIECE_STEPS, steps);
+                for (int s = first; s < end; s++) {
+                    int after = s + 1 < end ? s + 1 : first + WARPS * PIECE_STEPS; /* the warp's next piece */
+                    if (after < steps)
+                        weight_read<type>(&next, rows + (size_t)(after / 2) * record, after % 2);
+                    struct weight_step<type> u;
+                    weight_unpack<type>(&u, &now, s % 2);
 #pragma unroll
-                for (int n = 0; n < tiles; n++) {
-                    if (n >= here)
-                        break;
-                    struct quants x = read_quants<type>(quants + ((size_t)n * steps + s) * QUANTS_STEP);
-                    add_step<type>(&u, &x, subs - s * STEP_SUBS, acc[n]);
-                }
-                now = next;
-            }
-            __syncthreads(); /* nobody reads the round before any more */
-#pragma unroll
-            for (int n = 0; n < tiles; n++)
-                sums[warp][n][lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
-            __syncthreads();
-            int last = min(WARPS, pieces - round);
-#pragma unroll
-            for (int n = 0; n < tiles; n++)
-                if (n % WARPS == warp)
-                    for (int w = 0; w < last; w++) {
-                        float4 piece = sums[w][n][lane];
-                        total[n][0] += piece.x;
-                        total[n][1] += piece.y;
-                        total[n][2] += piece.z;
-                        total[n][3] += piece.w;
+                    for (int n = 0; n < tiles; n++) {
+                        if (n >= here)
+                            break;
+                        add_step<type>(&u, quants + ((size_t)n * steps + s) * QUANTS_STEP, subs - s * STEP_SUBS,
+                                       acc[n]);
                     }
-        }
-#pragma unroll
-        for (int n = 0; n < tiles; n++)
-            if (n % WARPS == warp)
-                for (int e = 0; e < 4; e++) {
-                    int row = group * GROUP_ROWS + lane / 4 + e / 2 * 8,
-                        x_row = (tile + n) * TILE + lane % 4 * 2 + e % 2;
-                    if (n < here && row < p.w.rows && x_row < p.n)
-                        write_result(&p, part.bias, x_row, row, total[n][e]);
+                    now = next;
                 }
+#pragma unroll
+                for (int n = 0; n < tiles; n++)
+                    sums[piece][n][lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+            }
+            __syncthreads();
+            for (int piece = 0; piece < last && warp < here; piece++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    total[e] += value_of(sums[piece][warp % tiles][lane], e);
+            __syncthreads(); /* nobody reads the round any more */
+        }
+        for (int e = 0; e < 4 && warp < here; e++) {
+            int row = group * GROUP_ROWS + lane / 4 + e / 2 * 8, x_row = (tile + warp) * TILE + lane % 4 * 2 + e % 2;
+            if (row < p.w.rows && x_row < p.n)
+                write_result(&p, part.bias, x_row, row, total[e]);
+        }
     }
 }
 
@@ -273,38 +244,67 @@ template <enum kernels_type type> static cudaError_t multiply_type(cudaStream_t 
 
 /* ---- float weights ----------------------------------------------------------------------------------------------- */
 
-/* A warp has a row of weights and takes a tile of x at a time. Grid: rows / WARPS, and as above. */
+#define FLOAT_PIECE 128 /* values that are summed up by themselves */
+#define FLOAT_ROWS  8   /* of weights, that a block has */
+
+/* Four values of rows of such a type, from one that 4 divides. */
+static __device__ __forceinline__ float4 weight_floats(enum kernels_type type, const void *data, size_t i)
+{
+    if (type == KERNELS_F32)
+        return *(const float4 *)((const float *)data + i);
+    uint2 v = *(const uint2 *)((const uint16_t *)data + i);
+    uint16_t bits[4] = {(uint16_t)v.x, (uint16_t)(v.x >> 16), (uint16_t)v.y, (uint16_t)(v.y >> 16)};
+    if (type == KERNELS_F16)
+        return make_float4(widen_f16(bits[0]), widen_f16(bits[1]), widen_f16(bits[2]), widen_f16(bits[3]));
+    return make_float4(widen_bf16(bits[0]), widen_bf16(bits[1]), widen_bf16(bits[2]), widen_bf16(bits[3]));
+}
+
+/* A lane has a piece of a row of weights: a warp's are 8 rows, 4 pieces. Takes a tile of x at a time. Grid: rows /
+ * FLOAT_ROWS, and as above. */
 static __global__ void __launch_bounds__(WARPS *WARP) multiply_floats(struct cuda_product p, size_t matrix_bytes)
 {
-    const int piece = PIECE_STEPS * STEP;
-    int lane = threadIdx.x % WARP, row = blockIdx.x * WARPS + threadIdx.x / WARP, cols = p.w.cols;
+    constexpr int most = WARPS * WARP / FLOAT_ROWS; /* pieces of a round */
+    SHARED(float, sums, [most][FLOAT_ROWS * TILE + 1]);
+    int cols = p.w.cols, thread = threadIdx.x, of_row = thread % FLOAT_ROWS, piece = thread / FLOAT_ROWS;
+    int row = blockIdx.x * FLOAT_ROWS + of_row, pieces = (cols + FLOAT_PIECE - 1) / FLOAT_PIECE;
     struct part part = part_of(&p, matrix_bytes);
-    if (row >= p.w.rows)
-        return;
     for (int tile = part.first + blockIdx.y; tile < part.end; tile += gridDim.y) {
         int here = min(TILE, p.n - tile * TILE);
         const float *x = p.x + (size_t)tile * TILE * cols;
-        float total[TILE] = {};
-        for (int first = 0; first < cols; first += piece) {
+        float total = 0; /* of result `thread` */
+        for (int round = 0; round < pieces; round += most) {
+            int first = (round + piece) * FLOAT_PIECE, end = row < p.w.rows ? min(first + FLOAT_PIECE, cols) : 0;
             float sum[TILE] = {};
-            for (int k = first + lane; k - lane < min(first + piece, cols); k += WARP) {
-                float w = k < cols ? weight_float(p.w.type, part.data, (size_t)row * cols + k) : 0.0f;
+            int k = first;
+            for (; cols % 4 == 0 && k < end; k += 4) {
+                float4 w = weight_floats(p.w.type, part.data, (size_t)row * cols + k);
+#pragma unroll
+                for (int i = 0; i < TILE; i++) {
+                    if (i >= here)
+                        break;
+                    float4 v = *(const float4 *)(x + (size_t)i * cols + k);
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        sum[i] = fmaf(value_of(w, c), value_of(v, c), sum[i]);
+                }
+            }
+            for (; k < end; k++) {
+                float w = weight_float(p.w.type, part.data, (size_t)row * cols + k);
 #pragma unroll
                 for (int i = 0; i < TILE; i++)
                     if (i < here)
-                        sum[i] = fmaf(w, k < cols ? x[(size_t)i * cols + k] : 0.0f, sum[i]);
+                        sum[i] = fmaf(w, x[(size_t)i * cols + k], sum[i]);
             }
 #pragma unroll
-            for (int i = 0; i < TILE; i++) {
-                for (int apart = WARP / 2; apart > 0; apart /= 2)
-                    sum[i] += __shfl_down_sync(ALL_LANES, sum[i], (unsigned)apart);
-                total[i] += sum[i];
-            }
+            for (int i = 0; i < TILE; i++)
+                sums[piece][i * FLOAT_ROWS + of_row] = sum[i];
+            __syncthreads();
+            for (int i = 0; i < min(most, pieces - round) && thread < FLOAT_ROWS * TILE; i++)
+                total += sums[i][thread];
+            __syncthreads(); /* nobody reads the round any more */
         }
-#pragma unroll
-        for (int i = 0; i < TILE; i++)
-            if (lane == 0 && i < here)
-                write_result(&p, part.bias, tile * TILE + i, row, total[i]);
+        if (thread < FLOAT_ROWS * here && row < p.w.rows)
+            write_result(&p, part.bias, tile * TILE + thread / FLOAT_ROWS, row, total);
     }
 }
 
@@ -342,7 +342,7 @@ int cuda_multiply(cudaStream_t s, struct cuda_product p)
     case KERNELS_MXFP4:
         return launched(multiply_type<KERNELS_MXFP4>(s, &p));
     default:
-        return launched(launch(multiply_floats, grid_for(&p, (p.w.rows + WARPS - 1) / WARPS, 1), WARPS * WARP, 0, s, p,
-                               cuda_weights_bytes(p.w.type, p.w.rows, p.w.cols)));
+        return launched(launch(multiply_floats, grid_for(&p, (p.w.rows + FLOAT_ROWS - 1) / FLOAT_ROWS, 1), WARPS * WARP,
+                               0, s, p, cuda_weights_bytes(p.w.type, p.w.rows, p.w.cols)));
     }
 }

@@ -33,10 +33,10 @@
 
 #define GROUP_ROWS  16
 #define SUPER       256 /* values of a record */
-#define STEP        128 /* values that share an activation scale */
-#define SUB_BLOCK   32  /* values of an mma */
+#define STEP        128 /* values that a warp takes at a time */
+#define SUB_BLOCK   32  /* values of an mma, which share an activation scale */
 #define STEP_SUBS   (STEP / SUB_BLOCK)
-#define PIECE_STEPS 8 /* steps that are summed up by themselves */
+#define PIECE_STEPS 4 /* steps that are summed up by themselves */
 #define PLANE_BYTES 512
 
 enum scale_kind {
@@ -183,23 +183,14 @@ __device__ __forceinline__ void weight_read(struct weight_raw<type> *raw, const 
     }
 }
 
-/* The same, ready to be multiplied. */
+/* The same, ready to be multiplied: scales and minima per 32 or 16 values, of rows g and g + 8. */
 template <enum kernels_type type> struct weight_step {
     static constexpr struct weight_layout l = weight_layout_of(type);
-    static constexpr int scales = l.scale == SCALE_16 ? 8 : 4;
+    static constexpr int scales = l.scale == SCALE_16 ? 8 : 4, minima = l.minimum ? scales : 1;
     uint32_t a[STEP_SUBS][4]; /* A fragments */
-    float s[scales][2];       /* SCALE_FLOAT, and whole ones as floats where that is exact */
-    int whole[scales][2];     /* other whole ones */
-    float m[l.scale == SCALE_FLOAT && l.minimum ? 4 : 1][2];
-    float d[2], dmin[2];
-    uint32_t mins[2]; /* whole minima as an A fragment (f16): of 16 values each */
+    float s[scales][2];
+    float m[minima][2];
 };
-
-/* Whole scales of a type whose sums over a step are below 2^24. */
-__host__ __device__ constexpr bool weight_sums_fit(enum kernels_type type)
-{
-    return type == KERNELS_Q4_K || type == KERNELS_Q3_K || type == KERNELS_Q2_K;
-}
 
 /* Four bytes below 16, each as the byte of the table that it is the number of. */
 __device__ __forceinline__ uint32_t weight_look_up(enum kernels_type type, uint32_t w)
@@ -270,7 +261,6 @@ __device__ __forceinline__ void weight_unpack(struct weight_step<type> *u, const
 {
     constexpr struct weight_layout l = weight_layout_of(type);
     constexpr int head = weight_raw<type>::head;
-    int t = threadIdx.x % 4;
     weight_values<type>(u, raw, half);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -281,31 +271,19 @@ __device__ __forceinline__ void weight_unpack(struct weight_step<type> *u, const
                 u->s[j][r] = type == KERNELS_MXFP4 ? power_of(words[0] >> 8 * j & 0xff)
                                                    : widen_f16((uint16_t)(words[j / 2 % head] >> j % 2 * 16));
                 if (l.minimum)
-                    u->m[j % (l.minimum ? 4 : 1)][r] = widen_f16((uint16_t)(words[(2 + j / 2) % head] >> j % 2 * 16));
+                    u->m[j % u->minima][r] = widen_f16((uint16_t)(words[(2 + j / 2) % head] >> j % 2 * 16));
             }
             continue;
         }
         uint32_t scales[2], mins[2];
         weight_bytes<type>(words, half, scales, mins);
+        uint32_t floats = l.scale == SCALE_16 ? words[2 % head] : l.minimum ? words[0] : words[1 % head];
+        float d = widen_f16((uint16_t)floats), dmin = widen_f16((uint16_t)(floats >> 16));
 #pragma unroll
         for (int i = 0; i < u->scales; i++) {
-            int byte = (int)(int8_t)(scales[i / 4] >> i % 4 * 8);
-            if (weight_sums_fit(type))
-                u->s[i][r] = l.minimum ? byte_float(scales[i / 4], i % 4) : (float)byte;
-            else
-                u->whole[i][r] = byte;
-        }
-        uint32_t floats = l.scale == SCALE_16 ? words[2 % head] : l.minimum ? words[0] : words[1 % head];
-        u->d[r] = widen_f16((uint16_t)floats);
-        if (l.minimum) {
-            u->dmin[r] = widen_f16((uint16_t)(floats >> 16));
-            if (l.scale == SCALE_16) {
-                uint32_t pair = (t < 2 ? mins[0] : mins[1]) >> t % 2 * 16;
-                u->mins[r] = narrow_f16((float)(pair & 0xff)) | (uint32_t)narrow_f16((float)(pair >> 8 & 0xff)) << 16;
-            } else {
-                uint32_t both = narrow_f16((float)(mins[0] >> 8 * t & 0xff));
-                u->mins[r] = both | both << 16;
-            }
+            u->s[i][r] = d * (l.minimum ? byte_float(scales[i / 4], i % 4) : signed_byte_float(scales[i / 4], i % 4));
+            if (l.minimum)
+                u->m[i % u->minima][r] = -(dmin * byte_float(mins[i / 4], i % 4));
         }
     }
 }

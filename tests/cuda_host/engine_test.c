@@ -1,5 +1,5 @@
-/* engine_test.c - whole models on the emulated device: their logits are near the CPU's, from which products differ by
- * how activations are rounded, and do not depend on what else is in a step. */
+/* engine_test.c - whole models on the emulated device: under exact numerics their logits, keys and values are the CPU's
+ * to the bit, and KV goes from one to the other; none depend on what else is in a step. */
 #include "tests/engine/engine_fixture.h"
 
 #include <errno.h>
@@ -53,19 +53,34 @@ static void assert_near(const float *got, const float *want, size_t n, double sh
         fail_msg("logits differ by %g of what there is, which is more than %g", sqrt(difference / all), share);
 }
 
-/* Logits of n tokens on the CPU and on the device, where products are added in another order. */
-static void check_near(struct tiny_model m, int n)
+/* The CPU's logits and KV of n tokens, and the device's in other chunks; and those of the last tokens behind KV that
+ * the CPU made. */
+static void check_exact(struct tiny_model m, int n)
 {
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     struct engine *device = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda", .numerics = "exact"});
     engine_token *tokens = tokens_for(&f, n);
-    struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device);
+    assert_memory_equal(engine_info(device)->fingerprint, engine_info(f.e)->fingerprint,
+                        sizeof engine_info(f.e)->fingerprint);
+    struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device), *c = fixture_seq(device);
+    size_t row = (size_t)f.m.n_vocab * sizeof(float), kv_bytes, got_kv_bytes;
     float *want = run(f.e, a, &f, tokens, n, 64), *got = run(device, b, &f, tokens, n, 11);
-    assert_near(got, want, (size_t)n * (size_t)f.m.n_vocab, NEAR);
+    fixture_same(got, want, (size_t)n * row, "logits");
+    void *kv = fixture_export(a, 0, n, &kv_bytes), *got_kv = fixture_export(b, 0, n, &got_kv_bytes);
+    assert_int_equal(got_kv_bytes, kv_bytes);
+    fixture_same(got_kv, kv, kv_bytes, "keys and values");
+    free(kv);
+    kv = fixture_export(a, 0, n - TAIL, &kv_bytes);
+    assert_int_equal(engine_kv_import(c, tokens, n - TAIL, kv), 0);
+    fixture_run(device, c, tokens + n - TAIL, TAIL, 1, got);
+    fixture_same(got, want + (size_t)(n - TAIL) * (size_t)f.m.n_vocab, TAIL * row, "logits behind the CPU's KV");
     engine_seq_free(a);
     engine_seq_free(b);
+    engine_seq_free(c);
     free(want);
     free(got);
+    free(kv);
+    free(got_kv);
     free(tokens);
     engine_close(device);
     fixture_close(&f);
@@ -75,7 +90,7 @@ static void test_architectures(void **state)
 {
     (void)state;
     for (int arch = 0; arch < TINY_ARCHS; arch += ARCH_STEP)
-        check_near(tiny_model_of((enum tiny_arch)arch), 24);
+        check_exact(tiny_model_of((enum tiny_arch)arch), 24);
 }
 
 static void test_types(void **state)
@@ -89,7 +104,7 @@ static void test_types(void **state)
         m.head_dim = 64;
         m.n_heads = 4;
         m.n_kv_heads = 2;
-        check_near(m, 20);
+        check_exact(m, 20);
     }
 }
 
@@ -99,7 +114,7 @@ static void test_long(void **state)
     (void)state;
     struct tiny_model m = tiny_model_of(TINY_GEMMA3);
     m.n_layers = 2;
-    check_near(m, 262);
+    check_exact(m, 262);
 }
 
 /* The device's own numerics: near the CPU's, and the same in any chunks. 16-bit weights have a kernel for many rows. */

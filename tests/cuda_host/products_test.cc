@@ -1,5 +1,5 @@
 /* products_test.cc - the bare products of tests/gpu/products.h: every kernel gives the bits of a plain loop in its
- * order, for one token and for many, and in today's order those of the CPU backend. */
+ * order, for one token and for many, and with a scale per 32 activations those of the CPU backend. */
 #include "tests/cuda_host/support.h"
 #include "tests/gpu/plain.h"
 
@@ -39,7 +39,7 @@ static std::vector<float> plain(enum order order, const struct problem *p)
 
 /* ---- on the device ----------------------------------------------------------------------------------------------- */
 
-enum kernel { GEMV, SUMS, TILED };
+enum kernel { GEMV, TILED };
 
 /* The first `tokens` of the problem's. */
 static std::vector<float> on_device(enum order order, enum kernel kernel, const struct problem *p, int tokens)
@@ -54,9 +54,7 @@ static std::vector<float> on_device(enum order order, enum kernel kernel, const 
                             order == ORDER_128 ? (uint32_t *)support_device(nullptr, halves * 128) : nullptr};
     float *y = (float *)support_device(nullptr, results * 4);
     CHECK(launch_quantize(order, x, a, nullptr));
-    CHECK(kernel == GEMV   ? launch_gemv(order, w, a, y, nullptr)
-          : kernel == SUMS ? launch_gemv_sums(w, a, y, nullptr)
-                           : launch_tiled(order, w, a, y, nullptr));
+    CHECK(kernel == GEMV ? launch_gemv(order, w, a, y, nullptr) : launch_tiled(order, w, a, y, nullptr));
     float *h = (float *)support_fetch(y, results * 4);
     std::vector<float> got(h, h + results);
     free(h);
@@ -84,10 +82,6 @@ static void test_few_tokens(void **)
                 cuda_host_seed(seed++ % SEEDS);
                 std::vector<float> got = on_device(order, GEMV, &p, n);
                 support_assert_bits("few tokens", got.data(), want.data(), got.size());
-                if (order == ORDER_32 && n <= TOKEN_TILE) {
-                    got = on_device(order, SUMS, &p, n);
-                    support_assert_bits("few tokens, sums first", got.data(), want.data(), got.size());
-                }
             }
         }
     }
@@ -120,9 +114,7 @@ static void test_extremes(void **)
             p.x[4 * 512 + (size_t)i] = i % 2 ? 3.0f : -3.0f;
         for (enum order order : orders) {
             std::vector<float> want = plain(order, &p);
-            for (enum kernel kernel : {GEMV, SUMS, TILED}) {
-                if (kernel == SUMS && order != ORDER_32)
-                    continue;
+            for (enum kernel kernel : {GEMV, TILED}) {
                 std::vector<float> got = on_device(order, kernel, &p, 8);
                 support_assert_bits("extremes", got.data(), want.data(), got.size());
             }
@@ -133,7 +125,7 @@ static void test_extremes(void **)
     }
 }
 
-static void test_todays_order_is_the_cpus(void **)
+static void test_order_32_is_the_cpus(void **)
 {
     struct problem p = problem_new(40, 1280, 9, QUANT_RANDOM);
     struct kernels_matrix w = quant_pack(KERNELS_Q4_K, p.rows, p.cols, p.file.data());
@@ -159,7 +151,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_few_tokens),
     cmocka_unit_test(test_many_tokens),
     cmocka_unit_test(test_extremes),
-    cmocka_unit_test(test_todays_order_is_the_cpus),
+    cmocka_unit_test(test_order_32_is_the_cpus),
 };
 
 int main(void)

@@ -482,13 +482,8 @@ static void few(enum order order)
         for (int tokens : {1, 8, 16, 32}) {
             struct activations a = activations_new(order, tokens, cols);
             float *y = device_new<float>((size_t)tokens * rows);
-            char name[80];
-            snprintf(name, sizeof(name), "%s, %s", order_name(order), order == ORDER_32 ? "a warp per row" : "pieces");
-            time_product(name, all, tokens,
+            time_product(order_name(order), all, tokens,
                          [&](const struct weights &w) { CHECK(launch_gemv(order, w, a, y, stream)); });
-            if (order == ORDER_32 && tokens <= TOKEN_TILE)
-                time_product("order 32, sums first", all, tokens,
-                             [&](const struct weights &w) { CHECK(launch_gemv_sums(w, a, y, stream)); });
             activations_free(&a);
             CHECK(cudaFree(y));
         }
@@ -561,12 +556,6 @@ static long bits(enum order order)
         unsigned count = different(some, all, (size_t)n * rows);
         differences += count;
         figure(count, "values", "%s: %d tokens differ from those of %d", order_name(order), n, tokens);
-        if (order == ORDER_32 && n <= TOKEN_TILE) {
-            CHECK(launch_gemv_sums(w, a, some, stream));
-            count = different(some, all, (size_t)n * rows);
-            differences += count;
-            figure(count, "values", "order 32, sums first: %d tokens differ from those of %d", n, tokens);
-        }
     }
     std::vector<float> inputs((size_t)host_tokens * cols), results((size_t)host_tokens * rows);
     CHECK(cudaMemcpy(inputs.data(), x, inputs.size() * 4, cudaMemcpyDeviceToHost));

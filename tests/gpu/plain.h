@@ -66,15 +66,14 @@ static inline float plain_product(enum order order, const uint8_t *row, const fl
             t = fmaf((float)scale, (float)dot, t);
             low += min * sum;
         }
-        if (order == ORDER_128) {
+        if (order == ORDER_128)
             acc = fmaf(dx, fmaf(d, t, -(dmin * (float)low)), acc);
-            if ((first + width) % 1024 == 0 || first + width == cols) {
-                total += acc;
-                acc = 0;
-            }
+        if ((first + width) % 512 == 0 || first + width == cols) {
+            total += acc;
+            acc = 0;
         }
     }
-    return order == ORDER_32 ? acc : total;
+    return total;
 }
 
 #endif

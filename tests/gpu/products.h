@@ -1,16 +1,14 @@
 /* products.h - products with Q4_K weights on integer tensor cores, as bare kernels, in two orders of additions, so that
- * a GPU can say what each costs before one of them becomes the numerics.
+ * a GPU can say what activations of 32 values cost beside such of 128.
  *
- *   ORDER_32   today's (docs/numerics.md): activations have a scale per 32 values; per block of 32
- *              acc = fma(s * d, I, acc), then acc = fma(m, dsum, acc), from the first block to the last.
+ *   ORDER_32   the numerics (docs/numerics.md): activations have a scale per 32 values; per block of 32
+ *              acc = fma(s * d, I, acc), then acc = fma(m, dsum, acc).
  *   ORDER_128  activations have a scale dx per 128 values. Over their 4 blocks t = fma(sc, I, t), an exact integer, and
- *              U = sum of min * (sum of q), another; then acc = fma(dx, fma(d, t, -(dmin * U)), acc). Pieces of 1,024
- *              values each have an acc that starts at 0; their results are added in ascending order.
+ *              U = sum of min * (sum of q), another; then acc = fma(dx, fma(d, t, -(dmin * U)), acc).
  *
- * In both, one output's additions depend on nothing but its own row of weights and its own token, so all kernels here
- * give the same bits for it: gemv_* for 1 to 32 tokens, tiled for many. ORDER_32 cannot share a row's blocks out among
- * warps, except for the integers I: gemv_chain has a warp for a row from its first block to its last, gemv_sums shares
- * out the integers and then adds them in order.
+ * In both, pieces of 512 values each have an acc that starts at 0; their results are added in ascending order. One
+ * output's additions depend on nothing but its own row of weights and its own token, so both kernels here give the same
+ * bits for it: gemv for 1 to 32 tokens, tiled for many.
  *
  * Packed weights: for 16 rows and 256 values, [4 pairs of blocks][32 lanes][16 bytes] of nibbles, a lane's bytes being
  * its A fragments of mma.m16n8k32 for both blocks of the pair (low and high nibbles), then [16 rows][16 bytes]: d, dmin
@@ -30,7 +28,7 @@ enum order { ORDER_32, ORDER_128 };
 #define TOKEN_TILE   8
 #define SUPER        256  /* values of a Q4_K block */
 #define HALF         128  /* values that a step takes */
-#define PIECE_HALVES 8    /* ORDER_128: halves of a piece of 1,024 values */
+#define PIECE_HALVES 4    /* halves of a piece of 512 values */
 #define GROUP_BYTES  2304 /* of 16 rows of a super-block, packed */
 #define FILE_BYTES   144  /* of one row's super-block in a file */
 #define GEMV_WARPS   4
@@ -274,39 +272,13 @@ __device__ __forceinline__ void write_result(float *y, int tokens, int rows, int
 /* Blocks that a multiprocessor should hold at least: what keeps the compiler from trading them for registers. */
 static constexpr int gemv_blocks(int tiles)
 {
-    return tiles == 1 ? 5 : tiles < 4 ? 3 : 2;
+    return tiles == 1 ? 4 : 2;
 }
 
-/* A warp per 16 rows, from the first block to the last. Grid: groups / GEMV_WARPS. */
+/* A block of 4 warps per 16 rows, a warp per piece. Grid: groups; shared memory: pieces * tiles * 512 bytes. */
 template <enum order order, int tiles>
 __global__ void __launch_bounds__(GEMV_WARPS *WARP, gemv_blocks(tiles))
-    gemv_chain(struct weights w, struct activations a, float *y)
-{
-    int group = blockIdx.x * GEMV_WARPS + threadIdx.x / WARP, supers = w.cols / SUPER;
-    if (group * GROUP_ROWS >= w.rows)
-        return;
-    const uint8_t *rows = w.packed + (size_t)group * supers * GROUP_BYTES;
-    float acc[tiles][4] = {};
-    struct super_block now, next;
-    read_super(&now, rows, 0);
-    for (int s = 0; s < supers; s++) {
-        if (s + 1 < supers)
-            read_super(&next, rows, s + 1);
-        take_super<order, tiles>(&now, &a, s, acc);
-        now = next;
-    }
-#pragma unroll
-    for (int n = 0; n < tiles; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            write_result(y, a.tokens, w.rows, group, n, e, acc[n][e]);
-}
-
-/* ORDER_128: a block of 4 warps per 16 rows, a warp per piece. Grid: groups; shared memory: pieces * tiles * 512 bytes.
- */
-template <int tiles>
-__global__ void __launch_bounds__(GEMV_WARPS *WARP, gemv_blocks(tiles))
-    gemv_pieces(struct weights w, struct activations a, float *y)
+    gemv(struct weights w, struct activations a, float *y)
 {
     const int piece_supers = PIECE_HALVES / 2;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = blockIdx.x, supers = w.cols / SUPER;
@@ -324,7 +296,7 @@ __global__ void __launch_bounds__(GEMV_WARPS *WARP, gemv_blocks(tiles))
             int after = s + 1 < end ? s + 1 : (piece + GEMV_WARPS) * piece_supers;
             if (after < supers)
                 read_super(&next, rows, after);
-            take_super<ORDER_128, tiles>(&now, &a, s, acc);
+            take_super<order, tiles>(&now, &a, s, acc);
             now = next;
         }
 #pragma unroll
@@ -344,61 +316,6 @@ __global__ void __launch_bounds__(GEMV_WARPS *WARP, gemv_blocks(tiles))
         for (int e = 0; e < 4; e++)
             write_result(y, a.tokens, w.rows, group, n, e, total[e]);
     }
-}
-
-/* ORDER_32, up to 8 tokens: 4 warps per 16 rows. In each round a warp computes the sums I and the scales of 2
- * super-blocks; then every thread adds one output's 64 blocks. Grid: groups. */
-#define ROUND_SUPERS (2 * GEMV_WARPS)
-#define ROUND_BLOCKS (ROUND_SUPERS * 8)
-__global__ static void __launch_bounds__(GEMV_WARPS *WARP, 5)
-    gemv_sums(struct weights w, struct activations a, float *y)
-{
-    SHARED(int, sums, [ROUND_BLOCKS][4][WARP]);
-    SHARED(float2, scales, [ROUND_BLOCKS][GROUP_ROWS]); /* d * scale and -(dmin * min) */
-    const int bias[4] = {MMA_BIAS, MMA_BIAS, MMA_BIAS, MMA_BIAS};
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, supers = w.cols / SUPER, g = lane / 4, t = lane % 4;
-    const uint8_t *rows = w.packed + (size_t)blockIdx.x * supers * GROUP_BYTES;
-    float acc = 0; /* of this lane's result `warp` */
-    for (int first = 0; first < supers; first += ROUND_SUPERS) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int of_round = warp * 2 + i, s = first + of_round;
-            if (s >= supers)
-                break;
-            struct super_block b;
-            read_super(&b, rows, s);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                struct unpacked u;
-                unpack<ORDER_32>(&u, half, &b.nibbles[2 * half], b.head);
-                const uint4 *from = (const uint4 *)(a.q + (size_t)(s * 2 + half) * 256);
-                uint4 q[2] = {from[lane], from[WARP + lane]};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    int c[4], block = of_round * 8 + half * 4 + j;
-                    uint32_t in[2] = {j % 2 ? q[j / 2].z : q[j / 2].x, j % 2 ? q[j / 2].w : q[j / 2].y};
-                    mma_s8(c, u.a[j], in, bias);
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        sums[block][e][lane] = c[e];
-                    if (t < 2)
-                        scales[block][g + 8 * t] =
-                            make_float2(t ? u.scale[j][1] : u.scale[j][0], t ? u.low[j][1] : u.low[j][0]);
-                }
-            }
-        }
-        __syncthreads();
-        int blocks = min(ROUND_BLOCKS, (supers - first) * 8);
-        const float2 *facts = (const float2 *)a.facts + first * 64 + t * 2 + warp % 2;
-#pragma unroll 4
-        for (int b = 0; b < blocks; b++) {
-            float2 scale = scales[b][g + warp / 2 * 8], f = __ldg(facts + b * 8);
-            acc = fmaf(scale.x * f.x, biased_float(sums[b][warp][lane]), acc);
-            acc = fmaf(scale.y, f.y, acc);
-        }
-        __syncthreads();
-    }
-    write_result(y, a.tokens, w.rows, blockIdx.x, 0, warp, acc);
 }
 
 /* ---- many tokens ------------------------------------------------------------------------------------------------- */
@@ -492,7 +409,7 @@ __global__ void __launch_bounds__(TILED_THREADS, 1) tiled(struct weights w, stru
             for (int m = 0; m < own_groups; m++)
                 step<order>(&u[m], q, facts, sums, acc[m][n]);
         }
-        if (order == ORDER_128 && (half % PIECE_HALVES == PIECE_HALVES - 1 || half == halves - 1)) {
+        if (half % PIECE_HALVES == PIECE_HALVES - 1 || half == halves - 1) {
 #pragma unroll
             for (int i = 0; i < own_groups * own_tiles * 4; i++) {
                 (&total[0][0][0])[i] += (&acc[0][0][0])[i];
@@ -508,7 +425,7 @@ __global__ void __launch_bounds__(TILED_THREADS, 1) tiled(struct weights w, stru
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 write_result(y, a.tokens, w.rows, blockIdx.x * TILED_GROUPS + group + m,
-                             blockIdx.y * TILED_TILES + tile + n, e, order == ORDER_32 ? acc[m][n][e] : total[m][n][e]);
+                             blockIdx.y * TILED_TILES + tile + n, e, total[m][n][e]);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
@@ -524,11 +441,12 @@ template <int tiles>
 static inline cudaError_t launch_gemv_tiles(enum order order, struct weights w, struct activations a, float *y,
                                             cudaStream_t s)
 {
-    int groups = (w.rows + GROUP_ROWS - 1) / GROUP_ROWS, pieces = (w.cols + 1023) / 1024;
-    if (order == ORDER_32)
-        return launch(gemv_chain<ORDER_32, tiles>, (groups + GEMV_WARPS - 1) / GEMV_WARPS, GEMV_WARPS * WARP, 0, s, w,
-                      a, y);
-    return launch(gemv_pieces<tiles>, groups, GEMV_WARPS * WARP, (size_t)(pieces * tiles * 512), s, w, a, y);
+    int groups = (w.rows + GROUP_ROWS - 1) / GROUP_ROWS,
+        pieces = (w.cols + PIECE_HALVES * HALF - 1) / (PIECE_HALVES * HALF);
+    void (*kernel)(struct weights, struct activations, float *) =
+        order == ORDER_32 ? gemv<ORDER_32, tiles> : gemv<ORDER_128, tiles>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, pieces * tiles * 512);
+    return e ? e : launch(kernel, groups, GEMV_WARPS * WARP, (size_t)(pieces * tiles * 512), s, w, a, y);
 }
 
 /* 1 to 32 tokens. */
@@ -547,12 +465,6 @@ static inline cudaError_t launch_gemv(enum order order, struct weights w, struct
     default:
         return cudaErrorInvalidValue;
     }
-}
-
-/* ORDER_32, 1 to 8 tokens. */
-static inline cudaError_t launch_gemv_sums(struct weights w, struct activations a, float *y, cudaStream_t s)
-{
-    return launch(gemv_sums, (w.rows + GROUP_ROWS - 1) / GROUP_ROWS, GEMV_WARPS * WARP, 0, s, w, a, y);
 }
 
 static inline cudaError_t launch_tiled(enum order order, struct weights w, struct activations a, float *y,

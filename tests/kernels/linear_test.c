@@ -197,6 +197,35 @@ static void test_shapes(void **state)
     }
 }
 
+/* Float weights are added in the order that docs/numerics.md says; that of quantized ones is compared where a plain
+ * loop has it already (tests/cuda_host/products_test.cc). */
+static void test_order_of_floats(void **state)
+{
+    (void)state;
+    enum { COLS = 513, TOKENS = 9 };
+    static float w[COLS], x[TOKENS * COLS], y[TOKENS];
+    quant_fill(KERNELS_F32, 1, COLS, QUANT_RANDOM, 3, (uint8_t *)w);
+    fill_input(INPUT_NORMAL, TOKENS, COLS, x);
+    struct kernels_matrix packed = quant_pack(KERNELS_F32, 1, COLS, (const uint8_t *)w);
+    for (int s = 0; s < SETS; s++) {
+        if (!opened[s][1])
+            continue;
+        linear(opened[s][1], &packed, x, TOKENS, NULL, false, y);
+        for (int t = 0; t < TOKENS; t++) {
+            float sum = 0, piece = 0;
+            for (int k = 0; k < COLS; k++) {
+                piece = fmaf(w[k], x[t * COLS + k], piece);
+                if (k % 128 == 127 || k == COLS - 1) {
+                    sum += piece;
+                    piece = 0;
+                }
+            }
+            assert_memory_equal(&y[t], &sum, sizeof sum);
+        }
+    }
+    free((void *)packed.data);
+}
+
 static void test_extreme_values(void **state)
 {
     (void)state;
@@ -307,8 +336,11 @@ static void test_several_matrices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),           cmocka_unit_test(test_extreme_values),
-        cmocka_unit_test(test_not_finite),       cmocka_unit_test(test_bias_and_accumulate),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_order_of_floats),
+        cmocka_unit_test(test_extreme_values),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_bias_and_accumulate),
         cmocka_unit_test(test_several_matrices),
     };
     return cmocka_run_group_tests(tests, open_sets, close_sets);
