@@ -20,7 +20,7 @@ const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *
 
 bool engine_token_ends_answer(const struct engine *e, engine_token id)
 {
-    return vocab_ends_answer(engine_vocab(e), id);
+    return chat_ends_answer(engine_chat(e), engine_vocab(e), id);
 }
 
 const char *engine_chat_format_at(size_t i)
@@ -49,12 +49,6 @@ int engine_chat_close(const struct engine *e, struct engine_tokens *out)
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops)
 {
     return stream_new(engine_vocab(e), stops, n_stops);
-}
-
-bool engine_chat_tools(const struct engine *e)
-{
-    const struct chat *c = engine_chat(e);
-    return c != NULL && chat_tools(c);
 }
 
 bool engine_chat_thinks(const struct engine *e)

@@ -521,17 +521,17 @@ int accept_hash(const struct storage_owner *owner, const void *data, size_t len,
 int items_role(const char *kind, const char *role, enum engine_role *out);
 /* A string in a body, malloc'd. NULL: it is not there, or no memory. */
 char *items_field(const char *body, const char *key);
-/* A row as a message, whose text is the row's and whose name *name (malloc'd; may be NULL). -ENOENT: it is no part of a
- * context; -ENOMEM. */
+/* A row as a message, whose text is the row's and whose name and id are in *name (malloc'd; may be NULL). -ENOENT: it
+ * is no part of a context; -ENOMEM. */
 int items_message(const struct storage_item *row, struct engine_message *out, char **name);
 /* Goes on with a chain of hashes, so that equal histories have equal hashes. 0 or -ENOMEM. */
 int items_chain(uint8_t hash[32], const struct engine_message *m);
-/* In a job: whether each result among the turn's new items belongs to a call that has none yet; *wrong says what is not
- * so. 0 or negative. */
 bool items_is_reference(const char *kind);
 /* [ledger thread] Puts what references mean in their place; thinking is left out. *wrong: one means nothing. */
 int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);
-int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong);
+/* In a job: whether each result among the turn's new items belongs to a call that has none yet, whose tool it is told
+ * then; *wrong says what is not so. 0 or negative. */
+int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong);
 
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */

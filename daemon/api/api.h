@@ -274,6 +274,8 @@ int message_role(const char *name, enum engine_role *role);
 #define TOOL_NAME_MAX 64
 
 bool tool_name_valid(const char *name);
+/* How the process's model writes calls: what strict ones are compiled for. Before anything is parsed. */
+void tools_model(enum engine_call_syntax calls);
 /* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. nested: definitions and choices have their function
  * under "function", as in Chat Completions. What a response shows of them goes into echo (may be NULL). 0, or -1 and
  * *e. */

@@ -7,6 +7,7 @@
  * only where one is asked for by name.
  */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,13 +99,22 @@ static int place_of(const cJSON *body, size_t n)
     return at;
 }
 
+/* Of the process's model: one way of writing calls for all that is parsed. */
+static atomic_int syntax = ENGINE_CALLS_HERMES;
+
+void tools_model(enum engine_call_syntax calls)
+{
+    atomic_store(&syntax, (int)calls);
+}
+
 static int compile_calls(struct turn_request *q, const cJSON *body, bool nested, const cJSON *calls,
                          struct api_error *e)
 {
     char err[400] = "", param[64];
     size_t at = 0;
     char *text = json_print(calls);
-    int rc = text ? engine_form_calls(text, strlen(text), &q->call_form, &at, err, sizeof(err)) : -ENOMEM;
+    enum engine_call_syntax calls_syntax = (enum engine_call_syntax)atomic_load(&syntax);
+    int rc = text ? engine_form_calls(calls_syntax, text, strlen(text), &q->call_form, &at, err, sizeof(err)) : -ENOMEM;
     cJSON_free(text);
     if (rc == -ENOMEM) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
