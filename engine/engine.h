@@ -173,6 +173,10 @@ int engine_chat_close(const struct engine *e, struct engine_tokens *out);
  * the arguments of tool `name`, or, NULL, up to where the name of any begins. -ENOTSUP: the format has no tools. */
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out);
 
+/* [any thread] Appends text that an opened answer begins with, so that the model goes on with it; where an answer opens
+ * with thinking, that is over. -ENOTSUP: no chat format; -ENOMEM, -EOVERFLOW: too long. */
+int engine_chat_open_text(const struct engine *e, const char *text, size_t len, struct engine_tokens *out);
+
 /* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
  * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
  * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */
@@ -225,7 +229,14 @@ struct engine_sampling {
 /* Checks ranges; -EINVAL, the first field that is outside, and its range in words (both static). [any thread] */
 int engine_sampling_check(const struct engine_sampling *s, const char **field, const char **range);
 
-#define ENGINE_TOP_MAX 32 /* alternatives of a pick */
+#define ENGINE_TOP_MAX  32   /* alternatives of a pick */
+#define ENGINE_BIAS_MAX 1024 /* biases of a pick */
+
+/* What is added to a token's logit, before penalties and temperature. */
+struct engine_bias {
+    engine_token token;
+    float bias; /* finite */
+};
 
 struct engine_logprob {
     engine_token token; /* -1: there are no more */
@@ -236,14 +247,16 @@ struct engine_logprob {
 struct engine_pick {
     const struct engine_sampling *settings; /* checked */
     const uint32_t
-        *mask;     /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
-    bool logprobs; /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
+        *mask; /* bit i % 32 of word i / 32: token i may be picked; NULL: all may. ceil(n_vocab / 32) words */
+    const struct engine_bias *bias; /* [n_bias], distinct tokens; those that the vocabulary lacks do nothing */
+    int n_bias;                     /* at most ENGINE_BIAS_MAX */
+    bool logprobs;                  /* wanted: logprob, and n_top alternatives, at most ENGINE_TOP_MAX */
     int n_top;
     /* Out: 0; -EDOM: the logits hold a NaN or no finite value, that answer must fail and its KV must not be kept;
      * -ENODATA: no token that the mask allows has a finite logit. */
     int result;
     engine_token token; /* where result is 0 */
-    float logprob;      /* natural; of the model's own distribution, before temperature, penalties and mask */
+    float logprob;      /* natural; of the model's own distribution, before biases, penalties, temperature and mask */
     struct engine_logprob top[ENGINE_TOP_MAX]; /* [n_top], likeliest first, the lower token first among equals */
 };
 

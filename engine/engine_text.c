@@ -63,6 +63,12 @@ int engine_chat_open_call(const struct engine *e, const char *name, struct engin
     return c != NULL ? chat_open_call(c, engine_vocab(e), name, out) : -ENOTSUP;
 }
 
+int engine_chat_open_text(const struct engine *e, const char *text, size_t len, struct engine_tokens *out)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL ? chat_open_text(c, engine_vocab(e), text, len, out) : -ENOTSUP;
+}
+
 int engine_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len)
 {
     return text_json(text, len, sorted, out, out_len);

@@ -189,10 +189,12 @@ struct kernels_run {
     struct kernels_pages pages[KERNELS_PAGE_GROUPS];
 };
 
-/* A token that was said before, and how often. */
+/* A token whose logit is changed: how often it was said before (0: the penalties do nothing to it), and what is added.
+ */
 struct kernels_seen {
     int32_t id;
     int32_t count;
+    float bias;
 };
 
 #define KERNELS_MAX_LOGITS (1 << 24) /* so that sums of weights stay below 2^63 */
@@ -202,7 +204,7 @@ struct kernels_seen {
  * engine_sampling_check() gives. */
 struct kernels_pick {
     int row;                         /* of the wanted ones */
-    const struct kernels_seen *seen; /* [n_seen], distinct ids: the penalties change their logits */
+    const struct kernels_seen *seen; /* [n_seen], distinct ids: biases and penalties change their logits */
     int n_seen;
     float repetition, presence, frequency;
     const uint32_t *mask; /* bit i % 32 of word i / 32: token i may be picked; NULL: all may */
@@ -220,7 +222,8 @@ enum {
     KERNELS_PICK_NONE = -2 /* no token that the mask allows has a finite logit */
 };
 
-/* Logits here are the row's own, before penalties, mask and temperature. The log-probability of a logit x is (x - max)
+/* Logits here are the row's own, before biases, penalties, mask and temperature. The log-probability of a logit x is (x
+ * - max)
  * - ln(mass / 2^39): mass is the sum over the row of exp(logit - max) in whole units of 2^-39 (docs/numerics.md). */
 struct kernels_picked {
     int32_t id; /* or one of the above */

@@ -11,7 +11,8 @@
 #include "session/session_internal.h"
 
 #define GROW_TOKENS 128
-#define TWIN_TOKENS 64 /* so much of a prompt is worth waiting for until another turn has computed it */
+#define TWIN_TOKENS 64 /* so much of a prompt is worth waiting for until another turn has computed it, */
+#define SAME_TOKENS 16 /* or so much where that is all of it */
 
 /* Tokens that those who run have yet to bring into pages. */
 static int64_t tokens_to_come(const struct session *s)
@@ -71,15 +72,61 @@ static bool being_computed(struct session *s, struct turn *t)
         if (have < 0)
             have = hot_shared(s, t, &best);
         int common = common_prompt(o, t), length = engine_seq_length(o->hot->seq);
-        if (common - (have > length ? have : length) >= TWIN_TOKENS) {
+        int least = common == t->n_prompt ? SAME_TOKENS : TWIN_TOKENS;
+        if (common - (have > length ? have : length) >= least) {
             t->twin = o;
             t->twin_common = common;
+            t->early = t->early == EARLY_PLANNED ? EARLY_STALE : t->early; /* there will be more */
         }
     }
     if (t->twin && prefills(t->twin) && engine_seq_length(t->twin->hot->seq) < t->twin_common)
         return true;
     t->twin = NULL;
     return false;
+}
+
+/* ---- what is restored while a turn waits ---- */
+
+/* Whether it lacks nothing but a place. */
+static bool ready(const struct turn *t)
+{
+    return !t->aside_saving && t->early != EARLY_PLANNING && (t->n_reading == 0 || t->early == EARLY_PLANNED);
+}
+
+/* Those that wait and whose past is not in pages: which segments they want is looked for now, and read as far as there
+ * is memory for it (restore.c), so that they are put into pages when there is a place. */
+static void plan_early(struct session *s)
+{
+    const struct hot *best;
+    int n = 0;
+    for (struct turn *t = s->turns; t && n < s->max_running; t = t->next) {
+        if (t->state != TURN_WAITING || t->cancelled)
+            continue;
+        n++;
+        if (t->early != EARLY_NONE || t->n_plan || t->aside_saving || t->n_expected == 0 || being_saved(s, t) ||
+            being_computed(s, t) || hot_shared(s, t, &best) >= t->n_expected)
+            continue;
+        t->plan_most = (int)t->context.n - t->generate;
+        if (lookup_plan(t))
+            continue;
+        t->early = EARLY_PLANNING;
+        s->jobs++;
+        t->n_jobs++;
+    }
+}
+
+void turn_planned_early(struct session *s, void *turn)
+{
+    struct turn *t = turn;
+    s->jobs--;
+    t->n_jobs--;
+    if (t->state != TURN_WAITING)
+        return;
+    int expected = t->n_expected < t->plan_most ? t->n_expected : t->plan_most;
+    bool whole = !t->twin && restore_end(t) >= expected;
+    if (!whole)
+        plan_drop(t);
+    t->early = whole ? EARLY_PLANNED : EARLY_STALE;
 }
 
 /* ---- places ---- */
@@ -198,6 +245,8 @@ static void admit(struct turn *t)
     if (!t->n_aside)
         t->admitted_ns = t->restored_ns = session_now_ns();
     int most = t->generate ? (int)t->context.n - 1 : (int)t->context.n;
+    if (t->early == EARLY_STALE)
+        plan_drop(t);
     t->hot = hot_acquire(s, t, most);
     int rc = t->stream ? 0 : answer_begin(t);
     if (!t->hot || rc) {
@@ -228,9 +277,29 @@ static void admit(struct turn *t)
     }
 }
 
-void turn_admit(struct session *s)
+static void let_in(struct session *s)
 {
     struct places places;
+    count(s, &places);
+    for (struct turn *t; (t = next_waiting(s, &places));) {
+        /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
+        if (t->n_aside ? !ready(t) && t->background : being_saved(s, t) || being_computed(s, t)) {
+            t->passed = true;
+            continue;
+        }
+        if (ready(t) && fits(s, t, &places)) {
+            admit(t);
+            count(s, &places);
+            continue;
+        }
+        if (t->background || !ready(t) || !(take_from_background(s) || take_from_others(s, t)))
+            return; /* nobody overtakes one that waits for pages */
+        count(s, &places);
+    }
+}
+
+void turn_admit(struct session *s)
+{
     bool waits = false;
     for (struct turn *t = s->turns; t; t = t->next) {
         if (t->state != TURN_WAITING)
@@ -247,21 +316,6 @@ void turn_admit(struct session *s)
     }
     if (!waits)
         return;
-    count(s, &places);
-    for (struct turn *t; (t = next_waiting(s, &places));) {
-        bool ready = !t->aside_saving && t->n_reading == 0;
-        /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
-        if (t->n_aside ? !ready && t->background : being_saved(s, t) || being_computed(s, t)) {
-            t->passed = true;
-            continue;
-        }
-        if (ready && fits(s, t, &places)) {
-            admit(t);
-            count(s, &places);
-            continue;
-        }
-        if (t->background || !ready || !(take_from_background(s) || take_from_others(s, t)))
-            return; /* nobody overtakes one that waits for pages */
-        count(s, &places);
-    }
+    let_in(s);
+    plan_early(s);
 }

@@ -183,7 +183,11 @@ static int end_item(struct turn *t, bool incomplete)
 static int say(struct turn *t, const char *text, size_t len)
 {
     int rc = append(&t->item, text, len);
-    if (!rc)
+    size_t untold = t->item_kind != ANSWER_MESSAGE ? 0 : t->untold < len ? t->untold : len;
+    t->untold -= untold;
+    text += untold;
+    len -= untold;
+    if (!rc && len)
         emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
     return rc;
 }
@@ -266,10 +270,32 @@ static int push(struct turn *t, engine_token id)
     return rc ? rc : stopped;
 }
 
+/* Text that the answer begins with: of its tokens the context is made, and what it says is known. */
+static int take_opening_text(struct turn *t)
+{
+    int rc = 0;
+    size_t len;
+    for (int i = t->n_prompt - t->n_opened; !rc && i < t->n_prompt; i++) {
+        const char *bytes = engine_token_bytes(t->session->engine, t->context.ids[i], &len);
+        rc = append(&t->text, bytes, len);
+        if (!rc && t->calls && engine_calls_is_mark(t->calls, t->context.ids[i]))
+            rc = engine_calls_mark(t->calls, t->context.ids[i]);
+    }
+    len = strlen(t->opening);
+    t->untold = len;
+    t->opened = true;
+    if (rc)
+        return rc;
+    return t->calls ? engine_calls_text(t->calls, t->opening, len)
+                    : take_part(t, &(struct engine_part){.kind = ENGINE_PART_TEXT, .text = t->opening, .len = len});
+}
+
 /* What the answer was made to begin with is part of it. */
 static int take_opening(struct turn *t)
 {
     int rc = 0;
+    if (t->opening)
+        return take_opening_text(t);
     for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc >= 0; i++)
         rc = push(t, t->context.ids[i]);
     t->opened = true;
@@ -323,6 +349,9 @@ int answer_finish(struct turn *t)
     int rc = 0;
     if (!t->generate)
         return 0;
+    /* It was stopped before its first token. */
+    if (t->opening && t->stream && !t->opened && (rc = take_opening_text(t)))
+        return rc;
     if (t->stream && !t->stopped_by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
         rc = take_text(t, text, len);
     if (!rc && t->calls)
@@ -341,8 +370,10 @@ void answer_tell(struct turn *t)
     for (; t->n_told < t->n_output_items; t->n_told++) {
         struct session_item s = shown(&t->output[t->n_told]);
         turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
-        if (s.len)
-            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DELTA, .text = s.text, .len = s.len});
+        size_t untold = t->opening && t->n_told == 0 && s.len >= strlen(t->opening) ? strlen(t->opening) : 0;
+        if (s.len > untold)
+            turn_emit(t, &(struct session_event){
+                             .kind = SESSION_EVENT_DELTA, .text = s.text + untold, .len = s.len - untold});
         turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
     }
 }

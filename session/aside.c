@@ -31,6 +31,7 @@ void plan_drop(struct turn *t)
     free(t->plan);
     t->plan = NULL;
     t->n_plan = t->next_plan = 0;
+    t->early = EARLY_NONE;
 }
 
 /* Of a turn that leaves nothing on disk: its rows go to memory. False: not all of them found room there. */

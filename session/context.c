@@ -77,11 +77,36 @@ static int add_head(struct messages *list, const struct turn *t)
     return rc;
 }
 
+/* Where the first of the turn's own messages are dropped, system messages stay. */
 static int add_new(struct messages *list, const struct turn *t)
 {
+    size_t first = t->found.matched, i = first;
     int rc = 0;
-    for (size_t i = t->found.matched; !rc && i < t->n_messages; i++)
+    for (; t->drop_messages && !rc && i < first + t->drop_messages && t->messages[i].role == ENGINE_SYSTEM; i++)
         rc = add_message(list, &t->messages[i], NULL);
+    for (i = first + t->drop_messages; !rc && i < t->n_messages; i++)
+        rc = add_message(list, &t->messages[i], NULL);
+    return rc;
+}
+
+/* Where the first turns are dropped: the system messages that the first one begins with. */
+static int add_system(struct messages *list, const struct storage_turn *row)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < row->n_items; i++) {
+        struct engine_message m;
+        char *name;
+        rc = row->items[i].output ? -ENOENT : items_message(&row->items[i], &m, &name);
+        if (rc == -ENOENT) {
+            rc = 0;
+            continue;
+        }
+        if (!rc && m.role != ENGINE_SYSTEM) {
+            free(name);
+            break;
+        }
+        rc = rc ? rc : add_message(list, &m, name);
+    }
     return rc;
 }
 
@@ -144,7 +169,9 @@ static int rebuild(struct turn *t, bool same_model)
     struct messages list = {0};
     size_t chained = 0;
     int rc = add_head(&list, t);
-    for (size_t i = 0; !rc && i < t->found.n_path; i++) {
+    if (!rc && t->drop_turns)
+        rc = add_system(&list, &t->found.path[0]);
+    for (size_t i = t->drop_turns; !rc && i < t->found.n_path; i++) {
         const struct storage_turn *row = &t->found.path[i];
         rc = add_items(&list, row, false);
         size_t asked = list.n;
@@ -250,6 +277,7 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
                   "the instructions of a response that is not stored cannot change; send the whole conversation");
         return -EINVAL;
     }
+    t->follows_tokens = true;
     t->n_inherited = (int)t->context.n;
     t->n_expected = e->n_evaluated;
     t->lost_reason = "not_saved";
@@ -373,8 +401,10 @@ static int build(struct turn *t)
         return build_from_ephemeral(t, e);
     if (!f->parent.id)
         return render_new(t);
-    if (f->n_path) {
+    if (f->anew) {
         bool same = same_model(t);
+        t->drop_turns = truncate_before(f->path, f->n_path);
+        t->base_known = t->drop_turns == 0;
         t->rebased = t->past_changed = true;
         t->lost_reason = !same                                                        ? "blob_foreign"
                          : t->match || same_text(t->in_force, f->parent.instructions) ? "tools_changed"
@@ -392,11 +422,19 @@ static int build(struct turn *t)
     return rc ? out_of_memory(t) : render_new(t);
 }
 
+/* What is left of a context that was too long. */
+static int build_rest(struct turn *t)
+{
+    t->n_inherited = t->n_expected = 0;
+    return t->found.n_path ? rebuild(t, same_model(t)) : render_new(t);
+}
+
 int context_build(struct turn *t)
 {
     struct session *s = t->session;
     t->in_force = instructions_in_force(t);
     int rc = build(t);
+    rc = rc || t->raw ? rc : truncate_context(t, build_rest);
     if (rc)
         return rc;
     if (t->found.apart) /* from here on it is the first of its chain */
@@ -405,6 +443,11 @@ int context_build(struct turn *t)
     if (t->generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
         engine_chat_open_call(s->engine, t->tool, &t->context))
         return out_of_memory(t);
+    if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context))) {
+        turn_fail(t, rc == -ENOMEM ? SESSION_INTERNAL : SESSION_INVALID,
+                  rc == -ENOMEM ? "out of memory" : "the answer cannot begin with this text");
+        return rc;
+    }
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {

@@ -33,6 +33,12 @@ static int failed(struct turn *t, int rc)
     return rc;
 }
 
+/* The answer was made to begin with a call, which is not taken in yet. */
+static bool opens_with_call(const struct turn *t)
+{
+    return t->n_opened && !t->opening && !t->opened;
+}
+
 /* The answer is no text. */
 static void drop_form(struct turn *t)
 {
@@ -44,7 +50,7 @@ static void drop_form(struct turn *t)
 
 static enum engine_within within(const struct turn *t)
 {
-    if (t->n_opened && !t->opened)
+    if (opens_with_call(t))
         return ENGINE_WITHIN_CALL;
     return t->calls ? engine_calls_within(t->calls) : ENGINE_WITHIN_TEXT;
 }
@@ -85,7 +91,7 @@ static int push_begun(struct turn *t)
     const char *text, *held;
     size_t len, held_len;
     int rc = 0;
-    if (t->n_opened && !t->opened)
+    if (opens_with_call(t))
         return push_opening(t);
     text = engine_calls_begun(t->calls, &len);
     if (len > 0 && (rc = engine_match_push_text(t->call_match, text, len)) == 0 &&
@@ -184,7 +190,7 @@ bool form_mask(struct turn *t, const uint32_t **mask)
 {
     int rc;
     *mask = NULL;
-    if (t->n_opened) /* with a call */
+    if (t->n_opened) /* with a call: no text has a form */
         drop_form(t);
     switch (within(t)) {
     case ENGINE_WITHIN_CALL:

@@ -291,9 +291,11 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
-    if (!rc && context_past_changes(t))
-        return storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path,
-                                 &f->n_path);
+    f->anew = !rc && context_past_changes(t);
+    if (f->anew || (!rc && truncate_may_be(t)))
+        rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
+    if (rc || f->anew)
+        return rc;
     if (!rc)
         rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
     if (!rc)
@@ -410,6 +412,12 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
     return 0;
 }
 
+/* Tokens that are in its pages; one that waits has none. */
+static int in_pages(const struct turn *t)
+{
+    return t->hot ? engine_seq_length(t->hot->seq) : 0;
+}
+
 static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 {
     struct turn *t = arg;
@@ -417,7 +425,7 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
         t->rerun_last |= !t->n_aside;
         used = t->plan_most - pos;
     }
-    if (used == 0 || pos + used <= engine_seq_length(t->hot->seq)) {
+    if (used == 0 || pos + used <= in_pages(t)) {
         free(found->label);
         return 0;
     }
@@ -434,17 +442,17 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 static int plan_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
-    int hot = engine_seq_length(t->hot->seq), pos = 0;
+    int hot = in_pages(t), pos = 0;
     uint8_t parent[STORAGE_KEY_BYTES] = {0};
     for (; pos + SESSION_SEGMENT_TOKENS <= hot; pos += SESSION_SEGMENT_TOKENS) {
         uint8_t key[STORAGE_KEY_BYTES];
-        int rc = segment_key(t->hot->owner_key, t->session->info->fingerprint, parent, t->context.ids + pos,
+        int rc = segment_key(t->found.owner.key, t->session->info->fingerprint, parent, t->context.ids + pos,
                              SESSION_SEGMENT_TOKENS, key);
         if (rc)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
-    return lookup_walk(l, t->session, t->hot->owner, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
+    return lookup_walk(l, t->session, t->found.owner.id, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
 }
 
 static void plan_done(void *arg, int rc)
@@ -453,7 +461,16 @@ static void plan_done(void *arg, int rc)
     turn_back(arg, turn_planned);
 }
 
+static void plan_early_done(void *arg, int rc)
+{
+    (void)rc;
+    turn_back(arg, turn_planned_early);
+}
+
 int lookup_plan(struct turn *t)
 {
-    return storage_submit(t->session->storage, (struct storage_job){.run = plan_run, .done = plan_done, .arg = t});
+    return storage_submit(t->session->storage,
+                          (struct storage_job){.run = plan_run,
+                                               .done = t->state == TURN_WAITING ? plan_early_done : plan_done,
+                                               .arg = t});
 }

@@ -76,6 +76,11 @@ static cJSON *receipt_object(const struct session_receipt *r)
         cJSON_AddStringToObject(entry, "reason", r->reprefilled[i].reason);
         cJSON_AddItemToArray(list, entry);
     }
+    if (r->truncated_tokens) {
+        cJSON *truncated = cJSON_AddObjectToObject(o, "truncated");
+        cJSON_AddNumberToObject(truncated, "turns", r->truncated_turns);
+        cJSON_AddNumberToObject(truncated, "tokens", r->truncated_tokens);
+    }
     cJSON *bytes = cJSON_AddObjectToObject(o, "bytes");
     cJSON_AddNumberToObject(bytes, "read", (double)r->bytes_read);
     cJSON *ms = cJSON_AddObjectToObject(o, "ms");

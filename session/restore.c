@@ -10,12 +10,13 @@
 
 #include "session/session_internal.h"
 
-/* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. */
+/* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. Those
+ * that wait for a place have as much together. */
 #define READ_AHEAD_BYTES ((size_t)64 << 20)
 #define READ_AHEAD       4
-#define IMPORT_NS        20000000 /* that one turn's imports may keep the others' step waiting */
+#define IMPORT_NS        20000000 /* that imports may keep the next step waiting, all together */
 
-static int plan_end(const struct turn *t)
+int restore_end(const struct turn *t)
 {
     return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
 }
@@ -24,8 +25,8 @@ static int plan_end(const struct turn *t)
 static void account_lost(struct turn *t)
 {
     int covered = engine_seq_length(t->hot->seq);
-    if (plan_end(t) > covered)
-        covered = plan_end(t);
+    if (restore_end(t) > covered)
+        covered = restore_end(t);
     int expected = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
     if (expected > covered)
         turn_add_reprefilled(t, expected - covered, t->lost_reason ? t->lost_reason : "blob_missing");
@@ -49,11 +50,12 @@ static void read_done(void *arg, struct storage_read_result result)
         ;
 }
 
-static void start_reads(struct turn *t)
+/* Starts reads until `most` bytes, `least` segments anyway, have been read ahead. Returns how many bytes have. */
+static size_t start_reads(struct turn *t, size_t most, int least)
 {
     struct session *s = t->session;
     size_t ahead = 0;
-    for (int i = t->next_plan; i < t->n_plan && (ahead < READ_AHEAD_BYTES || i < t->next_plan + READ_AHEAD); i++) {
+    for (int i = t->next_plan; i < t->n_plan && (ahead < most || i < t->next_plan + least); i++) {
         struct planned *p = &t->plan[i];
         ahead += (size_t)p->found.count * s->info->kv_token_bytes;
         if (p->state != PLAN_IDLE)
@@ -69,6 +71,7 @@ static void start_reads(struct turn *t)
         t->n_reading++;
         s->jobs++;
     }
+    return ahead;
 }
 
 static const char *damage(int rc)
@@ -104,7 +107,8 @@ static int import(struct turn *t, struct planned *p)
     return rc;
 }
 
-bool turn_restore(struct turn *t)
+/* Moves one turn on, for `most_ns` if others' step is due. */
+static bool restore(struct turn *t, int64_t most_ns)
 {
     if (t->state != TURN_RUNNING || t->cancelled)
         return false;
@@ -116,15 +120,15 @@ bool turn_restore(struct turn *t)
     t->out_of_pages = false;
     int64_t start_ns = session_now_ns();
     for (int n = 0; t->next_plan < t->n_plan; n++) {
-        if (n >= READ_AHEAD && (session_commands_wait(t->session) || session_now_ns() - start_ns > IMPORT_NS))
+        if ((n > 0 && session_now_ns() - start_ns > most_ns) || (n >= READ_AHEAD && session_commands_wait(t->session)))
             break; /* the others' step is due, or this turn may have been stopped */
-        start_reads(t);
         struct planned *p = &t->plan[t->next_plan];
-        if (p->kept && p->first + p->used <= engine_seq_length(t->hot->seq)) { /* it was still in pages */
-            plan_release(p);
+        if (p->state != PLAN_READING && p->first + p->used <= engine_seq_length(t->hot->seq)) {
+            plan_release(p); /* planned before there was a place, or kept: it was still in pages */
             t->next_plan++;
             continue;
         }
+        (void)start_reads(t, READ_AHEAD_BYTES, READ_AHEAD);
         if (p->state == PLAN_READING || engine_seq_length(t->hot->seq) < p->first)
             break;
         int rc = p->state == PLAN_FAILED ? p->result.rc : import(t, p);
@@ -154,7 +158,7 @@ bool turn_restore(struct turn *t)
             turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
                                                  .stage = "restore",
                                                  .done = p->first + p->used,
-                                                 .total = plan_end(t)});
+                                                 .total = restore_end(t)});
         }
         p->state = PLAN_DONE;
         plan_release(p);
@@ -167,5 +171,20 @@ bool turn_restore(struct turn *t)
         turn_finish(t); /* a warm-up that finds everything there has no step to run */
         moved = true;
     }
+    return moved;
+}
+
+bool restore_run(struct session *s)
+{
+    int n = 0;
+    bool moved = false;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        n += t->state == TURN_RUNNING && t->next_plan < t->n_plan;
+    for (struct turn *t = s->turns; t; t = t->next)
+        moved |= restore(t, n ? IMPORT_NS / n : IMPORT_NS);
+    size_t ahead = 0;
+    for (struct turn *t = s->turns; t && ahead < READ_AHEAD_BYTES; t = t->next)
+        if (t->state == TURN_WAITING && t->early == EARLY_PLANNED && !t->cancelled)
+            ahead += start_reads(t, READ_AHEAD_BYTES - ahead, 0);
     return moved;
 }

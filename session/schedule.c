@@ -7,10 +7,10 @@
 #define KEPT          0.9 /* weight of the steps before when another of their size comes */
 #define KEPT_OTHERS   0.8 /* of those of other sizes, until they weigh as much as: */
 #define WEIGHT_LEAST  0.5
-#define SLOWER_NEWEST 0.25 /* weight of the newest step in how slow the machine is now */
+#define SLOWER_NEWEST 0.5 /* weight of the newest step in how slow the machine is now */
+#define FASTER_NEWEST 0.2 /* the same, when it has become faster: too long a step is worse than too short a one */
 #define SLOWER_MOST   4.0
 #define FIRST_ROWS    64 /* as long as nothing is known */
-#define FEWEST_TOKENS 16 /* of prompts in a step, however short its time */
 #define MS_DEFAULT    100.0
 #define DECODE_STEPS  4 /* the default is at least as long as so many of them */
 #define OLDEST_SHARE  0.25
@@ -76,8 +76,9 @@ void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms)
     int size = 0;
     while (size < SCHEDULE_SIZES - 1 && rows >> (size + 1))
         size++;
-    /* Of the relative error: each row of the system is divided by its time. */
-    const double x[SCHEDULE_FACTORS + 1] = {1.0 / ms, rows / ms, seen / ms, 1.0};
+    /* Of the relative error: each row of the system is divided by its time. The third factor is that of rows with the
+     * dearest attention there can be: where it is not negative and the second is not, attention is within its bound. */
+    const double x[SCHEDULE_FACTORS + 1] = {1.0 / ms, rows / ms, (rows + c->attention_most * seen) / ms, 1.0};
     double all[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1] = {{0}};
     for (int k = 0; k < SCHEDULE_SIZES; k++) {
         double kept = k == size ? KEPT : c->weight[k] > WEIGHT_LEAST ? KEPT_OTHERS : 1.0;
@@ -104,11 +105,14 @@ void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms)
             memcpy(fit, some, sizeof some);
         }
     }
+    fit[1] += fit[2];
+    fit[2] *= c->attention_most;
     double expected = fit[0] + fit[1] * rows + fit[2] * seen;
     double slower = expected > 0.0 ? ms / expected : 1.0;
     if (slower > SLOWER_MOST)
         slower = SLOWER_MOST;
-    c->slower = c->slower > 0.0 ? c->slower + SLOWER_NEWEST * (slower - c->slower) : 1.0;
+    double newest = slower > c->slower ? SLOWER_NEWEST : FASTER_NEWEST;
+    c->slower = c->slower > 0.0 ? c->slower + newest * (slower - c->slower) : 1.0;
     for (int i = 0; i < SCHEDULE_FACTORS; i++)
         c->ms[i] = c->slower * fit[i];
 }
@@ -119,8 +123,8 @@ struct share {
     const struct schedule_cost *c;
     struct schedule_turn *turns;
     int n;
-    double ms;                /* that is left of the step */
-    int tokens, items, least; /* that are left of it; prompts' tokens that run whatever they take */
+    double ms;         /* that is left of the step */
+    int tokens, items; /* that are left of it */
 };
 
 /* Tokens behind `position` that run in `ms`, at most `most`. */
@@ -135,8 +139,9 @@ static int tokens_in(const struct schedule_cost *c, int position, double ms, int
     return n < most ? (int)n : most;
 }
 
-/* Gives a turn up to `ms` of the step and `tokens` of its tokens, and takes from both what it got. */
-static void give(struct share *s, struct schedule_turn *t, double *ms, int *tokens)
+/* Gives a turn up to `ms` of the step and `tokens` of its tokens, `least` whatever they take, and takes from both what
+ * it got. */
+static void give(struct share *s, struct schedule_turn *t, double *ms, int *tokens, int least)
 {
     int most = t->wants - t->n < *tokens ? t->wants - t->n : *tokens;
     if (most > s->tokens)
@@ -144,14 +149,13 @@ static void give(struct share *s, struct schedule_turn *t, double *ms, int *toke
     if (t->n == 0 && s->items == 0)
         most = 0;
     int n = tokens_in(s->c, t->position + t->n, *ms, most);
-    if (n < s->least)
-        n = s->least < most ? s->least : most;
+    if (n < least)
+        n = least < most ? least : most;
     if (n <= 0)
         return;
     double took = s->c->ms[1] * n + s->c->ms[2] * schedule_seen(t->position + t->n, n);
     s->items -= t->n == 0;
     s->tokens -= n;
-    s->least -= n < s->least ? n : s->least;
     s->ms -= took;
     *ms -= took;
     *tokens -= n;
@@ -188,29 +192,38 @@ static bool give_round(struct share *s, bool background)
         if (k == n_owners && open(&s->turns[i], background))
             owners[n_owners++] = s->turns[i].owner;
     }
-    double part = n_owners ? s->ms / n_owners : 0.0;
-    int part_tokens = n_owners ? (s->tokens + n_owners - 1) / n_owners : 0;
     for (int k = 0; k < n_owners; k++) {
-        double ms = part;
-        int tokens = part_tokens, before = -1;
+        double ms = s->ms / (n_owners - k); /* what is too little for a token of one, the next has */
+        int tokens = (s->tokens + n_owners - k - 1) / (n_owners - k), before = -1;
         struct schedule_turn *t;
         while (tokens != before && (t = nearest(s, owners[k], background))) {
             before = tokens;
-            give(s, t, &ms, &tokens);
+            give(s, t, &ms, &tokens, 0);
             given |= tokens != before;
         }
     }
     return given;
 }
 
-/* The oldest prompt's quarter, also of what runs however short the time is. */
+/* The oldest prompt's quarter: a token, however short the time is. */
 static void give_oldest(struct share *s, struct schedule_turn *oldest)
 {
-    int least = s->least, tokens = (s->tokens + 3) / 4;
+    int tokens = (s->tokens + 3) / 4;
     double ms = OLDEST_SHARE * s->ms;
-    s->least = (least + 3) / 4;
-    give(s, oldest, &ms, &tokens);
-    s->least = least > oldest->n ? least - oldest->n : 0;
+    give(s, oldest, &ms, &tokens, 1);
+}
+
+/* Of a step that decodes for `decode_ms`, what prompts get: what is left of the time that those who wait for a token
+ * (there are some: `waited`) may wait for it, and however little that is, so much that prompts move on and the wait
+ * grows by no more than a decode step. */
+static double prompts_ms(const struct schedule_limits *limits, double decode_ms, bool waited)
+{
+    double ms = limits->max_ms;
+    if (!limits->max_ms)
+        ms = DECODE_STEPS * decode_ms > MS_DEFAULT ? DECODE_STEPS * decode_ms : MS_DEFAULT;
+    double left = ms - decode_ms - (waited ? limits->spent_ms : 0.0);
+    double least = waited ? 0.5 * (ms < decode_ms ? ms : decode_ms) : 0.0;
+    return left > least ? left : least;
 }
 
 double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
@@ -234,16 +247,12 @@ double schedule_step(const struct schedule_cost *c, const struct schedule_limits
     double decode_ms = schedule_ms(c, rows ? rows : 1, seen);
     if (!oldest)
         return rows ? decode_ms : 0.0;
-    double ms = limits->max_ms;
-    if (!limits->max_ms)
-        ms = DECODE_STEPS * decode_ms > MS_DEFAULT ? DECODE_STEPS * decode_ms : MS_DEFAULT;
     int trusted = c->most_rows ? TRUSTED * c->most_rows : FIRST_ROWS;
     if (trusted < FIRST_ROWS)
         trusted = FIRST_ROWS;
     if (s.tokens > trusted)
         s.tokens = trusted;
-    s.ms = ms - schedule_ms(c, rows, seen);
-    s.least = FEWEST_TOKENS < s.tokens ? FEWEST_TOKENS : s.tokens;
+    s.ms = prompts_ms(limits, decode_ms, rows > 0);
     give_oldest(&s, oldest);
     for (int background = 0; background < 2; background++)
         while (s.tokens > 0 && give_round(&s, background == 1))

@@ -13,12 +13,14 @@
  *
  * ms = fixed + row * rows + attention * (tokens that the rows look back at, all together). Fixed is what does not
  * depend on the rows, reading the weights above all. The three are those that fit the steps seen best (least squares of
- * the relative error, none of them negative).
+ * the relative error), none of them negative, and attention at most a part of a row: a machine that becomes slower
+ * while a prompt becomes longer would otherwise pass for one whose attention is dear.
  */
 #define SCHEDULE_FACTORS 3
 #define SCHEDULE_SIZES   16
 
 struct schedule_cost {
+    double attention_most; /* set before the first step: what a token looked back at takes at most, as part of a row */
     double ms[SCHEDULE_FACTORS]; /* of a step, of a row, of a token looked back at, at present */
     double slower;               /* than what fits all of them: the last ones, on a machine that others use as well */
     int most_rows;               /* of the steps seen; 0: none was */
@@ -50,16 +52,18 @@ struct schedule_turn {
 };
 
 struct schedule_limits {
-    int max_tokens; /* in a step */
-    int max_turns;  /* in a step */
-    int max_ms;     /* that a step with prompts in it may take; 0: 100, or four times what decoding alone would */
+    int max_tokens;  /* in a step */
+    int max_turns;   /* in a step */
+    int max_ms;      /* that a token may be waited for because of prompts; 0: 100, or four times what decoding takes */
+    double spent_ms; /* of that, since the last ones came: bringing contexts back, hearing of new turns */
 };
 
 /* Shares a step among turns, which are in the order of their arrival. Those that decode get their token. What is left
  * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest in equal
  * parts to the owners that have prompts, and of each owner to the prompt that is nearest to its first token. What an
- * owner does not need goes to the others. Background turns get what all others leave. However short the time, some
- * tokens run. Returns the milliseconds that this is expected to take. */
+ * owner does not need goes to the others. Background turns get what all others leave. However short the time, prompts
+ * get half of it or of a step without them, whichever is shorter, and one token at least. Returns the milliseconds that
+ * this is expected to take. */
 double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
                      int n);
 

@@ -182,7 +182,7 @@ static int hold_ms(const struct session *s)
         prompts |= left > 0 && !told;
         about |= !t->background && (t->state == TURN_FINDING || t->state == TURN_PLANNING || told);
     }
-    int64_t passed_ms = session_now_ns() / 1000000 - s->last_step_ms;
+    int64_t passed_ms = (session_now_ns() - s->last_step_ns) / 1000000;
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
 }
 
@@ -227,9 +227,7 @@ static void *engine_thread(void *arg)
         cancel_stopped(s);
         turn_begin_behind(s);
         turn_admit(s);
-        bool moved = false;
-        for (struct turn *t = s->turns; t; t = t->next)
-            moved |= turn_restore(t);
+        bool moved = restore_run(s);
         hold = hold_ms(s);
         moved |= hold || step_run(s);
         moved |= aside_give_way(s);
@@ -328,6 +326,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
         goto fail;
     }
     s->info = engine_info(s->engine);
+    /* A row takes some 24 n_embd^2 operations a layer, a token that it looks back at some 4 n_embd: a sixth of this. */
+    s->cost.attention_most = 1.0 / s->info->n_embd;
     for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
         session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
@@ -451,7 +451,9 @@ static char *copy(const char *text, bool *failed)
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
     bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
-    if (r->form && (r->n_stops || (calls && !r->call_form)))
+    if (r->opening && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
+        return -EINVAL;
+    if ((r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX)
         return -EINVAL;
     struct turn *t = calloc(1, sizeof *t);
     if (!t)
@@ -469,6 +471,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->request = copy(r->request, &failed);
     t->tools = copy(r->tools, &failed);
     t->tool = copy(r->tool, &failed);
+    t->opening = copy(r->opening, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;
     t->items = calloc(r->n_items + 1, sizeof *t->items);
@@ -504,6 +507,13 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         t->n_stops += !failed;
     }
     t->sampling = r->sampling;
+    if (r->n_bias) {
+        t->bias = malloc((size_t)r->n_bias * sizeof *t->bias);
+        failed |= !t->bias;
+        if (t->bias)
+            memcpy(t->bias, r->bias, (size_t)r->n_bias * sizeof *t->bias);
+        t->n_bias = r->n_bias;
+    }
     t->form = engine_form_share(r->form);
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
@@ -514,6 +524,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->generate = r->generate;
     t->count = r->count;
     t->raw = r->raw;
+    t->truncate = r->truncate;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;
     t->event = r->event;

@@ -116,16 +116,18 @@ struct session_receipt {
     int turn;                 /* 1 = the first on its branch */
     int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled, but
                     for "put_aside" */
-    int hot, ram, disk; /* where they were found */
-    int fresh;          /* tokens that were never through the model before ("new") */
-    int prefilled;      /* fresh + sum of reprefilled */
-    int output;         /* tokens of the answer */
+    int hot, ram, disk;                    /* where they were found */
+    int truncated_turns, truncated_tokens; /* that the context is without, from its beginning; tokens 0: none was
+                                              dropped by this turn */
+    int fresh;                             /* tokens that were never through the model before ("new") */
+    int prefilled;                         /* fresh + sum of reprefilled */
+    int output;                            /* tokens of the answer */
     struct {
         int tokens;
         const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign": another
                                model's; "numerics_changed": this one's, with other rounding; "not_saved",
-                               "instructions_changed", "tools_changed"; "put_aside": it gave way, and what it had could
-                               not be kept; "logits": the last one of a prompt that was answered before */
+                               "instructions_changed", "tools_changed", "truncated"; "put_aside": it gave way, and what
+                               it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     uint64_t bytes_read;
@@ -188,7 +190,8 @@ enum session_event_kind {
     SESSION_EVENT_STARTED,  /* accepted, found and, if it is to be stored, in the ledger; `conversation` is set. First
                              * event of every turn that is neither refused nor a repetition */
     SESSION_EVENT_STORED,   /* terminal: a repetition of what was answered already: `stored` is that */
-    SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total */
+    SESSION_EVENT_PROGRESS, /* stage "queue" | "restore" | "prefill", done of total; "truncated": so many of its tokens
+                             * were dropped */
     SESSION_EVENT_ITEM,     /* an item of the answer begins: `item`, without its text */
     SESSION_EVENT_DELTA,    /* text[0..len) of it: whole UTF-8 characters */
     SESSION_EVENT_ITEM_END, /* it is over: `item`, whole */
@@ -243,6 +246,8 @@ struct session_turn {
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    const char *opening; /* text that the answer begins with, and that is not told as a part of it; NULL: none. Not with
+                            a form, a call that is required, or raw */
     const char
         *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
     enum session_tools tool_choice;
@@ -251,6 +256,8 @@ struct session_turn {
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
     struct engine_sampling sampling;
+    const struct engine_bias *bias; /* [n_bias], as in engine_pick */
+    int n_bias;
     struct engine_form *form; /* what the answer's text must be; shared, not taken; NULL: any text. Not with stops */
     struct engine_form *call_form; /* what calls must be, of engine_form_calls(); the same; NULL: anything. With a form
                                       and tools that may be called it must be there */
@@ -259,6 +266,7 @@ struct session_turn {
     int max_output_tokens; /* 0 = as far as the context goes */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
+    bool truncate;         /* a context that is too long loses its oldest turns, down to half of what fits */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
     bool raw; /* the text of the one item is the whole context, without a chat format, and so is the answer;

@@ -9,6 +9,7 @@
  * aside.c        it gives its pages up and waits
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
+ * truncate.c     what goes where they are too many
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * idle.c         the order of those that nobody uses
  * live.c         what other threads are told of pages and turns
@@ -153,8 +154,9 @@ struct found {
     /* Turns up to the parent that end in the same segment as it does. */
     int64_t *near;
     size_t n_near;
-    struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew */
+    struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
+    bool anew;            /* it is */
     char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
     size_t matched;       /* match: messages that the path covers */
     bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
@@ -188,6 +190,7 @@ struct turn {
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
     char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
+    char *opening;                   /* NULL: none */
     char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
     enum session_tools tool_choice;
     bool one_call;
@@ -198,6 +201,8 @@ struct turn {
     uint8_t digest[SESSION_DIGEST_BYTES];
     bool has_digest, retry, requeued;
     struct engine_sampling sampling;
+    struct engine_bias *bias;
+    int n_bias;
     struct engine_form *form, *call_form;
     struct engine_match *form_match; /* the answer's text so far; NULL: none of it is there, or it is none */
     struct engine_match *bare_match; /* the same, as a call without marks that it may be, too */
@@ -207,7 +212,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw;
+    bool match, store, generate, count, raw, truncate;
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -221,12 +226,15 @@ struct turn {
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
-    int n_opened;            /* of those, the last ones: a call that the answer was made to begin with */
+    int n_opened;            /* of those, the last ones: a call or text that the answer was made to begin with */
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
     bool rebased;            /* the ledger gets the whole context, not what is added to the parent's */
     bool past_changed;       /* what came before was rendered anew */
+    size_t drop_turns;       /* of the path, that the context is without, */
+    size_t drop_messages;    /* and of the turn's own messages */
+    bool follows_tokens;     /* what came before is known by its tokens alone */
     int rebased_from;        /* index in context where this turn's own tokens start */
 
     struct hot *hot;
@@ -234,6 +242,9 @@ struct turn {
     int n_plan, next_plan, n_reading;
     bool planned_once, out_of_pages, rerun_last;
     int plan_most; /* tokens that may come from storage */
+    /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
+     * again when there is a place. */
+    enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
     bool passed;       /* not now: it waits for more than a place */
@@ -253,6 +264,7 @@ struct turn {
     struct answer_text item; /* text of the last one, while it is open */
     enum answer_kind item_kind;
     int item_from; /* tokens of the answer when it began */
+    size_t untold; /* bytes of the text that comes next: the opening */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
     bool commit_waits;  /* for savings of its conversation */
@@ -363,7 +375,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms, last_step_ms;
+    int64_t last_progress_ms, last_step_ns;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -403,7 +415,8 @@ void turn_begin(struct session *s, void *turn);
 void turn_found(struct session *s, void *turn);
 void turn_accepted(struct session *s, void *turn);
 void turn_planned(struct session *s, void *turn);
-void turn_committed(struct session *s, void *turn); /* live.c */
+void turn_planned_early(struct session *s, void *turn); /* admit.c */
+void turn_committed(struct session *s, void *turn);     /* live.c */
 /* Lists the turns that run anew. */
 void live_running(struct session *s);
 /* [any thread] Whether a conversation is in pages; `response` gets the one that runs on it, or "". */
@@ -427,8 +440,10 @@ void turn_admit(struct session *s);
 int turns_running(const struct session *s, int64_t owner);
 
 /* restore.c */
-/* Moves the reads and imports of a running turn on. True: something moved. */
-bool turn_restore(struct turn *t);
+/* Moves the reads and imports of the running turns on, and reads of those that wait. True: something moved. */
+bool restore_run(struct session *s);
+/* Tokens that a turn's plan brings, from the context's beginning. */
+int restore_end(const struct turn *t);
 
 /* ---- forms of answers, and of calls (form.c) ----------------------------------------------------------------------
  */
@@ -492,6 +507,14 @@ void context_match_ephemeral(struct turn *t);
 /* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
 void context_chat_hash(const struct turn *t, uint8_t out[32]);
 
+/* truncate.c */
+/* In a job: whether the context of a turn that may be truncated may be too long. */
+bool truncate_may_be(const struct turn *t);
+/* How many turns of a path are not in the context at its end. */
+size_t truncate_before(const struct storage_turn *path, size_t n);
+/* Drops what makes the context too long; render() makes it anew of what is left. 0, or what that returned. */
+int truncate_context(struct turn *t, int (*render)(struct turn *t));
+
 /* lookup.c */
 /* Walks the stored segments that hold ids[pos..most), from the one behind `parent` on, longest match first; take() gets
  * each with the tokens of it that match and owns its label. Stops at the first that is not matched to its end, or at
@@ -500,6 +523,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
                 const uint8_t parent[STORAGE_KEY_BYTES], const engine_token *ids, int pos, int most,
                 int (*take)(void *arg, struct storage_found *found, int pos, int used), void *arg);
 int lookup_find(struct turn *t);
+/* Comes back with turn_planned(), or, for one that waits, with turn_planned_early(). 0 or -ENOMEM. */
 int lookup_plan(struct turn *t);
 
 /* accept.c: a turn's row in the ledger. Each starts a job that comes back with turn_accepted(), turn_committed(),

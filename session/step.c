@@ -41,8 +41,10 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             parts[n] = describe(t);
             turns[n++] = t;
         }
-    const struct schedule_limits limits = {
-        .max_tokens = s->info->step_tokens, .max_turns = SCHEDULE_TURNS, .max_ms = s->max_step_ms};
+    const struct schedule_limits limits = {.max_tokens = s->info->step_tokens,
+                                           .max_turns = SCHEDULE_TURNS,
+                                           .max_ms = s->max_step_ms,
+                                           .spent_ms = (double)(session_now_ns() - s->last_step_ns) / 1e6};
     (void)schedule_step(&s->cost, &limits, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
@@ -61,8 +63,12 @@ static int choose(struct session *s, struct engine_step_item *items, struct turn
             if (!form_mask(t, &mask))
                 continue;
             item->pick = &picks[n_picks++];
-            *item->pick = (struct engine_pick){
-                .settings = &t->sampling, .mask = mask, .logprobs = t->logprobs, .n_top = t->n_top};
+            *item->pick = (struct engine_pick){.settings = &t->sampling,
+                                               .mask = mask,
+                                               .bias = t->bias,
+                                               .n_bias = t->n_bias,
+                                               .logprobs = t->logprobs,
+                                               .n_top = t->n_top};
         }
         turns[n_items++] = t;
     }
@@ -96,7 +102,8 @@ bool step_run(struct session *s)
         rc = engine_step_wait(s->engine, NULL);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
-    s->last_progress_ms = s->last_step_ms = now / 1000000;
+    s->last_step_ns = now;
+    s->last_progress_ms = now / 1000000;
     if (rc == 0)
         learn(s, items, n_items, (double)(now - start) / 1e6);
     else if (engine_failure(s->engine))

@@ -48,7 +48,7 @@ void turn_free(struct turn *t)
         return;
     char *texts[] = {t->owner,        t->response_id, t->conversation, t->previous, t->parent,
                      t->instructions, t->replaces,    t->params,       t->key,      t->request,
-                     t->tools,        t->tools_form,  t->tool};
+                     t->tools,        t->tools_form,  t->tool,         t->opening};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
     for (size_t i = 0; t->names && i < t->n_messages; i++)
@@ -62,6 +62,7 @@ void turn_free(struct turn *t)
     for (size_t i = 0; i < t->n_stops; i++)
         free(t->stops[i]);
     free(t->stops);
+    free(t->bias);
     if (t->found.conversation.public_id)
         storage_conversation_free(&t->found.conversation);
     storage_turn_free(&t->found.parent);
@@ -323,6 +324,12 @@ static void tell_started(struct turn *t)
     int running = 0;
     t->started = true;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
+    int dropped = t->receipt.truncated_tokens;
+    if (dropped)
+        turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
+                                             .stage = "truncated",
+                                             .done = dropped,
+                                             .total = t->n_prompt + dropped});
     for (struct turn *other = s->turns; other; other = other->next)
         running += other->state == TURN_PLANNING || other->state == TURN_RUNNING;
     if (t->state == TURN_WAITING && running >= s->max_running)

@@ -222,17 +222,13 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
         l.index++;
     }
     const struct session_item *last = q->n_items ? &q->items[q->n_items - 1] : NULL;
-    bool says = last && strcmp(last->kind, "message") == 0;
-    if (!last || (says && (last->role == ENGINE_ASSISTANT || last->len == 0))) {
+    if (!last || (strcmp(last->kind, "message") == 0 && last->len == 0)) {
         char param[32];
         snprintf(param, sizeof(param), "messages[%zu].content", l.index - 1);
-        api_error_set(e, 400, "invalid_value", param,
-                      last && last->role == ENGINE_ASSISTANT
-                          ? "The last message must be the user's: an answer is not gone on with here."
-                          : "The last message is empty.");
+        api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
-    return 0;
+    return message_continue(q, "messages", e);
 }
 
 /* A definition, as those of the Responses API are. NULL and *e: it is none. */
@@ -240,7 +236,8 @@ static cJSON *tool_of(const cJSON *tool, int i, struct api_error *e)
 {
     char prefix[32];
     const char *type = "custom";
-    const cJSON *schema = NULL, *name = json_get(tool, "name"), *description = json_get(tool, "description");
+    const cJSON *schema = NULL, *name = json_get(tool, "name"), *description = json_get(tool, "description"),
+                *strict = json_get(tool, "strict");
     snprintf(prefix, sizeof(prefix), "tools[%d].", i);
     if (!cJSON_IsObject(tool)) {
         prefix[strlen(prefix) - 1] = '\0';
@@ -261,6 +258,9 @@ static cJSON *tool_of(const cJSON *tool, int i, struct api_error *e)
     }
     if (schema) {
         cJSON_AddItemToObject(o, "parameters", cJSON_Duplicate(schema, true));
+    }
+    if (strict) {
+        cJSON_AddItemToObject(o, "strict", cJSON_Duplicate(strict, true));
     }
     return o;
 }
@@ -320,7 +320,7 @@ static int parse_tools(struct turn_request *q, const cJSON *body, struct api_err
         }
         cJSON_AddItemToArray(list, o);
     }
-    rc = choice_of(body, flat, e) || tools_parse(q, flat, false, NULL, e) ? -1 : 0;
+    rc = choice_of(body, flat, e) || tools_parse(q, flat, "input_schema", NULL, e) ? -1 : 0;
 cleanup:
     cJSON_Delete(flat);
     return rc;
@@ -381,38 +381,28 @@ static int parse_format(struct turn_request *q, const cJSON *body, struct api_er
     return rc;
 }
 
-struct turn_request *anthropic_parse(cJSON *body, struct api_error *e)
+static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
-    struct turn_request *q = calloc(1, sizeof(*q));
-    if (!q) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        cJSON_Delete(body);
-        return NULL;
-    }
     q->format = &anthropic_format;
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
-    const char *model = NULL;
-    if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_ANTHROPIC, e) ||
-        check_thinking(body, e) || check_edits(body, e) || parse_format(q, body, e) ||
-        json_bool(body, "", "stream", &q->stream, e) || json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
+    if (unsupported_check(body, UNSUPPORTED_ANTHROPIC, e) || check_thinking(body, e) || check_edits(body, e) ||
+        parse_format(q, body, e) || json_bool(body, "", "stream", &q->stream, e) ||
+        json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e)) {
-        goto fail;
+        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e) ||
+        message_opening_check(q, "output_config.format", e)) {
+        return -1;
     }
     q->max_output_tokens = (int)max_tokens;
-    q->model = model ? strdup(model) : NULL;
-    if (model && !q->model) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
-    }
-    cJSON_Delete(body);
-    return q;
-fail:
-    cJSON_Delete(body);
-    turn_request_free(q);
-    return NULL;
+    return 0;
+}
+
+struct turn_request *anthropic_parse(cJSON *body, struct api_error *e)
+{
+    struct turn_request *q = calloc(1, sizeof(*q));
+    return request_parsed(q, body, q ? parse(q, body, e) : -1, e);
 }
 
 struct turn_request *anthropic_parse_count(cJSON *body, struct api_error *e)

@@ -210,6 +210,25 @@ bool ws_message(struct client *c, char *text, size_t len, size_t counted);
 void ws_lane_ended(struct client *c, const char *stream_id);
 void ws_free(struct client *c);
 
+/* ---- POSTs that make a turn, of any interface (create.c) -----------------------------------------------------------
+ */
+
+/* The end of each parser: q with the model that the body names. rc: not 0, it is refused, and *e says so; q NULL: out
+ * of memory. Takes both. NULL: refused. */
+struct turn_request *request_parsed(struct turn_request *q, cJSON *body, int rc, struct api_error *e);
+/* Reads `n`, how many answers there are to be, into q. 0, or -1 and *e. */
+int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+bool model_check(const struct api *api, const char *model, struct api_error *e);
+/* Whether what a request names is here: the model, and the tokens that it gives a bias. */
+bool request_check(const struct api *api, const struct turn_request *q, struct api_error *e);
+/* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
+ * answered. */
+bool client_start(struct client *c, struct turn_request *q);
+/* The turn that was parsed of a POST, of any interface. */
+void client_create(struct client *c);
+/* The request as one whose tokens are counted alone, for any interface. */
+struct turn_request *count_only(struct turn_request *q);
+
 /* ---- Responses (responses.c, response_object.c) -------------------------------------------------------------------
  */
 
@@ -236,20 +255,12 @@ cJSON *list_object(cJSON *items, bool more);
 /* Items in a list. */
 cJSON *item_list(const struct session_item *items, size_t n, bool more);
 
-bool model_check(const struct api *api, const char *model, struct api_error *e);
 bool stream_id_valid(const char *id);
 #define PAGE_DEFAULT 20 /* rows of a list, unless the query says */
-/* Starts a turn for a POST, or joins the one that it repeats. Takes q. False: it could not be started, which was
- * answered. */
-bool client_start(struct client *c, struct turn_request *q);
-/* The turn that was parsed of a POST, of any interface. */
-void client_create(struct client *c);
 
 /* Turns that an earlier process left in the queue run again. */
 void responses_requeue(struct api *api);
 
-/* The request as one whose tokens are counted alone, for any interface. */
-struct turn_request *count_only(struct turn_request *q);
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
@@ -276,10 +287,10 @@ int message_role(const char *name, enum engine_role *role);
 bool tool_name_valid(const char *name);
 /* How the process's model writes calls: what strict ones are compiled for. Before anything is parsed. */
 void tools_model(enum engine_call_syntax calls);
-/* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. nested: definitions and choices have their function
- * under "function", as in Chat Completions. What a response shows of them goes into echo (may be NULL). 0, or -1 and
- * *e. */
-int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e);
+/* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. schema: where a definition's schema stands, for
+ * errors; "function....": definitions and choices have their function under "function", as in Chat Completions. What a
+ * response shows of them goes into echo (may be NULL). 0, or -1 and *e. */
+int tools_parse(struct turn_request *q, const cJSON *body, const char *schema, cJSON *echo, struct api_error *e);
 
 /* ---- what cannot be done (unsupported.c) --------------------------------------------------------------------------
  */
@@ -295,6 +306,9 @@ int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_er
  * in messages. Either may be NULL; what is missing has the engine's default, and the seed (-1, too) a random one. */
 int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, struct engine_sampling *out,
                    struct api_error *e);
+/* Reads logit_bias, {"TOKEN": number from -100 to 100}, into q: up to ENGINE_BIAS_MAX tokens, in their order. 0, or -1
+ * and *e. */
+int bias_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
 /* A field of engine_sampling as the decimal number that it was set from, to six places. */
 double sampling_shown(float value);
 /* Adds the fields that sampling_parse reads from extra. */

@@ -10,7 +10,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/api/api.h"
+#include "daemon/api/messages.h"
+
+/* Whether a last message of the assistant is gone on with, or closed, and another one begun. */
+static int parse_continue(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    bool begin = false, go_on = false;
+    if (json_bool(body, "", "add_generation_prompt", &begin, e) ||
+        json_bool(body, "", "continue_final_message", &go_on, e)) {
+        return -1;
+    }
+    bool said = json_get(body, "continue_final_message");
+    if (go_on && begin) {
+        api_error_set(e, 400, "mutually_exclusive_parameters", "continue_final_message",
+                      "'continue_final_message' and 'add_generation_prompt' exclude each other.");
+        return -1;
+    }
+    if ((!begin && (go_on || !said)) && message_continue(q, "messages", e)) {
+        return -1;
+    }
+    if (go_on && !q->opening) {
+        api_error_set(e, 400, "invalid_value", "continue_final_message",
+                      "'continue_final_message' needs a last message of the assistant with text.");
+        return -1;
+    }
+    return 0;
+}
 
 static int parse_messages(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -30,20 +55,7 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
         return -1;
     }
-    return 0;
-}
-
-static int refuse_unsupported(const cJSON *body, struct api_error *e)
-{
-    int64_t n = 1;
-    if (json_int(body, "", "n", 1, 128, &n, e)) {
-        return -1;
-    }
-    if (n > 1) {
-        api_error_set(e, 400, "unsupported_parameter", "n", "'n' is not supported with this value.");
-        return -1;
-    }
-    return 0;
+    return parse_continue(q, body, e);
 }
 
 static int parse_logprobs(struct turn_request *q, const cJSON *body, struct api_error *e)
@@ -73,52 +85,43 @@ static int parse_limit(const cJSON *body, const char *key, int64_t *limit, struc
     return 0;
 }
 
-struct turn_request *chat_parse(cJSON *body, struct api_error *e)
+static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
-    struct turn_request *q = calloc(1, sizeof(*q));
-    if (!q) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        cJSON_Delete(body);
-        return NULL;
-    }
     q->format = &completions_format;
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
-    const char *model = NULL;
     const cJSON *options = NULL, *format = NULL;
-    if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) ||
-        refuse_unsupported(body, e) || parse_logprobs(q, body, e) ||
-        json_object(body, "", "response_format", &format, e) ||
+    if (unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) || choices_parse(body, q, e) ||
+        parse_logprobs(q, body, e) || json_object(body, "", "response_format", &format, e) ||
         form_parse(format, "response_format.", true, q, NULL, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
-        priority_parse(body, "", &q->patient, e) ||
+        bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop", e) || parse_messages(q, body, e) || tools_parse(q, body, true, NULL, e)) {
-        goto fail;
+        form_check(q, "stop", e) || parse_messages(q, body, e) ||
+        tools_parse(q, body, "function.parameters", NULL, e) || message_opening_check(q, "response_format", e)) {
+        return -1;
     }
     q->max_output_tokens = (int)max_tokens;
-    q->model = model ? strdup(model) : NULL;
-    if (model && !q->model) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
-    }
-    cJSON_Delete(body);
-    return q;
-fail:
-    cJSON_Delete(body);
-    turn_request_free(q);
-    return NULL;
+    return 0;
+}
+
+struct turn_request *chat_parse(cJSON *body, struct api_error *e)
+{
+    struct turn_request *q = calloc(1, sizeof(*q));
+    return request_parsed(q, body, q ? parse(q, body, e) : -1, e);
 }
 
 /* ---- events --------------------------------------------------------------------------------------------------------
  */
 
-static cJSON *head(const struct run *run, const char *object)
+/* Of all answers to one request. */
+static cJSON *head(struct run *run, const char *object)
 {
     char id[ID_SIZE];
+    run = run_first(run);
     id_derive("chatcmpl-", run->id, id);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", id);
@@ -229,7 +232,7 @@ static void emit_with(struct run *run, cJSON *delta, cJSON *odds, const char *re
     cJSON *choices = cJSON_AddArrayToObject(o, "choices");
     if (delta) {
         cJSON *choice = cJSON_CreateObject();
-        cJSON_AddNumberToObject(choice, "index", 0);
+        cJSON_AddNumberToObject(choice, "index", run->choice);
         cJSON_AddItemToObject(choice, "delta", delta);
         cJSON_AddItemToObject(choice, "logprobs", odds ? odds : cJSON_CreateNull());
         if (reason) {
@@ -241,7 +244,7 @@ static void emit_with(struct run *run, cJSON *delta, cJSON *odds, const char *re
         cJSON_AddItemToArray(choices, choice);
     }
     if (with_usage) {
-        cJSON_AddItemToObject(o, "usage", chat_usage(run));
+        cJSON_AddItemToObject(o, "usage", chat_usage(run_first(run)));
     }
     char *text = json_text(o);
     run_log(run, NULL, text);
@@ -318,11 +321,11 @@ static char *text_of(const struct run *run, const char *kind)
     return text;
 }
 
-static char *whole(const struct run *run)
+/* One answer. */
+static cJSON *choice_of(const struct run *run)
 {
-    cJSON *o = head(run, "chat.completion");
     cJSON *choice = cJSON_CreateObject();
-    cJSON_AddNumberToObject(choice, "index", 0);
+    cJSON_AddNumberToObject(choice, "index", run->choice);
     cJSON *message = cJSON_AddObjectToObject(choice, "message");
     cJSON_AddStringToObject(message, "role", "assistant");
     char *said = text_of(run, "message"), *thought = text_of(run, "reasoning");
@@ -346,31 +349,47 @@ static char *whole(const struct run *run)
     }
     cJSON_AddItemToObject(choice, "logprobs", logprobs(run, SIZE_MAX));
     cJSON_AddStringToObject(choice, "finish_reason", finish_reason(run));
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
-    cJSON_AddItemToObject(o, "usage", chat_usage(run));
-    add_receipt(o, run);
-    char *text = json_text(o);
-    return text;
+    return choice;
+}
+
+static char *whole(struct run *first)
+{
+    cJSON *o = head(first, "chat.completion"), *choices = cJSON_AddArrayToObject(o, "choices");
+    for (int i = 0; i <= first->n_others; i++) {
+        const struct run *run = run_choice(first, i);
+        cJSON *choice = choice_of(run);
+        if (i) {
+            add_receipt(choice, run);
+        }
+        cJSON_AddItemToArray(choices, choice);
+    }
+    cJSON_AddItemToObject(o, "usage", chat_usage(first));
+    add_receipt(o, first);
+    return json_text(o);
 }
 
 static void chat_done(struct run *run)
 {
-    if (run->failed) {
-        if (run->started) {
+    struct run *first = run_first(run);
+    if (first->failed) {
+        if (first->ended && first->started) {
             cJSON *o = cJSON_CreateObject();
-            cJSON_AddItemToObject(o, "error", api_error_json(&run->error));
+            cJSON_AddItemToObject(o, "error", api_error_json(&first->error));
             char *text = json_text(o);
             run_log(run, NULL, text);
         }
         return;
     }
     emit(run, cJSON_CreateObject(), finish_reason(run), false);
-    if (run->request->include_usage) {
+    if (!first->ended) {
+        return;
+    }
+    if (first->request->include_usage) {
         emit(run, NULL, NULL, true);
     }
     run_log(run, NULL, strdup("[DONE]"));
-    run->answer = whole(run);
-    run->answer_status = 200;
+    first->answer = whole(first);
+    first->answer_status = 200;
 }
 
 const struct run_format completions_format = {

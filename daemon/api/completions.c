@@ -68,15 +68,14 @@ static int parse_prompt(struct turn_request *q, const cJSON *body, struct api_er
 
 static int parse_counts(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
-    int64_t n = 1, best = 1, max_tokens = MAX_TOKENS_DEFAULT, top = -1;
-    if (json_int(body, "", "n", 1, 128, &n, e) || json_int(body, "", "best_of", 1, 128, &best, e) ||
+    int64_t best = 0, max_tokens = MAX_TOKENS_DEFAULT, top = -1;
+    if (choices_parse(body, q, e) || json_int(body, "", "best_of", 1, 128, &best, e) ||
         json_int(body, "", "logprobs", 0, LOGPROBS_MAX, &top, e) ||
         json_int(body, "", "max_tokens", -1, 1 << 30, &max_tokens, e)) {
         return -1;
     }
-    if (n > 1 || best > 1) {
-        const char *param = n > 1 ? "n" : "best_of";
-        api_error_set(e, 400, "unsupported_parameter", param, "'%s' is not supported with this value.", param);
+    if (best && best != q->n) {
+        api_error_set(e, 400, "unsupported_parameter", "best_of", "'best_of' other than 'n' is not supported.");
         return -1;
     }
     if (max_tokens == 0) {
@@ -89,45 +88,36 @@ static int parse_counts(struct turn_request *q, const cJSON *body, struct api_er
     return 0;
 }
 
+static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    const cJSON *options = NULL;
+    q->format = &text_format;
+    q->raw = q->generate = true;
+    return unsupported_check(body, UNSUPPORTED_TEXT, e) || parse_counts(q, body, e) ||
+                   json_bool(body, "", "stream", &q->stream, e) ||
+                   json_object(body, "", "stream_options", &options, e) ||
+                   (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
+                   sampling_parse(body, body, "", &q->sampling, e) || bias_parse(body, q, e) ||
+                   json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
+                   parse_prompt(q, body, e)
+               ? -1
+               : 0;
+}
+
 struct turn_request *completions_parse(cJSON *body, struct api_error *e)
 {
     struct turn_request *q = calloc(1, sizeof(*q));
-    const char *model = NULL;
-    const cJSON *options = NULL;
-    if (!q) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
-    }
-    q->format = &text_format;
-    q->raw = q->generate = true;
-    if (json_string(body, "", "model", 256, &model, e) || unsupported_check(body, UNSUPPORTED_TEXT, e) ||
-        parse_counts(q, body, e) || json_bool(body, "", "stream", &q->stream, e) ||
-        json_object(body, "", "stream_options", &options, e) ||
-        (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
-        sampling_parse(body, body, "", &q->sampling, e) ||
-        json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        parse_prompt(q, body, e)) {
-        goto fail;
-    }
-    q->model = model ? strdup(model) : NULL;
-    if (model && !q->model) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
-    }
-    cJSON_Delete(body);
-    return q;
-fail:
-    cJSON_Delete(body);
-    turn_request_free(q);
-    return NULL;
+    return request_parsed(q, body, q ? parse(q, body, e) : -1, e);
 }
 
 /* ---- answers -------------------------------------------------------------------------------------------------------
  */
 
-static cJSON *head(const struct run *run)
+/* Of all answers to one request. */
+static cJSON *head(struct run *run)
 {
     char id[ID_SIZE];
+    run = run_first(run);
     id_derive("cmpl-", run->id, id);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", id);
@@ -166,15 +156,14 @@ static cJSON *odds(const struct run *run, size_t from)
     return o;
 }
 
-/* The only choice. */
-static void add_choice(cJSON *o, const char *text, cJSON *logprobs, const char *reason)
+static cJSON *choice_of(const struct run *run, const char *text, cJSON *logprobs, const char *reason)
 {
     cJSON *choice = cJSON_CreateObject();
-    cJSON_AddNumberToObject(choice, "index", 0);
+    cJSON_AddNumberToObject(choice, "index", run->choice);
     cJSON_AddStringToObject(choice, "text", text);
     cJSON_AddItemToObject(choice, "logprobs", logprobs);
     cJSON_AddItemToObject(choice, "finish_reason", reason ? cJSON_CreateString(reason) : cJSON_CreateNull());
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
+    return choice;
 }
 
 static const char *finish_reason(const struct run *run)
@@ -207,7 +196,7 @@ static void text_item(struct run *run, size_t i)
 static void emit(struct run *run, const char *text, cJSON *logprobs)
 {
     cJSON *o = head(run);
-    add_choice(o, text, logprobs, NULL);
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice_of(run, text, logprobs, NULL));
     run_log(run, NULL, json_text(o));
 }
 
@@ -223,33 +212,50 @@ static void text_item_end(struct run *run, size_t i)
     }
 }
 
+static char *whole(struct run *first)
+{
+    cJSON *o = head(first), *choices = cJSON_AddArrayToObject(o, "choices");
+    for (int i = 0; i <= first->n_others; i++) {
+        const struct run *run = run_choice(first, i);
+        cJSON *choice = choice_of(run, run->n_items ? run->items[0].text : "", odds(run, 0), finish_reason(run));
+        if (i) {
+            add_receipt(choice, run);
+        }
+        cJSON_AddItemToArray(choices, choice);
+    }
+    cJSON_AddItemToObject(o, "usage", chat_usage(first));
+    add_receipt(o, first);
+    return json_text(o);
+}
+
 static void text_done(struct run *run)
 {
-    if (run->failed) {
-        if (run->started) {
+    struct run *first = run_first(run);
+    if (first->failed) {
+        if (first->ended && first->started) {
             cJSON *o = cJSON_CreateObject();
-            cJSON_AddItemToObject(o, "error", api_error_json(&run->error));
+            cJSON_AddItemToObject(o, "error", api_error_json(&first->error));
             run_log(run, NULL, json_text(o));
         }
         return;
     }
     cJSON *o = head(run);
-    add_choice(o, "", cJSON_CreateNull(), finish_reason(run));
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"),
+                         choice_of(run, "", cJSON_CreateNull(), finish_reason(run)));
     add_receipt(o, run);
     run_log(run, NULL, json_text(o));
-    if (run->request->include_usage) {
-        o = head(run);
+    if (!first->ended) {
+        return;
+    }
+    if (first->request->include_usage) {
+        o = head(first);
         cJSON_AddArrayToObject(o, "choices");
-        cJSON_AddItemToObject(o, "usage", chat_usage(run));
+        cJSON_AddItemToObject(o, "usage", chat_usage(first));
         run_log(run, NULL, json_text(o));
     }
     run_log(run, NULL, strdup("[DONE]"));
-    o = head(run);
-    add_choice(o, run->n_items ? run->items[0].text : "", odds(run, 0), finish_reason(run));
-    cJSON_AddItemToObject(o, "usage", chat_usage(run));
-    add_receipt(o, run);
-    run->answer = json_text(o);
-    run->answer_status = 200;
+    first->answer = whole(first);
+    first->answer_status = 200;
 }
 
 const struct run_format text_format = {

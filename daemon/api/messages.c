@@ -356,6 +356,32 @@ static int add_item(struct message_list *l, const cJSON *item)
     return -1;
 }
 
+int message_continue(struct turn_request *q, const char *name, struct api_error *e)
+{
+    const struct session_item *last = q->n_items ? &q->items[q->n_items - 1] : NULL;
+    if (!last || strcmp(last->kind, "message") != 0 || last->role != ENGINE_ASSISTANT) {
+        return 0;
+    }
+    if (q->n_items == 1) {
+        api_error_set(e, 400, "invalid_value", name, "'%s' must have a message before an answer that is to go on.",
+                      name);
+        return -1;
+    }
+    q->n_items--;
+    q->opening = last->len ? strdup(last->text) : NULL; /* to begin with nothing is to begin */
+    return q->opening || !last->len ? 0 : message_no_memory(e);
+}
+
+int message_opening_check(const struct turn_request *q, const char *form, struct api_error *e)
+{
+    const char *param = q->form ? form : q->tool_choice == SESSION_TOOLS_REQUIRED ? "tool_choice" : NULL;
+    if (!q->opening || !param) {
+        return 0;
+    }
+    api_error_set(e, 400, "invalid_value", param, "'%s' cannot be asked of an answer that goes on.", param);
+    return -1;
+}
+
 int messages_parse(struct turn_request *q, const cJSON *list, const char *name, bool items, struct api_error *e)
 {
     struct message_list l = {.q = q, .name = name, .ids = items, .e = e};

@@ -22,6 +22,13 @@ char *message_room(struct turn_request *q, size_t len); /* and a terminator */
 char *message_keep(struct turn_request *q, const char *text);
 int message_no_memory(struct api_error *e);
 
+/* The last of q's items, where it is text of the model, becomes what the answer begins with; `name` is that of the
+ * list. 0, or -1 and *e. */
+int message_continue(struct turn_request *q, const char *name, struct api_error *e);
+/* When all has been read: whether an answer that begins with something can be what is asked for. form: what a form is
+ * called. 0, or -1 and *e. */
+int message_opening_check(const struct turn_request *q, const char *form, struct api_error *e);
+
 /* The functions below: 0, or -1 and *e. Names in errors begin with `prefix`, or are `where`. */
 
 /* The text of a content, a string or text parts, kept. */

@@ -276,7 +276,7 @@ static cJSON *whole_object(const struct run *run, bool event)
     add_param(o, params, "tools", cJSON_CreateArray());
     add_param(o, params, "reasoning", cJSON_CreateNull());
     add_param(o, params, "top_logprobs", cJSON_CreateNumber(0));
-    cJSON_AddStringToObject(o, "truncation", "disabled");
+    add_param(o, params, "truncation", cJSON_CreateString("disabled"));
     cJSON_AddStringToObject(o, "service_tier", "default");
     if (done) {
         cJSON_AddItemToObject(o, "usage", usage(run));

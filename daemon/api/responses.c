@@ -8,7 +8,6 @@
 
 #include "daemon/api/api.h"
 
-#define MODEL_NAME_MAX   256
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
 
 static int parse_input(struct turn_request *q, const cJSON *body, struct api_error *e)
@@ -45,8 +44,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
-        priority_parse(o, p, &q->patient, e) || json_string(o, p, "parent", ID_SIZE - 1, &parent, e) ||
-        json_bool(o, p, "progress", &q->progress, e) || json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
+        bias_parse(body, q, e) || priority_parse(o, p, &q->patient, e) ||
+        json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
+        json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
         json_stops(o, p, "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
@@ -218,6 +218,24 @@ static int parse_reasoning(const cJSON *body, cJSON *echo, struct api_error *e)
     return 0;
 }
 
+/* A context that is too long is refused, or it loses its oldest turns. */
+static int parse_truncation(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
+{
+    const char *truncation = NULL;
+    if (json_string(body, "", "truncation", 16, &truncation, e)) {
+        return -1;
+    }
+    q->truncate = truncation && strcmp(truncation, "auto") == 0;
+    if (truncation && !q->truncate && strcmp(truncation, "disabled") != 0) {
+        api_error_set(e, 400, "invalid_value", "truncation", "'truncation' must be auto or disabled.");
+        return -1;
+    }
+    if (q->truncate) {
+        cJSON_AddStringToObject(echo, "truncation", "auto");
+    }
+    return 0;
+}
+
 /* Who waits for nobody leaves something that can be asked for. */
 static int parse_background(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
@@ -232,32 +250,26 @@ static int parse_background(struct turn_request *q, const cJSON *body, struct ap
     return 0;
 }
 
-struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e)
+/* The whole body into q, and what the response shows of it into echo. */
+static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSON *echo, struct api_error *e)
 {
-    struct turn_request *q = calloc(1, sizeof(*q));
-    cJSON *echo = cJSON_CreateObject();
-    if (!q || !echo) {
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
-    }
     q->format = &responses_format;
     q->store = q->generate = true;
     int64_t max_output = 0;
-    const char *model = NULL, *instructions = NULL;
+    const char *instructions = NULL;
     const cJSON *metadata = NULL;
-    if ((websocket && parse_stream_id(q, body, e)) || json_string(body, "", "model", MODEL_NAME_MAX, &model, e) ||
-        unsupported_check(body, UNSUPPORTED_RESPONSES, e) || parse_text(q, body, echo, e) ||
-        parse_logprobs(q, body, echo, e) || json_bool(body, "", "store", &q->store, e) ||
-        json_bool(body, "", "generate", &q->generate, e) || parse_background(q, body, e) ||
-        (!websocket && json_bool(body, "", "stream", &q->stream, e)) || parse_chain(q, body, e) ||
-        json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
+    if ((websocket && parse_stream_id(q, body, e)) || unsupported_check(body, UNSUPPORTED_RESPONSES, e) ||
+        parse_text(q, body, echo, e) || parse_logprobs(q, body, echo, e) ||
+        json_bool(body, "", "store", &q->store, e) || json_bool(body, "", "generate", &q->generate, e) ||
+        parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
+        parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
-        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) || tools_parse(q, body, false, echo, e) ||
-        parse_reasoning(body, echo, e)) {
-        goto fail;
+        parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
+        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(body, echo, e) ||
+        parse_truncation(q, body, echo, e)) {
+        return -1;
     }
-    q->model = model ? strdup(model) : NULL;
     q->instructions = instructions ? strdup(instructions) : NULL;
     q->max_output_tokens = (int)max_output;
     if (max_output) {
@@ -274,64 +286,26 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
         cJSON_AddItemToObject(echo, "metadata", cJSON_Duplicate(metadata, true));
     }
     q->params = json_print(echo);
-    q->params_json = echo;
-    echo = NULL;
-    if (!q->params || (model && !q->model) || (instructions && !q->instructions)) {
+    if (!q->params || (instructions && !q->instructions)) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
-        goto fail;
+        return -1;
     }
-    cJSON_Delete(body);
-    return q;
-fail:
-    cJSON_Delete(body);
-    cJSON_Delete(echo);
-    turn_request_free(q);
-    return NULL;
+    return 0;
+}
+
+struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e)
+{
+    struct turn_request *q = calloc(1, sizeof(*q));
+    if (q && !(q->params_json = cJSON_CreateObject())) {
+        turn_request_free(q);
+        q = NULL;
+    }
+    return request_parsed(q, body, q ? parse(q, body, websocket, q->params_json, e) : -1, e);
 }
 
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e)
 {
     return responses_parse(body, false, e);
-}
-
-/* ---- counting ------------------------------------------------------------------------------------------------------
- */
-
-static void count_nothing(struct run *run)
-{
-    (void)run;
-}
-
-static void count_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
-static void count_delta(struct run *run, size_t i, const char *text)
-{
-    (void)run, (void)i, (void)text;
-}
-
-static void counted(struct run *run)
-{
-    if (!run->failed) {
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "object", "response.input_tokens");
-        cJSON_AddNumberToObject(o, "input_tokens", run->input_tokens);
-        run->answer = json_text(o);
-        run->answer_status = 200;
-    }
-}
-
-static const struct run_format count_format = {
-    .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
-
-struct turn_request *count_only(struct turn_request *q)
-{
-    q->format = &count_format;
-    q->count = true;
-    q->store = q->stream = q->background = false;
-    return q;
 }
 
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
@@ -340,54 +314,8 @@ struct turn_request *responses_parse_count(cJSON *body, struct api_error *e)
     return q ? count_only(q) : NULL;
 }
 
-bool model_check(const struct api *api, const char *model, struct api_error *e)
-{
-    if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||
-        strcmp(model, "convod") == 0 || strcmp(model, "default") == 0) {
-        return true;
-    }
-    api_error_set(e, 404, "model_not_found", "model", "The model '%.100s' does not exist here; this is '%.100s'.",
-                  model, api->model_name);
-    return false;
-}
-
 /* ---- routes --------------------------------------------------------------------------------------------------------
  */
-
-bool client_start(struct client *c, struct turn_request *q)
-{
-    struct api_error e = {0};
-    struct runs *rs = &c->api->runs;
-    struct run_retry *retry = &c->request.retry;
-    struct run *run = NULL;
-    q->patient |= c->who.patient;
-    int kind = q->stream ? READ_SSE : q->background ? READ_ACCEPTED : READ_BODY;
-    if (retry_key(retry, q->key, &e)) {
-        run = retry_find(rs, c->owner, retry, &e);
-    }
-    if (run) {
-        turn_request_free(q);
-    } else if (e.status || run_start(rs, c->owner, q, retry, NULL, &run, &e)) {
-        turn_request_free(q);
-        client_answer_error(c, &e);
-        return false;
-    }
-    client_read(c, run, kind, 0, NULL);
-    return true;
-}
-
-void client_create(struct client *c)
-{
-    struct api_error e = {0};
-    struct turn_request *q = client_turn(c, &e);
-    if (!q || !model_check(c->api, q->model, &e) ||
-        !turn_request_count(q, &c->api->budget, c->owner, c->request.body_len, &e)) {
-        turn_request_free(q);
-        client_answer_error(c, &e);
-        return;
-    }
-    client_start(c, q);
-}
 
 static bool id_or_404(struct client *c)
 {

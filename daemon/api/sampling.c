@@ -3,6 +3,8 @@
 #include <limits.h>
 #include <math.h>
 #include <openssl/rand.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/api/api.h"
@@ -12,6 +14,7 @@
 #define SEED_MIN        INT64_MIN
 #define SEED_MAX        (INT64_MAX - 1023) /* the last that is a double */
 #define SEED_CHOSEN_MAX ((1LL << 53) - 1)
+#define BIAS_MOST       100
 
 static int random_seed(uint64_t *seed, struct api_error *e)
 {
@@ -65,6 +68,65 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
         return -1;
     }
     return seed == -1 ? random_seed(&out->seed, e) : 0;
+}
+
+static int by_token(const void *a, const void *b)
+{
+    engine_token x = ((const struct engine_bias *)a)->token, y = ((const struct engine_bias *)b)->token;
+    return (x > y) - (x < y);
+}
+
+/* A token's id as JSON writes a key; -1: it is none. */
+static engine_token token_of(const char *key)
+{
+    size_t n = strspn(key, "0123456789");
+    bool plain = n > 0 && n <= 10 && !key[n] && (key[0] != '0' || n == 1);
+    long long id = plain ? strtoll(key, NULL, 10) : -1;
+    return id <= INT32_MAX ? (engine_token)id : -1;
+}
+
+int bias_parse(const cJSON *body, struct turn_request *q, struct api_error *e)
+{
+    const cJSON *list = NULL, *v;
+    if (json_object(body, "", "logit_bias", &list, e)) {
+        return -1;
+    }
+    int n = cJSON_GetArraySize(list);
+    if (n == 0) {
+        return 0;
+    }
+    if (n > ENGINE_BIAS_MAX) {
+        api_error_set(e, 400, "invalid_value", "logit_bias", "'logit_bias' has more than %d tokens.", ENGINE_BIAS_MAX);
+        return -1;
+    }
+    q->bias = malloc((size_t)n * sizeof(*q->bias));
+    if (!q->bias) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    cJSON_ArrayForEach(v, list)
+    {
+        engine_token token = token_of(v->string);
+        char param[64];
+        snprintf(param, sizeof(param), "logit_bias.%.40s", v->string);
+        bool number = cJSON_IsNumber(v);
+        if (token < 0 || !number || !(fabs(v->valuedouble) <= BIAS_MOST)) {
+            api_error_set(e, 400, token < 0 || number ? "invalid_value" : "invalid_type", param,
+                          "'%s' must be the id of a token, and its bias a number from %d to %d.", param, -BIAS_MOST,
+                          BIAS_MOST);
+            return -1;
+        }
+        q->bias[q->n_bias++] = (struct engine_bias){token, (float)v->valuedouble};
+    }
+    qsort(q->bias, (size_t)n, sizeof(*q->bias), by_token);
+    for (int i = 1; i < n; i++) {
+        if (q->bias[i].token == q->bias[i - 1].token) {
+            api_error_set(e, 400, "invalid_value", "logit_bias", "'logit_bias' names token %d twice.",
+                          q->bias[i].token);
+            return -1;
+        }
+    }
+    return 0;
 }
 
 double sampling_shown(float value)

@@ -107,7 +107,7 @@ void tools_model(enum engine_call_syntax calls)
     atomic_store(&syntax, (int)calls);
 }
 
-static int compile_calls(struct turn_request *q, const cJSON *body, bool nested, const cJSON *calls,
+static int compile_calls(struct turn_request *q, const cJSON *body, const char *schema, const cJSON *calls,
                          struct api_error *e)
 {
     char err[400] = "", param[64];
@@ -119,7 +119,7 @@ static int compile_calls(struct turn_request *q, const cJSON *body, bool nested,
     if (rc == -ENOMEM) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     } else if (rc) {
-        snprintf(param, sizeof(param), "tools[%d].%sparameters", place_of(body, at), nested ? "function." : "");
+        snprintf(param, sizeof(param), "tools[%d].%s", place_of(body, at), schema);
         api_error_set(e, 400, "invalid_function_parameters", param, "'%s': %s", param, err);
     }
     return rc ? -1 : 0;
@@ -268,8 +268,9 @@ static void echo_choice(cJSON *echo, const cJSON *choice, const char *tool)
     cJSON_AddStringToObject(shown, "name", tool);
 }
 
-int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *echo, struct api_error *e)
+int tools_parse(struct turn_request *q, const cJSON *body, const char *schema, cJSON *echo, struct api_error *e)
 {
+    const bool nested = strncmp(schema, "function.", strlen("function.")) == 0;
     cJSON *list = cJSON_CreateArray(), *calls = cJSON_CreateArray(), *shown = echo ? cJSON_CreateArray() : NULL,
           *skipped = cJSON_CreateArray();
     bool parallel = true;
@@ -285,7 +286,7 @@ int tools_parse(struct turn_request *q, const cJSON *body, bool nested, cJSON *e
             api_error_set(e, 500, "server_error", NULL, "Out of memory.");
             goto cleanup;
         }
-        if (q->tool_choice != SESSION_TOOLS_NONE && compile_calls(q, body, nested, calls, e)) {
+        if (q->tool_choice != SESSION_TOOLS_NONE && compile_calls(q, body, schema, calls, e)) {
             goto cleanup;
         }
     }

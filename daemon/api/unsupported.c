@@ -13,22 +13,19 @@ struct row {
 };
 
 static const struct row responses[] = {
-    {"truncation", {"disabled"}},
     {"prompt", {0}},
-    {"logit_bias", {0}},
     {"context_management", {0}},
 };
 
 static const struct row completions[] = {
-    {"functions", {0}},          {"function_call", {"auto", "none"}},
-    {"logit_bias", {0}},         {"audio", {0}},
-    {"web_search_options", {0}}, {"grammar", {0}},
-    {"json_schema", {0}},        {"guided_json", {0}},
-    {"guided_regex", {0}},       {"guided_choice", {0}},
-    {"guided_grammar", {0}},
+    {"functions", {0}},     {"function_call", {"auto", "none"}},
+    {"audio", {0}},         {"web_search_options", {0}},
+    {"grammar", {0}},       {"json_schema", {0}},
+    {"guided_json", {0}},   {"guided_regex", {0}},
+    {"guided_choice", {0}}, {"guided_grammar", {0}},
 };
 
-static const struct row text[] = {{"suffix", {0}}, {"echo", {0}}, {"logit_bias", {0}}};
+static const struct row text[] = {{"suffix", {0}}, {"echo", {0}}};
 
 static const struct row anthropic[] = {{"container", {0}}, {"mcp_servers", {0}}};
 

@@ -196,7 +196,7 @@ static void create(struct client *c, struct message *m)
     struct turn_request *q = m->turn;
     struct lane *l = NULL;
     struct waiting *w = NULL;
-    if (!q || !model_check(api, q->model, &e) || !turn_request_count(q, &api->budget, c->owner, m->len, &e)) {
+    if (!q || !request_check(api, q, &e) || !turn_request_count(q, &api->budget, c->owner, m->len, &e)) {
         goto refuse;
     }
     if (!api->runs.session) {

@@ -19,8 +19,10 @@ void turn_request_free(struct turn_request *r)
     }
     free(r->answer);
     free(r->tokens);
+    free(r->bias);
     free(r->tools);
     free(r->tool);
+    free(r->opening);
     engine_form_free(r->form);
     engine_form_free(r->call_form);
     cJSON_Delete(r->params_json);

@@ -36,6 +36,7 @@
 #define RECENT_FAILED_MAX   32 /* of one owner, */
 #define RECENT_FAILED_BYTES (4 * 1024 * 1024)
 #define RECENT_SECONDS      (15 * 60)
+#define CHOICES_MAX         16 /* answers to one request */
 #define ID_SIZE             48 /* "resp_" + 32 hex digits, and room */
 #define RETRY_DIGEST_BYTES  32
 
@@ -119,9 +120,9 @@ struct run;
 
 /* How an interface shows a run: each writes into the run's log what its readers get. An item of the output, number i,
  * begins, grows and ends, one after the other; of its logprobs, those that came with a piece or the end stand behind
- * the first n_logprobs_told. `done` is called once at the end (run->failed says how it ended) and
- * makes run->answer as well, unless it failed. `running` (a background turn waits no longer) and `progress` may be
- * NULL. */
+ * the first n_logprobs_told. `done` is called once at the end (run->failed says how it ended) and makes run->answer as
+ * well, unless it failed; of several answers it is called for each, and makes the answer of run_first() when that has
+ * ended, which is with the last. `running` (a background turn waits no longer) and `progress` may be NULL. */
 struct run_format {
     void (*started)(struct run *run);
     void (*running)(struct run *run);
@@ -153,14 +154,16 @@ struct turn_request {
     size_t bytes;
     char owner[OWNER_SIZE]; /* for whom */
     struct engine_sampling sampling;
+    struct engine_bias *bias; /* [n_bias] */
+    int n_bias;
     struct engine_form *form;      /* what the answer must be; NULL: any text */
     struct engine_form *call_form; /* what calls must be; NULL: there are none */
     char *stops[16];
     size_t n_stops;
-    char *answer;       /* of one whose answer is known before it has run: what it is; NULL: none */
-    cJSON *settings;    /* of the conversation that is made before it, a create body without items; NULL: none is */
-    bool made;          /* that was made for this turn, and goes when it fails */
-    char *tools, *tool; /* as in a session_turn */
+    char *answer;    /* of one whose answer is known before it has run: what it is; NULL: none */
+    cJSON *settings; /* of the conversation that is made before it, a create body without items; NULL: none is */
+    bool made;       /* that was made for this turn, and goes when it fails */
+    char *tools, *tool, *opening; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens, n_top;
@@ -172,7 +175,8 @@ struct turn_request {
     size_t n_tokens;
     bool count;   /* only its tokens are counted */
     bool patient; /* it gets the places and the time that others leave */
-    bool has_parent, store, generate, stream, progress, include_usage, background;
+    int n;        /* answers, each of a turn of its own; 0 is one, too */
+    bool has_parent, store, generate, stream, progress, include_usage, background, truncate;
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
@@ -244,6 +248,12 @@ struct run {
     struct run *next, *prev;
     struct runs *runs;
     struct turn_request *request;
+    /* Where several answers are asked for each has a run, one after the other in number. The first has the readers, the
+     * log, and the end of all; the others are its own, stored nowhere, and share its request. */
+    struct run *first;   /* of the others; NULL: it is the first */
+    struct run **others; /* [n_others], of the first, until it has ended */
+    int choice, n_others;
+    int n_open; /* of the first: answers that are not over */
     char id[ID_SIZE];
     char owner[OWNER_SIZE];
     char *idempotency_key;
@@ -293,6 +303,10 @@ int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct
 int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
                 struct api_error *e);
 struct run *run_find(struct runs *rs, const char *owner, const char *id);
+/* Of several answers' runs the first; of one the run itself. */
+struct run *run_first(struct run *run);
+/* Number i of run_first()'s 1 + n_others. */
+const struct run *run_choice(const struct run *first, int i);
 /* The response, or all of the conversation, was deleted: nobody finds it any more. */
 void run_hide(struct runs *rs, const char *owner, const char *id);
 /* Stops it at the next token. */

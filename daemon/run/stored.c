@@ -115,7 +115,7 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     run->ended = strcmp(run->status, "in_progress") != 0 && strcmp(run->status, "queued") != 0;
     run->input_tokens = r->input_tokens;
     run->cached_tokens = r->cached_tokens;
-    run->output_tokens = r->output_tokens;
+    run->output_tokens += r->output_tokens;
     replace(&run->reason, r->reason);
     replace(&run->receipt, r->receipt);
     replace(&q->instructions, r->instructions);
@@ -132,7 +132,9 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     if (cJSON_IsTrue(member(own, "replay"))) { /* it named none: it was found by what was sent */
         replace(&q->previous, NULL);
     }
-    q->progress = cJSON_IsTrue(member(own, "progress"));
+    const cJSON *truncation = member(q->params_json, "truncation");
+    q->truncate = cJSON_IsString(truncation) && strcmp(truncation->valuestring, "auto") == 0;
+    q->progress = cJSON_IsTrue(member(own, "progress")) || q->truncate; /* which may have been told as that */
     q->sampling.seed = cJSON_IsNumber(seed) ? (uint64_t)(int64_t)seed->valuedouble : 0;
     const cJSON *temperature = member(q->params_json, "temperature"), *top_p = member(q->params_json, "top_p");
     q->sampling.temperature = cJSON_IsNumber(temperature) ? (float)temperature->valuedouble : 1;

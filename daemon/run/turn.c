@@ -43,7 +43,10 @@ void run_free(struct run *run)
     free(run->answer);
     free(run->receipt);
     free(run->idempotency_key);
-    turn_request_free(run->request);
+    free(run->others);
+    if (!run->first) {
+        turn_request_free(run->request);
+    }
     free(run);
 }
 
@@ -94,10 +97,22 @@ struct run *run_find(struct runs *rs, const char *owner, const char *id)
     return run ? run : find_in(rs->recent, owner, id);
 }
 
+struct run *run_first(struct run *run)
+{
+    return run->first ? run->first : run;
+}
+
+const struct run *run_choice(const struct run *first, int i)
+{
+    return i ? first->others[i - 1] : first;
+}
+
+/* All answers of it. */
 static void stop(struct run *run, enum session_stop why)
 {
-    if (!run->ended && run->runs->session) {
-        session_cancel(run->runs->session, run->owner, run->id, why);
+    const struct run *first = run_first(run);
+    for (int i = 0; i <= first->n_others && !first->ended && run->runs->session; i++) {
+        session_cancel(run->runs->session, run->owner, run_choice(first, i)->id, why);
     }
 }
 
@@ -119,6 +134,7 @@ void run_delivered(struct runs *rs, const char *owner, const char *id)
 
 void run_log(struct run *run, const char *name, char *data)
 {
+    run = run_first(run);
     if (run->gap && !run->ended) {
         free(data);
         return;
@@ -226,9 +242,15 @@ static bool has_digest(const struct run_retry *retry)
     return memcmp(retry->digest, none, sizeof(none)) != 0;
 }
 
-/* id: the one that it has already; NULL: it is new. */
-static int start(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
-                 struct run_home *home, struct run **out, struct api_error *e)
+static bool stores(const struct run *run)
+{
+    return run->request->store && !run->first;
+}
+
+/* id: the one that it has already; NULL: it is new. first: it is another answer to that one's request, number `choice`;
+ * NULL: it is none. */
+static int start(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run *first,
+                 int choice, struct run_retry *retry, struct run_home *home, struct run **out, struct api_error *e)
 {
     if (!rs->session) {
         api_error_session(SESSION_SHUTDOWN, NULL, e);
@@ -261,7 +283,12 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
     run->created_ms = now_ms();
     run->created_clock_ms = clock_ms();
     run->status = q->background ? "queued" : "in_progress";
-    run->home = q->store ? NULL : home;
+    run->request = q;
+    run->first = first;
+    run->choice = choice;
+    run->hidden = first != NULL;
+    run->n_open = 1;
+    run->home = stores(run) ? NULL : home;
     struct session_turn t = {
         .owner = run->owner,
         .response_id = run->id,
@@ -276,9 +303,12 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tools = q->tools,
         .tool_choice = q->tool_choice,
         .tool = q->tool,
+        .opening = q->opening,
         .one_call = q->one_call,
         .params = q->params,
         .sampling = q->sampling,
+        .bias = q->bias,
+        .n_bias = q->n_bias,
         .form = q->form,
         .call_form = q->call_form,
         .stops = (const char *const *)q->stops,
@@ -286,7 +316,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .max_output_tokens = q->max_output_tokens,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
-        .store = q->store,
+        .truncate = q->truncate,
+        .store = stores(run),
         .generate = q->generate,
         .count = q->count,
         .raw = q->raw,
@@ -301,10 +332,10 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .event = on_event,
         .arg = run,
     };
+    t.sampling.seed += (uint64_t)choice;
     /* Linked before the session knows of it: its events are taken later, on this thread. */
     list_add(&rs->running, run);
     rs->n_running++;
-    run->request = q;
     int rc = session_turn_start(rs->session, &t);
     free(queued);
     if (rc) {
@@ -329,17 +360,42 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
     return 0;
 }
 
+/* One of several answers cannot be: the others are not wanted then. */
+static void fail(struct run *first, const struct api_error *e)
+{
+    first->failed = true;
+    first->status = "failed";
+    if (!first->error.status) {
+        first->error = *e;
+    }
+    stop(first, SESSION_STOP_CANCELLED);
+}
+
 int run_start(struct runs *rs, const char *owner, struct turn_request *q, struct run_retry *retry,
               struct run_home *home, struct run **out, struct api_error *e)
 {
-    return start(rs, owner, NULL, q, retry, home, out, e);
+    if (start(rs, owner, NULL, q, NULL, 0, retry, home, out, e)) {
+        return -1;
+    }
+    struct run *first = *out;
+    first->others = q->n > 1 ? calloc((size_t)q->n, sizeof(struct run *)) : NULL;
+    for (int i = 1; i < q->n; i++) {
+        struct api_error refused = {0};
+        if (!first->others || start(rs, owner, NULL, q, first, i, NULL, home, &first->others[i - 1], &refused)) {
+            fail(first, &refused);
+            break;
+        }
+        first->n_others++;
+        first->n_open++;
+    }
+    return 0;
 }
 
 int run_requeue(struct runs *rs, const char *owner, const char *id, struct turn_request *q, struct run_retry *retry,
                 struct api_error *e)
 {
     struct run *run;
-    return start(rs, owner, id, q, retry, NULL, &run, e);
+    return start(rs, owner, id, q, NULL, 0, retry, NULL, &run, e);
 }
 
 /* ---- events
@@ -409,6 +465,12 @@ bool run_append_logprobs(struct run *run, const struct session_logprob *logprobs
 static void run_retire(struct run *run)
 {
     struct runs *rs = run->runs;
+    for (int i = 0; i < run->n_others; i++) {
+        list_remove(&rs->running, run->others[i]);
+        rs->n_running--;
+        run_free(run->others[i]);
+    }
+    run->n_others = 0;
     list_remove(&rs->running, run);
     rs->n_running--;
     run_remember(run);
@@ -522,7 +584,7 @@ static void settle_ephemeral(struct run *run)
 {
     struct runs *rs = run->runs;
     struct turn_request *q = run->request;
-    if (!q->store && !run->failed && !q->count && !q->raw) {
+    if (!stores(run) && !run->failed && !q->count && !q->raw) {
         if (run->home) {
             home_add(rs, run->home, run->id);
         } else {
@@ -539,10 +601,19 @@ static void settle_ephemeral(struct run *run)
     }
 }
 
+/* One answer is over; with the last one all has ended. */
+static void count_over(struct run *run)
+{
+    struct run *first = run_first(run);
+    first->n_open--;
+    first->ended = first->n_open == 0;
+}
+
 static void ended(struct run *run, const struct session_event *ev, const struct turn_event *e)
 {
     struct metrics *m = run->runs->metrics;
-    run->ended = true;
+    struct run *first = run_first(run);
+    count_over(run);
     run->completed_ms = now_ms();
     if (ev->kind == SESSION_EVENT_DONE) {
         run->status = ev->incomplete ? "incomplete" : "completed";
@@ -551,7 +622,7 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->erasing = ev->erasing;
         run->input_tokens = ev->input_tokens;
         run->cached_tokens = ev->cached_tokens;
-        run->output_tokens = ev->output_tokens;
+        first->output_tokens += ev->output_tokens;
         run->receipt = e->receipt_json ? strdup(e->receipt_json) : NULL;
         if (e->receipt_json) {
             metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
@@ -567,6 +638,9 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
     }
     if (run->failed && !run->error.status) {
         api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
+    }
+    if (run->failed && first->n_others) {
+        fail(first, &run->error);
     }
     run->request->format->done(run);
     settle_ephemeral(run);
@@ -598,7 +672,7 @@ static void replay(struct run *run)
         }
         format->item_end(run, i);
     }
-    run->ended = true;
+    count_over(run);
     run->status = final;
     format->done(run);
 }
@@ -606,7 +680,7 @@ static void replay(struct run *run)
 /* Without a piece of it the answer is not what was generated. */
 static void lost(struct run *run)
 {
-    run->gap = true;
+    run_first(run)->gap = true;
     run_cancel(run);
 }
 
@@ -614,10 +688,10 @@ static void lost(struct run *run)
 static void take_event(struct event *event, bool closing)
 {
     struct turn_event *e = (struct turn_event *)event;
-    struct run *run = e->run;
+    struct run *run = e->run, *first = run_first(run);
     const struct session_event *ev = &e->turn;
     const struct run_format *format = closing ? NULL : run->request->format;
-    const uint64_t before = run->log_bytes;
+    const uint64_t before = first->log_bytes;
     bool over = false;
     switch (closing ? SESSION_EVENT_PROGRESS : ev->kind) {
     case SESSION_EVENT_STARTED:
@@ -630,17 +704,19 @@ static void take_event(struct event *event, bool closing)
             run->status = run->ended ? run->status : "failed"; /* the session gives what has ended only */
             replay(run);
         } else {
-            run->failed = run->ended = true;
+            run->failed = true;
+            count_over(run);
             api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
             format->done(run);
         }
         over = true;
         break;
     case SESSION_EVENT_PROGRESS:
-        if (!closing && strcmp(ev->stage, "queue") != 0) {
+        if (!closing && strcmp(ev->stage, "queue") != 0 && strcmp(ev->stage, "truncated") != 0) {
             goes_on(run);
         }
-        if (format && format->progress && run->request->progress) {
+        if (format && format->progress &&
+            (run->request->progress || (!closing && strcmp(ev->stage, "truncated") == 0))) {
             format->progress(run, ev);
         }
         break;
@@ -679,10 +755,10 @@ static void take_event(struct event *event, bool closing)
         break;
     }
     if (!closing) {
-        wake_readers(run, before);
+        wake_readers(first, before);
     }
-    if (over) {
-        run_retire(run);
+    if (over && first->ended) {
+        run_retire(first);
     }
     turn_event_free(e);
 }

@@ -184,10 +184,10 @@ int step_scratch_open(struct engine *e);
 void step_scratch_close(struct engine *e);
 int sampler_scratch_open(struct engine *e);
 void sampler_scratch_close(struct engine *e);
-/* Makes room for `n_picks` picks that look back at `seen` tokens altogether. 0 or -ENOMEM. */
-int sampler_begin(struct engine *e, int n_picks, size_t seen);
-/* How many tokens a pick of the token at `position` looks back at. */
-size_t sampler_looks_back(const struct engine_sampling *settings, int position);
+/* Makes room for `n_picks` picks that change `changes` logits altogether. 0 or -ENOMEM. */
+int sampler_begin(struct engine *e, int n_picks, size_t changes);
+/* How many logits a pick of the token at `position` changes at most. */
+size_t sampler_changes(const struct engine_pick *pick, int position);
 /* Adds a pick from wanted row `row`, of the token behind context[position]. It lasts until the next sampler_begin(). */
 void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_token *context, int position, int row);
 /* All that were added; *n gets how many. */

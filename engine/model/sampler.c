@@ -1,8 +1,8 @@
 /* sampler.c - what is asked of the backend when it picks tokens, and what its answer means.
  *
- * What is asked: how often the tokens in sight were said, for the penalties, and the random number, which is a function
- * of (seed, position) alone, so that a turn can be replayed from its seed. The backend picks (kernels_ops.pick), for
- * all sequences at once.
+ * What is asked: which tokens have a bias, how often the tokens in sight were said, for the penalties, and the random
+ * number, which is a function of (seed, position) alone, so that a turn can be replayed from its seed. The backend
+ * picks (kernels_ops.pick), for all sequences at once.
  *
  * The penalties are those of common APIs: repetition divides a positive logit and multiplies a negative one (Keskar et
  * al., CTRL, arXiv:1909.05858); presence and frequency subtract (OpenAI's definition).
@@ -36,14 +36,14 @@ static void *with_room(void *array, size_t *capacity, size_t n, size_t size)
     return grown;
 }
 
-int sampler_begin(struct engine *e, int n_picks, size_t seen)
+int sampler_begin(struct engine *e, int n_picks, size_t changes)
 {
     struct sampler_scratch *s = e->sampler;
     struct kernels_pick *picks = with_room(s->picks, &s->capacity_picks, (size_t)n_picks, sizeof *picks);
     if (!picks)
         return -ENOMEM;
     s->picks = picks;
-    struct kernels_seen *grown = with_room(s->seen, &s->capacity_seen, seen, sizeof *grown);
+    struct kernels_seen *grown = with_room(s->seen, &s->capacity_seen, changes, sizeof *grown);
     if (!grown)
         return -ENOMEM;
     s->seen = grown;
@@ -113,25 +113,39 @@ static bool has_penalties(const struct engine_sampling *s)
     return s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f;
 }
 
-size_t sampler_looks_back(const struct engine_sampling *settings, int position)
+/* How many tokens a pick of the token at `position` looks back at. */
+static size_t looks_back(const struct engine_sampling *settings, int position)
 {
     int last = settings->penalty_last ? settings->penalty_last : PENALTY_LAST_DEFAULT;
     return !has_penalties(settings) ? 0 : position < last ? (size_t)position : (size_t)last;
 }
 
-/* Writes which tokens were said and how often, and returns how many they are. */
-static int count_seen(const struct engine *e, const engine_token *said, size_t n, struct kernels_seen *out)
+size_t sampler_changes(const struct engine_pick *pick, int position)
+{
+    return looks_back(pick->settings, position) + (size_t)pick->n_bias;
+}
+
+/* Writes which tokens have a bias or were said, and how often, and returns how many they are. */
+static int find_seen(const struct engine *e, const struct engine_pick *pick, const engine_token *said, size_t n,
+                     struct kernels_seen *out)
 {
     uint16_t *counts = e->sampler->counts;
     int n_seen = 0;
     for (size_t i = 0; i < n; i++)
         if (said[i] >= 0 && said[i] < e->info.n_vocab && counts[said[i]] < UINT16_MAX)
             counts[said[i]]++;
+    for (int i = 0; i < pick->n_bias; i++) {
+        engine_token id = pick->bias[i].token;
+        if (id < 0 || id >= e->info.n_vocab)
+            continue;
+        out[n_seen++] = (struct kernels_seen){id, counts[id], pick->bias[i].bias};
+        counts[id] = 0;
+    }
     for (size_t i = 0; i < n; i++) {
         engine_token id = said[i];
         if (id < 0 || id >= e->info.n_vocab || counts[id] == 0)
             continue;
-        out[n_seen++] = (struct kernels_seen){id, counts[id]};
+        out[n_seen++] = (struct kernels_seen){id, counts[id], 0};
         counts[id] = 0;
     }
     return n_seen;
@@ -141,12 +155,12 @@ void sampler_add(struct engine *e, const struct engine_pick *pick, const engine_
 {
     struct sampler_scratch *s = e->sampler;
     const struct engine_sampling *set = pick->settings;
-    size_t back = sampler_looks_back(set, position);
+    size_t back = looks_back(set, position);
     struct kernels_seen *seen = s->seen + s->n_seen;
     struct kernels_pick *p = &s->picks[s->n_picks++];
     *p = (struct kernels_pick){.row = row,
                                .seen = seen,
-                               .n_seen = count_seen(e, context + position - back, back, seen),
+                               .n_seen = find_seen(e, pick, context + position - back, back, seen),
                                .repetition = set->repetition_penalty,
                                .presence = set->presence_penalty,
                                .frequency = set->frequency_penalty,

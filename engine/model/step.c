@@ -397,17 +397,17 @@ static void add_item(struct engine *e, const struct engine_step_item *it, struct
     b->rows += it->n;
 }
 
-/* Room for what the picks of all items look back at. */
+/* Room for what the picks of all items change. */
 static int begin_picks(struct engine *e, const struct engine_step_item *items, int n_items)
 {
-    size_t seen = 0;
+    size_t changes = 0;
     int n = 0;
     for (int i = 0; i < n_items; i++)
         if (items[i].pick) {
-            seen += sampler_looks_back(items[i].pick->settings, engine_seq_length(items[i].seq) + items[i].n);
+            changes += sampler_changes(items[i].pick, engine_seq_length(items[i].seq) + items[i].n);
             n++;
         }
-    return sampler_begin(e, n, seen);
+    return sampler_begin(e, n, changes);
 }
 
 static int start(struct engine *e, struct engine_step_item *items, int n_items)

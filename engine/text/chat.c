@@ -737,3 +737,32 @@ const char *chat_mark_bytes(const struct chat *c, engine_token id)
            : id == c->message  ? CHAT_MARK_MESSAGE
                                : NULL;
 }
+
+int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len, struct engine_tokens *out)
+{
+    const struct chat_pieces *last = c->opening.n > 0 ? &c->opening : &c->before[ENGINE_ASSISTANT];
+    bool token = c->format->inst ? c->inst_end >= 0 : last->n == 0 || last->piece[last->n - 1].id >= 0;
+    size_t before = out->n;
+    struct builder b = {.v = v,
+                        .out = out,
+                        .before = token ? VOCAB_AFTER_SPECIAL : VOCAB_CONTINUES,
+                        .strip = c->strip,
+                        .stripping = token && c->strip};
+    if (c->opens_thinking) {
+        chat_add_token(&b, c->think_end_mark);
+        chat_add(&b, "\n\n");
+    }
+    if (c->start >= 0) { /* Harmony: what stands behind the role of an answer's text */
+        chat_add_token(&b, c->channel);
+        chat_add(&b, "final");
+        chat_add_token(&b, c->message);
+    }
+    if (c->format->inst && c->space_before_answer)
+        chat_add(&b, " ");
+    chat_add_bytes(&b, text, len);
+    chat_flush(&b);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
+}

@@ -226,13 +226,18 @@ static int32_t pick_ordered(struct row *r, const struct kernels_pick *p, size_t 
     return (int32_t)(uint32_t)r->s->keys[draw(r, r->s->x, kept, p->random)];
 }
 
-/* Penalties: repetition divides a positive logit and multiplies a negative one; presence and frequency subtract. */
-static void penalize(const struct kernels_pick *p, float *x)
+/* A bias is added; then penalties: repetition divides a positive logit and multiplies a negative one; presence and
+ * frequency subtract. */
+static void change(const struct kernels_pick *p, float *x)
 {
     for (int i = 0; i < p->n_seen; i++) {
-        float v = x[p->seen[i].id];
-        v = v > 0 ? v / p->repetition : v * p->repetition;
-        x[p->seen[i].id] = v - (p->presence + p->frequency * (float)p->seen[i].count);
+        const struct kernels_seen *seen = &p->seen[i];
+        float v = x[seen->id] + seen->bias;
+        if (seen->count > 0) {
+            v = v > 0 ? v / p->repetition : v * p->repetition;
+            v -= p->presence + p->frequency * (float)seen->count;
+        }
+        x[seen->id] = v;
     }
 }
 
@@ -286,7 +291,7 @@ static void pick_one(const struct kernels *k, struct worker_scratch *s, const st
     struct row own = {.set = k->set->rows, .s = s, .x = x, .n = n}, r = own;
     if (p->n_seen > 0 || p->mask) {
         memcpy(s->changed, x, n * sizeof *s->changed);
-        penalize(p, s->changed);
+        change(p, s->changed);
         if (p->mask)
             apply_mask(p->mask, s->changed, n);
         r.x = s->changed;

@@ -379,8 +379,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     alternatives(&own, p->n_top, top, out);
 }
 
-/* The row with its penalties, -infinity where the mask says no, unless that shows that it is no row of numbers. A block
- * per row. */
+/* The row with its biases and penalties, -infinity where the mask says no, unless that shows that it is no row of
+ * numbers. A block per row. */
 static __global__ void __launch_bounds__(THREADS)
     change_row(const struct cuda_pick *picks, const float *logits, int vocab, float *changed)
 {
@@ -393,10 +393,13 @@ static __global__ void __launch_bounds__(THREADS)
         out[i] = allowed(p, i, in[i]);
     __syncthreads();
     for (int i = threadIdx.x; i < p->n_seen; i += THREADS) {
-        int32_t id = p->seen[i].id;
-        float x = in[id];
-        x = x > 0 ? x / p->repetition : x * p->repetition;
-        out[id] = allowed(p, id, x - (p->presence + p->frequency * (float)p->seen[i].count));
+        struct kernels_seen seen = p->seen[i];
+        float x = in[seen.id] + seen.bias;
+        if (seen.count > 0) {
+            x = x > 0 ? x / p->repetition : x * p->repetition;
+            x = x - (p->presence + p->frequency * (float)seen.count);
+        }
+        out[seen.id] = allowed(p, seen.id, x);
     }
 }
 

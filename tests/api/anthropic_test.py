@@ -129,6 +129,41 @@ def tools():
         d.stop()
 
 
+def strict_tools():
+    """A call of a strict tool fulfils its schema, whatever the model would have written; a schema that cannot be is refused by its name."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        schema = {"type": "object", "properties": {"city": {"enum": ["Qaanaaq"]}, "days": {"type": "integer"}}, "required": ["city", "days"]}
+        tool = {**WEATHER, "input_schema": {**schema, "additionalProperties": False}, "strict": True}
+        ask = {"messages": [{"role": "user", "content": "Weather in Oslo?"}], "tool_choice": {"type": "any"}, **LIMITS, "max_tokens": 64}
+        call = c.messages.create(tools=[tool], **ask).content[-1]
+        assert call.type == "tool_use" and call.input["city"] == "Qaanaaq" and isinstance(call.input["days"], int), call
+        try:
+            c.messages.create(tools=[WEATHER, {**tool, "name": "none", "input_schema": {"type": "object", "minProperties": 2, "maxProperties": 1}}], **ask)
+            raise AssertionError("a schema that nothing fulfils was taken")
+        except anthropic.BadRequestError as e:
+            assert e.type == "invalid_request_error" and e.body["error"]["param"] == "tools[1].input_schema", e.body
+        d.stop()
+
+
+def prefilled_answer():
+    """A last message of the assistant is what the answer begins with; only what follows is answered."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        messages = [{"role": "user", "content": "Count from one to ten in words, separated by commas."}, {"role": "assistant", "content": "one, two,"}]
+        answer = c.messages.create(messages=messages, **LIMITS)
+        assert text_of(answer).startswith(" three"), answer
+        with c.messages.stream(messages=messages, **LIMITS) as stream:
+            assert "".join(stream.text_stream) == text_of(answer)
+        count = c.messages.count_tokens(model="default", messages=messages).input_tokens
+        assert count == answer.usage.input_tokens + answer.usage.cache_read_input_tokens, (count, answer.usage)
+        whole = [messages[0], {"role": "assistant", "content": "one, two," + text_of(answer)}, {"role": "user", "content": "Thanks."}]
+        check_new(c.messages.create(messages=whole, **LIMITS), 20)
+        d.stop()
+
+
 def ends():
     with Scratch() as data:
         d = Daemon(data)
@@ -155,4 +190,4 @@ def ends():
 
 
 need(QWEN)
-run(history, agents_prompt, tools, ends)
+run(history, agents_prompt, tools, strict_tools, prefilled_answer, ends)

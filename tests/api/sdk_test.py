@@ -158,6 +158,111 @@ def logprobs():
         d.stop()
 
 
+def biases():
+    """A token is said because of its bias, or not said, in each interface; what the model does not have is named."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        word = d.ok("POST", "/tokenize", {"content": " kite"})["tokens"]
+        assert len(word) == 1, word
+        ask = {"model": MODEL, "temperature": 0}
+        plain = c.completions.create(prompt="The sun is", max_tokens=4, **ask).choices[0].text
+        first = d.ok("POST", "/tokenize", {"content": plain})["tokens"][0]
+        assert c.completions.create(prompt="The sun is", max_tokens=4, logit_bias={str(word[0]): 100}, **ask).choices[0].text == " kite" * 4
+        other = c.completions.create(prompt="The sun is", max_tokens=4, logit_bias={str(first): -100}, **ask).choices[0].text
+        assert d.ok("POST", "/tokenize", {"content": other})["tokens"][0] != first, (plain, other)
+        chat = {**ask, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 3}
+        said = c.chat.completions.create(**chat, logit_bias={str(word[0]): 100}, logprobs=True).choices[0]
+        assert said.message.content == " kite" * 3, said
+        # The model's own: it would hardly have said that.
+        assert all(t.logprob < -2 for t in said.logprobs.content[:1]), said.logprobs
+        with_bias = {"logit_bias": {str(word[0]): 100}}
+        answer = c.responses.create(input="Hello.", max_output_tokens=16, extra_body=with_bias, **ask)
+        assert answer.output_text == " kite" * 16, answer.output_text
+        for call in (lambda b: c.chat.completions.create(**chat, logit_bias=b), lambda b: c.responses.create(input="x", extra_body={"logit_bias": b})):
+            try:
+                call({"1": 1, "9999999": 1})
+                raise AssertionError("a token that there is not was accepted")
+            except openai.BadRequestError as e:
+                assert e.param == "logit_bias.9999999" and "9999999" in e.message, e
+        d.stop()
+
+
+def several_answers():
+    """n answers of one prompt that is read once: whole, streamed, each different, the first one stored; and each can be followed."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        messages = [{"role": "user", "content": "Tell me about a kite. " * 8}]
+        ask = {"model": MODEL, "messages": messages, "max_tokens": 12, "temperature": 1.5, "seed": 3, "n": 4}
+        whole = c.chat.completions.create(**ask)
+        assert [x.index for x in whole.choices] == [0, 1, 2, 3]
+        texts = [x.message.content for x in whole.choices]
+        assert len(set(texts)) == 4, texts
+        receipts = [whole.to_dict()["convod"]] + [x.to_dict()["convod"] for x in whole.choices[1:]]
+        assert receipts[0]["tokens"]["prefilled"] == whole.usage.prompt_tokens, receipts[0]
+        for r in receipts[1:]:
+            assert r["tokens"]["prefilled"] == 1 and r["reprefilled"] == [{"tokens": 1, "reason": "logits"}], r
+        assert whole.usage.completion_tokens == sum(r["tokens"]["output"] for r in receipts), whole.usage
+        # Answer i is that of seed + i.
+        alone = c.chat.completions.create(**{**ask, "n": 1, "seed": 5})
+        assert alone.choices[0].message.content == texts[2], (alone, texts)
+        chunks = list(c.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+        said = ["".join(x.delta.content or "" for ch in chunks for x in ch.choices if x.index == i) for i in range(4)]
+        assert said == texts, (said, texts)
+        assert [sum(bool(x.finish_reason) for ch in chunks for x in ch.choices if x.index == i) for i in range(4)] == [1] * 4
+        assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens and not chunks[-1].choices
+        for text in texts[:2]:
+            more = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+            again = c.chat.completions.create(model=MODEL, messages=more, max_tokens=2, temperature=0)
+            tokens = again.to_dict()["convod"]["tokens"]
+            assert tokens["prefilled"] < whole.usage.prompt_tokens // 2, tokens
+        raw = c.completions.create(model=MODEL, prompt="The kite is called", n=3, max_tokens=5, temperature=1.5, seed=9)
+        assert [x.index for x in raw.choices] == [0, 1, 2] and len({x.text for x in raw.choices}) > 1, raw
+        for n in (0, 17, 1.5):
+            try:
+                c.chat.completions.create(**{**ask, "n": n})
+                raise AssertionError(f"n = {n} was accepted")
+            except openai.BadRequestError as e:
+                assert e.param == "n", e
+        d.stop()
+
+
+def answer_goes_on():
+    """A last message of the assistant is gone on with: what is written is what would have been written at once, and the whole is one answer."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        ask = {"model": MODEL, "temperature": 0}
+        messages = [{"role": "user", "content": "Count from one to twenty in words, separated by commas."}]
+        whole = c.chat.completions.create(messages=messages, max_tokens=40, **ask).choices[0].message.content
+        cut = c.chat.completions.create(messages=messages, max_tokens=12, **ask)
+        assert cut.choices[0].finish_reason == "length" and whole.startswith(cut.choices[0].message.content), (whole, cut)
+        d.settle()
+        d.kill()
+        d.start()
+        c = client_of(d)
+        half = [*messages, cut.choices[0].message.to_dict()]
+        more = c.chat.completions.create(messages=half, max_tokens=28, **ask)
+        assert cut.choices[0].message.content + more.choices[0].message.content == whole, (cut, more, whole)
+        tokens = more.to_dict()["convod"]["tokens"]
+        assert tokens["disk"] > 0 and tokens["prefilled"] <= 2, more.to_dict()["convod"]
+        parts = list(c.chat.completions.create(messages=half, max_tokens=28, stream=True, **ask))
+        assert "".join(x.delta.content or "" for ch in parts for x in ch.choices) == more.choices[0].message.content, parts
+        # Resent as one message it is the same history: what follows is all that is read.
+        after = [*messages, {"role": "assistant", "content": whole}, {"role": "user", "content": "Thanks."}]
+        last = c.chat.completions.create(messages=after, max_tokens=4, **ask).to_dict()["convod"]
+        assert last["reprefilled"] == [] and last["tokens"]["prefilled"] == last["tokens"]["new"] < 20, last
+        # A text of one's own; and where another answer is wanted, it is closed.
+        own = [*messages, {"role": "assistant", "content": "Zero, one, two,"}]
+        assert c.chat.completions.create(messages=own, max_tokens=4, **ask).choices[0].message.content.startswith(" three"), own
+        other = c.chat.completions.create(messages=own, max_tokens=4, extra_body={"add_generation_prompt": True}, **ask)
+        assert not other.choices[0].message.content.startswith(" three"), other
+        stopped = c.chat.completions.create(messages=own, max_tokens=30, stop=["four", "two"], **ask).choices[0]
+        assert stopped.finish_reason == "stop" and stopped.message.content == " three, ", stopped
+        d.stop()
+
+
 def completions():
     """A text as it stands, or its tokens: the same answer, of which nothing is stored; the same beginning is not read twice."""
     with Scratch() as data:
@@ -192,4 +297,4 @@ def completions():
 
 
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, completions)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, several_answers, answer_goes_on, completions)

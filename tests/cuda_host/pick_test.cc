@@ -78,7 +78,7 @@ static struct extras extras_of(size_t n, bool masked, bool seen, uint64_t *state
         if (i == n * 2 / 3 || support_random(state) % 3 == 0)
             e.mask[i / 32] |= 1u << i % 32;
     for (size_t i = 0; seen && i < n; i += 1 + support_random(state) % 7)
-        e.seen.push_back({(int32_t)i, 1 + (int32_t)i % 4});
+        e.seen.push_back({(int32_t)i, (int32_t)i % 4, (float)(i % 3) * 0.75f}); /* some have a bias alone */
     return e;
 }
 

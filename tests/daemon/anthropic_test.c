@@ -158,8 +158,10 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"a\",\"content\":"
          "[{\"type\":\"image\"}]}]}]}",
          "messages[0].content[0].content[0]"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]}",
-         "messages[1].content"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]," ADD
+         ",\"tool_choice\":{\"type\":\"any\"}}",
+         "tool_choice"},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"y\"}]}", "messages"},
         {"{" USER("x") ",\"system\":5}", "system"},
         {"{" USER("x") ",\"system\":[{\"type\":\"image\"}]}", "system[0]"},
         {"{" USER("x") ",\"max_tokens\":0}", "max_tokens"},
@@ -170,6 +172,11 @@ static void refusals(void **state)
         {"{" USER("x") ",\"tools\":[5]}", "tools[0]"},
         {"{" USER("x") ",\"tools\":[{}]}", "tools[0].name"},
         {"{" USER("x") ",\"tools\":[{\"name\":\"a\",\"input_schema\":5}]}", "tools[0].input_schema"},
+        {"{" USER("x") ",\"tools\":[{\"name\":\"a\",\"strict\":5}]}", "tools[0].strict"},
+        {"{" USER(
+             "x") ",\"tools\":[{\"type\":\"web_search_1\",\"name\":\"s\"},{\"name\":\"a\",\"strict\":true,"
+                  "\"input_schema\":{\"type\":\"object\",\"properties\":{\"x\":{\"enum\":[]}},\"required\":[\"x\"]}}]}",
+         "tools[1].input_schema"},
         {"{" USER("x") "," ADD ",\"tool_choice\":{\"type\":\"tool\",\"name\":\"sub\"}}", "tool_choice.name"},
         {"{" USER("x") "," ADD ",\"tool_choice\":{\"type\":\"some\"}}", "tool_choice.type"},
         {"{" USER("x") ",\"tool_choice\":{\"type\":\"any\"}}", "tool_choice"},

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 #define MESSAGES(text)                                                                                                 \
@@ -102,6 +103,132 @@ static void logprobs(void **state)
     harness_stop(h);
 }
 
+/* How often a text stands in another. */
+static int times(const char *in, const char *text)
+{
+    int n = 0;
+    for (const char *p = in; (p = strstr(p, text)); p += strlen(text)) {
+        n++;
+    }
+    return n;
+}
+
+/* Several answers to one request: one answer or stream of them all. */
+static void several(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    struct reply one = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("echo a b") ",\"n\":1}");
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("echo a b") ",\"n\":3,\"seed\":5}");
+    assert_int_equal(r.status, 200);
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "choices")), 3);
+    for (int i = 0; i < 3; i++) {
+        char path[64];
+        snprintf(path, sizeof(path), "choices.%d.index", i);
+        assert_int_equal(num(r.json, path), i);
+        snprintf(path, sizeof(path), "choices.%d.message.content", i);
+        assert_string_equal(str(r.json, path), "a b");
+        snprintf(path, sizeof(path), "choices.%d.finish_reason", i);
+        assert_string_equal(str(r.json, path), "stop");
+    }
+    assert_non_null(at(r.json, "choices.2.convod"));
+    assert_int_equal(num(r.json, "usage.prompt_tokens"), num(one.json, "usage.prompt_tokens"));
+    assert_int_equal(num(r.json, "usage.completion_tokens"), 3 * num(one.json, "usage.completion_tokens"));
+    reply_free(&one);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL,
+             "{" MESSAGES("echo a b") ",\"n\":2,\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    for (int i = 0; i < 2; i++) {
+        char begins[96], ends[96];
+        snprintf(begins, sizeof(begins), "\"index\":%d,\"delta\":{\"role\":\"assistant\"", i);
+        snprintf(ends, sizeof(ends), "\"index\":%d,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\"", i);
+        assert_int_equal(times(r.body, begins), 1);
+        assert_int_equal(times(r.body, ends), 1);
+    }
+    assert_int_equal(times(r.body, "\"delta\":{\"content\":\"a \"}"), 2);
+    assert_int_equal(times(r.body, "\"choices\":[],\"usage\""), 1);
+    const char *end = strstr(r.body, "data: [DONE]\n\n");
+    assert_non_null(end);
+    assert_string_equal(end, "data: [DONE]\n\n");
+    /* All are of one answer. */
+    char id[64];
+    const char *p = strstr(r.body, "\"id\":\"chatcmpl-");
+    assert_non_null(p);
+    snprintf(id, sizeof(id), "%.40s", p);
+    assert_int_equal(times(r.body, id), times(r.body, "\"id\":\"chatcmpl-"));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("fail") ",\"n\":3,\"stream\":true}");
+    assert_int_equal(times(r.body, "data: {\"error\":{"), 1);
+    assert_null(strstr(r.body, "[DONE]"));
+    reply_free(&r);
+    r = call(h, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("refuse 4") ",\"n\":3}");
+    assert_int_equal(r.status, 400);
+    assert_string_equal(str(r.json, "error.code"), "context_length_exceeded");
+    reply_free(&r);
+    harness_stop(h);
+}
+
+/* Who goes away takes all of them along. */
+static void several_abandoned(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = dial(h);
+    send_request(fd, "POST", "/v1/chat/completions", NULL, "{" MESSAGES("hold a b") ",\"n\":3,\"stream\":true}");
+    fake_wait_started(3);
+    close(fd);
+    fake_wait_cancelled(3);
+    fake_wait_ended(3);
+    assert_int_equal(fake_turns_started(), 3);
+    harness_stop(h);
+}
+
+/* A last message of the assistant is what the answer begins with, unless it is said that it is not. */
+static void goes_on(void **state)
+{
+    (void)state;
+#define HALF "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"Once \"}]"
+    static const struct {
+        const char *body, *opening;
+        size_t n_items;
+    } cases[] = {
+        {HALF "}", "Once ", 1},
+        {HALF ",\"continue_final_message\":true,\"add_generation_prompt\":false}", "Once ", 1},
+        {HALF ",\"add_generation_prompt\":false}", "Once ", 1},
+        {HALF ",\"add_generation_prompt\":true}", NULL, 2},
+        {HALF ",\"continue_final_message\":false}", NULL, 2},
+        {"{" MESSAGES("x") ",\"add_generation_prompt\":true}", NULL, 2},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct api_error e = {0};
+        struct turn_request *q = chat_parse(cJSON_Parse(cases[i].body), &e);
+        if (!q || q->n_items != cases[i].n_items || (cases[i].opening ? !q->opening : q->opening != NULL) ||
+            (q->opening && strcmp(q->opening, cases[i].opening) != 0)) {
+            fail_msg("%s: %s", cases[i].body, e.message);
+        }
+        turn_request_free(q);
+    }
+    static const struct {
+        const char *body, *param;
+    } bad[] = {
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":\"Once\"}]}", "messages"},
+        {"{" MESSAGES("x") ",\"continue_final_message\":true}", "continue_final_message"},
+        {HALF ",\"continue_final_message\":true,\"add_generation_prompt\":true}", "continue_final_message"},
+        {HALF ",\"continue_final_message\":5}", "continue_final_message"},
+        {HALF ",\"add_generation_prompt\":\"no\"}", "add_generation_prompt"},
+        {HALF ",\"response_format\":{\"type\":\"json_object\"}}", "response_format"},
+        {HALF ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":\"required\"}",
+         "tool_choice"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct api_error e = {0};
+        struct turn_request *q = chat_parse(cJSON_Parse(bad[i].body), &e);
+        if (q || e.status != 400 || strcmp(e.param, bad[i].param) != 0) {
+            fail_msg("%s: %d '%s'", bad[i].body, e.status, e.param);
+        }
+    }
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -117,7 +244,7 @@ static void refusals(void **state)
         {"{\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}", "messages[0].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", "messages[0].content[0]"},
-        {"{" MESSAGES("x") ",\"n\":2}", "n"},
+        {"{" MESSAGES("x") ",\"n\":17}", "n"},
         {"{" MESSAGES("x") ",\"n\":0}", "n"},
         {"{" MESSAGES("x") ",\"max_tokens\":0}", "max_tokens"},
         {"{" MESSAGES("x") ",\"max_tokens\":-2}", "max_tokens"},
@@ -153,9 +280,9 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_answer),
-        cmocka_unit_test(chunks),
-        cmocka_unit_test(logprobs),
+        cmocka_unit_test(whole_answer),      cmocka_unit_test(chunks),
+        cmocka_unit_test(logprobs),          cmocka_unit_test(several),
+        cmocka_unit_test(several_abandoned), cmocka_unit_test(goes_on),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

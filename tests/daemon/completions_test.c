@@ -41,6 +41,19 @@ static void answers(void **state)
         p += strlen(order[i]);
     }
     reply_free(&r);
+    r = call(h, "POST", "/v1/completions", NULL, "{\"prompt\":\"echo a b\",\"n\":2,\"best_of\":2,\"logprobs\":1}");
+    assert_int_equal(cJSON_GetArraySize(at(r.json, "choices")), 2);
+    assert_int_equal(num(r.json, "choices.1.index"), 1);
+    assert_string_equal(str(r.json, "choices.1.text"), "a b");
+    assert_string_equal(str(r.json, "choices.1.logprobs.tokens.1"), "b");
+    assert_int_equal(num(r.json, "usage.prompt_tokens"), 7);
+    reply_free(&r);
+    r = call(h, "POST", "/v1/completions", NULL, "{\"prompt\":\"echo a b\",\"n\":2,\"stream\":true}");
+    assert_non_null(strstr(r.body, "\"index\":1,\"text\":\"a \""));
+    const char *done = strstr(r.body, "data: [DONE]\n\n");
+    assert_non_null(done);
+    assert_string_equal(done, "data: [DONE]\n\n");
+    reply_free(&r);
     /* Nothing of it is kept. */
     r = call(h, "GET", "/v1/conversations", NULL, NULL);
     assert_int_equal(cJSON_GetArraySize(at(r.json, "data")), 0);
@@ -65,14 +78,16 @@ static void refusals(void **state)
         {"{\"prompt\":[0.5]}", "prompt[0]"},
         {"{\"prompt\":[1,\"a\"]}", "prompt[1]"},
         {"{\"prompt\":[1e300]}", "prompt[0]"},
-        {"{\"prompt\":\"x\",\"n\":2}", "n"},
+        {"{\"prompt\":\"x\",\"n\":17}", "n"},
+        {"{\"prompt\":\"x\",\"n\":2,\"best_of\":3}", "best_of"},
         {"{\"prompt\":\"x\",\"best_of\":2}", "best_of"},
         {"{\"prompt\":\"x\",\"logprobs\":6}", "logprobs"},
         {"{\"prompt\":\"x\",\"logprobs\":true}", "logprobs"},
         {"{\"prompt\":\"x\",\"max_tokens\":0}", "max_tokens"},
         {"{\"prompt\":\"x\",\"echo\":true}", "echo"},
         {"{\"prompt\":\"x\",\"suffix\":\"y\"}", "suffix"},
-        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":5}}", "logit_bias"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":500}}", "logit_bias.1"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"2147483647\":1}}", "logit_bias.2147483647"},
         {"{\"prompt\":\"x\",\"temperature\":[]}", "temperature"},
     };
     struct harness *h = harness_start(NULL);

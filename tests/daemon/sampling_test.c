@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -115,13 +116,77 @@ static void seeds_of_64_bits(void **state)
     }
 }
 
+static int parse_bias(const char *body, struct turn_request **q, struct api_error *e)
+{
+    cJSON *b = cJSON_Parse(body);
+    *q = calloc(1, sizeof(**q));
+    assert_non_null(b);
+    assert_non_null(*q);
+    memset(e, 0, sizeof(*e));
+    int rc = bias_parse(b, *q, e);
+    cJSON_Delete(b);
+    return rc;
+}
+
+static void biases(void **state)
+{
+    (void)state;
+    struct turn_request *q;
+    struct api_error e;
+    assert_int_equal(parse_bias("{\"logit_bias\":{\"300\":-100,\"7\":0.5,\"0\":100}}", &q, &e), 0);
+    assert_int_equal(q->n_bias, 3); /* in the order of tokens */
+    assert_true(q->bias[0].token == 0 && q->bias[0].bias == 100 && q->bias[1].token == 7 && q->bias[1].bias == 0.5f &&
+                q->bias[2].token == 300 && q->bias[2].bias == -100);
+    turn_request_free(q);
+    static const char *const none[] = {"{}", "{\"logit_bias\":null}", "{\"logit_bias\":{}}"};
+    for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++) {
+        assert_int_equal(parse_bias(none[i], &q, &e), 0);
+        assert_int_equal(q->n_bias, 0);
+        turn_request_free(q);
+    }
+    static const struct {
+        const char *body, *param, *code;
+    } bad[] = {
+        {"{\"logit_bias\":[]}", "logit_bias", "invalid_type"},
+        {"{\"logit_bias\":5}", "logit_bias", "invalid_type"},
+        {"{\"logit_bias\":{\"1\":100.5}}", "logit_bias.1", "invalid_value"},
+        {"{\"logit_bias\":{\"1\":-1e300}}", "logit_bias.1", "invalid_value"},
+        {"{\"logit_bias\":{\"1\":\"5\"}}", "logit_bias.1", "invalid_type"},
+        {"{\"logit_bias\":{\"1\":null}}", "logit_bias.1", "invalid_type"},
+        {"{\"logit_bias\":{\"1\":{}}}", "logit_bias.1", "invalid_type"},
+        {"{\"logit_bias\":{\"\":1}}", "logit_bias.", "invalid_value"},
+        {"{\"logit_bias\":{\"-1\":1}}", "logit_bias.-1", "invalid_value"},
+        {"{\"logit_bias\":{\"01\":1}}", "logit_bias.01", "invalid_value"},
+        {"{\"logit_bias\":{\"1.0\":1}}", "logit_bias.1.0", "invalid_value"},
+        {"{\"logit_bias\":{\"yes\":1}}", "logit_bias.yes", "invalid_value"},
+        {"{\"logit_bias\":{\"2147483648\":1}}", "logit_bias.2147483648", "invalid_value"},
+        {"{\"logit_bias\":{\"99999999999999999999\":1}}", "logit_bias.99999999999999999999", "invalid_value"},
+        {"{\"logit_bias\":{\"5\":1,\"6\":1,\"5\":2}}", "logit_bias", "invalid_value"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        int rc = parse_bias(bad[i].body, &q, &e);
+        if (rc != -1 || e.status != 400 || strcmp(e.param, bad[i].param) != 0 || strcmp(e.code, bad[i].code) != 0) {
+            fail_msg("%s: %d, '%s', %s", bad[i].body, rc, e.param, e.message);
+        }
+        turn_request_free(q);
+    }
+    static char body[ENGINE_BIAS_MAX * 12 + 64];
+    for (int more = 0; more < 2; more++) {
+        int n = snprintf(body, sizeof(body), "{\"logit_bias\":{");
+        for (int i = 0; i < ENGINE_BIAS_MAX + more; i++) {
+            n += snprintf(body + n, sizeof(body) - (size_t)n, "%s\"%d\":1", i ? "," : "", i);
+        }
+        snprintf(body + n, sizeof(body) - (size_t)n, "}}");
+        assert_int_equal(parse_bias(body, &q, &e), -more);
+        turn_request_free(q);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_field),
-        cmocka_unit_test(the_edges),
-        cmocka_unit_test(seeds_of_their_own),
-        cmocka_unit_test(seeds_of_64_bits),
+        cmocka_unit_test(every_field),      cmocka_unit_test(the_edges), cmocka_unit_test(seeds_of_their_own),
+        cmocka_unit_test(seeds_of_64_bits), cmocka_unit_test(biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

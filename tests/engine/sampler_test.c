@@ -56,7 +56,7 @@ static void run_pick(struct engine *e, struct engine_pick *pick, const float *lo
 {
     struct kernels_batch batch = {0};
     struct kernels_picked picked;
-    assert_int_equal(sampler_begin(e, 1, sampler_looks_back(pick->settings, position)), 0);
+    assert_int_equal(sampler_begin(e, 1, sampler_changes(pick, position)), 0);
     sampler_add(e, pick, context, position, 0);
     batch.picks = sampler_picks(e, &batch.n_picks);
     assert_int_equal(batch.n_picks, 1);
@@ -420,6 +420,45 @@ static void test_log_probabilities(void **state)
     sampling_close(&e);
 }
 
+/* A bias is added before penalties and temperature, and is in no log-probability. */
+static void test_biases(void **state)
+{
+    (void)state;
+    struct engine e = sampling_engine(8);
+    const float logits[8] = {5, 4, 3, 2, 1, 0, -1, -2};
+    const engine_token context[] = {7, 7};
+    const struct engine_bias up[] = {{-1, 100}, {7, 8}, {8, 100}, {INT32_MAX, 100}}, down[] = {{0, -100}, {1, -100}};
+    struct engine_sampling s = OFF;
+    s.temperature = 0;
+    struct engine_pick p = {.settings = &s, .bias = up, .n_bias = 4, .logprobs = true, .n_top = 1};
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 7);
+    assert_int_equal(p.top[0].token, 0);
+    assert_true(fabsf(p.top[0].logprob - p.logprob - 7.0f) <= 1e-5f);
+    s.repetition_penalty = 1.5f; /* of -2 + 8 = 6, which is 4 then */
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 0);
+    s.repetition_penalty = 1.25f; /* 4.8; of -2 it would be -2.5, and 5.5 with the bias behind that */
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 0);
+    s.repetition_penalty = 1.1f; /* 5.45 */
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 7);
+    s.frequency_penalty = 1.0f; /* twice: 3.45; what was not said has a bias alone */
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 0);
+    p.bias = down;
+    p.n_bias = 2;
+    s.presence_penalty = 2.0f;
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 2);
+    uint32_t only[1] = {1u << 0 | 1u << 5}; /* what is forbidden stays so whatever its bias */
+    p.mask = only;
+    run_pick(&e, &p, logits, context, 2);
+    assert_int_equal(p.token, 5);
+    sampling_close(&e);
+}
+
 static void test_masks(void **state)
 {
     (void)state;
@@ -492,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_what_is_not_finite),
         cmocka_unit_test(test_penalties_of_foreign_tokens),
         cmocka_unit_test(test_log_probabilities),
+        cmocka_unit_test(test_biases),
         cmocka_unit_test(test_masks),
         cmocka_unit_test(test_ranges),
     };

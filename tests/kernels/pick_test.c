@@ -53,13 +53,16 @@ static int in_order(const void *a, const void *b)
     return x > y ? -1 : x < y ? 1 : (i > j) - (i < j);
 }
 
-/* The row as the penalties and the mask leave it. */
+/* The row as biases, penalties and the mask leave it. */
 static float *changed_row(const struct kernels_pick *p, const float *logits, int n)
 {
     float *x = rows_calloc((size_t)n, sizeof *x);
     memcpy(x, logits, (size_t)n * sizeof *x);
     for (int i = 0; i < p->n_seen; i++) {
         float *v = &x[p->seen[i].id];
+        *v += p->seen[i].bias;
+        if (p->seen[i].count == 0)
+            continue;
         *v = *v > 0 ? *v / p->repetition : *v * p->repetition;
         *v -= p->presence + p->frequency * (float)p->seen[i].count;
     }
@@ -208,7 +211,7 @@ static void test_against_the_definition(void **state)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             struct kernels_pick picks[PICKS];
             int n = sizes[s], words = n / 32 + 1;
-            const struct kernels_seen seen[] = {{0, 1}, {n - 1, 3}};
+            const struct kernels_seen seen[] = {{0, 1, 0.75f}, {n - 1, 3, 0}, {n / 2, 0, 2.5f}};
             fill((enum rows)style, &random, x, n);
             fill((enum rows)style, &random, x + n, n);
             for (int i = 0; i < words; i++) { /* a half, a few, none */
@@ -218,9 +221,9 @@ static void test_against_the_definition(void **state)
             }
             for (int i = 0; i < PICKS; i++) {
                 picks[i] = (struct kernels_pick){.row = i % 2, .odds = i % 5 == 0, .n_top = i % 5 ? 0 : i};
-                if (n > 1 && i % 3 == 0) {
+                if (n > 2 && i % 3 == 0) {
                     picks[i].seen = seen;
-                    picks[i].n_seen = 2;
+                    picks[i].n_seen = 3;
                     picks[i].repetition = i % 2 ? 1.5f : 0.8f;
                     picks[i].presence = i % 4 ? 0.5f : -0.5f;
                     picks[i].frequency = 0.25f;

@@ -107,7 +107,7 @@ static void whole(sqlite3 *db)
     sqlite3_stmt *s;
     assert_int_equal(sqlite3_prepare_v2(db, "PRAGMA integrity_check", -1, &s, NULL), SQLITE_OK);
     assert_int_equal(sqlite3_step(s), SQLITE_ROW);
-    assert_string_equal(sqlite3_column_text(s, 0), "ok");
+    assert_string_equal((const char *)sqlite3_column_text(s, 0), "ok");
     (void)sqlite3_finalize(s);
     assert_int_equal(
         sqlite3_prepare_v2(db, "SELECT count(*) FROM s WHERE substr(label, 5, 4) = CAST('KEPT' AS BLOB)", -1, &s, NULL),

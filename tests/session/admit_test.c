@@ -1,0 +1,157 @@
+/* admit_test.c - turns that wait for a place: what is done for them meanwhile, and how many steps a short one waits. */
+#include "tests/session/harness.h"
+
+#include <unistd.h>
+
+/* ---- what is restored while a turn waits ---- */
+
+struct ahead {
+    bool looked; /* somebody waits, and all that it wants has been read */
+    int segments;
+};
+
+/* In the answer of the turn that has the only place, until that is so; then it ends. */
+static void look_ahead(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct ahead *ahead = arg;
+    struct session *s = a->rig->s;
+    if (ev->kind != SESSION_EVENT_DELTA || ahead->looked)
+        return;
+    for (const struct turn *t = s->turns; t; t = t->next) {
+        int n = 0;
+        while (t->state == TURN_WAITING && n < t->n_plan && t->plan[n].state == PLAN_READY)
+            n++;
+        if (n > 0 && n == t->n_plan) {
+            ahead->looked = true;
+            ahead->segments = n;
+        }
+    }
+    for (struct turn *t = s->turns; ahead->looked && t; t = t->next)
+        t->cancelled |= t->state == TURN_RUNNING;
+    if (!ahead->looked)
+        usleep(1000); /* the readers' time */
+}
+
+/* It has no place yet, and what it follows comes from disk already. */
+static void test_reads_while_it_waits(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct ahead ahead = {0};
+    char *text = rig_text(1, 700);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+    struct answer *runs = rig_begin(rig, (struct ask){.owner = "bob",
+                                                      .text = "on and on",
+                                                      .max = 3000,
+                                                      .hook = look_ahead,
+                                                      .hook_arg = &ahead,
+                                                      .ephemeral = true});
+    struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    rig_end(runs);
+    rig_end(waits);
+    assert_true(ahead.looked);
+    assert_true(ahead.segments >= 700 / SESSION_SEGMENT_TOKENS);
+    rig_only_new(waits);
+    assert_int_equal(waits->receipt.disk, waits->receipt.history);
+    free(text);
+    rig_close(rig);
+}
+
+/* Lets the turn that waits be stopped when its reads have begun: nothing is left of them. */
+static void stop_it(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct ahead *ahead = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || ahead->looked)
+        return;
+    for (struct turn *t = a->rig->s->turns; t; t = t->next)
+        if (t->state == TURN_WAITING && t->n_plan > 0 && t->early == EARLY_PLANNED)
+            ahead->looked = t->cancelled = true;
+    for (struct turn *t = a->rig->s->turns; ahead->looked && t; t = t->next)
+        t->cancelled = true;
+    if (!ahead->looked)
+        usleep(1000);
+}
+
+static void test_is_stopped_while_it_is_read(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct ahead ahead = {0};
+    char *text = rig_text(1, 700);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+    struct answer *runs = rig_begin(
+        rig,
+        (struct ask){
+            .owner = "bob", .text = "on and on", .max = 3000, .hook = stop_it, .hook_arg = &ahead, .ephemeral = true});
+    struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    rig_end(runs);
+    rig_end(waits);
+    assert_true(ahead.looked);
+    assert_string_equal(waits->reason, "cancelled");
+    struct answer *again = rig_ask(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    rig_only_new(again);
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- a short prompt behind a long one ---- */
+
+struct steps {
+    struct gate there, on; /* the long prompt is being read; the short one was sent */
+    uint64_t sent, first;
+};
+
+static void long_one(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct steps *steps = arg;
+    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || a->n_prefill > 1)
+        return;
+    gate_open(&steps->there);
+    gate_wait(&steps->on, 1);
+    steps->sent = a->rig->s->status.engine_steps;
+}
+
+static void short_one(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct steps *steps = arg;
+    if (!steps->first && ev->kind == SESSION_EVENT_PROGRESS && !strcmp(ev->stage, "prefill") && ev->done == ev->total)
+        steps->first = a->rig->s->status.engine_steps;
+}
+
+/* Its first token takes one step when it is alone; behind a long prompt it takes three and the one that runs at most,
+ * and those in which the ledger is waited for are not among them: it has been found and accepted by then. */
+static void test_short_behind_long(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 8192, .step_tokens = 256});
+    struct steps steps = {GATE_CLOSED, GATE_CLOSED, 0, 0};
+    char *text = rig_text(5, 6000);
+    struct answer *a =
+        rig_begin(rig, (struct ask){.text = text, .hook = long_one, .hook_arg = &steps, .ephemeral = true});
+    gate_wait(&steps.there, 1);
+    struct answer *b = rig_begin(rig, (struct ask){.owner = "bob",
+                                                   .text = "Which colour has the sea?",
+                                                   .hook = short_one,
+                                                   .hook_arg = &steps,
+                                                   .ephemeral = true});
+    gate_open(&steps.on);
+    rig_end(b);
+    rig_end(a);
+    assert_true(b->input < 128 && a->input > 5000);
+    assert_true(steps.first > 0);
+    assert_true(steps.first - steps.sent <= 4);
+    free(text);
+    rig_close(rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reads_while_it_waits),
+        cmocka_unit_test(test_is_stopped_while_it_is_read),
+        cmocka_unit_test(test_short_behind_long),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
