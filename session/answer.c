@@ -119,7 +119,17 @@ static char *call_body(const struct turn *t, const char *name, const char *writt
         free(id);
         id = longer;
     }
-    if (o && id && cJSON_AddStringToObject(o, "call_id", id) && cJSON_AddStringToObject(o, "name", name))
+    bool fine = o && id && cJSON_AddStringToObject(o, "call_id", id) && cJSON_AddStringToObject(o, "name", name);
+    cJSON *labels = fine && t->labels ? cJSON_Parse(t->labels) : NULL;
+    cJSON *own = cJSON_GetObjectItemCaseSensitive(labels, name);
+    for (cJSON *label = own ? own->child : NULL; fine && label; label = label->next) {
+        cJSON *copy = cJSON_Duplicate(label, true);
+        fine = copy && cJSON_AddItemToObject(o, label->string, copy);
+        if (!fine)
+            cJSON_Delete(copy);
+    }
+    cJSON_Delete(labels);
+    if (fine)
         body = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
     free(id);
@@ -245,7 +255,7 @@ int answer_begin(struct turn *t)
 {
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
-    const char *tools = t->tool_choice != SESSION_TOOLS_NONE ? t->tools : NULL;
+    const char *tools = t->tool_choice == SESSION_TOOLS_NONE ? NULL : t->callable ? t->callable : t->tools;
     if (t->stream && !t->raw && (tools || engine_chat_thinks(e)) &&
         !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;

@@ -68,7 +68,7 @@ static int ignore_part(void *arg, const struct engine_part *part)
 static int push_opening(struct turn *t)
 {
     const struct engine *e = t->session->engine;
-    struct engine_calls *calls = engine_calls_new(e, t->tools, ignore_part, NULL);
+    struct engine_calls *calls = engine_calls_new(e, t->callable ? t->callable : t->tools, ignore_part, NULL);
     int rc = calls ? 0 : -ENOMEM;
     for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++) {
         engine_token id = t->context.ids[i];

@@ -471,6 +471,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->request = copy(r->request, &failed);
     t->tools = copy(r->tools, &failed);
     t->tool = copy(r->tool, &failed);
+    t->callable = copy(r->callable, &failed);
+    t->labels = copy(r->labels, &failed);
     t->opening = copy(r->opening, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;

@@ -252,6 +252,9 @@ struct session_turn {
         *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
     enum session_tools tool_choice;
     const char *tool;
+    const char *callable; /* those of `tools` that may be called, in the same form; NULL: all */
+    const char
+        *labels;   /* JSON object: what the body of a call has besides its own, by its tool's name; NULL: nothing */
     bool one_call; /* the answer is over with its first call */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */

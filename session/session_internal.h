@@ -192,6 +192,7 @@ struct turn {
     char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
     char *opening;                   /* NULL: none */
     char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
+    char *callable, *labels;         /* NULL: all of them; nothing */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */

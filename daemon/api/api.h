@@ -279,6 +279,17 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
 
+/* ---- calls (calls.c) ----------------------------------------------------------------------------------------------
+ */
+
+/* Makes the fields of a body those that a client knows: a name without its namespace. */
+void call_show(cJSON *item);
+/* A custom tool's input, as far as it can be told of its arguments so far: behind *from (0: all), which moves on.
+ * malloc'd; NULL: out of memory. */
+char *call_input(const char *arguments, size_t *from);
+/* The arguments that stand for an input, the other way round. */
+char *call_arguments(const char *input);
+
 /* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
  */
 

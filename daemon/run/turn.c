@@ -303,6 +303,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tools = q->tools,
         .tool_choice = q->tool_choice,
         .tool = q->tool,
+        .callable = q->callable,
+        .labels = q->labels,
         .opening = q->opening,
         .one_call = q->one_call,
         .params = q->params,
@@ -413,6 +415,7 @@ bool run_item_add(struct run *run, const struct session_item *item)
                            .kind = strdup(item->kind),
                            .body = item->body ? strdup(item->body) : NULL,
                            .text = strdup(""),
+                           .custom = item->body && strstr(item->body, "\"custom\":true"),
                            .open = true};
     return i->id && i->kind && i->text && (i->body || !item->body);
 }
