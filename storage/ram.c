@@ -1,4 +1,5 @@
-/* ram.c - the RAM tier: encoded records by key, least recently used first out.
+/* ram.c - the RAM tier: encoded records by key. Of the owners that have an equal share of what is in it, or more, the
+ * record goes that was used longest ago: who has little in RAM does not lose it because somebody else has much.
  *
  * An entry holds a reference to its blob; a reader takes its own, so that eviction never waits for anyone. Entries
  * that are not durable yet stay whatever the budget says, because the writer still has them anyway; entries that could
@@ -12,12 +13,20 @@
 
 struct ram_entry {
     struct ram_entry *chain;         /* of its bucket */
-    struct ram_entry *newer, *older; /* by use */
+    struct ram_entry *newer, *older; /* of its owner, by use */
+    uint64_t used_at;                /* ram.uses then */
     uint8_t key[STORAGE_KEY_BYTES];
     struct blob *blob;
     enum ram_state state;
-    int64_t owner;
+    struct ram_owner *owner;
     int64_t turn; /* of a RAM_ONLY entry: whose commit failed */
+};
+
+struct ram_owner {
+    struct ram_owner *next;
+    int64_t id;
+    size_t used, n;
+    struct ram_entry *newest, *oldest;
 };
 
 struct blob *blob_new(uint8_t *record, uint64_t bytes)
@@ -59,10 +68,14 @@ void ram_free(struct ram *r)
 {
     if (!r->buckets)
         return;
-    for (struct ram_entry *e = r->newest, *next; e; e = next) {
-        next = e->older;
-        blob_unref(e->blob);
-        free(e);
+    for (struct ram_owner *o = r->owners, *other; o; o = other) {
+        other = o->next;
+        for (struct ram_entry *e = o->newest, *next; e; e = next) {
+            next = e->older;
+            blob_unref(e->blob);
+            free(e);
+        }
+        free(o);
     }
     free(r->buckets);
     r->buckets = NULL;
@@ -85,18 +98,52 @@ static struct ram_entry *find(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES
     return e;
 }
 
-static void list_remove(struct ram *r, struct ram_entry *e)
+static void list_remove(struct ram_entry *e)
 {
-    *(e->newer ? &e->newer->older : &r->newest) = e->older;
-    *(e->older ? &e->older->newer : &r->oldest) = e->newer;
+    struct ram_owner *o = e->owner;
+    *(e->newer ? &e->newer->older : &o->newest) = e->older;
+    *(e->older ? &e->older->newer : &o->oldest) = e->newer;
 }
 
 static void list_push(struct ram *r, struct ram_entry *e)
 {
+    struct ram_owner *o = e->owner;
+    e->used_at = ++r->uses;
     e->newer = NULL;
-    e->older = r->newest;
-    *(r->newest ? &r->newest->newer : &r->oldest) = e;
-    r->newest = e;
+    e->older = o->newest;
+    *(o->newest ? &o->newest->newer : &o->oldest) = e;
+    o->newest = e;
+}
+
+static struct ram_owner *owner_of(const struct ram *r, int64_t id)
+{
+    struct ram_owner *o = r->owners;
+    while (o && o->id != id)
+        o = o->next;
+    return o;
+}
+
+/* Goes with its last entry. NULL: no memory. */
+static struct ram_owner *owner_make(struct ram *r, int64_t id)
+{
+    struct ram_owner *o = owner_of(r, id);
+    if (!o && (o = calloc(1, sizeof *o))) {
+        o->id = id;
+        o->next = r->owners;
+        r->owners = o;
+        r->n_owners++;
+    }
+    return o;
+}
+
+static void owner_gone(struct ram *r, struct ram_owner *o)
+{
+    struct ram_owner **p = &r->owners;
+    while (*p != o)
+        p = &(*p)->next;
+    *p = o->next;
+    r->n_owners--;
+    free(o);
 }
 
 static void drop(struct ram *r, struct ram_entry *e)
@@ -105,20 +152,38 @@ static void drop(struct ram *r, struct ram_entry *e)
     while (*p != e)
         p = &(*p)->chain;
     *p = e->chain;
-    list_remove(r, e);
+    list_remove(e);
     r->n_entries--;
     r->used -= e->blob->bytes;
+    e->owner->used -= e->blob->bytes;
     r->n_only -= e->state == RAM_ONLY;
+    if (--e->owner->n == 0)
+        owner_gone(r, e->owner);
     blob_unref(e->blob);
     free(e);
 }
 
+static struct ram_entry *oldest_of(const struct ram_owner *o)
+{
+    struct ram_entry *e = o->oldest;
+    while (e && e->state == RAM_PENDING)
+        e = e->newer;
+    return e;
+}
+
 static void shrink(struct ram *r)
 {
-    for (struct ram_entry *e = r->oldest, *next; e && r->used > r->budget; e = next) {
-        next = e->newer;
-        if (e->state != RAM_PENDING)
-            drop(r, e);
+    while (r->used > r->budget) {
+        struct ram_entry *oldest[2] = {NULL, NULL}; /* of those below their share; of the others */
+        for (const struct ram_owner *o = r->owners; o; o = o->next) {
+            bool over = (double)o->used * (double)r->n_owners >= (double)r->used;
+            struct ram_entry *e = oldest_of(o);
+            if (e && (!oldest[over] || e->used_at < oldest[over]->used_at))
+                oldest[over] = e;
+        }
+        if (!oldest[0] && !oldest[1])
+            return;
+        drop(r, oldest[1] ? oldest[1] : oldest[0]);
     }
 }
 
@@ -133,11 +198,12 @@ static void grow(struct ram *r)
     free(r->buckets);
     r->buckets = buckets;
     r->n_buckets *= 2;
-    for (struct ram_entry *e = r->newest; e; e = e->older) {
-        struct ram_entry **b = &buckets[bucket_of(r, e->key)];
-        e->chain = *b;
-        *b = e;
-    }
+    for (const struct ram_owner *o = r->owners; o; o = o->next)
+        for (struct ram_entry *e = o->newest; e; e = e->older) {
+            struct ram_entry **b = &buckets[bucket_of(r, e->key)];
+            e->chain = *b;
+            *b = e;
+        }
 }
 
 int ram_put(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], struct blob *b, enum ram_state state)
@@ -149,18 +215,20 @@ int ram_put(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES], struct blob *b,
     e->blob = b;
     e->state = state;
     struct pack_record rec;
-    if (!pack_record_parse(b->record, b->bytes, false, &rec))
-        e->owner = rec.owner;
+    int64_t owner = pack_record_parse(b->record, b->bytes, false, &rec) ? 0 : rec.owner;
     atomic_fetch_add(&b->refs, 1);
     pthread_mutex_lock(&r->lock);
     struct ram_entry *old = find(r, key);
-    if (old && state == RAM_DURABLE) {
-        /* What a reader brings is no newer than what is there. */
+    bool there = old && state == RAM_DURABLE; /* what a reader brings is no newer than that */
+    e->owner = there ? NULL : owner_make(r, owner);
+    if (!e->owner) {
         pthread_mutex_unlock(&r->lock);
         blob_unref(b);
         free(e);
-        return 0;
+        return there ? 0 : -ENOMEM;
     }
+    e->owner->n++;
+    e->owner->used += b->bytes;
     if (old)
         drop(r, old);
     struct ram_entry **bucket = &r->buckets[bucket_of(r, key)];
@@ -182,7 +250,7 @@ struct blob *ram_get(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES])
     struct ram_entry *e = find(r, key);
     struct blob *b = NULL;
     if (e) {
-        list_remove(r, e);
+        list_remove(e);
         list_push(r, e);
         b = e->blob;
         atomic_fetch_add(&b->refs, 1);
@@ -223,6 +291,28 @@ void ram_remove(struct ram *r, const uint8_t key[STORAGE_KEY_BYTES])
     pthread_mutex_unlock(&r->lock);
 }
 
+/* Of an owner, which may go with them. */
+static void drop_where(struct ram *r, struct ram_owner *o, bool (*goes)(const struct ram_entry *e, int64_t turn),
+                       int64_t turn)
+{
+    for (struct ram_entry *e = o->oldest, *next; e; e = next) {
+        next = e->newer;
+        if (goes(e, turn))
+            drop(r, e);
+    }
+}
+
+static bool durable(const struct ram_entry *e, int64_t turn)
+{
+    (void)turn;
+    return e->state == RAM_DURABLE;
+}
+
+static bool only_of(const struct ram_entry *e, int64_t turn)
+{
+    return e->state == RAM_ONLY && e->turn == turn;
+}
+
 void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], size_t n)
 {
     pthread_mutex_lock(&r->lock);
@@ -233,10 +323,9 @@ void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], s
                 drop(r, e);
         }
     } else {
-        for (struct ram_entry *e = r->oldest, *next; e; e = next) {
-            next = e->newer;
-            if (e->state == RAM_DURABLE)
-                drop(r, e);
+        for (struct ram_owner *o = r->owners, *other; o; o = other) {
+            other = o->next;
+            drop_where(r, o, durable, 0);
         }
     }
     pthread_mutex_unlock(&r->lock);
@@ -245,31 +334,30 @@ void ram_drop_durable(struct ram *r, const uint8_t (*keys)[STORAGE_KEY_BYTES], s
 void ram_drop_turn(struct ram *r, int64_t turn)
 {
     pthread_mutex_lock(&r->lock);
-    for (struct ram_entry *e = r->oldest, *next; e && r->n_only; e = next) {
-        next = e->newer;
-        if (e->state == RAM_ONLY && e->turn == turn)
-            drop(r, e);
+    for (struct ram_owner *o = r->owners, *other; o && r->n_only; o = other) {
+        other = o->next;
+        drop_where(r, o, only_of, turn);
     }
     pthread_mutex_unlock(&r->lock);
 }
 
 size_t ram_used_by(struct ram *r, int64_t owner)
 {
-    size_t used = 0;
     pthread_mutex_lock(&r->lock);
-    for (const struct ram_entry *e = r->newest; e; e = e->older)
-        used += e->owner == owner ? e->blob->bytes : 0;
+    const struct ram_owner *o = owner_of(r, owner);
+    size_t used = o ? o->used : 0;
     pthread_mutex_unlock(&r->lock);
     return used;
 }
 
 void ram_keep(struct ram *r, int64_t owner, size_t most)
 {
-    size_t used = ram_used_by(r, owner);
     pthread_mutex_lock(&r->lock);
-    for (struct ram_entry *e = r->oldest, *next; e && used > most; e = next) {
+    struct ram_owner *o = owner_of(r, owner);
+    size_t used = o ? o->used : 0;
+    for (struct ram_entry *e = o ? o->oldest : NULL, *next; e && used > most; e = next) {
         next = e->newer;
-        if (e->owner == owner && e->state == RAM_DURABLE) {
+        if (e->state == RAM_DURABLE) {
             used -= e->blob->bytes;
             drop(r, e);
         }
@@ -300,7 +388,8 @@ int ram_nearest(struct ram *r, int64_t owner, const uint8_t fingerprint[32], con
     const struct ram_entry *best[2] = {NULL, NULL};
     struct pack_record best_rec[2] = {0};
     pthread_mutex_lock(&r->lock);
-    for (struct ram_entry *e = r->n_only ? r->newest : NULL; e; e = e->older) {
+    const struct ram_owner *o = r->n_only ? owner_of(r, owner) : NULL;
+    for (struct ram_entry *e = o ? o->newest : NULL; e; e = e->older) {
         struct pack_record rec;
         if (e->state != RAM_ONLY || pack_record_parse(e->blob->record, e->blob->bytes, true, &rec) ||
             rec.owner != owner || memcmp(rec.parent, parent, STORAGE_KEY_BYTES) ||

@@ -148,7 +148,9 @@ struct ram {
     pthread_mutex_t lock; /* guards all below */
     struct ram_entry **buckets;
     size_t n_buckets, n_entries;
-    struct ram_entry *newest, *oldest;
+    struct ram_owner *owners; /* that have entries */
+    size_t n_owners;
+    uint64_t uses;
     size_t used, budget;
     size_t n_only; /* entries in state RAM_ONLY */
 };

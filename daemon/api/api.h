@@ -241,11 +241,12 @@ cJSON *response_object(const struct run *run);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
  * of the first entry that follows; SIZE_MAX: there never was such an event. */
 size_t responses_replay(struct run *run, int64_t starting_after);
-/* Reads the events of a response behind `starting_after`: from its run, where that is remembered (false: it is not), or
- * from what is stored. */
+/* Reads the events of a response behind `starting_after` from its run, where that is remembered; false: it is not. */
 bool responses_follow(struct client *c, int kind, const char *id, int64_t starting_after, const char *stream_id);
-void responses_attach(struct client *c, int kind, int64_t starting_after, const char *stream_id,
-                      const struct session_response *r);
+/* The same from what is stored: `build` of an op whose result is the response and whose number is `starting_after`, and
+ * what its `answer` calls. */
+char *responses_build_stream(struct op *op, struct api_error *e);
+void responses_attach(struct client *c, int kind, struct op *op, const char *stream_id);
 /* A cursor that no event of a response ever had. */
 void responses_cursor_error(struct api_error *e);
 /* An item of the API's lists. */
@@ -426,8 +427,9 @@ struct op {
     void (*unread)(struct op *op, const struct session_result *r); /* who asked has gone; NULL: nothing is to be done */
     /* The answer's body, of the result and the op alone: made by a worker where that is large. NULL and *e: it is
      * refused; NULL: out of memory. NULL: `answer` does it all. */
-    char *(*build)(const struct op *op, struct api_error *e);
-    char *body; /* made by that */
+    char *(*build)(struct op *op, struct api_error *e);
+    char *body;      /* made by that; */
+    struct run *run; /* or this, of what is stored, with its log */
     struct api_error refused;
     bool built;
     struct session_result result; /* deep copy */
@@ -438,6 +440,8 @@ struct op *op_new(struct client *c, const char *id,
 void op_done(void *op, const struct session_result *r); /* session_done */
 /* An `answer` that is what `build` makes. */
 void op_built(struct client *c, struct op *op, const struct session_result *r);
+/* In an `answer`: what `build` makes is there, or op->refused says why not. */
+void op_build(struct op *op);
 /* After a session call: answers on c when it failed to post (and frees op). */
 void op_posted(struct client *c, struct op *op, int rc);
 void op_free(struct op *op);

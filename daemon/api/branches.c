@@ -86,17 +86,18 @@ static int add_copy(struct turn_request *q, struct message_list *l, const struct
 /* ---- one item ------------------------------------------------------------------------------------------------------
  */
 
-static void got_item(struct client *c, struct op *op, const struct session_result *r)
+static char *build_item(struct op *op, struct api_error *e)
 {
-    (void)op;
-    client_answer_json(c, 200, item_object(&r->items[0]));
+    (void)e;
+    return json_text(item_object(&op->result.items[0]));
 }
 
 void conversations_item(struct client *c)
 {
     char item[ITEM_ID_SIZE];
-    struct op *op = split_ids(c, item) ? op_new(c, c->request.param, got_item) : NULL;
+    struct op *op = split_ids(c, item) ? op_new(c, c->request.param, op_built) : NULL;
     if (op) {
+        op->build = build_item;
         op->missing = no_item;
         op->text = strdup(item);
         op_posted(c, op, session_conversation_item(c->api->runs.session, c->owner, op->id, item, op_done, op));
@@ -422,23 +423,25 @@ static cJSON *response_line(const struct session_response *r)
     return o;
 }
 
-static void got_responses(struct client *c, struct op *op, const struct session_result *r)
+static char *build_responses(struct op *op, struct api_error *e)
 {
-    (void)op;
+    const struct session_result *r = &op->result;
+    (void)e;
     cJSON *data = cJSON_CreateArray();
     for (size_t i = 0; i < r->n_responses; i++) {
         cJSON_AddItemToArray(data, response_line(&r->responses[i]));
     }
     cJSON *o = list_object(data, r->more);
     cJSON_AddStringToObject(o, "head", r->n_conversations && r->conversations[0].head ? r->conversations[0].head : "");
-    client_answer_json(c, 200, o);
+    return json_text(o);
 }
 
 void conversations_responses(struct client *c)
 {
     const struct route_query *q = &c->request.query;
-    struct op *op = conversation_named(c) ? op_new(c, c->request.param, got_responses) : NULL;
+    struct op *op = conversation_named(c) ? op_new(c, c->request.param, op_built) : NULL;
     if (op) {
+        op->build = build_responses;
         op_posted(c, op,
                   session_conversation_turns(c->api->runs.session, c->owner, op->id, q->after[0] ? q->after : NULL,
                                              q->limit > 0 ? (int)q->limit : PAGE_DEFAULT, op_done, op));

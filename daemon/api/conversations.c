@@ -56,7 +56,7 @@ bool conversation_named(struct client *c)
     return false;
 }
 
-static char *build_one(const struct op *op, struct api_error *e)
+static char *build_one(struct op *op, struct api_error *e)
 {
     (void)e;
     return op->result.n_conversations ? json_text(conversation_object(&op->result.conversations[0])) : NULL;
@@ -416,7 +416,7 @@ void conversations_delete(struct client *c)
     }
 }
 
-static char *build_list(const struct op *op, struct api_error *e)
+static char *build_list(struct op *op, struct api_error *e)
 {
     (void)e;
     cJSON *data = cJSON_CreateArray();
@@ -445,7 +445,7 @@ void conversations_list(struct client *c)
     }
 }
 
-static char *build_items(const struct op *op, struct api_error *e)
+static char *build_items(struct op *op, struct api_error *e)
 {
     (void)e;
     return json_text(item_list(op->result.items, op->result.n_items, op->result.more));

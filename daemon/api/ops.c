@@ -136,6 +136,9 @@ void op_free(struct op *op)
     }
     session_result_free(&op->result);
     turn_request_free(op->turn);
+    if (op->run) {
+        run_free(op->run);
+    }
     free(op->text);
     free(op->body);
     free(op);
@@ -222,12 +225,18 @@ static void result(struct op *op, const struct session_result *r)
     }
 }
 
+void op_build(struct op *op)
+{
+    if (!op->built) {
+        op->body = op->build(op, &op->refused);
+        op->built = true;
+    }
+}
+
 void op_built(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)r;
-    if (!op->built) {
-        op->body = op->build(op, &op->refused);
-    }
+    op_build(op);
     if (op->refused.status) {
         client_answer_error(c, &op->refused);
     } else {
@@ -244,9 +253,7 @@ static struct op *op_of(struct work *w)
 /* [worker] */
 static void build_away(struct work *w)
 {
-    struct op *op = op_of(w);
-    op->body = op->build(op, &op->refused);
-    op->built = true;
+    op_build(op_of(w));
 }
 
 static void built(struct work *w, bool closing)

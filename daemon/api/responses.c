@@ -343,43 +343,51 @@ bool responses_follow(struct client *c, int kind, const char *id, int64_t starti
     return true;
 }
 
-void responses_attach(struct client *c, int kind, int64_t starting_after, const char *stream_id,
-                      const struct session_response *r)
+char *responses_build_stream(struct op *op, struct api_error *e)
 {
-    struct api_error e = {0};
-    struct run *run = run_from_stored(&c->api->runs, c->owner, &responses_format, r);
+    struct run *run = run_from_stored(&op->api->runs, op->owner, &responses_format, &op->result.responses[0]);
+    op->run = run;
     if (!run) {
-        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
     } else if (!run->ended) {
-        api_error_set(&e, 503, "server_overloaded", NULL, "The response waits to be run again; try again later.");
+        api_error_set(e, 503, "server_overloaded", NULL, "The response waits to be run again; try again later.");
     } else {
-        size_t from = responses_replay(run, starting_after);
-        if (from != SIZE_MAX) {
-            /* For this reader alone: another one may ask for another part. */
-            run->hidden = true;
-            client_read(c, run, kind, from, stream_id);
-            run_remember(run);
-            return;
+        size_t from = responses_replay(run, op->number);
+        op->number = (int64_t)from;
+        if (from == SIZE_MAX) {
+            responses_cursor_error(e);
         }
-        responses_cursor_error(&e);
     }
-    if (run) {
-        run_free(run);
+    return NULL;
+}
+
+void responses_attach(struct client *c, int kind, struct op *op, const char *stream_id)
+{
+    op_build(op);
+    if (op->refused.status) {
+        if (c->websocket) {
+            client_ws_error(c, &op->refused, stream_id);
+        } else {
+            client_answer_error(c, &op->refused);
+        }
+        return;
     }
-    if (c->websocket) {
-        client_ws_error(c, &e, stream_id);
-    } else {
-        client_answer_error(c, &e);
-    }
+    struct run *run = op->run;
+    op->run = NULL;
+    /* For this reader alone: another one may ask for another part. */
+    run->hidden = true;
+    client_read(c, run, kind, (size_t)op->number, stream_id);
+    run_remember(run);
 }
 
 /* A stream of what is stored. */
 static void got_stream(struct client *c, struct op *op, const struct session_result *r)
 {
-    responses_attach(c, READ_SSE, op->number, NULL, &r->responses[0]);
+    (void)r;
+    responses_attach(c, READ_SSE, op, NULL);
 }
 
-static char *build_response(const struct op *op, struct api_error *e)
+static char *build_response(struct op *op, struct api_error *e)
 {
     (void)e;
     struct run *run = run_from_stored(&op->api->runs, op->owner, &responses_format, &op->result.responses[0]);
@@ -407,7 +415,7 @@ void responses_get(struct client *c)
     }
     struct op *op = op_new(c, c->request.param, stream ? got_stream : op_built);
     if (op) {
-        op->build = stream ? NULL : build_response;
+        op->build = stream ? responses_build_stream : build_response;
         op->number = query->starting_after;
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));
     }
@@ -451,7 +459,7 @@ void responses_cancel(struct client *c)
 }
 
 /* A page of a response's input: newest first unless the query says otherwise. */
-static char *build_input(const struct op *op, struct api_error *e)
+static char *build_input(struct op *op, struct api_error *e)
 {
     const struct route_query *query = &op->query;
     const struct session_item *items = op->result.responses[0].items;

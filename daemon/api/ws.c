@@ -264,8 +264,9 @@ static void cancel(struct client *c, const cJSON *body, const char *stream_id)
 
 static void attach_stored(struct client *c, struct op *op, const struct session_result *r)
 {
+    (void)r;
     if (c->n_watched < WATCHED_MAX) {
-        responses_attach(c, READ_WATCH, op->number, op->text, &r->responses[0]);
+        responses_attach(c, READ_WATCH, op, op->text);
         return;
     }
     struct api_error e;
@@ -300,6 +301,7 @@ static void attach(struct client *c, const cJSON *body, const char *stream_id)
     }
     struct op *op = op_new(c, id, attach_stored);
     if (op) {
+        op->build = responses_build_stream;
         op->number = after;
         op->text = stream_id ? strdup(stream_id) : NULL;
         op_posted(c, op, session_response_get(c->api->runs.session, c->owner, op->id, op_done, op));

@@ -1,4 +1,5 @@
 /* responses_test.c - what a create body may say, and the routes under /v1/responses. */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -269,12 +270,54 @@ static void life_of_a_response(void **state)
     harness_stop(h);
 }
 
+/* What is long is made by the workers: not while all that an owner may have of them have something to do, whatever else
+ * the network thread does meanwhile. */
+static void made_by_workers(struct harness *h, const char *path, const char *end)
+{
+    int busy[2], fd = dial(h), before = fake_turns_started();
+    for (int i = 0; i < 2; i++) {
+        busy[i] = dial(h);
+        send_request(busy[i], "POST", "/tokenize", NULL, "{\"content\":\"wait\"}");
+    }
+    fake_wait_started(before + 2);
+    send_request(fd, "GET", path, NULL, NULL);
+    for (int i = 0; i < 20; i++) { /* the session answers them in order */
+        struct reply r = call(h, "GET", "/v1/responses/resp_none", NULL, NULL);
+        assert_int_equal(r.status, 404);
+        reply_free(&r);
+    }
+    assert_int_equal(poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0), 0);
+    fake_release(2);
+    struct reply r = read_reply(fd);
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, end));
+    reply_free(&r);
+    close(fd);
+    for (int i = 0; i < 2; i++) {
+        r = read_reply(busy[i]);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+        close(busy[i]);
+    }
+}
+
 /* A stream of what is stored, when its run is no longer remembered, is the same each time. */
 static void replayed_twice(void **state)
 {
     (void)state;
+    enum { LONG = 40000 };
     struct harness *h = harness_start(NULL);
-    struct reply r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
+    char *body = malloc(LONG + 64), stored[128];
+    assert_non_null(body);
+    int n = sprintf(body, "{\"input\":\"echo ");
+    memset(body + n, 'x', LONG);
+    strcpy(body + n + LONG, "\"}");
+    struct reply r = call(h, "POST", "/v1/responses", NULL, body);
+    assert_int_equal(r.status, 200);
+    snprintf(stored, sizeof(stored), "/v1/responses/%s?stream=true", str(r.json, "id"));
+    reply_free(&r);
+    free(body);
+    r = call(h, "POST", "/v1/responses", NULL, "{\"input\":\"echo one two\"}");
     char id[64], path[128], progress[2][64];
     snprintf(id, sizeof(id), "%s", str(r.json, "id"));
     reply_free(&r);
@@ -293,6 +336,7 @@ static void replayed_twice(void **state)
         assert_int_equal(r.status, 200);
         reply_free(&r);
     }
+    made_by_workers(h, stored, "event: response.completed");
     static const int after[] = {5, 3, 0};
     for (size_t i = 0; i < sizeof(after) / sizeof(*after); i++) {
         snprintf(path, sizeof(path), "/v1/responses/%s?stream=true&starting_after=%d", id, after[i]);
