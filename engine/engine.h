@@ -177,6 +177,10 @@ int engine_chat_open_call(const struct engine *e, const char *name, struct engin
  * with thinking, that is over. -ENOTSUP: no chat format; -ENOMEM, -EOVERFLOW: too long. */
 int engine_chat_open_text(const struct engine *e, const char *text, size_t len, struct engine_tokens *out);
 
+/* [any thread] Appends what ends an answer's thinking, where it stands within it: what comes then is its text.
+ * -ENOTSUP: the format has no thinking. */
+int engine_chat_end_thinking(const struct engine *e, struct engine_tokens *out);
+
 /* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
  * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
  * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */
@@ -472,6 +476,8 @@ enum engine_within {
     ENGINE_WITHIN_CALL
 };
 enum engine_within engine_calls_within(const struct engine_calls *c);
+/* Whether that is thinking itself. */
+bool engine_calls_thinking(const struct engine_calls *c);
 int engine_calls_mark(struct engine_calls *c, engine_token id);
 /* Takes the next piece of the answer's text. 0, -ENOMEM, or what part() returned. */
 int engine_calls_text(struct engine_calls *c, const char *text, size_t len);

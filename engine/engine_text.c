@@ -57,6 +57,12 @@ bool engine_chat_thinks(const struct engine *e)
     return c != NULL && chat_thinks(c);
 }
 
+int engine_chat_end_thinking(const struct engine *e, struct engine_tokens *out)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL ? chat_end_thinking(c, engine_vocab(e), out) : -ENOTSUP;
+}
+
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out)
 {
     const struct chat *c = engine_chat(e);

@@ -344,6 +344,7 @@ int answer_token(struct turn *t, const struct engine_pick *pick)
     int rc = t->n_opened && !t->opened ? take_opening(t) : 0;
     rc = rc ? rc : note_odds(t, pick);
     rc = rc ? rc : push(t, pick->token);
+    t->n_thought += t->calls && engine_calls_thinking(t->calls);
     if (rc == 1) {
         t->stopped_by_string = true;
         rc = cut(t);

@@ -235,6 +235,9 @@ void form_after(struct turn *t)
 int form_forced(struct turn *t, struct engine_tokens *out)
 {
     struct engine_match *m = NULL;
+    /* A mark that begins thinking counts as one of its tokens. */
+    if (t->thinking_tokens && t->calls && engine_calls_thinking(t->calls) && t->n_thought >= t->thinking_tokens)
+        return engine_chat_end_thinking(t->session->engine, out);
     if (t->logprobs) /* which the model's tokens only have */
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)

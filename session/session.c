@@ -519,6 +519,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->form = engine_form_share(r->form);
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
+    t->thinking_tokens = r->thinking_tokens;
     t->logprobs = r->logprobs;
     t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
     t->match = r->match;

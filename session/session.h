@@ -267,6 +267,7 @@ struct session_turn {
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
+    int thinking_tokens;   /* thinking is ended behind so many; 0: it ends by itself; -1: at once */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool truncate;         /* a context that is too long loses its oldest turns, down to half of what fits */

@@ -193,6 +193,7 @@ struct turn {
     char *opening;                   /* NULL: none */
     char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
     char *callable, *labels;         /* NULL: all of them; nothing */
+    int thinking_tokens, n_thought;  /* how many may be thought, as in a session_turn, and how many were */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */

@@ -166,11 +166,11 @@ struct turn_request {
     char *tools, *tool, *opening, *callable, *labels; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
-    int max_output_tokens, n_top;
-    bool logprobs;          /* and n_top: as in a session_turn */
-    char replaces[ID_SIZE]; /* as in a session_turn; "": none */
-    bool match;             /* the items are a whole history, of which the longest head that there is is found */
-    bool raw;               /* the text of the one item, or `tokens` where there are any, is the whole context */
+    int max_output_tokens, n_top, thinking_tokens; /* as in a session_turn */
+    bool logprobs;                                 /* and n_top: as in a session_turn */
+    char replaces[ID_SIZE];                        /* as in a session_turn; "": none */
+    bool match; /* the items are a whole history, of which the longest head that there is is found */
+    bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
     engine_token *tokens;
     size_t n_tokens;
     bool count;   /* only its tokens are counted */

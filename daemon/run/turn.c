@@ -316,6 +316,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .stops = (const char *const *)q->stops,
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,
+        .thinking_tokens = q->thinking_tokens,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
         .truncate = q->truncate,

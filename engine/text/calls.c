@@ -203,6 +203,11 @@ enum engine_within engine_calls_within(const struct engine_calls *c)
                                                                 : ENGINE_WITHIN_TEXT;
 }
 
+bool engine_calls_thinking(const struct engine_calls *c)
+{
+    return c->state == THINK;
+}
+
 /* ---- giving parts out ---- */
 
 int calls_give(struct engine_calls *c, int kind, const char *text, size_t len, bool broken)

@@ -766,3 +766,22 @@ int chat_open_text(const struct chat *c, const struct vocab *v, const char *text
         out->n = before;
     return b.rc;
 }
+
+int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out)
+{
+    size_t before = out->n;
+    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
+    if (!chat_thinks(c))
+        return -ENOTSUP;
+    if (c->start >= 0) { /* Harmony: the next message is the answer's text */
+        chat_add_token(&b, c->end);
+        chat_add_pieces(&b, &c->before[ENGINE_ASSISTANT]);
+    } else {
+        chat_add_token(&b, c->think_end_mark);
+    }
+    chat_flush(&b);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
+}

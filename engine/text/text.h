@@ -110,6 +110,8 @@ const char *chat_mark_bytes(const struct chat *c, engine_token id);
 /* engine_info.calls, engine_chat_thinks(), engine_chat_open_call(), engine_chat_open_text(). */
 enum engine_call_syntax chat_calls(const struct chat *c);
 bool chat_thinks(const struct chat *c);
+/* engine_chat_end_thinking(). */
+int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
 int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out);
 int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len,
                    struct engine_tokens *out);

@@ -210,9 +210,34 @@ static void test_logprobs_of_text_alone(void **state)
     rig_close(rig);
 }
 
+/* Thinking ends behind its budget, and text follows; whoever goes on from there prefills what is new. */
+static void test_thinking_ends(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    int thought = 0;
+    for (int budget = -1; budget < 12; budget += budget < 0 ? 4 : 3)
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            struct answer *a = rig_ask(
+                rig,
+                (struct ask){.text = "hello", .max = 40, .seed = seed, .temperature = 2, .thinking_tokens = budget});
+            assert_false(a->failed);
+            /* An item of thinking that the answer was not cut in is followed by its text. */
+            for (const char *kind = a->kinds; *kind; kind++)
+                if (*kind == 'r' || *kind == 'R')
+                    thought++;
+            assert_null(strchr(a->kinds, 'R'));
+            struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .max = 4, .seed = seed, .previous = a->id});
+            rig_only_new(b);
+        }
+    assert_true(thought > 0);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_thinking_ends),
         cmocka_unit_test(test_required),
         cmocka_unit_test(test_tools_change),
         cmocka_unit_test(test_none),

@@ -372,6 +372,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .tool_choice = ask.choice,
                                    .tool = ask.tool,
                                    .one_call = ask.one_call,
+                                   .thinking_tokens = ask.thinking_tokens,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,

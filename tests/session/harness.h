@@ -96,6 +96,7 @@ struct ask {
     const struct engine_message *messages;
     size_t n_messages;
     int max; /* 0: 8 */
+    int thinking_tokens;
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
