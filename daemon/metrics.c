@@ -1,4 +1,5 @@
 /* metrics.c - /metrics in Prometheus' text format, under convod_. No label names a conversation or an owner. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +97,28 @@ static void rows(FILE *f, const struct row *list, size_t n)
     }
 }
 
+/* A GPU, as far as its driver says. */
+static void device(FILE *f, const struct engine_device *d)
+{
+    static const char gauge[] = "gauge";
+    const struct row list[] = {
+        {"gpu_memory_bytes", gauge, "Memory of the GPU.", NULL, NULL, d->memory_bytes ? (double)d->memory_bytes : NAN},
+        {"gpu_memory_used_bytes", gauge, "Of it, what is in use, by all processes.", NULL, NULL,
+         d->memory_bytes ? (double)d->memory_used_bytes : NAN},
+        {"gpu_temperature_celsius", gauge, "Temperature of the GPU.", NULL, NULL, d->temperature_c},
+        {"gpu_power_watts", gauge, "What the GPU draws.", NULL, NULL, d->power_w},
+        {"gpu_utilization_ratio", gauge, "Share of time in which the GPU computed, 0 to 1.", NULL, NULL,
+         d->utilization},
+    };
+    const struct row info = {"gpu_info", gauge, "Always 1; which GPU is in the label.", "name", d->name, 1};
+    rows(f, &info, 1);
+    for (size_t i = 0; i < sizeof(list) / sizeof(*list); i++) {
+        if (!isnan(list[i].number)) {
+            rows(f, &list[i], 1);
+        }
+    }
+}
+
 char *metrics_text(const struct metrics *m, const struct session_status *st, bool ready, size_t n_conns)
 {
     char *text = NULL;
@@ -159,6 +182,9 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
         {"pending_saves", gauge, "Segments that wait to be written.", NULL, NULL, (double)st->pending_saves},
         {"save_failures_total", counter, "Segments that could not be written.", NULL, NULL, (double)st->save_failures},
         {"engine_steps_total", counter, "Steps of the model.", NULL, NULL, (double)st->engine_steps},
+        {"step_cpu_seconds_total", counter,
+         "CPU time of the engine's thread in them, without that of the model's other threads.", NULL, NULL,
+         (double)st->step_cpu_us / 1e6},
         {"connections", gauge, "Open connections.", NULL, NULL, (double)n_conns},
         {"connections_total", counter, "Connections that were accepted.", NULL, NULL, (double)m->connections},
         {"connections_refused_total", counter, "Connections and requests refused by limits or for lack of a token.",
@@ -170,6 +196,9 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
          (double)m->errors},
     };
     rows(f, more, sizeof(more) / sizeof(*more));
+    if (st->device_known) {
+        device(f, &st->device);
+    }
     const struct {
         const char *name, *help;
         const struct histogram *h;

@@ -186,6 +186,8 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
         return -ENOMEM;
     }
     rc = model_load(&e->model, e->gguf, e->kernels, hash, o->progress, o->progress_arg, err, err_size);
+    info->numerics = kernels_numerics(e->kernels);
+    info->backend_notes = kernels_notes(e->kernels);
     if (rc == 0 && ((hash && !gguf_hash_finish(hash, info->model_sha256)) || fingerprint_engine(e))) {
         snprintf(err, err_size, "out of memory");
         rc = -ENOMEM;
@@ -301,6 +303,20 @@ const struct engine_info *engine_info(const struct engine *e)
 const char *engine_failure(const struct engine *e)
 {
     return e->ops->error(e->kernels);
+}
+
+bool engine_device(const struct engine *e, struct engine_device *out)
+{
+    struct kernels_health h;
+    if (!kernels_health(e->kernels, &h))
+        return false;
+    *out = (struct engine_device){.memory_bytes = h.memory_bytes,
+                                  .memory_used_bytes = h.memory_used_bytes,
+                                  .temperature_c = h.temperature_c,
+                                  .power_w = h.power_w,
+                                  .utilization = h.utilization};
+    memcpy(out->name, h.name, sizeof out->name);
+    return true;
 }
 
 const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_arrays)

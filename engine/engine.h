@@ -75,6 +75,8 @@ struct engine_info {
     const char *name;              /* general.name, or the file's base name without .gguf */
     const char *file;              /* as given */
     const char *backend;           /* "cpu-avx2" */
+    const char *numerics;          /* whose bits the backend has, kernels_numerics(): "cpu" */
+    const char *backend_notes;     /* how it computes with this model, for a person; NULL: as always */
     const char *chat_format;       /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
     enum engine_call_syntax calls; /* how its chat format writes calls of tools */
     const char *kv_type;           /* "bf16" */
@@ -103,6 +105,16 @@ const struct engine_info *engine_info(const struct engine *e);
 
 /* What the device failed with, for a person; NULL: it did not. */
 const char *engine_failure(const struct engine *e);
+
+/* How the device is, as kernels_health() has it: 0 and NaN for what is not known. */
+struct engine_device {
+    char name[96];
+    uint64_t memory_bytes, memory_used_bytes;
+    double temperature_c, power_w, utilization;
+};
+
+/* [any thread] False: there is no device beside the processor, or nothing is known of it. */
+bool engine_device(const struct engine *e, struct engine_device *out);
 
 /* ---- tokens and text ----------------------------------------------------------------------------------------- */
 
@@ -326,7 +338,8 @@ const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_ar
  * a window layer dropped it; -ENOMEM; -EIO. */
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 
-/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. */
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. buf is read before this
+ * returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
 
 /* ---- forms of answers ------------------------------------------------------------------------------------------ */

@@ -86,9 +86,21 @@ const char *kernels_backend(const struct kernels *k)
     return head_of(k)->name;
 }
 
+bool kernels_health(struct kernels *k, struct kernels_health *out)
+{
+    const struct kernels_ops *ops = head_of(k)->ops;
+    return ops->health && ops->health(k, out);
+}
+
 const char *kernels_numerics(const struct kernels *k)
 {
     return head_of(k)->numerics;
+}
+
+const char *kernels_notes(const struct kernels *k)
+{
+    const struct kernels_ops *ops = head_of(k)->ops;
+    return ops->notes ? ops->notes(k) : NULL;
 }
 
 const struct kernels_ops *kernels_ops(const struct kernels *k)

@@ -93,8 +93,13 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
 void kernels_close(struct kernels *k);
 
 const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
-/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets. Static text. */
+/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets. What it is may
+ * depend on the weights: to be asked for when they are packed. Valid for the backend's life. */
 const char *kernels_numerics(const struct kernels *k);
+/* How it computes with the weights that were packed, where that has a choice, for a person; NULL: it has none.
+ * Likewise.
+ */
+const char *kernels_notes(const struct kernels *k);
 
 /* What this process may use, by the system, its processor affinity and the limits of its control group and of those
  * above it (limits.c): cores, at least 1; and bytes of memory without swapping, where cached files count as free,
@@ -103,6 +108,17 @@ int kernels_available_cores(void);
 uint64_t kernels_available_bytes(void);
 /* Bytes that the machine, or its control groups, leave altogether, in use or not; UINT64_MAX likewise. [any thread] */
 uint64_t kernels_machine_bytes(void);
+
+/* How a device is, all processes on it together, as its driver said a second ago at most. */
+struct kernels_health {
+    char name[96];                            /* printable ASCII without quotes; "": not said */
+    uint64_t memory_bytes, memory_used_bytes; /* 0: not said */
+    double temperature_c, power_w;            /* NaN: not said */
+    double utilization;                       /* share of time in which it computed, 0 to 1; NaN: not said */
+};
+
+/* False: nothing is known: there is no device, its driver says nothing, or it has not been asked yet. [any thread] */
+bool kernels_health(struct kernels *k, struct kernels_health *out);
 
 /* ---- memory and streams ------------------------------------------------------------------------------------------ */
 
@@ -366,6 +382,10 @@ struct kernels_ops {
     int (*wait)(struct kernels *k, kernels_event event, int timeout_ms);
     /* What the device failed with, for a person; NULL: it did not. */
     const char *(*error)(const struct kernels *k);
+    /* kernels_health(); NULL: nothing is ever known. */
+    bool (*health)(struct kernels *k, struct kernels_health *out);
+    /* kernels_notes(); NULL: there is never anything. */
+    const char *(*notes)(const struct kernels *k);
 
     /* ---- a step: all into KERNELS_COMPUTE ---- */
 

@@ -300,17 +300,18 @@ static int take_opening_text(struct turn *t)
                     : take_part(t, &(struct engine_part){.kind = ENGINE_PART_TEXT, .text = t->opening, .len = len});
 }
 
-/* What the answer was made to begin with is part of it. */
+/* What the answer was made to begin with is part of it. 1: a stop string stands in it. */
 static int take_opening(struct turn *t)
 {
     int rc = 0;
     if (t->opening)
         return take_opening_text(t);
-    for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc >= 0; i++)
+    for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++)
         rc = push(t, t->context.ids[i]);
     t->opened = true;
-    engine_calls_made(t->calls);
-    return rc < 0 ? rc : 0;
+    if (t->calls && !t->continues)
+        engine_calls_made(t->calls);
+    return rc;
 }
 
 /* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
@@ -342,6 +343,12 @@ static int cut(struct turn *t)
 int answer_token(struct turn *t, const struct engine_pick *pick)
 {
     int rc = t->n_opened && !t->opened ? take_opening(t) : 0;
+    if (rc == 1) { /* then the token behind it is no part of it */
+        t->context.n--;
+        t->n_output--;
+        t->stopped_by_string = true;
+        return 1;
+    }
     rc = rc ? rc : note_odds(t, pick);
     rc = rc ? rc : push(t, pick->token);
     t->n_thought += t->calls && engine_calls_thinking(t->calls);
@@ -361,8 +368,10 @@ int answer_finish(struct turn *t)
     if (!t->generate)
         return 0;
     /* It was stopped before its first token. */
-    if (t->opening && t->stream && !t->opened && (rc = take_opening_text(t)))
+    bool begun = t->opening || t->opening_ids.n;
+    if (begun && t->stream && !t->opened && (rc = take_opening(t)) < 0)
         return rc;
+    rc = 0;
     if (t->stream && !t->stopped_by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
         rc = take_text(t, text, len);
     if (!rc && t->calls)

@@ -448,6 +448,8 @@ int context_build(struct turn *t)
                   rc == -ENOMEM ? "out of memory" : "the answer cannot begin with this text");
         return rc;
     }
+    if (engine_tokens_append(&t->context, t->opening_ids.ids, t->opening_ids.n))
+        return out_of_memory(t);
     t->n_opened = (int)(t->context.n - before);
     for (size_t i = 0; i < t->context.n; i++)
         if (t->context.ids[i] < 0 || t->context.ids[i] >= s->info->n_vocab) {

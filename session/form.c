@@ -36,7 +36,7 @@ static int failed(struct turn *t, int rc)
 /* The answer was made to begin with a call, which is not taken in yet. */
 static bool opens_with_call(const struct turn *t)
 {
-    return t->n_opened && !t->opening && !t->opened;
+    return t->n_opened && t->tool_choice == SESSION_TOOLS_REQUIRED && !t->opened;
 }
 
 /* The answer is no text. */

@@ -178,6 +178,45 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong)
     return 0;
 }
 
+/* ---- items of a stored turn ---- */
+
+int items_take(struct turn *t, struct storage_turn *row)
+{
+    size_t room = row->n_items + 1;
+    struct storage_item *items = calloc(room, sizeof *items);
+    struct engine_message *messages = calloc(room, sizeof *messages);
+    char **names = calloc(room, sizeof *names);
+    if (!items || !messages || !names) {
+        free(items);
+        free(messages);
+        free(names);
+        return -ENOMEM;
+    }
+    free(t->items);
+    free(t->messages);
+    free(t->names);
+    t->items = items;
+    t->messages = messages;
+    t->names = names;
+    t->n_messages = 0;
+    for (size_t i = 0; i < row->n_items; i++) {
+        struct storage_item *from = &row->items[i];
+        if (from->output)
+            continue;
+        int rc = items_message(from, &messages[t->n_messages], &names[t->n_messages]);
+        if (rc == -ENOENT)
+            continue;
+        if (rc)
+            return rc;
+        free(from->public_id);
+        from->public_id = NULL;
+        from->created_ms = t->created_ms;
+        items[t->n_messages++] = *from;
+        memset(from, 0, sizeof *from);
+    }
+    return 0;
+}
+
 /* ---- results, and the calls that they belong to ---- */
 
 struct call {

@@ -142,6 +142,53 @@ static int find_replaced(struct storage_ledger *l, struct turn *t)
     return 0;
 }
 
+/* What was said to the response whose answer is gone on with, where it stands, and its answer so far. */
+static int take_over(struct storage_ledger *l, struct turn *t, struct storage_turn *turn)
+{
+    struct found *f = &t->found;
+    const engine_token *answer = (const void *)((const char *)turn->tokens + turn->prompt_bytes);
+    int rc = storage_conversation_by_id(l, f->owner.id, turn->conversation, &f->conversation);
+    int leaf = rc ? rc : storage_turn_is_leaf(l, turn->id);
+    if (!rc && leaf >= 0)
+        rc = engine_tokens_append(&t->opening_ids, answer, (turn->tokens_bytes - turn->prompt_bytes) / sizeof *answer);
+    if (rc || leaf < 0)
+        return rc ? rc : leaf;
+    if (!t->instructions && !(t->instructions = strdup(turn->instructions ? turn->instructions : "")))
+        return -ENOMEM;
+    if (!t->tools) {
+        size_t len;
+        rc = storage_turn_tools(l, f->owner.id, turn->id, &t->tools);
+        if (!rc && t->tools)
+            rc = engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &len);
+        if (rc)
+            return rc;
+    }
+    if (leaf == 1 && f->conversation.head == turn->id && !(t->replaces = strdup(t->continues)))
+        return -ENOMEM;
+    return items_take(t, turn);
+}
+
+static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
+{
+    struct storage_turn turn;
+    int rc = storage_turn_get(l, t->found.owner.id, t->continues, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &turn);
+    if (rc == -ENOENT)
+        return refuse(t, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
+    if (rc)
+        return rc;
+    *parent = turn.parent;
+    if (turn.status >= STORAGE_TURN_RUNNING)
+        refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be gone on with has not ended yet");
+    else if (turn.status != STORAGE_TURN_INCOMPLETE || !turn.answered)
+        refuse(t, SESSION_INVALID, "only an answer that was cut, of an incomplete response, can be gone on with");
+    else if (memcmp(turn.fingerprint, t->session->info->model_sha256, sizeof turn.fingerprint) != 0)
+        refuse(t, SESSION_INVALID, "another model began this answer");
+    else
+        rc = take_over(l, t, &turn);
+    storage_turn_free(&turn);
+    return rc;
+}
+
 static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
     struct found *f = &t->found;
@@ -283,7 +330,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = storage_turn_tools(l, f->owner.id, parent, &tools);
     if (!rc && tools)
         rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
-    if (!rc && tools && !t->generate && !t->tools && !t->match) {
+    if (!rc && tools && (!t->generate || t->keeps) && !t->tools && !t->match) {
         /* Where nothing is answered and none are named, those that were told of stay. */
         t->tools_form = strdup(f->tools);
         t->tools = tools;
@@ -291,6 +338,9 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
+    if (!rc && t->keeps && !t->instructions && !t->match &&
+        !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
+        rc = -ENOMEM;
     f->anew = !rc && context_past_changes(t);
     if (f->anew || (!rc && truncate_may_be(t)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
@@ -330,6 +380,8 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
     if (!rc && t->requeued)
         rc = find_requeued(l, t, &parent);
+    else if (!rc && t->continues)
+        rc = find_continued(l, t, &parent);
     else if (!rc && t->conversation)
         rc = find_conversation(l, t, &parent);
     else if (!rc && t->previous)

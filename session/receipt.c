@@ -50,6 +50,7 @@ void receipt_finish(struct turn *t)
     r->gaps_ms = t->gaps_ms;
     r->n_gaps = t->n_gaps;
     r->backend = t->session->info->backend;
+    r->numerics = t->session->info->numerics;
     r->model = t->session->info->name;
 }
 
@@ -92,6 +93,7 @@ static cJSON *receipt_object(const struct session_receipt *r)
     cJSON_AddNumberToObject(ms, "itl_max", r->itl_max_ms);
     cJSON_AddStringToObject(o, "saved", r->saved);
     cJSON_AddStringToObject(o, "backend", r->backend);
+    cJSON_AddStringToObject(o, "numerics", r->numerics);
     cJSON_AddStringToObject(o, "model", r->model);
     return o;
 }

@@ -33,6 +33,13 @@ int64_t session_now_ns(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
+int64_t session_cpu_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
 int64_t session_wall_ms(void)
 {
     struct timespec ts;
@@ -330,6 +337,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->cost.attention_most = 1.0 / s->info->n_embd;
     for (const char *note = s->info->notes; note; note = strchr(note, '\n') ? strchr(note, '\n') + 1 : NULL)
         session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
+    if (s->info->backend_notes)
+        session_log(s, LOG_INFO, "%s", s->info->backend_notes);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {
@@ -436,6 +445,7 @@ void session_status(struct session *s, struct session_status *out)
     out->saved_bytes = stats.encoded_bytes;
     out->save_us = stats.save_us;
     out->quota_refusals = atomic_load(&s->quota_refusals);
+    out->device_known = engine_device(s->engine, &out->device);
     out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 
@@ -451,7 +461,9 @@ static char *copy(const char *text, bool *failed)
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
     bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
-    if (r->opening && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
+    if (r->continues && (r->n_items || r->opening || r->conversation || r->previous || r->match || !r->store))
+        return -EINVAL;
+    if ((r->opening || r->continues) && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
         return -EINVAL;
     if ((r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX)
         return -EINVAL;
@@ -474,6 +486,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->callable = copy(r->callable, &failed);
     t->labels = copy(r->labels, &failed);
     t->opening = copy(r->opening, &failed);
+    t->continues = copy(r->continues, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;
     t->items = calloc(r->n_items + 1, sizeof *t->items);
@@ -528,6 +541,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->count = r->count;
     t->raw = r->raw;
     t->truncate = r->truncate;
+    t->keeps = r->keeps;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;
     t->event = r->event;

@@ -134,8 +134,9 @@ struct session_receipt {
     double queue_ms, restore_ms, prefill_ms, ttft_ms, itl_p50_ms, itl_max_ms;
     const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
     int n_gaps;
-    const char *saved;   /* "yes", "pending", "failed", "off" (store: false) */
-    const char *backend; /* "cpu-avx2" */
+    const char *saved;    /* "yes", "pending", "failed", "off" (store: false) */
+    const char *backend;  /* "cpu-avx2" */
+    const char *numerics; /* whose bits those are: "cpu" */
     const char *model;
 };
 
@@ -246,6 +247,10 @@ struct session_turn {
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
     const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    /* A response whose answer was cut: this turn has its place, its items, instructions and tools, and its answer with
+     * what comes behind that. Where nothing follows it, it goes as with `replaces`. Without items and what a turn
+     * follows; stored. NULL: none. */
+    const char *continues;
     const char *opening; /* text that the answer begins with, and that is not told as a part of it; NULL: none. Not with
                             a form, a call that is required, or raw */
     const char
@@ -270,6 +275,7 @@ struct session_turn {
     int thinking_tokens;   /* thinking is ended behind so many; 0: it ends by itself; -1: at once */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
+    bool keeps;            /* instructions and tools that it does not name are those of what it follows */
     bool truncate;         /* a context that is too long loses its oldest turns, down to half of what fits */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */
@@ -446,9 +452,12 @@ struct session_status {
     uint64_t conversations_expired; /* deleted because of their age */
     uint64_t quota_refusals;        /* turns and creations */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
+    uint64_t step_cpu_us;  /* that the engine thread has spent in steps; the model's other threads' is not in it */
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */
     bool stuck;            /* work is waiting and no step has ended for 30 s */
     bool failed;           /* the device has, and no turn can run any more: only another start helps */
+    bool device_known;     /* whether `device` says anything */
+    struct engine_device device;
 };
 void session_status(struct session *s, struct session_status *out);
 

@@ -189,11 +189,12 @@ struct turn {
 
     /* The request, copied. */
     char *owner, *response_id, *conversation, *previous, *parent, *instructions, *params, *key, *request;
-    char *replaces;                  /* public id of the response that goes when this one is committed; NULL: none */
-    char *opening;                   /* NULL: none */
-    char *tools, *tools_form, *tool; /* tools_form: in the sorted form, by which they are compared */
-    char *callable, *labels;         /* NULL: all of them; nothing */
-    int thinking_tokens, n_thought;  /* how many may be thought, as in a session_turn, and how many were */
+    char *replaces;                   /* public id of the response that goes when this one is committed; NULL: none */
+    char *opening, *continues;        /* NULL: none */
+    struct engine_tokens opening_ids; /* of the answer that is continued */
+    char *tools, *tools_form, *tool;  /* tools_form: in the sorted form, by which they are compared */
+    char *callable, *labels;          /* NULL: all of them; nothing */
+    int thinking_tokens, n_thought;   /* how many may be thought, as in a session_turn, and how many were */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
@@ -214,7 +215,7 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw, truncate;
+    bool match, store, generate, count, raw, truncate, keeps;
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -377,7 +378,7 @@ struct session {
 
     /* engine thread */
     struct session_status status;
-    int64_t last_progress_ms, last_step_ns;
+    int64_t last_progress_ms, last_step_ns, step_cpu_ns;
     struct query *queries;  /* that wait until a conversation's saving has ended */
     struct saving *savings; /* under way */
     struct saving *unsaved; /* that failed, and are tried again */
@@ -406,6 +407,7 @@ void session_log(struct session *s, int priority, const char *format, ...) __att
 /* Work was done that is no step: the watchdog need not wait for the end of the loop to hear of it. */
 void session_progress(struct session *s);
 int64_t session_now_ns(void);
+int64_t session_cpu_ns(void); /* of the calling thread */
 /* Whether commands have arrived since the loop took them. */
 bool session_commands_wait(struct session *s);
 int64_t session_wall_ms(void);
@@ -543,6 +545,8 @@ int accept_new_id(const char *prefix, char out[48]);
 int accept_hash(const struct storage_owner *owner, const void *data, size_t len, uint8_t out[STORAGE_DIGEST_BYTES]);
 
 /* items.c */
+/* In a job: takes the input items of a stored turn over as the turn's own, with ids of their own. 0 or -ENOMEM. */
+int items_take(struct turn *t, struct storage_turn *row);
 /* What an item is. -ENOENT: no part of a context. */
 int items_role(const char *kind, const char *role, enum engine_role *out);
 /* A string in a body, malloc'd. NULL: it is not there, or no memory. */

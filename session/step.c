@@ -96,12 +96,14 @@ bool step_run(struct session *s)
     if (n_items == 0)
         return false;
 
-    int64_t start = session_now_ns();
+    int64_t start = session_now_ns(), cpu = session_cpu_ns();
     int rc = engine_step_start(s->engine, items, n_items);
     if (rc == 0)
         rc = engine_step_wait(s->engine, NULL);
     int64_t now = session_now_ns();
     s->status.engine_steps++;
+    s->step_cpu_ns += session_cpu_ns() - cpu;
+    s->status.step_cpu_us = (uint64_t)(s->step_cpu_ns / 1000);
     s->last_step_ns = now;
     s->last_progress_ms = now / 1000000;
     if (rc == 0)

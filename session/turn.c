@@ -48,7 +48,7 @@ void turn_free(struct turn *t)
         return;
     char *texts[] = {t->owner,    t->response_id, t->conversation, t->previous, t->parent, t->instructions,
                      t->replaces, t->params,      t->key,          t->request,  t->tools,  t->tools_form,
-                     t->tool,     t->opening,     t->callable,     t->labels};
+                     t->tool,     t->opening,     t->continues,    t->callable, t->labels};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
     for (size_t i = 0; t->names && i < t->n_messages; i++)
@@ -74,6 +74,7 @@ void turn_free(struct turn *t)
     free(t->found.tools);
     engine_tokens_free(&t->context);
     engine_tokens_free(&t->raw_tokens);
+    engine_tokens_free(&t->opening_ids);
     plan_drop(t);
     engine_stream_free(t->stream);
     form_free(t);

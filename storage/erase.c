@@ -7,10 +7,10 @@
  * not be taken out of kv.db, is tried again, less and less often.
  *
  * Something that was deleted for its owner has a mark in ledger.db from its deletion on ("deleting/ID"). When its last
- * record is gone, both logs are emptied (vfs.c overwrites them), and only then the deletion is reported; the mark goes
- * with the next transaction that is synced. It also waits for what is left of records of its owner that went before.
- * Where something fails on the way, -EINPROGRESS is reported: it is deleted for everybody, but the mark stays, and the
- * rest is tried again, also after a restart.
+ * record is gone, the ledger's log is emptied (vfs.c overwrites it), and only then the deletion is reported; the mark
+ * goes with the next transaction that is synced. The index has nothing of it that could be read, see labels.c. It also
+ * waits for what is left of records of its owner that went before. Where something fails on the way, -EINPROGRESS is
+ * reported: it is deleted for everybody, but the mark stays, and the rest is tried again, also after a restart.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -435,7 +435,7 @@ int erase_logs(struct storage_ledger *l)
     return rc ? rc : kv_rc;
 }
 
-/* Whether all that a deletion took away is overwritten, but for the logs. */
+/* Whether all that a deletion took away is overwritten, but for the ledger's log. */
 static bool cut_out_all(const struct storage_ledger *l, const struct job *j)
 {
     return j->marks && !j->n_drops && l->cuts_given - l->n_cuts >= j->cuts_back && !l->moving;
@@ -449,9 +449,9 @@ void erase_finish(struct storage_ledger *l)
     if (!any)
         return;
     bool now = retry_now(&l->retry_logs);
-    int rc = now ? erase_logs(l) : -EAGAIN;
+    int rc = now ? log_empty(l->db) : -EAGAIN;
     if (rc && now)
-        storage_log(l->st, LOG_WARNING, "the logs keep deleted rows for now: %s", strerror(-rc));
+        storage_log(l->st, LOG_WARNING, "the ledger's log keeps deleted rows for now: %s", strerror(-rc));
     if (rc)
         retry_later(&l->retry_logs);
     else

@@ -1,112 +1,90 @@
 /* labels.c - what tells a segment apart from its siblings, as the index keeps it. Ledger thread only.
  *
- * A label stands once in its row. Labels of 4 bytes per unit (token ids) are coded in one to five bytes each, so that
- * no code is the beginning of another one: two labels have as many units in common as their codes have.
+ * A label is what a segment is made from (token ids), and stands in its record alone, so that the index holds nothing
+ * that could be read when the record has been overwritten. The index has a code of it: each unit is chained into a
+ * block by a cipher with a key of the space's own (CBC, so that a block depends on all units up to it), and two bytes
+ * of the block are the unit's code. Two labels have equal codes as far as they are equal; where they differ the codes
+ * do too, but for one case in 65,536.
  *
- * Siblings are ordered by a mark, the shortest head of the label that no sibling's label begins with; the row says how
- * long it is. Where one label is the head of another there is nothing to find by it: whoever looks for the shorter one
- * may take the longer one's head. It has no mark (NULL), and gets one when the longer one goes. So the labels of rows
- * with a mark are no heads of each other, each mark tells its label from all the others, and the two marks next to any
- * label are those of the two labels next to it: if a mark is the head of what is looked for, no sibling has more in
- * common with it; else they differ within the marks, and the marks' order is that of the labels.
+ * A row has the head of its code that no sibling's code begins with, mostly that of one unit, and 8 other bytes of its
+ * last block, by which a whole label is known. A code ends with a code of its end, so that none is the head of another
+ * one. The two heads next to any code are then those of the two siblings next to it: if a head is the head of what is
+ * looked for, no sibling has more in common with it; else they differ within the heads, and the heads' order is that of
+ * the codes. How much a sibling has in common is read from its record.
  *
- * What has no place in a pack (forgotten) has no mark either.
+ * A head grows when a sibling comes that begins with it, and stays when that one goes. What has no place in a pack
+ * (forgotten) has no head. Where a record cannot be read, its head stays as it is, and both may begin alike.
  */
 #include <errno.h>
+#include <limits.h>
+#include <openssl/evp.h>
+#include <openssl/rand.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "storage/storage_internal.h"
 
-/* First bytes of a code of one byte end before ONE, of two before TWO, of three before THREE; FIVE begins one of five.
- */
-#define ONE   0x80u
-#define TWO   0xe0u
-#define THREE 0xffu
-#define FIVE  0xffu
+#define BLOCK     16
+#define UNIT_CODE 2 /* bytes of a block */
+#define END_AT    4 /* two for the end */
+#define SUM_AT    8 /* and eight for the whole label */
 
-static size_t unit_code(uint32_t v, uint8_t *out)
+static size_t units_of(const struct space *space, size_t bytes)
 {
-    if (v < ONE) {
-        out[0] = (uint8_t)v;
-        return 1;
-    }
-    v -= ONE;
-    if (v < (TWO - ONE) << 8) {
-        out[0] = (uint8_t)(ONE + (v >> 8));
-        out[1] = (uint8_t)v;
-        return 2;
-    }
-    v -= (TWO - ONE) << 8;
-    if (v < (THREE - TWO) << 16) {
-        out[0] = (uint8_t)(TWO + (v >> 16));
-        out[1] = (uint8_t)(v >> 8);
-        out[2] = (uint8_t)v;
-        return 3;
-    }
-    v += (ONE + ((TWO - ONE) << 8));
-    out[0] = FIVE;
-    for (int i = 0; i < 4; i++)
-        out[1 + i] = (uint8_t)(v >> (24 - 8 * i));
-    return 5;
+    return space->unit == LABEL_IDS ? bytes / 4 : bytes;
 }
 
-/* Bytes of the code at p, or 0: it is cut off. */
-static size_t unit_decode(const uint8_t *p, size_t n, uint32_t *v)
+void coded_free(struct coded *c)
 {
-    size_t want = !n ? 1 : p[0] < ONE ? 1 : p[0] < TWO ? 2 : p[0] < THREE ? 3 : 5;
-    if (n < want)
-        return 0;
-    if (want == 1)
-        *v = p[0];
-    else if (want == 2)
-        *v = ONE + ((p[0] - ONE) << 8 | p[1]);
-    else if (want == 3)
-        *v = ONE + ((TWO - ONE) << 8) + ((p[0] - TWO) << 16 | (uint32_t)p[1] << 8 | p[2]);
-    else
-        *v = (uint32_t)p[1] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 8 | p[4];
-    return want;
+    free(c->blocks);
+    free(c->string);
+    *c = (struct coded){0};
 }
 
-static uint32_t unit_of(const uint8_t *p)
+int label_code(const struct space *space, const void *label, size_t bytes, struct coded *out)
 {
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-}
-
-uint8_t *label_code(int unit, const void *label, size_t bytes, size_t *n)
-{
-    const uint8_t *in = label;
-    uint8_t *out = malloc(unit == LABEL_IDS ? bytes / 4 * 5 + 1 : bytes + 1);
-    *n = 0;
-    if (out && unit == LABEL_IDS)
-        for (size_t i = 0; i + 4 <= bytes; i += 4)
-            *n += unit_code(unit_of(in + i), out + *n);
-    else if (out && bytes)
-        memcpy(out, label, *n = bytes);
-    return out;
-}
-
-uint8_t *label_decode(int unit, const void *coded, size_t n, size_t *bytes)
-{
-    const uint8_t *in = coded;
-    uint8_t *out = malloc(unit == LABEL_IDS ? 4 * n + 1 : n + 1);
-    *bytes = 0;
-    if (!out)
-        return NULL;
-    if (unit != LABEL_IDS) {
-        if (n)
-            memcpy(out, coded, *bytes = n);
-        return out;
+    static const uint8_t start[BLOCK];
+    struct coded c = {.units = units_of(space, bytes)};
+    size_t unit_bytes = space->unit == LABEL_IDS ? 4 : 1;
+    c.bytes = UNIT_CODE * (c.units + 1);
+    c.blocks = calloc(c.units + 1, BLOCK);
+    c.string = malloc(c.bytes);
+    EVP_CIPHER_CTX *ctx = EVP_CIPHER_CTX_new();
+    int rc = c.blocks && c.string && ctx && c.units <= INT_MAX / BLOCK ? 0 : -ENOMEM;
+    for (size_t i = 0; i < c.units && !rc; i++)
+        memcpy(c.blocks + i * BLOCK, (const uint8_t *)label + i * unit_bytes, unit_bytes);
+    int n = 0;
+    if (!rc && (EVP_EncryptInit_ex(ctx, EVP_aes_256_cbc(), NULL, space->key, start) != 1 ||
+                EVP_CIPHER_CTX_set_padding(ctx, 0) != 1 ||
+                EVP_EncryptUpdate(ctx, c.blocks, &n, c.blocks, (int)(c.units * BLOCK)) != 1))
+        rc = -ENOMEM;
+    EVP_CIPHER_CTX_free(ctx);
+    if (rc) {
+        coded_free(&c);
+        return rc;
     }
-    for (size_t at = 0, used; at < n; at += used, *bytes += 4) {
-        uint32_t v = 0;
-        used = unit_decode(in + at, n - at, &v);
-        if (!used)
-            break; /* damaged: shorter than its count says */
-        for (int i = 0; i < 4; i++)
-            out[*bytes + (size_t)i] = (uint8_t)(v >> (8 * i));
-    }
-    return out;
+    for (size_t i = 0; i < c.units; i++)
+        memcpy(c.string + UNIT_CODE * i, c.blocks + i * BLOCK, UNIT_CODE);
+    memcpy(c.string + UNIT_CODE * c.units, c.blocks + (c.units ? c.units - 1 : 0) * BLOCK + END_AT, UNIT_CODE);
+    *out = c;
+    return 0;
+}
+
+int64_t coded_sum(const struct coded *c, size_t units)
+{
+    int64_t sum = 0;
+    if (units && units <= c->units)
+        memcpy(&sum, c->blocks + (units - 1) * BLOCK + SUM_AT, sizeof sum);
+    return sum;
+}
+
+size_t coded_common(const struct coded *c, const uint8_t *head, size_t n)
+{
+    size_t units = 0;
+    while (UNIT_CODE * (units + 1) <= n && UNIT_CODE * (units + 1) <= c->bytes &&
+           !memcmp(head + UNIT_CODE * units, c->string + UNIT_CODE * units, UNIT_CODE))
+        units++;
+    return units;
 }
 
 /* ---- names and spaces -------------------------------------------------------------------------------------------- */
@@ -133,137 +111,102 @@ int name_id(struct storage_ledger *l, const char *text, int64_t *id)
     return -EBADMSG;
 }
 
-int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int64_t *id, int *unit)
+int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], struct space *out)
 {
     int rc;
     sqlite3_stmt *s = STMT_WITH(l, S_SPACE_GET, &rc, owner);
     if (s)
         bind_blob(s, 2, fingerprint, 32);
     rc = stmt_one(l, s, rc);
-    if (rc == 1) {
-        *id = sqlite3_column_int64(s, 0);
-        *unit = sqlite3_column_int(s, 1);
-        stmt_reset(s);
-    }
-    return rc;
+    if (rc != 1)
+        return rc;
+    out->id = sqlite3_column_int64(s, 0);
+    out->unit = sqlite3_column_int(s, 1);
+    rc = column_bytes(s, 2, out->key, sizeof out->key);
+    stmt_reset(s);
+    return rc ? rc : 1;
 }
 
-int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int wanted, int64_t *id,
-              int *unit)
+int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int unit, struct space *out)
 {
-    int rc = space_get(l, owner, fingerprint, id, unit);
+    int rc = space_get(l, owner, fingerprint, out);
     if (rc)
         return rc < 0 ? rc : 0;
-    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_ADD, &rc, owner, 0, wanted);
+    out->unit = unit;
+    if (RAND_bytes(out->key, sizeof out->key) != 1)
+        return -EIO;
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_ADD, &rc, owner, 0, unit);
     if (!s)
         return rc;
     bind_blob(s, 2, fingerprint, 32);
+    bind_blob(s, 4, out->key, sizeof out->key);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    *id = sqlite3_last_insert_rowid(l->kv);
-    *unit = wanted;
+    out->id = sqlite3_last_insert_rowid(l->kv);
     return 0;
 }
 
-/* ---- marks ------------------------------------------------------------------------------------------------------- */
+/* ---- heads ------------------------------------------------------------------------------------------------------- */
 
-static size_t common(const uint8_t *a, size_t a_bytes, const uint8_t *b, size_t b_bytes)
-{
-    size_t n = 0;
-    while (n < a_bytes && n < b_bytes && a[n] == b[n])
-        n++;
-    return n;
-}
-
-static int mark_set(struct storage_ledger *l, int64_t id, size_t mark)
+static int head_write(struct storage_ledger *l, int64_t id, const struct coded *code, size_t units)
 {
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_MARK_SET, &rc, id, (int64_t)mark);
-    return s ? stmt_run(l, s, NULL) : rc;
+    size_t n = UNIT_CODE * units;
+    sqlite3_stmt *s = STMT_WITH(l, S_HEAD_SET, &rc, id);
+    if (!s)
+        return rc;
+    bind_blob(s, 2, code->string, n < code->bytes ? n : code->bytes);
+    return stmt_run(l, s, NULL);
 }
 
-static int mark_clear(struct storage_ledger *l, int64_t id)
+/* A sibling's head gets longer until it differs from `me`. *common gets what they have in common. A record that cannot
+ * be read changes nothing. */
+static int head_grow(struct storage_ledger *l, const struct space *space, int64_t id, const struct place_of *at,
+                     const struct coded *me, size_t *common)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_MARK_CLEAR, &rc, id);
-    return s ? stmt_run(l, s, NULL) : rc;
+    uint8_t *label = NULL;
+    struct coded code;
+    struct pack_record r;
+    int rc = packs_read_label(&l->st->packs, at, &r, &label);
+    if (rc)
+        return rc == -ENOMEM ? rc : 0;
+    rc = label_code(space, label, r.label_bytes, &code);
+    free(label);
+    if (rc)
+        return rc;
+    size_t n = coded_common(me, code.string, code.bytes);
+    if (n > *common)
+        *common = n;
+    rc = head_write(l, id, &code, n + 1);
+    coded_free(&code);
+    return rc;
 }
 
-int mark_add(struct storage_ledger *l, int64_t id, const struct sibling *me)
+int head_set(struct storage_ledger *l, int64_t id, const struct space *space, const uint8_t parent[STORAGE_KEY_BYTES],
+             const struct coded *me)
 {
-    size_t mark = 1;
-    /* What is changed of a neighbour is done behind its query. */
-    struct {
-        int64_t id;
-        size_t common, mark, bytes;
-    } near[2] = {{0}};
+    size_t units = 1;
     for (int side = 0; side < 2; side++) {
         int rc;
-        sqlite3_stmt *s = stmt_get(l, side ? S_MARK_ABOVE : S_MARK_BELOW, &rc);
+        sqlite3_stmt *s = stmt_get(l, side ? S_HEAD_ABOVE : S_HEAD_BELOW, &rc);
         if (!s)
             return rc;
-        bind_blob(s, 1, me->parent, STORAGE_KEY_BYTES);
-        (void)sqlite3_bind_int64(s, 2, me->space);
-        bind_blob(s, 3, me->label, me->bytes);
+        bind_blob(s, 1, parent, STORAGE_KEY_BYTES);
+        (void)sqlite3_bind_int64(s, 2, space->id);
+        bind_blob(s, 3, me->string, me->bytes);
         if ((rc = stmt_step(l, s)) < 0)
             return rc;
         if (rc == 0)
             continue;
-        near[side].id = sqlite3_column_int64(s, 0);
-        near[side].bytes = (size_t)sqlite3_column_bytes(s, 1);
-        near[side].common = common(sqlite3_column_blob(s, 1), near[side].bytes, me->label, me->bytes);
-        near[side].mark = (size_t)sqlite3_column_int64(s, 2);
+        int64_t near = sqlite3_column_int64(s, 0);
+        size_t bytes = (size_t)sqlite3_column_bytes(s, 1), common = coded_common(me, sqlite3_column_blob(s, 1), bytes);
+        struct place_of at = {.pack = (uint32_t)sqlite3_column_int64(s, 2),
+                              .offset = (uint64_t)sqlite3_column_int64(s, 3),
+                              .bytes = (uint64_t)sqlite3_column_int64(s, 4)};
         stmt_reset(s);
-    }
-    for (int side = 0; side < 2; side++)
-        if (near[side].id && near[side].common == me->bytes)
-            return mark_clear(l, id); /* it is the head of that one */
-    for (int side = 0; side < 2; side++)
-        if (near[side].id && near[side].common == near[side].bytes) { /* that one is a head of it */
-            int rc = mark_clear(l, near[side].id);
-            return rc ? rc : mark_set(l, id, near[side].mark);
-        }
-    for (int side = 0; side < 2; side++) {
-        if (!near[side].id)
-            continue;
-        size_t wanted = near[side].common + 1;
-        int rc = near[side].mark < wanted ? mark_set(l, near[side].id, wanted) : 0;
-        if (rc)
+        if (UNIT_CODE * common == bytes && (rc = head_grow(l, space, near, &at, me, &common)))
             return rc;
-        mark = wanted > mark ? wanted : mark;
+        units = common + 1 > units ? common + 1 : units;
     }
-    return mark_set(l, id, mark);
-}
-
-/* Heads of labels that have gone, at once: what is added first may be the head of what is added next. */
-int mark_drop(struct storage_ledger *l, const struct sibling *gone)
-{
-    int64_t after = 0;
-    for (;;) {
-        int rc;
-        sqlite3_stmt *s = stmt_get(l, S_MARK_HEADS, &rc);
-        if (!s)
-            return rc;
-        bind_blob(s, 1, gone->parent, STORAGE_KEY_BYTES);
-        (void)sqlite3_bind_int64(s, 2, gone->space);
-        (void)sqlite3_bind_int64(s, 3, after);
-        uint8_t *label = NULL;
-        size_t n = 0;
-        bool is_head = false;
-        while (!is_head && (rc = stmt_step(l, s)) == 1) {
-            after = sqlite3_column_int64(s, 0);
-            n = (size_t)sqlite3_column_bytes(s, 1);
-            is_head = n <= gone->bytes && !memcmp(sqlite3_column_blob(s, 1), gone->label, n);
-        }
-        if (is_head) {
-            label = malloc(n + 1);
-            if (label)
-                memcpy(label, sqlite3_column_blob(s, 1), n);
-            stmt_reset(s);
-            rc = label ? mark_add(l, after, &(struct sibling){gone->parent, gone->space, label, n}) : -ENOMEM;
-        }
-        free(label);
-        if (rc || !is_head)
-            return rc;
-    }
+    return head_write(l, id, me, units);
 }

@@ -404,6 +404,30 @@ int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf,
     return rc;
 }
 
+int packs_read_label(const struct packs *p, const struct place_of *at, struct pack_record *r, uint8_t **label)
+{
+    uint8_t head[PACK_HEADER_BYTES];
+    int fd = open_pack(p, at->pack, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    int rc = read_all(p, fd, head, sizeof head, at->offset);
+    if (!rc)
+        rc = pack_record_parse(head, sizeof head, false, r);
+    if (!rc && pack_record_bytes(r->label_bytes, r->payload_bytes) > at->bytes)
+        rc = -EBADMSG;
+    uint8_t *text = rc ? NULL : malloc(r->label_bytes ? r->label_bytes : 1);
+    if (!rc)
+        rc = text ? read_all(p, fd, text, r->label_bytes, at->offset + PACK_HEADER_BYTES) : -ENOMEM;
+    (void)close(fd);
+    if (!rc && get64(head + 144) != pack_label_sum(text, r->label_bytes))
+        rc = -EBADMSG;
+    if (rc)
+        free(text);
+    else
+        *label = text;
+    return rc;
+}
+
 int packs_unlink(const struct packs *p, uint32_t pack)
 {
     char name[PACK_NAME_BYTES];

@@ -301,14 +301,12 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
     if (!rc)
         rc = control(l, S_KV_BEGIN);
     if (!rc)
-        rc = segments_mark(l);
-    if (!rc)
         rc = segments_clock(l);
     if (!rc)
         rc = control(l, S_KV_COMMIT);
     if (put_off(l, rc, "the index is as it was")) {
         l->used_noted = 0;
-        rc = segments_are_marked(l) ? 0 : rc;
+        rc = 0;
     }
     if (!rc)
         rc = intents_carry_out(&r);

@@ -150,57 +150,39 @@ const struct schema schema_ledger = {.file = "ledger.db",
                                      .n_steps = sizeof ledger_steps / sizeof *ledger_steps,
                                      .full_sync = true};
 
+/* An index of a version before 5 is made anew: it had labels. Some 300 bytes for each of 256 tokens: keys are looked up
+ * by their first bytes, and what is the same for many stands apart. */
 static const char *const kv_steps[] = {
-    "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, parent BLOB NOT NULL,"
-    " fingerprint BLOB NOT NULL, owner INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL,"
-    " label BLOB NOT NULL, producer TEXT NOT NULL, pack INTEGER, offset INTEGER, bytes INTEGER NOT NULL,"
-    " used INTEGER NOT NULL);"
-    "CREATE INDEX segments_parent ON segments(parent, owner, fingerprint, label);"
-    "CREATE INDEX segments_used ON segments(used, first DESC);"
-    "CREATE INDEX segments_place ON segments(pack, offset);"
-    "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
-    " live_count INTEGER NOT NULL);",
-    "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
-    /* Some 700 bytes for each of 256 tokens: labels stand once and coded, keys are looked up by their first bytes, and
-     * what is the same for many stands apart. Marks are made by segments_mark(). */
-    "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
-    "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
-    " unit INTEGER NOT NULL, UNIQUE(owner, fingerprint));"
-    "INSERT INTO names(text) SELECT DISTINCT producer FROM segments;"
-    "INSERT INTO spaces(owner, fingerprint, unit) SELECT owner, fingerprint,"
-    " min(length(label) = 4 * count) FROM segments GROUP BY owner, fingerprint;"
-    "ALTER TABLE segments RENAME TO old;"
-    "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
-    " space INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, children INTEGER NOT NULL,"
-    " label BLOB NOT NULL, mark INTEGER, producer INTEGER NOT NULL, numerics INTEGER NOT NULL DEFAULT 0, pack INTEGER,"
-    " offset INTEGER, bytes INTEGER NOT NULL, used INTEGER NOT NULL);"
-    "INSERT INTO segments(id, key, parent, space, first, count, children, label, producer, pack, offset, bytes, used)"
-    " SELECT o.id, o.key, o.parent, s.id, o.first, o.count, (SELECT count(*) FROM old c WHERE c.parent = o.key),"
-    " coded(s.unit, o.label), n.id, o.pack, o.offset, o.bytes, o.used FROM old o"
-    " JOIN spaces s ON s.owner = o.owner AND s.fingerprint = o.fingerprint JOIN names n ON n.text = o.producer"
-    " ORDER BY o.id;"
-    "DROP TABLE old;"
-    "CREATE INDEX segments_key ON segments(substr(key, 1, 8));"
-    "CREATE INDEX segments_mark ON segments(substr(parent, 1, 8), space, substr(label, 1, mark));"
-    "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
-    "CREATE INDEX segments_place ON segments(pack, offset);",
-    /* What every space takes of the packs, and its leaves in the order in which they go. */
-    "ALTER TABLE spaces ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;"
-    "UPDATE spaces SET bytes = s.n FROM (SELECT space, sum(bytes) AS n FROM segments GROUP BY space) s"
-    " WHERE s.space = spaces.id;"
-    "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
-    " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
-    "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
-    " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
-    "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
-    " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;"
-    "CREATE INDEX segments_leaf_of ON segments(space, used, first DESC) WHERE children = 0 AND pack IS NOT NULL;",
+    [4] = "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+          "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
+          " live_count INTEGER NOT NULL);"
+          "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
+          /* What every space takes of the packs is kept as rows come and go. */
+          "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
+          " unit INTEGER NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE(owner, fingerprint));"
+          "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
+          " space INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, children INTEGER NOT NULL,"
+          " label_bytes INTEGER NOT NULL, sum INTEGER NOT NULL, head BLOB, producer INTEGER NOT NULL, pack INTEGER, "
+          "offset INTEGER,"
+          " bytes INTEGER NOT NULL, used INTEGER NOT NULL);"
+          "CREATE INDEX segments_key ON segments(substr(key, 1, 8));"
+          "CREATE INDEX segments_head ON segments(substr(parent, 1, 8), space, head);"
+          "CREATE INDEX segments_place ON segments(pack, offset);"
+          /* Leaves in the order in which they go. */
+          "CREATE INDEX segments_leaf ON segments(used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
+          "CREATE INDEX segments_leaf_of ON segments(space, used, first DESC) WHERE children = 0 AND pack IS NOT NULL;"
+          "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
+          "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
+          "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
+          " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,
                                  .n_steps = sizeof kv_steps / sizeof *kv_steps,
                                  .full_sync = false,
-                                 .large_pages = true};
+                                 .anew_before = 5};
 
 /* What the system said last on this thread, or another value. */
 static int system_errno(int otherwise)
@@ -240,20 +222,6 @@ int schema_errno(int sqlite_rc)
     default:
         return system_errno(-EIO);
     }
-}
-
-/* coded(unit, label): as the index keeps it. */
-static void coded(sqlite3_context *ctx, int n_values, sqlite3_value **v)
-{
-    (void)n_values;
-    size_t n;
-    uint8_t *code =
-        label_code(sqlite3_value_int(v[0]), sqlite3_value_blob(v[1]), (size_t)sqlite3_value_bytes(v[1]), &n);
-    if (code)
-        sqlite3_result_blob64(ctx, code, n, SQLITE_TRANSIENT);
-    else
-        sqlite3_result_error_nomem(ctx);
-    free(code);
 }
 
 /* joined(blob): all of a group, one after the other, in the order of the rows. */
@@ -408,7 +376,7 @@ static int migrate(const struct schema *s, sqlite3 *db, int dirfd, const char *d
     }
     rc = exec(db, "BEGIN IMMEDIATE");
     for (int i = version; !rc && i < s->n_steps; i++)
-        rc = exec(db, s->steps[i]);
+        rc = s->steps[i] ? exec(db, s->steps[i]) : 0;
     if (!rc) {
         char sql[96];
         (void)snprintf(sql, sizeof sql, "PRAGMA user_version = %d; PRAGMA application_id = %d", s->n_steps,
@@ -466,14 +434,9 @@ int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **ou
     if (!rc && objects > 0 && application != APPLICATION_ID)
         rc = -EBADMSG;
     if (!rc && (sqlite3_db_config(db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL) != SQLITE_OK ||
-                sqlite3_create_function_v2(db, "coded", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, coded, NULL, NULL,
-                                           NULL) != SQLITE_OK ||
                 sqlite3_create_function_v2(db, "joined", 1, SQLITE_UTF8 | SQLITE_DETERMINISTIC, NULL, NULL, joined_step,
                                            joined_final, NULL) != SQLITE_OK))
         rc = -ENOMEM;
-    /* Of a new file: labels of a thousand bytes and more should not need overflow pages. */
-    if (!rc && objects == 0 && s->large_pages)
-        rc = exec(db, "PRAGMA page_size = 8192");
     if (!rc)
         rc = exec(db, "PRAGMA journal_mode = WAL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;"
                       "PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -16384;"

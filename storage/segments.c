@@ -111,106 +111,62 @@ static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_K
     return stmt_run(l, s, NULL);
 }
 
-/* What a row's siblings see of it. *label is malloc'd. */
-static int sibling_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES],
-                       const uint8_t parent[STORAGE_KEY_BYTES], struct sibling *out, uint8_t **label, int64_t *id,
-                       bool *marked)
+/* The space and the code of what is stored. */
+static int coded_of(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, struct space *space,
+                    struct coded *code)
+{
+    bool ids = r->label_bytes == 4 * (uint64_t)r->count;
+    int rc = space_add(l, r->owner, r->fingerprint, ids ? LABEL_IDS : LABEL_RAW, space);
+    if (!rc && space->unit == LABEL_IDS && !ids)
+        rc = -EINVAL;
+    return rc ? rc : label_code(space, label, r->label_bytes, code);
+}
+
+static int row_new(struct storage_ledger *l, const struct pack_record *r, const struct place_of *at, int64_t producer,
+                   const struct space *space, const struct coded *code)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_LABEL, &rc);
-    if (s)
-        (void)bind_key(s, 1, key);
-    rc = stmt_one(l, s, rc);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    void *copy = NULL;
-    *id = sqlite3_column_int64(s, 0);
-    *marked = sqlite3_column_type(s, 3) != SQLITE_NULL;
-    *out = (struct sibling){.parent = parent, .space = sqlite3_column_int64(s, 1)};
-    rc = column_copy(s, 2, &copy, &out->bytes);
-    out->label = *label = copy;
-    stmt_reset(s);
-    return rc;
-}
-
-/* The row goes, or its place does (`change`): what was a head of its label is found by its own from then on. */
-static int unmark(struct storage_ledger *l, const struct segment_row *row, enum stmt_id change)
-{
-    struct sibling me;
-    uint8_t *label = NULL;
-    int64_t id;
-    bool marked = false;
-    int rc = sibling_get(l, row->key, row->parent, &me, &label, &id, &marked);
-    if (!rc)
-        rc = key_run(l, change, row->key);
-    if (!rc && marked)
-        rc = mark_drop(l, &me);
-    free(label);
-    return rc;
-}
-
-static int row_new(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
-                   uint64_t offset, uint64_t bytes, int64_t producer)
-{
-    int unit, rc;
-    int64_t space;
-    rc = space_add(l, r->owner, r->fingerprint, r->label_bytes == 4 * (uint64_t)r->count ? LABEL_IDS : LABEL_RAW,
-                   &space, &unit);
-    if (rc)
+    sqlite3_stmt *s = stmt_get(l, S_SEG_INSERT, &rc);
+    if (!s)
         return rc;
-    if (unit == LABEL_IDS && r->label_bytes != 4 * (uint64_t)r->count)
-        return -EINVAL;
-    struct sibling me = {.parent = r->parent, .space = space};
-    uint8_t *coded = label_code(unit, label, r->label_bytes, &me.bytes);
-    me.label = coded;
-    sqlite3_stmt *s = coded ? stmt_get(l, S_SEG_INSERT, &rc) : NULL;
-    if (!s) {
-        free(coded);
-        return rc ? rc : -ENOMEM;
-    }
     (void)bind_key(s, 1, r->key);
     (void)bind_key(s, 2, r->parent);
-    (void)sqlite3_bind_int64(s, 3, space);
+    (void)sqlite3_bind_int64(s, 3, space->id);
     (void)sqlite3_bind_int64(s, 4, r->first);
     (void)sqlite3_bind_int64(s, 5, r->count);
-    bind_blob(s, 6, coded, me.bytes);
-    (void)sqlite3_bind_int64(s, 7, producer);
-    (void)sqlite3_bind_int64(s, 8, pack);
-    (void)sqlite3_bind_int64(s, 9, (sqlite3_int64)offset);
-    (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)bytes);
-    (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)++l->used);
+    (void)sqlite3_bind_int64(s, 6, r->label_bytes);
+    (void)sqlite3_bind_int64(s, 7, coded_sum(code, code->units));
+    (void)sqlite3_bind_int64(s, 8, producer);
+    (void)sqlite3_bind_int64(s, 9, at->pack);
+    (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)at->offset);
+    (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)at->bytes);
+    (void)sqlite3_bind_int64(s, 12, (sqlite3_int64)++l->used);
     rc = stmt_run(l, s, NULL);
     if (!rc)
-        rc = mark_add(l, sqlite3_last_insert_rowid(l->kv), &me);
-    free(coded);
+        rc = head_set(l, sqlite3_last_insert_rowid(l->kv), space, r->parent, code);
     return rc ? rc : children_add(l, r->parent, 1);
 }
 
 /* One that was forgotten is there again. */
-static int row_revive(struct storage_ledger *l, const struct pack_record *r, uint32_t pack, uint64_t offset,
-                      uint64_t bytes, int64_t producer)
+static int row_revive(struct storage_ledger *l, const struct pack_record *r, const struct place_of *at,
+                      int64_t producer, const struct space *space, const struct coded *code)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
     if (!s)
         return rc;
     (void)bind_key(s, 1, r->key);
-    (void)sqlite3_bind_int64(s, 2, pack);
-    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
-    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
+    (void)sqlite3_bind_int64(s, 2, at->pack);
+    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)at->offset);
+    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)at->bytes);
     (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
     (void)sqlite3_bind_int64(s, 6, producer);
-    rc = stmt_run(l, s, NULL);
-    struct sibling me;
-    uint8_t *label = NULL;
-    int64_t id;
-    bool marked;
-    if (!rc)
-        rc = sibling_get(l, r->key, r->parent, &me, &label, &id, &marked);
-    if (!rc)
-        rc = mark_add(l, id, &me);
-    free(label);
-    return rc;
+    rc = stmt_one(l, s, 0);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    int64_t id = sqlite3_column_int64(s, 0);
+    stmt_reset(s);
+    return head_set(l, id, space, r->parent, code);
 }
 
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
@@ -224,57 +180,17 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     l->wrote_kv = true;
     if (there && row.pack != STORAGE_PACK_NONE)
         return 1;
+    struct place_of at = {.pack = pack, .offset = offset, .bytes = bytes};
+    struct space space;
+    struct coded code;
     int rc = name_id(l, r->producer, &producer);
     if (!rc)
-        rc = there ? row_revive(l, r, pack, offset, bytes, producer)
-                   : row_new(l, r, label, pack, offset, bytes, producer);
-    return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
-}
-
-static const char marked[] = "marked";
-
-bool segments_are_marked(struct storage_ledger *l)
-{
-    uint8_t value;
-    size_t n;
-    return meta_get(l, S_KV_META_GET, marked, &value, sizeof value, &n) == 1;
-}
-
-int segments_mark(struct storage_ledger *l)
-{
-    int64_t id = 0, count = 0;
-    int rc;
-    if (segments_are_marked(l))
-        return 0;
-    sqlite3_stmt *clear = stmt_get(l, S_MARKS_CLEAR, &rc);
-    if (!clear || (rc = stmt_run(l, clear, NULL)))
+        rc = coded_of(l, r, label, &space, &code);
+    if (rc)
         return rc;
-    for (;;) {
-        uint8_t parent[STORAGE_KEY_BYTES];
-        void *label = NULL;
-        struct sibling me = {.parent = parent};
-        sqlite3_stmt *s = STMT_WITH(l, S_SEG_UNMARKED, &rc, id);
-        rc = stmt_one(l, s, rc);
-        if (rc != 1)
-            break;
-        id = sqlite3_column_int64(s, 0);
-        me.space = sqlite3_column_int64(s, 2);
-        if ((uint64_t)sqlite3_column_int64(s, 4) > l->used)
-            l->used = (uint64_t)sqlite3_column_int64(s, 4);
-        rc = column_bytes(s, 1, parent, sizeof parent);
-        if (!rc)
-            rc = column_copy(s, 3, &label, &me.bytes);
-        me.label = label;
-        stmt_reset(s);
-        if (!rc)
-            rc = mark_add(l, id, &me);
-        free(label);
-        if (rc)
-            return rc;
-        if (++count % 100000 == 0)
-            storage_log(l->st, LOG_INFO, "kv.db: %lld segments of an older version taken over", (long long)count);
-    }
-    return rc ? rc : meta_set(l, S_KV_META_SET, marked, "1", 1);
+    rc = (there ? row_revive : row_new)(l, r, &at, producer, &space, &code);
+    coded_free(&code);
+    return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
 }
 
 /* Written down ahead, so that not every use costs a page. */
@@ -308,11 +224,8 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
     int rc = segment_insert(l, r, label, pack, offset, bytes);
     if (rc)
         return rc == 1 ? 0 : rc;
-    struct segment_row row;
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    if (!rc && (rc = segment_get(l, r->key, &row)) == 1)
-        rc = unmark(l, &row, S_SEG_FORGET);
-    return rc;
+    return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
 }
 
 int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
@@ -380,7 +293,7 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
             rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
     }
     if (!rc)
-        rc = unmark(l, row, S_SEG_DELETE);
+        rc = key_run(l, S_SEG_DELETE, row->key);
     return rc ? rc : children_add(l, row->parent, -1);
 }
 
@@ -534,7 +447,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         rc = segment_drop_record(l, row.owner, key, row.pack, row.offset, row.bytes);
         if (!rc)
             rc = segment_account(l, row.pack, 0, -(int64_t)row.bytes, -1);
-        return rc ? rc : unmark(l, &row, S_SEG_FORGET);
+        return rc ? rc : key_run(l, S_SEG_FORGET, key);
     }
     rc = holds_move(l, key, row.parent);
     return rc ? rc : row_drop(l, &row);
@@ -637,7 +550,7 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
         return rc < 0 ? rc : 0;
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
     if (!rc)
-        rc = unmark(l, &row, S_SEG_DELETE);
+        rc = key_run(l, S_SEG_DELETE, key);
     return rc ? rc : children_add(l, row.parent, -1);
 }
 
@@ -695,39 +608,91 @@ int segment_sweep(struct storage_ledger *l, int rows)
 
 /* ---- lookup ------------------------------------------------------------------------------------------------------ */
 
-/* The nearest child on one side of a coded label. 1: found; 0: none. */
-static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct sibling *wanted, int unit,
+struct wanted { /* a label that is looked for among the children of a parent */
+    const uint8_t *parent;
+    const void *label;
+    struct coded code;
+};
+
+/* Reads the label of a row, from RAM where it is there. Not -ENOMEM: it cannot be read. */
+static int label_read(struct storage_ledger *l, const struct storage_found *f, uint8_t **label)
+{
+    struct pack_record r;
+    struct blob *b = ram_get(&l->st->ram, f->key);
+    int rc = -ENOENT;
+    if (b && !pack_record_parse(b->record, b->bytes, true, &r) && r.label_bytes == f->label_bytes) {
+        *label = malloc(r.label_bytes ? r.label_bytes : 1);
+        rc = *label ? 0 : -ENOMEM;
+        if (!rc)
+            memcpy(*label, b->record + PACK_HEADER_BYTES, r.label_bytes);
+    }
+    if (b)
+        blob_unref(b);
+    if (rc != -ENOENT)
+        return rc;
+    struct place_of at = {.pack = f->pack, .offset = f->offset, .bytes = f->encoded_bytes};
+    rc = packs_read_label(&l->st->packs, &at, &r, label);
+    if (!rc && (memcmp(r.key, f->key, sizeof r.key) || r.label_bytes != f->label_bytes)) {
+        free(*label);
+        rc = -EBADMSG;
+    }
+    return rc;
+}
+
+/* The same of one that begins with `units` of what is wanted, or so its code says. Where it cannot be read it is what
+ * it should be: who reads the KV finds out, and it is forgotten. */
+static int label_of(struct storage_ledger *l, const struct wanted *w, size_t unit_bytes, size_t units, bool whole,
+                    struct storage_found *f)
+{
+    uint8_t *label = NULL;
+    int rc = whole ? -ENOENT : label_read(l, f, &label);
+    if (rc == -ENOMEM)
+        return rc;
+    if (rc) {
+        label = calloc(1, f->label_bytes ? f->label_bytes : 1);
+        size_t most = f->label_bytes / unit_bytes, n = units < w->code.units ? units : w->code.units;
+        if (!label)
+            return -ENOMEM;
+        memcpy(label, w->label, (n < most ? n : most) * unit_bytes);
+    }
+    f->label = label;
+    return 0;
+}
+
+/* The nearest child on one side of what is wanted. 1: found; 0: none that has anything in common with it. */
+static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct space *space, const struct wanted *w,
                      struct storage_found *out)
 {
     int rc;
     sqlite3_stmt *s = stmt_get(l, id, &rc);
     if (!s)
         return rc;
-    (void)bind_key(s, 1, wanted->parent);
-    (void)sqlite3_bind_int64(s, 2, wanted->space);
-    bind_blob(s, 3, wanted->label, wanted->bytes);
+    (void)bind_key(s, 1, w->parent);
+    (void)sqlite3_bind_int64(s, 2, space->id);
+    bind_blob(s, 3, w->code.string, w->code.bytes);
     rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
-    size_t n = 0;
     const char *producer = (const char *)sqlite3_column_text(s, 7);
     struct storage_found f = {.first = (uint32_t)sqlite3_column_int64(s, 1),
                               .count = (uint32_t)sqlite3_column_int64(s, 2),
-                              .label =
-                                  label_decode(unit, sqlite3_column_blob(s, 3), (size_t)sqlite3_column_bytes(s, 3), &n),
                               .encoded_bytes = (uint64_t)sqlite3_column_int64(s, 4),
                               .pack = (uint32_t)sqlite3_column_int64(s, 5),
                               .offset = (uint64_t)sqlite3_column_int64(s, 6)};
-    f.label_bytes = (uint32_t)n;
-    rc = f.label && producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
-    if (!rc) {
+    f.label_bytes = (uint32_t)sqlite3_column_int64(s, 9);
+    size_t common = coded_common(&w->code, sqlite3_column_blob(s, 3), (size_t)sqlite3_column_bytes(s, 3));
+    size_t unit_bytes = space->unit == LABEL_IDS ? 4 : 1, units = f.label_bytes / unit_bytes;
+    bool whole = units && units <= w->code.units && coded_sum(&w->code, units) == sqlite3_column_int64(s, 8);
+    rc = producer ? column_bytes(s, 0, f.key, STORAGE_KEY_BYTES) : -ENOMEM;
+    if (!rc)
         memcpy(f.producer, producer, strnlen(producer, sizeof f.producer - 1));
-        *out = f;
-    } else {
-        free(f.label);
-    }
     stmt_reset(s);
-    return rc ? rc : 1;
+    if (rc || (!common && !whole))
+        return rc;
+    if ((rc = label_of(l, w, unit_bytes, whole ? units : common, whole, &f)))
+        return rc;
+    *out = f;
+    return 1;
 }
 
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)
@@ -750,23 +715,23 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n)
 {
-    /* [0]: at or below the label, [1]: above it; those on disk, then those in RAM only. */
+    /* On one side of it and on the other; those on disk, then those in RAM only. */
     struct storage_found side[2][2] = {0};
     bool have[2][2] = {{false}};
     uint32_t head[2] = {0, 0};
-    struct sibling wanted = {.parent = parent};
-    int unit = LABEL_RAW, rc = space_get(l, owner, fingerprint, &wanted.space, &unit);
-    uint8_t *coded = rc == 1 ? label_code(unit, label, label_bytes, &wanted.bytes) : NULL;
-    wanted.label = coded;
-    if (rc == 1 && !coded)
-        rc = -ENOMEM;
-    for (int i = 0; i < 2 && rc >= 0 && coded; i++) {
-        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, &wanted, unit, &side[i][0]);
+    struct wanted wanted = {.parent = parent, .label = label};
+    struct space space;
+    int rc = space_get(l, owner, fingerprint, &space);
+    bool any = rc == 1;
+    if (any)
+        rc = label_code(&space, label, label_bytes, &wanted.code);
+    for (int i = 0; i < 2 && rc >= 0 && any; i++) {
+        rc = neighbour(l, i ? S_SEG_ABOVE : S_SEG_BELOW, &space, &wanted, &side[i][0]);
         have[i][0] = rc == 1;
         if (have[i][0])
             head[i] = common_head(&side[i][0], label, label_bytes);
     }
-    free(coded);
+    coded_free(&wanted.code);
     int best = head[1] > head[0];
     if (head[best])
         segment_use(l, side[best][0].key);

@@ -134,17 +134,25 @@ static void databases_scrub(struct storage *st)
 
 #define VERSION_AT 60 /* of a database's header: its user_version, high byte first (SQLite's file format, 1.3) */
 
-/* An older database is brought up to date, which may take long when it is large: that is said. */
-static int database_open(struct storage *st, const struct schema *s, sqlite3 **db, char *err, size_t err_size)
+/* 0: there is none. */
+static int version_of(const struct storage *st, const struct schema *s, off_t *size)
 {
     uint8_t v[4] = {0};
     int fd = openat(st->dirfd, s->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-    off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    *size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
     int version = fd >= 0 && pread(fd, v, sizeof v, VERSION_AT) == (ssize_t)sizeof v
                       ? (int)((uint32_t)v[0] << 24 | (uint32_t)v[1] << 16 | (uint32_t)v[2] << 8 | v[3])
                       : 0;
     if (fd >= 0)
         (void)close(fd);
+    return version;
+}
+
+/* An older database is brought up to date, which may take long when it is large: that is said. */
+static int database_open(struct storage *st, const struct schema *s, sqlite3 **db, char *err, size_t err_size)
+{
+    off_t size;
+    int version = version_of(st, s, &size);
     bool older = version > 0 && version < s->n_steps;
     int64_t began_ms = monotonic_ms();
     if (older)
@@ -179,7 +187,10 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if ((rc = ledger_clock_start(l)))
         return fail(err, err_size, rc, st->dir, "ledger.db");
     bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
-    if (faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+    off_t size;
+    int version = version_of(st, &schema_kv, &size);
+    bool old = version > 0 && version < schema_kv.anew_before;
+    if (old || faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EBADMSG;
     if (!rc)
         rc = database_open(st, &schema_kv, &l->kv, err, err_size);
@@ -192,7 +203,10 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     }
     if (!kv_hurt(l, rc))
         return rc;
-    storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
+    if (old)
+        storage_log(st, LOG_NOTICE, "kv.db is of version %d, and is made anew from the packs", version);
+    else
+        storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     erase_give_up(l);
     atomic_store(&st->disk_used, 0);
     atomic_store(&st->disk_dead, 0);

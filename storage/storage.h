@@ -408,9 +408,10 @@ struct storage_found {
     uint64_t offset;
     char producer[24];
 };
-/* Of the children of `parent` (all zero: first segments) of this owner and fingerprint, the two whose labels are next
- * to `label` in byte order, one on each side: the child that has the longest head in common with it is among them, and
- * counts as used now. *n gets 0..2. */
+/* Of the children of `parent` (all zero: first segments) of this owner and fingerprint up to two that begin as `label`
+ * does: one that has the longest head in common with it is among them, and counts as used now. (Once in some ten
+ * thousands that one may be missing, where another one has a little less.) A label that cannot be read is told as what
+ * it should be; the segment cannot be read then either. *n gets 0..2. */
 int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32],
                             const uint8_t parent[STORAGE_KEY_BYTES], const void *label, uint32_t label_bytes,
                             struct storage_found rows[2], size_t *n);

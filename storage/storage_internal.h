@@ -115,6 +115,12 @@ int packs_cut(const struct packs *p, uint32_t pack, const struct place *places, 
 int packs_allocated(const struct packs *p, uint32_t pack, uint64_t *bytes);
 /* Reads n bytes; -ENOENT: no such pack; -EBADMSG: it ends before. */
 int packs_read(const struct packs *p, uint32_t pack, uint64_t offset, void *buf, size_t n);
+struct place_of { /* a record */
+    uint32_t pack;
+    uint64_t offset, bytes;
+};
+/* Reads and checks a record's header and label, which is malloc'd. As packs_read(); -EBADMSG: damaged; -ENOMEM. */
+int packs_read_label(const struct packs *p, const struct place_of *at, struct pack_record *r, uint8_t **label);
 int packs_unlink(const struct packs *p, uint32_t pack);
 /* The pair id of a pack; all zero: it is from before there was one. */
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
@@ -199,7 +205,7 @@ struct schema {
     const char *const *steps; /* SQL that leads from version i to i + 1 */
     int n_steps;
     bool full_sync;
-    bool large_pages;
+    int anew_before; /* older versions are not brought up to date but made anew */
 };
 extern const struct schema schema_ledger, schema_kv;
 /* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
@@ -348,30 +354,36 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
-/* ---- labels (labels.c); ledger thread only but for coding
- * ------------------------------------------------------------
+/* ---- labels (labels.c); ledger thread only but for coding ---------------------------------------------------------
  */
-enum label_unit { LABEL_RAW = 0, LABEL_IDS = 1 }; /* 4 bytes per unit, little-endian */
-/* A label as the index keeps it, and back; malloc'd, NULL: out of memory. [any thread] */
-uint8_t *label_code(int unit, const void *label, size_t bytes, size_t *n);
-uint8_t *label_decode(int unit, const void *coded, size_t n, size_t *bytes);
+enum label_unit { LABEL_RAW = 0, LABEL_IDS = 1 }; /* bytes; or 4 bytes each, token ids */
+struct space {                                    /* an owner's segments of one fingerprint */
+    int64_t id;
+    int unit;        /* of their labels */
+    uint8_t key[32]; /* that labels are coded with */
+};
+/* 1 found, 0 none, negative. */
+int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], struct space *out);
+/* The same; it is made, for labels of this unit, when there is none. 0 or negative. */
+int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int unit, struct space *out);
 /* The row of names with this text; it is made when there is none. */
 int name_id(struct storage_ledger *l, const char *text, int64_t *id);
-/* The space of an owner's segments of one fingerprint, and of what kind their labels are. 1 found, 0 none, negative. */
-int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int64_t *id, int *unit);
-/* The same; it is made, of the wanted kind, when there is none. */
-int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], int wanted, int64_t *id,
-              int *unit);
-struct sibling {           /* a segment as its siblings see it */
-    const uint8_t *parent; /* STORAGE_KEY_BYTES */
-    int64_t space;
-    const uint8_t *label; /* coded */
-    size_t bytes;
+struct coded { /* a label as the index knows it */
+    size_t units;
+    uint8_t *blocks; /* 16 bytes for each unit */
+    uint8_t *string; /* what heads are made from */
+    size_t bytes;    /* of the string */
 };
-/* Gives row `id` the mark that it is found by, and others what they need beside it. */
-int mark_add(struct storage_ledger *l, int64_t id, const struct sibling *me);
-/* A sibling that had a mark is there no longer: what was a head of it gets one. */
-int mark_drop(struct storage_ledger *l, const struct sibling *gone);
+/* coded_free() frees what it gets. -ENOMEM. [any thread] */
+int label_code(const struct space *space, const void *label, size_t bytes, struct coded *out);
+void coded_free(struct coded *c);
+/* By what a label that is the first `units` of this one is known; 0 where it has not as many. */
+int64_t coded_sum(const struct coded *c, size_t units);
+/* Units in which a row's head does not differ. */
+size_t coded_common(const struct coded *c, const uint8_t *head, size_t n);
+/* Gives row `id`, a child of `parent`, the head that it is found by, and others what they need beside it. */
+int head_set(struct storage_ledger *l, int64_t id, const struct space *space, const uint8_t parent[STORAGE_KEY_BYTES],
+             const struct coded *me);
 
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
@@ -432,9 +444,6 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes);
-/* Once in an index's life, at open: gives the rows that an older version made their marks. */
-int segments_mark(struct storage_ledger *l);
-bool segments_are_marked(struct storage_ledger *l);
 /* The clock of uses as the index knows it: it never goes back, and is written down now and then. */
 int segments_clock(struct storage_ledger *l);
 /* The background search: begins one, and does a piece of it. */
@@ -625,8 +634,9 @@ void erase_unpinned(struct storage_ledger *l);
 /* What failed is tried again when its time has come; when that is, 0: nothing waits. */
 void erase_retry(struct storage_ledger *l);
 int64_t erase_due_ms(const struct storage_ledger *l);
-/* Empties the logs when deletions have come to their end, and reports them. */
+/* Empties the ledger's log when deletions have come to their end, and reports them. */
 void erase_finish(struct storage_ledger *l);
+/* Empties both logs. */
 int erase_logs(struct storage_ledger *l);
 /* Within a transaction: takes away intents that were carried out and marks of what is gone; after it (rc): forgets
  * them. */

@@ -123,13 +123,42 @@ static int64_t one_number(struct storage_ledger *l, const char *sql)
 struct wanted {
     struct segment_row row;
     uint8_t fingerprint[32];
-    uint32_t first, count;
-    void *label; /* decoded */
-    size_t label_bytes;
+    uint32_t first, count, label_bytes;
+    struct space space;
+    int64_t sum;
+    void *head;
+    size_t head_bytes;
 };
 
-/* NULL: it is as its row says; else what is wrong. */
-static const char *record_fault(struct storage_ledger *l, const struct wanted *w)
+/* Whether a search for its own label finds it, or one that it is the head of. */
+static bool is_found(struct storage_ledger *l, const struct wanted *w, const uint8_t *label, uint32_t bytes)
+{
+    struct storage_found rows[2];
+    size_t n = 0;
+    bool found = false;
+    if (storage_segment_nearest(l, w->row.owner, w->fingerprint, w->row.parent, label, bytes, rows, &n))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        found |= rows[i].label_bytes >= bytes && !memcmp(rows[i].label, label, bytes);
+        free(rows[i].label);
+    }
+    return found;
+}
+
+/* Whether the row knows its label. */
+static bool is_coded(const struct wanted *w, const uint8_t *label, uint32_t bytes)
+{
+    struct coded c;
+    if (label_code(&w->space, label, bytes, &c))
+        return true; /* without memory that cannot be said */
+    bool is = w->sum == coded_sum(&c, c.units) && w->head_bytes && w->head_bytes <= c.bytes &&
+              !memcmp(w->head, c.string, w->head_bytes);
+    coded_free(&c);
+    return is;
+}
+
+/* NULL: it is as its row says; else what is wrong with it. *found: the index finds it. */
+static const char *record_fault(struct storage_ledger *l, const struct wanted *w, bool *found)
 {
     const struct segment_row *row = &w->row;
     struct pack_record r;
@@ -137,6 +166,7 @@ static const char *record_fault(struct storage_ledger *l, const struct wanted *w
     uint8_t *record = row->bytes <= PACK_RECORD_MAX ? malloc(row->bytes ? row->bytes : 1) : NULL;
     if (!record)
         return "it is too large to be read";
+    const uint8_t *label = record + PACK_HEADER_BYTES;
     int rc = packs_read(&l->st->packs, row->pack, row->offset, record, row->bytes);
     if (rc)
         fault = rc == -ENOENT ? "its pack is missing" : "it cannot be read";
@@ -144,37 +174,23 @@ static const char *record_fault(struct storage_ledger *l, const struct wanted *w
         fault = "its record is damaged";
     else if (memcmp(r.key, row->key, sizeof r.key) || memcmp(r.parent, row->parent, sizeof r.parent) ||
              memcmp(r.fingerprint, w->fingerprint, sizeof r.fingerprint) || r.owner != row->owner ||
-             r.first != w->first || r.count != w->count || r.label_bytes != w->label_bytes ||
-             memcmp(record + PACK_HEADER_BYTES, w->label, w->label_bytes))
+             r.first != w->first || r.count != w->count || r.label_bytes != w->label_bytes)
         fault = "another record is in its place";
     else if (codec_verify(record + pack_payload_offset(r.label_bytes), (size_t)r.payload_bytes))
         fault = "its KV is damaged";
+    else
+        *found = is_coded(w, label, r.label_bytes) && is_found(l, w, label, r.label_bytes);
     free(record);
     return fault;
-}
-
-/* Whether a search for its own label finds it, or one that it is the head of. */
-static bool is_found(struct storage_ledger *l, const struct wanted *w)
-{
-    struct storage_found rows[2];
-    size_t n = 0;
-    bool found = false;
-    if (storage_segment_nearest(l, w->row.owner, w->fingerprint, w->row.parent, w->label, (uint32_t)w->label_bytes,
-                                rows, &n))
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        found |= rows[i].label_bytes >= w->label_bytes && !memcmp(rows[i].label, w->label, w->label_bytes);
-        free(rows[i].label);
-    }
-    return found;
 }
 
 static int segment_check(struct storage_ledger *l, struct verify *v, const struct wanted *w)
 {
     const uint8_t *k = w->row.key;
-    const char *fault = record_fault(l, w);
+    bool found = true;
+    const char *fault = record_fault(l, w, &found);
     v->n->segments++;
-    if (!is_found(l, w)) {
+    if (!found) {
         wrong(v, "kv.db: segment %02X%02X%02X%02X%02X%02X%02X%02X: a search does not find it", k[0], k[1], k[2], k[3],
               k[4], k[5], k[6], k[7]);
         v->index_wrong = true;
@@ -192,8 +208,6 @@ static int segments_check(struct storage_ledger *l, struct verify *v)
     int rc;
     for (;;) {
         struct wanted w = {0};
-        int unit = 0;
-        size_t n = 0;
         sqlite3_stmt *s = STMT_WITH(l, S_SEG_NEXT, &rc, id);
         rc = stmt_one(l, s, rc);
         if (rc != 1)
@@ -205,21 +219,23 @@ static int segments_check(struct storage_ledger *l, struct verify *v)
         w.row.owner = sqlite3_column_int64(s, 8);
         w.first = (uint32_t)sqlite3_column_int64(s, 6);
         w.count = (uint32_t)sqlite3_column_int64(s, 7);
-        unit = sqlite3_column_int(s, 10);
+        w.space.unit = sqlite3_column_int(s, 10);
+        w.space.id = sqlite3_column_int64(s, 12);
+        w.sum = sqlite3_column_int64(s, 14);
+        w.label_bytes = (uint32_t)sqlite3_column_int64(s, 15);
         rc = column_bytes(s, 1, w.row.key, STORAGE_KEY_BYTES);
         if (!rc)
             rc = column_bytes(s, 2, w.row.parent, STORAGE_KEY_BYTES);
         if (!rc)
             rc = column_bytes(s, 9, w.fingerprint, sizeof w.fingerprint);
-        if (!rc) {
-            w.label = label_decode(unit, sqlite3_column_blob(s, 11), (size_t)sqlite3_column_bytes(s, 11), &n);
-            w.label_bytes = n;
-            rc = w.label ? 0 : -ENOMEM;
-        }
+        if (!rc)
+            rc = column_bytes(s, 11, w.space.key, sizeof w.space.key);
+        if (!rc)
+            rc = column_copy(s, 13, &w.head, &w.head_bytes);
         stmt_reset(s);
         if (!rc)
             rc = segment_check(l, v, &w);
-        free(w.label);
+        free(w.head);
         if (rc)
             return rc;
     }

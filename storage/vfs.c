@@ -4,8 +4,12 @@
  * pages (cells are moved when a tree is rebalanced, and their old bytes stay), in the write-ahead log, and behind the
  * end of a file that became shorter. So
  *   - every b-tree page that is written to a database file is written with zeros where nothing is allocated;
- *   - a file is overwritten with zeros, and synced, before it is made shorter or deleted. Of a log its header goes
- *     first, with a sync of its own: half a log that is still taken for one would bring back pages of different ages.
+ *   - a file is overwritten, and synced, before it is made shorter or deleted.
+ *
+ * A log is overwritten when all of it is in the database and synced there, and with a pattern that has the log's own
+ * salts, in each 16 bytes. Half a log that is still taken for one would bring back pages of different ages, and a loss
+ * of power may leave any half: where one is opened that has its pattern somewhere, all of it goes. So one sync is
+ * enough.
  *
  * The first byte of a page says whether it is one of a b-tree, unless it is the highest byte of a page number (overflow
  * and free pages). VFS_PAGES_MAX keeps those at 0 or 1, which no b-tree page begins with.
@@ -27,6 +31,9 @@
 #define PAGE_BYTES_MIN 512
 #define PAGE_BYTES_MAX 65536
 #define LOG_HEADER     32
+#define LOG_MAGIC      0x377f0682u /* or one more, by the order of bytes in its sums */
+#define LOG_SALTS      16          /* where they are in the header: 8 bytes, others for each log of a database */
+#define PATTERN_BYTES  16
 #define ZEROS_BYTES    65536 /* SQLite writes no more at once */
 
 static const uint8_t zeros[ZEROS_BYTES];
@@ -114,15 +121,44 @@ static bool is_page(sqlite3_int64 at, int n)
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static int overwrite(sqlite3_file *f, sqlite3_int64 from, sqlite3_int64 to)
+/* Writes `with`, ZEROS_BYTES of it, again and again. */
+static int overwrite(sqlite3_file *f, const uint8_t *with, sqlite3_int64 from, sqlite3_int64 to)
 {
     int rc = SQLITE_OK;
     while (rc == SQLITE_OK && from < to) {
         int n = to - from < ZEROS_BYTES ? (int)(to - from) : ZEROS_BYTES;
-        rc = noted(f, REAL(f)->xWrite(real(f), zeros, n, from));
+        rc = noted(f, REAL(f)->xWrite(real(f), with, n, from));
         from += n;
     }
     return rc == SQLITE_OK ? noted(f, REAL(f)->xSync(real(f), SQLITE_SYNC_NORMAL)) : rc;
+}
+
+/* The pattern of a log. False: it is none, nothing would be read from it. */
+static bool log_pattern(sqlite3_file *f, uint8_t pattern[PATTERN_BYTES])
+{
+    uint8_t head[LOG_HEADER];
+    if (REAL(f)->xRead(real(f), head, LOG_HEADER, 0) != SQLITE_OK ||
+        (((uint32_t)get16(head) << 16 | (uint32_t)get16(head + 2)) & ~1u) != LOG_MAGIC)
+        return false;
+    memcpy(pattern, "overwritten", 8);
+    memcpy(pattern + 8, head + LOG_SALTS, 8);
+    return true;
+}
+
+/* Overwrites all of a log of `size` bytes, whose pages are in the database. */
+static int log_wipe(sqlite3_file *f, sqlite3_int64 size)
+{
+    uint8_t pattern[PATTERN_BYTES];
+    if (!log_pattern(f, pattern))
+        return overwrite(f, zeros, 0, size);
+    uint8_t *with = malloc(ZEROS_BYTES);
+    if (!with)
+        return SQLITE_NOMEM;
+    for (size_t i = 0; i < ZEROS_BYTES; i += PATTERN_BYTES)
+        memcpy(with + i, pattern, PATTERN_BYTES);
+    int rc = overwrite(f, with, 0, size);
+    free(with);
+    return rc;
 }
 
 /* Overwrites what lies behind `from`. */
@@ -130,12 +166,29 @@ static int wipe(sqlite3_file *f, sqlite3_int64 from, bool is_log)
 {
     sqlite3_int64 size = 0;
     int rc = noted(f, REAL(f)->xFileSize(real(f), &size));
-    if (rc == SQLITE_OK && from < size && is_log && from < LOG_HEADER) {
-        sqlite3_int64 header = size < LOG_HEADER ? size : LOG_HEADER;
-        rc = overwrite(f, from, header);
-        from = header;
+    if (rc != SQLITE_OK || from >= size)
+        return rc;
+    return is_log && from == 0 ? log_wipe(f, size) : overwrite(f, zeros, from, size);
+}
+
+/* A log that was being overwritten when the power went: all that it had is in the database, and the rest of it goes. */
+static int log_finish(sqlite3_file *f)
+{
+    uint8_t pattern[PATTERN_BYTES], piece[PAGE_BYTES_MAX];
+    sqlite3_int64 size = 0;
+    int rc = noted(f, REAL(f)->xFileSize(real(f), &size));
+    if (rc != SQLITE_OK || !log_pattern(f, pattern))
+        return rc;
+    for (sqlite3_int64 at = 0; rc == SQLITE_OK && at < size; at += (sqlite3_int64)sizeof piece) {
+        int n = size - at < (sqlite3_int64)sizeof piece ? (int)(size - at) : (int)sizeof piece;
+        rc = noted(f, REAL(f)->xRead(real(f), piece, n, at));
+        for (int i = 0; rc == SQLITE_OK && i + PATTERN_BYTES <= n; i += PATTERN_BYTES)
+            if (!memcmp(piece + i, pattern, PATTERN_BYTES)) {
+                rc = log_wipe(f, size);
+                return rc == SQLITE_OK ? noted(f, REAL(f)->xTruncate(real(f), 0)) : rc;
+            }
     }
-    return rc == SQLITE_OK && from < size ? overwrite(f, from, size) : rc;
+    return rc;
 }
 
 static int v_close(sqlite3_file *f)
@@ -229,10 +282,14 @@ static int v_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags
     f->pMethods = NULL;
     errno = 0;
     int rc = below(vfs)->xOpen(below(vfs), name, real(f), flags, out);
-    if (rc == SQLITE_OK)
-        f->pMethods = &methods;
-    else
+    if (rc != SQLITE_OK) {
         last_error = errno ? errno : EIO;
+        return rc;
+    }
+    if (ours(f)->kind == SQLITE_OPEN_WAL && (rc = log_finish(f)) != SQLITE_OK)
+        (void)REAL(f)->xClose(real(f));
+    else
+        f->pMethods = &methods;
     return rc;
 }
 

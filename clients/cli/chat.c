@@ -40,13 +40,14 @@ static bool is_blank(const struct buf *text)
 /* ---- turns ---------------------------------------------------------------------------------------------------------
  */
 
-/* Whether the conversation has it now. */
-static bool run_turn(struct chat *chat, const char *text, const char *parent)
+/* Whether the conversation has it now. continues: the response whose answer goes on; then there is no text. */
+static bool run_turn(struct chat *chat, const char *text, const char *parent, const char *continues)
 {
     struct cli *c = chat->cli;
     struct turn turn = {.text = text,
                         .conversation = chat->id,
                         .parent = parent,
+                        .continues = continues,
                         .model = c->model,
                         .sampling = &c->sampling,
                         .store = true,
@@ -73,7 +74,7 @@ static void say(struct chat *chat, const char *text)
     struct buf message = {0};
     buf_str(&message, text);
     buf_add(&message, c->attached.data, c->attached.len);
-    if (run_turn(chat, message.data, NULL))
+    if (run_turn(chat, message.data, NULL, NULL))
         cli_detach(c);
     else if (c->attached.len > 0)
         term_note(&c->term, "still attached: %s", c->attached_names.data);
@@ -130,13 +131,25 @@ static void regenerate(struct chat *chat)
         }
     }
     if (text.len > 0)
-        run_turn(chat, text.data, parent_of(response));
+        run_turn(chat, text.data, parent_of(response), NULL);
     else if (items)
         term_error(&chat->cli->term, "the message to be answered again was not found");
     cJSON_Delete(items);
     cJSON_Delete(response);
     buf_free(&path);
     buf_free(&text);
+}
+
+/* The last answer, if it was cut. */
+static void go_on(struct chat *chat)
+{
+    chat->code = CLI_OK;
+    cJSON *response = last_response(chat);
+    if (response && strcmp(json_string(response, "status", ""), "incomplete") != 0)
+        term_note(&chat->cli->term, "the last answer was not cut");
+    else if (response)
+        run_turn(chat, NULL, NULL, json_string(response, "id", ""));
+    cJSON_Delete(response);
 }
 
 static void undo(struct chat *chat)
@@ -214,6 +227,7 @@ static void do_help(struct chat *chat, const char *argument)
         "/delete [N|ID]     delete a conversation (this one)\n"
         "/show              this conversation from its start\n"
         "/regenerate        another answer to your last message\n"
+        "/continue          the last answer goes on, if it was cut or stopped\n"
         "/undo              take your last message and its answer back\n"
         "/branches [N]      the ends of this conversation's branches, or go on with one\n"
         "/fork [TITLE]      go on in a copy of this conversation\n"
@@ -487,6 +501,12 @@ static void do_regenerate(struct chat *chat, const char *argument)
     regenerate(chat);
 }
 
+static void do_continue(struct chat *chat, const char *argument)
+{
+    (void)argument;
+    go_on(chat);
+}
+
 static void do_undo(struct chat *chat, const char *argument)
 {
     (void)argument;
@@ -560,7 +580,7 @@ static const struct {
     {"undo", do_undo},     {"system", do_system}, {"evict", do_evict},       {"receipt", do_receipt},
     {"set", do_set},       {"attach", do_attach}, {"copy", do_copy},         {"save", do_save},
     {"edit", do_edit},     {"status", do_status}, {"quit", do_quit},         {"exit", do_quit},
-    {"?", do_help},        {"fork", do_fork},     {"branches", do_branches},
+    {"?", do_help},        {"fork", do_fork},     {"branches", do_branches}, {"continue", do_continue},
 };
 
 #define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))

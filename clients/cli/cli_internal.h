@@ -256,6 +256,7 @@ struct turn {
     const char *text;         /* what the user says */
     const char *conversation; /* NULL: none */
     const char *parent;       /* NULL: the conversation's head; "": its start; else a response id */
+    const char *continues;    /* the response whose answer goes on, and nothing is said; NULL: none */
     const char *instructions; /* NULL: the conversation's own */
     const char *model;        /* NULL: whatever is loaded */
     const struct sampling *sampling;

@@ -47,27 +47,35 @@ static void add_sampling(cJSON *body, cJSON *own, const struct sampling *s)
     }
 }
 
+static void add_message(cJSON *body, const char *text)
+{
+    cJSON *message = cJSON_CreateObject(), *input = cJSON_AddArrayToObject(body, "input");
+    cJSON_AddStringToObject(message, "type", "message");
+    cJSON_AddStringToObject(message, "role", "user");
+    cJSON_AddStringToObject(message, "content", text);
+    cJSON_AddItemToArray(input, message);
+}
+
 static char *request_of(const struct turn *turn)
 {
     cJSON *body = cJSON_CreateObject();
     cJSON_AddStringToObject(body, "type", "response.create");
     if (turn->model)
         cJSON_AddStringToObject(body, "model", turn->model);
-    if (turn->conversation)
+    if (turn->conversation && !turn->continues)
         cJSON_AddStringToObject(body, "conversation", turn->conversation);
     if (turn->instructions)
         cJSON_AddStringToObject(body, "instructions", turn->instructions);
-    cJSON *message = cJSON_CreateObject(), *input = cJSON_AddArrayToObject(body, "input");
-    cJSON_AddStringToObject(message, "type", "message");
-    cJSON_AddStringToObject(message, "role", "user");
-    cJSON_AddStringToObject(message, "content", turn->text);
-    cJSON_AddItemToArray(input, message);
+    if (!turn->continues)
+        add_message(body, turn->text);
     if (!turn->store)
         cJSON_AddBoolToObject(body, "store", false);
     cJSON *own = cJSON_AddObjectToObject(body, "convod");
     cJSON_AddBoolToObject(own, "progress", true);
     if (turn->parent)
         cJSON_AddStringToObject(own, "parent", turn->parent);
+    if (turn->continues)
+        cJSON_AddStringToObject(own, "continue", turn->continues);
     add_sampling(body, own, turn->sampling);
     return text_json(body);
 }

@@ -238,6 +238,7 @@ extern const struct run_format responses_format;
 struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_error *e);
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
+cJSON *response_usage(const struct run *run);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
  * of the first entry that follows; SIZE_MAX: there never was such an event. */
 size_t responses_replay(struct run *run, int64_t starting_after);
@@ -263,6 +264,7 @@ bool stream_id_valid(const char *id);
 void responses_requeue(struct api *api);
 
 struct turn_request *responses_parse_count(cJSON *body, struct api_error *e);
+struct turn_request *responses_parse_compact(cJSON *body, struct api_error *e); /* compact.c */
 void responses_get(struct client *c);
 void responses_delete(struct client *c);
 void responses_cancel(struct client *c);

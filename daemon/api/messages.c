@@ -392,6 +392,9 @@ static int add_item(struct message_list *l, const cJSON *item)
     if (strcmp(type, "reasoning") == 0) {
         return 0;
     }
+    if (l->ids && strcmp(type, "compaction") == 0) {
+        return compaction_add(l, item, prefix);
+    }
     if (strcmp(type, "function_call") == 0) {
         return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
     }
@@ -432,7 +435,7 @@ int message_continue(struct turn_request *q, const char *name, struct api_error 
 int message_opening_check(const struct turn_request *q, const char *form, struct api_error *e)
 {
     const char *param = q->form ? form : q->tool_choice == SESSION_TOOLS_REQUIRED ? "tool_choice" : NULL;
-    if (!q->opening || !param) {
+    if (!(q->opening || q->continues) || !param) {
         return 0;
     }
     api_error_set(e, 400, "invalid_value", param, "'%s' cannot be asked of an answer that goes on.", param);

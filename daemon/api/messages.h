@@ -22,6 +22,9 @@ char *message_room(struct turn_request *q, size_t len); /* and a terminator */
 char *message_keep(struct turn_request *q, const char *text);
 int message_no_memory(struct api_error *e);
 
+/* An item of kind `compaction` (compact.c). */
+int compaction_add(struct message_list *l, const cJSON *item, const char *prefix);
+
 /* The last of q's items, where it is text of the model, becomes what the answer begins with; `name` is that of the
  * list. 0, or -1 and *e. */
 int message_continue(struct turn_request *q, const char *name, struct api_error *e);

@@ -187,7 +187,7 @@ static double thinking_tokens(const struct run *run)
     return n;
 }
 
-static cJSON *usage(const struct run *run)
+cJSON *response_usage(const struct run *run)
 {
     cJSON *u = cJSON_CreateObject();
     cJSON_AddNumberToObject(u, "input_tokens", run->input_tokens);
@@ -294,7 +294,7 @@ static cJSON *whole_object(const struct run *run, bool event)
     add_param(o, params, "truncation", cJSON_CreateString("disabled"));
     cJSON_AddStringToObject(o, "service_tier", "default");
     if (done) {
-        cJSON_AddItemToObject(o, "usage", usage(run));
+        cJSON_AddItemToObject(o, "usage", response_usage(run));
     } else {
         cJSON_AddNullToObject(o, "usage");
     }

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <syslog.h>
 
-#include "daemon/api/api.h"
+#include "daemon/api/messages.h"
 
 #define INSTRUCTIONS_MAX (4 * 1024 * 1024)
 
@@ -30,12 +30,49 @@ static int parse_input(struct turn_request *q, const cJSON *body, struct api_err
         /* What holds answers and follows nothing is a whole history. */
         q->match |= !q->previous && !q->conversation && (!message || q->items[i].role == ENGINE_ASSISTANT);
     }
-    if (!rc && q->generate && bytes == 0) {
+    if (!rc && q->generate && bytes == 0 && !q->continues) {
         api_error_set(e, 400, input ? "invalid_value" : "missing_required_parameter", "input",
                       "'input' must hold at least one message with text.");
         rc = -1;
     }
     return rc;
+}
+
+/* An answer that was cut is gone on with: what it answers is known. */
+static int parse_continue(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    static const char *const others[] = {"input", "previous_response_id", "conversation"};
+    const cJSON *own = NULL;
+    const char *id = NULL;
+    if (json_object(body, "", "convod", &own, e) || json_string(own, "convod.", "continue", ID_SIZE - 1, &id, e)) {
+        return -1;
+    }
+    if (!id) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+        if (json_get(body, others[i])) {
+            api_error_set(e, 400, "mutually_exclusive_parameters", others[i],
+                          "'convod.continue' and '%s' exclude each other.", others[i]);
+            return -1;
+        }
+    }
+    if (!id_valid("resp_", id)) {
+        api_error_set(e, 400, "previous_response_not_found", "convod.continue",
+                      "'convod.continue' must be a response's id.");
+        return -1;
+    }
+    const char *wrong = !q->store ? "store" : !q->generate ? "generate" : q->background ? "background" : NULL;
+    if (wrong) {
+        api_error_set(e, 400, "invalid_value", wrong, "'%s' cannot have this value beside 'convod.continue'.", wrong);
+        return -1;
+    }
+    q->continues = strdup(id);
+    if (!q->continues) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    return 0;
 }
 
 /* Our additions, under one key. */
@@ -55,7 +92,7 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         return -1;
     }
     q->thinking_tokens = thinking > 0 ? (int)thinking : thinking == 0 ? -1 : 0;
-    q->finish_on_disconnect = websocket && q->conversation;
+    q->finish_on_disconnect = websocket && (q->conversation || q->continues);
     if (disconnect) {
         q->finish_on_disconnect = strcmp(disconnect, "finish") == 0;
         if (!q->finish_on_disconnect && strcmp(disconnect, "cancel") != 0) {
@@ -273,7 +310,7 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         parse_background(q, body, e) || (!websocket && json_bool(body, "", "stream", &q->stream, e)) ||
         parse_chain(q, body, e) || json_string(body, "", "instructions", INSTRUCTIONS_MAX, &instructions, e) ||
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
-        json_metadata(body, "metadata", &metadata, e) || parse_input(q, body, e) ||
+        json_metadata(body, "metadata", &metadata, e) || parse_continue(q, body, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
         tools_parse(q, body, "parameters", echo, e) || parse_reasoning(q, body, echo, e) ||
         parse_truncation(q, body, echo, e)) {

@@ -13,6 +13,7 @@ const struct route api_routes[] = {
     {METHOD_POST, "/detokenize", service_detokenize, false, true, NULL},
     {METHOD_POST, "/v1/responses", client_create, false, true, responses_parse_post},
     {METHOD_POST, "/v1/responses/input_tokens", client_create, false, true, responses_parse_count},
+    {METHOD_POST, "/v1/responses/compact", client_create, false, true, responses_parse_compact},
     {METHOD_GET, "/v1/responses/{id}", responses_get, false, true, NULL},
     {METHOD_DELETE, "/v1/responses/{id}", responses_delete, false, true, NULL},
     {METHOD_POST, "/v1/responses/{id}/cancel", responses_cancel, false, true, NULL},

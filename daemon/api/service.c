@@ -1,5 +1,6 @@
 /* service.c - what the daemon says about itself: health, readiness, models, status; and the tokenizer. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,27 @@ static void add_usage(cJSON *o, const char *owner, const struct session_usage *u
     }
 }
 
+/* A GPU; what its driver does not say is left out. */
+static void add_device(cJSON *o, const struct engine_device *d)
+{
+    cJSON *device = cJSON_AddObjectToObject(o, "device");
+    cJSON_AddStringToObject(device, "name", d->name);
+    if (d->memory_bytes) {
+        cJSON_AddNumberToObject(device, "memory_used_bytes", (double)d->memory_used_bytes);
+        cJSON_AddNumberToObject(device, "memory_bytes", (double)d->memory_bytes);
+    }
+    const struct {
+        const char *name;
+        double value;
+    } rows[] = {
+        {"temperature_celsius", d->temperature_c}, {"power_watts", d->power_w}, {"utilization", d->utilization}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        if (!isnan(rows[i].value)) {
+            cJSON_AddNumberToObject(device, rows[i].name, rows[i].value);
+        }
+    }
+}
+
 static void answer_status(struct client *c, struct op *op, const struct session_result *r)
 {
     struct api *s = c->api;
@@ -109,6 +131,7 @@ static void answer_status(struct client *c, struct op *op, const struct session_
     cJSON_AddStringToObject(model, "arch", m->arch);
     cJSON_AddStringToObject(model, "quantization", m->quantization);
     cJSON_AddStringToObject(model, "backend", m->backend);
+    cJSON_AddStringToObject(model, "numerics", m->numerics);
     cJSON_AddStringToObject(model, "kv_type", m->kv_type);
     if (m->chat_format) {
         cJSON_AddStringToObject(model, "chat_format", m->chat_format);
@@ -117,6 +140,9 @@ static void answer_status(struct client *c, struct op *op, const struct session_
     }
     cJSON_AddNumberToObject(model, "context_length", m->ctx_tokens);
     cJSON_AddNumberToObject(model, "kv_token_bytes", (double)m->kv_token_bytes);
+    if (st.device_known) {
+        add_device(o, &st.device);
+    }
     cJSON *tiers = cJSON_AddObjectToObject(o, "tiers");
     const struct {
         const char *name;

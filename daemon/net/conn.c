@@ -179,7 +179,7 @@ void conn_listen(struct conn *c)
     if (c->wsi) {
         interest = EPOLLIN | EPOLLRDHUP | EPOLLET; /* each time anything comes */
     } else if (c->phase == CONN_HEAD) {
-        interest |= EPOLLIN | EPOLLET; /* it is looked at and stays in the socket */
+        interest |= EPOLLIN | EPOLLRDHUP | EPOLLET; /* it is looked at and stays in the socket */
     } else if (busy) {
         interest |= c->half_closed ? 0 : EPOLLRDHUP;
     } else {

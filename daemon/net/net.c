@@ -287,6 +287,11 @@ static void happened(struct conn *c, uint32_t events)
     } else if (events & (EPOLLIN | EPOLLHUP)) {
         switch (c->phase) {
         case CONN_HEAD:
+            http_read(c);
+            if (c->phase == CONN_HEAD && !c->client.dropped && (events & EPOLLRDHUP)) {
+                http_end(c); /* what is there is all that comes */
+            }
+            break;
         case CONN_BODY:
             http_read(c);
             break;

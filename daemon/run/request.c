@@ -25,6 +25,7 @@ void turn_request_free(struct turn_request *r)
     free(r->callable);
     free(r->labels);
     free(r->opening);
+    free(r->continues);
     engine_form_free(r->form);
     engine_form_free(r->call_form);
     cJSON_Delete(r->params_json);

@@ -163,7 +163,7 @@ struct turn_request {
     char *answer;    /* of one whose answer is known before it has run: what it is; NULL: none */
     cJSON *settings; /* of the conversation that is made before it, a create body without items; NULL: none is */
     bool made;       /* that was made for this turn, and goes when it fails */
-    char *tools, *tool, *opening, *callable, *labels; /* as in a session_turn */
+    char *tools, *tool, *opening, *continues, *callable, *labels; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens, n_top, thinking_tokens; /* as in a session_turn */
@@ -174,6 +174,7 @@ struct turn_request {
     engine_token *tokens;
     size_t n_tokens;
     bool count;   /* only its tokens are counted */
+    bool keeps;   /* as in a session_turn */
     bool patient; /* it gets the places and the time that others leave */
     int n;        /* answers, each of a turn of its own; 0 is one, too */
     bool has_parent, store, generate, stream, progress, include_usage, background, truncate;

@@ -86,7 +86,7 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
             return NULL;
         }
         e->receipt = *ev->receipt;
-        e->receipt.conversation = e->receipt.saved = e->receipt.backend = e->receipt.model = NULL;
+        e->receipt.conversation = e->receipt.saved = e->receipt.backend = e->receipt.numerics = e->receipt.model = NULL;
         for (int i = 0; i < ev->receipt->n_gaps; i++) {
             metrics_observe(&e->itl, (double)ev->receipt->gaps_ms[i] / 1000);
         }

@@ -157,6 +157,14 @@ int kv_capacity_tokens(const struct engine *e, size_t bytes);
 /* ---- engine -------------------------------------------------------------------------------------------------------
  */
 
+/* Pinned memory for an export or import, which may still be under way. */
+#define KV_STAGINGS 3
+struct kv_staging {
+    void *p;
+    size_t bytes; /* grows */
+    kernels_event used;
+};
+
 struct engine {
     struct engine_info info;
     struct gguf *gguf;
@@ -168,8 +176,8 @@ struct engine {
     struct kv_pool pools[MODEL_GROUPS];
     struct kernels_kv *kv;  /* [n_layers], as the layers have it */
     kernels_event exported; /* the last export that pages are read by */
-    void *staging;          /* pinned, for exports and imports; grows */
-    size_t staging_bytes;
+    struct kv_staging staging[KV_STAGINGS];
+    unsigned stagings_used;          /* they take turns */
     kernels_event abandoned;         /* the last import into pages that were given back since */
     struct engine_kv_array *layout;  /* [2 * n_layers] */
     struct step_scratch *step;       /* step.c */

@@ -155,10 +155,10 @@ void kv_pools_close(struct engine *e)
     }
     free(e->kv);
     e->kv = NULL;
-    if (e->staging)
-        e->ops->release(e->kernels, KERNELS_PINNED, e->staging, e->staging_bytes);
-    e->staging = NULL;
-    e->staging_bytes = 0;
+    for (int i = 0; i < KV_STAGINGS; i++)
+        if (e->staging[i].p)
+            e->ops->release(e->kernels, KERNELS_PINNED, e->staging[i].p, e->staging[i].bytes);
+    memset(e->staging, 0, sizeof e->staging);
 }
 
 static uint8_t *page_at(struct kv_pool *pool, int32_t page)
@@ -194,7 +194,7 @@ struct engine_seq *engine_seq_new(struct engine *e)
     return s;
 }
 
-/* Pages of s go back to their pools. */
+/* A page of s goes back to its pool: from now on steps wait for what may still be written to it. */
 static void abandon(struct engine_seq *s)
 {
     if (s->imported > s->engine->abandoned)
@@ -245,11 +245,12 @@ static bool window_intact(const struct engine_seq *s, int n)
 
 void kv_seq_take_back(struct engine_seq *s, int n)
 {
-    abandon(s);
     for (int g = 0; g < MODEL_GROUPS; g++) {
         struct kv_table *t = &s->table[g];
-        while (t->count > pages_for(n))
+        while (t->count > pages_for(n)) {
+            abandon(s);
             page_drop(&s->engine->pools[g], t->pages[--t->count]);
+        }
     }
     s->tokens.n = (size_t)n;
 }
@@ -275,11 +276,12 @@ void engine_seq_settle(struct engine_seq *s)
     if (keep > block * KERNELS_ATTENTION_BLOCK)
         keep = block * KERNELS_ATTENTION_BLOCK;
     keep /= KERNELS_PAGE_TOKENS;
-    abandon(s);
-    for (int i = 0; i < keep && i < t->count; i++) {
-        page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
-        t->pages[i] = -1;
-    }
+    for (int i = 0; i < keep && i < t->count; i++)
+        if (t->pages[i] >= 0) {
+            abandon(s);
+            page_drop(&e->pools[MODEL_WINDOW], t->pages[i]);
+            t->pages[i] = -1;
+        }
 }
 
 static int table_grow(struct kv_table *t, int count)
@@ -431,19 +433,22 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
 
 /* ---- keys and values in and out ---- */
 
-/* Memory that the backend can move to and from, for what lies at buf. It is kept, since pinning takes longer than what
- * it is for, and whoever uses it waits until it has been moved. NULL: there is none. */
-static void *staging_for(struct engine *e, void *buf, size_t bytes)
+/* Memory that the backend can move to and from, that nothing uses any more. It is kept, since pinning takes longer than
+ * what it is for; several take turns, so that one is filled while what is in the others is moved. 0, -ENOMEM, -EIO. */
+static int staging_take(struct engine *e, size_t bytes, struct kv_staging **out)
 {
-    if (e->ops->host)
-        return buf;
-    if (bytes > e->staging_bytes) {
-        if (e->staging)
-            e->ops->release(e->kernels, KERNELS_PINNED, e->staging, e->staging_bytes);
-        e->staging = e->ops->alloc(e->kernels, KERNELS_PINNED, bytes);
-        e->staging_bytes = e->staging ? bytes : 0;
+    struct kv_staging *s = &e->staging[e->stagings_used++ % KV_STAGINGS];
+    int rc = e->ops->wait(e->kernels, s->used, -1);
+    if (rc)
+        return rc;
+    if (bytes > s->bytes) {
+        if (s->p)
+            e->ops->release(e->kernels, KERNELS_PINNED, s->p, s->bytes);
+        s->p = e->ops->alloc(e->kernels, KERNELS_PINNED, bytes);
+        s->bytes = s->p ? bytes : 0;
     }
-    return e->staging;
+    *out = s;
+    return s->p ? 0 : -ENOMEM;
 }
 
 static void pages_of(const struct engine_seq *s, struct kernels_pages pages[MODEL_GROUPS])
@@ -463,16 +468,17 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
         if (window->pages[i] < 0)
             return -ERANGE;
     size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    void *staging = staging_for(e, buf, bytes);
-    if (!staging)
-        return -ENOMEM;
+    struct kv_staging *staging = NULL;
+    int rc = e->ops->host ? 0 : staging_take(e, bytes, &staging);
+    if (rc)
+        return rc;
     pages_of(s, pages);
     e->ops->after(e->kernels, KERNELS_OUT, s->imported);
-    e->ops->kv_export(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging);
+    e->ops->kv_export(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging ? staging->p : buf);
     e->exported = e->ops->record(e->kernels, KERNELS_OUT);
-    int rc = e->ops->wait(e->kernels, e->exported, -1);
-    if (rc == 0 && staging != buf)
-        memcpy(buf, staging, bytes);
+    rc = e->ops->wait(e->kernels, e->exported, -1);
+    if (rc == 0 && staging)
+        memcpy(buf, staging->p, bytes);
     return rc;
 }
 
@@ -484,20 +490,25 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
     if (n <= 0)
         return -EINVAL;
     size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    void *from = (void *)(uintptr_t)buf, *staging = staging_for(e, from, bytes);
-    if (!staging)
-        return -ENOMEM;
-    if (staging != from)
-        memcpy(staging, from, bytes);
+    struct kv_staging *staging = NULL;
+    int rc = e->ops->host ? 0 : staging_take(e, bytes, &staging);
+    if (rc)
+        return rc;
+    if (staging)
+        memcpy(staging->p, buf, bytes);
     e->ops->after(e->kernels, KERNELS_IN, e->exported);
-    int rc = extend(s, tokens, n, true);
-    if (rc == 0) {
-        pages_of(s, pages);
-        e->ops->kv_import(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging);
-        s->imported = e->ops->record(e->kernels, KERNELS_IN);
-        rc = e->ops->wait(e->kernels, s->imported, -1);
-        if (rc)
-            kv_seq_take_back(s, first);
+    rc = extend(s, tokens, n, true);
+    if (rc)
+        return rc;
+    pages_of(s, pages);
+    e->ops->kv_import(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging ? staging->p : buf);
+    /* Nobody waits here: the next step with this sequence does, on the device (kv_seq_order()). */
+    s->imported = e->ops->record(e->kernels, KERNELS_IN);
+    if (staging)
+        staging->used = s->imported;
+    if (e->ops->error(e->kernels)) {
+        kv_seq_take_back(s, first);
+        return -EIO;
     }
-    return rc;
+    return 0;
 }

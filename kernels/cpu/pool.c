@@ -143,6 +143,7 @@ static void *worker_main(void *arg)
     struct worker *w = arg;
     struct kernels_pool *p = w->pool;
     uint64_t seen = 0;
+    (void)pthread_setname_np(pthread_self(), "convod-model"); /* told by top, and by what measures us */
     fesetenv(FE_DFL_ENV); /* not what the thread that opened the backend rounds by */
     for (;;) {
         uint64_t gate = wait_for_run(p, seen);

@@ -2,7 +2,8 @@
  * alone.
  *
  * A tile is up to 16 queries that share keys: the heads of one kv head, of a few tokens of one sequence. Canonical
- * blocks of 256 positions are computed by one warp each, from an empty state, 32 keys at a time in ascending order:
+ * blocks of 256 positions are computed by one warp each (of heads above 128 by two, which share the keys of scores and
+ * the dimensions of sums out), from an empty state, 32 keys at a time in ascending order:
  * scores of queries rounded to the KV type by mma, weights rounded to it too, their sum of the rounded ones. Blocks are
  * then merged in ascending order as docs/numerics.md has it, in the block's shared memory, or, where a batch is too
  * small to keep the device busy, by a kernel of its own from what all blocks left in `partial`. Either way a query goes
@@ -28,14 +29,15 @@ static __host__ __device__ constexpr int row_bytes(int dim)
     return 2 * dim + 16;
 }
 
-static __host__ __device__ constexpr int stage_bytes(int dim)
+/* Of a canonical block that `share` warps compute. */
+static __host__ __device__ constexpr int stage_bytes(int dim, int share)
 {
-    return CHUNK * 2 * dim + CHUNK * row_bytes(dim);
+    return CHUNK * 2 * dim + CHUNK * row_bytes(dim) + (share > 1 ? QUERIES * CHUNK * 4 : 0);
 }
 
-static __host__ __device__ constexpr int shared_bytes(int dim, int warps)
+static __host__ __device__ constexpr int shared_bytes(int dim, int warps, int share)
 {
-    return QUERIES * row_bytes(dim) + QUERIES * dim * 4 + warps * stage_bytes(dim);
+    return QUERIES * row_bytes(dim) + QUERIES * dim * 4 + warps / share * stage_bytes(dim, share);
 }
 
 /* A tile: rows [first, end) of the batch and all heads of a kv head. */
@@ -86,23 +88,33 @@ static __device__ __forceinline__ void multiply(float d[4], const uint32_t a[4],
         mma_f16(d, a, b, d);
 }
 
-/* Starts copying the keys and values of 32 columns from `column` on, those in [lo, hi); zeros for others. By one warp.
- */
+/* A barrier of the warps that compute a canonical block together; two are a thread block. */
+template <int share> static __device__ __forceinline__ void together(void)
+{
+    if (share == 1)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+/* Starts copying the keys and values of 32 columns from `column` on, those in [lo, hi); zeros for others. By the
+ * `share` warps of the block. */
+template <int share>
 static __device__ void copy_chunk(const struct tile *t, int block, int column, int lo, int hi, uint8_t *keys,
                                   uint8_t *values)
 {
     const struct kernels_kv *kv = &t->a->kv;
-    int dim = kv->head_dim, lane = threadIdx.x % WARP, page = t->pages[block * BLOCK_PAGES + column / PAGE];
+    int dim = kv->head_dim, thread = threadIdx.x % (share * WARP), page = t->pages[block * BLOCK_PAGES + column / PAGE];
     const uint8_t *base = kv->pool + (size_t)max(page, 0) * kv->page_bytes;
     const uint8_t *from = base + kv->k_offset + (size_t)t->kv_head * PAGE * dim * 2;
-    for (int i = lane; i < CHUNK / GROUP * dim * 2; i += WARP) {
+    for (int i = thread; i < CHUNK / GROUP * dim * 2; i += share * WARP) {
         int group = i / (2 * dim), d = i / 2 % dim, half = i % 2, first = column + group * GROUP + half * 8;
         size_t at = ((size_t)((column % PAGE) / GROUP + group) * dim + d) * KEY_BYTES + half * 16;
         copy_async_16_or_zero(keys + (group * dim + d) * KEY_BYTES + (half ^ (d / 4 & 1)) * 16, from + at,
                               page >= 0 && first < hi && first + 8 > lo);
     }
     from = base + kv->v_offset + (size_t)t->kv_head * PAGE * dim * 2;
-    for (int i = lane; i < CHUNK * dim / 8; i += WARP) {
+    for (int i = thread; i < CHUNK * dim / 8; i += share * WARP) {
         int token = i / (dim / 8), part = i % (dim / 8), at = column + token;
         copy_async_16_or_zero(values + token * row_bytes(dim) + part * 16,
                               from + ((size_t)(at % PAGE) * dim + part * 8) * 2, page >= 0 && at >= lo && at < hi);
@@ -110,20 +122,31 @@ static __device__ void copy_chunk(const struct tile *t, int block, int column, i
     copy_async_commit();
 }
 
-/* What a lane has of a block's result: rows g and g + 8. */
-template <int most> struct state {
+/* What a lane has of a block's result: rows g and g + 8, and of the dimensions its warp's part, `most` / share of them.
+ */
+template <int most, int share> struct state {
     float m[2], l[2];
-    float acc[most / 8][4];
+    float acc[most / share / 8][4];
 };
 
-/* One canonical block of all queries of a tile, by one warp. pos[2]: of the lane's two rows, -1 where there is none. */
-template <enum kernels_kv_type type, int most>
+/* The first dimension of the warp's part. */
+template <int most, int share> static __device__ __forceinline__ int first_dim(void)
+{
+    return threadIdx.x / WARP % share * (most / share);
+}
+
+/* One canonical block of all queries of a tile, by `share` warps. pos[2]: of the lane's two rows, -1 where there is
+ * none. */
+template <enum kernels_kv_type type, int most, int share>
 static __device__ void attend_block(const struct tile *t, int block, const uint8_t *queries, uint8_t *stage,
-                                    const int pos[2], struct state<most> *s)
+                                    const int pos[2], struct state<most, share> *s)
 {
     const struct cuda_attention *a = t->a;
     int dim = a->kv.head_dim, lane = threadIdx.x % WARP, quad = lane % 4, lo[2], hi[2], least = BLOCK, end = 0;
+    constexpr int groups = CHUNK / GROUP / share, part = most / share;
+    int warp = threadIdx.x / WARP % share, base = first_dim<most, share>();
     uint8_t *keys = stage, *values = stage + CHUNK * 2 * dim;
+    float4 *scores = (float4 *)(values + CHUNK * row_bytes(dim));
     for (int row = t->first; row < t->end; row++) {
         int from, to;
         if (visible(t, t->rows->pos[row], block, &from, &to)) {
@@ -138,27 +161,41 @@ static __device__ void attend_block(const struct tile *t, int block, const uint8
             lo[r] = hi[r] = 0;
     }
 #pragma unroll
-    for (int n = 0; n < most / 8; n++)
+    for (int n = 0; n < part / 8; n++)
         for (int e = 0; e < 4; e++)
             s->acc[n][e] = 0;
     for (int column = least / CHUNK * CHUNK; column < end; column += CHUNK) {
-        copy_chunk(t, block, column, least, end, keys, values);
+        copy_chunk<share>(t, block, column, least, end, keys, values);
         copy_async_wait<0>();
-        __syncwarp();
+        together<share>();
         float x[CHUNK / 8][4] = {};
-/* Wide heads have no registers left for more. */
-#pragma unroll(most > 128 ? 1 : most / 16)
+#pragma unroll
         for (int k = 0; k < most / 16; k++) {
             if (k * 16 >= dim)
                 break;
             uint32_t q[4], b[4];
             load_matrices(q, queries + (lane / 8 % 2 * 8 + lane % 8) * row_bytes(dim) + (k * 16 + lane / 16 * 8) * 2);
 #pragma unroll
-            for (int group = 0; group < CHUNK / GROUP; group++) {
+            for (int group = 0; group < groups; group++) {
                 int d = k * 16 + lane / 8 % 2 * 8 + lane % 8;
-                load_matrices_transposed(b, keys + (group * dim + d) * KEY_BYTES + (lane / 16 ^ (d / 4 & 1)) * 16);
+                load_matrices_transposed(b, keys + ((warp * groups + group) * dim + d) * KEY_BYTES +
+                                                (lane / 16 ^ (d / 4 & 1)) * 16);
                 multiply<type>(x[2 * group], q, b);
                 multiply<type>(x[2 * group + 1], q, b + 2);
+            }
+        }
+        if (share > 1) {
+#pragma unroll
+            for (int i = 0; i < 2 * groups; i++)
+                scores[(warp * 2 * groups + i) * WARP + lane] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+            together<share>();
+#pragma unroll
+            for (int i = 0; i < CHUNK / 8; i++) {
+                float4 four = scores[i * WARP + lane];
+                x[i][0] = four.x;
+                x[i][1] = four.y;
+                x[i][2] = four.z;
+                x[i][3] = four.w;
             }
         }
         float keep[2];
@@ -197,7 +234,7 @@ static __device__ void attend_block(const struct tile *t, int block, const uint8
             s->l[r] = fmaf(s->l[r], keep[r], broken ? not_a_number() : sum);
         }
 #pragma unroll
-        for (int n = 0; n < most / 8; n++)
+        for (int n = 0; n < part / 8; n++)
             for (int e = 0; e < 4; e++)
                 s->acc[n][e] *= keep[e / 2];
 #pragma unroll
@@ -209,16 +246,16 @@ static __device__ void attend_block(const struct tile *t, int block, const uint8
                 p[i] = __float_as_uint(two[0]) | __float_as_uint(two[1]) << 16;
             }
 #pragma unroll
-            for (int n = 0; n < most / 16; n++) {
-                if (n * 16 >= dim)
+            for (int n = 0; n < part / 16; n++) {
+                if (base + n * 16 >= dim)
                     break;
                 load_matrices_transposed(b, values + (k * 16 + lane / 8 % 2 * 8 + lane % 8) * row_bytes(dim) +
-                                                (n * 16 + lane / 16 * 8) * 2);
+                                                (base + n * 16 + lane / 16 * 8) * 2);
                 multiply<type>(s->acc[2 * n], p, b);
                 multiply<type>(s->acc[2 * n + 1], p, b + 2);
             }
         }
-        __syncwarp(); /* all have read what is copied over next */
+        together<share>(); /* all have read what is copied over next */
     }
     for (int r = 0; r < 2; r++)
         for (int flip = 1; flip < 4; flip *= 2)
@@ -292,42 +329,43 @@ static __global__ void __launch_bounds__(64) merge(struct cuda_attention a, stru
 /* ---- a tile ------------------------------------------------------------------------------------------------------ */
 
 /* The lane's results of a block into shared memory, [QUERIES][dim], with m and l in front. */
-template <int most> static __device__ void put_state(const struct state<most> *s, int dim, float *out)
+template <int most, int share> static __device__ void put_state(const struct state<most, share> *s, int dim, float *out)
 {
-    int lane = threadIdx.x % WARP;
+    int lane = threadIdx.x % WARP, base = first_dim<most, share>();
     for (int r = 0; r < 2; r++) {
         int query = lane / 4 + 8 * r;
-        if (lane % 4 == 0) {
+        if (lane % 4 == 0 && base == 0) {
             out[query] = s->m[r];
             out[QUERIES + query] = s->l[r];
         }
 #pragma unroll
-        for (int n = 0; n < most / 8; n++)
-            if (n * 8 < dim)
+        for (int n = 0; n < most / share / 8; n++)
+            if (base + n * 8 < dim)
                 for (int e = 0; e < 2; e++)
-                    out[2 * QUERIES + query * dim + n * 8 + lane % 4 * 2 + e] = s->acc[n][2 * r + e];
+                    out[2 * QUERIES + query * dim + base + n * 8 + lane % 4 * 2 + e] = s->acc[n][2 * r + e];
     }
 }
 
-template <int most>
-static __device__ void put_partial(const struct tile *t, const struct state<most> *s, const int pos[2], int block)
+template <int most, int share>
+static __device__ void put_partial(const struct tile *t, const struct state<most, share> *s, const int pos[2],
+                                   int block)
 {
-    int lane = threadIdx.x % WARP, dim = t->a->kv.head_dim, lo, hi;
+    int lane = threadIdx.x % WARP, base = first_dim<most, share>(), dim = t->a->kv.head_dim, lo, hi;
     for (int r = 0; r < 2; r++) {
         int query = lane / 4 + 8 * r;
         if (pos[r] < 0 || !visible(t, pos[r], block, &lo, &hi))
             continue;
         float *out = partial_at(t->a, t->first + query / t->group, t->kv_head * t->group + query % t->group,
                                 block - first_block(t->a, pos[r]));
-        if (lane % 4 == 0) {
+        if (lane % 4 == 0 && base == 0) {
             out[0] = s->m[r];
             out[1] = s->l[r];
         }
 #pragma unroll
-        for (int n = 0; n < most / 8; n++)
-            if (n * 8 < dim)
+        for (int n = 0; n < most / share / 8; n++)
+            if (base + n * 8 < dim)
                 for (int e = 0; e < 2; e++)
-                    out[2 + n * 8 + lane % 4 * 2 + e] = s->acc[n][2 * r + e];
+                    out[2 + base + n * 8 + lane % 4 * 2 + e] = s->acc[n][2 * r + e];
     }
 }
 
@@ -357,14 +395,16 @@ static __device__ void join_round(const struct tile *t, struct sums *s, int quer
 }
 
 /* Grid: rows, of which those that begin a tile have work; kv heads; with `partial` so many that all blocks of a table
- * have a warp. Shared memory: shared_bytes(). */
-template <enum kernels_kv_type type, int most, int warps>
+ * have their warps. Shared memory: shared_bytes(). */
+template <enum kernels_kv_type type, int most, int warps, int share>
 static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_attention a, struct cuda_rows rows)
 {
+    static_assert(share == 1 || share == warps, "together() is a barrier of one warp or of all");
+    constexpr int blocks = warps / share; /* at a time */
     SHARED_DYNAMIC(memory);
     SHARED(struct sums, sums, [1]);
     int row = blockIdx.x, dim = a.kv.head_dim, group = a.heads / a.kv.kv_heads, tokens = QUERIES / group;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int own = threadIdx.x / WARP / share, lane = threadIdx.x % WARP, stage_size = stage_bytes(dim, share);
     if ((row - rows.first[row]) % tokens)
         return;
     struct tile t = {&a,
@@ -379,7 +419,7 @@ static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_at
     float *total = (float *)(queries + QUERIES * row_bytes(dim));
     int n = (t.end - t.first) * group, pos[2];
     int begin = first_block(&a, rows.pos[row]), end = rows.pos[t.end - 1] / BLOCK + 1;
-    if (a.partial && begin + (int)blockIdx.z * warps >= end)
+    if (a.partial && begin + (int)blockIdx.z * blocks >= end)
         return; /* the grid is for the longest context, so that a graph holds for all */
     const float *q = a.q + ((size_t)row * a.heads + t.kv_head * group) * dim; /* of a token its heads lie together */
     size_t token_q = (size_t)a.heads * dim;
@@ -393,30 +433,30 @@ static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_at
     __syncthreads();
     for (int r = 0; r < 2; r++)
         pos[r] = lane / 4 + 8 * r < n ? rows.pos[row + (lane / 4 + 8 * r) / group] : -1;
-    uint8_t *own = stage + warp * stage_bytes(dim);
-    struct state<most> s;
+    uint8_t *own_stage = stage + own * stage_size;
+    struct state<most, share> s;
     if (a.partial) {
-        int block = begin + blockIdx.z * warps + warp;
+        int block = begin + blockIdx.z * blocks + own;
         if (block < end) {
-            attend_block<type, most>(&t, block, queries, own, pos, &s);
-            put_partial<most>(&t, &s, pos, block);
+            attend_block<type, most, share>(&t, block, queries, own_stage, pos, &s);
+            put_partial<most, share>(&t, &s, pos, block);
         }
         return;
     }
-    for (int first = begin; first < end; first += warps) {
-        int here = min(warps, end - first);
-        if (warp < here) {
-            attend_block<type, most>(&t, first + warp, queries, own, pos, &s);
-            put_state<most>(&s, dim, (float *)own);
+    for (int first = begin; first < end; first += blocks) {
+        int here = min(blocks, end - first);
+        if (own < here) {
+            attend_block<type, most, share>(&t, first + own, queries, own_stage, pos, &s);
+            put_state<most, share>(&s, dim, (float *)own_stage);
         }
         __syncthreads();
         if ((int)threadIdx.x < n)
-            join_round(&t, sums, threadIdx.x, first, first + here, stage, stage_bytes(dim));
+            join_round(&t, sums, threadIdx.x, first, first + here, stage, stage_size);
         __syncthreads();
         for (int i = threadIdx.x; i < n * dim; i += warps * WARP) {
             float acc = total[i];
             for (int w = 0; w < here; w++) {
-                float block = ((const float *)(stage + w * stage_bytes(dim)))[2 * QUERIES + i];
+                float block = ((const float *)(stage + w * stage_size))[2 * QUERIES + i];
                 int how = sums->how[w][i / dim];
                 if (how != sums::SKIPPED)
                     acc = joined(how == sums::JOINED, sums->join[w][i / dim], acc, block);
@@ -435,16 +475,17 @@ static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_at
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-template <enum kernels_kv_type type, int most, int warps>
+template <enum kernels_kv_type type, int most, int warps, int share>
 static cudaError_t attend(cudaStream_t s, const struct cuda_attention *a, const struct cuda_rows *rows)
 {
-    size_t bytes = (size_t)shared_bytes(a->kv.head_dim, warps);
-    int parts = a->partial ? (a->most_blocks + warps - 1) / warps : 1;
-    cudaError_t e =
-        cudaFuncSetAttribute(attend_tile<type, most, warps>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    size_t bytes = (size_t)shared_bytes(a->kv.head_dim, warps, share);
+    constexpr int blocks = warps / share;
+    int parts = a->partial ? (a->most_blocks + blocks - 1) / blocks : 1;
+    cudaError_t e = cudaFuncSetAttribute(attend_tile<type, most, warps, share>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e == cudaSuccess)
-        e = launch(attend_tile<type, most, warps>, dim3(rows->rows, a->kv.kv_heads, parts), warps * WARP, bytes, s, *a,
-                   *rows);
+        e = launch(attend_tile<type, most, warps, share>, dim3(rows->rows, a->kv.kv_heads, parts), warps * WARP, bytes,
+                   s, *a, *rows);
     if (e == cudaSuccess && a->partial)
         e = launch(merge, dim3(rows->rows, a->heads), 64, 0, s, *a, *rows);
     return e;
@@ -454,10 +495,10 @@ template <enum kernels_kv_type type>
 static cudaError_t attend_type(cudaStream_t s, const struct cuda_attention *a, const struct cuda_rows *rows)
 {
     if (a->kv.head_dim <= 64)
-        return attend<type, 64, 4>(s, a, rows);
+        return attend<type, 64, 4, 1>(s, a, rows);
     if (a->kv.head_dim <= 128)
-        return attend<type, 128, 4>(s, a, rows);
-    return attend<type, 256, 2>(s, a, rows); /* as many as 99 KiB hold; its sums are in local memory */
+        return attend<type, 128, 4, 1>(s, a, rows);
+    return attend<type, 256, 2, 2>(s, a, rows);
 }
 
 bool cuda_attention_fits(const struct kernels_kv *kv, int heads)

@@ -10,10 +10,11 @@
 #include <string.h>
 #include <time.h>
 
-#define HEADROOM    ((size_t)512 << 20)
-#define LEAST_MAJOR 8       /* compute capability: cp.async, mma of int8 and bf16 */
-#define POLL_NS     (20000) /* between two looks at an event that has a deadline */
-#define ALIGNED(n)  (((n) + 255) & ~(size_t)255)
+#define HEADROOM       ((size_t)512 << 20)
+#define DEVICE_VERSION 1 /* of the order in which attention and products with 16-bit weights add: raised with it */
+#define LEAST_MAJOR    8 /* compute capability: cp.async, mma of int8 and bf16 */
+#define POLL_NS        (20000) /* between two looks at an event that has a deadline */
+#define ALIGNED(n)     (((n) + 255) & ~(size_t)255)
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -38,6 +39,16 @@ bool backend_ready(struct kernels *k)
 static const char *error(const struct kernels *k)
 {
     return k->error[0] ? k->error : NULL;
+}
+
+static const char *notes(const struct kernels *k)
+{
+    return k->notes[0] ? k->notes : NULL;
+}
+
+static bool health(struct kernels *k, struct kernels_health *out)
+{
+    return nvml_read(k->nvml, out);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -175,6 +186,8 @@ static void close(struct kernels *k)
 {
     if (!k)
         return;
+    nvml_close(k->nvml);
+    library_close(k->library);
     cudaSetDevice(k->device);
     for (int s = 0; s < STREAMS; s++)
         if (k->stream[s])
@@ -211,6 +224,8 @@ static struct kernels_ops table(void)
     t.after = after;
     t.wait = backend_wait;
     t.error = error;
+    t.health = health;
+    t.notes = notes;
     t.begin = backend_begin;
     t.end = backend_end;
     t.close = close;
@@ -279,7 +294,9 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     k->exact = opts->numerics && !strcmp(opts->numerics, "exact");
     struct cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, device) == cudaSuccess)
-        snprintf(k->numerics, sizeof k->numerics, "cuda device sm_%d%d", p.major, p.minor);
+        snprintf(k->device_numerics, sizeof k->device_numerics, "cuda device %d sm_%d%d", DEVICE_VERSION, p.major,
+                 p.minor);
+    snprintf(k->numerics, sizeof k->numerics, "%s", k->device_numerics);
     k->head.numerics = k->exact ? "cuda exact" : k->numerics;
     k->device = device;
     if (!backend_ready(k) || !open_streams(k)) {
@@ -287,6 +304,9 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
         close(k);
         return -ENODEV;
     }
+    char address[32];
+    if (cudaDeviceGetPCIBusId(address, sizeof address, device) == cudaSuccess)
+        k->nvml = nvml_open(NVML_LIBRARY, address);
     *out = k;
     return 0;
 }

@@ -15,6 +15,8 @@ extern "C" {
 }
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/library.h"
+#include "kernels/cuda/nvml.h"
 
 #include <errno.h>
 
@@ -51,6 +53,7 @@ struct scratch {
     int32_t *sources, *tiles;      /* [places], [experts + 1] */
     uint8_t *quants;               /* of places */
     void *halves;                  /* of rows or of places */
+    float *products;               /* [rows][cols], of library_multiply() */
     float *changed;                /* [picks][vocab] */
     float *partial;                /* of cuda_attention, for SHARED_ROWS rows */
     struct kernels_picked *picked; /* [picks] */
@@ -58,12 +61,18 @@ struct scratch {
 
 struct kernels {
     struct kernels_head head;
-    char numerics[32]; /* sums of a float `mma` are each family's own */
+    char device_numerics[32], numerics[48]; /* sums of a float `mma` are each family's own; with the library's name */
     int device;
     cudaStream_t stream[STREAMS], loading;
     cudaEvent_t event[STREAMS][EVENTS];
     uint64_t recorded[STREAMS], passed[STREAMS]; /* counted from 1 */
     char error[256];                             /* empty: none */
+    struct nvml *nvml;
+
+    /* Opened for the first 16-bit weights; NULL: it is not there. */
+    struct library *library;
+    bool library_asked;
+    char notes[320]; /* kernels_notes() */
 
     bool exact; /* attention in the CPU's order */
     struct kernels_sizes sizes;

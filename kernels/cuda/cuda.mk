@@ -16,6 +16,8 @@ CUDA_HOST_OBJ := $(patsubst %.cc,$(BUILD)/obj/%.o,$(filter-out %_test.cc %/races
 # What only the tests link: theirs, and what they share with tests of the CPU backend.
 CUDA_HOST_SUPPORT := $(BUILD)/obj/tests/cuda_host/support.o $(BUILD)/obj/tests/cuda_host/twins.o $(BUILD)/obj/tests/kernels/quant.o
 TESTS += $(CUDA_HOST_TESTS)
+# Libraries that are opened at run time (NVML, cuBLASLt) are looked for in the program itself, where the emulation has them.
+SELF := -rdynamic
 
 # The matrix instructions' twins are a thousand multiplications a call.
 $(BUILD)/obj/tests/cuda_host/mma.o: CXX_FLAGS += -O3 -fno-sanitize=all
@@ -43,13 +45,23 @@ $(BUILD)/obj/races/%.o: %.cu $(BUILD)/flags
 $(CUDA_HOST_TESTS): $(BUILD)/%: $(BUILD)/obj/%.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_SUPPORT) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
 
 $(RACES_TESTS): $(BUILD)/races/%: $(BUILD)/obj/races/%.o $(CUDA_SRC:%.cu=$(BUILD)/obj/races/%.o) \
 		$(BUILD)/obj/tests/cuda_host/races.o $(CUDA_HOST_SUPPORT) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+
+# A test with a fault planted into one file: build/mutants/NAME.cu in place of MUTANT_OF, in the program of MUTANT_TEST. See
+# tests/cuda_host/mutants_test.py.
+$(BUILD)/mutants/%.o: $(BUILD)/mutants/%.cu $(BUILD)/flags
+	$(Q)$(CXX) -x c++ $(CXX_FLAGS) $(RACES_FLAGS) -c $< -o $@
+
+$(BUILD)/mutants/%: $(BUILD)/mutants/%.o $(BUILD)/obj/races/tests/cuda_host/$(MUTANT_TEST)_test.o \
+		$(filter-out $(MUTANT_OF:%.cu=$(BUILD)/obj/races/%.o),$(CUDA_SRC:%.cu=$(BUILD)/obj/races/%.o)) \
+		$(BUILD)/obj/tests/cuda_host/races.o $(CUDA_HOST_SUPPORT) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
 
 # Whole models: the engine on the emulation. A C file, as the rest of the engine's tests; TESTS has it already.
 $(BUILD)/tests/cuda_host/engine_test: $(BUILD)/obj/tests/cuda_host/engine_test.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) \
@@ -57,33 +69,33 @@ $(BUILD)/tests/cuda_host/engine_test: $(BUILD)/obj/tests/cuda_host/engine_test.o
 		$(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
 
-# The measuring program of tests/gpu on the emulation. It looks for cuBLASLt's calls in itself.
+# The measuring program of tests/gpu on the emulation.
 $(BUILD)/gpu/limits-host: $(BUILD)/obj/tests/gpu/limits.o $(CUDA_HOST_OBJ)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) -rdynamic $^ -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ -lm -ldl -o $@
 
 # The daemon on the emulation, for its tests; `backend = cuda` is the emulated device.
 $(BUILD)/cuda_host/convod: $(BUILD)/obj/daemon/main.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lm -ldl -o $@
 
 # The program that checks the backend on a GPU, on the emulation.
 $(BUILD)/gpu/check-host: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) \
 		$(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ -lm -ldl -o $@
 
 # And the one that runs whole models there.
 MODELS_OBJ := $(patsubst %,$(BUILD)/obj/tests/%.o,gpu/models engine/tiny_model engine/tiny_vocab engine/gguf_writer kernels/quant)
 $(BUILD)/gpu/models-host: $(MODELS_OBJ) $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CXX) $(LDFLAGS) $^ $(DEP_LIBS) -lm -ldl -o $@
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lm -ldl -o $@
 
 races-tests: $(RACES_TESTS)
 .PHONY: races-tests
@@ -105,14 +117,6 @@ NVCC_SRC := $(CUDA_SRC) tests/gpu/limits.cu
 
 # The compiler's report (-v) lies beside what it is about; what it said is shown only where it failed.
 nvcc_run = $(NVCC) $(NVCC_FLAGS) $1 >$@.log 2>&1 || { cat $@.log >&2; rm -f $@; exit 1; }
-
-define cuda_chip_rule
-$(BUILD)/cuda/sm_$1/%.cubin: %.cu $(BUILD)/cuda/nvcc
-	@mkdir -p $$(@D)
-	$$(call say,NVCC,$$< (sm_$1))
-	$$(Q)$$(call nvcc_run,-arch=sm_$1 -cubin -Xptxas -v -MMD -MP -MF $$@.d -o $$@ $$<)
-endef
-$(foreach c,$(CUDA_CHIPS),$(eval $(call cuda_chip_rule,$c)))
 
 $(BUILD)/cuda/ptx/%.ptx: %.cu $(BUILD)/cuda/nvcc
 	@mkdir -p $(@D)
@@ -139,13 +143,12 @@ $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/nvcc
 	$(call say,NVCC,$<)
 	$(Q)$(call nvcc_run,$(CUDA_CODE) -Xptxas -v -Xcompiler -fPIE -c -MMD -MP -MF $@.d -o $@ $<)
 
-CUBINS := $(foreach c,$(CUDA_CHIPS),$(NVCC_SRC:%.cu=$(BUILD)/cuda/sm_$c/%.cubin))
 CUDA_PTX := $(NVCC_SRC:%.cu=$(BUILD)/cuda/ptx/%.ptx)
 
 $(BUILD)/cuda/limits: tests/gpu/limits.cu $(BUILD)/cuda/nvcc
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(call nvcc_run,$(CUDA_CODE) -MMD -MP -MF $@.d -o $@ $< -ldl)
+	$(Q)$(call nvcc_run,$(CUDA_CODE) -Xptxas -v -MMD -MP -MF $@.d -o $@ $< -ldl)
 
 # The same program for a GPU: the kernels of both backends, and nothing that a bare machine lacks.
 $(BUILD)/cuda/check: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_OBJ) $(BUILD)/libconvod.a
@@ -159,13 +162,13 @@ $(BUILD)/cuda/models: $(MODELS_OBJ) $(CUDA_OBJ) $(BUILD)/libconvod.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/lib' -Wl,--as-needed $^ $(DEP_LIBS) $(CUDA_LIBS) -lm -o $@
 
-# Compiles everything for every chip, and writes what each kernel takes of it.
-cuda: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models $(CUBINS) $(CUDA_PTX)
+# Compiles everything for every chip, and writes what each kernel takes of it, as the compiler's reports have it.
+cuda: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models $(CUDA_PTX)
 	@$(PYTHON) tests/gpu/report --out $(BUILD)/cuda/kernels.md --build $(BUILD)/cuda $(CUDA_CHIPS)
 
 # What a bare machine with a GPU needs to run tests/gpu/limits and tests/gpu/check: the programs, and the sources of the first
 # should it have to be built there.
-BUNDLE_FILES := tests/gpu/check tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h
+BUNDLE_FILES := tests/gpu/check tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h kernels/cuda/lt.h
 gpu-bundle: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models
 	@rm -rf $(BUILD)/cuda/bundle && mkdir -p $(BUILD)/cuda/bundle/convod-gpu/bin/lib
 	@cp --parents $(BUNDLE_FILES) $(BUILD)/cuda/bundle/convod-gpu/

@@ -22,10 +22,16 @@
 #define MANY_THREADS 512
 #define MANY_BLOCKS  128
 #define DEVICE_NAME  "cuda"
+#define NVML_LIBRARY "libnvidia-ml.so.1"
+#define LT_LIBRARY   (CUDART_VERSION >= 13000 ? "libcublasLt.so.13" : "libcublasLt.so.12")
+#define TEST_ROWS    2048 /* of a library's test */
 #else
 #define MANY_THREADS 64
 #define MANY_BLOCKS  2
 #define DEVICE_NAME  "cuda_host"
+#define NVML_LIBRARY NULL /* the emulation has it, and cuBLASLt too */
+#define LT_LIBRARY   ""
+#define TEST_ROWS    136
 #endif
 
 /* Blocks that a kernel with many registers keeps on a multiprocessor: earlier chips' compilers spill with so few. */

@@ -22,11 +22,6 @@ bool cuda_takes_halves(enum kernels_type type, int cols)
     return (type == KERNELS_F16 || type == KERNELS_BF16) && cols % PART_VALUES == 0;
 }
 
-static __host__ __device__ size_t scales_at(int rows, int cols)
-{
-    return (size_t)tiles_of(rows) * TILE * (size_t)cols * 2;
-}
-
 size_t cuda_halves_bytes(int rows, int cols)
 {
     return (scales_at(rows, cols) + (size_t)rows * sizeof(float) + 15) & ~(size_t)15;

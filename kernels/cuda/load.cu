@@ -2,6 +2,8 @@
  * caller's thread does what is to be done beside that. */
 #include "kernels/cuda/backend.h"
 
+#include <stdio.h>
+
 size_t backend_matrix_bytes(struct kernels *k, enum kernels_type type, int rows, int cols)
 {
     (void)k;
@@ -28,6 +30,31 @@ static void put_rows(struct kernels *k, const struct kernels_matrix *w, int expe
         backend_put(k, cuda_pack(k->loading, {w->type, w->rows, w->cols, matrix}, first, n, k->raw), "packing weights");
 }
 
+/* Whether the library's products with weights of this shape are to be had, now that there is one such matrix. */
+static void try_library(struct kernels *k, const struct kernels_matrix *w)
+{
+    char why[200] = "";
+    int shapes, with;
+    if (k->exact || w->experts > 0 || !cuda_takes_halves(w->type, w->cols))
+        return;
+    if (!k->library_asked) {
+        k->library_asked = true;
+        k->library = library_open(why, sizeof why);
+    }
+    if (k->library)
+        library_try(k->library, k->loading, {w->type, w->rows, w->cols, w->data}, why, sizeof why);
+    library_count(k->library, &shapes, &with);
+    if (with > 0)
+        snprintf(k->numerics, sizeof k->numerics, "%s cublaslt", k->device_numerics);
+    if (why[0])
+        snprintf(k->notes, sizeof k->notes,
+                 "16-bit weights: cuBLASLt has products of more than %d rows with %d of %d shapes, own kernels the "
+                 "others: %s",
+                 LIBRARY_ROWS, with, shapes, why);
+    else if (with == shapes && with > 0)
+        snprintf(k->notes, sizeof k->notes, "16-bit weights: cuBLASLt has products of more than %d rows", LIBRARY_ROWS);
+}
+
 void backend_pack(struct kernels *k, const struct kernels_matrix *w, int expert, int first, int n, const void *rows,
                   void (*beside)(void *arg), void *arg)
 {
@@ -36,6 +63,8 @@ void backend_pack(struct kernels *k, const struct kernels_matrix *w, int expert,
         beside(arg);
     if (!k->error[0])
         backend_fine(k, cudaStreamSynchronize(k->loading), "packing weights");
+    if (!k->error[0] && first + n == w->rows)
+        try_library(k, w);
 }
 
 void backend_upload(struct kernels *k, void *to, const void *from, size_t bytes)

@@ -12,6 +12,17 @@ __host__ __device__ static constexpr int tiles_of(int n)
     return (n + TILE - 1) / TILE;
 }
 
+/* Where the scales of rows of 16-bit floats begin (halves.cu), in bytes and on the device. */
+static __host__ __device__ __forceinline__ size_t scales_at(int rows, int cols)
+{
+    return (size_t)tiles_of(rows) * TILE * (size_t)cols * 2;
+}
+
+static __host__ __device__ __forceinline__ float *halves_scales(const void *halves, int rows, int cols)
+{
+    return (float *)((uint8_t *)halves + scales_at(rows, cols));
+}
+
 static __device__ __forceinline__ void write_result(const struct cuda_product *p, const float *bias, int x_row, int row,
                                                     float value)
 {

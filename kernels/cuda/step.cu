@@ -92,7 +92,10 @@ static void linear(struct kernels *k, const struct kernels_acts *in, int n, cons
         p.bias = jobs[i].bias;
         p.accumulate = jobs[i].accumulate;
         p.softcap = jobs[i].softcap;
-        backend_put(k, cuda_multiply(compute(k), p), "product");
+        int rc = p.halves && n > LIBRARY_ROWS && (!p.accumulate || p.w.rows <= k->sizes.cols)
+                     ? library_multiply(k->library, compute(k), &p, k->scratch.products)
+                     : -ENOTSUP;
+        backend_put(k, rc == -ENOTSUP ? cuda_multiply(compute(k), p) : rc, "product");
     }
 }
 
@@ -252,6 +255,7 @@ static size_t lay_out(const struct kernels_sizes *z, uint8_t *base, struct scrat
     size_t halves = cuda_halves_bytes((int)rows, (int)cols),
            of_places = cuda_halves_bytes((int)places, (int)(cols > ff ? cols : ff));
     s->halves = part(base, &at, halves > of_places ? halves : of_places, 1);
+    s->products = (float *)part(base, &at, rows > LIBRARY_ROWS ? rows * cols : 0, sizeof(float));
     s->changed = (float *)part(base, &at, (size_t)z->picks * (size_t)z->vocab, sizeof(float));
     size_t queries = (rows < SHARED_ROWS ? rows : SHARED_ROWS) * (size_t)z->heads;
     s->partial = (float *)part(base, &at, queries * (size_t)most_blocks(z) * (size_t)(z->head_dim + 2), sizeof(float));

@@ -234,7 +234,55 @@ def again_at_8k():
         assert d.stop()[0] == 0
 
 
+def cut_answers_go_on():
+    """By their tokens: the whole is what would have been written at once, only its last token is read again, and the cut one is gone."""
+    with Scratch() as data:
+        d = daemon(data)
+        limits = {**LIMITS, "max_output_tokens": 40}
+        c = d.conversation(instructions="Be brief.")
+        turn(d, "First.", conversation=c)
+        parent = d.ok("GET", f"/v1/conversations/{c}")["convod"]["head"]
+        whole = d.ok("POST", "/v1/responses", {"input": "Go.", **limits, "conversation": c})
+        cut = turn(d, "Go.", conversation=c, convod={"seed": 5, "parent": parent})
+        assert cut["status"] == "incomplete" and cut["incomplete_details"]["reason"] == "max_output_tokens", cut
+        d.settle()
+        d.kill()
+        d.start()
+        more = d.ok("POST", "/v1/responses", {**LIMITS, "max_output_tokens": 16, "convod": {"seed": 5, "continue": cut["id"]}})
+        r = check_receipt(more)
+        assert r["tokens"]["prefilled"] == 1 and r["tokens"]["disk"] > 0 and r["tokens"]["output"] == more["usage"]["output_tokens"] == 16, r
+        assert d.call("GET", f"/v1/responses/{cut['id']}")[0] == 404
+        assert [says(i)[0] for i in items(d, c)] == ["user", "assistant"] * 2, items(d, c)
+        c2 = client_of(d)
+        stream = c2.responses.create(extra_body={"convod": {"seed": 5, "continue": more["id"]}}, temperature=1, max_output_tokens=16, stream=True)
+        events = list(stream)
+        last = events[-1].response.to_dict()
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == text_of(last) == text_of(whole), (last, whole)
+        only_new(last, 1)  # its last token was picked, and never read
+        assert d.ok("GET", f"/v1/conversations/{c}")["convod"]["head"] == last["id"]
+        assert says(items(d, c)[-1]) == ["assistant", text_of(whole)]
+        only_new(turn(d, "And?", conversation=c), 30)
+        # What others follow stays; the one that goes on stands beside it.
+        beside = d.ok("POST", "/v1/responses", {**LIMITS, "convod": {"seed": 5, "continue": last["id"]}})
+        check_receipt(beside)
+        assert d.ok("GET", f"/v1/responses/{last['id']}")["status"] == "incomplete" and text_of(beside).startswith(text_of(whole)[:20])
+        # Of a chain without a conversation.
+        chain = turn(d, "Alone.")
+        chained = d.ok("POST", "/v1/responses", {**LIMITS, "convod": {"seed": 5, "continue": chain["id"]}})
+        assert chained["usage"]["input_tokens"] == chain["usage"]["input_tokens"] + 8, (chain, chained)
+        for body, param in (
+            ({"input": "x", "convod": {"continue": last["id"]}}, "input"),
+            ({"conversation": c, "convod": {"continue": last["id"]}}, "conversation"),
+            ({"store": False, "convod": {"continue": last["id"]}}, "store"),
+            ({"convod": {"continue": "resp_none"}}, None),
+            ({"convod": {"continue": "x"}}, "convod.continue"),
+        ):
+            status, answer = d.call("POST", "/v1/responses", body)
+            assert status == 400 and answer["error"]["param"] == param or (param is None and status == 400), answer
+        assert d.stop()[0] == 0
+
+
 if not os.path.exists(MAKER):
     print(f"skip: {MAKER} is missing")
     sys.exit(77)
-run(single_items, forks, around_a_segment, all_responses, deleted_for_good, again_at_8k)
+run(single_items, forks, around_a_segment, all_responses, deleted_for_good, cut_answers_go_on, again_at_8k)

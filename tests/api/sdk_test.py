@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The openai package, unmodified: Responses over HTTP, SSE and WebSocket, Chat Completions. Events are validated strictly."""
 
+import base64
 import math
 import sys
 
@@ -263,6 +264,45 @@ def answer_goes_on():
         d.stop()
 
 
+def compaction():
+    """A conversation as a summary: nothing is read again for it, nothing of it is stored, and a new chain begins with it."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        ask = {"model": MODEL, "temperature": 0}
+        first = c.responses.create(input=FACT, instructions="You know about kites.", max_output_tokens=24, **ask)
+        history = first.usage.total_tokens
+        compacted = c.responses.compact(model=MODEL, previous_response_id=first.id)
+        convod = compacted.to_dict()["convod"]
+        assert compacted.object == "response.compaction" and [i.type for i in compacted.output] == ["compaction"], compacted
+        assert convod["reprefilled"] == [] and convod["tokens"]["history"] + 2 >= history and convod["saved"] == "off", convod
+        assert compacted.usage.output_tokens > 0
+        # Its output begins a new chain; the whole list is a history like any other.
+        items = [compacted.output[0].to_dict(), {"role": "user", "content": QUESTION}]
+        summary = base64.b64decode(compacted.output[0].encrypted_content).decode()
+        assert summary.startswith("convod compaction 1\n") and "Merlin" in summary, summary
+        answer = c.responses.create(input=items, max_output_tokens=24, **ask)
+        said = d.ok("GET", f"/v1/responses/{answer.id}/input_items?order=asc")["data"][0]
+        assert said["role"] == "system" and said["content"][0]["text"].endswith(summary.split("\n", 1)[1]), said
+        assert answer.usage.input_tokens > compacted.usage.output_tokens, answer.usage
+        follow = c.responses.create(input="Thanks.", previous_response_id=answer.id, max_output_tokens=4, **ask).to_dict()["convod"]
+        assert follow["reprefilled"] == [] and follow["tokens"]["prefilled"] == follow["tokens"]["new"] < 30, follow
+        more = [*items, {"role": "assistant", "content": answer.output_text}, {"role": "user", "content": "Thanks."}]
+        again = c.responses.create(input=more, max_output_tokens=4, **ask).to_dict()["convod"]
+        assert again["tokens"]["prefilled"] < 30, again
+        listed = c.responses.compact(model=MODEL, input=[{"role": "user", "content": FACT}])
+        assert listed.output[0].encrypted_content
+        status, refused = d.call("POST", "/v1/responses/compact", {"model": MODEL})
+        assert status == 400 and refused["error"]["param"] == "input", refused
+        for content in ("", "x", "eA==", "====", "A" * 4096, "!!!!"):
+            try:
+                c.responses.create(input=[{"type": "compaction", "encrypted_content": content}, {"role": "user", "content": "x"}], **ask)
+                raise AssertionError(f"{content!r} was taken")
+            except openai.BadRequestError as e:
+                assert e.param == "input[0].encrypted_content", e
+        d.stop()
+
+
 def completions():
     """A text as it stands, or its tokens: the same answer, of which nothing is stored; the same beginning is not read twice."""
     with Scratch() as data:
@@ -297,4 +337,4 @@ def completions():
 
 
 need(QWEN)
-run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, several_answers, answer_goes_on, completions)
+run(plain_and_chained, streamed, conversations, websocket, chat_completions, logprobs, biases, several_answers, answer_goes_on, compaction, completions)

@@ -3,11 +3,13 @@
  *
  * usage: scale_bench [CONVERSATIONS] [SEGMENTS_PER_CONVERSATION]        100000 and 10
  *
- * Rows are made as the daemon makes them (a conversation, a turn, a chain of segments of 256 tokens that it holds), but
- * no packs: what is measured is the databases. Token ids are drawn so that the share of each size of their codes is
- * that of English text and C code under Qwen's vocabulary (8, 80 and 12 %).
+ * Rows are made as the daemon makes them (a conversation, a turn, a chain of segments of 256 tokens that it holds). Of
+ * records there are the header and the label, and only of those that have siblings: what is measured is the databases.
+ * Token ids are drawn so that the share of each size of their codes is that of English text and C code under Qwen's
+ * vocabulary (8, 80 and 12 %).
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +19,12 @@
 
 #include "storage/storage_internal.h"
 
-#define TOKENS  256
-#define PER_JOB 20 /* a transaction's pages should fit into SQLite's cache, as the daemon's do */
+#define TOKENS       256
+#define RECORD       524288u
+#define PACK_RECORDS 2000
+#define PER_JOB                                                                                                        \
+    10 /* SQLite goes through all that a job has changed at the end of each statement that has a trigger               \
+        */
 #define EVICTED 50
 #define LOOKUPS 50
 
@@ -50,6 +56,7 @@ static const char *const words[] = {"sundial", "harbour", "compiler", "tax",    
 #define WORDS (sizeof words / sizeof *words)
 
 struct work {
+    const char *dir;
     int64_t owner;
     unsigned conversation, segments;
     unsigned bytes; /* EVICTED: in units of one record */
@@ -82,6 +89,22 @@ static void key_of(uint8_t key[STORAGE_KEY_BYTES], unsigned conversation, unsign
 /* The same for all: what a chat format begins a conversation with. */
 static const uint32_t opening[] = {151644, 8948, 198, 2610, 525, 264, 10950, 17847, 13, 151645, 198, 151644, 872, 198};
 
+/* What the index reads of a record. */
+static int record_write(const struct work *w, const struct pack_record *r, const uint32_t label[TOKENS], uint32_t pack,
+                        uint64_t offset)
+{
+    static uint8_t record[RECORD];
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s/pack-%08u", w->dir, pack);
+    pack_record_seal(record, r, label);
+    int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    size_t n = PACK_HEADER_BYTES + r->label_bytes;
+    int rc = fd >= 0 && pwrite(fd, record, n, (off_t)offset) == (ssize_t)n ? 0 : -errno;
+    if (fd >= 0)
+        (void)close(fd);
+    return rc;
+}
+
 static int make_run(struct storage_ledger *l, void *arg)
 {
     struct work *w = arg;
@@ -108,8 +131,11 @@ static int make_run(struct storage_ledger *l, void *arg)
         t.tokens_bytes = sizeof opening;
         t.completed_ms = c.updated_ms;
         rc = storage_turn_commit(l, &t);
-        struct pack_record r = {
-            .owner = w->owner, .count = TOKENS, .label_bytes = 4 * TOKENS, .producer = "cpu-avx512/4"};
+        struct pack_record r = {.owner = w->owner,
+                                .count = TOKENS,
+                                .label_bytes = 4 * TOKENS,
+                                .payload_bytes = RECORD - PACK_ALIGN,
+                                .producer = "cpu-avx512/4"};
         for (unsigned k = 0; k < w->segments && !rc; k++) {
             uint32_t label[TOKENS];
             uint64_t place = (uint64_t)w->conversation * w->segments + k;
@@ -119,8 +145,12 @@ static int make_run(struct storage_ledger *l, void *arg)
             memcpy(r.parent, r.key, sizeof r.parent);
             key_of(r.key, w->conversation, k);
             r.first = k * TOKENS;
-            rc = segment_insert(l, &r, (const uint8_t *)label, 1 + (uint32_t)(place / 2000),
-                                4096 + place % 2000 * 524288, 524288);
+            uint32_t pack = 1 + (uint32_t)(place / PACK_RECORDS);
+            uint64_t offset = PACK_ALIGN + place % PACK_RECORDS * RECORD;
+            if (k == 0)
+                rc = record_write(w, &r, label, pack, offset);
+            if (!rc)
+                rc = segment_insert(l, &r, (const uint8_t *)label, pack, offset, RECORD);
         }
         if (!rc)
             rc = segment_hold(l, t.id, r.key);
@@ -133,9 +163,9 @@ static int evict_run(struct storage_ledger *l, void *arg)
     struct work *w = arg;
     uint64_t freed = 0;
     double began = now_ms();
-    int rc = segment_evict(l, (uint64_t)EVICTED * 524288, NULL, 0, &freed);
+    int rc = segment_evict(l, (uint64_t)EVICTED * RECORD, NULL, 0, &freed);
     w->ms = now_ms() - began;
-    w->found = (size_t)(freed / 524288);
+    w->found = (size_t)(freed / RECORD);
     return rc ? rc : -ECANCELED;
 }
 
@@ -212,6 +242,10 @@ static int owner_run(struct storage_ledger *l, void *arg)
     struct storage_owner o;
     int rc = storage_owner_get(l, "bench", &o);
     w->owner = o.id;
+    /* While rows are made: keys are random, and each would cost a page of every index in every checkpoint. */
+    sqlite3 *const dbs[] = {l->db, l->kv};
+    for (size_t i = 0; i < 2; i++)
+        (void)sqlite3_exec(dbs[i], "PRAGMA cache_size = -1000000; PRAGMA wal_autocheckpoint = 50000", NULL, NULL, NULL);
     return rc;
 }
 
@@ -222,7 +256,7 @@ int main(int argc, char **argv)
     double ms, open_ms;
     if (!mkdtemp(dir))
         stop(dir, -errno);
-    struct work w = {.segments = per};
+    struct work w = {.dir = dir, .segments = per};
     struct storage *st = start(dir, &ms);
     call(st, owner_run, &w, "owner");
     double began = now_ms();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Many conversations at once against convod and, in the same run, the peer's server: `make bench-serve` calls it.
 
-usage: serve.py [--conversations N] [--turns N] [--active N] [--model FILE] [--json FILE] [--svg FILE] [--no-peer] [--seed N]
+usage: serve.py [--conversations N] [--turns N] [--active N] [--model FILE] [--json FILE] [--svg FILE] [--no-peer] [--no-load] [--seed N]
 
 The load: conversations whose first prompt is log-normal around 1,000 tokens, whose later messages have 120 to 160 and whose
 answers 80 to 120; who speaks next is Zipf-like, so that some are always hot and others come back after a long time. So many
@@ -9,16 +9,20 @@ speak at once (--active); a third of the conversations fits into the KV pages. T
 the conversations. convod is sent the new message alone, the peer the whole history, with its prompt cache on and the same bytes of KV.
 
 Then, for convod alone: the gaps of a running answer while a prompt of 4,000 tokens is read, and the first token of a short
-prompt behind a long one, against its own time alone. Every figure is from this run.
+prompt behind a long one, against its own time alone; what part of the daemon's CPU time is not the model's with 64
+conversations, eight of which speak at once; and, with a model of no size, what CPU time a small turn takes beside 100 and
+beside 4,000 conversations that are in pages. Every figure is from this run.
 """
 
 import argparse
+import concurrent.futures
 import http.client
 import json
 import math
 import os
 import queue
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -243,6 +247,79 @@ def stall(server):
     return {"itl_before_ms": gaps(0, a), "itl_beside_4000_ms": gaps(a, b), "short_ttft_alone_ms": alone, "short_ttft_behind_long_ms": behind}
 
 
+def cpu_seconds(d):
+    """The process's CPU time: all of it, and what is the model's (its workers', and the engine thread's in steps)."""
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def of(path):
+        with open(path) as f:
+            name, fields = f.read().split("(", 1)[1].rsplit(")", 1)
+        user, system = fields.split()[11:13]
+        return name, (int(user) + int(system)) / ticks
+
+    folder = f"/proc/{d.process.pid}/task"
+    workers = sum(t for name, t in (of(f"{folder}/{i}/stat") for i in os.listdir(folder)) if name == "convod-model")
+    metrics = d.call("GET", "/metrics", raw=True)[1]
+    text = metrics.decode() if isinstance(metrics, bytes) else metrics
+    steps = float(re.search(r"^convod_step_cpu_seconds_total (\S+)", text, re.M)[1])
+    return of(f"/proc/{d.process.pid}/stat")[1], workers + steps
+
+
+def outside(o):
+    """64 conversations, three turns each, eight at once: the part of CPU time that is not the model's."""
+    r, ids = random.Random(7), [None] * 64
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.join(folder, "data")
+        os.mkdir(data, 0o700)
+        d = Daemon(data, o.model, ["--threads", str(THREADS), "--max-running", "8"])
+
+        def turn(i):
+            body = {"input": words(r, 60 if ids[i] is None else 20), "max_output_tokens": 16, "temperature": 0.7}
+            if ids[i]:
+                body["previous_response_id"] = ids[i]
+            for _, e in events(f"{d.address}:{d.port}", "/v1/responses", body, {}):
+                ids[i] = e.get("response", {}).get("id", ids[i])
+
+        before = cpu_seconds(d)
+        for _ in range(3):
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                list(pool.map(turn, range(64)))
+        after = cpu_seconds(d)
+        d.stop(60)
+    whole, model = after[0] - before[0], after[1] - before[1]
+    return {"cpu_seconds": whole, "model_cpu_seconds": model, "outside": 1 - model / whole}
+
+
+def hot():
+    """A small turn's CPU time beside few and beside many conversations in pages."""
+    got = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model, data = os.path.join(folder, "m.gguf"), os.path.join(folder, "data")
+        subprocess.run([os.path.join(BUILD, "tests", "service", "model"), model], check=True)
+        os.mkdir(data, 0o700)
+        d = Daemon(data, model, ["--threads", "1", "--kv-bytes", "1G", "--idle-seconds", "86400"])
+
+        def turn():
+            status, answer = d.call("POST", "/v1/responses", {"input": "hello", "max_output_tokens": 1})
+            assert status == 200, answer
+
+        made = 0
+        for many in (100, 4000):
+            while made < many:
+                turn()
+                made += 1
+            rounds = []
+            for _ in range(5):
+                before = cpu_seconds(d)[0]
+                for _ in range(100):
+                    turn()
+                rounds.append((cpu_seconds(d)[0] - before) * 10)  # ms a turn
+            made += 500
+            got[many] = statistics.median(rounds)
+        d.stop(60)
+    return {"cpu_ms_per_turn": got}
+
+
 def draw(results, path):
     """Median time to the first token, by turn, of each server, as an SVG with a logarithmic scale."""
     lines, colours = {n: r["ttft_by_turn_ms"] for n, r in results.items() if "ttft_by_turn_ms" in r}, ["#0a7", "#c50"]
@@ -274,6 +351,11 @@ def table(results):
             ("first token by owner, ms", lambda r: ", ".join(f"{k} {v:.0f}" for k, v in sorted(r["ttft_by_owner_ms"].items())))]
     three = lambda p: " / ".join("-" if p[k] is None else f"{p[k]:.0f}" for k in ("p50", "p90", "p99"))  # noqa: E731
     names = [n for n in ("convod", "peer") if n in results]
+    few, many = results["hot"]["cpu_ms_per_turn"].values()
+    print(f"64 conversations: {results['outside']['outside'] * 100:.1f} % of {results['outside']['cpu_seconds']:.1f} s of CPU time is not the model's\n"
+          f"a small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000")
+    if not names:
+        return
     print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
     for title, value in rows:
         print(f"| {title} | " + " | ".join(str(value(results[n])) for n in names) + " |")
@@ -297,6 +379,7 @@ def main():
     p.add_argument("--json")
     p.add_argument("--svg")
     p.add_argument("--no-peer", action="store_true")
+    p.add_argument("--no-load", action="store_true", help="only what convod alone is measured for behind it")
     p.add_argument("--seed", type=int, default=1)
     o = p.parse_args()
     load, results = Load(o), {}
@@ -304,7 +387,7 @@ def main():
     servers = [Convod] + ([] if o.no_peer or not os.path.exists(PEER_PYTHON) else [Peer])
     if len(servers) == 1 and not o.no_peer:
         print("the peer is not installed: convod alone", flush=True)
-    for kind in servers:
+    for kind in [] if o.no_load else servers:
         with tempfile.TemporaryDirectory() as folder:
             server = kind(load, o, folder)
             turns, seconds = drive(server, load)
@@ -313,11 +396,12 @@ def main():
             if kind is Convod:
                 results["stall"] = stall(server)
             server.close()
+    results["outside"], results["hot"] = outside(o), hot()
     table(results)
     if o.json:
         with open(o.json, "w") as f:
             json.dump({"options": vars(o), "cores": THREADS, "load": {"tokens": load.tokens, "kv_tokens": load.kv_tokens()}, **results}, f, indent=1)
-    if o.svg:
+    if o.svg and not o.no_load:
         draw({n: results[n] for n in ("convod", "peer") if n in results}, o.svg)
 
 

@@ -188,6 +188,22 @@ class AnEvening(unittest.TestCase):
         self.assertIn("nothing was said yet", r.stderr)
         self.assertEqual(self.convo("show", id).stdout.count("user: "), 1)
 
+    def test_a_cut_answer_goes_on(self):
+        ask = "Count from one to twenty in words, separated by commas."
+        whole = self.ask("--keep", "--max-tokens", "40", ask)
+        whole = "".join(p["text"] for i in whole["output"] for p in i["content"])
+        id = self.ask("--keep", "--max-tokens", "12", ask)["convod"]["conversation"]
+        settings = ("--receipt", "--temperature", "0", "--max-tokens", "28")
+        r = self.convo("resume", id, *settings, stdin="/continue\n")
+        self.assertIn(whole, r.stdout)
+        self.assertRegex(r.stderr, r"\b1 prefilled")
+        said = self.convo("show", id).stdout
+        self.assertEqual(said.count("user: "), 1, said)
+        self.assertIn(whole, said)
+        r = self.convo("chat", stdin="/continue\nSay yes.\n/continue\n")
+        self.assertIn("nothing was said yet", r.stderr)
+        self.assertIn("the last answer was not cut", r.stderr)
+
     def test_branches_and_forks(self):
         id = self.ask("--keep", "My name is Ada.")["convod"]["conversation"]
         self.ask("-c", id, "Say one.")

@@ -3,9 +3,12 @@
 #include "tests/cuda_host/support.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
+#include <time.h>
 
 extern "C" {
+#include "kernels/cuda/nvml.h"
 #include "kernels/kernels.h"
 }
 
@@ -206,9 +209,64 @@ static void test_failure(void **)
     kernels_close(k);
 }
 
+/* What NVML says once somebody has been asking for a while; false: it never says anything. */
+static bool health_of(struct kernels *k, struct kernels_health *h, int tries)
+{
+    const struct timespec pause = {0, 20000000};
+    for (int i = 0; i < tries; i++) {
+        if (kernels_health(k, h))
+            return true;
+        nanosleep(&pause, nullptr);
+    }
+    return false;
+}
+
+/* How the device is, as far as NVML is there and says it; and that it is asked again. */
+static void test_health(void **)
+{
+    struct kernels_health h;
+    const struct timespec pause = {0, 20000000};
+    struct kernels *k = opened();
+    assert_true(health_of(k, &h, 3000));
+    assert_string_equal(h.name, "an _emulated_ device");
+    assert_true(h.memory_bytes == (uint64_t)1 << 30 && h.memory_used_bytes == (uint64_t)1 << 28);
+    assert_true(h.temperature_c == 40.0 && h.power_w == 65.5 && h.utilization == 0.25);
+    cuda_host_set_nvml({true, 71, -1, 100});
+    for (int i = 0; i < 3000 && !(h.temperature_c == 71.0 && h.utilization == 1.0); i++) {
+        nanosleep(&pause, nullptr);
+        assert_true(kernels_health(k, &h));
+    }
+    assert_true(h.temperature_c == 71.0 && isnan(h.power_w) && h.utilization == 1.0);
+    kernels_close(k);
+    cuda_host_set_nvml({false, 0, 0, 0});
+    k = opened();
+    assert_false(health_of(k, &h, 20));
+    kernels_close(k);
+    cuda_host_set_nvml({true, 40, 65500, 25});
+    nvml_close(nullptr);
+    assert_false(nvml_read(nullptr, &h));
+    for (const char *library : {"libno-such-library.so.1", "libz.so.1"}) { /* the second has other functions, if any */
+        struct nvml *n = nvml_open(library, "0000:01:00.0");
+        assert_non_null(n);
+        nanosleep(&pause, nullptr);
+        assert_false(nvml_read(n, &h));
+        nvml_close(n);
+    }
+    struct nvml *other = nvml_open(nullptr, "0000:77:00.0"); /* no such device */
+    nanosleep(&pause, nullptr);
+    assert_false(nvml_read(other, &h));
+    nvml_close(other);
+    struct kernels_opts opts = {};
+    opts.backend = "cpu";
+    char err[300];
+    assert_int_equal(kernels_open(&opts, &k, err, sizeof(err)), 0);
+    assert_false(kernels_health(k, &h));
+    kernels_close(k);
+}
+
 static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),  cmocka_unit_test(test_events),
-    cmocka_unit_test(test_graphs),   cmocka_unit_test(test_failure),
+    cmocka_unit_test(test_health), cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),
+    cmocka_unit_test(test_events), cmocka_unit_test(test_graphs),   cmocka_unit_test(test_failure),
 };
 
 int main(void)

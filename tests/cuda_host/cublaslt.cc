@@ -1,8 +1,9 @@
-/* cublaslt.cc - the calls of cuBLASLt in use, for products of the one form that is in use: D = A^T * B, bf16 in, f32 or
- * bf16 out.
+/* cublaslt.cc - the calls of cuBLASLt in use, for products of the one form that is in use: D = A^T * B, bf16 or f16 in,
+ * f32 or bf16 out.
  *
- * It offers three algorithms, so that what chooses among them has something to choose: 1 adds in ascending k; 2 does so
- * too, but from 16 columns of B on in two halves, so that its rows depend on how many there are; 3 wants a split K. */
+ * It offers three algorithms, so that what chooses among them has something to choose: 1 adds as a chain of the
+ * emulation's own matrix instructions does; 2 does so too, but from 16 columns of B on in two halves, so that its rows
+ * depend on how many there are; 3 wants a split K. cuda_host_library() takes the first away, or all. */
 #include "tests/cuda_host/internal.h"
 
 #include <cublasLt.h>
@@ -21,6 +22,13 @@ struct cuda_host_preference {
 };
 
 enum { PLAIN = 1, BY_SHAPE, SPLIT };
+
+static enum cuda_host_library offered = CUDA_HOST_ALGORITHMS;
+
+void cuda_host_library(enum cuda_host_library in_offered)
+{
+    offered = in_offered;
+}
 
 /* Attribute a of an algorithm is word a of its data. */
 static uint32_t *word(cublasLtMatmulAlgo_t *algo, int attribute)
@@ -49,7 +57,7 @@ size_t cublasLtGetVersion(void)
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 {
     *handle = nullptr;
-    return CUBLAS_STATUS_SUCCESS;
+    return offered == CUDA_HOST_NO_LIBRARY ? CUBLAS_STATUS_NOT_INITIALIZED : CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t)
@@ -118,9 +126,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 
 static bool fits(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t out)
 {
-    return d->a == CUBLAS_OP_T && d->b == CUBLAS_OP_N && a->type == CUDA_R_16BF && b->type == CUDA_R_16BF &&
-           (out->type == CUDA_R_32F || out->type == CUDA_R_16BF) && a->rows == b->rows && a->cols == out->rows &&
-           b->cols == out->cols;
+    return d->a == CUBLAS_OP_T && d->b == CUBLAS_OP_N && (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) &&
+           b->type == a->type && (out->type == CUDA_R_32F || out->type == CUDA_R_16BF) && a->rows == b->rows &&
+           a->cols == out->rows && b->cols == out->cols;
 }
 
 cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t, cudaDataType_t,
@@ -143,7 +151,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     if (!fits(d, a, b, out))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int id = SPLIT; id >= PLAIN && *returned < requested; id--) {
+    int least = offered == CUDA_HOST_ALGORITHMS ? PLAIN : BY_SHAPE;
+    for (int id = SPLIT; id >= least && *returned < requested; id--) {
         cublasLtMatmulHeuristicResult_t *r = &results[(*returned)++];
         memset(r, 0, sizeof(*r));
         cublasLtMatmulAlgoInit(handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, a->type, b->type, out->type, out->type, id,
@@ -185,16 +194,28 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static float widen(uint16_t bits)
+static unsigned products;
+
+unsigned cuda_host_library_products(void)
 {
-    return __uint_as_float((unsigned)bits << 16);
+    return products;
 }
 
-static float dot(const uint16_t *a, const uint16_t *b, uint64_t n)
+static double widen(uint16_t bits, cudaDataType_t type)
+{
+    return (double)(type == CUDA_R_16F ? cuda_host_widen_f16(bits) : __uint_as_float((unsigned)bits << 16));
+}
+
+/* 16 columns are added exactly enough, then rounded, as by one matrix instruction (mma.cc). */
+static float dot(const uint16_t *a, const uint16_t *b, uint64_t n, cudaDataType_t type)
 {
     float sum = 0;
-    for (uint64_t k = 0; k < n; k++)
-        sum = fmaf(widen(a[k]), widen(b[k]), sum);
+    for (uint64_t first = 0; first < n; first += 16) {
+        double part = (double)sum;
+        for (uint64_t k = first; k < n && k < first + 16; k++)
+            part += widen(a[k], type) * widen(b[k], type);
+        sum = (float)part;
+    }
     return sum;
 }
 
@@ -208,6 +229,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
     memcpy(&zero, beta, 4);
     if (!fits(d, la, lb, lout) || !(one == 1.0f) || !(zero == 0.0f))
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    products++;
     cuda_host_layout A = *la, B = *lb, D = *lout;
     bool halves = attribute_of(algo, CUBLASLT_ALGO_CONFIG_ID) == BY_SHAPE && B.cols >= 16;
     stream_enqueue(s, [=] {
@@ -216,9 +238,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
                 const uint16_t *x = (const uint16_t *)a + r * (uint64_t)A.ld,
                                *y = (const uint16_t *)b + c * (uint64_t)B.ld;
                 uint64_t middle = halves ? A.rows / 2 : A.rows, at = c * (uint64_t)D.ld + r;
-                float sum = dot(x, y, middle);
+                float sum = dot(x, y, middle, A.type);
                 if (halves)
-                    sum += dot(x + middle, y + middle, A.rows - middle);
+                    sum += dot(x + middle, y + middle, A.rows - middle, A.type);
                 if (D.type == CUDA_R_32F)
                     ((float *)out)[at] = sum;
                 else

@@ -36,6 +36,21 @@ void cuda_host_machine(int devices, int major, bool driver);
 /* The device fails from now on: whatever waits for it says cudaErrorLaunchFailure. */
 void cuda_host_break(bool broken);
 
+/* What the emulated NVML (nvml.cc) says from now on. A program begins with a device of 40 degrees that says all. */
+struct cuda_host_nvml {
+    bool there;              /* else it does not start */
+    int celsius, milliwatts; /* -1: not supported */
+    int per_cent;
+};
+void cuda_host_set_nvml(struct cuda_host_nvml n);
+
+/* What the emulated cuBLASLt (cublaslt.cc) has from now on: its algorithms; only those whose rows depend on their
+ * number; or it cannot be opened. A program begins with the first. */
+enum cuda_host_library { CUDA_HOST_ALGORITHMS, CUDA_HOST_BY_SHAPE, CUDA_HOST_NO_LIBRARY };
+void cuda_host_library(enum cuda_host_library l);
+/* Products that it was asked for since the program began. */
+unsigned cuda_host_library_products(void);
+
 /* Prints "cuda_host: ", where (block and thread, when a kernel runs) and the text, then aborts. */
 [[noreturn]] void cuda_host_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

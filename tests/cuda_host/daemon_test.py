@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "api"))
 BUILD = os.environ.get("BUILD", "build")
@@ -76,4 +77,29 @@ def a_missing_device_is_an_error():
         assert done.returncode != 0 and "there is no device 3" in done.stderr + done.stdout, done
 
 
-run(answers_are_the_cpus, restored_is_the_same_on_the_device, a_missing_device_is_an_error)
+def metrics_of(d):
+    status, body = d.call("GET", "/metrics", raw=True)
+    assert status == 200
+    return body.decode()
+
+
+def the_device_is_in_status_and_metrics():
+    with Scratch() as data:
+        d = start(data, "--backend", "cuda")
+        while "device" not in (status := d.ok("GET", "/v1/convod/status")):
+            time.sleep(0.1)
+        assert status["device"] == {"name": "an _emulated_ device", "memory_used_bytes": 1 << 28, "memory_bytes": 1 << 30,
+                                    "temperature_celsius": 40, "power_watts": 65.5, "utilization": 0.25}, status
+        metrics = metrics_of(d)
+        for line in ('convod_gpu_info{name="an _emulated_ device"} 1', "convod_gpu_temperature_celsius 40",
+                     "convod_gpu_power_watts 65.5", "convod_gpu_memory_bytes 1073741824"):
+            assert "\n" + line + "\n" in metrics, metrics
+        d.stop()
+    with Scratch() as data:
+        d = start(data, "--backend", "cpu-portable")
+        assert "device" not in d.ok("GET", "/v1/convod/status")
+        assert "convod_gpu" not in metrics_of(d)
+        d.stop()
+
+
+run(answers_are_the_cpus, the_device_is_in_status_and_metrics, restored_is_the_same_on_the_device, a_missing_device_is_an_error)

@@ -239,6 +239,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char *address, int size, int device)
+{
+    snprintf(address, (size_t)size, "0000:%02x:00.0", (unsigned)device + 1);
+    return failed(device < 0 || device >= devices ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr, int device)
 {
     *value = 1;

@@ -145,6 +145,7 @@ static const struct engine_info info = {
     .name = "fake-model",
     .file = "/nowhere/fake.gguf",
     .backend = "cpu-fake",
+    .numerics = "cpu",
     .chat_format = "chatml",
     .kv_type = "bf16",
     .quantization = "Q4_K",

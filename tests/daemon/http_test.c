@@ -185,6 +185,20 @@ static void half_closed(void **state)
         assert_true(closed(fd));
         close(fd);
     }
+    /* What will never be whole is answered at once. */
+    static const char *const halves[] = {
+        "GET /heal", "GET /health HTTP/1.1\r\nHost: localhost\r\n",
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{\"con"};
+    for (size_t i = 0; i < sizeof(halves) / sizeof(*halves); i++) {
+        int half = dial(h);
+        send_text(half, halves[i]);
+        shutdown_send(half);
+        struct reply r = read_reply(half);
+        assert_int_equal(r.status, 400);
+        assert_string_equal(str(r.json, "error.message"), "The request ended before it was whole.");
+        reply_free(&r);
+        close(half);
+    }
     /* The answer takes longer than it takes to ask whether anyone reads. */
     for (int stream = 0; stream < 2; stream++) {
         fake_reset();

@@ -64,6 +64,7 @@ static const struct interface interfaces[] = {
       {"convod.progress", BOOLEAN},
       {"convod.priority", STRING},
       {"convod.parent", STRING},
+      {"convod.continue", STRING},
       {"convod.on_disconnect", STRING},
       {"convod.idempotency_key", STRING}}},
     {"/v1/chat/completions",

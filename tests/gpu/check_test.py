@@ -12,10 +12,10 @@ TOP = Path(__file__).resolve().parent.parent.parent
 BUILD = Path(os.environ.get("BUILD", TOP / "build")).resolve()
 
 
-def run(folder, *words):
+def run(folder, *words, build=BUILD):
     out = Path(folder) / "check.json"
     done = subprocess.run([sys.executable, TOP / "tests" / "gpu" / "check", "--out", out, *words], capture_output=True,
-                          text=True, env={**os.environ, "BUILD": str(BUILD)})
+                          text=True, env={**os.environ, "BUILD": str(build)})
     return done.returncode, json.loads(out.read_text()), done.stdout + done.stderr
 
 
@@ -45,6 +45,17 @@ esac
             self.assertIn("wrong: two", said)
             self.assertEqual([n for n, p in out["parts"].items() if p["error"]], ["products", "kv"])
             self.assertTrue(all(p["results"][0]["name"] == "one" for p in out["parts"].values()))
+
+    def test_a_program_that_is_missing_hides_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "gpu").mkdir()
+            program = Path(folder) / "gpu" / "models-host"
+            program.write_text("#!/bin/sh\necho '{\"name\": \"one\", \"fine\": true}'\n")
+            program.chmod(0o755)
+            status, out, said = run(folder, "--emulate", build=folder)
+            self.assertEqual(status, 1)
+            self.assertEqual([n for n, p in out["parts"].items() if not p["error"]], ["models"])
+            self.assertIn("check-host is missing", out["parts"]["products"]["error"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
  * of launches; weights rotate over more memory than the chip's cache holds. --tiny is for the emulation: the same code
  * with shapes that take no time, where figures mean nothing. Exit status: 0, 1 for a failure (said in a line of JSON),
  * 2 usage. */
-#include "tests/gpu/lt.h"
+#include "kernels/cuda/lt.h"
 #include "tests/gpu/peaks.h"
 #include "tests/gpu/plain.h"
 
@@ -279,7 +279,7 @@ static void part_lt_peak(void)
                 struct lt_product p;
                 cublasLtMatmulHeuristicResult_t result;
                 int n;
-                check_lt(lt_product_make(&lt, &p, rows, cols, tokens, out), "a product's description");
+                check_lt(lt_product_make(&lt, &p, rows, cols, tokens, CUDA_R_16BF, out), "a product's description");
                 check_lt(lt_propose(&lt, &p, most, &result, 1, &n), "cublasLtMatmulAlgoGetHeuristic");
                 if (!n)
                     fail("the library proposes nothing");
@@ -329,7 +329,7 @@ struct row_test {
 static long row_test_run(const struct row_test *r, const struct lt_algorithm *a, int tokens, int padded)
 {
     struct lt_product p;
-    check_lt(lt_product_make(&lt, &p, r->rows, r->cols, padded, CUDA_R_32F), "a product's description");
+    check_lt(lt_product_make(&lt, &p, r->rows, r->cols, padded, CUDA_R_16BF, CUDA_R_32F), "a product's description");
     long count = -1;
     if (lt_use(&lt, &p, a) == CUBLAS_STATUS_SUCCESS) {
         check_lt(lt_run(&lt, &p, r->w, r->x, r->some, NULL, 0, stream), "cublasLtMatmul");
@@ -354,7 +354,7 @@ static void row_test_algorithm(const struct row_test *r, struct lt_algorithm *a,
         fact(name, "passed over: its K is split");
         return;
     }
-    check_lt(lt_product_make(&lt, &p, r->rows, r->cols, r->most, CUDA_R_32F), "a product's description");
+    check_lt(lt_product_make(&lt, &p, r->rows, r->cols, r->most, CUDA_R_16BF, CUDA_R_32F), "a product's description");
     cublasStatus_t status = lt_use(&lt, &p, a);
     if (status != CUBLAS_STATUS_SUCCESS) {
         a->as_given = true;
@@ -405,7 +405,7 @@ static void part_lt_rows(void)
         struct lt_product p;
         cublasLtMatmulHeuristicResult_t results[6];
         int n;
-        check_lt(lt_product_make(&lt, &p, r.rows, r.cols, r.most, CUDA_R_32F), "a product's description");
+        check_lt(lt_product_make(&lt, &p, r.rows, r.cols, r.most, CUDA_R_16BF, CUDA_R_32F), "a product's description");
         check_lt(lt_propose(&lt, &p, 0, results, 6, &n), "cublasLtMatmulAlgoGetHeuristic");
         lt_product_free(&lt, &p);
         for (int i = 0; i < n; i++) {

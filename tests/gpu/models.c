@@ -4,15 +4,20 @@
  *
  * Makes a model file per kind, with random weights, and prints a line of JSON per result as check.c does. For each:
  * under `exact` the device's logits are near the processor's; under `device` a conversation of three turns has the same
- * bits when its KV was taken out behind the first turn and put back, in segments, into an engine that was opened anew,
- * and when its turns run in steps with other conversations. Shapes are those of real models with few layers; with
+ * bits when its KV was taken out behind the first turn by a process that was killed in the middle of a later step, and
+ * put back, in segments, into an engine that was opened anew, and when its turns run in steps with other conversations.
+ * Shapes are those of real models with few layers; with
  * --tiny such that an emulation can do them. Exit status: 0, or 1 when something was not as it should be.
  */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/engine.h"
 #include "tests/engine/tiny_model.h"
@@ -197,27 +202,108 @@ static struct talk run_alone(struct engine *e, const struct tiny_model *m, int l
     return t;
 }
 
-/* The first turn and what it left, as segments, in one engine; the others in a second one that got these. */
-static struct talk run_restored(const char *path, const struct tiny_model *m, int length, int piece)
+/* How long a conversation's turn is, and the pieces of it that are run at once. */
+static int turn_tokens(void)
 {
-    struct talk t = talk_new(m, 1, length);
+    return tiny ? 12 : 700;
+}
+
+static int piece_tokens(void)
+{
+    return tiny ? 8 : 512;
+}
+
+static FILE *kv_file(const char *path, const char *mode)
+{
+    char name[4096];
+    snprintf(name, sizeof name, "%s.kv", path);
+    FILE *f = fopen(name, mode);
+    if (!f)
+        stop("no file for KV");
+    return f;
+}
+
+/* The process that is killed: the first turn, its logits and what it left, as segments, to a file; then steps without
+ * end. */
+static void run_until_killed(const char *path, const struct kind *k)
+{
+    struct tiny_model m = model_of(k);
+    struct talk t = talk_new(&m, 1, turn_tokens());
     struct engine *e = open_engine(path, "cuda", "device");
     size_t token_bytes = engine_info(e)->kv_token_bytes;
-    uint8_t *kv = need(malloc((size_t)length * token_bytes));
+    uint8_t *kv = need(malloc(SEGMENT * token_bytes));
     struct engine_seq *s = need(engine_seq_new(e));
-    run(e, &s, &t, 1, 0, 1, piece);
-    for (int at = 0; at < length; at += SEGMENT)
-        if (engine_kv_export(s, at, length - at < SEGMENT ? length - at : SEGMENT, kv + (size_t)at * token_bytes))
+    FILE *f = kv_file(path, "wb");
+    run(e, &s, &t, 1, 0, 1, piece_tokens());
+    bool written = fwrite(t.logits, logits_bytes(&t), 1, f) == 1;
+    for (int at = 0; at < t.length; at += SEGMENT) {
+        int n = t.length - at < SEGMENT ? t.length - at : SEGMENT;
+        if (engine_kv_export(s, at, n, kv))
             stop("KV does not come out");
-    engine_seq_free(s);
-    engine_close(e);
-    e = open_engine(path, "cuda", "device");
-    s = need(engine_seq_new(e));
-    for (int at = 0; at < length; at += SEGMENT)
-        if (engine_kv_import(s, t.tokens + at, length - at < SEGMENT ? length - at : SEGMENT,
-                             kv + (size_t)at * token_bytes))
+        written = written && fwrite(kv, (size_t)n * token_bytes, 1, f) == 1;
+    }
+    if (fclose(f) || !written)
+        stop("KV was not written");
+    printf("saved\n");
+    fflush(stdout);
+    for (;;) {
+        struct engine_seq *other = need(engine_seq_new(e));
+        run(e, &other, &t, 1, 0, 1, piece_tokens());
+        engine_seq_free(other);
+    }
+}
+
+/* Starts this program as the one above, and kills it when it has said that all is saved. */
+static void run_and_kill(const char *path, const struct kind *k)
+{
+    int pipe_ends[2], status = 0;
+    char index[16], line[256] = "";
+    snprintf(index, sizeof index, "%d", (int)(k - kinds));
+    fflush(stdout);
+    pid_t pid = pipe(pipe_ends) ? -1 : fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* should this one be killed first */
+        dup2(pipe_ends[1], STDOUT_FILENO);
+        close(pipe_ends[0]);
+        close(pipe_ends[1]);
+        execl("/proc/self/exe", "models", "--first-turn", index, path, tiny ? "--tiny" : (char *)NULL, (char *)NULL);
+        _exit(127);
+    }
+    if (pid < 0)
+        stop("no second process");
+    close(pipe_ends[1]);
+    FILE *said = fdopen(pipe_ends[0], "r");
+    bool saved = said && fgets(line, sizeof line, said) && !strcmp(line, "saved\n");
+    kill(pid, SIGKILL);
+    if (waitpid(pid, &status, 0) != pid || !saved || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
+        fputs(line, stdout); /* what it said instead, if anything */
+        stop("the process that was to be killed ended before");
+    }
+    fclose(said);
+}
+
+/* The other turns, in an engine that has what the killed process left. */
+static struct talk run_restored(const char *path, const struct kind *k, const struct tiny_model *m)
+{
+    struct talk t = talk_new(m, 1, turn_tokens());
+    char name[4096];
+    run_and_kill(path, k);
+    struct engine *e = open_engine(path, "cuda", "device");
+    size_t token_bytes = engine_info(e)->kv_token_bytes;
+    uint8_t *kv = need(malloc(SEGMENT * token_bytes));
+    struct engine_seq *s = need(engine_seq_new(e));
+    FILE *f = kv_file(path, "rb");
+    bool whole = fread(t.logits, logits_bytes(&t), 1, f) == 1;
+    for (int at = 0; at < t.length; at += SEGMENT) {
+        int n = t.length - at < SEGMENT ? t.length - at : SEGMENT;
+        whole = whole && fread(kv, (size_t)n * token_bytes, 1, f) == 1;
+        if (!whole || engine_kv_import(s, t.tokens + at, n, kv))
             stop("KV does not go in");
-    run(e, &s, &t, 1, 1, TURNS, piece);
+    }
+    fclose(f);
+    snprintf(name, sizeof name, "%s.kv", path);
+    remove(name);
+    run(e, &s, &t, 1, 1, TURNS, piece_tokens());
     engine_seq_free(s);
     engine_close(e);
     free(kv);
@@ -251,7 +337,7 @@ static struct talk run_beside(struct engine *e, const struct tiny_model *m, int 
 static void check_model(const struct kind *k)
 {
     struct tiny_model m = model_of(k);
-    int length = tiny ? 12 : 700, piece = tiny ? 8 : 512;
+    int length = turn_tokens(), piece = piece_tokens();
     char *path = need(tiny_model_save(&m));
     struct engine *cpu = open_engine(path, "cpu", NULL), *exact = open_engine(path, "cuda", "exact");
     struct talk want = run_alone(cpu, &m, length, piece), near = run_alone(exact, &m, length, piece);
@@ -262,11 +348,12 @@ static void check_model(const struct kind *k)
     struct talk whole = run_alone(device, &m, length, piece), beside = run_beside(device, &m, length, piece),
                 pieces = run_alone(device, &m, length, piece / 3);
     engine_close(device);
-    struct talk restored = run_restored(path, &m, length, piece);
+    struct talk restored = run_restored(path, k, &m);
     say_fine(k->name, "device, near the CPU", is_near(&want, &whole));
     say_fine(k->name, "the same bits in other pieces", !memcmp(pieces.logits, whole.logits, logits_bytes(&whole)));
     say_fine(k->name, "the same bits beside others", !memcmp(beside.logits, whole.logits, logits_bytes(&whole)));
-    say_fine(k->name, "the same bits when restored", !memcmp(restored.logits, whole.logits, logits_bytes(&whole)));
+    say_fine(k->name, "the same bits when restored after kill -9",
+             !memcmp(restored.logits, whole.logits, logits_bytes(&whole)));
     talk_free(&want);
     talk_free(&near);
     talk_free(&whole);
@@ -283,6 +370,12 @@ int main(int argc, char **argv)
         tiny = tiny || !strcmp(argv[i], "--tiny");
         if (!strcmp(argv[i], "--seconds") && i + 1 < argc)
             seconds = atof(argv[i + 1]);
+    }
+    if (argc > 3 && !strcmp(argv[1], "--first-turn")) {
+        size_t index = (size_t)atoi(argv[2]);
+        if (index < sizeof kinds / sizeof *kinds)
+            run_until_killed(argv[3], &kinds[index]);
+        return 2;
     }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (now() - began < seconds)

@@ -41,6 +41,7 @@ static void test_every_field(void **state)
                                       .itl_max_ms = 6,
                                       .saved = "pending",
                                       .backend = "cpu-portable",
+                                      .numerics = "cpu",
                                       .model = "tiny"};
     char *text = session_receipt_json(&r);
     assert_non_null(text);
@@ -64,6 +65,7 @@ static void test_every_field(void **state)
     assert_string_equal(string(cJSON_GetArrayItem(again, 1), "reason"), "not_saved");
     assert_string_equal(string(o, "saved"), "pending");
     assert_string_equal(string(o, "backend"), "cpu-portable");
+    assert_string_equal(string(o, "numerics"), "cpu");
     assert_string_equal(string(o, "model"), "tiny");
     cJSON_Delete(o);
     free(text);

@@ -43,6 +43,7 @@ static void test_status(void **state)
     assert_int_equal(st.pending_saves, 0);
     assert_true(st.hot_used > 0 && st.hot_used <= st.hot_budget);
     assert_true(st.engine_steps > 0);
+    assert_true(st.step_cpu_us > 0);
     assert_int_equal(st.segments, 1);
     assert_true(st.ram_used > 0 && st.disk_used > 0);
     assert_false(st.stuck);

@@ -91,11 +91,10 @@ static void test_deletion(void **state)
     assert_true(rig_segments(rig) >= 12);
     begin();
     assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
-    /* All of its records at once; the transaction; both databases, and before that the index's log; and each log twice
-     * while it is overwritten: its head before the rest. */
+    /* All of its records at once; the transaction; the ledger, and its log while it is overwritten. */
     assert_int_equal(seen().packs, 1);
-    assert_int_equal(seen().ledger, 3);
-    assert_int_equal(seen().others, 5);
+    assert_int_equal(seen().ledger, 2);
+    assert_int_equal(seen().others, 1);
     assert_false(seen().mixed);
     free(text);
     rig_close(rig);

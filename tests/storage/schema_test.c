@@ -166,94 +166,43 @@ static void test_first_version(void **state)
     testing_dir_remove(dir);
 }
 
-/* ---- an index of the version before labels were coded ---- */
-
-/* Labels of 4 bytes per token: 1 2 3, 1 2 70000, its head 1 2, and behind the first one 5. */
-static const char old_index[] =
-    "INSERT INTO segments VALUES(1, x'%1$s01', zeroblob(32), zeroblob(32), 1, 0, 3, x'010000000200000003000000', "
-    "'cpu', 1,"
-    " 4096, 4096, 5);"
-    "INSERT INTO segments VALUES(2, x'%1$s02', zeroblob(32), zeroblob(32), 1, 0, 3, x'010000000200000070110100', "
-    "'cpu', 1,"
-    " 8192, 4096, 9);"
-    "INSERT INTO segments VALUES(3, x'%1$s03', zeroblob(32), zeroblob(32), 1, 0, 2, x'0100000002000000', 'cpu', 1,"
-    " 12288, 4096, 7);"
-    "INSERT INTO segments VALUES(4, x'%1$s04', x'%1$s01', zeroblob(32), 1, 3, 1, x'05000000', 'gpu', 1, 16384, 4096, "
-    "8);"
-    "INSERT INTO segments VALUES(5, x'%1$s05', x'%1$s01', zeroblob(32), 1, 3, 1, x'06000000', 'gpu', NULL, NULL, 0, 8);"
-    "INSERT INTO packs VALUES(1, 20480, 16384, 4)";
-#define ZEROS31 "00000000000000000000000000000000000000000000000000000000000000"
-
-static int old_index_run(struct storage_ledger *l, void *arg)
-{
-    static const uint8_t zeros[32];
-    static const struct {
-        uint32_t ids[3];
-        uint8_t parent, key;
-        const char *producer;
-    } wanted[] = {{{1, 2, 3}, 0, 1, "cpu"}, {{1, 2, 70000}, 0, 2, "cpu"}, {{5, 0, 0}, 1, 4, "gpu"}};
-    (void)arg;
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        uint8_t parent[32] = {0};
-        parent[31] = wanted[i].parent;
-        struct storage_found rows[2];
-        size_t n, found = 0;
-        JOB_CHECK(storage_segment_nearest(l, 1, zeros, parent, wanted[i].ids, 12, rows, &n) == 0);
-        for (size_t k = 0; k < n; k++) {
-            if (rows[k].key[31] == wanted[i].key)
-                found += rows[k].label_bytes == 4 * rows[k].count &&
-                         !memcmp(rows[k].label, wanted[i].ids, rows[k].label_bytes) &&
-                         !strcmp(rows[k].producer, wanted[i].producer);
-            free(rows[k].label);
-        }
-        JOB_CHECK(found == 1);
-    }
-    uint8_t key[32] = {[31] = 1};
-    struct segment_row row;
-    JOB_CHECK(segment_get(l, key, &row) == 1 && row.children == 2 && row.owner == 1 && row.offset == 4096);
-    JOB_CHECK(segment_any_forgotten(l) == 1 && l->used >= 9);
-    struct storage_usage usage;
-    /* Nothing holds one of the four: it may have been swept. */
-    JOB_CHECK(storage_usage(l, 1, &usage) == 0 && usage.disk_bytes >= (uint64_t)3 * 4096 &&
-              usage.disk_bytes <= (uint64_t)4 * 4096);
-    return 0;
-}
+/* ---- an index of a version that had labels in it ---- */
 
 static void test_older_index(void **state)
 {
     (void)state;
-    char *dir = testing_dir(), err[256], *message = NULL;
-    storage_close(testing_open(dir)); /* a ledger beside it */
-    int dirfd = open(dir, O_RDONLY | O_DIRECTORY);
-    assert_int_equal(unlinkat(dirfd, "kv.db", 0), 0);
-    sqlite3 *db = NULL;
-    struct schema old = schema_kv;
-    old.n_steps = 2;
-    assert_int_equal(schema_open(&old, dirfd, dir, &db, err, sizeof err), 0);
-    char sql[4096];
-    (void)snprintf(sql, sizeof sql, old_index, ZEROS31);
-    if (sqlite3_exec(db, sql, NULL, NULL, &message) != SQLITE_OK)
-        fail_msg("%s", message);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    struct schema ledger = schema_ledger;
-    assert_int_equal(schema_open(&ledger, dirfd, dir, &db, err, sizeof err), 0);
-    if (sqlite3_exec(
-            db,
-            "DELETE FROM meta WHERE key = 'pair'; INSERT INTO owners(id, name, key) VALUES(1, 'ann', zeroblob(32));"
-            "INSERT INTO conversations(id, owner, public_id, kind, head, created_ms, updated_ms)"
-            " VALUES(1, 1, 'conv_a', 0, 0, 1, 1);"
-            "INSERT INTO turns(id, owner, conversation, public_id, status, prompt_bytes, rebased, n_tokens,"
-            " fingerprint, created_ms, completed_ms) SELECT k, 1, 1, 'resp_' || k, 0, 0, 0, 3, zeroblob(32), 1, 1"
-            " FROM (SELECT 1 AS k UNION ALL SELECT 2 UNION ALL SELECT 3);"
-            "INSERT INTO holds VALUES(1, x'" ZEROS31 "04'); INSERT INTO holds VALUES(2, x'" ZEROS31
-            "02'); INSERT INTO holds VALUES(3, x'" ZEROS31 "05')",
-            NULL, NULL, &message) != SQLITE_OK)
-        fail_msg("%s", message);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    assert_int_equal(close(dirfd), 0);
+    char *dir = testing_dir(), *message = NULL;
     struct storage *st = testing_open(dir);
-    assert_int_equal(jobs_call(st, old_index_run, NULL), 0);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
     storage_close(st);
+    char *path = testing_path(dir, "kv.db"), *other = testing_path(dir, "other");
+    assert_true(testing_contains(dir, "pack-00000001", "label 2"));
+    assert_false(testing_contains(dir, "kv.db", "label 2"));
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
+    if (sqlite3_exec(db,
+                     "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 2');"
+                     "PRAGMA user_version = 4",
+                     NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    /* Whoever still has the old one, as the disk does, finds no label in it. */
+    assert_int_equal(link(path, other), 0);
+    assert_true(testing_contains(dir, "other", "label 2"));
+    st = testing_open(dir);
+    assert_false(testing_contains(dir, "other", "label 2"));
+    assert_false(testing_contains(dir, "kv.db", "label 2"));
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
+    assert_int_equal(testing_read(st, &f, 2).rc, 0);
+    storage_close(st);
+    free(path);
+    free(other);
     testing_dir_remove(dir);
 }
 

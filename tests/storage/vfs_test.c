@@ -33,8 +33,7 @@ static const char *const steps[] = {
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE s(id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, label BLOB NOT NULL, used INTEGER NOT NULL);"
     "CREATE INDEX s_label ON s(label); CREATE INDEX s_used ON s(used)"};
-static const struct schema schema = {
-    .file = "x.db", .steps = steps, .n_steps = 1, .full_sync = true, .large_pages = true};
+static const struct schema schema = {.file = "x.db", .steps = steps, .n_steps = 1, .full_sync = true};
 
 static void run(sqlite3 *db, const char *sql)
 {
@@ -226,6 +225,71 @@ static void test_logs_and_files(void **state)
     free(other);
 }
 
+static char *contents(const char *file, size_t *n)
+{
+    char *path = testing_path(dir, file);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    *n = (size_t)testing_size(dir, file);
+    char *all = malloc(*n);
+    assert_non_null(all);
+    assert_int_equal(fread(all, 1, *n, f), *n);
+    (void)fclose(f);
+    free(path);
+    return all;
+}
+
+/* A loss of power leaves any sectors of a log as they were before it was overwritten, with its head or without. */
+static void test_half_a_log(void **state)
+{
+    (void)state;
+    sqlite3 *db = open_it();
+    run(db, "PRAGMA wal_autocheckpoint = 0");
+    run(db, "INSERT INTO s VALUES(1, 'k', 'SECRET', 1)");
+    for (int i = 0; i < 40; i++) {
+        char sql[128];
+        (void)snprintf(sql, sizeof sql, "INSERT INTO s VALUES(%d, randomblob(32), randomblob(900), %d)", i + 2, i);
+        run(db, sql);
+    }
+    run(db, "DELETE FROM s WHERE id = 1");
+    size_t n, n_after;
+    char *log = testing_path(dir, "x.db-wal"), *other = testing_path(dir, "other");
+    assert_int_equal(link(log, other), 0);
+    char *before = contents("other", &n);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    char *after = contents("other", &n_after);
+    assert_int_equal(unlink(other), 0);
+    assert_true(n > 1 << 20 && n_after == n);
+    uint64_t seed = 5;
+    for (int i = 0; i < 200; i++) {
+        /* All but one sector; a head or an end of it; any. */
+        size_t at = testing_random(&seed) % (n / 512) * 512;
+        FILE *f = fopen(log, "w");
+        assert_non_null(f);
+        for (size_t k = 0; k < n; k += 512) {
+            bool old = i % 4 == 0 ? k != at : i % 4 == 1 ? k < at : i % 4 == 2 ? k >= at : testing_random(&seed) % 2;
+            assert_int_equal(fwrite((old && i ? before : after) + k, 1, n - k < 512 ? n - k : 512, f),
+                             n - k < 512 ? n - k : 512);
+        }
+        assert_int_equal(fclose(f), 0);
+        db = open_it();
+        sqlite3_stmt *s;
+        assert_int_equal(sqlite3_prepare_v2(db, "SELECT count(*), min(id) FROM s", -1, &s, NULL), SQLITE_OK);
+        assert_int_equal(sqlite3_step(s), SQLITE_ROW);
+        if (sqlite3_column_int(s, 0) != 40 || sqlite3_column_int(s, 1) != 2)
+            fail_msg("case %d: %d rows from %d on", i, sqlite3_column_int(s, 0), sqlite3_column_int(s, 1));
+        (void)sqlite3_finalize(s);
+        run(db, "UPDATE s SET used = used + 1");
+        assert_int_equal(sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL), SQLITE_OK);
+        assert_int_equal(testing_size(dir, "x.db-wal"), 0);
+        assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    }
+    free(before);
+    free(after);
+    free(log);
+    free(other);
+}
+
 /* As little as a file may hold here: SQLite's I/O error is told by its name. */
 static void test_errors(void **state)
 {
@@ -249,7 +313,7 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_pages), T(test_scrub), T(test_scrub_page), T(test_logs_and_files), T(test_errors),
+        T(test_pages), T(test_scrub), T(test_scrub_page), T(test_logs_and_files), T(test_half_a_log), T(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* lt.h - cuBLASLt, opened at run time: y[tokens][rows] = x[tokens][cols] * w[rows][cols]^T in bf16 with f32 sums, by
- * one algorithm whose attributes are kept.
+/* lt.h - cuBLASLt, opened at run time: y[tokens][rows] = x[tokens][cols] * w[rows][cols]^T of bf16 or f16 with f32
+ * sums, by one algorithm whose attributes are kept.
  *
  * What makes a row of the result depend on how many rows there are is a K that is split by the shape. So: one split, no
  * reduction, no workspace, and for a shape (rows, cols) the same algorithm for any number of tokens.
  */
-#ifndef CONVOD_TESTS_GPU_LT_H
-#define CONVOD_TESTS_GPU_LT_H
+#ifndef CONVOD_KERNELS_CUDA_LT_H
+#define CONVOD_KERNELS_CUDA_LT_H
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -38,7 +38,7 @@ struct lt_algorithm {
 
 struct lt_product {
     int rows, cols, tokens;
-    cudaDataType_t out; /* of y: CUDA_R_32F or CUDA_R_16BF */
+    cudaDataType_t in, out; /* of w and x: CUDA_R_16BF or CUDA_R_16F; of y: those or CUDA_R_32F */
     cublasLtMatmulDesc_t d;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulAlgo_t algo;
@@ -80,19 +80,20 @@ static inline void lt_product_free(const struct lt *lt, struct lt_product *p)
 
 /* The library's matrices are column-major: it computes y^T [rows][tokens] = w * x^T. */
 static inline cublasStatus_t lt_product_make(const struct lt *lt, struct lt_product *p, int rows, int cols, int tokens,
-                                             cudaDataType_t out)
+                                             cudaDataType_t in, cudaDataType_t out)
 {
     memset(p, 0, sizeof(*p));
     p->rows = rows;
     p->cols = cols;
     p->tokens = tokens;
+    p->in = in;
     p->out = out;
     cublasOperation_t transposed = CUBLAS_OP_T, plain = CUBLAS_OP_N;
     cublasStatus_t s = lt->MatmulDescCreate(&p->d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     s = s ? s : lt->MatmulDescSetAttribute(p->d, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed));
     s = s ? s : lt->MatmulDescSetAttribute(p->d, CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof(plain));
-    s = s ? s : lt->MatrixLayoutCreate(&p->w, CUDA_R_16BF, (uint64_t)cols, (uint64_t)rows, cols);
-    s = s ? s : lt->MatrixLayoutCreate(&p->x, CUDA_R_16BF, (uint64_t)cols, (uint64_t)tokens, cols);
+    s = s ? s : lt->MatrixLayoutCreate(&p->w, in, (uint64_t)cols, (uint64_t)rows, cols);
+    s = s ? s : lt->MatrixLayoutCreate(&p->x, in, (uint64_t)cols, (uint64_t)tokens, cols);
     s = s ? s : lt->MatrixLayoutCreate(&p->y, out, (uint64_t)rows, (uint64_t)tokens, rows);
     if (s != CUBLAS_STATUS_SUCCESS)
         lt_product_free(lt, p);
@@ -147,8 +148,8 @@ static inline cublasStatus_t lt_use(const struct lt *lt, struct lt_product *p, c
     if (a->as_given) {
         p->algo = a->given;
     } else {
-        s = lt->MatmulAlgoInit(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_16BF, CUDA_R_16BF, p->out, p->out,
-                               a->id, &p->algo);
+        s = lt->MatmulAlgoInit(lt->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, p->in, p->in, p->out, p->out, a->id,
+                               &p->algo);
         LT_ATTRIBUTES(LT_SET)
     }
     s = s ? s : lt->MatmulAlgoCheck(lt->handle, p->d, p->w, p->x, p->y, p->y, &p->algo, &result);

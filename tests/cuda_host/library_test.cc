@@ -1,0 +1,160 @@
+/* library_test.cc - products of many rows with 16-bit weights by cuBLASLt: taken where its rows have the small kernel's
+ * bits, and with everything that is done to a product; not taken, and said so, where they have not or it is missing. */
+#include "tests/cuda_host/support.h"
+
+#include <string.h>
+#include <string>
+#include <vector>
+
+extern "C" {
+#include "kernels/kernels.h"
+#include "tests/kernels/quant.h"
+}
+
+enum { MATRIX_ROWS = 40, COLS = 64, MANY = 140, FEW = 128 };
+
+static struct kernels *opened(const char *numerics)
+{
+    struct kernels *k;
+    char err[300];
+    struct kernels_opts opts = {};
+    opts.backend = "cuda";
+    opts.numerics = numerics;
+    assert_int_equal(kernels_open(&opts, &k, err, sizeof(err)), 0);
+    struct kernels_sizes sizes = {};
+    sizes.rows = sizes.runs = MANY;
+    sizes.pages = 1;
+    sizes.wanted = sizes.picks = 1;
+    sizes.vocab = 100;
+    sizes.cols = sizes.ff = COLS;
+    sizes.heads = 1;
+    sizes.head_dim = 16;
+    assert_int_equal(kernels_ops(k)->reserve(k, &sizes), 0);
+    return k;
+}
+
+static float *upload(struct kernels *k, const std::vector<float> &from)
+{
+    size_t bytes = from.size() * sizeof(float);
+    float *p = (float *)kernels_ops(k)->alloc(k, KERNELS_DEVICE, bytes);
+    kernels_ops(k)->upload(k, p, from.data(), bytes);
+    return p;
+}
+
+static std::vector<float> numbers(size_t n, uint64_t seed)
+{
+    std::vector<float> x(n);
+    for (auto &v : x)
+        v = support_uniform(&seed) * (float)(1 << support_random(&seed) % 8);
+    return x;
+}
+
+struct wanted {
+    bool bias, accumulate;
+    float softcap;
+};
+static const struct wanted all_wanted[] = {
+    {false, false, 0}, {true, false, 0}, {false, true, 0}, {true, true, 0}, {false, false, 9.0f}};
+
+/* What all kinds of a product of n rows give, with weights of a type, one after the other; and the backend's name of
+ * its bits and its notes. */
+static std::vector<float> products(const char *numerics, enum kernels_type type, int n, std::string *bits,
+                                   std::string *notes)
+{
+    struct kernels *k = opened(numerics);
+    const struct kernels_ops *ops = kernels_ops(k);
+    std::vector<uint8_t> file(quant_file_bytes(type, MATRIX_ROWS, COLS));
+    quant_fill(type, MATRIX_ROWS, COLS, QUANT_RANDOM, 5, file.data());
+    struct kernels_matrix w = {};
+    w.type = type;
+    w.rows = MATRIX_ROWS;
+    w.cols = COLS;
+    w.data = ops->alloc(k, KERNELS_DEVICE, ops->matrix_bytes(k, type, w.rows, w.cols));
+    ops->pack(k, &w, 0, 0, 32, file.data(), nullptr, nullptr);
+    ops->pack(k, &w, 0, 32, MATRIX_ROWS - 32, file.data() + 32 * COLS * 2, nullptr, nullptr);
+    *bits = kernels_numerics(k);
+    *notes = kernels_notes(k) ? kernels_notes(k) : "";
+    struct kernels_acts in = {};
+    in.x = upload(k, numbers((size_t)n * COLS, 1));
+    in.cols = COLS;
+    in.forms = KERNELS_FLOATS;
+    float *bias = upload(k, numbers(MATRIX_ROWS, 2));
+    size_t values = (size_t)n * MATRIX_ROWS, bytes = values * sizeof(float);
+    float *pinned = (float *)ops->alloc(k, KERNELS_PINNED, bytes);
+    std::vector<float> out;
+    for (auto &want : all_wanted) {
+        float *y = upload(k, numbers(values, 3));
+        struct kernels_linear job = {&w, want.bias ? bias : nullptr, y, want.accumulate, want.softcap};
+        ops->linear(k, &in, n, &job, 1);
+        ops->copy(k, KERNELS_COMPUTE, pinned, y, bytes);
+        assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+        out.insert(out.end(), pinned, pinned + values);
+        ops->release(k, KERNELS_DEVICE, y, bytes);
+    }
+    assert_null(ops->error(k));
+    ops->release(k, KERNELS_PINNED, pinned, bytes);
+    ops->release(k, KERNELS_DEVICE, bias, MATRIX_ROWS * sizeof(float));
+    ops->release(k, KERNELS_DEVICE, in.x, (size_t)n * COLS * sizeof(float));
+    ops->release(k, KERNELS_DEVICE, (void *)w.data, ops->matrix_bytes(k, type, w.rows, w.cols));
+    kernels_close(k);
+    return out;
+}
+
+static bool says(const std::string &text, const char *what)
+{
+    return text.find(what) != std::string::npos;
+}
+
+static void test_the_library_is_taken_where_its_bits_are_ours(void **)
+{
+    for (enum kernels_type type : {KERNELS_BF16, KERNELS_F16}) {
+        std::string bits, notes, own_bits;
+        cuda_host_library(CUDA_HOST_NO_LIBRARY);
+        std::vector<float> own = products("device", type, MANY, &own_bits, &notes);
+        assert_true(says(notes, "cublasLtCreate: status 1") && says(notes, "own kernels"));
+        assert_false(says(own_bits, "cublaslt"));
+        cuda_host_library(CUDA_HOST_ALGORITHMS);
+        std::vector<float> with = products("device", type, MANY, &bits, &notes);
+        unsigned before = cuda_host_library_products();
+        products("device", type, FEW, &bits, &notes);
+        unsigned tests = cuda_host_library_products() - before; /* few rows take none */
+        with = products("device", type, MANY, &bits, &notes);
+        assert_int_equal(cuda_host_library_products() - before, 2 * tests + sizeof(all_wanted) / sizeof(*all_wanted));
+        assert_true(says(notes, "cuBLASLt has products of more than 128 rows") && !says(notes, "own kernels"));
+        assert_true(bits == own_bits + " cublaslt");
+        assert_true(own.size() == with.size() && !memcmp(own.data(), with.data(), own.size() * sizeof(float)));
+    }
+}
+
+static void test_rows_that_depend_on_their_number_are_refused(void **)
+{
+    std::string bits, notes, own_bits;
+    cuda_host_library(CUDA_HOST_NO_LIBRARY);
+    std::vector<float> own = products("device", KERNELS_BF16, MANY, &own_bits, &notes);
+    cuda_host_library(CUDA_HOST_BY_SHAPE);
+    std::vector<float> with = products("device", KERNELS_BF16, MANY, &bits, &notes);
+    cuda_host_library(CUDA_HOST_ALGORITHMS);
+    assert_true(says(notes, "0 of 1 shapes") && says(notes, "none of its 2 algorithms for 40 x 64"));
+    assert_true(bits == own_bits);
+    assert_true(!memcmp(own.data(), with.data(), own.size() * sizeof(float)));
+}
+
+static void test_exact_asks_for_none(void **)
+{
+    std::string bits, notes;
+    unsigned before = cuda_host_library_products();
+    products("exact", KERNELS_BF16, MANY, &bits, &notes);
+    assert_true(bits == "cuda exact" && notes.empty());
+    assert_int_equal(cuda_host_library_products(), before);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_the_library_is_taken_where_its_bits_are_ours),
+    cmocka_unit_test(test_rows_that_depend_on_their_number_are_refused),
+    cmocka_unit_test(test_exact_asks_for_none),
+};
+
+int main(void)
+{
+    return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
