@@ -162,6 +162,7 @@ static void loaded(struct server_event *e)
     s->api.runs.session = e->session;
     e->session = NULL;
     s->loaded = true;
+    tools_model(session_model(s->api.runs.session)->calls);
     hand_over(s);
     limit_owners(s);
     responses_requeue(&s->api);

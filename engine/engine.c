@@ -82,6 +82,7 @@ static int read_file(struct engine *e, const struct engine_opts *o, char *err, s
     info->file_bytes = gguf_bytes(e->gguf);
     info->arch = model_arch_name(m);
     info->chat_format = e->chat ? chat_format(e->chat) : NULL;
+    info->calls = e->chat ? chat_calls(e->chat) : ENGINE_CALLS_NONE;
     info->notes = vocab_notes(e->vocab);
     info->quantization = m->quantization;
     info->parameters = m->parameters;

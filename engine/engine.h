@@ -59,17 +59,31 @@ void engine_close(struct engine *e);
 
 #define ENGINE_NUMERICS_TEXT 23 /* bytes, with the terminator */
 
+/* How models write calls of tools; engine_info.calls says which. */
+enum engine_call_syntax {
+    ENGINE_CALLS_NONE,            /* the chat format has no tools that we know how to write */
+    ENGINE_CALLS_HERMES,          /* Qwen 2.5 and 3: <tool_call>{"name": NAME, "arguments": {}}</tool_call> */
+    ENGINE_CALLS_XML,             /* Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>... */
+    ENGINE_CALLS_LLAMA,           /* Llama 3: {"name": NAME, "parameters": {}} */
+    ENGINE_CALLS_MISTRAL_LIST,    /* [TOOL_CALLS][{"name": NAME, "arguments": {}}, ...] */
+    ENGINE_CALLS_MISTRAL_LIST_ID, /* the same with "id": "9 characters" behind the arguments */
+    ENGINE_CALLS_MISTRAL,         /* [TOOL_CALLS]NAME[ARGS]{} */
+    ENGINE_CALLS_MISTRAL_ID,      /* [TOOL_CALLS]NAME[CALL_ID]9 characters[ARGS]{} */
+    ENGINE_CALLS_HARMONY, /* gpt-oss: <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{} */
+};
+
 struct engine_info {
-    const char *arch;          /* "qwen2" */
-    const char *name;          /* general.name, or the file's base name without .gguf */
-    const char *file;          /* as given */
-    const char *backend;       /* "cpu-avx2" */
-    const char *numerics;      /* whose bits the backend has, kernels_numerics(): "cpu" */
-    const char *backend_notes; /* how it computes with this model, for a person; NULL: as always */
-    const char *chat_format;   /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
-    const char *kv_type;       /* "bf16" */
-    const char *notes;         /* what is wrong in the file but does no harm, a line each; NULL: nothing */
-    const char *quantization;  /* type of most weight bytes: "Q4_K" */
+    const char *arch;              /* "qwen2" */
+    const char *name;              /* general.name, or the file's base name without .gguf */
+    const char *file;              /* as given */
+    const char *backend;           /* "cpu-avx2" */
+    const char *numerics;          /* whose bits the backend has, kernels_numerics(): "cpu" */
+    const char *backend_notes;     /* how it computes with this model, for a person; NULL: as always */
+    const char *chat_format;       /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
+    enum engine_call_syntax calls; /* how its chat format writes calls of tools */
+    const char *kv_type;           /* "bf16" */
+    const char *notes;             /* what is wrong in the file but does no harm, a line each; NULL: nothing */
+    const char *quantization;      /* type of most weight bytes: "Q4_K" */
     uint64_t parameters;
     uint64_t file_bytes, weight_bytes;
     uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
@@ -149,7 +163,8 @@ struct engine_message {
     enum engine_role role;
     const char *text; /* UTF-8, not terminated */
     size_t len;
-    const char *name; /* of a call's tool, terminated */
+    const char *name; /* of a call's tool, or of a result's; terminated. A result may have none (NULL) */
+    const char *id;   /* of a call or a result, as the client names it; NULL: none */
 };
 
 enum {
@@ -169,9 +184,6 @@ int engine_chat_render(const struct engine *e, const struct engine_message *mess
  * next message begins (ChatML: <|im_end|> and a newline). */
 int engine_chat_close(const struct engine *e, struct engine_tokens *out);
 
-/* [any thread] Whether the chat format can say what tools there are, and what calls them. */
-bool engine_chat_tools(const struct engine *e);
-
 /* [any thread] Appends the beginning of a call behind an opened answer, so that the model can only go on with it: up to
  * the arguments of tool `name`, or, NULL, up to where the name of any begins. -ENOTSUP: the format has no tools. */
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out);
@@ -179,6 +191,10 @@ int engine_chat_open_call(const struct engine *e, const char *name, struct engin
 /* [any thread] Appends text that an opened answer begins with, so that the model goes on with it; where an answer opens
  * with thinking, that is over. -ENOTSUP: no chat format; -ENOMEM, -EOVERFLOW: too long. */
 int engine_chat_open_text(const struct engine *e, const char *text, size_t len, struct engine_tokens *out);
+
+/* [any thread] Appends what ends an answer's thinking, where it stands within it: what comes then is its text.
+ * -ENOTSUP: the format has no thinking. */
+int engine_chat_end_thinking(const struct engine *e, struct engine_tokens *out);
 
 /* [any thread] Writes a JSON text anew as chat templates write values: a space behind each comma and colon, no other,
  * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
@@ -354,9 +370,11 @@ enum engine_form_kind { ENGINE_FORM_OBJECT, ENGINE_FORM_SCHEMA, ENGINE_FORM_PATT
  * 0.5 ms, 0.2 s at most. */
 int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bool lenient, struct engine_form **out,
                     char *err, size_t err_size);
-/* What a call within an answer must be, between its marks. tools: a JSON list of {"name": NAME, "parameters": SCHEMA},
- * without parameters where the arguments are any object. *at: the tool that an error is about. */
-int engine_form_calls(const char *tools, size_t len, struct engine_form **out, size_t *at, char *err, size_t err_size);
+/* What a call within an answer must be, between its marks, where models write it so. tools: a JSON list of {"name":
+ * NAME, "parameters": SCHEMA}, without parameters where the arguments are any object. *at: the tool that an error is
+ * about. */
+int engine_form_calls(enum engine_call_syntax syntax, const char *tools, size_t len, struct engine_form **out,
+                      size_t *at, char *err, size_t err_size);
 /* Another owner of it; each frees it. */
 struct engine_form *engine_form_share(struct engine_form *f);
 /* NULL is fine. */
@@ -445,6 +463,7 @@ struct engine_part {
     } kind;
     const char *text;
     size_t len;
+    const char *id; /* CALL: what the model calls it, terminated; NULL: nothing */
     bool broken;
 };
 
@@ -462,17 +481,31 @@ void engine_calls_free(struct engine_calls *c);
 bool engine_calls_is_mark(const struct engine_calls *c, engine_token id);
 /* The mark that ends the call that the text is in; -1: it ends with its object, or where its fence does. */
 engine_token engine_calls_closing(const struct engine_calls *c);
-/* What has come of the object of a call that has no marks. */
-const char *engine_calls_object(const struct engine_calls *c, size_t *len);
+/* Whether the answer may go on with something else behind the call that the text is in, once that is whole. Otherwise
+ * it ends, or the mark above comes. */
+bool engine_calls_open_end(const struct engine_calls *c);
+/* What has come of the call that the text is in, as its form describes it: marks within it are bytes that no text has.
+ */
+const char *engine_calls_begun(struct engine_calls *c, size_t *len);
+/* Whether a mark is within calls, and part of what the form describes. */
+bool engine_calls_is_inner(const struct engine_calls *c, engine_token id);
 /* Whether the model is known to write calls without marks. */
 bool engine_calls_may_be_bare(const struct engine_calls *c);
+/* What came so far is the beginning of a call, because the answer was made to begin with it. */
+void engine_calls_made(struct engine_calls *c);
 /* From now on all is text. */
 void engine_calls_text_only(struct engine_calls *c);
 /* The marks with which thinking and calls begin, at most 2; how many there are. */
 int engine_calls_openings(const struct engine_calls *c, engine_token marks[2]);
 /* What the text is in now. */
-enum engine_within { ENGINE_WITHIN_TEXT, ENGINE_WITHIN_THINKING, ENGINE_WITHIN_CALL };
+enum engine_within {
+    ENGINE_WITHIN_TEXT,
+    ENGINE_WITHIN_THINKING, /* or in what says what comes */
+    ENGINE_WITHIN_CALL
+};
 enum engine_within engine_calls_within(const struct engine_calls *c);
+/* Whether that is thinking itself. */
+bool engine_calls_thinking(const struct engine_calls *c);
 int engine_calls_mark(struct engine_calls *c, engine_token id);
 /* Takes the next piece of the answer's text. 0, -ENOMEM, or what part() returned. */
 int engine_calls_text(struct engine_calls *c, const char *text, size_t len);

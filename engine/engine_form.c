@@ -1,5 +1,6 @@
 /* engine_form.c - forms of answers: compiled wherever a request is read, without an engine. */
 #include "engine/form_private.h"
+#include "engine/text/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -48,13 +49,26 @@ int engine_form_new(enum engine_form_kind kind, const char *text, size_t len, bo
     return rc;
 }
 
-int engine_form_calls(const char *tools, size_t len, struct engine_form **out, size_t *at, char *err, size_t err_size)
+int engine_form_calls(enum engine_call_syntax syntax, const char *tools, size_t len, struct engine_form **out,
+                      size_t *at, char *err, size_t err_size)
 {
+    static const struct grammar_call_form forms[] = {
+        [ENGINE_CALLS_NONE] = {GRAMMAR_CALL_OBJECT, "arguments", NULL, false},
+        [ENGINE_CALLS_HERMES] = {GRAMMAR_CALL_OBJECT, "arguments", NULL, false},
+        [ENGINE_CALLS_XML] = {GRAMMAR_CALL_XML, NULL, NULL, false},
+        [ENGINE_CALLS_LLAMA] = {GRAMMAR_CALL_OBJECT, "parameters", NULL, false},
+        [ENGINE_CALLS_MISTRAL_LIST] = {GRAMMAR_CALL_LIST, "arguments", NULL, false},
+        [ENGINE_CALLS_MISTRAL_LIST_ID] = {GRAMMAR_CALL_LIST, "arguments", NULL, true},
+        [ENGINE_CALLS_MISTRAL] = {GRAMMAR_CALL_NAMED, NULL, CHAT_MARK_ARGS, false},
+        [ENGINE_CALLS_MISTRAL_ID] = {GRAMMAR_CALL_NAMED, CHAT_MARK_ID, CHAT_MARK_ARGS, true},
+        [ENGINE_CALLS_HARMONY] = {GRAMMAR_CALL_NAMED, NULL, CHAT_MARK_CHANNEL "commentary json" CHAT_MARK_MESSAGE,
+                                  false},
+    };
     struct engine_form *f = form_new(ENGINE_FORM_CALL, tools, len, false);
     *at = 0;
     if (f == NULL)
         return -ENOMEM;
-    int rc = grammar_from_calls(tools, len, NULL, &f->grammar, at, err, err_size);
+    int rc = grammar_from_calls(&forms[syntax], tools, len, NULL, &f->grammar, at, err, err_size);
     if (rc)
         engine_form_free(f);
     else

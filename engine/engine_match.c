@@ -128,28 +128,37 @@ static struct engine_form *find(struct engine_forms *fs, struct engine_form *f, 
 
 /* ---- matches ----------------------------------------------------------------------------------------------------- */
 
-/* Of what has a meaning of its own, a text has nothing. */
-static const char *token_bytes(const void *v, int id, size_t *len)
+/* Of what has a meaning of its own, a text has nothing; the marks within calls have bytes that nothing else has. */
+static const char *token_bytes(const void *engine, int id, size_t *len)
 {
-    const char *bytes = vocab_token_bytes(v, id, len);
+    const struct vocab *v = engine_vocab(engine);
+    const char *mark = chat_mark_bytes(engine_chat(engine), id), *bytes = vocab_token_bytes(v, id, len);
+    if (mark != NULL) {
+        *len = strlen(mark);
+        return mark;
+    }
+    for (size_t i = 0; i < *len; i++)
+        if ((unsigned char)bytes[i] >= CHAT_MARK_FIRST) { /* no character has it */
+            *len = 0;
+            return bytes;
+        }
     if (vocab_is_reserved(v, id))
         *len = 0;
     return bytes;
 }
 
-static bool token_ends(const void *v, int id)
+static bool token_ends(const void *engine, int id)
 {
-    return vocab_ends_answer(v, id);
+    return engine_token_ends_answer(engine, id);
 }
 
 static int set_up(struct engine_forms *fs)
 {
-    const struct vocab *v = engine_vocab(fs->engine);
     int n_logits = engine_info(fs->engine)->n_vocab; /* rows that no token has are never allowed */
     char err[128];
     if (fs->vocab != NULL)
         return 0;
-    struct grammar_vocab_opts opts = {n_logits, token_bytes, token_ends, v};
+    struct grammar_vocab_opts opts = {n_logits, token_bytes, token_ends, fs->engine};
     return grammar_vocab_new(&opts, &fs->vocab, err, sizeof err);
 }
 
@@ -165,7 +174,7 @@ const uint32_t *engine_forms_endless(struct engine_forms *fs, int *rc)
         return NULL;
     }
     for (int id = 0; id < vocab_size(v) && id < engine_info(fs->engine)->n_vocab; id++)
-        if (!vocab_ends_answer(v, id))
+        if (!engine_token_ends_answer(fs->engine, id))
             fs->endless[id / 32] |= 1u << id % 32;
     return fs->endless;
 }
@@ -204,7 +213,7 @@ void engine_match_free(struct engine_match *m)
 int engine_match_push(struct engine_match *m, engine_token id)
 {
     size_t len = 0;
-    const char *bytes = engine_token_bytes(m->forms->engine, id, &len);
+    const char *bytes = token_bytes(m->forms->engine, id, &len);
     return grammar_match_push(m->match, bytes, len);
 }
 
@@ -226,13 +235,16 @@ int engine_match_forced(struct engine_match *m, struct engine_tokens *out)
 {
     char text[FORCED_MAX];
     size_t len = grammar_match_forced(m->match, text, sizeof text), at = 0, before = out->n;
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)text[i] >= CHAT_MARK_FIRST) /* a mark, which no text gives */
+            len = i;
     if (len == 0)
         return 0;
     int rc = vocab_tokenize(engine_vocab(m->forms->engine), text, len, VOCAB_CONTINUES, out);
     /* A vocabulary that cannot write it as it is, is left to the model. */
     for (size_t i = before; rc == 0 && i < out->n; i++) {
         size_t n;
-        const char *bytes = token_bytes(engine_vocab(m->forms->engine), out->ids[i], &n);
+        const char *bytes = token_bytes(m->forms->engine, out->ids[i], &n);
         if (n == 0 || n > len - at || memcmp(bytes, text + at, n) != 0) {
             out->n = before;
             return 0;

@@ -20,7 +20,7 @@ const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *
 
 bool engine_token_ends_answer(const struct engine *e, engine_token id)
 {
-    return vocab_ends_answer(engine_vocab(e), id);
+    return chat_ends_answer(engine_chat(e), engine_vocab(e), id);
 }
 
 const char *engine_chat_format_at(size_t i)
@@ -51,16 +51,16 @@ struct engine_stream *engine_stream_new(const struct engine *e, const char *cons
     return stream_new(engine_vocab(e), stops, n_stops);
 }
 
-bool engine_chat_tools(const struct engine *e)
-{
-    const struct chat *c = engine_chat(e);
-    return c != NULL && chat_tools(c);
-}
-
 bool engine_chat_thinks(const struct engine *e)
 {
     const struct chat *c = engine_chat(e);
     return c != NULL && chat_thinks(c);
+}
+
+int engine_chat_end_thinking(const struct engine *e, struct engine_tokens *out)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL ? chat_end_thinking(c, engine_vocab(e), out) : -ENOTSUP;
 }
 
 int engine_chat_open_call(const struct engine *e, const char *name, struct engine_tokens *out)

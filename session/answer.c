@@ -106,19 +106,38 @@ static char *item_id(const struct turn *t, const char *prefix)
     return asprintf(&id, "%s%s%s", prefix, tail ? tail : "_", number) < 0 ? NULL : id;
 }
 
-static char *call_body(const struct turn *t, const char *name)
+/* written: what the model calls it. Nine letters and digits that stand behind a dash are what the result's id is in the
+ * context of such a model. */
+static char *call_body(const struct turn *t, const char *name, const char *written)
 {
+    static const char LETTERS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     cJSON *o = cJSON_CreateObject();
-    char *id = item_id(t, "call"), *body = NULL;
-    if (o && id && cJSON_AddStringToObject(o, "call_id", id) && cJSON_AddStringToObject(o, "name", name))
+    char *id = item_id(t, "call"), *body = NULL, *longer = NULL;
+    if (id && written && strlen(written) == 9 && strspn(written, LETTERS) == 9) {
+        if (asprintf(&longer, "%s-%s", id, written) < 0)
+            longer = NULL;
+        free(id);
+        id = longer;
+    }
+    bool fine = o && id && cJSON_AddStringToObject(o, "call_id", id) && cJSON_AddStringToObject(o, "name", name);
+    cJSON *labels = fine && t->labels ? cJSON_Parse(t->labels) : NULL;
+    cJSON *own = cJSON_GetObjectItemCaseSensitive(labels, name);
+    for (cJSON *label = own ? own->child : NULL; fine && label; label = label->next) {
+        cJSON *copy = cJSON_Duplicate(label, true);
+        fine = copy && cJSON_AddItemToObject(o, label->string, copy);
+        if (!fine)
+            cJSON_Delete(copy);
+    }
+    cJSON_Delete(labels);
+    if (fine)
         body = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
     free(id);
     return body;
 }
 
-/* name: of a call's tool. */
-static int begin_item(struct turn *t, enum answer_kind kind, const char *name)
+/* name, written: of a call: its tool, and what the model calls it. */
+static int begin_item(struct turn *t, enum answer_kind kind, const char *name, const char *written)
 {
     static const struct {
         const char *kind, *prefix;
@@ -134,7 +153,7 @@ static int begin_item(struct turn *t, enum answer_kind kind, const char *name)
                                   .public_id = item_id(t, kinds[kind].prefix),
                                   .kind = strdup(kinds[kind].kind),
                                   .role = strdup(stored_role_name(ENGINE_ASSISTANT)),
-                                  .body = name ? call_body(t, name) : NULL,
+                                  .body = name ? call_body(t, name, written) : NULL,
                                   .created_ms = session_wall_ms()};
     t->n_output_items++;
     if (!item->public_id || !item->kind || !item->role || (name && !item->body))
@@ -198,7 +217,7 @@ static int take_part(void *arg, const struct engine_part *p)
         if (t->item_open && t->item_kind != kind)
             rc = end_item(t, false);
         if (!rc && !t->item_open)
-            rc = begin_item(t, kind, NULL);
+            rc = begin_item(t, kind, NULL, NULL);
         return rc ? rc : say(t, p->text, p->len);
     case ENGINE_PART_THINKING_END:
         return end_item(t, p->broken);
@@ -206,7 +225,7 @@ static int take_part(void *arg, const struct engine_part *p)
         name = strndup(p->text, p->len);
         rc = name ? end_item(t, false) : -ENOMEM;
         if (!rc)
-            rc = begin_item(t, ANSWER_CALL, name);
+            rc = begin_item(t, ANSWER_CALL, name, p->id);
         free(name);
         return rc;
     case ENGINE_PART_ARGUMENTS:
@@ -236,7 +255,7 @@ int answer_begin(struct turn *t)
 {
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
-    const char *tools = t->tool_choice != SESSION_TOOLS_NONE ? t->tools : NULL;
+    const char *tools = t->tool_choice == SESSION_TOOLS_NONE ? NULL : t->callable ? t->callable : t->tools;
     if (t->stream && !t->raw && (tools || engine_chat_thinks(e)) &&
         !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;
@@ -290,6 +309,8 @@ static int take_opening(struct turn *t)
     for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++)
         rc = push(t, t->context.ids[i]);
     t->opened = true;
+    if (t->calls && !t->continues)
+        engine_calls_made(t->calls);
     return rc;
 }
 
@@ -330,6 +351,7 @@ int answer_token(struct turn *t, const struct engine_pick *pick)
     }
     rc = rc ? rc : note_odds(t, pick);
     rc = rc ? rc : push(t, pick->token);
+    t->n_thought += t->calls && engine_calls_thinking(t->calls);
     if (rc == 1) {
         t->stopped_by_string = true;
         rc = cut(t);
@@ -358,7 +380,7 @@ int answer_finish(struct turn *t)
         return rc;
     if (t->broken_call && !t->reason)
         t->reason = "malformed_call";
-    if (!t->n_output_items && (rc = begin_item(t, ANSWER_MESSAGE, NULL)))
+    if (!t->n_output_items && (rc = begin_item(t, ANSWER_MESSAGE, NULL, NULL)))
         return rc;
     return end_item(t, t->reason != NULL); /* what was cut short is the last of it */
 }

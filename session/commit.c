@@ -146,7 +146,8 @@ void turn_finish(struct turn *t)
     t->receipt.saved = !t->store || touch ? "off" : t->hot || t->n_aside ? "pending" : "yes";
     if (!t->store || touch) {
         receipt_finish(t);
-        if (!touch) {
+        /* A warm-up that is not stored, and follows nothing that is, can be followed itself. */
+        if (!touch || (!t->store && !t->found.parent.id && !t->found.conversation.public_id)) {
             if (t->hot) {
                 t->hot->turn = 0;
                 t->hot->ephemeral = strdup(t->response_id);

@@ -57,30 +57,53 @@ static enum engine_within within(const struct turn *t)
 
 /* ---- calls ---- */
 
-/* What there is of the call already: behind the mark that the prompt has, or of an object without marks. */
+static int ignore_part(void *arg, const struct engine_part *part)
+{
+    (void)arg;
+    (void)part;
+    return 0;
+}
+
+/* What the answer was made to begin with, which its parts have not taken in yet. */
+static int push_opening(struct turn *t)
+{
+    const struct engine *e = t->session->engine;
+    struct engine_calls *calls = engine_calls_new(e, t->callable ? t->callable : t->tools, ignore_part, NULL);
+    int rc = calls ? 0 : -ENOMEM;
+    for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++) {
+        engine_token id = t->context.ids[i];
+        size_t len;
+        const char *bytes = engine_token_bytes(e, id, &len);
+        rc = engine_calls_is_mark(calls, id) ? engine_calls_mark(calls, id) : engine_calls_text(calls, bytes, len);
+    }
+    if (rc == 0) {
+        size_t len;
+        const char *text = engine_calls_begun(calls, &len);
+        rc = engine_match_push_text(t->call_match, text, len);
+    }
+    engine_calls_free(calls);
+    return rc;
+}
+
+/* What there is of the call already. */
 static int push_begun(struct turn *t)
 {
     const char *text, *held;
     size_t len, held_len;
-    int rc = 0, i = t->n_prompt;
-    if (opens_with_call(t)) {
-        while (i > t->n_prompt - t->n_opened && !engine_calls_is_mark(t->calls, t->context.ids[i - 1]))
-            i--;
-        for (; i < t->n_prompt && rc == 0; i++)
-            rc = engine_match_push(t->call_match, t->context.ids[i]);
-        return rc;
-    }
-    text = engine_calls_object(t->calls, &len);
+    int rc = 0;
+    if (opens_with_call(t))
+        return push_opening(t);
+    text = engine_calls_begun(t->calls, &len);
     if (len > 0 && (rc = engine_match_push_text(t->call_match, text, len)) == 0 &&
         (rc = engine_stream_held(t->stream, &held, &held_len)) == 0)
         rc = engine_match_push_text(t->call_match, held, held_len);
     return rc;
 }
 
-/* Without a mark it is whole, and what comes is a fence, or something else. */
+/* It is whole, and has no mark behind it: what comes is a fence, the mark of another one, or something else. */
 static bool call_is_over(const struct turn *t)
 {
-    return engine_match_complete(t->call_match) && engine_calls_closing(t->calls) < 0;
+    return engine_match_complete(t->call_match) && engine_calls_open_end(t->calls);
 }
 
 static int call_mask(struct turn *t, const uint32_t **mask)
@@ -93,10 +116,9 @@ static int call_mask(struct turn *t, const uint32_t **mask)
     uint32_t *bits = rc == 0 ? engine_match_mask(t->call_match, &rc) : NULL;
     if (rc)
         return rc;
-    if (engine_match_complete(t->call_match)) {
-        engine_token closing = engine_calls_closing(t->calls);
+    engine_token closing = engine_calls_closing(t->calls);
+    if (engine_match_complete(t->call_match) && closing >= 0)
         bits[closing / 32] |= 1u << closing % 32;
-    }
     *mask = bits;
     return 0;
 }
@@ -184,7 +206,8 @@ int form_mask(struct turn *t, const uint32_t **mask)
 
 int form_take(struct turn *t, engine_token id)
 {
-    if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form_begun)
+    if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form_begun &&
+        !(t->call_match && engine_calls_is_inner(t->calls, id)))
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)
         return t->call_match && !call_is_over(t) ? form_failed(t, engine_match_push(t->call_match, id)) : 0;
@@ -211,6 +234,9 @@ void form_after(struct turn *t)
 int form_forced(struct turn *t, struct engine_tokens *out)
 {
     struct engine_match *m = NULL;
+    /* A mark that begins thinking counts as one of its tokens. */
+    if (t->thinking_tokens && t->calls && engine_calls_thinking(t->calls) && t->n_thought >= t->thinking_tokens)
+        return engine_chat_end_thinking(t->session->engine, out);
     if (t->logprobs) /* which the model's tokens only have */
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)

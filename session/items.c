@@ -37,16 +37,29 @@ char *items_field(const char *body, const char *key)
     return text;
 }
 
+/* A call's and a result's tool and id: the message points into *names, which holds both. */
+static int name_message(const char *body, struct engine_message *m, char **names)
+{
+    char *name = items_field(body, "name"), *id = items_field(body, "call_id");
+    size_t n = name ? strlen(name) + 1 : 0, k = id ? strlen(id) + 1 : 0;
+    *names = malloc(n + k + 1);
+    if (*names && name)
+        m->name = memcpy(*names, name, n);
+    if (*names && id)
+        m->id = memcpy(*names + n, id, k);
+    free(name);
+    free(id);
+    return *names && (name || m->role != ENGINE_CALL) ? 0 : -ENOMEM;
+}
+
 int items_message(const struct storage_item *row, struct engine_message *out, char **name)
 {
     enum engine_role role;
     *name = NULL;
     if (!row->text || items_role(row->kind, row->role, &role))
         return -ENOENT;
-    if (role == ENGINE_CALL && !(*name = items_field(row->body, "name")))
-        return -ENOMEM;
-    *out = (struct engine_message){.role = role, .text = row->text, .len = strlen(row->text), .name = *name};
-    return 0;
+    *out = (struct engine_message){.role = role, .text = row->text, .len = strlen(row->text)};
+    return role == ENGINE_CALL || role == ENGINE_RESULT ? name_message(row->body, out, name) : 0;
 }
 
 static size_t trimmed(const char **text, size_t len)
@@ -207,7 +220,7 @@ int items_take(struct turn *t, struct storage_turn *row)
 /* ---- results, and the calls that they belong to ---- */
 
 struct call {
-    char *id;
+    char *id, *name;
     bool answered;
 };
 
@@ -222,8 +235,11 @@ static int add_call(struct calls *c, const char *body, bool answered)
     if (!grown)
         return -ENOMEM;
     c->list = grown;
-    grown[c->n] = (struct call){items_field(body, "call_id"), answered};
-    c->n += grown[c->n].id != NULL;
+    struct call call = {items_field(body, "call_id"), items_field(body, "name"), answered};
+    grown[c->n] = call;
+    c->n += call.id != NULL;
+    if (!call.id)
+        free(call.name);
     return 0;
 }
 
@@ -236,8 +252,10 @@ static struct call *find_call(const struct calls *c, const char *id)
     return NULL;
 }
 
-static int take_item(struct calls *c, const struct storage_item *item, const char **wrong)
+/* *of: the call that an item is the result of; NULL: it is none. */
+static int take_item(struct calls *c, const struct storage_item *item, const struct call **of, const char **wrong)
 {
+    *of = NULL;
     if (!strcmp(item->kind, "function_call"))
         return add_call(c, item->body, false);
     if (strcmp(item->kind, "function_call_output") != 0)
@@ -251,6 +269,7 @@ static int take_item(struct calls *c, const struct storage_item *item, const cha
         *wrong = "the output of a call was given twice";
     else
         call->answered = true;
+    *of = call;
     return 0;
 }
 
@@ -261,6 +280,7 @@ static int calls_before(struct storage_ledger *l, const struct turn *t, struct c
     struct storage_turn rows[8];
     int rc = 0, n = 0;
     const char *ignored = NULL;
+    const struct call *of;
     while (id && n < 8 && !rc) {
         rc = storage_turn_by_id(l, t->found.owner.id, id, STORAGE_TURN_ITEMS, &rows[n]);
         if (rc)
@@ -270,13 +290,29 @@ static int calls_before(struct storage_ledger *l, const struct turn *t, struct c
     }
     for (int i = n; i-- > 0;) {
         for (size_t k = 0; !rc && k < rows[i].n_items; k++)
-            rc = take_item(c, &rows[i].items[k], &ignored);
+            rc = take_item(c, &rows[i].items[k], &of, &ignored);
         storage_turn_free(&rows[i]);
     }
     return rc;
 }
 
-int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong)
+/* The result's row gets the name of its tool, which some formats write. */
+static int name_result(struct turn *t, size_t i, const char *name)
+{
+    struct storage_item *item = &t->items[i];
+    cJSON *o = item->body ? cJSON_Parse(item->body) : NULL;
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "name");
+    char *body = o && cJSON_AddStringToObject(o, "name", name) ? cJSON_PrintUnformatted(o) : NULL;
+    cJSON_Delete(o);
+    if (!body)
+        return -ENOMEM;
+    free(item->body);
+    free(t->names[i]);
+    item->body = body;
+    return items_message(item, &t->messages[i], &t->names[i]);
+}
+
+int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong)
 {
     struct calls c = {0};
     size_t first = t->match ? 0 : t->found.matched;
@@ -285,10 +321,16 @@ int items_check_results(struct storage_ledger *l, const struct turn *t, const ch
     for (size_t i = first; i < t->n_messages; i++)
         any |= t->messages[i].role == ENGINE_RESULT;
     int rc = any && !t->match ? calls_before(l, t, &c) : 0;
-    for (size_t i = first; any && !rc && !*wrong && i < t->n_messages; i++)
-        rc = take_item(&c, &t->items[i], wrong);
-    for (size_t i = 0; i < c.n; i++)
+    for (size_t i = first; any && !rc && !*wrong && i < t->n_messages; i++) {
+        const struct call *of;
+        rc = take_item(&c, &t->items[i], &of, wrong);
+        if (!rc && of && of->name)
+            rc = name_result(t, i, of->name);
+    }
+    for (size_t i = 0; i < c.n; i++) {
         free(c.list[i].id);
+        free(c.list[i].name);
+    }
     free(c.list);
     return rc;
 }

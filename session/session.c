@@ -486,6 +486,8 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->request = copy(r->request, &failed);
     t->tools = copy(r->tools, &failed);
     t->tool = copy(r->tool, &failed);
+    t->callable = copy(r->callable, &failed);
+    t->labels = copy(r->labels, &failed);
     t->opening = copy(r->opening, &failed);
     t->continues = copy(r->continues, &failed);
     t->tool_choice = r->tool_choice;
@@ -533,6 +535,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->form = engine_form_share(r->form);
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
+    t->thinking_tokens = r->thinking_tokens;
     t->logprobs = r->logprobs;
     t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
     t->match = r->match;

@@ -265,6 +265,9 @@ struct session_turn {
         *tools; /* definitions, as in a message of ENGINE_TOOLS; NULL: none. Other ones than before change the past */
     enum session_tools tool_choice;
     const char *tool;
+    const char *callable; /* those of `tools` that may be called, in the same form; NULL: all */
+    const char
+        *labels;   /* JSON object: what the body of a call has besides its own, by its tool's name; NULL: nothing */
     bool one_call; /* the answer is over with its first call */
     const char *
         params; /* JSON object: request parameters to echo when the response is fetched, stored as it is; may be NULL */
@@ -277,6 +280,7 @@ struct session_turn {
     const char *const *stops;
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
+    int thinking_tokens;   /* thinking is ended behind so many; 0: it ends by itself; -1: at once */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool keeps;            /* instructions and tools that it does not name are those of what it follows */

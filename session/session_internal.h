@@ -194,6 +194,8 @@ struct turn {
     char *opening, *continues;        /* NULL: none */
     struct engine_tokens opening_ids; /* of the answer that is continued */
     char *tools, *tools_form, *tool;  /* tools_form: in the sorted form, by which they are compared */
+    char *callable, *labels;          /* NULL: all of them; nothing */
+    int thinking_tokens, n_thought;   /* how many may be thought, as in a session_turn, and how many were */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
@@ -555,17 +557,17 @@ int items_take(struct turn *t, struct storage_turn *row);
 int items_role(const char *kind, const char *role, enum engine_role *out);
 /* A string in a body, malloc'd. NULL: it is not there, or no memory. */
 char *items_field(const char *body, const char *key);
-/* A row as a message, whose text is the row's and whose name *name (malloc'd; may be NULL). -ENOENT: it is no part of a
- * context; -ENOMEM. */
+/* A row as a message, whose text is the row's and whose name and id are in *name (malloc'd; may be NULL). -ENOENT: it
+ * is no part of a context; -ENOMEM. */
 int items_message(const struct storage_item *row, struct engine_message *out, char **name);
 /* Goes on with a chain of hashes, so that equal histories have equal hashes. 0 or -ENOMEM. */
 int items_chain(uint8_t hash[32], const struct engine_message *m);
-/* In a job: whether each result among the turn's new items belongs to a call that has none yet; *wrong says what is not
- * so. 0 or negative. */
 bool items_is_reference(const char *kind);
 /* [ledger thread] Puts what references mean in their place; thinking is left out. *wrong: one means nothing. */
 int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);
-int items_check_results(struct storage_ledger *l, const struct turn *t, const char **wrong);
+/* In a job: whether each result among the turn's new items belongs to a call that has none yet, whose tool it is told
+ * then; *wrong says what is not so. 0 or negative. */
+int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong);
 
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */

@@ -46,9 +46,9 @@ void turn_free(struct turn *t)
 {
     if (!t)
         return;
-    char *texts[] = {t->owner,        t->response_id, t->conversation, t->previous, t->parent,
-                     t->instructions, t->replaces,    t->params,       t->key,      t->request,
-                     t->tools,        t->tools_form,  t->tool,         t->opening,  t->continues};
+    char *texts[] = {t->owner,    t->response_id, t->conversation, t->previous, t->parent, t->instructions,
+                     t->replaces, t->params,      t->key,          t->request,  t->tools,  t->tools_form,
+                     t->tool,     t->opening,     t->continues,    t->callable, t->labels};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
     for (size_t i = 0; t->names && i < t->n_messages; i++)

@@ -326,8 +326,8 @@ cleanup:
     return rc;
 }
 
-/* Thinking is the model's own: what is asked of it is checked, and changes nothing. */
-static int check_thinking(const cJSON *body, struct api_error *e)
+/* How much may be thought: nothing, up to a budget, or as much as the model likes. */
+static int parse_thinking(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     const cJSON *thinking = NULL;
     const char *type = NULL;
@@ -343,6 +343,7 @@ static int check_thinking(const cJSON *body, struct api_error *e)
                       "'thinking.type' must be enabled, adaptive or disabled.");
         return -1;
     }
+    q->thinking_tokens = thinking && strcmp(type, "disabled") == 0 ? -1 : (int)budget;
     return 0;
 }
 
@@ -386,7 +387,7 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
     q->format = &anthropic_format;
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
-    if (unsupported_check(body, UNSUPPORTED_ANTHROPIC, e) || check_thinking(body, e) || check_edits(body, e) ||
+    if (unsupported_check(body, UNSUPPORTED_ANTHROPIC, e) || parse_thinking(q, body, e) || check_edits(body, e) ||
         parse_format(q, body, e) || json_bool(body, "", "stream", &q->stream, e) ||
         json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||

@@ -282,12 +282,25 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
 
+/* ---- calls (calls.c) ----------------------------------------------------------------------------------------------
+ */
+
+/* Makes the fields of a body those that a client knows: a name without its namespace. */
+void call_show(cJSON *item);
+/* A custom tool's input, as far as it can be told of its arguments so far: behind *from (0: all), which moves on.
+ * malloc'd; NULL: out of memory. */
+char *call_input(const char *arguments, size_t *from);
+/* The arguments that stand for an input, the other way round. */
+char *call_arguments(const char *input);
+
 /* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
  */
 
 #define TOOL_NAME_MAX 64
 
 bool tool_name_valid(const char *name);
+/* How the process's model writes calls: what strict ones are compiled for. Before anything is parsed. */
+void tools_model(enum engine_call_syntax calls);
 /* Reads `tools`, `tool_choice` and `parallel_tool_calls` into q. schema: where a definition's schema stands, for
  * errors; "function....": definitions and choices have their function under "function", as in Chat Completions. What a
  * response shows of them goes into echo (may be NULL). 0, or -1 and *e. */

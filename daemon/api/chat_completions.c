@@ -184,10 +184,18 @@ static cJSON *call_object(const struct run *run, size_t i, const char *arguments
     const cJSON *id = body ? json_get(body, "call_id") : NULL, *name = body ? json_get(body, "name") : NULL;
     cJSON *call = cJSON_CreateObject();
     cJSON_AddStringToObject(call, "id", cJSON_IsString(id) ? id->valuestring : "");
-    cJSON_AddStringToObject(call, "type", "function");
-    cJSON *function = cJSON_AddObjectToObject(call, "function");
+    const char *kind = run->items[i].custom ? "custom" : "function";
+    size_t from = 0;
+    char *input = run->items[i].custom ? call_input(arguments, &from) : NULL;
+    cJSON_AddStringToObject(call, "type", kind);
+    cJSON *function = cJSON_AddObjectToObject(call, kind);
     cJSON_AddStringToObject(function, "name", cJSON_IsString(name) ? name->valuestring : "");
-    cJSON_AddStringToObject(function, "arguments", arguments);
+    if (run->items[i].custom) {
+        cJSON_AddStringToObject(function, "input", input ? input : "");
+    } else {
+        cJSON_AddStringToObject(function, "arguments", arguments);
+    }
+    free(input);
     cJSON_Delete(body);
     return call;
 }
@@ -282,9 +290,15 @@ static void chat_item(struct run *run, size_t i)
 static void chat_delta(struct run *run, size_t i, const char *text)
 {
     if (is_call(run, i)) {
-        cJSON *call = cJSON_CreateObject();
-        cJSON_AddStringToObject(cJSON_AddObjectToObject(call, "function"), "arguments", text);
-        emit_call(run, i, call);
+        bool custom = run->items[i].custom;
+        char *input = custom ? call_input(run->items[i].text, &run->items[i].input_told) : NULL;
+        if (!custom || (input && *input)) {
+            cJSON *call = cJSON_CreateObject();
+            cJSON *of = cJSON_AddObjectToObject(call, custom ? "custom" : "function");
+            cJSON_AddStringToObject(of, custom ? "input" : "arguments", custom ? input : text);
+            emit_call(run, i, call);
+        }
+        free(input);
         return;
     }
     cJSON *delta = cJSON_CreateObject();

@@ -155,13 +155,19 @@ static void where(const struct message_list *l, const char *field, char out[96])
     snprintf(out, 96, "%.40s[%zu]%s%.40s", l->name, l->index, field ? "." : "", field ? field : "");
 }
 
-/* {"call_id", "name"}, kept. NULL: out of memory. */
-static char *call_body(struct turn_request *q, const char *call_id, const char *name)
+/* {"call_id", "name", ...}, kept. NULL: out of memory. */
+static char *call_body(struct turn_request *q, const char *call_id, const char *name, const char *space, bool custom)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "call_id", call_id);
     if (name) {
         cJSON_AddStringToObject(o, "name", name);
+    }
+    if (space) {
+        cJSON_AddStringToObject(o, "namespace", space);
+    }
+    if (custom) {
+        cJSON_AddTrueToObject(o, "custom");
     }
     char *text = json_text(o), *body = text ? message_keep(q, text) : NULL;
     free(text);
@@ -184,9 +190,15 @@ int message_need_string(const struct message_list *l, const cJSON *o, const char
     return 0;
 }
 
-int message_add_call(struct message_list *l, const char *id, const char *name, const char *arguments,
-                     const char *prefix)
+/* space: a namespace that the name is in; NULL: none. */
+static int add_named_call(struct message_list *l, const char *id, const char *name, const char *space, bool custom,
+                          const char *arguments, const char *prefix)
 {
+    char whole[2 * TOOL_NAME_MAX + 2];
+    if (space && tool_name_valid(space) && tool_name_valid(name)) {
+        snprintf(whole, sizeof(whole), "%.*s.%.*s", TOOL_NAME_MAX, space, TOOL_NAME_MAX, name);
+        name = whole;
+    }
     if (!tool_name_valid(name)) {
         char param[96];
         snprintf(param, sizeof(param), "%.80sname", prefix);
@@ -194,28 +206,55 @@ int message_add_call(struct message_list *l, const char *id, const char *name, c
                       TOOL_NAME_MAX);
         return -1;
     }
-    char *text = message_keep(l->q, arguments), *body = text ? call_body(l->q, id, name) : NULL;
+    char *text = message_keep(l->q, arguments), *body = text ? call_body(l->q, id, name, space, custom) : NULL;
     return body ? message_add(l, "function_call", "fc_", ENGINE_ASSISTANT, text, body) : message_no_memory(l->e);
+}
+
+int message_add_call(struct message_list *l, const char *id, const char *name, const char *arguments,
+                     const char *prefix)
+{
+    return add_named_call(l, id, name, NULL, false, arguments, prefix);
 }
 
 /* id: the call's. o: where its name and arguments are. */
 static int add_call(struct message_list *l, const char *id, const cJSON *o, const char *prefix)
 {
-    const char *name, *arguments;
+    const char *name, *arguments, *space = NULL;
     return message_need_string(l, o, prefix, "name", 128, &name) ||
+                   json_string(o, prefix, "namespace", 128, &space, l->e) ||
                    message_need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments)
                ? -1
-               : message_add_call(l, id, name, arguments, prefix);
+               : add_named_call(l, id, name, space, false, arguments, prefix);
 }
 
-int message_add_result(struct message_list *l, const char *id, const cJSON *content, const char *param)
+/* The same of a custom tool: `input` is a text. */
+static int add_custom_call(struct message_list *l, const char *id, const cJSON *o, const char *prefix)
+{
+    const char *name, *input, *space = NULL;
+    if (message_need_string(l, o, prefix, "name", 128, &name) ||
+        json_string(o, prefix, "namespace", 128, &space, l->e) ||
+        message_need_string(l, o, prefix, "input", BODY_BYTES_MAX, &input)) {
+        return -1;
+    }
+    char *arguments = call_arguments(input);
+    int rc = arguments ? add_named_call(l, id, name, space, true, arguments, prefix) : message_no_memory(l->e);
+    free(arguments);
+    return rc;
+}
+
+static int add_result(struct message_list *l, const char *id, const cJSON *content, bool custom, const char *param)
 {
     char *text;
     if (message_text(l->q, content, param, &text, l->e)) {
         return -1;
     }
-    char *body = call_body(l->q, id, NULL);
+    char *body = call_body(l->q, id, NULL, NULL, custom);
     return body ? message_add(l, "function_call_output", "fco_", ENGINE_USER, text, body) : message_no_memory(l->e);
+}
+
+int message_add_result(struct message_list *l, const char *id, const cJSON *content, const char *param)
+{
+    return add_result(l, id, content, false, param);
 }
 
 /* The calls of a message of Chat Completions. */
@@ -241,10 +280,21 @@ static int add_tool_calls(struct message_list *l, const cJSON *calls)
             json_object(call, prefix, "function", &function, l->e)) {
             return -1;
         }
+        if (strcmp(type, "custom") == 0) {
+            const cJSON *custom = NULL;
+            if (json_object(call, prefix, "custom", &custom, l->e) || !custom) {
+                return l->e->status ? -1 : message_need_string(l, call, prefix, "custom", 1, &id);
+            }
+            strncat(prefix, "custom.", sizeof(prefix) - strlen(prefix) - 1);
+            if (add_custom_call(l, id, custom, prefix)) {
+                return -1;
+            }
+            continue;
+        }
         if (strcmp(type, "function") != 0 || !function) {
             strncat(prefix, function ? "type" : "function", sizeof(prefix) - strlen(prefix) - 1);
             api_error_set(l->e, 400, function ? "invalid_value" : "missing_required_parameter", prefix,
-                          "'%s': only calls of functions are supported.", prefix);
+                          "'%s': only calls of functions and custom tools are supported.", prefix);
             return -1;
         }
         strncat(prefix, "function.", sizeof(prefix) - strlen(prefix) - 1);
@@ -348,11 +398,18 @@ static int add_item(struct message_list *l, const cJSON *item)
     if (strcmp(type, "function_call") == 0) {
         return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1 : add_call(l, id, item, prefix);
     }
-    if (strcmp(type, "function_call_output") == 0) {
+    if (strcmp(type, "custom_tool_call") == 0) {
+        return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id) ? -1
+                                                                                 : add_custom_call(l, id, item, prefix);
+    }
+    if (strcmp(type, "function_call_output") == 0 || strcmp(type, "custom_tool_call_output") == 0) {
         where(l, "output", param);
         return message_need_string(l, item, prefix, "call_id", CALL_ID_MAX, &id)
                    ? -1
-                   : message_add_result(l, id, json_get(item, "output"), param);
+                   : add_result(l, id, json_get(item, "output"), type[0] == 'c', param);
+    }
+    if (strcmp(type, "additional_tools") == 0) {
+        return 0; /* tools.c reads them */
     }
     where(l, "type", param);
     api_error_set(l->e, 400, "invalid_value", param, "Items of type '%.40s' are not supported.", type);

@@ -93,8 +93,23 @@ static cJSON *show_item(const struct session_item *i, const char *status, bool w
         free(key);
     }
     cJSON_Delete(body);
-    cJSON_AddStringToObject(item, strcmp(i->kind, "function_call") == 0 ? "arguments" : "output",
-                            with_text ? i->text : "");
+    bool call = strcmp(i->kind, "function_call") == 0, custom = cJSON_IsTrue(json_get(item, "custom"));
+    call_show(item);
+    if (!call) { /* the context's alone */
+        cJSON_DeleteItemFromObjectCaseSensitive(item, "name");
+    }
+    if (custom) {
+        cJSON_ReplaceItemInObjectCaseSensitive(
+            item, "type", cJSON_CreateString(call ? "custom_tool_call" : "custom_tool_call_output"));
+    }
+    if (custom && call) {
+        size_t from = 0;
+        char *input = with_text ? call_input(i->text, &from) : NULL;
+        cJSON_AddStringToObject(item, "input", input ? input : "");
+        free(input);
+        return item;
+    }
+    cJSON_AddStringToObject(item, call ? "arguments" : "output", with_text ? i->text : "");
     return item;
 }
 
@@ -382,6 +397,13 @@ static void responses_item_end(struct run *run, size_t i)
         emit_thinking(run, i, "response.reasoning_summary_part.done", NULL, NULL, summary_part(text));
     } else if (is(run, i, "reasoning")) {
         emit_thinking(run, i, "response.reasoning_text.done", "text", text, NULL);
+    } else if (run->items[i].custom) {
+        size_t from = 0;
+        char *input = call_input(text, &from);
+        e = item_event(run, i);
+        cJSON_AddStringToObject(e, "input", input ? input : "");
+        emit(run, "response.custom_tool_call_input.done", e);
+        free(input);
     } else {
         cJSON *body = run->items[i].body ? cJSON_Parse(run->items[i].body) : NULL;
         const cJSON *name = body ? json_get(body, "name") : NULL;
@@ -422,6 +444,16 @@ static void responses_delta(struct run *run, size_t i, const char *text)
         emit_thinking(run, i,
                       wants_summary(run) ? "response.reasoning_summary_text.delta" : "response.reasoning_text.delta",
                       "delta", text, NULL);
+        return;
+    }
+    if (run->items[i].custom) {
+        char *input = call_input(run->items[i].text, &run->items[i].input_told);
+        cJSON *e = input && *input ? item_event(run, i) : NULL;
+        if (e) {
+            cJSON_AddStringToObject(e, "delta", input);
+            emit(run, "response.custom_tool_call_input.delta", e);
+        }
+        free(input);
         return;
     }
     cJSON *e = message ? part_event(run, i) : item_event(run, i);

@@ -80,8 +80,10 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
 {
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
+    int64_t thinking = -1;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
         bias_parse(body, q, e) || priority_parse(o, p, &q->patient, e) ||
+        json_int(o, p, "thinking_tokens", 0, 1 << 30, &thinking, e) ||
         json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
         json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
@@ -89,6 +91,7 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
         return -1;
     }
+    q->thinking_tokens = thinking > 0 ? (int)thinking : thinking == 0 ? -1 : 0;
     q->finish_on_disconnect = websocket && (q->conversation || q->continues);
     if (disconnect) {
         q->finish_on_disconnect = strcmp(disconnect, "finish") == 0;
@@ -116,6 +119,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     cJSON_AddNumberToObject(echo, "top_p", sampling_shown(q->sampling.top_p));
     cJSON *own = cJSON_AddObjectToObject(echo, "convod");
     sampling_echo(&q->sampling, own);
+    if (thinking >= 0) {
+        cJSON_AddNumberToObject(own, "thinking_tokens", (double)thinking);
+    }
     if (q->progress) {
         cJSON_AddBoolToObject(own, "progress", true);
     }
@@ -222,8 +228,8 @@ static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, st
     return form_parse(format, "text.format.", false, q, echo, e);
 }
 
-/* What is asked of thinking is shown again; the effort is the model's own. */
-static int parse_reasoning(const cJSON *body, cJSON *echo, struct api_error *e)
+/* What is asked of thinking is shown again. No effort is no thinking; any other is the model's own. */
+static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     static const char *const summaries[] = {"auto", "concise", "detailed"};
@@ -236,6 +242,9 @@ static int parse_reasoning(const cJSON *body, cJSON *echo, struct api_error *e)
         return -1;
     }
     bool known = !effort, known_summary = !summary;
+    if (effort && strcmp(effort, "none") == 0) {
+        q->thinking_tokens = -1;
+    }
     for (size_t i = 0; i < sizeof(efforts) / sizeof(*efforts); i++) {
         known |= effort && strcmp(effort, efforts[i]) == 0;
     }
@@ -303,7 +312,7 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         json_int(body, "", "max_output_tokens", 1, 1 << 30, &max_output, e) ||
         json_metadata(body, "metadata", &metadata, e) || parse_continue(q, body, e) || parse_input(q, body, e) ||
         parse_convod(q, body, websocket, echo, e) || form_check(q, "stop", e) ||
-        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(body, echo, e) ||
+        tools_parse(q, body, "parameters", echo, e) || parse_reasoning(q, body, echo, e) ||
         parse_truncation(q, body, echo, e)) {
         return -1;
     }

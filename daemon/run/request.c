@@ -22,6 +22,8 @@ void turn_request_free(struct turn_request *r)
     free(r->bias);
     free(r->tools);
     free(r->tool);
+    free(r->callable);
+    free(r->labels);
     free(r->opening);
     free(r->continues);
     engine_form_free(r->form);

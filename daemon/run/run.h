@@ -163,14 +163,14 @@ struct turn_request {
     char *answer;    /* of one whose answer is known before it has run: what it is; NULL: none */
     cJSON *settings; /* of the conversation that is made before it, a create body without items; NULL: none is */
     bool made;       /* that was made for this turn, and goes when it fails */
-    char *tools, *tool, *opening, *continues; /* as in a session_turn */
+    char *tools, *tool, *opening, *continues, *callable, *labels; /* as in a session_turn */
     enum session_tools tool_choice;
     bool one_call;
-    int max_output_tokens, n_top;
-    bool logprobs;          /* and n_top: as in a session_turn */
-    char replaces[ID_SIZE]; /* as in a session_turn; "": none */
-    bool match;             /* the items are a whole history, of which the longest head that there is is found */
-    bool raw;               /* the text of the one item, or `tokens` where there are any, is the whole context */
+    int max_output_tokens, n_top, thinking_tokens; /* as in a session_turn */
+    bool logprobs;                                 /* and n_top: as in a session_turn */
+    char replaces[ID_SIZE];                        /* as in a session_turn; "": none */
+    bool match; /* the items are a whole history, of which the longest head that there is is found */
+    bool raw;   /* the text of the one item, or `tokens` where there are any, is the whole context */
     engine_token *tokens;
     size_t n_tokens;
     bool count;   /* only its tokens are counted */
@@ -242,6 +242,8 @@ struct run_item {
     size_t len, size;
     struct session_logprob *logprobs; /* of its tokens so far, if asked for */
     size_t n_logprobs, n_logprobs_told;
+    size_t input_told; /* of a custom tool's call: how far call_input() is */
+    bool custom;       /* its body says that it is one: "custom": true */
     bool open, incomplete;
 };
 

@@ -303,6 +303,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tools = q->tools,
         .tool_choice = q->tool_choice,
         .tool = q->tool,
+        .callable = q->callable,
+        .labels = q->labels,
         .opening = q->opening,
         .continues = q->continues,
         .one_call = q->one_call,
@@ -315,6 +317,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .stops = (const char *const *)q->stops,
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,
+        .thinking_tokens = q->thinking_tokens,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
         .keeps = q->keeps,
@@ -415,6 +418,7 @@ bool run_item_add(struct run *run, const struct session_item *item)
                            .kind = strdup(item->kind),
                            .body = item->body ? strdup(item->body) : NULL,
                            .text = strdup(""),
+                           .custom = item->body && strstr(item->body, "\"custom\":true"),
                            .open = true};
     return i->id && i->kind && i->text && (i->body || !item->body);
 }

@@ -67,11 +67,23 @@ int grammar_from_schema(const char *schema, size_t len, const struct grammar_voc
                         struct grammar **out, char *err, size_t err_size);
 /* Any JSON object. */
 int grammar_from_json_object(const struct grammar_vocab *v, struct grammar **out, char *err, size_t err_size);
-/* A call of one of the tools: {"name": NAME, "arguments": {...}} with white space around it. tools[0..len): a JSON list
+/* How calls are written. */
+struct grammar_call_form {
+    enum grammar_call_shape {
+        GRAMMAR_CALL_OBJECT, /* {"name": NAME, KEY: {...}} with white space around it */
+        GRAMMAR_CALL_LIST,   /* a list of such objects, with an "id" of nine letters and digits behind KEY where ids is
+                                set */
+        GRAMMAR_CALL_NAMED,  /* NAME BEFORE {...}; where ids is set NAME KEY ID BEFORE {...} */
+        GRAMMAR_CALL_XML,    /* <function=NAME>, parameters, </function>, with white space around it */
+    } shape;
+    const char *key, *before;
+    bool ids;
+};
+/* A call of one of the tools. tools[0..len): a JSON list
  * of {"name": NAME, "parameters": SCHEMA}, without parameters where the arguments are any object. *at: the tool that an
  * error is about. */
-int grammar_from_calls(const char *tools, size_t len, const struct grammar_vocab *v, struct grammar **out, size_t *at,
-                       char *err, size_t err_size);
+int grammar_from_calls(const struct grammar_call_form *form, const char *tools, size_t len,
+                       const struct grammar_vocab *v, struct grammar **out, size_t *at, char *err, size_t err_size);
 /* The UTF-8 texts that match a regular expression as a whole. */
 int grammar_from_pattern(const char *pattern, size_t len, const struct grammar_vocab *v, struct grammar **out,
                          char *err, size_t err_size);

@@ -21,8 +21,7 @@
 
 #define FAIL(code, ...) gguf_fail(g, err, err_size, (code), __VA_ARGS__)
 
-/* Cuts a text around messages into tokens and what lies between them. */
-static int cut_pieces(const struct vocab *v, const char *text, struct chat_pieces *out)
+int chat_cut_pieces(const struct vocab *v, const char *text, struct chat_pieces *out)
 {
     out->n = 0;
     for (const char *p = text, *start = text;; p++) {
@@ -77,41 +76,14 @@ static void list_formats(char *out, size_t size)
         n += (size_t)snprintf(out + n, size - n, "%s%s", i > 0 ? ", " : "", chat_format_at(i)->name);
 }
 
-/* Without the marks as tokens there are no tools: a text could be mistaken for a call. */
-static int set_up_tools(struct chat *c, const struct vocab *v, const struct template *t)
-{
-    c->call_mark = vocab_special(v, "<tool_call>");
-    c->call_end_mark = vocab_special(v, "</tool_call>");
-    if (c->format->inst || c->call_mark < 0 || c->call_end_mark < 0)
-        return 0;
-    const struct {
-        const char *text;
-        struct chat_pieces *pieces;
-    } parts[] = {
-        {"<tool_call>\n{\"name\": \"", &c->call_name},
-        {"\", \"arguments\": ", &c->call_arguments},
-        {"}\n</tool_call>", &c->call_end},
-        {"<tool_response>\n", &c->result},
-        {"\n</tool_response>", &c->result_end},
-    };
-    int rc = chat_read_tools(t, &c->tools_head_text, &c->tools_tail_text);
-    if (rc || c->tools_head_text == NULL)
-        return rc;
-    for (size_t i = 0; rc == 0 && i < sizeof parts / sizeof *parts; i++)
-        rc = cut_pieces(v, parts[i].text, parts[i].pieces);
-    if (rc == 0)
-        rc = cut_pieces(v, c->tools_head_text, &c->tools_head);
-    if (rc == 0)
-        rc = cut_pieces(v, c->tools_tail_text, &c->tools_tail);
-    c->tools = rc == 0;
-    return rc == -EOVERFLOW ? 0 : rc; /* more marks than we know of */
-}
-
 static int set_up(struct chat *c, const struct vocab *v, const struct template *t, bool read)
 {
     const struct chat_format *f = c->format;
     c->think_mark = c->think_end_mark = -1;
     c->inst = c->inst_end = c->system_start = c->system_end = -1;
+    c->call_mark = c->call_end_mark = c->args = c->call_id = c->tools_start = c->tools_end = -1;
+    c->result_start = c->result_content = c->result_stop = -1;
+    c->start = c->channel = c->message = c->constrain = c->end = -1;
     c->bos = f->bos || vocab_adds_bos(v);
     c->strip = f->spm_strips && strcmp(vocab_model(v), "llama") == 0;
     c->trim_user = c->trim_answer = f->trim;
@@ -123,19 +95,25 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
     if (rc == 0 && read && f->read != NULL)
         rc = f->read(c, t);
     if (rc == 0 && f->preamble != NULL)
-        rc = cut_pieces(v, f->preamble, &c->preamble);
+        rc = chat_cut_pieces(v, f->preamble, &c->preamble);
+    if (rc == 0 && f->preamble_tools != NULL)
+        rc = chat_cut_pieces(v, f->preamble_tools, &c->preamble_tools);
+    if (rc == 0 && f->answer != NULL)
+        rc = chat_cut_pieces(v, f->answer, &c->answer);
     for (int role = 0; rc == 0 && role < CHAT_ROLES; role++)
-        if ((rc = cut_pieces(v, f->role[role].before, &c->before[role])) == 0)
-            rc = cut_pieces(v, f->role[role].after, &c->after[role]);
+        if ((rc = chat_cut_pieces(v, f->role[role].before, &c->before[role])) == 0)
+            rc = chat_cut_pieces(v, f->role[role].after, &c->after[role]);
     if (rc == 0 && c->opening_text != NULL)
-        rc = cut_pieces(v, c->opening_text, &c->opening);
+        rc = chat_cut_pieces(v, c->opening_text, &c->opening);
     if (rc == 0 && read && memmem(t->text, t->len, "</think>", 8) != NULL) {
         c->think_mark = vocab_special(v, "<think>");
         c->think_end_mark = vocab_special(v, "</think>");
         for (size_t i = 0; i < c->opening.n; i++)
             c->opens_thinking |= c->think_mark >= 0 && c->opening.piece[i].id == c->think_mark;
     }
-    return rc || !read ? rc : set_up_tools(c, v, t);
+    if (rc || !read || (rc = chat_read_tools(c, t)))
+        return rc;
+    return chat_set_up_tools(c, v);
 }
 
 /* Qwen2.5-Coder often leaves the marks out, whatever its size. */
@@ -188,7 +166,7 @@ int chat_open(const struct gguf *g, const struct vocab *v, const char *format, s
         return FAIL(rc, "out of memory");
     }
     c->bos = c->bos && vocab_bos(v) >= 0;
-    c->bare_calls = c->tools && names_coder(g);
+    c->bare_calls = c->syntax == ENGINE_CALLS_LLAMA || (c->syntax == ENGINE_CALLS_HERMES && names_coder(g));
     *out = c;
     return 0;
 }
@@ -209,6 +187,7 @@ void chat_free(struct chat *c)
     free(c->system_suffix);
     free(c->tools_head_text);
     free(c->tools_tail_text);
+    free(c->tools_system);
     free(c);
 }
 
@@ -219,21 +198,9 @@ const char *chat_format(const struct chat *c)
 
 /* ---- rendering --------------------------------------------------------------------------------------------------- */
 
-/* Collects text until a control token or the end of a message, and tokenizes it then. The first error sticks. */
-struct builder {
-    const struct vocab *v;
-    struct engine_tokens *out;
-    char *text;
-    size_t len, capacity;
-    unsigned before; /* what is before the text, as in vocab_tokenize() */
-    bool strip;      /* white space behind a token is not there */
-    bool stripping;  /* there was nothing else since the last token */
-    int rc;
-};
-
 static size_t space_at(const char *text, size_t len);
 
-static void add_bytes(struct builder *b, const char *text, size_t len)
+void chat_add_bytes(struct builder *b, const char *text, size_t len)
 {
     size_t need;
     for (size_t n; b->stripping && len > 0 && (n = space_at(text, len)) > 0; text += n, len -= n)
@@ -259,12 +226,12 @@ static void add_bytes(struct builder *b, const char *text, size_t len)
     b->len = need;
 }
 
-static void add(struct builder *b, const char *text)
+void chat_add(struct builder *b, const char *text)
 {
-    add_bytes(b, text, strlen(text));
+    chat_add_bytes(b, text, strlen(text));
 }
 
-static void flush(struct builder *b)
+void chat_flush(struct builder *b)
 {
     if (b->rc == 0 && b->len > 0) {
         b->rc = vocab_tokenize(b->v, b->text, b->len, b->before, b->out);
@@ -273,22 +240,22 @@ static void flush(struct builder *b)
     b->len = 0;
 }
 
-static void add_token(struct builder *b, engine_token id)
+void chat_add_token(struct builder *b, engine_token id)
 {
-    flush(b);
+    chat_flush(b);
     if (b->rc == 0)
         b->rc = engine_tokens_append(b->out, &id, 1);
     b->before = VOCAB_AFTER_SPECIAL;
     b->stripping = b->strip;
 }
 
-static void add_pieces(struct builder *b, const struct chat_pieces *pieces)
+void chat_add_pieces(struct builder *b, const struct chat_pieces *pieces)
 {
     for (size_t i = 0; i < pieces->n; i++) {
         if (pieces->piece[i].id >= 0)
-            add_token(b, pieces->piece[i].id);
+            chat_add_token(b, pieces->piece[i].id);
         else
-            add_bytes(b, pieces->piece[i].text, pieces->piece[i].len);
+            chat_add_bytes(b, pieces->piece[i].text, pieces->piece[i].len);
     }
 }
 
@@ -296,9 +263,9 @@ static void add_pieces(struct builder *b, const struct chat_pieces *pieces)
 static void add_mark(struct builder *b, engine_token id, const char *text)
 {
     if (id >= 0)
-        add_token(b, id);
+        chat_add_token(b, id);
     else
-        add(b, text);
+        chat_add(b, text);
 }
 
 /* The code point of a character of n bytes. */
@@ -325,9 +292,9 @@ static size_t space_at(const char *text, size_t len)
     return n > 0 && is_space(code_point(text, n)) ? n : 0;
 }
 
-static void add_message(struct builder *b, const struct engine_message *m, bool trim_start, bool trim_end)
+static void add_within(struct builder *b, const char *text, size_t len, bool trim_start, bool trim_end)
 {
-    const char *start = m->text, *end = m->text + m->len;
+    const char *start = text, *end = text + len;
     for (size_t n; trim_start && start < end && (n = space_at(start, (size_t)(end - start))) > 0;)
         start += n;
     while (trim_end && start < end) {
@@ -339,7 +306,17 @@ static void add_message(struct builder *b, const struct engine_message *m, bool 
             break;
         end = last;
     }
-    add_bytes(b, start, (size_t)(end - start));
+    chat_add_bytes(b, start, (size_t)(end - start));
+}
+
+static void add_message(struct builder *b, const struct engine_message *m, bool trim_start, bool trim_end)
+{
+    add_within(b, m->text, m->len, trim_start, trim_end);
+}
+
+void chat_add_trimmed(struct builder *b, const char *text, size_t len)
+{
+    add_within(b, text, len, true, true);
 }
 
 /* An earlier answer, without its thinking where the template leaves that out. */
@@ -365,98 +342,115 @@ static struct engine_message without_thinking(const struct chat *c, const struct
 
 static void close_message(const struct chat *c, struct builder *b, enum engine_role role)
 {
-    add_pieces(b, &c->after[role]);
-    flush(b);
-}
-
-/* Definitions of tools, one a line, as the template's JSON writes each. */
-static void add_definitions(struct builder *b, const struct engine_message *m)
-{
-    char *text = NULL;
-    size_t len = 0;
-    int rc = b->rc ? b->rc : text_json(m->text, m->len, false, &text, &len);
-    if (rc == 0 && (text[0] != '[' || text[1] != '{'))
-        rc = -EINVAL;
-    if (rc) {
-        b->rc = rc;
-        free(text);
-        return;
-    }
-    /* The elements' own text has no comma outside of braces. */
-    size_t depth = 0;
-    bool quoted = false;
-    for (size_t i = 1, start = 1; i + 1 < len; i++) {
-        if (quoted && text[i] == '\\')
-            i++;
-        else if (text[i] == '"')
-            quoted = !quoted;
-        else if (!quoted && (text[i] == '{' || text[i] == '['))
-            depth++;
-        else if (!quoted && (text[i] == '}' || text[i] == ']') && --depth == 0) {
-            add(b, "\n");
-            add_bytes(b, text + start, i + 1 - start);
-            i += 2; /* the comma and the space */
-            start = i + 1;
-        }
-    }
-    free(text);
+    chat_add_pieces(b, &c->after[role]);
+    chat_flush(b);
 }
 
 /* The system message with definitions of tools. system: its text, NULL: none. */
 static void render_tools(const struct chat *c, struct builder *b, const struct engine_message *tools,
                          const struct engine_message *system, bool first)
 {
-    add_pieces(b, &c->before[ENGINE_SYSTEM]);
+    const char *otherwise = !first || system != NULL   ? NULL
+                            : c->tools_system != NULL  ? c->tools_system
+                            : c->system_prefix == NULL ? c->system_default
+                                                       : NULL;
+    bool any = system != NULL || otherwise != NULL || (first && c->system_prefix != NULL);
+    chat_add_pieces(b, &c->before[ENGINE_SYSTEM]);
     if (first && c->system_prefix != NULL)
-        add(b, c->system_prefix);
+        chat_add(b, c->system_prefix);
     if (system != NULL)
         add_message(b, system, c->trim_user, c->trim_user);
-    else if (first && c->system_prefix == NULL && c->system_default != NULL)
-        add(b, c->system_default);
-    if (system != NULL || (first && (c->system_prefix != NULL || c->system_default != NULL)))
-        add(b, "\n\n");
-    add_pieces(b, &c->tools_head);
-    add_definitions(b, tools);
-    add_pieces(b, &c->tools_tail);
+    else if (otherwise != NULL)
+        chat_add(b, otherwise);
+    if (any)
+        chat_add(b, "\n\n");
+    chat_add_pieces(b, &c->tools_head);
+    chat_add_definitions(c, b, tools);
+    chat_add_pieces(b, &c->tools_tail);
     close_message(c, b, ENGINE_SYSTEM);
 }
 
-static void add_call(const struct chat *c, struct builder *b, const struct engine_message *m)
+/* Llama 3: definitions are the head of the first user message, or, where none follows, of the system message. Returns
+ * how many messages were written. */
+static size_t render_llama_tools(const struct chat *c, struct builder *b, const struct engine_message *messages,
+                                 size_t n)
 {
-    char *arguments = NULL;
-    size_t len = 0;
-    int rc = b->rc ? b->rc : text_json(m->text, m->len, false, &arguments, &len);
-    if (rc && rc != -EINVAL) {
-        b->rc = rc;
-        return;
+    const struct engine_message *system = n > 1 && messages[1].role == ENGINE_SYSTEM ? &messages[1] : NULL;
+    size_t at = system != NULL ? 2 : 1;
+    const struct engine_message *user = n > at && messages[at].role == ENGINE_USER ? &messages[at] : NULL;
+    chat_add_pieces(b, &c->before[ENGINE_SYSTEM]);
+    chat_add(b, "Environment: ipython\n");
+    if (c->system_prefix != NULL)
+        chat_add(b, c->system_prefix);
+    if (user == NULL) {
+        chat_add_pieces(b, &c->tools_tail);
+        chat_add_definitions(c, b, messages);
     }
-    add_pieces(b, &c->call_name);
-    add(b, m->name != NULL ? m->name : "");
-    add_pieces(b, &c->call_arguments);
-    /* One that was cut off is no JSON: it stands as it came. */
-    add_bytes(b, rc ? m->text : arguments, rc ? m->len : len);
-    add_pieces(b, &c->call_end);
-    free(arguments);
+    if (system != NULL)
+        add_message(b, system, c->trim_user, c->trim_user);
+    close_message(c, b, ENGINE_SYSTEM);
+    if (user == NULL)
+        return at;
+    chat_add_pieces(b, &c->before[ENGINE_USER]);
+    chat_add_pieces(b, &c->tools_head);
+    chat_add_definitions(c, b, messages);
+    add_message(b, user, c->trim_user, c->trim_user);
+    close_message(c, b, ENGINE_USER);
+    return at + 1;
 }
 
-/* One answer: its text and its calls. Returns how many messages it has. */
+/* Harmony: definitions stand behind the instructions. Returns how many messages were written. */
+static size_t render_harmony_tools(const struct chat *c, struct builder *b, const struct engine_message *messages,
+                                   size_t n)
+{
+    bool system = n > 1 && messages[1].role == ENGINE_SYSTEM;
+    chat_add_token(b, c->start);
+    chat_add(b, "developer");
+    chat_add_token(b, c->message);
+    if (system) {
+        chat_add(b, "# Instructions\n\n");
+        add_message(b, &messages[1], false, false);
+        chat_add(b, "\n\n");
+    }
+    chat_add(b, "# Tools\n\n");
+    chat_add_definitions(c, b, messages);
+    chat_add_token(b, c->end);
+    return system ? 2 : 1;
+}
+
+/* What begins with definitions of tools: returns how many messages were written. */
+static size_t render_head_tools(const struct chat *c, struct builder *b, const struct engine_message *messages,
+                                size_t n, bool first)
+{
+    if (c->syntax == ENGINE_CALLS_LLAMA)
+        return render_llama_tools(c, b, messages, n);
+    if (c->syntax == ENGINE_CALLS_HARMONY)
+        return render_harmony_tools(c, b, messages, n);
+    bool system = n > 1 && messages[1].role == ENGINE_SYSTEM;
+    render_tools(c, b, messages, system ? &messages[1] : NULL, first);
+    return system ? 2 : 1;
+}
+
+/* One answer: its text and its calls. Returns how many messages it has. Harmony writes each as a message of its own. */
 static size_t render_answer(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n)
 {
-    size_t i = 0;
-    bool text = false;
-    add_pieces(b, &c->before[ENGINE_ASSISTANT]);
-    if (messages[0].role == ENGINE_ASSISTANT) {
+    size_t i = 0, calls = 0;
+    bool text = messages[0].role == ENGINE_ASSISTANT, apart = c->syntax == ENGINE_CALLS_HARMONY;
+    bool called = n > text && messages[text].role == ENGINE_CALL;
+    if (text || !apart)
+        chat_add_pieces(b, &c->before[ENGINE_ASSISTANT]);
+    if (text) {
         struct engine_message answer = without_thinking(c, &messages[i++]);
-        add_message(b, &answer, c->trim_answer, c->trim_answer);
+        bool trim = c->trim_answer || (called && c->syntax == ENGINE_CALLS_XML);
+        add_message(b, &answer, trim, trim);
         text = answer.len > 0;
     }
-    for (; i < n && messages[i].role == ENGINE_CALL; i++) {
-        if (text)
-            add(b, "\n");
-        add_call(c, b, &messages[i]);
-        text = true;
-    }
-    close_message(c, b, ENGINE_ASSISTANT);
+    if (i > 0 && apart)
+        close_message(c, b, ENGINE_ASSISTANT);
+    for (; i < n && messages[i].role == ENGINE_CALL; i++)
+        chat_add_call(c, b, &messages[i], calls++, text);
+    if (!apart)
+        close_message(c, b, ENGINE_ASSISTANT);
     return i;
 }
 
@@ -464,15 +458,11 @@ static size_t render_answer(const struct chat *c, struct builder *b, const struc
 static size_t render_results(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n)
 {
     size_t i = 0;
-    add_pieces(b, &c->before[ENGINE_USER]);
-    for (; i < n && messages[i].role == ENGINE_RESULT; i++) {
-        if (i > 0)
-            add(b, "\n");
-        add_pieces(b, &c->result);
-        add_message(b, &messages[i], false, false);
-        add_pieces(b, &c->result_end);
-    }
-    close_message(c, b, ENGINE_USER);
+    chat_begin_results(c, b);
+    for (; i < n && messages[i].role == ENGINE_RESULT; i++)
+        chat_add_result(c, b, &messages[i], i);
+    chat_end_results(c, b);
+    chat_flush(b);
     return i;
 }
 
@@ -480,14 +470,14 @@ static size_t render_one(const struct chat *c, struct builder *b, const struct e
 {
     size_t used = 1;
     bool inside = c->format->system_in_user && m->role == ENGINE_SYSTEM;
-    add_pieces(b, &c->before[inside ? ENGINE_USER : m->role]);
+    chat_add_pieces(b, &c->before[inside ? ENGINE_USER : m->role]);
     if (inside) {
         add_message(b, m, false, false);
-        add(b, c->system_suffix);
+        chat_add(b, c->system_suffix);
         m++;
         used++;
     } else if (first && m->role == ENGINE_SYSTEM && c->system_prefix) {
-        add(b, c->system_prefix);
+        chat_add(b, c->system_prefix);
     }
     add_message(b, m, c->trim_user, c->trim_user);
     close_message(c, b, inside ? ENGINE_USER : m->role);
@@ -500,18 +490,16 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
     bool first = (flags & ENGINE_CHAT_FIRST) != 0;
     enum engine_role head = n > 0 ? messages[0].role : ENGINE_USER;
     if (first)
-        add_pieces(b, &c->preamble);
+        chat_add_pieces(b, head == ENGINE_TOOLS && c->preamble_tools.n > 0 ? &c->preamble_tools : &c->preamble);
     if (first && head != ENGINE_SYSTEM && head != ENGINE_TOOLS && (c->system_default || c->system_prefix)) {
-        add_pieces(b, &c->before[ENGINE_SYSTEM]);
-        add(b, c->system_prefix ? c->system_prefix : c->system_default);
+        chat_add_pieces(b, &c->before[ENGINE_SYSTEM]);
+        chat_add(b, c->system_prefix ? c->system_prefix : c->system_default);
         close_message(c, b, ENGINE_SYSTEM);
     }
     for (size_t i = 0; i < n;) {
         const struct engine_message *m = &messages[i];
         if (m->role == ENGINE_TOOLS) {
-            bool system = i + 1 < n && m[1].role == ENGINE_SYSTEM;
-            render_tools(c, b, m, system ? m + 1 : NULL, first && i == 0);
-            i += system ? 2 : 1;
+            i += render_head_tools(c, b, m, n - i, first && i == 0);
         } else if (m->role == ENGINE_ASSISTANT || m->role == ENGINE_CALL) {
             i += render_answer(c, b, m, n - i);
         } else if (m->role == ENGINE_RESULT) {
@@ -521,85 +509,120 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
         }
     }
     if (flags & ENGINE_CHAT_OPEN) {
-        add_pieces(b, &c->before[ENGINE_ASSISTANT]);
-        add_pieces(b, &c->opening);
+        chat_add_pieces(b, c->answer.n > 0 ? &c->answer : &c->before[ENGINE_ASSISTANT]);
+        chat_add_pieces(b, &c->opening);
     }
-    flush(b);
+    chat_flush(b);
 }
 
-static void close_answer(const struct chat *c, struct builder *b)
+/* An answer's text and its calls: returns how many messages it has. */
+static size_t render_inst_answer(const struct chat *c, struct builder *b, const struct engine_message *messages,
+                                 size_t n)
 {
-    if (c->space_after_answer)
-        add(b, " ");
-    add_token(b, vocab_eos(b->v));
+    size_t i = 0, calls = 0;
+    if (messages[0].role == ENGINE_ASSISTANT) {
+        if (c->space_before_answer)
+            chat_add(b, " ");
+        add_message(b, &messages[i++], c->trim_answer, c->trim_answer);
+    }
+    for (; i < n && messages[i].role == ENGINE_CALL; i++)
+        chat_add_call(c, b, &messages[i], calls++, false);
+    if (calls > 0)
+        chat_end_calls(c, b);
+    if (c->space_after_answer && calls == 0)
+        chat_add(b, " ");
+    chat_add_token(b, vocab_eos(b->v));
+    return i;
 }
 
 static void render_inst(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n,
                         bool first)
 {
+    const struct engine_message *tools = NULL;
     for (size_t i = 0; i < n; i++) {
         const struct engine_message *m = &messages[i], *system = NULL;
+        if (m->role == ENGINE_TOOLS) {
+            tools = m;
+            continue;
+        }
         if (m->role == ENGINE_SYSTEM) {
             system = m;
             m = &messages[++i];
         }
-        if (m->role == ENGINE_ASSISTANT) {
-            if (c->space_before_answer)
-                add(b, " ");
-            add_message(b, m, c->trim_answer, c->trim_answer);
-            close_answer(c, b);
+        if (m->role == ENGINE_ASSISTANT || m->role == ENGINE_CALL) {
+            i += render_inst_answer(c, b, m, n - i) - 1;
+            continue;
+        }
+        if (m->role == ENGINE_RESULT) {
+            chat_add_result(c, b, m, 0);
+            chat_flush(b);
             continue;
         }
         if (c->bos_each_turn && c->bos && !(first && i <= 1))
-            add_token(b, vocab_bos(b->v));
+            chat_add_token(b, vocab_bos(b->v));
         if (system != NULL && c->system_start >= 0) {
-            add_token(b, c->system_start);
+            chat_add_token(b, c->system_start);
             if (c->space_after_inst)
-                add(b, " ");
+                chat_add(b, " ");
             add_message(b, system, false, false);
             add_mark(b, c->system_end, "[/SYSTEM_PROMPT]");
         }
+        if (tools != NULL)
+            chat_add_definitions(c, b, tools);
+        tools = NULL;
         if (c->space_before_inst)
-            add(b, " ");
+            chat_add(b, " ");
         add_mark(b, c->inst, "[INST]");
         if (c->space_after_inst)
-            add(b, " ");
+            chat_add(b, " ");
         if (system != NULL && c->system_start < 0) {
             if (c->named_system)
-                add(b, "<<SYS>>\n");
+                chat_add(b, "<<SYS>>\n");
             add_message(b, system, false, false);
-            add(b, c->system_suffix);
+            chat_add(b, c->system_suffix);
         }
         add_message(b, m, c->trim_user && system == NULL, c->trim_user);
         if (c->space_before_end)
-            add(b, " ");
+            chat_add(b, " ");
         add_mark(b, c->inst_end, "[/INST]");
-        flush(b);
+        chat_flush(b);
     }
+}
+
+static bool answers(const struct engine_message *m)
+{
+    return m->role == ENGINE_ASSISTANT || m->role == ENGINE_CALL;
 }
 
 /* What a format cannot express. NULL: nothing. */
 static const char *check_order(const struct chat *c, const struct engine_message *messages, size_t n, unsigned flags)
 {
     enum chat_order order = c->format->order;
-    for (size_t k = 0; k < n && !c->tools; k++)
+    for (size_t k = 0; k < n && c->syntax == ENGINE_CALLS_NONE; k++)
         if (messages[k].role >= ENGINE_CALL)
             return "it has no form for tools that convod knows";
-    for (size_t k = 1; order != CHAT_ANY && k < n; k++)
+    size_t i = n > 0 && messages[0].role == ENGINE_TOOLS ? 1 : 0, head = i;
+    for (size_t k = i + 1; order != CHAT_ANY && k < n; k++)
         if (messages[k].role == ENGINE_SYSTEM)
             return "a system message can only be the first";
     if (order != CHAT_ALTERNATE)
         return NULL;
-    size_t i = n > 0 && messages[0].role == ENGINE_SYSTEM ? 1 : 0;
-    if (i == 1 && (n == 1 || messages[1].role != ENGINE_USER))
-        return "a system message needs a user message after it";
-    if (i == 0 && n > 0 && messages[0].role == ENGINE_ASSISTANT && (flags & ENGINE_CHAT_FIRST))
+    if (n > i && messages[i].role == ENGINE_SYSTEM)
+        i++;
+    if (i > 0 && (n == i || messages[i].role != ENGINE_USER))
+        return i > head ? "a system message needs a user message after it" : "tools need a user message after them";
+    if (i == 0 && n > 0 && answers(&messages[0]) && (flags & ENGINE_CHAT_FIRST))
         return "a conversation cannot begin with an answer";
-    for (size_t k = i; k < n; k++) {
-        if (k > i && messages[k].role == messages[k - 1].role)
+    for (size_t k = i + 1; k < n; k++) {
+        enum engine_role before = messages[k - 1].role, role = messages[k].role;
+        if (role == before && (role == ENGINE_USER || role == ENGINE_ASSISTANT))
             return "user messages and answers must alternate";
+        if (role == ENGINE_USER && !answers(&messages[k - 1]))
+            return "user messages and answers must alternate";
+        if (role == ENGINE_ASSISTANT && before == ENGINE_CALL)
+            return "the text of an answer stands before its calls";
     }
-    if ((flags & ENGINE_CHAT_OPEN) && n > 0 && messages[n - 1].role == ENGINE_ASSISTANT)
+    if ((flags & ENGINE_CHAT_OPEN) && n > 0 && answers(&messages[n - 1]))
         return "an answer needs a user message before it";
     return NULL;
 }
@@ -625,7 +648,7 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
         b.before = text ? VOCAB_CONTINUES : VOCAB_AFTER_SPECIAL;
     }
     if ((flags & ENGINE_CHAT_FIRST) && c->bos)
-        add_token(&b, vocab_bos(v));
+        chat_add_token(&b, vocab_bos(v));
     if (f->inst)
         render_inst(c, &b, messages, n, (flags & ENGINE_CHAT_FIRST) != 0);
     else
@@ -643,12 +666,45 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
     return b.rc;
 }
 
+static void close_answer(const struct chat *c, struct builder *b, const struct vocab *v)
+{
+    if (c->space_after_answer)
+        chat_add(b, " ");
+    chat_add_token(b, vocab_eos(v));
+}
+
+/* Harmony: whether the last message that the context has is a call. Its recipient stands between <|start|> and
+ * <|message|>. */
+static bool ends_with_call(const struct chat *c, const struct vocab *v, const struct engine_tokens *out)
+{
+    static const char TO[] = "to=functions.";
+    char head[256];
+    size_t n = 0, at = out->n;
+    while (at > 0 && out->ids[at - 1] != c->message && out->ids[at - 1] != c->start)
+        at--;
+    if (at == 0 || out->ids[at - 1] != c->message)
+        return false;
+    size_t stop = at - 1;
+    while (at > 0 && out->ids[at - 1] != c->start)
+        at--;
+    for (; at < stop && n < sizeof head; at++) {
+        size_t len;
+        const char *bytes = vocab_token_bytes(v, out->ids[at], &len);
+        len = len < sizeof head - n ? len : sizeof head - n;
+        memcpy(head + n, bytes, len);
+        n += len;
+    }
+    return c->syntax == ENGINE_CALLS_HARMONY && memmem(head, n, TO, strlen(TO)) != NULL;
+}
+
 int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out)
 {
     size_t before = out->n;
     struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
     if (c->format->inst)
-        close_answer(c, &b);
+        close_answer(c, &b, v);
+    else if (c->start >= 0 && ends_with_call(c, v, out))
+        chat_add_pieces(&b, &c->call_end);
     else
         close_message(c, &b, ENGINE_ASSISTANT);
     free(b.text);
@@ -657,39 +713,29 @@ int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens
     return b.rc;
 }
 
-bool chat_tools(const struct chat *c)
+enum engine_call_syntax chat_calls(const struct chat *c)
 {
-    return c->tools;
+    return c->syntax;
 }
 
 bool chat_thinks(const struct chat *c)
 {
-    return c->think_mark >= 0 && c->think_end_mark >= 0;
+    return (c->think_mark >= 0 && c->think_end_mark >= 0) || c->start >= 0;
 }
 
-int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out)
+bool chat_ends_answer(const struct chat *c, const struct vocab *v, engine_token id)
 {
-    static const char ANY[] = "\n{\"name\":", NAMED[] = "\n{\"name\": \"", ARGUMENTS[] = "\", \"arguments\":";
-    size_t before = out->n;
-    if (!c->tools)
-        return -ENOTSUP;
-    /* It ends where a token of the model's own may begin: before a space. */
-    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
-    if (c->opens_thinking) { /* there is none */
-        add_token(&b, c->think_end_mark);
-        add(&b, "\n\n");
-    }
-    add_token(&b, c->call_mark);
-    add(&b, name != NULL ? NAMED : ANY);
-    if (name != NULL) {
-        add(&b, name);
-        add(&b, ARGUMENTS);
-    }
-    flush(&b);
-    free(b.text);
-    if (b.rc)
-        out->n = before;
-    return b.rc;
+    return vocab_ends_answer(v, id) && (c == NULL || id != c->end); /* which ends one message of several */
+}
+
+const char *chat_mark_bytes(const struct chat *c, engine_token id)
+{
+    return c == NULL || id < 0 ? NULL
+           : id == c->args     ? CHAT_MARK_ARGS
+           : id == c->call_id  ? CHAT_MARK_ID
+           : id == c->channel  ? CHAT_MARK_CHANNEL
+           : id == c->message  ? CHAT_MARK_MESSAGE
+                               : NULL;
 }
 
 int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len, struct engine_tokens *out)
@@ -703,13 +749,37 @@ int chat_open_text(const struct chat *c, const struct vocab *v, const char *text
                         .strip = c->strip,
                         .stripping = token && c->strip};
     if (c->opens_thinking) {
-        add_token(&b, c->think_end_mark);
-        add(&b, "\n\n");
+        chat_add_token(&b, c->think_end_mark);
+        chat_add(&b, "\n\n");
+    }
+    if (c->start >= 0) { /* Harmony: what stands behind the role of an answer's text */
+        chat_add_token(&b, c->channel);
+        chat_add(&b, "final");
+        chat_add_token(&b, c->message);
     }
     if (c->format->inst && c->space_before_answer)
-        add(&b, " ");
-    add_bytes(&b, text, len);
-    flush(&b);
+        chat_add(&b, " ");
+    chat_add_bytes(&b, text, len);
+    chat_flush(&b);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
+}
+
+int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out)
+{
+    size_t before = out->n;
+    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
+    if (!chat_thinks(c))
+        return -ENOTSUP;
+    if (c->start >= 0) { /* Harmony: the next message is the answer's text */
+        chat_add_token(&b, c->end);
+        chat_add_pieces(&b, &c->before[ENGINE_ASSISTANT]);
+    } else {
+        chat_add_token(&b, c->think_end_mark);
+    }
+    chat_flush(&b);
     free(b.text);
     if (b.rc)
         out->n = before;

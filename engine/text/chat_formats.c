@@ -231,28 +231,107 @@ static char *literal_around(const struct template *t, const char *p, const char 
     return p > t->text ? literal(t, p, p[-1], stop, no_memory) : NULL;
 }
 
-int chat_read_tools(const struct template *t, char **head, char **tail)
+/* Hermes' and Qwen3-Coder's definitions: what stands before the first and behind the last. */
+static int read_marked_tools(struct chat *c, const struct template *t, enum engine_call_syntax syntax)
 {
+    static const char OPENING[] = "<tools>";
     bool no_memory = false;
     const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n");
-    *head = *tail = NULL;
-    /* Qwen3-Coder's calls have the same marks around XML. */
-    if (begin == NULL || end == NULL || !find(t, "<tool_call>\\n{") || !find(t, "<tool_response>") ||
-        find(t, "<function="))
+    bool apart = end == NULL && (end = find(t, "\\n\\nIf you choose to call")) != NULL;
+    if (begin == NULL || end == NULL)
         return 0;
     char *first = literal_around(t, begin, NULL, &no_memory);
     char *last = literal_around(t, end, "<|im_end|>", &no_memory);
+    if (last == NULL && !no_memory) /* the literal ends before */
+        last = literal_around(t, end, NULL, &no_memory);
     /* Before the heading there may be what divides it from a system prompt. */
     const char *heading = first != NULL ? strstr(first, "# Tools\n") : NULL;
     if (heading != NULL && last != NULL) {
-        *head = strdup(heading);
-        *tail = last;
-        last = NULL;
-        no_memory = no_memory || *head == NULL;
+        size_t n = strlen(heading), k = strlen(OPENING);
+        bool opened = n >= k && strcmp(heading + n - k, OPENING) == 0;
+        if (asprintf(&c->tools_head_text, "%s%s", heading, apart && !opened ? OPENING : "") < 0)
+            c->tools_head_text = NULL;
+        if (asprintf(&c->tools_tail_text, "%s%s", apart ? "\n</tools>" : "", last) < 0)
+            c->tools_tail_text = NULL;
+        no_memory = no_memory || c->tools_head_text == NULL || c->tools_tail_text == NULL;
+        c->syntax = syntax;
     }
     free(first);
     free(last);
     return no_memory ? -ENOMEM : 0;
+}
+
+/* Qwen3-Coder: as Hermes', with XML within the marks. */
+static int read_xml_tools(struct chat *c, const struct template *t)
+{
+    static const char SYSTEM[] = "<|im_start|>system\\n";
+    bool no_memory = false;
+    if (!find(t, "<parameter=") || !find(t, "\\n<function>\\n<name>") || !find(t, "<tool_response>\\n"))
+        return 0;
+    for (const char *p = find(t, SYSTEM); p != NULL && c->tools_system == NULL; p = find_from(t, p + 1, SYSTEM)) {
+        char *text = p > t->text && (p[-1] == '"' || p[-1] == '\'')
+                         ? literal(t, p + strlen(SYSTEM), p[-1], NULL, &no_memory)
+                         : NULL;
+        if (text != NULL && text[0] != '\0')
+            c->tools_system = text;
+        else
+            free(text);
+    }
+    return no_memory ? -ENOMEM : read_marked_tools(c, t, ENGINE_CALLS_XML);
+}
+
+#define LLAMA_RESPOND                                                                                                  \
+    "Respond in the format {\"name\": function name, \"parameters\": dictionary of argument name and its value}."
+
+static int read_llama_tools(struct chat *c, const struct template *t)
+{
+    static const char *const NEEDED[] = {
+        "Given the following functions, please respond with a JSON for a function call ",
+        "with its proper arguments that best answers the given prompt.\\n\\n", LLAMA_RESPOND,
+        "Do not use variables.\\n\\n", "Environment: ipython\\n"};
+    for (size_t i = 0; i < sizeof NEEDED / sizeof *NEEDED; i++)
+        if (!find(t, NEEDED[i]))
+            return 0;
+    c->tools_head_text =
+        strdup("Given the following functions, please respond with a JSON for a function call with its "
+               "proper arguments that best answers the given prompt.\n\n" LLAMA_RESPOND "Do not use variables.\n\n");
+    /* As the template writes them where they are to stand in the system message. */
+    c->tools_tail_text =
+        strdup("You have access to the following functions. To call a function, please respond with JSON "
+               "for a function call." LLAMA_RESPOND "Do not use variables.\n\n");
+    if (c->tools_head_text == NULL || c->tools_tail_text == NULL)
+        return -ENOMEM;
+    c->syntax = ENGINE_CALLS_LLAMA;
+    return 0;
+}
+
+static void read_mistral_tools(struct chat *c, const struct template *t)
+{
+    if (!find(t, "[TOOL_CALLS]") || !find(t, "[AVAILABLE_TOOLS]") || !find(t, "[TOOL_RESULTS]"))
+        return;
+    bool named = find(t, "[ARGS]") != NULL;
+    c->list_space = find(t, "[TOOL_CALLS] ") != NULL;
+    c->result_json = find(t, "call_id\": ") != NULL || find(t, "call_id\\\": ") != NULL;
+    c->result_ids = c->result_json || find(t, "[TOOL_CONTENT]") != NULL;
+    c->call_ids = named ? find(t, "[CALL_ID]") != NULL : find(t, "\"id\": ") != NULL;
+    c->syntax = named ? (c->call_ids ? ENGINE_CALLS_MISTRAL_ID : ENGINE_CALLS_MISTRAL)
+                      : (c->call_ids ? ENGINE_CALLS_MISTRAL_LIST_ID : ENGINE_CALLS_MISTRAL_LIST);
+}
+
+int chat_read_tools(struct chat *c, const struct template *t)
+{
+    const char *format = c->format->name;
+    if (strcmp(format, "chatml") == 0 && find(t, "<function="))
+        return read_xml_tools(c, t);
+    if (strcmp(format, "chatml") == 0 && find(t, "<tool_call>\\n{") && find(t, "<tool_response>"))
+        return read_marked_tools(c, t, ENGINE_CALLS_HERMES);
+    if (strcmp(format, "llama3") == 0)
+        return read_llama_tools(c, t);
+    if (strcmp(format, "mistral") == 0)
+        read_mistral_tools(c, t);
+    if (strcmp(format, "harmony") == 0 && find(t, "namespace ") && find(t, "functions"))
+        c->syntax = ENGINE_CALLS_HARMONY;
+    return 0;
 }
 
 /* ---- the formats ------------------------------------------------------------------------------------------------- */
@@ -276,6 +355,20 @@ static void llama2_defaults(struct chat *c, const struct vocab *v)
     c->space_after_inst = c->space_before_end = c->space_before_answer = c->space_after_answer = true;
     c->trim_user = c->trim_answer = c->bos_each_turn = true;
 }
+
+static void harmony_defaults(struct chat *c, const struct vocab *v)
+{
+    c->start = vocab_special(v, "<|start|>");
+    c->channel = vocab_special(v, "<|channel|>");
+    c->message = vocab_special(v, "<|message|>");
+    c->constrain = vocab_special(v, "<|constrain|>");
+    c->end = vocab_special(v, "<|end|>");
+}
+
+#define HARMONY_SYSTEM                                                                                                 \
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"                           \
+    "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n"                                                               \
+    "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 
 /* In the order in which a template is held against them. */
 static const struct chat_format FORMATS[] = {
@@ -338,14 +431,16 @@ static const struct chat_format FORMATS[] = {
                                        "{eos}"}},
     },
     {
-        /* gpt-oss. Answers open in the channel that the user sees: the others are left out. */
+        /* gpt-oss. An answer is several messages, each of which says its channel: the model goes on behind its role. */
         .name = "harmony",
         .marks = {"<|start|>", "<|channel|>", "<|message|>"},
         .needed = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>"},
         .order = CHAT_SYSTEM_FIRST,
-        .preamble = "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-                    "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n"
-                    "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>",
+        .preamble = HARMONY_SYSTEM "<|end|>",
+        .preamble_tools =
+            HARMONY_SYSTEM "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|>",
+        .answer = "<|start|>assistant",
+        .defaults = harmony_defaults,
         .role = {[ENGINE_SYSTEM] = {"<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>"},
                  [ENGINE_USER] = {"<|start|>user<|message|>", "<|end|>"},
                  [ENGINE_ASSISTANT] = {"<|start|>assistant<|channel|>final<|message|>", "<|end|>"}},

@@ -96,9 +96,22 @@ int chat_render(const struct chat *c, const struct vocab *v, const struct engine
                 unsigned flags, struct engine_tokens *out, char *err, size_t err_size);
 int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
 
-/* engine_chat_tools(), engine_chat_thinks(), engine_chat_open_call(), engine_chat_open_text(). */
-bool chat_tools(const struct chat *c);
+/* Whether this token ends an answer of the format: engine_token_ends_answer(). c may be NULL. */
+bool chat_ends_answer(const struct chat *c, const struct vocab *v, engine_token id);
+/* What stands for a mark within calls where a form describes them: a byte that no text has. NULL: it is none. c may be
+ * NULL. */
+#define CHAT_MARK_ARGS    "\xf8"
+#define CHAT_MARK_ID      "\xf9"
+#define CHAT_MARK_CHANNEL "\xfa"
+#define CHAT_MARK_MESSAGE "\xfb"
+#define CHAT_MARK_FIRST   0xf8
+const char *chat_mark_bytes(const struct chat *c, engine_token id);
+
+/* engine_info.calls, engine_chat_thinks(), engine_chat_open_call(), engine_chat_open_text(). */
+enum engine_call_syntax chat_calls(const struct chat *c);
 bool chat_thinks(const struct chat *c);
+/* engine_chat_end_thinking(). */
+int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
 int chat_open_call(const struct chat *c, const struct vocab *v, const char *name, struct engine_tokens *out);
 int chat_open_text(const struct chat *c, const struct vocab *v, const char *text, size_t len,
                    struct engine_tokens *out);

@@ -3,6 +3,7 @@
 goes through the model is asserted, not how clever it is: where an answer must be a call, the request says so."""
 
 import json
+import re
 import sys
 
 from daemon import QWEN, Daemon, Scratch, check_receipt, client_of, need, run
@@ -228,5 +229,69 @@ def references():
         d.stop()
 
 
+NOTE = {"type": "custom", "name": "note", "description": "Keeps a note.", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]{1,8} [0-9]{2}"}}
+
+
+def custom_tools():
+    """A text for arguments: streamed as events that the package knows, kept to its pattern, stored, followed, and resent."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        asked = {"role": "user", "content": "Note the weather."}
+        events = [
+            EVENT.validate_python(e.to_dict())
+            for e in c.responses.create(input=[asked], tools=[NOTE], tool_choice={"type": "custom", "name": "note"}, stream=True, max_output_tokens=48, **LIMITS)
+        ]
+        r = events[-1].response
+        Response.model_validate(r.to_dict())
+        item = r.output[0]
+        assert r.status == "completed" and item.type == "custom_tool_call" and item.name == "note", r
+        assert re.fullmatch("[a-z]{1,8} [0-9]{2}", item.input), item
+        deltas = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+        done = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+        assert "".join(deltas) == done[0].input == item.input and len(deltas) > 1
+        assert not [e for e in events if "function_call" in e.type]
+        assert c.responses.retrieve(r.id).output == r.output
+        assert r.tools[0].type == "custom" and r.tools[0].format.definition == NOTE["format"]["definition"]
+        output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "kept"}
+        second = c.responses.create(input=[output], previous_response_id=r.id, tools=[NOTE], tool_choice="none", max_output_tokens=8, **LIMITS)
+        check_new(second.to_dict()["convod"], 40)
+        assert [i.type for i in c.responses.input_items.list(second.id).data] == ["custom_tool_call_output"]
+        again = {"type": "custom_tool_call", "call_id": "mine", "name": "note", "input": item.input}
+        third = c.responses.create(input=[asked, again, {**output, "call_id": "mine"}, {"role": "user", "content": "Go on."}], tools=[NOTE], tool_choice="none", max_output_tokens=8, **LIMITS)
+        check_new(third.to_dict()["convod"], 40)
+        nested = {"type": "custom", "custom": {"name": "note", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "yes|no"}}}}
+        messages = [{"role": "user", "content": "Is it raining?"}]
+        chat = c.chat.completions.create(messages=messages, tools=[nested], tool_choice={"type": "custom", "custom": {"name": "note"}}, max_tokens=40, **LIMITS)
+        call = chat.choices[0].message.tool_calls[0]
+        assert call.type == "custom" and call.custom.input in ("yes", "no"), chat
+        messages += [chat.choices[0].message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "noted"}]
+        chat = c.chat.completions.create(messages=messages, tools=[nested], tool_choice="none", max_tokens=8, **LIMITS)
+        check_new(chat.to_dict()["convod"], 40)
+        d.stop()
+
+
+def chosen_tools():
+    """Calls are kept to the allowed tools, of which the model is told with the others; tools may stand in a namespace, or among the items."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        tools = [*FLAT[:1], {"type": "function", "name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}]
+        allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+        for i in range(3):
+            r = c.responses.create(input="Weather in Oslo?", tools=tools, tool_choice=allowed, parallel_tool_calls=False, max_output_tokens=40, extra_body={"convod": {"seed": i}}, model=MODEL, temperature=1)
+            assert call_of(r).name == "now", r.output
+        assert c.responses.create(input="Hello.", tools=tools, tool_choice={**allowed, "mode": "auto"}, max_output_tokens=8, **LIMITS).tool_choice.mode == "auto"
+        space = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": FLAT[:1]}
+        item = {"type": "additional_tools", "role": "developer", "tools": [space]}
+        r = c.responses.create(input=[item, {"role": "user", "content": "Weather in Oslo?"}], tool_choice="required", parallel_tool_calls=False, max_output_tokens=64, **LIMITS)
+        call = call_of(r)
+        assert call.name == "get_weather" and call.to_dict()["namespace"] == "sky", call
+        history = [item, {"role": "user", "content": "Weather in Oslo?"}, {"type": "function_call", "call_id": "x", "name": "get_weather", "namespace": "sky", "arguments": call.arguments}]
+        r = c.responses.create(input=[*history, {"type": "function_call_output", "call_id": "x", "output": "rain"}], tool_choice="none", max_output_tokens=8, **LIMITS)
+        check_new(r.to_dict()["convod"], 40)
+        d.stop()
+
+
 need(QWEN)
-run(one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces, references)
+run(custom_tools, chosen_tools, one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces, references)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 #define FUNCTION "\"name\":\"f\",\"description\":\"d\",\"parameters\":{\"type\":\"object\",\"properties\":{}}"
@@ -295,6 +296,22 @@ static void refusals(void **state)
         {"\"reasoning\":{\"effort\":\"enormous\"}", "invalid_value", "reasoning.effort"},
         {"\"reasoning\":{\"summary\":\"poem\"}", "invalid_value", "reasoning.summary"},
         {"\"tools\":[{\"type\":\"mcp\"}],\"tool_choice\":\"required\"", "invalid_value", "tool_choice"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\",\"tools\":[{\"type\":\"function\",\"name\":\"g\"}]}",
+         "invalid_value", "tool_choice.tools[0].name"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\",\"tools\":[{\"type\":\"web_search\"}]}",
+         "unsupported_parameter", "tool_choice"},
+        {"\"tools\":[{\"type\":\"custom\"}]", "missing_required_parameter", "tools[0].name"},
+        {"\"tools\":[{\"type\":\"custom\",\"name\":\"c\",\"format\":{\"type\":\"poem\"}}]", "invalid_value",
+         "tools[0].format.type"},
+        {"\"tools\":[{\"type\":\"custom\",\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"syntax\":\"x\"}}]",
+         "invalid_value", "tools[0].format.syntax"},
+        {"\"tools\":[{\"type\":\"namespace\",\"tools\":[]}]", "missing_required_parameter", "tools[0].name"},
+        {"\"tools\":[{\"type\":\"namespace\",\"name\":\"n\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"},{"
+         "\"type\":"
+         "\"function\",\"name\":\"f\"}]}]",
+         "invalid_value", "tools[0].tools[1].name"},
+        {"\"tools\":[{\"type\":\"namespace\",\"name\":\"" LONG_NAME "\",\"tools\":[]}]", "invalid_value",
+         "tools[0].name"},
     };
     static const struct refusal nested[] = {
         {"\"tools\":[{\"type\":\"function\"}]", "missing_required_parameter", "tools[0].function"},
@@ -302,7 +319,13 @@ static void refusals(void **state)
         {"\"tools\":[{\"type\":\"function\",\"function\":{}}]", "missing_required_parameter", "tools[0].function.name"},
         {NESTED ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}", "invalid_value",
          "tool_choice.function.name"},
-        {NESTED ",\"tool_choice\":{\"type\":\"allowed_tools\"}", "unsupported_parameter", "tool_choice"},
+        {NESTED ",\"tool_choice\":{\"type\":\"allowed_tools\"}", "missing_required_parameter",
+         "tool_choice.allowed_tools.tools"},
+        {NESTED ",\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"none\",\"tools\":[]}}",
+         "invalid_value", "tool_choice.allowed_tools.mode"},
+        {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
+         "\"syntax\":\"regex\",\"definition\":\"(\"}}}}]",
+         "invalid_function_parameters", "tools[0].custom.format"},
         {"\"functions\":[{\"name\":\"f\"}]", "unsupported_parameter", "functions"},
     };
     static const struct refusal lists[] = {
@@ -337,11 +360,44 @@ static void refusals(void **state)
     harness_stop(h);
 }
 
+/* A custom tool's input, told as its arguments come: whatever piece of it there is, no half of a character. */
+static void inputs(void **state)
+{
+    (void)state;
+    static const char ARGUMENTS[] = " {\"input\" : \"a\\n\\\"b\\\" \\u00e9\\ud83d\\ude00\xc3\xa9\\\\\"}";
+    static const char WANTED[] = "a\n\"b\" \xc3\xa9\xf0\x9f\x98\x80\xc3\xa9\\";
+    char so_far[sizeof(ARGUMENTS)], told[64] = "";
+    size_t from = 0;
+    for (size_t n = 1; n < sizeof(ARGUMENTS); n++) {
+        if (((unsigned char)ARGUMENTS[n] & 0xc0) == 0x80) {
+            continue; /* pieces are whole characters */
+        }
+        memcpy(so_far, ARGUMENTS, n);
+        so_far[n] = '\0';
+        char *piece = call_input(so_far, &from);
+        assert_non_null(piece);
+        assert_true(strlen(told) + strlen(piece) < sizeof(told));
+        strcat(told, piece);
+        free(piece);
+    }
+    assert_string_equal(told, WANTED);
+    char *arguments = call_arguments(WANTED), *input = arguments ? call_input(arguments, &(size_t){0}) : NULL;
+    assert_non_null(input);
+    assert_string_equal(input, WANTED);
+    free(arguments);
+    free(input);
+    /* What is none is nothing. */
+    input = call_input("{\"other\":\"x\"}", &(size_t){0});
+    assert_string_equal(input, "");
+    free(input);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(responses),   cmocka_unit_test(choice),   cmocka_unit_test(broken_calls),
         cmocka_unit_test(completions), cmocka_unit_test(thinking), cmocka_unit_test(refusals),
+        cmocka_unit_test(inputs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,6 +49,10 @@ static int part(void *arg, const struct engine_part *p)
         say(h, p->broken ? "!" : ";", 1);
     if (p->len)
         say(h, p->text, p->len);
+    if (p->id) {
+        say(h, "=", 1);
+        say(h, p->id, strlen(p->id));
+    }
     if (p->kind == ENGINE_PART_CALL)
         say(h, "(", 1);
     if (p->kind == ENGINE_PART_CALL_END)
@@ -68,7 +72,7 @@ static struct chat *open_chat(struct text_fixture *f, const char *name, const ch
     *f = text_fixture_written(w);
     if (chat_open(f->g, f->v, NULL, &c, err, sizeof err) != 0)
         fail_msg("%s", err);
-    assert_int_equal(chat_tools(c), strstr(chat_template, "# Tools") != NULL);
+    assert_int_equal(chat_calls(c) != ENGINE_CALLS_NONE, strstr(chat_template, "# Tools") != NULL);
     assert_int_equal(chat_thinks(c), strstr(chat_template, "</think>") != NULL);
     return c;
 }
@@ -77,7 +81,7 @@ static struct chat *open_chat(struct text_fixture *f, const char *name, const ch
 static void take_apart(const struct text_fixture *f, const struct chat *chat, const char *answer, size_t step,
                        struct heard *h)
 {
-    struct engine_calls *c = calls_new(chat, chat_tools(chat) ? TOOLS : NULL, part, h);
+    struct engine_calls *c = calls_new(chat, chat_calls(chat) != ENGINE_CALLS_NONE ? TOOLS : NULL, part, h);
     assert_non_null(c);
     h->n = 0;
     h->text[0] = '\0';
@@ -220,6 +224,172 @@ static void test_thinking(void **state)
     check(CALLS, sizeof CALLS / sizeof *CALLS, "model", both);
 }
 
+/* ---- families ---- */
+
+static const char TYPED[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"properties\":{\"a\":{\"type\":"
+    "\"integer\"},"
+    "\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"n\":{\"type\":[\"string\","
+    "\"null\"]}}}}},{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]";
+
+/* The mark that the answer has at p; 0: it is text. */
+static size_t mark_at(const struct text_fixture *f, const struct engine_calls *c, const char *p, engine_token *id)
+{
+    char name[32];
+    const char *end = *p == '<' ? strchr(p, '>') : *p == '[' ? strchr(p, ']') : NULL;
+    size_t n = end != NULL ? (size_t)(end + 1 - p) : 0;
+    if (n == 0 || n >= sizeof name)
+        return 0;
+    memcpy(name, p, n);
+    name[n] = '\0';
+    *id = vocab_special(f->v, name);
+    return engine_calls_is_mark(c, *id) ? n : 0;
+}
+
+static void check_family(enum tiny_family family, enum engine_call_syntax syntax, const struct shown *cases, size_t n)
+{
+    struct gguf_writer *w = gguf_writer_new();
+    tiny_vocab_family(w, family);
+    struct text_fixture f = text_fixture_written(w);
+    struct chat *chat = NULL;
+    if (chat_open(f.g, f.v, NULL, &chat, err, sizeof err) != 0)
+        fail_msg("%s", err);
+    assert_int_equal(chat_calls(chat), syntax);
+    for (size_t i = 0; i < n; i++)
+        for (size_t step = 1; step < 40; step += step < 6 ? 1 : 11) {
+            struct heard h = {.last = -1};
+            struct engine_calls *c = calls_new(chat, TYPED, part, &h);
+            assert_non_null(c);
+            for (const char *p = cases[i].answer; *p != '\0';) {
+                engine_token id;
+                size_t len = mark_at(&f, c, p, &id);
+                if (len > 0) {
+                    assert_int_equal(engine_calls_mark(c, id), 0);
+                    p += len;
+                    continue;
+                }
+                for (len = 1; len < step && p[len] != '\0' && mark_at(&f, c, p + len, &id) == 0;)
+                    len++;
+                assert_int_equal(engine_calls_text(c, p, len), 0);
+                p += len;
+            }
+            assert_int_equal(engine_calls_finish(c), 0);
+            engine_calls_free(c);
+            if (strcmp(h.text, cases[i].heard) != 0)
+                fail_msg("%s in pieces of %zu:\n%s\nwanted:\n%s", cases[i].answer, step, h.text, cases[i].heard);
+        }
+    chat_free(chat);
+    text_fixture_close(&f);
+}
+
+#define CHECK_FAMILY(family, syntax, cases) check_family(family, syntax, cases, sizeof(cases) / sizeof *(cases))
+
+static void test_xml(void **state)
+{
+    (void)state;
+#define CALL(x)       "<tool_call>\n<function=add>\n" x "</function>\n</tool_call>"
+#define P(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+    static const struct shown CASES[] = {
+        {"I add.\n" CALL(P("a", "1") P("s", "x")), "|I add.@add({\"a\": 1, \"s\": \"x\"})"},
+        {CALL(P("s", "1") P("b", "True") P("o", "{\"x\":[1]}")),
+         "@add({\"s\": \"1\", \"b\": true, \"o\": {\"x\": [1]}})"},
+        /* A string is what it says, also where that looks like a tag. */
+        {CALL(P("s", "a\n\"q\"\t</parameter> <b>\n</parameter>\n")),
+         "@add({\"s\": \"a\\n\\\"q\\\"\\t</parameter> <b>\\n</parameter>\\n\"})"},
+        {CALL(P("s", "") P("n", "None")), "@add({\"s\": \"\", \"n\": null})"},
+        {CALL(P("s", "\n two \n")), "@add({\"s\": \"\\n two \\n\"})"},
+        /* A value that is not of its type is a string. */
+        {CALL(P("a", "one") P("n", "12")), "@add({\"a\": \"one\", \"n\": \"12\"})"},
+        {CALL(P("more", "12") P("x", "[1, 2") P("y", "\"s\"")),
+         "@add({\"more\": 12, \"x\": \"[1, 2\", \"y\": \"\\\"s\\\"\"})"},
+        {"<tool_call><function=now></function></tool_call>", "@now({})"},
+        {CALL(P("a", "1")) "\n<tool_call>\n<function=now>\n</function>\n</tool_call>", "@add({\"a\": 1})@now({})"},
+        /* Cut off, and broken. */
+        {"<tool_call>\n<function=add>\n<parameter=s>\nhalf", "@add({\"s\": \"half)!"},
+        {"<tool_call>\n<function=add>\n<parameter=a>\n1", "@add({\"a\": )!"},
+        {"<tool_call>\n<function=add>\n" P("a", "1") "</tool_call>", "@add({\"a\": )!"},
+        {CALL(P("a", "1")) "x", "@add({\"a\": 1})|x"},
+        {"<tool_call>\n<function=add>\n</function>x</tool_call>", "@add({})!"},
+        {"<tool_call>\n<function=ad", "|<tool_call>\n<function=ad"},
+        {"<tool_call>{\"name\":\"add\"}</tool_call>", "|<tool_call>{\"name\":\"add\"}</tool_call>"},
+        {"<tool_call>\n<function=add>\nno</function></tool_call>", "@add({)!"},
+    };
+    CHECK_FAMILY(TINY_XML, ENGINE_CALLS_XML, CASES);
+}
+
+static void test_llama(void **state)
+{
+    (void)state;
+    static const struct shown CASES[] = {
+        {"{\"name\": \"add\", \"parameters\": {\"a\": 1}}", "@add({\"a\": 1})"},
+        {"<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}", "@add({\"a\": 1})"},
+        {"{\"name\": \"other\", \"parameters\": {}}", "|{\"name\": \"other\", \"parameters\": {}}"},
+        {"{\"name\": \"add\", \"parameters\": {\"a\"", "@add({\"a\")!"},
+        {"Hello {\"name\"", "|Hello {\"name\""},
+    };
+    CHECK_FAMILY(TINY_LLAMA3, ENGINE_CALLS_LLAMA, CASES);
+}
+
+static void test_mistral(void **state)
+{
+    (void)state;
+    static const struct shown LIST[] = {
+        {"[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\": 1}, \"id\": \"abcdefgh1\"}]",
+         "@add=abcdefgh1({\"a\": 1})"},
+        {"[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, {\"arguments\": {\"x\": [{}]}, \"name\": \"now\"}]",
+         "@add({})@now({\"x\": [{}]})"},
+        {"[TOOL_CALLS]{\"name\": \"now\"}", "@now({})"},
+        {"So:[TOOL_CALLS] [{\"name\": \"add\", \"arguments\": {\"a\"", "|So:@add({\"a\")!"},
+        {"[TOOL_CALLS] [{\"na", "|[TOOL_CALLS] [{\"na"},
+        {"[TOOL_CALLS] add", "|[TOOL_CALLS] add"},
+        {"[TOOL_CALLS] [{\"name\": \"now\", \"arguments\": {}} x]", "@now({})!"},
+    };
+    static const struct shown ARGS[] = {
+        {"[TOOL_CALLS]add[ARGS]{\"a\": 1}", "@add({\"a\": 1})"},
+        {"I look.[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]now[ARGS]{\"b\": \"}\"}", "|I look.@add({})@now({\"b\": \"}\"})"},
+        {"[TOOL_CALLS]now{}", "@now({})"},
+        {"[TOOL_CALLS]add[ARGS]{\"a\"", "@add({\"a\")!"},
+        {"[TOOL_CALLS]add[ARGS]{}x", "@add({})|x"},
+        {"[TOOL_CALLS]add[ARGS]12", "@add()!"},
+        {"[TOOL_CALLS]add", "|[TOOL_CALLS]add"},
+        {"a[ARGS]b", "|ab"},
+    };
+    static const struct shown IDS[] = {
+        {"[TOOL_CALLS]add[CALL_ID]abcdefgh1[ARGS]{\"a\": 1}", "@add=abcdefgh1({\"a\": 1})"},
+        {"[TOOL_CALLS]add[CALL_ID]abc", "|[TOOL_CALLS]addabc"},
+    };
+    CHECK_FAMILY(TINY_MISTRAL_LIST, ENGINE_CALLS_MISTRAL_LIST_ID, LIST);
+    CHECK_FAMILY(TINY_MISTRAL_ARGS, ENGINE_CALLS_MISTRAL, ARGS);
+    CHECK_FAMILY(TINY_MISTRAL_IDS, ENGINE_CALLS_MISTRAL_ID, IDS);
+}
+
+static void test_harmony(void **state)
+{
+    (void)state;
+#define FINAL "<|channel|>final<|message|>"
+    static const struct shown CASES[] = {
+        {"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" FINAL "Yes.\n", "~Hm.;|Yes.\n"},
+        {FINAL "Yes.", "|Yes."},
+        {"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+         "<|constrain|>json<|message|>{\"a\": 1}",
+         "~Hm.;@add({\"a\": 1})"},
+        {" to=functions.add<|channel|>commentary json<|message|>{\"a\": 1}", "@add({\"a\": 1})"},
+        {"<|channel|>analysis to=functions.now code<|message|>{}", "@now({})"},
+        {"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.now<|channel|>commentary "
+         "json<|message|>{}",
+         "|I look.@now({})"},
+        /* What is addressed to nobody that is known is text. */
+        {"<|channel|>commentary to=functions.never<|message|>{}", "|{}"},
+        {"<|channel|>analysis<|message|>cut", "~cut!"},
+        {"<|channel|>commentary to=functions.add<|message|>{\"a\"", "@add({\"a\")!"},
+        {"<|channel|>commentary to=functions.add<|message|>{} {}", "@add({})!"},
+        {"<|channel|>comm", ""},
+        {"no head at all", "|no head at all"},
+        {"", ""},
+    };
+    CHECK_FAMILY(TINY_HARMONY, ENGINE_CALLS_HARMONY, CASES);
+}
+
 static int refuse(void *arg, const struct engine_part *p)
 {
     (void)arg;
@@ -283,6 +453,8 @@ static void test_opened(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_xml),      cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_mistral),  cmocka_unit_test(test_harmony),
         cmocka_unit_test(test_marked),   cmocka_unit_test(test_bare),
         cmocka_unit_test(test_thinking), cmocka_unit_test(test_part_says_no),
         cmocka_unit_test(test_opened),   cmocka_unit_test(test_opened_behind_thinking),

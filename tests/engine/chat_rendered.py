@@ -8,8 +8,7 @@ usage: chat_rendered.py           compares the file with what the templates give
 A line of the templates' file is a conversation, with its number, messages and tools, or a template: its name, the format that it
 must be recognised as, the kind of vocabulary ("model"), its control tokens, BOS and EOS, the template, and the numbers of the
 conversations that it is rendered with. "thinks": an answer opens with thinking, so that an earlier answer is written
-otherwise. "strips": white space behind a control token is not there. "opens": what the engine puts behind the template's
-opening of an answer. To add a template: add its line, and --write.
+otherwise. "strips": white space behind a control token is not there. To add a template: add its line, and --write.
 """
 import json
 import sys
@@ -25,10 +24,10 @@ def render(jinja2, line, messages, tools=None):
 
     # As the models' own tool-kit sets it up.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     template = environment.from_string(line["template"], {"raise_exception": raise_exception})
     text = template.render(messages=messages, tools=tools, add_generation_prompt=True, bos_token=line["bos"], eos_token=line["eos"])
-    return text + line.get("opens", "")
+    return text
 
 
 def rendered(jinja2):

@@ -37,19 +37,31 @@ static void conversation_free(struct conversation *c)
         free(c->texts[i]);
 }
 
-static void add_message(struct conversation *c, enum engine_role role, const char *text, const char *name)
+static void add_message(struct conversation *c, enum engine_role role, const char *text, const char *name,
+                        const char *id)
 {
     assert_in_range(c->n, 0, MAX_MESSAGES - 1);
-    c->messages[c->n++] = (struct engine_message){.role = role, .text = text, .len = strlen(text), .name = name};
+    c->messages[c->n++] =
+        (struct engine_message){.role = role, .text = text, .len = strlen(text), .name = name, .id = id};
+}
+
+/* The name of the call with this id; NULL: of no call's. */
+static const char *name_of_call(const struct conversation *c, const char *id)
+{
+    for (size_t i = c->n; id != NULL && i-- > 0;)
+        if (c->messages[i].role == ENGINE_CALL && c->messages[i].id != NULL && strcmp(c->messages[i].id, id) == 0)
+            return c->messages[i].name;
+    return NULL;
 }
 
 /* As JSON, with other white space than templates write. */
-static void add_json(struct conversation *c, enum engine_role role, const cJSON *value, const char *name)
+static void add_json(struct conversation *c, enum engine_role role, const cJSON *value, const char *name,
+                     const char *id)
 {
     char *text = cJSON_Print(value);
     assert_non_null(text);
     c->texts[c->n_texts++] = text;
-    add_message(c, role, text, name);
+    add_message(c, role, text, name, id);
 }
 
 static struct conversation read_messages(const cJSON *line)
@@ -57,23 +69,25 @@ static struct conversation read_messages(const cJSON *line)
     struct conversation c = {.n = 0};
     const cJSON *tools = cJSON_GetObjectItem(line, "tools"), *m, *call;
     if (tools != NULL)
-        add_json(&c, ENGINE_TOOLS, tools, NULL);
+        add_json(&c, ENGINE_TOOLS, tools, NULL, NULL);
     cJSON_ArrayForEach(m, cJSON_GetObjectItem(line, "messages"))
     {
         const char *role = cJSON_GetObjectItem(m, "role")->valuestring;
         const char *text = cJSON_GetObjectItem(m, "content")->valuestring;
         const cJSON *calls = cJSON_GetObjectItem(m, "tool_calls");
+        const char *id = cJSON_GetStringValue(cJSON_GetObjectItem(m, "tool_call_id"));
         if (calls == NULL || text[0] != '\0')
             add_message(&c,
                         strcmp(role, "system") == 0 ? ENGINE_SYSTEM
                         : strcmp(role, "user") == 0 ? ENGINE_USER
                         : strcmp(role, "tool") == 0 ? ENGINE_RESULT
                                                     : ENGINE_ASSISTANT,
-                        text, NULL);
+                        text, name_of_call(&c, id), id);
         cJSON_ArrayForEach(call, calls)
         {
             const cJSON *f = cJSON_GetObjectItem(call, "function");
-            add_json(&c, ENGINE_CALL, cJSON_GetObjectItem(f, "arguments"), cJSON_GetObjectItem(f, "name")->valuestring);
+            add_json(&c, ENGINE_CALL, cJSON_GetObjectItem(f, "arguments"), cJSON_GetObjectItem(f, "name")->valuestring,
+                     cJSON_GetStringValue(cJSON_GetObjectItem(call, "id")));
         }
     }
     return c;

@@ -128,9 +128,13 @@ void golden_compare(const struct vocab *v, const char *text, size_t len, const e
 {
     if (n_got == n_wanted && (n_got == 0 || memcmp(got, wanted, n_got * sizeof *got) == 0))
         return;
-    print_error("text: %.*s\n", (int)len, text);
-    print_tokens("got   ", v, got, n_got);
-    print_tokens("wanted", v, wanted, n_wanted);
+    size_t same = 0;
+    while (same < n_got && same < n_wanted && got[same] == wanted[same])
+        same++;
+    size_t from = same > 12 ? same - 12 : 0; /* what is before the first difference */
+    print_error("text: %.*s\ntoken %zu differs\n", (int)len, text, same);
+    print_tokens("got   ", v, got + from, n_got - from);
+    print_tokens("wanted", v, wanted + from, n_wanted - from);
     fail_msg("tokens differ");
 }
 

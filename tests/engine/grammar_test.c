@@ -629,6 +629,8 @@ static void test_lenient(void **state)
     grammar_free(g);
 }
 
+static const struct grammar_call_form HERMES = {GRAMMAR_CALL_OBJECT, "arguments", NULL, false};
+
 static void test_calls(void **state)
 {
     (void)state;
@@ -638,7 +640,7 @@ static void test_calls(void **state)
     char err[256] = "";
     struct grammar *g = NULL;
     size_t at;
-    assert_int_equal(grammar_from_calls(TOOLS, sizeof TOOLS - 1, vocab, &g, &at, err, sizeof err), 0);
+    assert_int_equal(grammar_from_calls(&HERMES, TOOLS, sizeof TOOLS - 1, vocab, &g, &at, err, sizeof err), 0);
     assert_true(accepts(g, "{\"name\":\"now\",\"arguments\":{}}"));
     assert_true(accepts(g, "\n{\"name\": \"now\", \"arguments\": {\"x\": [1]}}\n"));
     assert_true(accepts(g, "{\"name\": \"add.to-1\", \"arguments\": {\"a\": 1}}"));
@@ -663,7 +665,7 @@ static void test_calls(void **state)
         {"[]", "nothing can fulfil", -EINVAL, 0}};
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
         g = NULL;
-        int rc = grammar_from_calls(BAD[i].tools, strlen(BAD[i].tools), NULL, &g, &at, err, sizeof err);
+        int rc = grammar_from_calls(&HERMES, BAD[i].tools, strlen(BAD[i].tools), NULL, &g, &at, err, sizeof err);
         if (rc != BAD[i].rc || !strstr(err, BAD[i].part) || at != BAD[i].at || g)
             fail_msg("%s: %d \"%s\" at %zu", BAD[i].tools, rc, err, at);
     }

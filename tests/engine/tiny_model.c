@@ -434,13 +434,10 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
         maybe_u32(m, w, "attention.sliding_window", (uint32_t)m->window);
     static const char *const CONTROL[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>",
                                           "</tool_call>",  "<think>",      "</think>"};
-    static const char TOOLS[] =
-        "<|im_start|>{{- \"# Tools\\n\\nThese:\\n<tools>\" }}{{- tool }}{{- \"\\n</tools>\\n\\nCall:"
-        "\\n<tool_call>\\n{}\\n</tool_call><|im_end|>\\n\" }}<tool_response>";
     if (m->no_template)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
     else if (m->tools)
-        tiny_vocab_bpe_with(w, "qwen2", CONTROL, 7, "", "<|im_end|>", TOOLS);
+        tiny_vocab_family(w, m->tools);
     else if (m->thinks)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 7, "", "<|im_end|>", "'<|im_start|>assistant\\n<think>\\n'</think>");
     else

@@ -10,6 +10,7 @@
 #define CONVOD_TESTS_TINY_MODEL_H
 
 #include "tests/engine/gguf_writer.h"
+#include "tests/engine/tiny_vocab.h"
 
 enum tiny_arch {
     TINY_QWEN2,
@@ -49,8 +50,9 @@ struct tiny_model {
     int n_experts, n_used; /* 0: no mixture; n_ff is the width of one expert */
     int window;            /* where the architecture has windows */
     float rope_base;
-    bool tied;                       /* no output.weight */
-    bool no_template, tools, thinks; /* its chat format has tools; or opens answers with thinking */
+    bool tied;                /* no output.weight */
+    enum tiny_family tools;   /* of its chat format; n_vocab must hold TINY_FAMILY_TOKENS for most */
+    bool no_template, thinks; /* or it opens answers with thinking */
     uint64_t seed;
     const char *omit; /* a key (without the architecture) or tensor that is left out; NULL: none */
     const char *also; /* a second one */

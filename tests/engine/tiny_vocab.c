@@ -80,6 +80,61 @@ void tiny_vocab_bpe_with(struct gguf_writer *w, const char *pre, const char *con
         gguf_writer_string(w, "tokenizer.chat_template", chat_template);
 }
 
+void tiny_vocab_family(struct gguf_writer *w, enum tiny_family family)
+{
+#define MISTRAL_TOKENS                                                                                                 \
+    "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]",   \
+        "[/TOOL_RESULTS]"
+#define MISTRAL_TEMPLATE "[INST][/INST][AVAILABLE_TOOLS][TOOL_CALLS][TOOL_RESULTS]"
+    static const struct {
+        const char *pre, *bos, *eos, *text, *control[TINY_MAX_CONTROL + 1];
+    } families[] = {
+        [TINY_HERMES] = {"qwen2",
+                         "",
+                         "<|im_end|>",
+                         "<|im_start|>{{- \"# Tools\\n\\nThese:\\n<tools>\" }}{{- tool }}{{- \"\\n</tools>\\n\\nCall:"
+                         "\\n<tool_call>\\n{}\\n</tool_call><|im_end|>\\n\" }}<tool_response>",
+                         {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>",
+                          "</think>", NULL}},
+        [TINY_XML] = {"qwen2",
+                      "",
+                      "<|im_end|>",
+                      "<|im_start|>{{- \"\\n\\n# Tools\\n\\nThese:\\n\\n<tools>\" }}{{- '\\n<function>\\n<name>' }}"
+                      "{{- '\\n\\nIf you choose to call one\\n' }}<function=<parameter=<tool_response>\\n",
+                      {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", NULL}},
+        [TINY_LLAMA3] =
+            {"llama-bpe",
+             "<|begin_of_text|>",
+             "<|eot_id|>",
+             "<|start_header_id|>{{ \"Environment: ipython\\n\" }}{{ \"Given the following functions, please "
+             "respond with a JSON for a function call \" }}{{ \"with its proper arguments that best answers "
+             "the given prompt.\\n\\n\" }}{{ 'Respond in the format {\"name\": function name, "
+             "\"parameters\": dictionary of argument name and its value}.' }}{{ \"Do not use "
+             "variables.\\n\\n\" }}",
+             {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
+              "<|python_tag|>", NULL}},
+        [TINY_MISTRAL_LIST] =
+            {"tekken", "<s>", "</s>", MISTRAL_TEMPLATE "\"id\": \"call_id\": ", {MISTRAL_TOKENS, NULL}},
+        [TINY_MISTRAL_ARGS] = {"tekken", "<s>", "</s>", MISTRAL_TEMPLATE "[ARGS]", {MISTRAL_TOKENS, "[ARGS]", NULL}},
+        [TINY_MISTRAL_IDS] = {"tekken",
+                              "<s>",
+                              "</s>",
+                              MISTRAL_TEMPLATE "[ARGS][CALL_ID][TOOL_CONTENT]",
+                              {MISTRAL_TOKENS, "[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", NULL}},
+        [TINY_HARMONY] = {"gpt-4o",
+                          "",
+                          "<|return|>",
+                          "<|start|><|channel|><|message|>namespace functions",
+                          {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
+                           "<|constrain|>", NULL}},
+    };
+    int n = 0;
+    while (families[family].control[n] != NULL)
+        n++;
+    tiny_vocab_bpe_with(w, families[family].pre, families[family].control, n, families[family].bos,
+                        families[family].eos, families[family].text);
+}
+
 void tiny_vocab_spm(struct gguf_writer *w)
 {
     tiny_vocab_spm_with(w, NULL, 0, "<s>", "</s>", NULL);

@@ -50,6 +50,22 @@ void tiny_vocab_spm(struct gguf_writer *w);
 void tiny_vocab_spm_with(struct gguf_writer *w, const char *const *control, int n, const char *bos, const char *eos,
                          const char *chat_template);
 
-#define TINY_MAX_CONTROL 16
+#define TINY_MAX_CONTROL 20
+
+/* Families of chat formats with tools, each with the marks of its templates and no more: `tools` of struct tiny_model.
+ */
+enum tiny_family {
+    TINY_NO_TOOLS,
+    TINY_HERMES,
+    TINY_XML,
+    TINY_LLAMA3,
+    TINY_MISTRAL_LIST,
+    TINY_MISTRAL_ARGS,
+    TINY_MISTRAL_IDS,
+    TINY_HARMONY,
+    TINY_FAMILIES
+};
+#define TINY_FAMILY_TOKENS (TINY_END_OF_TEXT + TINY_MAX_CONTROL)
+void tiny_vocab_family(struct gguf_writer *w, enum tiny_family family);
 
 #endif

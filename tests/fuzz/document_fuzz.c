@@ -141,6 +141,7 @@ static const struct {
 
 static struct grammar *form(size_t i)
 {
+    static const struct grammar_call_form HERMES = {GRAMMAR_CALL_OBJECT, "arguments", NULL, false};
     static struct grammar_vocab *vocab;
     static struct grammar *forms[N_FORMS];
     char err[256] = "";
@@ -149,10 +150,10 @@ static struct grammar *form(size_t i)
     if (!vocab)
         require(grammar_vocab_new(&opts, &vocab, err, sizeof err) == 0);
     if (!forms[i])
-        require((FORMS[i].calls
-                     ? grammar_from_calls(FORMS[i].text, strlen(FORMS[i].text), vocab, &forms[i], &at, err, sizeof err)
-                     : grammar_from_schema(FORMS[i].text, strlen(FORMS[i].text), vocab, 0, &forms[i], err,
-                                           sizeof err)) == 0);
+        require((FORMS[i].calls ? grammar_from_calls(&HERMES, FORMS[i].text, strlen(FORMS[i].text), vocab, &forms[i],
+                                                     &at, err, sizeof err)
+                                : grammar_from_schema(FORMS[i].text, strlen(FORMS[i].text), vocab, 0, &forms[i], err,
+                                                      sizeof err)) == 0);
     return forms[i];
 }
 

@@ -26,7 +26,7 @@ static struct session_item result_of(const char *call_id, char body[96])
 static void test_required(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     char body[96], twice_body[96];
     struct answer *a = rig_ask(
         rig, (struct ask){.text = "1 + 4?", .tools = ADD, .choice = SESSION_TOOLS_REQUIRED, .tool = "add", .seed = 1});
@@ -54,7 +54,7 @@ static void test_required(void **state)
 static void test_tools_change(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     char *text = rig_text(1, 300);
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .tools = ADD, .seed = 1});
     struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .tools = ADD_AGAIN, .previous = a->id, .seed = 2});
@@ -67,7 +67,7 @@ static void test_tools_change(void **state)
     /* Which they were is in the ledger, wherever the KV is. */
     rig_saved(rig);
     rig_stop(rig);
-    rig_start(rig, (struct rig_opts){.tools = true});
+    rig_start(rig, (struct rig_opts){.tools = TINY_HERMES});
     struct answer *e = rig_ask(rig, (struct ask){.text = "more", .tools = NOW, .previous = d->id, .seed = 5});
     rig_only_new(e);
     assert_true(e->receipt.disk >= d->input + d->output - 1);
@@ -88,7 +88,7 @@ static void test_tools_change(void **state)
 static void test_none(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     struct answer *a = rig_ask(rig, (struct ask){.text = "1 + 4?", .tools = ADD, .seed = 1});
     struct answer *b =
         rig_ask(rig, (struct ask){.text = "1 + 4?", .tools = ADD, .choice = SESSION_TOOLS_NONE, .seed = 1});
@@ -137,7 +137,7 @@ static void cancel_at_once(struct answer *a, const struct session_event *ev, voi
 static void test_stopped_before_it_said_anything(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     char *text = rig_text(1, 600);
     struct answer *a = rig_begin(
         rig,
@@ -201,7 +201,7 @@ static void test_logprobs_of_text_alone(void **state)
     assert_string_equal(a->kinds, "R");
     assert_int_equal((int)a->n_logprobs, 0);
     rig_close(rig);
-    rig = rig_open((struct rig_opts){.tools = true});
+    rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     struct answer *b = rig_ask(
         rig,
         (struct ask){
@@ -210,9 +210,34 @@ static void test_logprobs_of_text_alone(void **state)
     rig_close(rig);
 }
 
+/* Thinking ends behind its budget, and text follows; whoever goes on from there prefills what is new. */
+static void test_thinking_ends(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = true});
+    int thought = 0;
+    for (int budget = -1; budget < 12; budget += budget < 0 ? 4 : 3)
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            struct answer *a = rig_ask(
+                rig,
+                (struct ask){.text = "hello", .max = 40, .seed = seed, .temperature = 2, .thinking_tokens = budget});
+            assert_false(a->failed);
+            /* An item of thinking that the answer was not cut in is followed by its text. */
+            for (const char *kind = a->kinds; *kind; kind++)
+                if (*kind == 'r' || *kind == 'R')
+                    thought++;
+            assert_null(strchr(a->kinds, 'R'));
+            struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .max = 4, .seed = seed, .previous = a->id});
+            rig_only_new(b);
+        }
+    assert_true(thought > 0);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_thinking_ends),
         cmocka_unit_test(test_required),
         cmocka_unit_test(test_tools_change),
         cmocka_unit_test(test_none),

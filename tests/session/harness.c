@@ -63,6 +63,8 @@ static struct tiny_model model_of(struct rig_opts o)
     struct tiny_model m = tiny_model_of((enum tiny_arch)o.arch);
     m.ctx = o.ctx ? o.ctx : 4096;
     m.tools = o.tools;
+    if (o.tools > TINY_HERMES)
+        m.n_vocab = TINY_FAMILY_TOKENS;
     m.thinks = o.thinks;
     if (m.arch == TINY_QWEN2) { /* smaller still: many tokens run through it, also under sanitizers */
         m.n_layers = 2;
@@ -354,7 +356,9 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
         assert_int_equal(
             engine_form_new(ENGINE_FORM_SCHEMA, ask.schema, strlen(ask.schema), false, &form, err, sizeof err), 0);
     if (ask.calls)
-        assert_int_equal(engine_form_calls(ask.calls, strlen(ask.calls), &call_form, &at, err, sizeof err), 0);
+        assert_int_equal(engine_form_calls(session_model(rig->s)->calls, ask.calls, strlen(ask.calls), &call_form, &at,
+                                           err, sizeof err),
+                         0);
     const struct session_turn t = {.owner = ask.owner ? ask.owner : "ann",
                                    .response_id = a->id,
                                    .conversation = ask.conversation,
@@ -369,6 +373,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .tool_choice = ask.choice,
                                    .tool = ask.tool,
                                    .one_call = ask.one_call,
+                                   .thinking_tokens = ask.thinking_tokens,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,

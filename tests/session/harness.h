@@ -33,8 +33,9 @@ struct rig_opts {
     int arch; /* enum tiny_arch */
     int ctx;  /* 0: 4096 */
     int threads, step_tokens, max_running, max_waiting, idle_ms;
-    int kv_pages;       /* pages of 64 tokens; 0: plenty */
-    bool tools, thinks; /* the model's chat format has tools; or opens answers with thinking */
+    int kv_pages;           /* pages of 64 tokens; 0: plenty */
+    enum tiny_family tools; /* of the model's chat format */
+    bool thinks;            /* or it opens answers with thinking */
     size_t ram_bytes;
     uint64_t disk_bytes;
     struct session_limits limits;
@@ -96,6 +97,7 @@ struct ask {
     const struct engine_message *messages;
     size_t n_messages;
     int max; /* 0: 8 */
+    int thinking_tokens;
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;

@@ -35,7 +35,7 @@ static char *text_of(const struct answer *a)
 static void test_content_decides(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     char *text = rig_text(1, 300);
     struct session_item items[8] = {
         message(ENGINE_USER, text),
@@ -192,7 +192,7 @@ static void test_items_of_a_conversation(void **state)
 static void test_items_behind_an_answer(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
     const struct session_item begin[] = {message(ENGINE_USER, "add"),
                                          call("{\"a\":1}", "{\"call_id\":\"one\",\"name\":\"add\"}")};
     const struct session_item gave[] = {result("5", "{\"call_id\":\"one\"}"), message(ENGINE_ASSISTANT, "five")};
@@ -224,7 +224,7 @@ static void test_items_behind_an_answer(void **state)
 static void test_head_too_long(void **state)
 {
     (void)state;
-    struct rig *rig = rig_open((struct rig_opts){.tools = true, .ctx = 256});
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES, .ctx = 256});
     const struct engine_info *info = session_model(rig->s);
     size_t most = (size_t)info->ctx_tokens * (size_t)info->token_bytes_max;
     char *text = malloc(most + 64);
