@@ -161,14 +161,18 @@ static bool restore(struct turn *t, int64_t most_ns)
             break;
         }
         if (rc) {
-            int lost = p->first + p->used - engine_seq_length(t->hot->seq);
+            int end = p->first + p->used;
+            if (rc == -ENOENT && end > t->n_expected) /* what others had as well, and deleted meanwhile, is new here */
+                end = t->n_expected;
+            int lost = end - engine_seq_length(t->hot->seq);
             if (!t->n_aside) { /* what it had once is counted when it runs again */
                 turn_add_reprefilled(t, lost, damage(rc));
                 t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
             }
-            session_log(t->session, LOG_WARNING,
-                        "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
-                        damage(rc));
+            if (lost > 0)
+                session_log(t->session, LOG_WARNING,
+                            "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
+                            damage(rc));
         } else {
             int end = p->first + p->used, from = p->first > t->n_counted ? p->first : t->n_counted;
             if (end > from) {

@@ -96,6 +96,58 @@ static void test_is_stopped_while_it_is_read(void **state)
     rig_close(rig);
 }
 
+/* ---- what is gone when it is to be read ---- */
+
+struct gone {
+    struct ahead ahead;
+    int expected, from; /* tokens that were there once; of these, what comes before what is gone */
+};
+
+/* The last of the segments that the waiting turn wants was deleted. */
+static void lose_last(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct gone *gone = arg;
+    if (gone->ahead.looked)
+        return;
+    look_ahead(a, ev, &gone->ahead);
+    for (struct turn *t = a->rig->s->turns; gone->ahead.looked && t; t = t->next)
+        if (t->state == TURN_WAITING) {
+            struct planned *last = &t->plan[t->n_plan - 1];
+            last->state = PLAN_FAILED;
+            last->result.rc = -ENOENT;
+            gone->expected = t->n_expected;
+            gone->from = last->first;
+            assert_true(last->first + last->used > t->n_expected);
+        }
+}
+
+/* Somebody else asked the same, which was to be found and is not: that is new. What this one had before is not. */
+static void test_gone(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct gone gone = {0};
+    char *text = rig_text(1, 700);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    (void)rig_ask(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+    struct answer *runs = rig_begin(
+        rig,
+        (struct ask){
+            .owner = "bob", .text = "on and on", .max = 3000, .hook = lose_last, .hook_arg = &gone, .ephemeral = true});
+    struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 3});
+    rig_end(runs);
+    rig_end(waits);
+    assert_true(gone.ahead.looked);
+    assert_int_equal(waits->receipt.n_reprefilled, 1);
+    assert_string_equal(waits->receipt.reprefilled[0].reason, "blob_missing");
+    assert_int_equal(waits->receipt.reprefilled[0].tokens, gone.expected - gone.from);
+    assert_int_equal(waits->receipt.history, gone.expected);
+    free(text);
+    rig_close(rig);
+}
+
 /* ---- a short prompt behind a long one ---- */
 
 struct steps {
@@ -151,6 +203,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reads_while_it_waits),
         cmocka_unit_test(test_is_stopped_while_it_is_read),
+        cmocka_unit_test(test_gone),
         cmocka_unit_test(test_short_behind_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
