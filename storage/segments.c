@@ -624,7 +624,8 @@ struct wanted { /* a label that is looked for among the children of a parent */
     struct coded code;
 };
 
-/* Reads the label of a row, from RAM where it is there. Not -ENOMEM: it cannot be read. */
+/* Reads the label of a row, from RAM where it is there. -EBADMSG, -ENOENT: it is not what the row says, or not there.
+ */
 static int label_read(struct storage_ledger *l, const struct storage_found *f, uint8_t **label)
 {
     struct pack_record r;
@@ -649,15 +650,16 @@ static int label_read(struct storage_ledger *l, const struct storage_found *f, u
     return rc;
 }
 
-/* The same of one that begins with `units` of what is wanted, or so its code says. Where it cannot be read it is what
- * it should be: who reads the KV finds out, and it is forgotten. */
+/* The same of one that begins with `units` of what is wanted, or so its code says. Where the record is damaged or gone
+ * it is what it should be: who reads the KV finds out, and it is forgotten. 1; 0: it cannot be read now, which says
+ * nothing about the record. */
 static int label_of(struct storage_ledger *l, const struct wanted *w, size_t unit_bytes, size_t units, bool whole,
                     struct storage_found *f)
 {
     uint8_t *label = NULL;
     int rc = whole ? -ENOENT : label_read(l, f, &label);
-    if (rc == -ENOMEM)
-        return rc;
+    if (rc && rc != -EBADMSG && rc != -ENOENT)
+        return rc == -ENOMEM ? rc : 0;
     if (rc) {
         label = calloc(1, f->label_bytes ? f->label_bytes : 1);
         size_t most = f->label_bytes / unit_bytes, n = units < w->code.units ? units : w->code.units;
@@ -666,10 +668,11 @@ static int label_of(struct storage_ledger *l, const struct wanted *w, size_t uni
         memcpy(label, w->label, (n < most ? n : most) * unit_bytes);
     }
     f->label = label;
-    return 0;
+    return 1;
 }
 
-/* The nearest child on one side of what is wanted. 1: found; 0: none that has anything in common with it. */
+/* The nearest child on one side of what is wanted. 1: found; 0: none that has anything in common with it, or that can
+ * be read now. */
 static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct space *space, const struct wanted *w,
                      struct storage_found *out)
 {
@@ -699,10 +702,10 @@ static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct spa
     stmt_reset(s);
     if (rc || (!common && !whole))
         return rc;
-    if ((rc = label_of(l, w, unit_bytes, whole ? units : common, whole, &f)))
-        return rc;
-    *out = f;
-    return 1;
+    rc = label_of(l, w, unit_bytes, whole ? units : common, whole, &f);
+    if (rc == 1)
+        *out = f;
+    return rc;
 }
 
 int segment_label_compare(const void *a, uint32_t a_bytes, const void *b, uint32_t b_bytes)

@@ -1,5 +1,5 @@
 /* segments_test.c - put, commit, find, read; holds, replacing, deleting, eviction, orphans. */
-#include "tests/storage/storage_testing.h"
+#include "tests/storage/storage_faults.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -150,6 +150,38 @@ static void test_label_codes(void **state)
     assert_int_equal(coded_common(&all, head.string, head.bytes), 5);
     coded_free(&head);
     coded_free(&all);
+}
+
+/* That a label cannot be read just now is no reason to make one up: its segment would be taken for damaged. */
+static void test_label_unreadable(void **state)
+{
+    (void)state;
+    static struct faults faults; /* the storage outlives this function */
+    struct storage_io io;
+    char *dir = testing_dir();
+    faults_init(&faults, &io);
+    struct storage *st = testing_open_with(dir, &io, 1 << 28);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    struct storage_found rows[2], f;
+    struct storage_stats stats;
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    storage_ram_drop(st, NULL, 0);
+    faults.read_errno = EMFILE;
+    faults.read_to = INT32_MAX;
+    assert_int_equal(testing_nearest(st, owner, 0, "label x", rows), 0);
+    faults.read_errno = 0;
+    assert_int_equal(testing_nearest(st, owner, 0, "label x", rows), 1);
+    assert_int_equal(rows[0].label_bytes, 8);
+    assert_memory_equal(rows[0].label, "label 1;", 8);
+    free(rows[0].label);
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_read(st, &f, 1).rc, 0);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.damaged, 0);
+    storage_close(st);
+    testing_dir_remove(dir);
 }
 
 #define FAMILY 60
@@ -708,6 +740,7 @@ int main(void)
         cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_hold_another),
         cmocka_unit_test(test_label_codes),
+        cmocka_unit_test(test_label_unreadable),
         cmocka_unit_test(test_nearest_of_many),
         cmocka_unit_test(test_delete_what_reaches_beyond),
         cmocka_unit_test(test_delete),
