@@ -367,6 +367,8 @@ static int migrate(const struct schema *s, sqlite3 *db, int dirfd, const char *d
         return rc;
     if (version > s->n_steps || version < 0)
         return -EPROTO;
+    if (version > 0 && version < s->anew_before)
+        return -ESTALE;
     if (version == s->n_steps)
         return copies_erase(s, dirfd);
     if (version > 0) {

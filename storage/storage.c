@@ -153,7 +153,7 @@ static int database_open(struct storage *st, const struct schema *s, sqlite3 **d
 {
     off_t size;
     int version = version_of(st, s, &size);
-    bool older = version > 0 && version < s->n_steps;
+    bool older = version > 0 && version < s->n_steps && version >= s->anew_before;
     int64_t began_ms = monotonic_ms();
     if (older)
         storage_log(st, LOG_NOTICE, "%s/%s (%lld MiB) is of version %d and is brought up to date, to version %d",
@@ -187,13 +187,13 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if ((rc = ledger_clock_start(l)))
         return fail(err, err_size, rc, st->dir, "ledger.db");
     bool rebuild = faccessat(st->dirfd, "kv.db", F_OK, AT_SYMLINK_NOFOLLOW) != 0;
-    off_t size;
-    int version = version_of(st, &schema_kv, &size);
-    bool old = version > 0 && version < schema_kv.anew_before;
-    if (old || faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+    if (faccessat(st->dirfd, KV_DAMAGED, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         rc = -EBADMSG;
     if (!rc)
         rc = database_open(st, &schema_kv, &l->kv, err, err_size);
+    bool old = rc == -ESTALE;
+    if (old)
+        rc = -EBADMSG;
     if (!rc) {
         rc = rebuild ? kv_rebuild(st) : segments_recover(l, false);
         if (rc == -ESTALE)
@@ -204,7 +204,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!kv_hurt(l, rc))
         return rc;
     if (old)
-        storage_log(st, LOG_NOTICE, "kv.db is of version %d, and is made anew from the packs", version);
+        storage_log(st, LOG_NOTICE, "kv.db is of an older version, and is made anew from the packs");
     else
         storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     erase_give_up(l);

@@ -209,7 +209,7 @@ struct schema {
 };
 extern const struct schema schema_ledger, schema_kv;
 /* Opens or creates; brings an older version up to date, with a copy FILE.vN beside it until that is verified. `dir` is
- * the path of dirfd. */
+ * the path of dirfd. -ESTALE: it is of a version that is made anew. */
 int schema_open(const struct schema *s, int dirfd, const char *dir, sqlite3 **out, char *err, size_t err_size);
 /* Whether a database is whole: 0, -EBADMSG, or why that cannot be told. */
 int schema_check(sqlite3 *db);

@@ -206,6 +206,51 @@ static void test_older_index(void **state)
     testing_dir_remove(dir);
 }
 
+static void note_anew(void *arg, int priority, const char *text)
+{
+    int *priorities = arg;
+    if (strstr(text, "is made anew"))
+        *priorities += priority;
+}
+
+/* And of such a one that says what it is in its log only, as after a crash: it is old, and nothing is damaged. */
+static void test_older_index_by_its_log(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), *message = NULL;
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    storage_close(st);
+    char *path = testing_path(dir, "kv.db");
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
+    assert_int_equal(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
+    if (sqlite3_exec(db,
+                     "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 1');"
+                     "PRAGMA user_version = 4",
+                     NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_true(testing_contains(dir, "kv.db-wal", "label 1"));
+    assert_false(testing_contains(dir, "kv.db", "label 1"));
+    int said = 0;
+    char err[256];
+    const struct storage_opts opts = {.dir = dir, .disk_bytes = 1 << 28, .log = note_anew, .log_arg = &said};
+    assert_int_equal(storage_open(&opts, &st, err, sizeof err), 0);
+    assert_int_equal(said, LOG_NOTICE);
+    assert_false(testing_contains(dir, "kv.db-wal", "label 1"));
+    assert_false(testing_contains(dir, "kv.db", "label 1"));
+    struct storage_found f;
+    assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
+    assert_int_equal(testing_read(st, &f, 1).rc, 0);
+    storage_close(st);
+    free(path);
+    testing_dir_remove(dir);
+}
+
 /* Every statement compiles. */
 static int all_run(struct storage_ledger *l, void *arg)
 {
@@ -261,8 +306,10 @@ static void test_meta(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_migration),  cmocka_unit_test(test_errors),      cmocka_unit_test(test_first_version),
-        cmocka_unit_test(test_statements), cmocka_unit_test(test_older_index), cmocka_unit_test(test_meta),
+        cmocka_unit_test(test_migration),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_first_version), cmocka_unit_test(test_statements),
+        cmocka_unit_test(test_older_index),   cmocka_unit_test(test_older_index_by_its_log),
+        cmocka_unit_test(test_meta),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
