@@ -8,9 +8,10 @@
  *
  * Something that was deleted for its owner has a mark in ledger.db from its deletion on ("deleting/ID"). When its last
  * record is gone, the ledger's log is emptied (vfs.c overwrites it), and only then the deletion is reported; the mark
- * goes with the next transaction that is synced. The index has nothing of it that could be read, see labels.c. It also
- * waits for what is left of records of its owner that went before. Where something fails on the way, -EINPROGRESS is
- * reported: it is deleted for everybody, but the mark stays, and the rest is tried again, also after a restart.
+ * goes with the next transaction that is synced. The index has codes of tokens (labels.c), which whoever has its keys
+ * can find the tokens of: its log is emptied as well where it may have more than the first few of a row that went. It
+ * also waits for what is left of records of its owner that went before. Where something fails on the way, -EINPROGRESS
+ * is reported: it is deleted for everybody, but the mark stays, and the rest is tried again, also after a restart.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -422,20 +423,28 @@ void erase_marks_cleared(struct storage_ledger *l, int rc)
     l->gone = NULL;
 }
 
-/* The pages in SQLite's cache still have what vfs.c left out, and would bring it into the next log. */
+/* That of one database. The pages in SQLite's cache still have what vfs.c left out, and would bring it into the next
+ * log. */
 static int log_empty(sqlite3 *db)
 {
     int rc = schema_errno(sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
     return rc ? rc : schema_errno(sqlite3_db_release_memory(db));
 }
 
+static int kv_log_empty(struct storage_ledger *l)
+{
+    int rc = log_empty(l->kv);
+    l->heads_logged &= rc != 0;
+    return rc;
+}
+
 int erase_logs(struct storage_ledger *l)
 {
-    int kv_rc = log_empty(l->kv), rc = log_empty(l->db);
+    int kv_rc = kv_log_empty(l), rc = log_empty(l->db);
     return rc ? rc : kv_rc;
 }
 
-/* Whether all that a deletion took away is overwritten, but for the ledger's log. */
+/* Whether all that a deletion took away is overwritten, but for the logs. */
 static bool cut_out_all(const struct storage_ledger *l, const struct job *j)
 {
     return j->marks && !j->n_drops && l->cuts_given - l->n_cuts >= j->cuts_back && !l->moving;
@@ -450,8 +459,12 @@ void erase_finish(struct storage_ledger *l)
         return;
     bool now = retry_now(&l->retry_logs);
     int rc = now ? log_empty(l->db) : -EAGAIN;
+    bool ledger = rc != 0;
+    if (!rc && l->heads_logged)
+        rc = kv_log_empty(l);
     if (rc && now)
-        storage_log(l->st, LOG_WARNING, "the ledger's log keeps deleted rows for now: %s", strerror(-rc));
+        storage_log(l->st, LOG_WARNING, "the log of %s keeps deleted rows for now: %s", ledger ? "ledger.db" : "kv.db",
+                    strerror(-rc));
     if (rc)
         retry_later(&l->retry_logs);
     else

@@ -1,16 +1,18 @@
 /* labels.c - what tells a segment apart from its siblings, as the index keeps it. Ledger thread only.
  *
- * A label is what a segment is made from (token ids), and stands in its record alone, so that the index holds nothing
- * that could be read when the record has been overwritten. The index has a code of it: each unit is chained into a
- * block by a cipher with a key of the space's own (CBC, so that a block depends on all units up to it), and two bytes
- * of the block are the unit's code. Two labels have equal codes as far as they are equal; where they differ the codes
- * do too, but for one case in 65,536.
+ * A label is what a segment is made from (token ids), and stands in its record alone, which is overwritten when it
+ * goes. The index has a code of it: each unit is chained into a block by a cipher with a key of the space's own (CBC,
+ * so that a block depends on all units up to it), and two bytes of the block are the unit's code. Two labels have equal
+ * codes as far as they are equal; where they differ the codes do too, but for one case in 65,536.
  *
  * A row has the head of its code that no sibling's code begins with, mostly that of one unit, and 8 other bytes of its
  * last block, by which a whole label is known. A code ends with a code of its end, so that none is the head of another
  * one. The two heads next to any code are then those of the two siblings next to it: if a head is the head of what is
  * looked for, no sibling has more in common with it; else they differ within the heads, and the heads' order is that of
  * the codes. How much a sibling has in common is read from its record.
+ *
+ * The key is in the index: whoever has that can try all tokens, one unit after the other, and so read what a head is
+ * the code of. Where rows with long ones have gone, a deletion empties the index's log too (erase.c).
  *
  * A head grows when a sibling comes that begins with it, and stays when that one goes. What has no place in a pack
  * (forgotten) has no head. Where a record cannot be read, its head stays as it is, and both may begin alike.
@@ -24,10 +26,9 @@
 
 #include "storage/storage_internal.h"
 
-#define BLOCK     16
-#define UNIT_CODE 2 /* bytes of a block */
-#define END_AT    4 /* two for the end */
-#define SUM_AT    8 /* and eight for the whole label */
+#define BLOCK  16
+#define END_AT 4 /* two for the end */
+#define SUM_AT 8 /* and eight for the whole label */
 
 static size_t units_of(const struct space *space, size_t bytes)
 {

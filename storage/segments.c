@@ -74,6 +74,7 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->used = (uint64_t)sqlite3_column_int64(s, 5);
     row->owner = sqlite3_column_int64(s, 6);
     row->children = sqlite3_column_int64(s, 7);
+    row->head_bytes = sqlite3_column_int(s, 8);
     stmt_reset(s);
     return rc ? rc : 1;
 }
@@ -169,9 +170,17 @@ static int row_revive(struct storage_ledger *l, const struct pack_record *r, con
     return head_set(l, id, space, r->parent, code);
 }
 
+/* A head goes from a row, or with it. One that is longer than a few units says more than a deletion may leave in the
+ * log: see erase.c. */
+static void head_goes(struct storage_ledger *l, const struct segment_row *row)
+{
+    l->heads_logged |= row->head_bytes > LABEL_HEAD_SHORT;
+}
+
 /* The record goes and the row stays: another one comes in its place. */
 static int row_clear(struct storage_ledger *l, const struct segment_row *row)
 {
+    head_goes(l, row);
     int rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
         rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
@@ -299,6 +308,7 @@ int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32
 static int row_drop(struct storage_ledger *l, const struct segment_row *row)
 {
     l->wrote_kv = true;
+    head_goes(l, row);
     int rc = 0;
     if (row->pack != STORAGE_PACK_NONE) {
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
@@ -489,6 +499,7 @@ static int leaves_evict(struct storage_ledger *l, int64_t space, uint64_t bytes,
             row.offset = (uint64_t)sqlite3_column_int64(s, 3);
             row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
             row.owner = sqlite3_column_int64(s, 5);
+            row.head_bytes = sqlite3_column_int(s, 6);
             if (!among(keep, n_keep, sqlite3_column_blob(s, 0), sqlite3_column_bytes(s, 0)) &&
                 !pin_held(l->st, row.pack, row.offset))
                 break;
@@ -558,6 +569,7 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     int rc = segment_get(l, key, &row);
     if (rc != 1 || row.pack != pack || row.offset != offset)
         return rc < 0 ? rc : 0;
+    head_goes(l, &row);
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
     if (!rc)
         rc = key_run(l, S_SEG_DELETE, key);

@@ -268,6 +268,7 @@ struct storage_ledger {
     uint64_t cuts_given; /* to the cutter, which gives them back in order */
     struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
     bool moving;         /* records are being copied to another pack */
+    bool heads_logged;   /* the index's log may have long heads of rows that are gone (segments.c) */
     uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
     size_t n_superseded, cap_superseded;
     size_t n_let_go; /* of them, released by this batch */
@@ -360,6 +361,8 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
 
 /* ---- labels (labels.c); ledger thread only but for coding ---------------------------------------------------------
  */
+#define UNIT_CODE        2                        /* bytes of a code for each unit */
+#define LABEL_HEAD_SHORT (4 * UNIT_CODE)          /* bytes of a head that tells little */
 enum label_unit { LABEL_RAW = 0, LABEL_IDS = 1 }; /* bytes; or 4 bytes each, token ids */
 struct space {                                    /* an owner's segments of one fingerprint */
     int64_t id;
@@ -396,6 +399,7 @@ struct segment_row {
     uint64_t offset, bytes, used;
     int64_t owner, children;
     int64_t end; /* first + count: the position behind it */
+    int head_bytes;
     uint8_t key[STORAGE_KEY_BYTES], parent[STORAGE_KEY_BYTES];
 };
 /* 1 found, 0 no row, negative. A forgotten one has pack STORAGE_PACK_NONE. */

@@ -100,8 +100,31 @@ static void test_deletion(void **state)
     rig_close(rig);
 }
 
+/* What a second turn of a conversation has in common with the first is in codes of the index: its log goes too. */
+static void test_deletion_of_two(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 8192});
+    char *text = rig_text(1, 3000);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        (void)rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+        rig_saved(rig);
+    }
+    begin();
+    assert_int_equal(rig_delete(rig, "ann", "conv_a"), 0);
+    assert_int_equal(seen().packs, 1);
+    assert_int_equal(seen().ledger, 2);
+    /* The ledger; the index's log, the index, and its log while it is overwritten. */
+    assert_int_equal(seen().others, 4);
+    assert_false(seen().mixed);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lone_turn), cmocka_unit_test(test_deletion)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lone_turn), cmocka_unit_test(test_deletion),
+                                       cmocka_unit_test(test_deletion_of_two)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

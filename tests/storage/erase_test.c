@@ -229,6 +229,101 @@ static void test_index_behind(void **state)
     gone_soon(&f);
 }
 
+struct head { /* of a segment's code, as the index may have it */
+    const char *label;
+    uint8_t code[10];
+};
+
+static int head_run(struct storage_ledger *l, void *arg)
+{
+    struct head *h = arg;
+    struct space space;
+    struct coded code;
+    JOB_CHECK(space_get(l, owner, testing_fingerprint, &space) == 1);
+    JOB_CHECK(!label_code(&space, h->label, strlen(h->label), &code));
+    JOB_CHECK(code.bytes > sizeof h->code);
+    memcpy(h->code, code.string, sizeof h->code);
+    coded_free(&code);
+    return 0;
+}
+
+static bool has(const char *file, const struct head *h)
+{
+    char *path = testing_path(dir, file);
+    FILE *f = fopen(path, "rb");
+    free(path);
+    if (!f)
+        return false;
+    size_t n = (size_t)testing_size(dir, file);
+    uint8_t *all = malloc(n + 1);
+    assert_non_null(all);
+    assert_int_equal(fread(all, 1, n, f), n);
+    (void)fclose(f);
+    bool found = n && memmem(all, n, h->code, sizeof h->code) != NULL;
+    free(all);
+    return found;
+}
+
+static void put_alike(void)
+{
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    for (unsigned id = 40; id <= 41; id++)
+        assert_int_equal(testing_put(st, owner, id, 3), 0);
+    assert_int_equal(testing_commit(st, turn, 40), 0);
+    assert_int_equal(testing_commit(st, second, 41), 0);
+}
+
+/* Two that begin alike have codes of all that they have in common: when a deletion is reported the index has them no
+ * more, wherever they were. */
+static void codes_gone(bool before)
+{
+    struct head h = {.label = "label 40;"};
+    put_alike();
+    assert_int_equal(jobs_call(st, head_run, &h), 0);
+    assert_true(has("kv.db-wal", &h));
+    if (before) { /* a longer one has taken its place */
+        assert_int_equal(testing_commit(st, turn, 3), 0);
+        testing_settle(st);
+    }
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_false(has("kv.db-wal", &h));
+    assert_false(has("kv.db", &h));
+}
+
+static void test_codes(void **state)
+{
+    (void)state;
+    codes_gone(false);
+}
+
+static void test_codes_of_before(void **state)
+{
+    (void)state;
+    codes_gone(true);
+}
+
+/* The index's log cannot be emptied: the deletion is not over. */
+static void test_codes_stay(void **state)
+{
+    (void)state;
+    static atomic_int error;
+    struct head h = {.label = "label 40;"};
+    faults_sqlite_unsyncable("kv.db", &error);
+    reopen();
+    put_alike();
+    assert_int_equal(jobs_call(st, head_run, &h), 0);
+    atomic_store(&error, EIO);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
+    assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
+    atomic_store(&error, 0);
+    for (int i = 0; testing_deleting(st, owner, "conv_1"); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+    assert_false(has("kv.db-wal", &h));
+    assert_false(has("kv.db", &h));
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -236,6 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_in_order),      T(test_not_overwritten), T(test_not_synced), T(test_no_holes),
         T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),  T(test_index_behind),
+        T(test_codes),         T(test_codes_of_before), T(test_codes_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
