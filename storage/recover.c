@@ -33,6 +33,20 @@ struct recovery {
     int rc; /* the index's while records are taken in; that of a pack does not matter */
 };
 
+static int intents_add(struct recovery *r, const struct drop *d)
+{
+    if (r->n == r->cap) {
+        size_t cap = r->cap ? r->cap * 2 : 64;
+        struct drop *grown = realloc(r->intents, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        r->intents = grown;
+        r->cap = cap;
+    }
+    r->intents[r->n++] = *d;
+    return 0;
+}
+
 static int intents_read(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
@@ -41,25 +55,15 @@ static int intents_read(struct recovery *r)
     if (!s)
         return rc;
     while ((rc = stmt_step(l, s)) == 1) {
-        if (r->n == r->cap) {
-            size_t cap = r->cap ? r->cap * 2 : 64;
-            struct drop *grown = realloc(r->intents, cap * sizeof *grown);
-            if (!grown) {
-                rc = -ENOMEM;
-                break;
-            }
-            r->intents = grown;
-            r->cap = cap;
-        }
-        struct drop *d = &r->intents[r->n];
-        *d = (struct drop){.intent = sqlite3_column_int64(s, 0),
-                           .pack = (uint32_t)sqlite3_column_int64(s, 2),
-                           .offset = (uint64_t)sqlite3_column_int64(s, 3),
-                           .bytes = (uint64_t)sqlite3_column_int64(s, 4)};
-        rc = column_bytes(s, 1, d->key, sizeof d->key);
+        struct drop d = {.intent = sqlite3_column_int64(s, 0),
+                         .pack = (uint32_t)sqlite3_column_int64(s, 2),
+                         .offset = (uint64_t)sqlite3_column_int64(s, 3),
+                         .bytes = (uint64_t)sqlite3_column_int64(s, 4)};
+        rc = column_bytes(s, 1, d.key, sizeof d.key);
+        if (!rc)
+            rc = intents_add(r, &d);
         if (rc)
             break;
-        r->n++;
     }
     stmt_reset(s);
     return rc;
@@ -93,7 +97,7 @@ static bool put_off(struct storage_ledger *l, int rc, const char *what)
     return true;
 }
 
-/* What cannot be cut out now is tried again while running. */
+/* What cannot be cut out now stays in the list. */
 static int intents_carry_out(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
@@ -106,7 +110,7 @@ static int intents_carry_out(struct recovery *r)
     if (!rc)
         rc = stmt_do(l, S_KV_COMMIT);
     if (put_off(l, rc, "what was deleted is overwritten later"))
-        return erase_left(l, r->intents, r->n);
+        return 0;
     if (rc)
         return rc;
     int logs_rc = erase_logs(l);
@@ -136,7 +140,8 @@ static int intents_carry_out(struct recovery *r)
         r->n = 0; /* the rows are gone already, and read again at the next start */
         return 0;
     }
-    return rc ? rc : erase_left(l, r->intents, left);
+    r->n = left;
+    return rc;
 }
 
 /* A power loss or a kill may have left the header of a record without all of its payload. */
@@ -286,10 +291,12 @@ static int deads(struct recovery *r)
     return rc;
 }
 
-int segments_recover(struct storage_ledger *l, bool rebuild)
+static int recover(struct recovery *r)
 {
-    struct recovery r = {.l = l, .rebuild = rebuild};
+    struct storage_ledger *l = r->l;
     struct storage *st = l->st;
+    l->n_drops = 0;
+    l->heads_logged = true; /* for all that is known */
     int rc = pair_settle(l);
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
@@ -302,28 +309,34 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         rc = 0;
     }
     if (!rc)
-        rc = intents_carry_out(&r);
-    free(r.intents);
+        rc = intents_carry_out(r);
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
     if (!rc)
-        rc = packs_list(&st->packs, newest, &r);
+        rc = packs_list(&st->packs, newest, r);
     if (!rc)
-        rc = packs_list(&st->packs, pack_look, &r);
+        rc = packs_list(&st->packs, pack_look, r);
     if (!rc)
         rc = stmt_do(l, S_KV_COMMIT);
-    if (!rebuild && put_off(l, rc, "segments that were saved last are found later")) {
-        r.last = r.newest; /* the packs stay as they are, so that the next start looks again */
-        r.last_end = 0;
+    if (!r->rebuild && put_off(l, rc, "segments that were saved last are found later")) {
+        r->last = r->newest; /* the packs stay as they are, so that the next start looks again */
+        r->last_end = 0;
+        l->n_drops = 0; /* their rows are there again */
         rc = 0;
     }
+    /* Records whose places others have taken, and those that could not be cut out before. */
+    for (size_t i = 0; i < l->n_drops && !rc; i++)
+        rc = intents_add(r, &l->drops[i]);
+    l->n_drops = 0;
     if (!rc)
-        rc = totals(&r);
+        rc = erase_left(l, r->intents, r->n);
+    if (!rc)
+        rc = totals(r);
     if (rc)
         return rc;
-    st->packs.n = r.last;
-    atomic_store(&st->oldest_open_pack, r.last);
-    if (rebuild) {
+    st->packs.n = r->last;
+    atomic_store(&st->oldest_open_pack, r->last);
+    if (r->rebuild) {
         /* A damaged record may have cut a chain in two. Until the next start it can be stored anew; then what is held
          * by nothing goes. */
         l->sweep_at = INT64_MAX;
@@ -331,10 +344,18 @@ int segments_recover(struct storage_ledger *l, bool rebuild)
         st->sweep_done = true;
     }
     /* After a rebuild places behind the last record may have been in use: begin a new pack. */
-    if (!rebuild && r.last_end && r.last_end < st->packs.pack_bytes) {
-        rc = packs_activate(&st->packs, r.last, r.last_end);
+    if (!r->rebuild && r->last_end && r->last_end < st->packs.pack_bytes) {
+        rc = packs_activate(&st->packs, r->last, r->last_end);
         if (rc)
-            storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r.last, strerror(-rc));
+            storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r->last, strerror(-rc));
     }
-    return deads(&r);
+    return deads(r);
+}
+
+int segments_recover(struct storage_ledger *l, bool rebuild)
+{
+    struct recovery r = {.l = l, .rebuild = rebuild};
+    int rc = recover(&r);
+    free(r.intents);
+    return rc;
 }

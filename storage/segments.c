@@ -243,9 +243,12 @@ int segments_clock(struct storage_ledger *l)
 int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                              uint64_t offset, uint64_t bytes)
 {
-    int rc = segment_insert(l, r, label, pack, offset, bytes);
+    int rc = segment_exists(l, r->key);
     if (rc)
         return rc == 1 ? 0 : rc;
+    rc = segment_insert(l, r, label, pack, offset, bytes);
+    if (rc)
+        return rc;
     rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
     return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
 }

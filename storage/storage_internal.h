@@ -411,7 +411,8 @@ int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
 /* Inserts a row for a record that is durable in its pack. 0: done; 1: the key was there, the record is superfluous. */
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                    uint64_t offset, uint64_t bytes);
-/* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. */
+/* The same for a record that is damaged: its row has no place, and keeps the chain together until it is stored anew. A
+ * row that has one stays as it is. */
 int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
                              uint64_t offset, uint64_t bytes);
 /* Notes that its record lies elsewhere now; the old one is dropped. */

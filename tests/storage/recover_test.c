@@ -212,13 +212,18 @@ static void index_note(void)
     st = testing_open(dir);
 }
 
-static void index_back(void)
+static void index_back_closed(void)
 {
-    storage_close(st);
     copy("kv.old", "kv.db");
     remove_file("kv.db-wal");
     remove_file("kv.old");
     reopen();
+}
+
+static void index_back(void)
+{
+    storage_close(st);
+    index_back_closed();
 }
 
 /* The index does not sync its commits: an older one finds what lies behind the ends it knows. */
@@ -301,6 +306,62 @@ static void test_index_behind_a_hole(void **state)
     assert_true(testing_cut_out(st, &f));
     storage_stats(st, &stats);
     assert_int_equal(stats.disk_used, 0);
+}
+
+/* An older index knows a record that another producer's has taken the place of; it was not cut out yet. */
+static struct storage_found replaced(bool torn)
+{
+    struct storage_found f, g;
+    index_note();
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    uint8_t *record = malloc(f.encoded_bytes);
+    assert_non_null(record);
+    assert_int_equal(packs_read(&st->packs, f.pack, f.offset, record, f.encoded_bytes), 0);
+    assert_int_equal(testing_put_as(st, owner, 3, 2, 0, "test-2", false), 0);
+    assert_int_equal(testing_commit(st, turn, 3), 0);
+    assert_int_equal(testing_find(st, owner, 2, 3, &g), 0);
+    assert_true(g.offset != f.offset && g.pack == f.pack);
+    testing_cuts_wait(st);
+    storage_close(st);
+    char name[32];
+    (void)snprintf(name, sizeof name, "pack-%08u", f.pack);
+    char *path = testing_path(dir, name);
+    int fd = open(path, O_RDWR);
+    free(path);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, record, f.encoded_bytes, (off_t)f.offset), f.encoded_bytes);
+    if (torn)
+        assert_int_equal(pwrite(fd, "torn", 4, (off_t)(g.offset + g.encoded_bytes / 2)), 4);
+    assert_int_equal(close(fd), 0);
+    free(record);
+    index_back_closed();
+    return f;
+}
+
+/* It goes now, not with the start after this one. */
+static void test_replaced(void **state)
+{
+    (void)state;
+    struct storage_found f = replaced(false);
+    for (int i = 0; !testing_cut_out(st, &f); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+    testing_cuts_wait(st);
+    all_there(3);
+    assert_int_equal(testing_find(st, owner, 2, 3, &f), 0);
+    assert_string_equal(f.producer, "test-2");
+}
+
+/* One that is torn takes no place. */
+static void test_replaced_by_a_torn_one(void **state)
+{
+    (void)state;
+    struct storage_found f = replaced(true), g;
+    all_there(3);
+    assert_int_equal(testing_find(st, owner, 2, 3, &g), 0);
+    assert_string_equal(g.producer, "test-1");
+    assert_int_equal(g.offset, f.offset);
 }
 
 static int intent_run(struct storage_ledger *l, void *arg)
@@ -433,9 +494,11 @@ static void test_pack_unreadable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_index_missing),     T(test_index_damaged), T(test_index_damaged_inside), T(test_index_damage_noted),
-        T(test_rebuild_in_pieces), T(test_index_behind),  T(test_torn_record),          T(test_index_behind_a_hole),
-        T(test_intents_left),      T(test_foreign_packs), T(test_index_unreadable),     T(test_pack_unreadable),
+        T(test_index_missing),      T(test_index_damaged),          T(test_index_damaged_inside),
+        T(test_index_damage_noted), T(test_rebuild_in_pieces),      T(test_index_behind),
+        T(test_torn_record),        T(test_index_behind_a_hole),    T(test_intents_left),
+        T(test_foreign_packs),      T(test_index_unreadable),       T(test_pack_unreadable),
+        T(test_replaced),           T(test_replaced_by_a_torn_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
