@@ -42,8 +42,8 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                           alone takes, whichever is longer */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most, or this and its fixed cost where no
+                           turn decodes; 0 = 100, or four times what decoding alone takes, whichever is longer */
     int readers;        /* threads that read and decode stored KV; 0 = one per available core */
     int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
     bool accept_kv_any; /* stored KV of the same model is restored also where it was computed with other numerics */
