@@ -131,8 +131,8 @@ struct session_receipt {
                                it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
-    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device sm_90";
-     * with a + behind it where that was computed behind what yet others had made. */
+    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device 1
+     * sm_90"; with a + behind it where that was computed behind what yet others had made. */
     struct {
         int tokens;
         char numerics[24];
@@ -143,8 +143,8 @@ struct session_receipt {
     const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
     int n_gaps;
     const char *saved;    /* "yes", "pending", "failed", "off" (store: false) */
-    const char *backend;  /* "cpu-avx2" */
-    const char *numerics; /* whose bits those are: "cpu" */
+    const char *backend;  /* engine_info.backend: "cpu-avx2" */
+    const char *numerics; /* engine_info.numerics, whose bits those are: "3 cpu" */
     const char *model;
 };
 
