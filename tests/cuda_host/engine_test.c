@@ -60,8 +60,9 @@ static void check_exact(struct tiny_model m, int n)
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     struct engine *device = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda", .numerics = "exact"});
     engine_token *tokens = tokens_for(&f, n);
-    assert_memory_equal(engine_info(device)->fingerprint, engine_info(f.e)->fingerprint,
-                        sizeof engine_info(f.e)->fingerprint);
+    assert_memory_equal(engine_info(device)->kv_identity, engine_info(f.e)->kv_identity,
+                        sizeof engine_info(f.e)->kv_identity);
+    assert_string_equal(engine_info(device)->kv_numerics, engine_info(f.e)->kv_numerics);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device), *c = fixture_seq(device);
     size_t row = (size_t)f.m.n_vocab * sizeof(float), kv_bytes, got_kv_bytes;
     float *want = run(f.e, a, &f, tokens, n, 64), *got = run(device, b, &f, tokens, n, 11);

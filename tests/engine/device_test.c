@@ -24,11 +24,11 @@ static struct {
         enum kernels_place place;
     } areas[MAX_AREAS];
     int n_areas;
-    bool in_step; /* between begin() and end() */
-    bool quiet;   /* nothing may be allocated or waited for */
-    int steps, operations, moves;
-    uint64_t awaitable;               /* 0, or the last import that the host and steps may wait for */
-    uint64_t events[3], waited[3][3]; /* by stream: recorded; and the latest of each that it waits for */
+    bool in_step;                           /* between begin() and end() */
+    bool quiet;                             /* nothing may be allocated or waited for */
+    int steps, operations, moves, n_wanted; /* rows that the last batch wants */
+    uint64_t awaitable;                     /* 0, or the last import that the host and steps may wait for */
+    uint64_t events[3], waited[3][3];       /* by stream: recorded; and the latest of each that it waits for */
     const struct kernels_kv *layers;
 } seen;
 
@@ -133,8 +133,6 @@ static int check_begin(struct kernels *k, const struct kernels_batch *b)
 {
     assert_false(seen.in_step);
     assert_true(b->rows > 0 && b->n_runs > 0);
-    for (int i = 0; i < b->n_picks; i++)
-        assert_in_range(b->picks[i].row, 0, b->n_wanted - 1);
     for (int i = 0; i < b->n_wanted; i++)
         assert_in_range(b->wanted[i], 0, b->rows - 1);
     /* All imports and exports so far: this engine has one sequence at a time. */
@@ -144,6 +142,7 @@ static int check_begin(struct kernels *k, const struct kernels_batch *b)
         assert_true(seen.waited[KERNELS_COMPUTE][KERNELS_IN] == seen.events[KERNELS_IN]);
     assert_true(seen.waited[KERNELS_COMPUTE][KERNELS_OUT] == seen.events[KERNELS_OUT]);
     seen.in_step = true;
+    seen.n_wanted = b->n_wanted;
     seen.steps++;
     return real->begin(k, b);
 }
@@ -258,12 +257,17 @@ static void check_mixture(struct kernels *k, const struct kernels_acts *in, int 
     real->mixture(k, in, n, m, y);
 }
 
-static void check_pick(struct kernels *k, const float *logits, int vocab, struct kernels_picked *out)
+/* Behind the pass, from the rows that it wanted. */
+static void check_pick(struct kernels *k, const float *logits, int vocab, const struct kernels_pick *picks, int n,
+                       struct kernels_picked *out)
 {
-    operation();
-    must_be_floats(logits, 1, vocab, "logits");
-    must_be(KERNELS_PINNED, out, sizeof *out, "picks");
-    real->pick(k, logits, vocab, out);
+    assert_false(seen.in_step);
+    assert_true(n > 0);
+    for (int i = 0; i < n; i++)
+        assert_in_range(picks[i].row, 0, seen.n_wanted - 1);
+    must_be_floats(logits, seen.n_wanted, vocab, "logits");
+    must_be(KERNELS_PINNED, out, (size_t)n * sizeof *out, "picks");
+    real->pick(k, logits, vocab, picks, n, out);
 }
 
 static size_t staged(const struct kernels_kv *layers, int n_layers, int n)
