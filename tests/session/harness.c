@@ -245,14 +245,12 @@ static void take_logprobs(struct answer *a, const struct session_event *ev)
     a->n_logprobs = n;
 }
 
-/* Of the first message the text that it was made to begin with, or, behind thinking, that from its first letter on. */
+/* Of a message the text that it was made to begin with, or, behind thinking, that from its first letter on. */
 static size_t untold_bytes(const char *opening, const struct session_item *item)
 {
-    if (!opening || strcmp(item->kind, "message") != 0)
-        return 0;
-    if (!item->text || strncmp(item->text, opening, strlen(opening)) != 0)
-        opening += strspn(opening, " \n");
-    return item->text && !strncmp(item->text, opening, strlen(opening)) ? strlen(opening) : 0;
+    bool whole = opening && !strncmp(item->text, opening, strlen(opening));
+    opening += opening && !whole ? strspn(opening, " \n") : 0;
+    return opening && !strncmp(item->text, opening, strlen(opening)) ? strlen(opening) : 0;
 }
 
 static void take(struct answer *a, const struct session_event *ev)
