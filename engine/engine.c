@@ -186,7 +186,7 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
         return -ENOMEM;
     }
     rc = model_load(&e->model, e->gguf, e->kernels, hash, o->progress, o->progress_arg, err, err_size);
-    info->numerics = kernels_numerics(e->kernels);
+    info->backend = kernels_backend(e->kernels);
     info->backend_notes = kernels_notes(e->kernels);
     if (rc == 0 && ((hash && !gguf_hash_finish(hash, info->model_sha256)) || fingerprint_engine(e))) {
         snprintf(err, err_size, "out of memory");

@@ -76,8 +76,7 @@ struct engine_info {
     const char *arch;              /* "qwen2" */
     const char *name;              /* general.name, or the file's base name without .gguf */
     const char *file;              /* as given */
-    const char *backend;           /* "cpu-avx2" */
-    const char *numerics;          /* whose bits the backend has, kernels_numerics(): "cpu" */
+    const char *backend;           /* kernels_backend(): "cpu-avx2" */
     const char *backend_notes;     /* how it computes with this model, for a person; NULL: as always */
     const char *chat_format;       /* "chatml"; NULL: a base model without a template (engine_chat_* then fail) */
     enum engine_call_syntax calls; /* how its chat format writes calls of tools */
@@ -98,9 +97,10 @@ struct engine_info {
     /* SHA-256 over everything that a stored KV row depends on but its rounding: the model file's SHA-256, RoPE
      * settings, KV type, canonical layout. Not the page size. */
     uint8_t kv_identity[32];
-    /* How rows are rounded: the version of the order of additions, and whose bits they are ("3 cpu", "3 cuda device
-     * sm_90"). Where two engines have the same identity and the same numerics, their rows are the same to the bit. */
-    char kv_numerics[ENGINE_NUMERICS_TEXT];
+    /* How rows are rounded: the version of the order of additions, and kernels_numerics(), whose bits they are: "3
+     * cpu", "3 cuda device 1 sm_90". Where two engines have the same identity and the same numerics, their rows are the
+     * same to the bit. */
+    char numerics[ENGINE_NUMERICS_TEXT];
 };
 
 /* [any thread] Constant for the engine's life. */

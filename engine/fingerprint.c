@@ -11,8 +11,11 @@
 #include "engine/model/model.h"
 
 /* Raised whenever an operation's rounding or order changes (docs/numerics.md), or the canonical layout does. */
-#define NUMERICS_VERSION 3
+#define NUMERICS_VERSION "3"
 #define LAYOUT_VERSION   1
+
+_Static_assert(sizeof NUMERICS_VERSION " " - 1 + KERNELS_NUMERICS_TEXT <= ENGINE_NUMERICS_TEXT,
+               "all backends' names fit behind the version");
 
 struct hash {
     EVP_MD_CTX *md;
@@ -55,13 +58,6 @@ static int hash_engine(const struct engine *e, uint8_t out[32])
 int fingerprint_engine(struct engine *e)
 {
     const char *whose = e->kernels ? kernels_numerics(e->kernels) : "cpu";
-    int n = snprintf(e->info.kv_numerics, sizeof e->info.kv_numerics, "%d %s", NUMERICS_VERSION, whose);
-    if (n >= (int)sizeof e->info.kv_numerics) { /* all of it counts */
-        uint64_t sum = 0xcbf29ce484222325;      /* FNV-1a */
-        for (const char *c = whose; *c; c++)
-            sum = (sum ^ (uint8_t)*c) * 0x100000001b3;
-        (void)snprintf(e->info.kv_numerics, sizeof e->info.kv_numerics, "%d %.3s %016llx", NUMERICS_VERSION % 10, whose,
-                       (unsigned long long)sum);
-    }
+    (void)snprintf(e->info.numerics, sizeof e->info.numerics, NUMERICS_VERSION " %s", whose);
     return hash_engine(e, e->info.kv_identity);
 }

@@ -7,7 +7,7 @@
 /* The first member of each backend's struct kernels. */
 struct kernels_head {
     const struct kernels_ops *ops;
-    const char *name;     /* "cpu-avx2" */
+    const char *name;     /* kernels_backend() */
     const char *numerics; /* whose bits it has; kernels_numerics() */
 };
 

@@ -92,13 +92,16 @@ int kernels_open(const struct kernels_opts *opts, struct kernels **out, char *er
 /* Waits for the device, stops the workers and frees what the backend itself made. NULL is fine. */
 void kernels_close(struct kernels *k);
 
-const char *kernels_backend(const struct kernels *k); /* "cpu-avx2", ... static text */
-/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets. What it is may
- * depend on the weights: to be asked for when they are packed. Valid for the backend's life. */
-const char *kernels_numerics(const struct kernels *k);
-/* How it computes with the weights that were packed, where that has a choice, for a person; NULL: it has none.
- * Likewise.
+/* What computes: "cpu-avx2", "cuda"; "cuda+cublaslt" as soon as weights were packed for which that library is used.
+ * Static text. */
+const char *kernels_backend(const struct kernels *k);
+#define KERNELS_NUMERICS_TEXT 21 /* bytes of a name, with the terminator: "cuda device 1 sm_120" is the longest */
+/* Whose bits this backend has: those with the same name have the same. "cpu" for all instruction sets; of a GPU "cuda
+ * device", the version of the order in which its tensor cores add, and its architecture. Valid for the backend's life.
  */
+const char *kernels_numerics(const struct kernels *k);
+/* How it computes with the weights that were packed, where that has a choice, for a person; NULL: it has none. To be
+ * asked for when they are packed. Valid for the backend's life. */
 const char *kernels_notes(const struct kernels *k);
 
 /* What this process may use, by the system, its processor affinity and the limits of its control group and of those

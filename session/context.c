@@ -213,7 +213,7 @@ void context_kv_text(const struct engine_info *info, bool mixed, char out[CONTEX
 {
     for (size_t i = 0; i < sizeof info->kv_identity; i++)
         snprintf(out + 2 * i, 3, "%02x", info->kv_identity[i]);
-    snprintf(out + IDENTITY_TEXT, CONTEXT_KV_TEXT - IDENTITY_TEXT, "%s%s", info->kv_numerics, mixed ? "+" : "");
+    snprintf(out + IDENTITY_TEXT, CONTEXT_KV_TEXT - IDENTITY_TEXT, "%s%s", info->numerics, mixed ? "+" : "");
 }
 
 int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struct engine_tokens *out)

@@ -421,7 +421,8 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     memcpy(segment.key, key, sizeof segment.key);
     memcpy(segment.parent, parent, sizeof segment.parent);
     memcpy(segment.fingerprint, s->info->kv_identity, sizeof segment.fingerprint);
-    (void)snprintf(segment.producer, sizeof segment.producer, "%s%s", s->info->kv_numerics, h->mixed ? "+" : "");
+    _Static_assert(sizeof segment.producer > ENGINE_NUMERICS_TEXT, "numerics and a + fit");
+    (void)snprintf(segment.producer, sizeof segment.producer, "%s%s", s->info->numerics, h->mixed ? "+" : "");
     segment.keep = h->mixed;
     return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }

@@ -472,7 +472,7 @@ int lookup_walk(struct storage_ledger *l, const struct session *s, int64_t owner
             return rc;
         for (size_t i = 0; i < n; i++) {
             int common = common_tokens(&rows[i], ids + pos, want);
-            bool own = strcmp(rows[i].producer, s->info->kv_numerics) == 0;
+            bool own = strcmp(rows[i].producer, s->info->numerics) == 0;
             if ((common > used || (best >= 0 && common == used && own && !best_own)) &&
                 rows[i].first == (uint32_t)pos && rows[i].count * sizeof *ids == rows[i].label_bytes) {
                 used = common;
@@ -505,7 +505,7 @@ static int in_pages(const struct turn *t)
 static int plan_take(void *arg, struct storage_found *found, int pos, int used)
 {
     struct turn *t = arg;
-    if (!t->session->accept_any && pos + used > in_pages(t) && strcmp(found->producer, t->session->info->kv_numerics)) {
+    if (!t->session->accept_any && pos + used > in_pages(t) && strcmp(found->producer, t->session->info->numerics)) {
         t->lost_reason = "numerics_changed";
         free(found->label);
         return 1;

@@ -100,7 +100,7 @@ static int import(struct turn *t, struct planned *p)
     int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
     if (rc)
         return rc;
-    h->mixed = h->mixed || strcmp(p->found.producer, t->session->info->kv_numerics) != 0;
+    h->mixed = h->mixed || strcmp(p->found.producer, t->session->info->numerics) != 0;
     if (p->used < (int)p->found.count) {
         if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
             return rc;
@@ -116,7 +116,7 @@ static void add_accepted(struct turn *t, const struct planned *p, int tokens)
 {
     struct session_receipt *r = &t->receipt;
     const int most = (int)(sizeof r->accepted / sizeof *r->accepted);
-    if (!strcmp(p->found.producer, t->session->info->kv_numerics))
+    if (!strcmp(p->found.producer, t->session->info->numerics))
         return;
     int i = 0;
     while (i < r->n_accepted && strcmp(r->accepted[i].numerics, p->found.producer) != 0)

@@ -215,14 +215,17 @@ static void give_oldest(struct share *s, struct schedule_turn *oldest)
 
 /* Of a step that decodes for `decode_ms`, what prompts get: what is left of the time that those who wait for a token
  * (there are some: `waited`) may wait for it, and however little that is, so much that prompts move on and the wait
- * grows by no more than a decode step. */
+ * grows by no more than a decode step. All of it where nobody waits: what a step costs whatever its rows is not theirs,
+ * or a setting below that would leave them a token a step. */
 static double prompts_ms(const struct schedule_limits *limits, double decode_ms, bool waited)
 {
     double ms = limits->max_ms;
     if (!limits->max_ms)
         ms = DECODE_STEPS * decode_ms > MS_DEFAULT ? DECODE_STEPS * decode_ms : MS_DEFAULT;
-    double left = ms - decode_ms - (waited ? limits->spent_ms : 0.0);
-    double least = waited ? 0.5 * (ms < decode_ms ? ms : decode_ms) : 0.0;
+    if (!waited)
+        return ms;
+    double left = ms - decode_ms - limits->spent_ms;
+    double least = 0.5 * (ms < decode_ms ? ms : decode_ms);
     return left > least ? left : least;
 }
 

@@ -62,8 +62,8 @@ struct schedule_limits {
  * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest in equal
  * parts to the owners that have prompts, and of each owner to the prompt that is nearest to its first token. What an
  * owner does not need goes to the others. Background turns get what all others leave. However short the time, prompts
- * get half of it or of a step without them, whichever is shorter, and one token at least. Returns the milliseconds that
- * this is expected to take. */
+ * get half of it or of a step without them, whichever is shorter, and one token at least; where no turn decodes they
+ * get all of it, beside what a step costs whatever its rows. Returns the milliseconds that this is expected to take. */
 double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
                      int n);
 

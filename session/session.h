@@ -42,8 +42,8 @@ struct session_opts {
     uint64_t disk_bytes;       /* encoded segments on disk; 0 = half of what is free */
     int max_waiting;           /* turns that may wait; 0 = 256 */
     int max_running;           /* turns that run at once; 0 = 8 */
-    int max_step_ms;    /* a step with prompts in it takes about this long at most; 0 = 100, or four times what decoding
-                           alone takes, whichever is longer */
+    int max_step_ms;    /* a step with prompts in it takes about this long at most, or this and its fixed cost where no
+                           turn decodes; 0 = 100, or four times what decoding alone takes, whichever is longer */
     int readers;        /* threads that read and decode stored KV; 0 = one per available core */
     int idle_ms;        /* a conversation's pages are dropped after this time without a turn; 0 = 10 minutes */
     bool accept_kv_any; /* stored KV of the same model is restored also where it was computed with other numerics */
@@ -131,8 +131,8 @@ struct session_receipt {
                                it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
-    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device sm_90";
-     * with a + behind it where that was computed behind what yet others had made. */
+    /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device 1
+     * sm_90"; with a + behind it where that was computed behind what yet others had made. */
     struct {
         int tokens;
         char numerics[24];
@@ -143,8 +143,8 @@ struct session_receipt {
     const float *gaps_ms; /* between the tokens of the answer, in no order; during a callback only */
     int n_gaps;
     const char *saved;    /* "yes", "pending", "failed", "off" (store: false) */
-    const char *backend;  /* "cpu-avx2" */
-    const char *numerics; /* whose bits those are: "cpu" */
+    const char *backend;  /* engine_info.backend: "cpu-avx2" */
+    const char *numerics; /* engine_info.numerics, whose bits those are: "3 cpu" */
     const char *model;
 };
 

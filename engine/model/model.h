@@ -204,7 +204,7 @@ struct kernels_pick *sampler_picks(const struct engine *e, int *n);
 /* What was picked. */
 void sampler_take(const struct kernels_picked *picked, struct engine_pick *pick);
 
-/* info->kv_identity from info->model_sha256 and the settings, and info->kv_numerics. 0 or -ENOMEM. */
+/* info->kv_identity from info->model_sha256 and the settings, and info->numerics. 0 or -ENOMEM. */
 int fingerprint_engine(struct engine *e);
 
 const struct vocab *engine_vocab(const struct engine *e);

@@ -292,13 +292,16 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     k->head.ops = &ops;
     k->head.name = DEVICE_NAME;
     k->exact = opts->numerics && !strcmp(opts->numerics, "exact");
-    struct cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, device) == cudaSuccess)
-        snprintf(k->device_numerics, sizeof k->device_numerics, "cuda device %d sm_%d%d", DEVICE_VERSION, p.major,
-                 p.minor);
-    snprintf(k->numerics, sizeof k->numerics, "%s", k->device_numerics);
-    k->head.numerics = k->exact ? "cpu" : k->numerics; /* the same bits */
     k->device = device;
+    struct cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, device) != cudaSuccess ||
+        snprintf(k->numerics, sizeof k->numerics, "cuda device %d sm_%d%d", DEVICE_VERSION, p.major, p.minor) >=
+            (int)sizeof k->numerics) {
+        snprintf(err, err_size, "backend cuda: device %d has a compute capability that cannot be named", device);
+        close(k);
+        return -ENOTSUP;
+    }
+    k->head.numerics = k->exact ? "cpu" : k->numerics; /* the same bits */
     if (!backend_ready(k) || !open_streams(k)) {
         snprintf(err, err_size, "backend cuda: %s", k->error);
         close(k);

@@ -68,7 +68,7 @@ struct scratch {
 
 struct kernels {
     struct kernels_head head;
-    char device_numerics[32], numerics[48]; /* sums of a float `mma` are each family's own; with the library's name */
+    char numerics[KERNELS_NUMERICS_TEXT]; /* sums of a float `mma` are each family's own */
     int device;
     cudaStream_t stream[STREAMS], loading;
     cudaEvent_t event[STREAMS][EVENTS];
@@ -79,7 +79,8 @@ struct kernels {
     /* Opened for the first 16-bit weights; NULL: it is not there. */
     struct library *library;
     bool library_asked;
-    char notes[320]; /* kernels_notes() */
+    char library_lacks[200]; /* why it was not used where it was wanted last, for a person */
+    char notes[400];         /* kernels_notes() */
 
     bool exact; /* attention in the CPU's order */
     struct kernels_sizes sizes;

@@ -4,8 +4,9 @@
  * For each shape of weights the library's algorithms are tried, on the device at hand and before anything is computed
  * with them: rows of 1, 7, 64 and many tokens must equal those of the kernel for few rows, bit by bit. The first
  * algorithm that does is kept by its attributes; shapes that have none go through halves.cu, and so does everything
- * where the library is missing. So the two may be mixed freely, and what is stored does not depend on which it was; but
- * that the test holds for all data is the library's maker's to know, and so kernels_numerics() says that it is in use.
+ * where the library is missing. So the two may be mixed freely, and what is stored does not depend on which it was:
+ * kernels_numerics() is the same with it and without. But that the test holds for all data is the library's maker's to
+ * know, and so kernels_backend() says that it is in use.
  *
  * Threads: one caller at a time. A `struct library` that is NULL knows no shape.
  */

@@ -3,6 +3,7 @@
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
+#include <string.h>
 
 size_t backend_matrix_bytes(struct kernels *k, enum kernels_type type, int rows, int cols)
 {
@@ -30,11 +31,29 @@ static void put_rows(struct kernels *k, const struct kernels_matrix *w, int expe
         backend_put(k, cuda_pack(k->loading, {w->type, w->rows, w->cols, matrix}, first, n, k->raw), "packing weights");
 }
 
+/* What is to be said of the library, after all that was tried of it. */
+static void note_library(struct kernels *k)
+{
+    int shapes, with;
+    library_count(k->library, &shapes, &with);
+    if (!k->library)
+        snprintf(k->notes, sizeof k->notes,
+                 "16-bit weights: own kernels have all products, as there is no cuBLASLt: %s", k->library_lacks);
+    else if (with < shapes)
+        snprintf(k->notes, sizeof k->notes,
+                 "16-bit weights: cuBLASLt has products of more than %d rows with %d of %d shapes, own kernels the "
+                 "others: %s",
+                 LIBRARY_ROWS, with, shapes, k->library_lacks);
+    else if (with > 0)
+        snprintf(k->notes, sizeof k->notes, "16-bit weights: cuBLASLt has products of more than %d rows", LIBRARY_ROWS);
+    if (with > 0)
+        k->head.name = DEVICE_NAME "+cublaslt";
+}
+
 /* Whether the library's products with weights of this shape are to be had, now that there is one such matrix. */
 static void try_library(struct kernels *k, const struct kernels_matrix *w)
 {
-    char why[200] = "";
-    int shapes, with;
+    char why[sizeof k->library_lacks] = "";
     if (k->exact || w->experts > 0 || !cuda_takes_halves(w->type, w->cols))
         return;
     if (!k->library_asked) {
@@ -43,16 +62,9 @@ static void try_library(struct kernels *k, const struct kernels_matrix *w)
     }
     if (k->library)
         library_try(k->library, k->loading, {w->type, w->rows, w->cols, w->data}, why, sizeof why);
-    library_count(k->library, &shapes, &with);
-    if (with > 0)
-        snprintf(k->numerics, sizeof k->numerics, "%s cublaslt", k->device_numerics);
     if (why[0])
-        snprintf(k->notes, sizeof k->notes,
-                 "16-bit weights: cuBLASLt has products of more than %d rows with %d of %d shapes, own kernels the "
-                 "others: %s",
-                 LIBRARY_ROWS, with, shapes, why);
-    else if (with == shapes && with > 0)
-        snprintf(k->notes, sizeof k->notes, "16-bit weights: cuBLASLt has products of more than %d rows", LIBRARY_ROWS);
+        memcpy(k->library_lacks, why, sizeof why);
+    note_library(k);
 }
 
 void backend_pack(struct kernels *k, const struct kernels_matrix *w, int expert, int first, int n, const void *rows,

@@ -45,6 +45,8 @@ static void test_machines(void **)
         {2, 9, true, 2, -ENODEV, "there is no device 2; there are 2"},
         {1, 9, true, -1, -ENODEV, "there is no device -1"},
         {1, 7, true, 0, -ENOTSUP, "compute capability 7.0; 8.0 is the least"},
+        {1, 12, true, 0, 0, ""},
+        {1, 100, true, 0, -ENOTSUP, "a compute capability that cannot be named"},
     };
     for (auto &m : machines) {
         struct kernels *k = nullptr;

@@ -62,7 +62,7 @@ static void check_exact(struct tiny_model m, int n)
     engine_token *tokens = tokens_for(&f, n);
     assert_memory_equal(engine_info(device)->kv_identity, engine_info(f.e)->kv_identity,
                         sizeof engine_info(f.e)->kv_identity);
-    assert_string_equal(engine_info(device)->kv_numerics, engine_info(f.e)->kv_numerics);
+    assert_string_equal(engine_info(device)->numerics, engine_info(f.e)->numerics);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device), *c = fixture_seq(device);
     size_t row = (size_t)f.m.n_vocab * sizeof(float), kv_bytes, got_kv_bytes;
     float *want = run(f.e, a, &f, tokens, n, 64), *got = run(device, b, &f, tokens, n, 11);
@@ -129,6 +129,10 @@ static void check_device(enum kernels_type type, int n, int chunk)
     m.n_kv_heads = 2;
     struct fixture f = fixture_open(m, (struct fixture_opts){0});
     struct engine *device = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda"});
+    /* The name that KV is stored with: in full, and the same with cuBLASLt as without. */
+    assert_string_equal(engine_info(device)->numerics, "3 cuda device 1 sm_90");
+    assert_string_equal(engine_info(device)->backend,
+                        type == KERNELS_BF16 || type == KERNELS_F16 ? "cuda_host+cublaslt" : "cuda_host");
     engine_token *tokens = tokens_for(&f, n);
     struct engine_seq *a = fixture_seq(f.e), *b = fixture_seq(device), *c = fixture_seq(device);
     size_t count = (size_t)n * (size_t)f.m.n_vocab;

@@ -56,10 +56,19 @@ struct wanted {
 static const struct wanted all_wanted[] = {
     {false, false, 0}, {true, false, 0}, {false, true, 0}, {true, true, 0}, {false, false, 9.0f}};
 
-/* What all kinds of a product of n rows give, with weights of a type, one after the other; and the backend's name of
- * its bits and its notes. */
-static std::vector<float> products(const char *numerics, enum kernels_type type, int n, std::string *bits,
-                                   std::string *notes)
+/* What a backend says of itself. */
+struct said {
+    std::string backend, bits, notes;
+};
+
+static struct said said_by(const struct kernels *k)
+{
+    return {kernels_backend(k), kernels_numerics(k), kernels_notes(k) ? kernels_notes(k) : ""};
+}
+
+/* What all kinds of a product of n rows give, with weights of a type, one after the other; and what the backend said.
+ */
+static std::vector<float> products(const char *numerics, enum kernels_type type, int n, struct said *said)
 {
     struct kernels *k = opened(numerics);
     const struct kernels_ops *ops = kernels_ops(k);
@@ -72,8 +81,7 @@ static std::vector<float> products(const char *numerics, enum kernels_type type,
     w.data = ops->alloc(k, KERNELS_DEVICE, ops->matrix_bytes(k, type, w.rows, w.cols));
     ops->pack(k, &w, 0, 0, 32, file.data(), nullptr, nullptr);
     ops->pack(k, &w, 0, 32, MATRIX_ROWS - 32, file.data() + 32 * COLS * 2, nullptr, nullptr);
-    *bits = kernels_numerics(k);
-    *notes = kernels_notes(k) ? kernels_notes(k) : "";
+    *said = said_by(k);
     struct kernels_acts in = {};
     in.x = upload(k, numbers((size_t)n * COLS, 1));
     in.cols = COLS;
@@ -108,49 +116,87 @@ static bool says(const std::string &text, const char *what)
 static void test_the_library_is_taken_where_its_bits_are_ours(void **)
 {
     for (enum kernels_type type : {KERNELS_BF16, KERNELS_F16}) {
-        std::string bits, notes, own_bits;
+        struct said without, said;
         cuda_host_library(CUDA_HOST_NO_LIBRARY);
-        std::vector<float> own = products("device", type, MANY, &own_bits, &notes);
-        assert_true(says(notes, "cublasLtCreate: status 1") && says(notes, "own kernels"));
-        assert_false(says(own_bits, "cublaslt"));
+        std::vector<float> own = products("device", type, MANY, &without);
+        assert_true(says(without.notes, "there is no cuBLASLt: cublasLtCreate: status 1"));
+        assert_true(without.backend == "cuda_host" && without.bits == "cuda device 1 sm_90");
         cuda_host_library(CUDA_HOST_ALGORITHMS);
-        std::vector<float> with = products("device", type, MANY, &bits, &notes);
+        std::vector<float> with = products("device", type, MANY, &said);
         unsigned before = cuda_host_library_products();
-        products("device", type, FEW, &bits, &notes);
+        products("device", type, FEW, &said);
         unsigned tests = cuda_host_library_products() - before; /* few rows take none */
-        with = products("device", type, MANY, &bits, &notes);
+        with = products("device", type, MANY, &said);
         assert_int_equal(cuda_host_library_products() - before, 2 * tests + sizeof(all_wanted) / sizeof(*all_wanted));
-        assert_true(says(notes, "cuBLASLt has products of more than 128 rows") && !says(notes, "own kernels"));
-        assert_true(bits == own_bits + " cublaslt");
+        assert_true(says(said.notes, "cuBLASLt has products of more than 128 rows") &&
+                    !says(said.notes, "own kernels"));
+        assert_true(said.backend == "cuda_host+cublaslt");
+        assert_true(said.bits == without.bits); /* what is stored is as good with it as without */
         assert_true(own.size() == with.size() && !memcmp(own.data(), with.data(), own.size() * sizeof(float)));
     }
 }
 
 static void test_rows_that_depend_on_their_number_are_refused(void **)
 {
-    std::string bits, notes, own_bits;
+    struct said without, said;
     cuda_host_library(CUDA_HOST_NO_LIBRARY);
-    std::vector<float> own = products("device", KERNELS_BF16, MANY, &own_bits, &notes);
+    std::vector<float> own = products("device", KERNELS_BF16, MANY, &without);
     cuda_host_library(CUDA_HOST_BY_SHAPE);
-    std::vector<float> with = products("device", KERNELS_BF16, MANY, &bits, &notes);
+    std::vector<float> with = products("device", KERNELS_BF16, MANY, &said);
     cuda_host_library(CUDA_HOST_ALGORITHMS);
-    assert_true(says(notes, "0 of 1 shapes") && says(notes, "none of its 2 algorithms for 40 x 64"));
-    assert_true(bits == own_bits);
+    assert_true(says(said.notes, "0 of 1 shapes") && says(said.notes, "none of its 2 algorithms for 40 x 64"));
+    assert_true(said.backend == "cuda_host" && said.bits == without.bits);
     assert_true(!memcmp(own.data(), with.data(), own.size() * sizeof(float)));
+}
+
+/* Weights of a shape of their own, packed. */
+static void pack(struct kernels *k, int rows)
+{
+    const struct kernels_ops *ops = kernels_ops(k);
+    std::vector<uint8_t> file(quant_file_bytes(KERNELS_BF16, rows, COLS));
+    quant_fill(KERNELS_BF16, rows, COLS, QUANT_RANDOM, 5, file.data());
+    struct kernels_matrix w = {};
+    w.type = KERNELS_BF16;
+    w.rows = rows;
+    w.cols = COLS;
+    size_t bytes = ops->matrix_bytes(k, w.type, w.rows, w.cols);
+    w.data = ops->alloc(k, KERNELS_DEVICE, bytes);
+    ops->pack(k, &w, 0, 0, rows, file.data(), nullptr, nullptr);
+    ops->release(k, KERNELS_DEVICE, (void *)w.data, bytes);
+}
+
+/* The notes are of all shapes that were tried, in whichever order the one without an algorithm came. */
+static void test_one_shape_of_two(void **)
+{
+    for (bool lacking_first : {true, false}) {
+        struct kernels *k = opened("device");
+        cuda_host_library(lacking_first ? CUDA_HOST_BY_SHAPE : CUDA_HOST_ALGORITHMS);
+        pack(k, 40);
+        cuda_host_library(lacking_first ? CUDA_HOST_ALGORITHMS : CUDA_HOST_BY_SHAPE);
+        pack(k, 48);
+        cuda_host_library(CUDA_HOST_ALGORITHMS);
+        pack(k, 48); /* as before */
+        struct said said = said_by(k);
+        assert_true(says(said.notes, "with 1 of 2 shapes, own kernels the others: none of its 2 algorithms for"));
+        assert_true(says(said.notes, lacking_first ? "for 40 x 64" : "for 48 x 64"));
+        assert_true(said.backend == "cuda_host+cublaslt");
+        kernels_close(k);
+    }
 }
 
 static void test_exact_asks_for_none(void **)
 {
-    std::string bits, notes;
+    struct said said;
     unsigned before = cuda_host_library_products();
-    products("exact", KERNELS_BF16, MANY, &bits, &notes);
-    assert_true(bits == "cpu" && notes.empty());
+    products("exact", KERNELS_BF16, MANY, &said);
+    assert_true(said.backend == "cuda_host" && said.bits == "cpu" && said.notes.empty());
     assert_int_equal(cuda_host_library_products(), before);
 }
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_the_library_is_taken_where_its_bits_are_ours),
     cmocka_unit_test(test_rows_that_depend_on_their_number_are_refused),
+    cmocka_unit_test(test_one_shape_of_two),
     cmocka_unit_test(test_exact_asks_for_none),
 };
 

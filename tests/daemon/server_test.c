@@ -29,6 +29,7 @@ static void simple_routes(void **state)
     assert_int_equal(r.status, 200);
     assert_int_equal(num(r.json, "pending_saves"), 0);
     assert_int_equal(num(r.json, "tiers.hot.budget_bytes"), 1000);
+    assert_string_equal(str(r.json, "model.numerics"), "3 cpu");
     assert_string_equal(str(r.json, "usage.owner"), "local");
     assert_int_equal(num(r.json, "usage.conversations.used"), 3);
     assert_int_equal(num(r.json, "usage.conversations.limit"), 10);

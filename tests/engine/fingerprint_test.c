@@ -1,5 +1,6 @@
 /* fingerprint_test.c - what a fingerprint depends on. */
 #include "engine/model/model.h"
+#include "kernels/backend.h"
 #include "tests/engine/engine_fixture.h"
 
 #include <setjmp.h>
@@ -36,7 +37,7 @@ static void test_what_it_depends_on(void **state)
     const struct print first = print_of(m, none);
     assert_true(same(first, print_of(m, none))); /* another file, the same bytes */
     struct fixture f = fixture_open(m, none);
-    assert_string_equal(strchr(engine_info(f.e)->kv_numerics, ' '), " cpu"); /* of any instruction set */
+    assert_string_equal(engine_info(f.e)->numerics, "3 cpu"); /* of any instruction set */
     fixture_close(&f);
     assert_true(same(first, print_of(m, (struct fixture_opts){.backend = "auto", .threads = 2})));
     assert_true(same(first, print_of(m, (struct fixture_opts){.ctx_tokens = 77, .kv_bytes = 1 << 20})));
@@ -101,11 +102,28 @@ static void test_every_setting_counts_alone(void **state)
     VARIANT(e.model.rope[0].rot = 2);
 }
 
+/* Stored KV names its numerics in full. */
+static void test_the_longest_name_of_numerics(void **state)
+{
+    (void)state;
+    struct model_layer layer = {.kv = {.kv_heads = 2, .head_dim = 8}};
+    struct kernels_head backend = {.numerics = "cuda device 1 sm_120"};
+    struct engine e = {.info.kv_type = "bf16", .kernels = (struct kernels *)&backend};
+    double freq[2] = {1.0, 0.01};
+    assert_int_equal(strlen(backend.numerics) + 1, KERNELS_NUMERICS_TEXT);
+    e.model = (struct model){.n_layers = 1, .layers = &layer};
+    for (int g = 0; g < MODEL_ROPES; g++)
+        e.model.rope[g] = (struct model_rope){.rot = 4, .inv_freq = freq, .magnitude = 1};
+    assert_int_equal(fingerprint_engine(&e), 0);
+    assert_string_equal(e.info.numerics, "3 cuda device 1 sm_120");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_it_depends_on),
         cmocka_unit_test(test_every_setting_counts_alone),
+        cmocka_unit_test(test_the_longest_name_of_numerics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

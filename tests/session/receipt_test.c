@@ -43,7 +43,7 @@ static void test_every_field(void **state)
                                       .itl_max_ms = 6,
                                       .saved = "pending",
                                       .backend = "cpu-portable",
-                                      .numerics = "cpu",
+                                      .numerics = "3 cpu",
                                       .model = "tiny"};
     char *text = session_receipt_json(&r);
     assert_non_null(text);
@@ -71,7 +71,7 @@ static void test_every_field(void **state)
     assert_string_equal(string(cJSON_GetArrayItem(again, 1), "reason"), "not_saved");
     assert_string_equal(string(o, "saved"), "pending");
     assert_string_equal(string(o, "backend"), "cpu-portable");
-    assert_string_equal(string(o, "numerics"), "cpu");
+    assert_string_equal(string(o, "numerics"), "3 cpu");
     assert_string_equal(string(o, "model"), "tiny");
     cJSON_Delete(o);
     free(text);
@@ -135,7 +135,7 @@ static void start_as(struct rig *rig, const char *numerics, bool accept)
     rig->o.accept_kv_any = accept;
     rig_start(rig, rig->o);
     struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
-    memcpy(info->kv_numerics, copy, sizeof copy);
+    memcpy(info->numerics, copy, sizeof copy);
 }
 
 static void all_again(const struct answer *a, const char *reason)
@@ -164,10 +164,10 @@ static void test_what_is_foreign(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
-    start_as(rig, "9 cuda device sm_90", false);
+    start_as(rig, "9 cuda device 1 sm_90", false);
     a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
     all_again(a, "numerics_changed");
-    start_as(rig, "9 cuda device sm_90", false);
+    start_as(rig, "9 cuda device 1 sm_90", false);
     ((struct engine_info *)(uintptr_t)rig->s->info)->kv_identity[9] ^= 1;
     a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
     all_again(a, "blob_foreign");
@@ -185,7 +185,7 @@ static void test_what_earlier_versions_stored(void **state)
         struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
         rig_saved(rig);
         assert_int_equal(jobs_call(rig->s->storage, age_run, sql[i]), 0);
-        start_as(rig, rig->s->info->kv_numerics, true); /* it cannot be found, whatever is allowed */
+        start_as(rig, rig->s->info->numerics, true); /* it cannot be found, whatever is allowed */
         a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
         all_again(a, "numerics_changed");
         rig_close(rig);
@@ -199,7 +199,7 @@ static void test_numerics(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     char own[ENGINE_NUMERICS_TEXT];
-    (void)snprintf(own, sizeof own, "%s", rig->s->info->kv_numerics);
+    (void)snprintf(own, sizeof own, "%s", rig->s->info->numerics);
     char *text = calloc(1, 2048);
     assert_non_null(text);
     for (int i = 0; i < 300; i++)
@@ -207,6 +207,7 @@ static void test_numerics(void **state)
     struct answer *a = rig_ask(rig, (struct ask){.text = text, .max = 4});
     free(text);
     assert_true(a->receipt.prefilled > 300);
+    assert_string_equal(a->receipt.numerics, own); /* by the name that `accepted` has of it */
     start_as(rig, "9 cuda exact", true);
     struct answer *b = rig_ask(rig, (struct ask){.text = "Go on.", .max = 4, .previous = a->id});
     all_restored(b, own);
