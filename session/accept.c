@@ -175,7 +175,8 @@ static int commit_run(struct storage_ledger *l, void *arg)
     struct turn *t = arg;
     t->row.id = t->accepted.id;
     int rc = t->row.id ? storage_turn_commit(l, &t->row) : -ENOENT;
-    if (!rc && t->replaces) {
+    /* An answer that is gone on with goes only where the new one has it. */
+    if (!rc && t->replaces && (!t->continues || t->opened)) {
         rc = storage_turn_delete(l, t->found.owner.id, t->replaces);
         rc = rc == -EBUSY || rc == -ENOENT ? 0 : rc; /* others follow it, or it is gone */
     }

@@ -190,16 +190,32 @@ static int end_item(struct turn *t, bool incomplete)
     return 0;
 }
 
+/* Bytes at the beginning of the first message's text that are the text which the answer was made to begin with, and are
+ * not told. The white space that this began with may not be in it: behind thinking it is nothing. */
+static size_t opening_bytes(const struct turn *t, const char *text, size_t len)
+{
+    static const char BLANK[] = " \t\r\n";
+    if (!t->opening || !len)
+        return 0;
+    size_t n = strlen(t->opening);
+    if (!memchr(BLANK, text[0], strlen(BLANK)))
+        n -= strspn(t->opening, BLANK);
+    return n < len ? n : len;
+}
+
 static int say(struct turn *t, const char *text, size_t len)
 {
+    size_t before = t->item.len, from = 0;
     int rc = append(&t->item, text, len);
-    size_t untold = t->item_kind != ANSWER_MESSAGE ? 0 : t->untold < len ? t->untold : len;
-    t->untold -= untold;
-    text += untold;
-    len -= untold;
-    if (!rc && len)
-        emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_DELTA, .text = text, .len = len});
-    return rc;
+    if (rc)
+        return rc;
+    if (t->item_kind == ANSWER_MESSAGE && t->n_output_items == 1) {
+        from = opening_bytes(t, t->item.text, t->item.len);
+        from = from > before ? from - before : 0;
+    }
+    if (len > from)
+        emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_DELTA, .text = text + from, .len = len - from});
+    return 0;
 }
 
 static int take_part(void *arg, const struct engine_part *p)
@@ -292,26 +308,26 @@ static int take_opening_text(struct turn *t)
             rc = engine_calls_mark(t->calls, t->context.ids[i]);
     }
     len = strlen(t->opening);
-    t->untold = len;
-    t->opened = true;
     if (rc)
         return rc;
     return t->calls ? engine_calls_text(t->calls, t->opening, len)
                     : take_part(t, &(struct engine_part){.kind = ENGINE_PART_TEXT, .text = t->opening, .len = len});
 }
 
-/* What the answer was made to begin with is part of it. 1: a stop string stands in it. */
-static int take_opening(struct turn *t)
+int answer_open(struct turn *t)
 {
     int rc = 0;
+    if (!t->n_opened || t->opened)
+        return 0;
+    t->opened = true;
     if (t->opening)
         return take_opening_text(t);
     for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++)
         rc = push(t, t->context.ids[i]);
-    t->opened = true;
+    t->stopped_by_string = rc == 1;
     if (t->calls && !t->continues)
         engine_calls_made(t->calls);
-    return rc;
+    return rc < 0 ? rc : 0;
 }
 
 /* A stop string ended the answer: tokens that hold nothing but what is cut off leave the context, and a token that lies
@@ -342,14 +358,12 @@ static int cut(struct turn *t)
 
 int answer_token(struct turn *t, const struct engine_pick *pick)
 {
-    int rc = t->n_opened && !t->opened ? take_opening(t) : 0;
-    if (rc == 1) { /* then the token behind it is no part of it */
+    if (t->stopped_by_string) { /* in what it was made to begin with: the token behind that is no part of it */
         t->context.n--;
         t->n_output--;
-        t->stopped_by_string = true;
         return 1;
     }
-    rc = rc ? rc : note_odds(t, pick);
+    int rc = note_odds(t, pick);
     rc = rc ? rc : push(t, pick->token);
     t->n_thought += t->calls && engine_calls_thinking(t->calls);
     if (rc == 1) {
@@ -367,11 +381,10 @@ int answer_finish(struct turn *t)
     int rc = 0;
     if (!t->generate)
         return 0;
-    /* It was stopped before its first token. */
+    /* It was stopped before its first token, or even before it had a place. */
     bool begun = t->opening || t->opening_ids.n;
-    if (begun && t->stream && !t->opened && (rc = take_opening(t)) < 0)
+    if (begun && ((!t->stream && (rc = answer_begin(t))) || (rc = answer_open(t))))
         return rc;
-    rc = 0;
     if (t->stream && !t->stopped_by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
         rc = take_text(t, text, len);
     if (!rc && t->calls)
@@ -390,7 +403,8 @@ void answer_tell(struct turn *t)
     for (; t->n_told < t->n_output_items; t->n_told++) {
         struct session_item s = shown(&t->output[t->n_told]);
         turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
-        size_t untold = t->opening && t->n_told == 0 && s.len >= strlen(t->opening) ? strlen(t->opening) : 0;
+        bool opens = t->n_told == 0 && strcmp(s.kind, "message") == 0;
+        size_t untold = opens ? opening_bytes(t, s.text, s.len) : 0;
         if (s.len > untold)
             turn_emit(t, &(struct session_event){
                              .kind = SESSION_EVENT_DELTA, .text = s.text + untold, .len = s.len - untold});

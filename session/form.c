@@ -33,12 +33,6 @@ int form_failed(struct turn *t, int rc)
     return rc;
 }
 
-/* The answer was made to begin with a call, which is not taken in yet. */
-static bool opens_with_call(const struct turn *t)
-{
-    return t->n_opened && t->tool_choice == SESSION_TOOLS_REQUIRED && !t->opened;
-}
-
 /* The answer is no text. */
 static void drop_form(struct turn *t)
 {
@@ -50,40 +44,10 @@ static void drop_form(struct turn *t)
 
 static enum engine_within within(const struct turn *t)
 {
-    if (opens_with_call(t))
-        return ENGINE_WITHIN_CALL;
     return t->calls ? engine_calls_within(t->calls) : ENGINE_WITHIN_TEXT;
 }
 
 /* ---- calls ---- */
-
-static int ignore_part(void *arg, const struct engine_part *part)
-{
-    (void)arg;
-    (void)part;
-    return 0;
-}
-
-/* What the answer was made to begin with, which its parts have not taken in yet. */
-static int push_opening(struct turn *t)
-{
-    const struct engine *e = t->session->engine;
-    struct engine_calls *calls = engine_calls_new(e, t->callable ? t->callable : t->tools, ignore_part, NULL);
-    int rc = calls ? 0 : -ENOMEM;
-    for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++) {
-        engine_token id = t->context.ids[i];
-        size_t len;
-        const char *bytes = engine_token_bytes(e, id, &len);
-        rc = engine_calls_is_mark(calls, id) ? engine_calls_mark(calls, id) : engine_calls_text(calls, bytes, len);
-    }
-    if (rc == 0) {
-        size_t len;
-        const char *text = engine_calls_begun(calls, &len);
-        rc = engine_match_push_text(t->call_match, text, len);
-    }
-    engine_calls_free(calls);
-    return rc;
-}
 
 /* What there is of the call already. */
 static int push_begun(struct turn *t)
@@ -91,8 +55,6 @@ static int push_begun(struct turn *t)
     const char *text, *held;
     size_t len, held_len;
     int rc = 0;
-    if (opens_with_call(t))
-        return push_opening(t);
     text = engine_calls_begun(t->calls, &len);
     if (len > 0 && (rc = engine_match_push_text(t->call_match, text, len)) == 0 &&
         (rc = engine_stream_held(t->stream, &held, &held_len)) == 0)

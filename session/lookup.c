@@ -4,6 +4,7 @@
  * (plan), and reads the rest of the request and the context, which do not change meanwhile. The result comes back to
  * the engine thread as a command.
  */
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,31 @@ static int find_replaced(struct storage_ledger *l, struct turn *t)
     return 0;
 }
 
+/* What the calls of an answer have besides their own, by their tools' names, so that they keep it. NULL in *labels:
+ * nothing. 0 or -ENOMEM. */
+static int labels_of(const struct storage_turn *turn, char **labels)
+{
+    cJSON *all = cJSON_CreateObject();
+    bool fine = all != NULL;
+    for (size_t i = 0; fine && i < turn->n_items; i++) {
+        const struct storage_item *item = &turn->items[i];
+        cJSON *label =
+            item->output && item->body && strcmp(item->kind, "function_call") == 0 ? cJSON_Parse(item->body) : NULL;
+        cJSON *name = cJSON_DetachItemFromObjectCaseSensitive(label, "name");
+        cJSON_DeleteItemFromObjectCaseSensitive(label, "call_id");
+        if (label && label->child && cJSON_IsString(name) && !cJSON_HasObjectItem(all, name->valuestring)) {
+            fine = cJSON_AddItemToObject(all, name->valuestring, label);
+            label = fine ? NULL : label;
+        }
+        cJSON_Delete(name);
+        cJSON_Delete(label);
+    }
+    *labels = fine && all->child ? cJSON_PrintUnformatted(all) : NULL;
+    fine = fine && (*labels || !all->child);
+    cJSON_Delete(all);
+    return fine ? 0 : -ENOMEM;
+}
+
 /* What was said to the response whose answer is gone on with, where it stands, and its answer so far. */
 static int take_over(struct storage_ledger *l, struct turn *t, struct storage_turn *turn)
 {
@@ -163,6 +189,8 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
         if (rc)
             return rc;
     }
+    if (!t->labels && (rc = labels_of(turn, &t->labels)))
+        return rc;
     if (leaf == 1 && f->conversation.head == turn->id && !(t->replaces = strdup(t->continues)))
         return -ENOMEM;
     return items_take(t, turn);

@@ -268,7 +268,6 @@ struct turn {
     struct answer_text item; /* text of the last one, while it is open */
     enum answer_kind item_kind;
     int item_from; /* tokens of the answer when it began */
-    size_t untold; /* bytes of the text that comes next: the opening */
     bool item_open, opened, answer_over, broken_call;
     bool cancelled, abandoned;
     bool commit_waits;  /* for savings of its conversation */
@@ -571,6 +570,9 @@ int items_check_results(struct storage_ledger *l, struct turn *t, const char **w
 
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */
+/* What the answer was made to begin with, as part of it: once it may be told, and before the first pick, which goes by
+ * where in a call that ends. */
+int answer_open(struct turn *t);
 /* Takes what was sampled. 1: the answer is over. */
 int answer_token(struct turn *t, const struct engine_pick *pick);
 /* Nothing more comes: what is held back comes out, and the last item ends. */

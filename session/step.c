@@ -75,6 +75,10 @@ static int choose(struct session *s, struct step *st)
         bool picks_one = t->generate && parts[i].position + parts[i].n == (int)t->context.n;
         if (parts[i].n == 0 || (picks_one && n_picks == s->info->step_picks))
             continue;
+        if (picks_one && answer_open(t)) {
+            turn_fail(t, SESSION_INTERNAL, "out of memory");
+            continue;
+        }
         struct engine_step_item *item = &st->items[n_items];
         *item = (struct engine_step_item){
             .seq = t->hot->seq, .tokens = t->context.ids + parts[i].position, .n = parts[i].n};

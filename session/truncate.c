@@ -14,11 +14,11 @@
 
 /* ---- in a job: may it be too long? ---- */
 
-/* Tokens that are to be free behind a prompt. */
+/* Tokens that are to be free behind a prompt: for the answer, with what it goes on with. */
 static int answer_tokens(const struct turn *t)
 {
     int most = t->session->info->ctx_tokens / 4, wanted = t->max_output_tokens ? t->max_output_tokens : 1;
-    return !t->generate ? 0 : wanted < most ? wanted : most;
+    return !t->generate ? 0 : (int)t->opening_ids.n + (wanted < most ? wanted : most);
 }
 
 bool truncate_may_be(const struct turn *t)
@@ -118,10 +118,12 @@ static bool drop(struct turn *t, size_t bytes)
 int truncate_context(struct turn *t, int (*render)(struct turn *t))
 {
     int most = t->session->info->ctx_tokens, before = (int)t->context.n, rc = 0;
-    if (!t->truncate || t->follows_tokens || before + answer_tokens(t) <= most)
+    int fits = most - answer_tokens(t), left = fits < most / 2 ? fits : most / 2;
+    if (!t->truncate || t->follows_tokens || before <= fits)
         return 0;
-    while (!rc && (int)t->context.n > most / 2) {
-        double too_much = 1.0 - (double)(most / 2) / (double)t->context.n;
+    left = left > 0 ? left : 0;
+    while (!rc && (int)t->context.n > left) {
+        double too_much = 1.0 - (double)left / (double)t->context.n;
         size_t bytes = (size_t)(too_much * (double)bytes_left(t));
         if (!drop(t, bytes ? bytes : 1))
             break;

@@ -91,15 +91,31 @@ static void no_delta(struct run *run, size_t i, const char *text)
     (void)run, (void)i, (void)text;
 }
 
+/* There is nothing that could stand for what was before. */
+static void fail(struct run *run, const char *message)
+{
+    run->failed = true;
+    run->status = "failed";
+    api_error_set(&run->error, 500, "server_error", NULL, "%s", message);
+}
+
 static void compacted(struct run *run)
 {
     char id[ID_SIZE];
     const char *text = "";
+    if (run->failed) {
+        return;
+    }
     for (size_t i = 0; i < run->n_items; i++) {
         text = strcmp(run->items[i].kind, "message") == 0 ? run->items[i].text : text;
     }
-    char *content = run->failed ? NULL : encode(text);
-    if (run->failed) {
+    if (text[strspn(text, " \t\r\n")] == '\0') {
+        fail(run, "The model wrote no summary.");
+        return;
+    }
+    char *content = encode(text);
+    if (!content) {
+        fail(run, "Out of memory.");
         return;
     }
     cJSON *o = cJSON_CreateObject();
@@ -111,20 +127,18 @@ static void compacted(struct run *run)
     id_derive("cmp_", run->id, id);
     cJSON_AddStringToObject(item, "id", id);
     cJSON_AddStringToObject(item, "type", "compaction");
-    cJSON_AddStringToObject(item, "encrypted_content", content ? content : "");
+    cJSON_AddStringToObject(item, "encrypted_content", content);
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "output"), item);
     cJSON_AddItemToObject(o, "usage", response_usage(run));
     cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
+    if (receipt && run->reason) { /* the summary was cut; the object has no place of its own for that */
+        cJSON_AddStringToObject(receipt, "incomplete_reason", run->reason);
+    }
     if (receipt) {
         cJSON_AddItemToObject(o, "convod", receipt);
     }
-    char *answer = json_text(o);
-    if (!content) { /* out of memory */
-        free(answer);
-        answer = NULL;
-    }
     free(content);
-    run->answer = answer;
+    run->answer = json_text(o);
     run->answer_status = 200;
 }
 
@@ -156,6 +170,10 @@ struct turn_request *responses_parse_compact(cJSON *body, struct api_error *e)
     q->generate = true;
     q->store = q->stream = q->background = q->truncate = q->finish_on_disconnect = false;
     q->tool_choice = SESSION_TOOLS_NONE;
+    /* The summary is text, and all of its tokens are its own. */
+    engine_form_free(q->form);
+    q->form = NULL;
+    q->thinking_tokens = -1;
     q->max_output_tokens = SUMMARY_TOKENS;
     q->sampling.temperature = 0;
     return q;

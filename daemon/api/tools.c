@@ -179,6 +179,25 @@ static int read_format(struct tool_reader *r, const cJSON *o, const char *prefix
     return *pattern ? 0 : refuse(r, "missing_required_parameter", param, "has no definition.");
 }
 
+/* Whether a pattern ends groups that it has not begun: it would end the one that it is put in. */
+static bool ends_group(const char *pattern)
+{
+    int depth = 0;
+    bool class = false;
+    for (const char *p = pattern; *p && depth >= 0; p++) {
+        if (*p == '\\' && p[1]) {
+            p++;
+        } else if (class) {
+            class = *p != ']';
+        } else if (*p == '[') {
+            class = true;
+        } else if (*p == '(' || *p == ')') {
+            depth += *p == '(' ? 1 : -1;
+        }
+    }
+    return depth < 0;
+}
+
 /* A custom tool: a function with a text as its only argument. */
 static int add_custom(struct tool_reader *r, const cJSON *o, const char *space, const char *prefix)
 {
@@ -186,6 +205,15 @@ static int add_custom(struct tool_reader *r, const cJSON *o, const char *space, 
     if (json_string(o, prefix, "name", 256, &name, r->e) ||
         json_string(o, prefix, "description", DESCRIPTION_MAX, &description, r->e) ||
         read_format(r, o, prefix, &pattern)) {
+        return -1;
+    }
+    char *whole = NULL, param[96];
+    if (pattern && ends_group(pattern)) {
+        snprintf(param, sizeof(param), "%.80sformat", prefix);
+        return refuse(r, "invalid_function_parameters", param, "has a ) without its group.");
+    }
+    if (pattern && asprintf(&whole, "^(?:%s)$", pattern) < 0) {
+        api_error_set(r->e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
     cJSON *parameters = cJSON_CreateObject(), *label = cJSON_CreateObject(), *bound;
@@ -196,10 +224,6 @@ static int add_custom(struct tool_reader *r, const cJSON *o, const char *space, 
     cJSON_AddFalseToObject(parameters, "additionalProperties");
     cJSON_AddTrueToObject(label, "custom");
     bound = cJSON_Duplicate(parameters, true);
-    char *whole = NULL;
-    if (pattern && asprintf(&whole, "^(?:%s)$", pattern) < 0) {
-        whole = NULL;
-    }
     if (whole) {
         cJSON_AddStringToObject(cJSON_GetObjectItem(cJSON_GetObjectItem(bound, "properties"), "input"), "pattern",
                                 whole);
@@ -439,6 +463,10 @@ static int allow(struct turn_request *q, struct tool_reader *r, const cJSON *cho
     if (!cJSON_IsArray(tools) || !tools->child) {
         return refuse(r, tools ? "invalid_value" : "missing_required_parameter", param, "must be a list of tools.");
     }
+    if (cJSON_GetArraySize(tools) > TOOLS_MAX) {
+        api_error_set(r->e, 400, "invalid_value", param, "There are more than %d tools in '%s'.", TOOLS_MAX, param);
+        return -1;
+    }
     cJSON *list = cJSON_CreateArray(), *calls = cJSON_CreateArray(), *params = cJSON_CreateArray();
     cJSON_ArrayForEach(tool, tools)
     {
@@ -446,14 +474,16 @@ static int allow(struct turn_request *q, struct tool_reader *r, const cJSON *cho
         if (read_name(r, tool, param, name)) {
             break;
         }
-        for (int k = 0; name[0] && !has(list, name) && k < cJSON_GetArraySize(r->list); k++) {
-            const cJSON *d = cJSON_GetArrayItem(r->list, k);
-            if (strcmp(json_get(function_of(d), "name")->valuestring, name) == 0) {
-                cJSON_AddItemToArray(list, cJSON_Duplicate(d, true));
-                cJSON_AddItemToArray(calls, cJSON_Duplicate(cJSON_GetArrayItem(r->calls, k), true));
-                cJSON_AddItemToArray(params, cJSON_Duplicate(cJSON_GetArrayItem(r->params, k), true));
-            }
+        if (!name[0] || has(list, name)) {
+            continue;
         }
+        const cJSON *d = r->list->child, *call = r->calls->child, *from = r->params->child;
+        while (strcmp(json_get(function_of(d), "name")->valuestring, name) != 0) { /* it is there: read_name() */
+            d = d->next, call = call->next, from = from->next;
+        }
+        cJSON_AddItemToArray(list, cJSON_Duplicate(d, true));
+        cJSON_AddItemToArray(calls, cJSON_Duplicate(call, true));
+        cJSON_AddItemToArray(params, cJSON_Duplicate(from, true));
     }
     if (!r->e->status && !list->child) {
         (void)refuse_choice("tool_choice", r->e);

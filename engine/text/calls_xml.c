@@ -185,9 +185,11 @@ static int in_parameter(struct engine_calls *c)
         while (behind < n && calls_is_space(text[behind]))
             behind++;
         int next = begins(text + behind, n - behind, PARAMETER), last = begins(text + behind, n - behind, FUNCTION_END);
-        if (next == 0 || last == 0)
+        if ((next == 0 || last == 0) && behind - at <= TAG_MAX) {
+            c->looked = at;
             return 0; /* it may be the end */
-        if (next < 0 && last < 0) {
+        }
+        if (next <= 0 && last <= 0) {
             c->looked = at + 1;
             continue;
         }
@@ -198,6 +200,8 @@ static int in_parameter(struct engine_calls *c)
         c->place = AT_PARAMETER;
         return rc;
     }
+    if (n >= strlen(PARAMETER_END)) /* the next byte may end a tag that has begun */
+        c->looked = n - (strlen(PARAMETER_END) - 1);
     return 0;
 }
 

@@ -104,9 +104,52 @@ static void asks(void **state)
     harness_stop(h);
 }
 
+/* The summary is any text, and nothing is thought before it, whatever the body asks for. */
+static void is_text_alone(void **state)
+{
+    (void)state;
+    struct api_error e = {0};
+    struct turn_request *q = responses_parse_compact(
+        cJSON_Parse(
+            "{\"input\":\"x\",\"reasoning\":{\"effort\":\"high\"},\"text\":{\"format\":{\"type\":\"json_schema\","
+            "\"name\":\"n\",\"schema\":{\"type\":\"object\"}}}}"),
+        &e);
+    if (!q)
+        fail_msg("%s", e.message);
+    assert_null(q->form);
+    assert_int_equal(q->thinking_tokens, -1);
+    turn_request_free(q);
+}
+
+/* No summary is none, and one that was cut says so. */
+static void says_what_is_missing(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    static const char *const empty[] = {"echo ", "echo  \\n "};
+    for (size_t i = 0; i < 2; i++) {
+        char body[128];
+        snprintf(body, sizeof(body), "{\"input\":\"%s\"}", empty[i]);
+        struct reply r = call(h, "POST", "/v1/responses/compact", NULL, body);
+        assert_int_equal(r.status, 500);
+        assert_string_equal(str(r.json, "error.message"), "The model wrote no summary.");
+        reply_free(&r);
+    }
+    struct reply r = call(h, "POST", "/v1/responses/compact", NULL, "{\"input\":\"long\"}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "convod.incomplete_reason"), "max_output_tokens");
+    reply_free(&r);
+    r = call(h, "POST", "/v1/responses/compact", NULL, "{\"input\":\"echo a\"}");
+    assert_int_equal(r.status, 200);
+    assert_null(at(r.json, "convod.incomplete_reason"));
+    reply_free(&r);
+    harness_stop(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(stands_for_what_was_before), cmocka_unit_test(is_none),
-                                       cmocka_unit_test(asks)};
+                                       cmocka_unit_test(asks), cmocka_unit_test(is_text_alone),
+                                       cmocka_unit_test(says_what_is_missing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -682,6 +682,10 @@ int session_turn_start(struct session *s, const struct session_turn *in)
         return -ENOMEM;
     }
     t->session = s;
+    /* Who wants a summary says behind the text that it wants one. */
+    if (last && in->n_items > 1 && strncmp(last->text, "Summarize everything", 20) == 0) {
+        last--;
+    }
     t->text = last ? strndup(last->text, last->len) : strdup("");
     int number = 0;
     if (sscanf(t->text, "start %d", &number) == 1) {

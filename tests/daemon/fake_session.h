@@ -1,6 +1,6 @@
 /* fake_session.h - a double of the session for the daemon's tests; see fake_session.c.
  *
- * What an answer does is said in the last message's text:
+ * What an answer does is said in the last message's text, or, where that asks for a summary, in the one before it:
  *   "echo WORDS"   the answer is WORDS, one delta per word
  *   "hold WORDS"   like echo, but waits after the first word until fake_release() (or a cancel)
  *   "wait"         waits before the first delta until fake_release() (or a cancel)

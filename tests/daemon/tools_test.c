@@ -326,6 +326,9 @@ static void refusals(void **state)
         {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
          "\"syntax\":\"regex\",\"definition\":\"(\"}}}}]",
          "invalid_function_parameters", "tools[0].custom.format"},
+        {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
+         "\"syntax\":\"regex\",\"definition\":\"a)|(?:b\"}}}}]",
+         "invalid_function_parameters", "tools[0].custom.format"},
         {"\"functions\":[{\"name\":\"f\"}]", "unsupported_parameter", "functions"},
     };
     static const struct refusal lists[] = {
@@ -392,12 +395,56 @@ static void inputs(void **state)
     free(input);
 }
 
+/* Parentheses that are characters end nothing. */
+static void parentheses(void **state)
+{
+    (void)state;
+    static const char *const fine[] = {"a\\\\)b", "[)]", "[\\\\])]", "(a)(b(c))", "\\\\\\\\(a)"};
+    for (size_t i = 0; i < sizeof(fine) / sizeof(*fine); i++) {
+        char body[256];
+        struct api_error e = {0};
+        snprintf(body, sizeof(body),
+                 "{\"input\":\"x\",\"tools\":[{\"type\":\"custom\",\"name\":\"c\",\"format\":{\"type\":\"grammar\","
+                 "\"syntax\":\"regex\",\"definition\":\"%s\"}}]}",
+                 fine[i]);
+        struct turn_request *q = responses_parse(cJSON_Parse(body), false, &e);
+        if (!q)
+            fail_msg("%s: %s", fine[i], e.message);
+        turn_request_free(q);
+    }
+}
+
+/* So many tools as there may be can be allowed, each named as often as the list has room; not one more. */
+static void allowed(void **state)
+{
+    (void)state;
+    for (int n = 1024; n <= 1025; n++) {
+        struct api_error e = {0};
+        cJSON *body = cJSON_Parse("{\"input\":\"x\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"},"
+                                  "{\"type\":\"function\",\"name\":\"g\",\"parameters\":{\"type\":\"object\"}}],"
+                                  "\"tool_choice\":{\"type\":\"allowed_tools\",\"tools\":[]}}");
+        cJSON *tools = cJSON_GetObjectItem(cJSON_GetObjectItem(body, "tool_choice"), "tools");
+        for (int i = 0; i < n; i++)
+            cJSON_AddItemToArray(tools, cJSON_Parse("{\"type\":\"function\",\"name\":\"g\"}"));
+        struct turn_request *q = responses_parse(body, false, &e);
+        assert_int_equal(q != NULL, n == 1024);
+        if (q) {
+            assert_non_null(strstr(q->callable, "\"g\""));
+            assert_null(strstr(q->callable, "\"f\""));
+            turn_request_free(q);
+        } else {
+            assert_int_equal(e.status, 400);
+            assert_string_equal(e.param, "tool_choice.tools");
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(responses),   cmocka_unit_test(choice),   cmocka_unit_test(broken_calls),
-        cmocka_unit_test(completions), cmocka_unit_test(thinking), cmocka_unit_test(refusals),
-        cmocka_unit_test(inputs),
+        cmocka_unit_test(responses),   cmocka_unit_test(choice),      cmocka_unit_test(broken_calls),
+        cmocka_unit_test(completions), cmocka_unit_test(thinking),    cmocka_unit_test(refusals),
+        cmocka_unit_test(inputs),      cmocka_unit_test(parentheses), cmocka_unit_test(allowed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -289,6 +289,8 @@ static void test_xml(void **state)
     (void)state;
 #define CALL(x)       "<tool_call>\n<function=add>\n" x "</function>\n</tool_call>"
 #define P(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+#define S64           "                                                                "
+#define S576          S64 S64 S64 S64 S64 S64 S64 S64 S64
     static const struct shown CASES[] = {
         {"I add.\n" CALL(P("a", "1") P("s", "x")), "|I add.@add({\"a\": 1, \"s\": \"x\"})"},
         {CALL(P("s", "1") P("b", "True") P("o", "{\"x\":[1]}")),
@@ -298,6 +300,12 @@ static void test_xml(void **state)
          "@add({\"s\": \"a\\n\\\"q\\\"\\t</parameter> <b>\\n</parameter>\\n\"})"},
         {CALL(P("s", "") P("n", "None")), "@add({\"s\": \"\", \"n\": null})"},
         {CALL(P("s", "\n two \n")), "@add({\"s\": \"\\n two \\n\"})"},
+        {CALL(P("s", "x</parameter") P("s", "</parameter></parameter>")),
+         "@add({\"s\": \"x</parameter\", \"s\": \"</parameter></parameter>\"})"},
+        /* What stands too far behind it makes no end. */
+        {CALL(P("s", "x\n</parameter>" S64 "<parameter=a>\n1")), "@add({\"s\": \"x\", \"a\": 1})"},
+        {CALL(P("s", "x\n</parameter>" S576 "<parameter=a>\n1")),
+         "@add({\"s\": \"x\\n</parameter>" S576 "<parameter=a>\\n1\"})"},
         /* A value that is not of its type is a string. */
         {CALL(P("a", "one") P("n", "12")), "@add({\"a\": \"one\", \"n\": \"12\"})"},
         {CALL(P("more", "12") P("x", "[1, 2") P("y", "\"s\"")),

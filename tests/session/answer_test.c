@@ -2,6 +2,8 @@
  * random: what it writes into a call is no JSON, so calls that it is made to begin with end broken. */
 #include "tests/session/harness.h"
 
+#include <unistd.h>
+
 static const char ADD[] =
     "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}}}]";
 static const char ADD_AGAIN[] =
@@ -234,6 +236,141 @@ static void test_thinking_ends(void **state)
     rig_close(rig);
 }
 
+struct stopping {
+    struct gate sent; /* the one that is to wait was */
+    bool stopped;
+};
+
+/* In the answer of the turn that has the only place, until another one waits: that one is stopped, and then this. */
+static void stop_who_waits(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct stopping *s = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || s->stopped)
+        return;
+    gate_wait(&s->sent, 1);
+    for (struct turn *t = a->rig->s->turns; t; t = t->next)
+        if (t->state == TURN_WAITING && t->in_ledger == ROW_THERE)
+            s->stopped = t->cancelled = true;
+    for (struct turn *t = a->rig->s->turns; s->stopped && t; t = t->next)
+        t->cancelled = true;
+    if (!s->stopped)
+        usleep(1000); /* the ledger's time */
+}
+
+static struct answer *stopped_waiting(struct rig *rig, struct ask ask)
+{
+    struct stopping s = {GATE_CLOSED, false};
+    struct answer *runs = rig_begin(rig, (struct ask){.owner = "bob",
+                                                      .text = "on and on",
+                                                      .schema = "{\"type\":\"string\",\"minLength\":3000}",
+                                                      .max = 3000,
+                                                      .hook = stop_who_waits,
+                                                      .hook_arg = &s,
+                                                      .ephemeral = true});
+    struct answer *waits = rig_begin(rig, ask);
+    gate_open(&s.sent);
+    rig_end(runs);
+    rig_end(waits);
+    assert_true(s.stopped);
+    assert_false(waits->failed);
+    assert_string_equal(waits->reason, "cancelled");
+    return waits;
+}
+
+/* What an answer was to go on with is there as before, once, when it is stopped before it has a place. */
+static void test_going_on_is_stopped_while_it_waits(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    char before[1024], after[1024];
+    struct answer *cut = rig_ask(rig, (struct ask){.text = "hello", .max = 12, .seed = 3});
+    assert_string_equal(cut->reason, "max_output_tokens");
+    assert_int_equal(rig_text_stored(rig, "ann", cut->id, before), 0);
+    assert_true(before[0]);
+    struct answer *more = stopped_waiting(rig, (struct ask){.continues = cut->id, .max = 12, .seed = 3});
+    assert_int_equal(rig_text_stored(rig, "ann", more->id, after), 0);
+    assert_string_equal(after, before);
+    assert_int_equal(rig_text_stored(rig, "ann", cut->id, after), -ENOENT);
+    /* And it is what can be gone on with. */
+    struct answer *again = rig_ask(rig, (struct ask){.continues = more->id, .max = 4, .seed = 3});
+    assert_int_equal(rig_text_stored(rig, "ann", again->id, after), 0);
+    assert_int_equal(strncmp(after, before, strlen(before)), 0);
+    assert_true(strlen(after) > strlen(before));
+    rig_only_new(again);
+    more = stopped_waiting(rig, (struct ask){.text = "hello", .opening = "It begins", .max = 4});
+    assert_int_equal(rig_text_stored(rig, "ann", more->id, after), 0);
+    assert_string_equal(after, "It begins");
+    rig_close(rig);
+}
+
+/* Of a text that begins with white space, which is nothing behind thinking, all that comes behind it is told (the rig
+ * checks each item against its deltas). */
+static void test_opening_behind_thinking(void **state)
+{
+    (void)state;
+    for (int thinks = 0; thinks < 2; thinks++) {
+        struct rig *rig = rig_open((struct rig_opts){.tools = thinks ? TINY_NO_TOOLS : TINY_HERMES, .thinks = thinks});
+        char text[1024];
+        for (uint64_t seed = 0; seed < 8; seed++) {
+            struct answer *a = rig_ask(rig, (struct ask){.text = "hello",
+                                                         .tools = thinks ? NULL : ADD,
+                                                         .opening = "\n\n It begins",
+                                                         .max = 6,
+                                                         .seed = seed});
+            assert_int_equal(rig_text_stored(rig, "ann", a->id, text), 0);
+            assert_non_null(strstr(text, "It begins"));
+        }
+        rig_close(rig);
+    }
+}
+
+static void see_custom(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_ITEM_END && !strcmp(ev->item->kind, "function_call"))
+        *(bool *)arg = strstr(ev->item->body, "\"custom\":true") != NULL;
+}
+
+/* A call that is gone on with is of the kind that it was begun as. */
+static void test_call_keeps_its_kind(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
+    bool custom = false;
+    struct answer *a = rig_ask(rig, (struct ask){.text = "1 + 4?",
+                                                 .tools = ADD,
+                                                 .labels = "{\"add\":{\"custom\":true}}",
+                                                 .choice = SESSION_TOOLS_REQUIRED,
+                                                 .tool = "add",
+                                                 .max = 4,
+                                                 .hook = see_custom,
+                                                 .hook_arg = &custom});
+    assert_true(custom && a->incomplete);
+    custom = false;
+    (void)rig_ask(rig, (struct ask){.continues = a->id, .max = 4, .hook = see_custom, .hook_arg = &custom});
+    assert_true(custom);
+    rig_close(rig);
+}
+
+/* What the answer says already needs room beside its prompt: the oldest turn goes for it. */
+static void test_going_on_where_the_context_is_full(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 512});
+    char *text = rig_text(1, 150);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    struct answer *cut = first;
+    for (uint64_t seed = 2; strcmp(cut->reason, "context_length") != 0; seed++) {
+        assert_true(seed < 100);
+        cut = rig_ask(rig, (struct ask){.text = "on and on", .previous = first->id, .max = 3000, .seed = seed});
+    }
+    struct answer *more = rig_ask(rig, (struct ask){.continues = cut->id, .truncate = true, .max = 20, .seed = 3});
+    assert_int_equal(more->receipt.truncated_turns, 1);
+    assert_true(more->output > 0);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,6 +381,10 @@ int main(void)
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_format_without_tools),
         cmocka_unit_test(test_stopped_before_it_said_anything),
+        cmocka_unit_test(test_going_on_is_stopped_while_it_waits),
+        cmocka_unit_test(test_opening_behind_thinking),
+        cmocka_unit_test(test_call_keeps_its_kind),
+        cmocka_unit_test(test_going_on_where_the_context_is_full),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_logprobs_of_text_alone),
     };

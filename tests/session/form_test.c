@@ -158,6 +158,42 @@ static void test_calls_are_whole(void **state)
         calls_are_whole((enum tiny_family)family);
 }
 
+/* A call that is cut wherever its limit is, and gone on with: each first token goes by the form as well. */
+static void test_call_is_gone_on_with(void **state)
+{
+    (void)state;
+    for (int family = TINY_HERMES; family < TINY_FAMILIES; family++) {
+        struct rig *rig = rig_open((struct rig_opts){.tools = (enum tiny_family)family});
+        char text[1024] = "", end[2], rest;
+        int digit = -1;
+        struct ask ask = {.text = "hello",
+                          .tools = TOOLS,
+                          .calls = CALLS,
+                          .choice = SESSION_TOOLS_REQUIRED,
+                          .tool = "add",
+                          .one_call = true,
+                          .max = 1,
+                          .temperature = 3};
+        struct answer *a = rig_ask(rig, ask);
+        ask.text = NULL;
+        ask.choice = SESSION_TOOLS_AUTO;
+        ask.tool = NULL;
+        for (int i = 0; a->incomplete && i < 300; i++) {
+            if (strcmp(a->reason, "max_output_tokens") != 0)
+                fail_msg("family %d: %s", family, a->reason);
+            ask.continues = a->id;
+            ask.seed = (uint64_t)i;
+            a = rig_ask(rig, ask);
+        }
+        assert_false(a->incomplete);
+        assert_string_equal(a->kinds, "f");
+        assert_int_equal(rig_text_stored(rig, "ann", a->id, text), 0);
+        if (sscanf(text, " { \"a\" : %d %1[}]%c", &digit, end, &rest) != 2 || digit < 0 || digit > 9)
+            fail_msg("family %d: %s", family, text);
+        rig_close(rig);
+    }
+}
+
 /* A call, its result, and what comes then: nothing is prefilled twice, whoever keeps the history. */
 static void test_loops(void **state)
 {
@@ -273,10 +309,15 @@ static void test_not_with_stops(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers_are_whole),   cmocka_unit_test(test_together),
-        cmocka_unit_test(test_cut_is_incomplete),   cmocka_unit_test(test_thinking_comes_before),
-        cmocka_unit_test(test_calls_are_whole),     cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_calls_beside_a_form), cmocka_unit_test(test_not_with_stops),
+        cmocka_unit_test(test_answers_are_whole),
+        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_cut_is_incomplete),
+        cmocka_unit_test(test_thinking_comes_before),
+        cmocka_unit_test(test_calls_are_whole),
+        cmocka_unit_test(test_call_is_gone_on_with),
+        cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_calls_beside_a_form),
+        cmocka_unit_test(test_not_with_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -245,8 +245,17 @@ static void take_logprobs(struct answer *a, const struct session_event *ev)
     a->n_logprobs = n;
 }
 
+/* Of a message the text that it was made to begin with, or, behind thinking, that from its first letter on. */
+static size_t untold_bytes(const char *opening, const struct session_item *item)
+{
+    bool whole = opening && !strncmp(item->text, opening, strlen(opening));
+    opening += opening && !whole ? strspn(opening, " \n") : 0;
+    return opening && !strncmp(item->text, opening, strlen(opening)) ? strlen(opening) : 0;
+}
+
 static void take(struct answer *a, const struct session_event *ev)
 {
+    size_t untold;
     a->n_events++;
     take_logprobs(a, ev);
     if (a->over)
@@ -273,8 +282,10 @@ static void take(struct answer *a, const struct session_event *ev)
         a->n_items++;
         break;
     case SESSION_EVENT_ITEM_END:
-        if (!a->item_open || ev->item->len != a->len - a->item_at ||
-            (ev->item->len && memcmp(ev->item->text, a->text + a->item_at, ev->item->len) != 0))
+        untold = a->n_items == 1 ? untold_bytes(a->opening, ev->item) : 0;
+        if (!a->item_open || ev->item->len - untold != a->len - a->item_at ||
+            (ev->item->len > untold &&
+             memcmp(ev->item->text + untold, a->text + a->item_at, ev->item->len - untold) != 0))
             a->broken = "an item is not what its deltas said";
         a->item_open = false;
         take_item(a, ev->item);
@@ -334,6 +345,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
     a->rig = rig;
     a->next = rig->answers;
     rig->answers = a;
+    a->opening = ask.opening;
     a->hook = ask.hook;
     a->hook_arg = ask.hook_arg;
     snprintf(a->id, sizeof a->id, "resp_%u", ++rig->n_ids);
@@ -365,6 +377,8 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .previous = ask.previous,
                                    .parent = ask.parent,
                                    .replaces = ask.replaces,
+                                   .continues = ask.continues,
+                                   .opening = ask.opening,
                                    .match = ask.match,
                                    .items = items,
                                    .n_items = n,
@@ -372,6 +386,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .tools = ask.tools,
                                    .tool_choice = ask.choice,
                                    .tool = ask.tool,
+                                   .labels = ask.labels,
                                    .one_call = ask.one_call,
                                    .thinking_tokens = ask.thinking_tokens,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
@@ -388,6 +403,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .store = !ask.ephemeral,
                                    .generate = !ask.warm,
                                    .count = ask.count,
+                                   .truncate = ask.truncate,
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,
@@ -488,7 +504,7 @@ struct result {
     pthread_cond_t cond;
     bool over;
     int rc;
-    char head[64], tier[64], saved[64], status[64];
+    char head[64], tier[64], saved[64], status[64], text[1024];
 };
 #define RESULT                                                                                                         \
     {                                                                                                                  \
@@ -509,6 +525,12 @@ static void on_result(void *arg, const struct session_result *r)
         const char *at = r->responses[0].receipt ? strstr(r->responses[0].receipt, "\"saved\":\"") : NULL;
         keep(to->saved, sizeof to->saved, at ? at + 9 : "");
         to->saved[strcspn(to->saved, "\"")] = 0;
+        for (size_t i = 0, len = 0; i < r->responses[0].n_items; i++) {
+            const struct session_item *item = &r->responses[0].items[i];
+            if (item->output)
+                len += (size_t)snprintf(to->text + len, sizeof to->text - len, "%.*s", (int)item->len, item->text);
+            assert_true(len < sizeof to->text);
+        }
     }
     to->over = true;
     pthread_cond_signal(&to->cond);
@@ -567,6 +589,14 @@ int rig_tier(struct rig *rig, const char *owner, const char *conversation, char 
     struct result r = RESULT;
     int rc = wait_result(session_conversation_get(rig->s, owner, conversation, on_result, &r), &r);
     keep(out, 64, r.tier);
+    return rc;
+}
+
+int rig_text_stored(struct rig *rig, const char *owner, const char *id, char out[1024])
+{
+    struct result r = RESULT;
+    int rc = wait_result(session_response_get(rig->s, owner, id, on_result, &r), &r);
+    keep(out, 1024, r.text);
     return rc;
 }
 

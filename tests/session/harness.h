@@ -58,6 +58,7 @@ struct answer {
     struct answer *next;
     struct rig *rig;
     char id[64];
+    const char *opening;
     void (*hook)(struct answer *a, const struct session_event *ev, void *arg);
     void *hook_arg;
 
@@ -87,8 +88,8 @@ struct answer {
 };
 
 struct ask {
-    const char *owner, *conversation, *previous, *parent, *replaces, *instructions;
-    const char *tools, *tool;
+    const char *owner, *conversation, *previous, *parent, *replaces, *instructions, *continues, *opening;
+    const char *tools, *tool, *labels;
     enum session_tools choice;
     bool one_call;
     const struct session_item *items; /* or: */
@@ -105,7 +106,7 @@ struct ask {
     int n_top;
     const char *schema; /* of the answer; NULL: none */
     const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
-    bool match, ephemeral, warm, count;
+    bool match, ephemeral, warm, count, truncate;
     const char *key;
     int digest; /* stands for one; 0: none */
     bool retry, requeued;
@@ -151,6 +152,8 @@ int rig_create(struct rig *rig, const char *owner, const char *id, const char *i
 /* The result of a get: rc; the field of the first row or "" goes to out. */
 int rig_head(struct rig *rig, const char *owner, const char *conversation, char out[64]);
 int rig_tier(struct rig *rig, const char *owner, const char *conversation, char out[64]);
+/* The texts of the stored answer's items, behind each other. */
+int rig_text_stored(struct rig *rig, const char *owner, const char *id, char out[1024]);
 /* The stored receipt's `saved`, or "". */
 int rig_stored(struct rig *rig, const char *owner, const char *id, char saved[64], char status[64]);
 
