@@ -25,7 +25,7 @@ try:
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
     from langchain_openai import ChatOpenAI
     from openai import AsyncOpenAI
-    from pydantic import BaseModel, Field
+    from pydantic import BaseModel, ConfigDict, Field
     from pydantic_ai import Agent as PydanticAgent
     from pydantic_ai import NativeOutput, PromptedOutput, ToolOutput
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel as PydanticResponsesModel
@@ -39,7 +39,13 @@ GREEDY = ("-o", "temperature", "0", "-o", "max_tokens", "200")  # of llm: else a
 ASKED = "Lisbon is the capital of Portugal. Which place is this?"
 
 
-class Place(BaseModel):
+class Closed(BaseModel):
+    """Of these a schema says that they have no other members, which a model may go on with until it is cut."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Place(Closed):
     """A place on Earth."""
 
     name: str = Field(max_length=30)
@@ -51,7 +57,7 @@ class Named(BaseModel):
     country: str
 
 
-class Rated(BaseModel):
+class Rated(Closed):
     """A place with a mark."""
 
     place: Place
