@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent.parent
-BUILD = Path(os.environ.get("BUILD", "build"))
+BUILD = Path(os.path.relpath(Path(os.environ.get("BUILD", TOP / "build")).resolve(), TOP))  # as the Makefile names its targets
 
 # name: (file, test, what stands there, what is planted, what the test says)
 MUTANTS = {
