@@ -107,21 +107,6 @@ void conversations_item(struct client *c)
 /* ---- the last item goes --------------------------------------------------------------------------------------------
  */
 
-static void ignore_run(struct run *run)
-{
-    (void)run;
-}
-
-static void ignore_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
-static void ignore_delta(struct run *run, size_t i, const char *text)
-{
-    (void)run, (void)i, (void)text;
-}
-
 /* The run's answer is the conversation, as it is without the item. */
 static void truncated(struct run *run)
 {
@@ -140,8 +125,7 @@ static void truncated(struct run *run)
     run->answer_status = 200;
 }
 
-static const struct run_format truncated_format = {
-    .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = truncated};
+static const struct run_format truncated_format = {.done = truncated};
 
 static void gone(struct client *c, struct op *op, const struct session_result *r)
 {

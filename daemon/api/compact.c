@@ -76,21 +76,6 @@ int compaction_add(struct message_list *l, const cJSON *item, const char *prefix
 /* ---- the request ---------------------------------------------------------------------------------------------------
  */
 
-static void nothing(struct run *run)
-{
-    (void)run;
-}
-
-static void no_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
-static void no_delta(struct run *run, size_t i, const char *text)
-{
-    (void)run, (void)i, (void)text;
-}
-
 /* There is nothing that could stand for what was before. */
 static void fail(struct run *run, const char *message)
 {
@@ -142,8 +127,7 @@ static void compacted(struct run *run)
     run->answer_status = 200;
 }
 
-static const struct run_format compact_format = {
-    .started = nothing, .item = no_item, .delta = no_delta, .item_end = no_item, .done = compacted};
+static const struct run_format compact_format = {.done = compacted};
 
 struct turn_request *responses_parse_compact(cJSON *body, struct api_error *e)
 {

@@ -183,16 +183,6 @@ static void add_receipt(cJSON *o, const struct run *run)
     }
 }
 
-static void text_started(struct run *run)
-{
-    (void)run;
-}
-
-static void text_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
 static void emit(struct run *run, const char *text, cJSON *logprobs)
 {
     cJSON *o = head(run);
@@ -258,5 +248,4 @@ static void text_done(struct run *run)
     first->answer_status = 200;
 }
 
-const struct run_format text_format = {
-    .started = text_started, .item = text_item, .delta = text_delta, .item_end = text_item_end, .done = text_done};
+const struct run_format text_format = {.delta = text_delta, .item_end = text_item_end, .done = text_done};

@@ -122,21 +122,6 @@ refuse:
 /* ---- items that are added: a turn without an answer, which reads them in --------------------------------------------
  */
 
-static void ignore_run(struct run *run)
-{
-    (void)run;
-}
-
-static void ignore_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
-static void ignore_delta(struct run *run, size_t i, const char *text)
-{
-    (void)run, (void)i, (void)text;
-}
-
 static void items_added(struct run *run)
 {
     if (run->failed && run->request->made && run->runs->session) {
@@ -148,8 +133,7 @@ static void items_added(struct run *run)
     }
 }
 
-static const struct run_format items_format = {
-    .started = ignore_run, .item = ignore_item, .delta = ignore_delta, .item_end = ignore_item, .done = items_added};
+static const struct run_format items_format = {.done = items_added};
 
 struct turn_request *conversation_turn(const struct run_format *format)
 {

@@ -101,21 +101,6 @@ int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e
 /* ---- counting ------------------------------------------------------------------------------------------------------
  */
 
-static void count_nothing(struct run *run)
-{
-    (void)run;
-}
-
-static void count_item(struct run *run, size_t i)
-{
-    (void)run, (void)i;
-}
-
-static void count_delta(struct run *run, size_t i, const char *text)
-{
-    (void)run, (void)i, (void)text;
-}
-
 static void counted(struct run *run)
 {
     if (!run->failed) {
@@ -127,8 +112,7 @@ static void counted(struct run *run)
     }
 }
 
-static const struct run_format count_format = {
-    .started = count_nothing, .item = count_item, .delta = count_delta, .item_end = count_item, .done = counted};
+static const struct run_format count_format = {.done = counted};
 
 struct turn_request *count_only(struct turn_request *q)
 {

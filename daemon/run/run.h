@@ -122,7 +122,8 @@ struct run;
  * begins, grows and ends, one after the other; of its logprobs, those that came with a piece or the end stand behind
  * the first n_logprobs_told. `done` is called once at the end (run->failed says how it ended) and makes run->answer as
  * well, unless it failed; of several answers it is called for each, and makes the answer of run_first() when that has
- * ended, which is with the last. `running` (a background turn waits no longer) and `progress` may be NULL. */
+ * ended, which is with the last. `running`: a background turn waits no longer. All but `done` may be NULL, where
+ * nothing is to be shown. */
 struct run_format {
     void (*started)(struct run *run);
     void (*running)(struct run *run);

@@ -663,24 +663,53 @@ static void goes_on(struct run *run)
     }
 }
 
+/* ---- how its interface shows it; what it does not show is NULL ---- */
+
+static void show_started(struct run *run)
+{
+    if (run->request->format->started) {
+        run->request->format->started(run);
+    }
+}
+
+static void show_item(struct run *run, size_t i)
+{
+    if (run->request->format->item) {
+        run->request->format->item(run, i);
+    }
+}
+
+static void show_delta(struct run *run, size_t i, const char *text)
+{
+    if (run->request->format->delta) {
+        run->request->format->delta(run, i, text);
+    }
+}
+
+static void show_item_end(struct run *run, size_t i)
+{
+    if (run->request->format->item_end) {
+        run->request->format->item_end(run, i);
+    }
+}
+
 /* What is stored, as the events that gave it; its deltas are one. */
 static void replay(struct run *run)
 {
-    const struct run_format *format = run->request->format;
     const char *final = run->status;
     run->ended = false;
     run->status = "in_progress";
-    format->started(run);
+    show_started(run);
     for (size_t i = 0; i < run->n_items; i++) {
-        format->item(run, i);
+        show_item(run, i);
         if (run->items[i].len) {
-            format->delta(run, i, run->items[i].text);
+            show_delta(run, i, run->items[i].text);
         }
-        format->item_end(run, i);
+        show_item_end(run, i);
     }
     count_over(run);
     run->status = final;
-    format->done(run);
+    run->request->format->done(run);
 }
 
 /* Without a piece of it the answer is not what was generated. */
@@ -703,7 +732,7 @@ static void take_event(struct event *event, bool closing)
     case SESSION_EVENT_STARTED:
         run->started = true;
         snprintf(run->conversation, sizeof(run->conversation), "%s", ev->conversation ? ev->conversation : "");
-        format->started(run);
+        show_started(run);
         break;
     case SESSION_EVENT_STORED:
         if (run_take_stored(run, &e->stored)) {
@@ -732,14 +761,14 @@ static void take_event(struct event *event, bool closing)
             lost(run);
             break;
         }
-        format->item(run, run->n_items - 1);
+        show_item(run, run->n_items - 1);
         break;
     case SESSION_EVENT_DELTA:
         if (!run_append(run, ev->text, ev->len) || !run_append_logprobs(run, ev->logprobs, ev->n_logprobs)) {
             lost(run);
             break;
         }
-        format->delta(run, run->n_items - 1, ev->text);
+        show_delta(run, run->n_items - 1, ev->text);
         break;
     case SESSION_EVENT_ITEM_END:
         if (run->n_items) {
@@ -751,7 +780,7 @@ static void take_event(struct event *event, bool closing)
                 lost(run);
                 break;
             }
-            format->item_end(run, run->n_items - 1);
+            show_item_end(run, run->n_items - 1);
         }
         break;
     case SESSION_EVENT_DONE:
