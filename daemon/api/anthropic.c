@@ -490,17 +490,6 @@ static cJSON *message_head(const struct run *run)
     return o;
 }
 
-static void add_receipt(cJSON *o, const struct run *run)
-{
-    cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
-    if (receipt && run->reason) {
-        cJSON_AddStringToObject(receipt, "incomplete_reason", run->reason);
-    }
-    if (receipt) {
-        cJSON_AddItemToObject(o, "convod", receipt);
-    }
-}
-
 /* An item as a block. whole: false: it begins. NULL: a call that is none, because it was cut off or is no JSON. */
 static cJSON *block_of(const struct run *run, size_t i, bool whole)
 {
@@ -598,7 +587,7 @@ static char *whole(const struct run *run)
     }
     add_stop(o, run);
     cJSON_AddItemToObject(o, "usage", usage(run));
-    add_receipt(o, run);
+    receipt_add(o, run, true);
     return json_text(o);
 }
 
@@ -613,7 +602,7 @@ static void message_done(struct run *run)
     cJSON *e = cJSON_CreateObject();
     add_stop(cJSON_AddObjectToObject(e, "delta"), run);
     cJSON_AddItemToObject(e, "usage", usage(run));
-    add_receipt(e, run);
+    receipt_add(e, run, true);
     emit(run, "message_delta", e);
     emit(run, "message_stop", cJSON_CreateObject());
     run->answer = whole(run);

@@ -216,8 +216,6 @@ void ws_free(struct client *c);
 /* The end of each parser: q with the model that the body names. rc: not 0, it is refused, and *e says so; q NULL: out
  * of memory. Takes both. NULL: refused. */
 struct turn_request *request_parsed(struct turn_request *q, cJSON *body, int rc, struct api_error *e);
-/* Reads `n`, how many answers there are to be, into q. 0, or -1 and *e. */
-int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 /* Whether what a request names is here: the model, and the tokens that it gives a bias. */
 bool request_check(const struct api *api, const struct turn_request *q, struct api_error *e);
@@ -239,6 +237,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 cJSON *response_usage(const struct run *run);
+/* The run's receipt as `convod` of o, if it has one; reason: with why the answer was cut, where o does not say it. */
+void receipt_add(cJSON *o, const struct run *run, bool reason);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
  * of the first entry that follows; SIZE_MAX: there never was such an event. */
 size_t responses_replay(struct run *run, int64_t starting_after);
@@ -352,13 +352,30 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
  * -1 and *e. */
 int form_check(const struct turn_request *q, const char *stops, struct api_error *e);
 
+/* ---- several answers, in Chat Completions and Completions (choices.c) -----------------------------------------------
+ */
+
+struct choices {
+    const char *id_prefix, *object, *chunk;  /* what the id begins with; `object` of the answer and of its pieces */
+    cJSON *(*choice)(const struct run *run); /* one answer, whole */
+    cJSON *(*last)(const struct run *run);   /* its last piece, which says why it ended */
+};
+/* Reads `n`, how many answers there are to be, into q. 0, or -1 and *e. */
+int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e);
+/* `usage` of a run. */
+cJSON *chat_usage(const struct run *run);
+/* Why an answer of text ended: "length" or "stop". */
+const char *choices_reason(const struct run *run);
+/* A piece of an answer goes into the run's log. Takes choice. last: with its receipt. */
+void choices_log(struct run *run, const struct choices *form, cJSON *choice, bool last);
+/* A run_format's `done`. */
+void choices_done(struct run *run, const struct choices *form);
+
 /* ---- Chat Completions (chat_completions.c) ------------------------------------------------------------------------
  */
 
 extern const struct run_format completions_format;
 struct turn_request *chat_parse(cJSON *body, struct api_error *e);
-/* `usage` of a run, in Completions too. */
-cJSON *chat_usage(const struct run *run);
 
 /* ---- Completions (completions.c) ----------------------------------------------------------------------------------
  */

@@ -117,31 +117,6 @@ struct turn_request *chat_parse(cJSON *body, struct api_error *e)
 /* ---- events --------------------------------------------------------------------------------------------------------
  */
 
-/* Of all answers to one request. */
-static cJSON *head(struct run *run, const char *object)
-{
-    char id[ID_SIZE];
-    run = run_first(run);
-    id_derive("chatcmpl-", run->id, id);
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "id", id);
-    cJSON_AddStringToObject(o, "object", object);
-    cJSON_AddNumberToObject(o, "created", (double)(run->created_ms / 1000));
-    cJSON_AddStringToObject(o, "model", run->runs->model);
-    return o;
-}
-
-cJSON *chat_usage(const struct run *run)
-{
-    cJSON *u = cJSON_CreateObject();
-    cJSON_AddNumberToObject(u, "prompt_tokens", run->input_tokens);
-    cJSON_AddNumberToObject(u, "completion_tokens", run->output_tokens);
-    cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
-    cJSON *details = cJSON_AddObjectToObject(u, "prompt_tokens_details");
-    cJSON_AddNumberToObject(details, "cached_tokens", run->cached_tokens);
-    return u;
-}
-
 static bool is_call(const struct run *run, size_t i)
 {
     return strcmp(run->items[i].kind, "function_call") == 0;
@@ -154,17 +129,13 @@ static bool is_thinking(const struct run *run, size_t i)
 
 static const char *finish_reason(const struct run *run)
 {
-    const char *r = run->reason;
-    if (strcmp(run->status, "incomplete") == 0 && r &&
-        (strcmp(r, "max_output_tokens") == 0 || strcmp(r, "context_length") == 0)) {
-        return "length";
-    }
-    for (size_t i = 0; i < run->n_items; i++) {
+    const char *reason = choices_reason(run);
+    for (size_t i = 0; strcmp(reason, "stop") == 0 && i < run->n_items; i++) {
         if (is_call(run, i) && !run->items[i].incomplete) {
             return "tool_calls";
         }
     }
-    return "stop";
+    return reason;
 }
 
 /* Which of the message's calls item i is. */
@@ -200,14 +171,6 @@ static cJSON *call_object(const struct run *run, size_t i, const char *arguments
     return call;
 }
 
-static void add_receipt(cJSON *o, const struct run *run)
-{
-    cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
-    if (receipt) {
-        cJSON_AddItemToObject(o, "convod", receipt);
-    }
-}
-
 /* {"content": [...], "refusal"} of the message's tokens, or null. of: its number, SIZE_MAX: all messages. */
 static cJSON *logprobs(const struct run *run, size_t of)
 {
@@ -233,34 +196,34 @@ static cJSON *logprobs(const struct run *run, size_t of)
     return o;
 }
 
-/* One chunk. Takes delta; NULL: no choices. odds (taken): of its tokens; NULL: none. */
-static void emit_with(struct run *run, cJSON *delta, cJSON *odds, const char *reason, bool with_usage)
+/* Part of an answer. Takes delta, and odds: of its tokens; NULL: none. reason NULL: it goes on. */
+static cJSON *part_of(const struct run *run, cJSON *delta, cJSON *odds, const char *reason)
 {
-    cJSON *o = head(run, "chat.completion.chunk");
-    cJSON *choices = cJSON_AddArrayToObject(o, "choices");
-    if (delta) {
-        cJSON *choice = cJSON_CreateObject();
-        cJSON_AddNumberToObject(choice, "index", run->choice);
-        cJSON_AddItemToObject(choice, "delta", delta);
-        cJSON_AddItemToObject(choice, "logprobs", odds ? odds : cJSON_CreateNull());
-        if (reason) {
-            cJSON_AddStringToObject(choice, "finish_reason", reason);
-            add_receipt(o, run);
-        } else {
-            cJSON_AddNullToObject(choice, "finish_reason");
-        }
-        cJSON_AddItemToArray(choices, choice);
-    }
-    if (with_usage) {
-        cJSON_AddItemToObject(o, "usage", chat_usage(run_first(run)));
-    }
-    char *text = json_text(o);
-    run_log(run, NULL, text);
+    cJSON *choice = cJSON_CreateObject();
+    cJSON_AddNumberToObject(choice, "index", run->choice);
+    cJSON_AddItemToObject(choice, "delta", delta);
+    cJSON_AddItemToObject(choice, "logprobs", odds ? odds : cJSON_CreateNull());
+    cJSON_AddItemToObject(choice, "finish_reason", reason ? cJSON_CreateString(reason) : cJSON_CreateNull());
+    return choice;
 }
 
-static void emit(struct run *run, cJSON *delta, const char *reason, bool with_usage)
+static cJSON *last_of(const struct run *run)
 {
-    emit_with(run, delta, NULL, reason, with_usage);
+    return part_of(run, cJSON_CreateObject(), NULL, finish_reason(run));
+}
+
+static cJSON *choice_of(const struct run *run);
+
+static const struct choices chat_choices = {.id_prefix = "chatcmpl-",
+                                            .object = "chat.completion",
+                                            .chunk = "chat.completion.chunk",
+                                            .choice = choice_of,
+                                            .last = last_of};
+
+/* One chunk. Takes delta and odds, which may be NULL. */
+static void emit(struct run *run, cJSON *delta, cJSON *odds)
+{
+    choices_log(run, &chat_choices, part_of(run, delta, odds, NULL), false);
 }
 
 static void chat_started(struct run *run)
@@ -268,7 +231,7 @@ static void chat_started(struct run *run)
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, "role", "assistant");
     cJSON_AddStringToObject(delta, "content", "");
-    emit(run, delta, NULL, false);
+    emit(run, delta, NULL);
 }
 
 /* A chunk of one call. Takes call. */
@@ -277,7 +240,7 @@ static void emit_call(struct run *run, size_t i, cJSON *call)
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddNumberToObject(call, "index", (double)call_index(run, i));
     cJSON_AddItemToArray(cJSON_AddArrayToObject(delta, "tool_calls"), call);
-    emit(run, delta, NULL, false);
+    emit(run, delta, NULL);
 }
 
 static void chat_item(struct run *run, size_t i)
@@ -303,7 +266,7 @@ static void chat_delta(struct run *run, size_t i, const char *text)
     }
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
-    emit_with(run, delta, logprobs(run, i), NULL, false);
+    emit(run, delta, logprobs(run, i));
 }
 
 static void chat_item_end(struct run *run, size_t i)
@@ -311,7 +274,7 @@ static void chat_item_end(struct run *run, size_t i)
     if (run->items[i].n_logprobs_told < run->items[i].n_logprobs) {
         cJSON *delta = cJSON_CreateObject();
         cJSON_AddStringToObject(delta, "content", "");
-        emit_with(run, delta, logprobs(run, i), NULL, false);
+        emit(run, delta, logprobs(run, i));
     }
 }
 
@@ -366,44 +329,9 @@ static cJSON *choice_of(const struct run *run)
     return choice;
 }
 
-static char *whole(struct run *first)
-{
-    cJSON *o = head(first, "chat.completion"), *choices = cJSON_AddArrayToObject(o, "choices");
-    for (int i = 0; i <= first->n_others; i++) {
-        const struct run *run = run_choice(first, i);
-        cJSON *choice = choice_of(run);
-        if (i) {
-            add_receipt(choice, run);
-        }
-        cJSON_AddItemToArray(choices, choice);
-    }
-    cJSON_AddItemToObject(o, "usage", chat_usage(first));
-    add_receipt(o, first);
-    return json_text(o);
-}
-
 static void chat_done(struct run *run)
 {
-    struct run *first = run_first(run);
-    if (first->failed) {
-        if (first->ended && first->started) {
-            cJSON *o = cJSON_CreateObject();
-            cJSON_AddItemToObject(o, "error", api_error_json(&first->error));
-            char *text = json_text(o);
-            run_log(run, NULL, text);
-        }
-        return;
-    }
-    emit(run, cJSON_CreateObject(), finish_reason(run), false);
-    if (!first->ended) {
-        return;
-    }
-    if (first->request->include_usage) {
-        emit(run, NULL, NULL, true);
-    }
-    run_log(run, NULL, strdup("[DONE]"));
-    first->answer = whole(first);
-    first->answer_status = 200;
+    choices_done(run, &chat_choices);
 }
 
 const struct run_format completions_format = {

@@ -115,13 +115,7 @@ static void compacted(struct run *run)
     cJSON_AddStringToObject(item, "encrypted_content", content);
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "output"), item);
     cJSON_AddItemToObject(o, "usage", response_usage(run));
-    cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
-    if (receipt && run->reason) { /* the summary was cut; the object has no place of its own for that */
-        cJSON_AddStringToObject(receipt, "incomplete_reason", run->reason);
-    }
-    if (receipt) {
-        cJSON_AddItemToObject(o, "convod", receipt);
-    }
+    receipt_add(o, run, true); /* with why the summary was cut: the object has no place of its own for that */
     free(content);
     run->answer = json_text(o);
     run->answer_status = 200;

@@ -113,20 +113,6 @@ struct turn_request *completions_parse(cJSON *body, struct api_error *e)
 /* ---- answers -------------------------------------------------------------------------------------------------------
  */
 
-/* Of all answers to one request. */
-static cJSON *head(struct run *run)
-{
-    char id[ID_SIZE];
-    run = run_first(run);
-    id_derive("cmpl-", run->id, id);
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "id", id);
-    cJSON_AddStringToObject(o, "object", "text_completion");
-    cJSON_AddNumberToObject(o, "created", (double)(run->created_ms / 1000));
-    cJSON_AddStringToObject(o, "model", run->runs->model);
-    return o;
-}
-
 /* {"tokens", "token_logprobs", "top_logprobs", "text_offset"} of the tokens from `from` on, or null. */
 static cJSON *odds(const struct run *run, size_t from)
 {
@@ -166,28 +152,22 @@ static cJSON *choice_of(const struct run *run, const char *text, cJSON *logprobs
     return choice;
 }
 
-static const char *finish_reason(const struct run *run)
+static cJSON *whole_of(const struct run *run)
 {
-    const char *r = run->reason;
-    return strcmp(run->status, "incomplete") == 0 && r &&
-                   (strcmp(r, "max_output_tokens") == 0 || strcmp(r, "context_length") == 0)
-               ? "length"
-               : "stop";
+    return choice_of(run, run->n_items ? run->items[0].text : "", odds(run, 0), choices_reason(run));
 }
 
-static void add_receipt(cJSON *o, const struct run *run)
+static cJSON *last_of(const struct run *run)
 {
-    cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
-    if (receipt) {
-        cJSON_AddItemToObject(o, "convod", receipt);
-    }
+    return choice_of(run, "", cJSON_CreateNull(), choices_reason(run));
 }
+
+static const struct choices text_choices = {
+    .id_prefix = "cmpl-", .object = "text_completion", .chunk = "text_completion", .choice = whole_of, .last = last_of};
 
 static void emit(struct run *run, const char *text, cJSON *logprobs)
 {
-    cJSON *o = head(run);
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice_of(run, text, logprobs, NULL));
-    run_log(run, NULL, json_text(o));
+    choices_log(run, &text_choices, choice_of(run, text, logprobs, NULL), false);
 }
 
 static void text_delta(struct run *run, size_t i, const char *text)
@@ -202,50 +182,9 @@ static void text_item_end(struct run *run, size_t i)
     }
 }
 
-static char *whole(struct run *first)
-{
-    cJSON *o = head(first), *choices = cJSON_AddArrayToObject(o, "choices");
-    for (int i = 0; i <= first->n_others; i++) {
-        const struct run *run = run_choice(first, i);
-        cJSON *choice = choice_of(run, run->n_items ? run->items[0].text : "", odds(run, 0), finish_reason(run));
-        if (i) {
-            add_receipt(choice, run);
-        }
-        cJSON_AddItemToArray(choices, choice);
-    }
-    cJSON_AddItemToObject(o, "usage", chat_usage(first));
-    add_receipt(o, first);
-    return json_text(o);
-}
-
 static void text_done(struct run *run)
 {
-    struct run *first = run_first(run);
-    if (first->failed) {
-        if (first->ended && first->started) {
-            cJSON *o = cJSON_CreateObject();
-            cJSON_AddItemToObject(o, "error", api_error_json(&first->error));
-            run_log(run, NULL, json_text(o));
-        }
-        return;
-    }
-    cJSON *o = head(run);
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"),
-                         choice_of(run, "", cJSON_CreateNull(), finish_reason(run)));
-    add_receipt(o, run);
-    run_log(run, NULL, json_text(o));
-    if (!first->ended) {
-        return;
-    }
-    if (first->request->include_usage) {
-        o = head(first);
-        cJSON_AddArrayToObject(o, "choices");
-        cJSON_AddItemToObject(o, "usage", chat_usage(first));
-        run_log(run, NULL, json_text(o));
-    }
-    run_log(run, NULL, strdup("[DONE]"));
-    first->answer = whole(first);
-    first->answer_status = 200;
+    choices_done(run, &text_choices);
 }
 
 const struct run_format text_format = {.delta = text_delta, .item_end = text_item_end, .done = text_done};

@@ -88,16 +88,6 @@ void client_create(struct client *c)
     client_start(c, q);
 }
 
-int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e)
-{
-    int64_t n = 1;
-    if (json_int(body, "", "n", 1, CHOICES_MAX, &n, e)) {
-        return -1;
-    }
-    q->n = (int)n;
-    return 0;
-}
-
 /* ---- counting ------------------------------------------------------------------------------------------------------
  */
 

@@ -209,6 +209,17 @@ static const char *api_reason(const char *reason)
                : NULL;
 }
 
+void receipt_add(cJSON *o, const struct run *run, bool reason)
+{
+    cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
+    if (receipt && reason && run->reason) {
+        cJSON_AddStringToObject(receipt, "incomplete_reason", run->reason);
+    }
+    if (receipt) {
+        cJSON_AddItemToObject(o, "convod", receipt);
+    }
+}
+
 static void add_convod(cJSON *o, const struct run *run)
 {
     cJSON *convod = run->receipt ? cJSON_Parse(run->receipt) : NULL;
