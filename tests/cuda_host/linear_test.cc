@@ -70,17 +70,29 @@ static std::vector<float> on_cpu(const struct problem *p, const std::vector<floa
     return y;
 }
 
+/* n rows as a product takes them, and quantized where it takes that. */
+struct rows {
+    on_device<float> x;
+    on_device<uint8_t> quants;
+    struct cuda_product product = {};
+    rows(const struct problem *p, const std::vector<float> &from, int n)
+        : x(std::vector<float>(from.begin(), from.begin() + (ptrdiff_t)n * p->cols)),
+          quants(cuda_quants_bytes(n, p->cols))
+    {
+        assert_int_equal(cuda_quantize(nullptr, x.p, n, p->cols, quants.p), 0);
+        product.w = p->device;
+        product.quants = quants.p;
+        product.x = x.p;
+        product.n = n;
+    }
+};
+
 static void check(const struct problem *p, int n)
 {
     std::vector<float> x = rows_of_x(p, n), before = twins_numbers((size_t)(n * p->rows), 3, false);
-    on_device<float> dx(x), bias(p->bias);
-    on_device<uint8_t> quants(cuda_quants_bytes(n, p->cols));
-    assert_int_equal(cuda_quantize(nullptr, dx.p, n, p->cols, quants.p), 0);
-    struct cuda_product c = {};
-    c.w = p->device;
-    c.quants = quants.p;
-    c.x = dx.p;
-    c.n = n;
+    on_device<float> bias(p->bias);
+    struct rows in(p, x, n);
+    struct cuda_product c = in.product;
     for (int what = 0; what < 3; what++) {
         on_device<float> y(before);
         c.bias = what > 0 ? bias.p : nullptr;
@@ -129,14 +141,9 @@ static void test_rows_do_not_meet(void **)
         struct problem *p = problem_new(type, 40, 1280, QUANT_RANDOM);
         std::vector<float> x = twins_numbers((size_t)(40 * p->cols), 1, false), all;
         for (int n : {40, 17, 8, 1}) {
-            on_device<float> dx(std::vector<float>(x.begin(), x.begin() + n * p->cols)), y((size_t)(n * p->rows));
-            on_device<uint8_t> quants(cuda_quants_bytes(n, p->cols));
-            assert_int_equal(cuda_quantize(nullptr, dx.p, n, p->cols, quants.p), 0);
-            struct cuda_product c = {};
-            c.w = p->device;
-            c.quants = quants.p;
-            c.x = dx.p;
-            c.n = n;
+            on_device<float> y((size_t)(n * p->rows));
+            struct rows in(p, x, n);
+            struct cuda_product c = in.product;
             c.y = y.p;
             assert_int_equal(cuda_multiply(nullptr, c), 0);
             std::vector<float> got = y.fetch();

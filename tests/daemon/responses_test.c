@@ -301,17 +301,24 @@ static void made_by_workers(struct harness *h, const char *path, const char *end
     }
 }
 
+/* A body that asks for `len` letters to be said again; the caller's. */
+static char *long_echo(int len)
+{
+    char *body = malloc((size_t)len + 64);
+    assert_non_null(body);
+    int n = sprintf(body, "{\"input\":\"echo ");
+    memset(body + n, 'x', (size_t)len);
+    strcpy(body + n + len, "\"}");
+    return body;
+}
+
 /* A stream of what is stored, when its run is no longer remembered, is the same each time. */
 static void replayed_twice(void **state)
 {
     (void)state;
     enum { LONG = 40000 };
     struct harness *h = harness_start(NULL);
-    char *body = malloc(LONG + 64), stored[128];
-    assert_non_null(body);
-    int n = sprintf(body, "{\"input\":\"echo ");
-    memset(body + n, 'x', LONG);
-    strcpy(body + n + LONG, "\"}");
+    char *body = long_echo(LONG), stored[128];
     struct reply r = call(h, "POST", "/v1/responses", NULL, body);
     assert_int_equal(r.status, 200);
     snprintf(stored, sizeof(stored), "/v1/responses/%s?stream=true", str(r.json, "id"));
@@ -521,11 +528,7 @@ static void long_texts(void **state)
     (void)state;
     struct harness *h = harness_start(NULL);
     enum { LONG = 100000 };
-    char *body = malloc(LONG + 64), path[128];
-    assert_non_null(body);
-    int n = sprintf(body, "{\"input\":\"echo ");
-    memset(body + n, 'x', LONG);
-    strcpy(body + n + LONG, "\"}");
+    char *body = long_echo(LONG), path[128];
     struct reply r = call(h, "POST", "/v1/responses", NULL, body);
     assert_int_equal(r.status, 200);
     char id[64];
