@@ -19,10 +19,10 @@ MUTANTS = {
     "shared_too_small": ("attention.cu", "attention", "(size_t)(2 * a.kv.head_dim + BLOCK) * sizeof(float)",
                          "(size_t)(2 * a.kv.head_dim + BLOCK - 1) * sizeof(float)", "was written at byte"),
     "wrong_page": ("attention.cu", "attention", "(size_t)pages[block * BLOCK_PAGES + column / PAGE]",
-                   "(size_t)pages[block * BLOCK_PAGES + column / PAGE / 2]", "[  FAILED  ]"),
-    "wrong_page_written": ("kv.cu", "attention", "rows.pages[rows.table[row] + pos / PAGE]", "rows.pages[rows.table[row]]", "[  FAILED  ]"),
+                   "(size_t)pages[block * BLOCK_PAGES + column / PAGE / 2]", "error: Failure!"),
+    "wrong_page_written": ("kv.cu", "attention", "rows.pages[rows.table[row] + pos / PAGE]", "rows.pages[rows.table[row]]", "error: Failure!"),
     "no_event": ("backend.cu", "backend", "    if (backend_ready(k) && e)\n        backend_fine(k, cudaStreamWaitEvent(",
-                 "    if (backend_ready(k) && e && !e)\n        backend_fine(k, cudaStreamWaitEvent(", "[  FAILED  ]"),
+                 "    if (backend_ready(k) && e && !e)\n        backend_fine(k, cudaStreamWaitEvent(", "error: Failure!"),
     "copy_not_awaited": ("halves.cu", "library", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();", "nothing between that orders them"),
 }
 
