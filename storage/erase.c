@@ -389,7 +389,7 @@ static int index_run(struct storage_ledger *l, void *arg)
     for (size_t i = 0; i < l->n_waiting && !rc; i++) {
         const struct drop *d = &l->waiting[i];
         if (d->wait == WAIT_INDEX)
-            rc = segment_cut(l, d->key, d->pack, d->offset, d->bytes);
+            rc = segment_cut(l, d->key, d->pack, d->offset);
     }
     return rc;
 }

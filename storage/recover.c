@@ -106,7 +106,7 @@ static int intents_carry_out(struct recovery *r)
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
-        rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
+        rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset);
     if (!rc)
         rc = stmt_do(l, S_KV_COMMIT);
     if (put_off(l, rc, "what was deleted is overwritten later"))

@@ -157,7 +157,7 @@ static const char *const kv_steps[] = {
           "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
           " live_count INTEGER NOT NULL);"
           "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
-          /* What every space takes of the packs is kept as rows come and go. */
+          /* bytes: what a space takes of the packs, kept as rows come and go. */
           "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
           " unit INTEGER NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE(owner, fingerprint));"
           "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
@@ -177,6 +177,8 @@ static const char *const kv_steps[] = {
           " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
           "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
           " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;",
+    /* Whoever changes rows counts for itself: see statements.def. */
+    [5] = "DROP TRIGGER segments_count; DROP TRIGGER segments_recount; DROP TRIGGER segments_discount;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,

@@ -75,21 +75,37 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->owner = sqlite3_column_int64(s, 6);
     row->children = sqlite3_column_int64(s, 7);
     row->head_bytes = sqlite3_column_int(s, 8);
+    row->id = sqlite3_column_int64(s, 9);
+    row->space = sqlite3_column_int64(s, 10);
     stmt_reset(s);
     return rc ? rc : 1;
 }
 
-int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count)
+static int id_run(struct storage_ledger *l, enum stmt_id id, int64_t row)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_PACK_ADD, &rc);
-    if (!s)
+    sqlite3_stmt *s = STMT_WITH(l, id, &rc, row);
+    return s ? stmt_run(l, s, NULL) : rc;
+}
+
+/* Adjusts what the index knows about a pack: its end (if later), its live bytes and records; and about a space, which
+ * has as many bytes more or less (0: it was only moved). */
+static int account(struct storage_ledger *l, int64_t space, uint32_t pack, uint64_t end, int64_t bytes, int64_t count)
+{
+    int rc = 0;
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_ADD, &rc, pack, (int64_t)end, bytes, count);
+    if (s)
+        rc = stmt_run(l, s, NULL);
+    if (rc || !space)
         return rc;
-    (void)sqlite3_bind_int64(s, 1, pack);
-    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)end);
-    (void)sqlite3_bind_int64(s, 3, bytes);
-    (void)sqlite3_bind_int64(s, 4, count);
-    return stmt_run(l, s, NULL);
+    s = STMT_WITH(l, S_SPACE_COUNT, &rc, space, bytes);
+    return s ? stmt_run(l, s, NULL) : rc;
+}
+
+/* A row's record is no longer there. */
+static int account_gone(struct storage_ledger *l, const struct segment_row *row)
+{
+    return account(l, row->space, row->pack, 0, -(int64_t)row->bytes, -1);
 }
 
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
@@ -149,25 +165,15 @@ static int row_new(struct storage_ledger *l, const struct pack_record *r, const 
 }
 
 /* One that was forgotten is there again. */
-static int row_revive(struct storage_ledger *l, const struct pack_record *r, const struct place_of *at,
+static int row_revive(struct storage_ledger *l, int64_t id, const struct pack_record *r, const struct place_of *at,
                       int64_t producer, const struct space *space, const struct coded *code)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, r->key);
-    (void)sqlite3_bind_int64(s, 2, at->pack);
-    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)at->offset);
-    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)at->bytes);
-    (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
-    (void)sqlite3_bind_int64(s, 6, producer);
-    rc = stmt_one(l, s, 0);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    int64_t id = sqlite3_column_int64(s, 0);
-    stmt_reset(s);
-    return head_set(l, id, space, r->parent, code);
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_REVIVE, &rc, id, at->pack, (int64_t)at->offset, (int64_t)at->bytes,
+                                (int64_t)++l->used, producer);
+    if (s)
+        rc = stmt_run(l, s, NULL);
+    return rc ? rc : head_set(l, id, space, r->parent, code);
 }
 
 /* A head goes from a row, or with it. One that is longer than a few units says more than a deletion may leave in the
@@ -183,8 +189,8 @@ static int row_clear(struct storage_ledger *l, const struct segment_row *row)
     head_goes(l, row);
     int rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
-        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_FORGET, row->key);
+        rc = account_gone(l, row);
+    return rc ? rc : id_run(l, S_SEG_FORGET, row->id);
 }
 
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
@@ -210,9 +216,9 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
         rc = coded_of(l, r, label, &space, &code);
     if (rc)
         return rc;
-    rc = (there ? row_revive : row_new)(l, r, &at, producer, &space, &code);
+    rc = there ? row_revive(l, row.id, r, &at, producer, &space, &code) : row_new(l, r, &at, producer, &space, &code);
     coded_free(&code);
-    return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
+    return rc ? rc : account(l, space.id, pack, offset + bytes, (int64_t)bytes, 1);
 }
 
 /* Written down ahead, so that not every use costs a page. */
@@ -246,11 +252,14 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
     int rc = segment_exists(l, r->key);
     if (rc)
         return rc == 1 ? 0 : rc;
+    struct segment_row row;
     rc = segment_insert(l, r, label, pack, offset, bytes);
-    if (rc)
-        return rc;
-    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
+    if (!rc)
+        rc = segment_get(l, r->key, &row);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = account_gone(l, &row);
+    return rc ? rc : id_run(l, S_SEG_FORGET, row.id);
 }
 
 int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
@@ -289,17 +298,13 @@ int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t k
 int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_MOVE, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, row->key);
-    (void)sqlite3_bind_int64(s, 2, pack);
-    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
-    rc = stmt_run(l, s, NULL);
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_MOVE, &rc, row->id, pack, (int64_t)offset);
+    if (s)
+        rc = stmt_run(l, s, NULL);
     if (!rc)
-        rc = segment_account(l, pack, offset + row->bytes, (int64_t)row->bytes, 1);
+        rc = account(l, 0, pack, offset + row->bytes, (int64_t)row->bytes, 1);
     if (!rc)
-        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+        rc = account(l, 0, row->pack, 0, -(int64_t)row->bytes, -1);
     if (!rc)
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
@@ -316,10 +321,10 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     if (row->pack != STORAGE_PACK_NONE) {
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
         if (!rc)
-            rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+            rc = account_gone(l, row);
     }
     if (!rc)
-        rc = key_run(l, S_SEG_DELETE, row->key);
+        rc = id_run(l, S_SEG_DELETE, row->id);
     return rc ? rc : children_add(l, row->parent, -1);
 }
 
@@ -503,6 +508,8 @@ static int leaves_evict(struct storage_ledger *l, int64_t space, uint64_t bytes,
             row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
             row.owner = sqlite3_column_int64(s, 5);
             row.head_bytes = sqlite3_column_int(s, 6);
+            row.id = sqlite3_column_int64(s, 7);
+            row.space = sqlite3_column_int64(s, 8);
             if (!among(keep, n_keep, sqlite3_column_blob(s, 0), sqlite3_column_bytes(s, 0)) &&
                 !pin_held(l->st, row.pack, row.offset))
                 break;
@@ -565,17 +572,16 @@ int segment_any_forgotten(struct storage_ledger *l)
     return any(l, S_SEG_FORGOTTEN, NULL);
 }
 
-int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                uint64_t bytes)
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
 {
     struct segment_row row;
     int rc = segment_get(l, key, &row);
     if (rc != 1 || row.pack != pack || row.offset != offset)
         return rc < 0 ? rc : 0;
     head_goes(l, &row);
-    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
+    rc = account_gone(l, &row);
     if (!rc)
-        rc = key_run(l, S_SEG_DELETE, key);
+        rc = id_run(l, S_SEG_DELETE, row.id);
     return rc ? rc : children_add(l, row.parent, -1);
 }
 

@@ -395,6 +395,7 @@ int head_set(struct storage_ledger *l, int64_t id, const struct space *space, co
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
 struct segment_row {
+    int64_t id, space;
     uint32_t pack;
     uint64_t offset, bytes, used;
     int64_t owner, children;
@@ -446,11 +447,8 @@ int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t k
 int segment_let_go(struct storage_ledger *l);
 /* After the batch (rc). */
 void segment_let_go_over(struct storage_ledger *l, int rc);
-/* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
-int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
 /* Takes this segment's row out of the index, if it lies at this place, without an intent. */
-int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                uint64_t bytes);
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
 /* Whether there is any row: 1, 0 or negative. */
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */

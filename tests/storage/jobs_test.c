@@ -163,8 +163,10 @@ struct index_job {
 static int index_run(struct storage_ledger *l, void *arg)
 {
     struct index_job *i = arg;
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_ADD, &rc, i->pack, 0, 0, 0);
     l->wrote_kv = true;
-    return segment_account(l, i->pack, 0, 0, 0);
+    return s ? stmt_run(l, s, NULL) : rc;
 }
 
 static void index_done(void *arg, int rc)
