@@ -14,8 +14,6 @@
 
 /* A shorter common head than this is prefilled faster than it is looked after. */
 #define SHARE_MIN_TOKENS 16
-/* No turn has this row id: what is held for it is dropped, unless others hold it. */
-#define NO_TURN (-1)
 /* Room for the beginning of an answer, and for what pages are rounded up to. */
 #define ADMIT_TOKENS 128
 
@@ -345,7 +343,7 @@ void hot_discard(struct session *s, struct hot *h)
             shared = common_full(other, h);
     if (!h->in_ledger || h->n_full <= shared)
         return;
-    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
+    if (storage_kv_commit(s->storage, 0, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }

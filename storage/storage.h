@@ -382,7 +382,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. turn 0: nothing is to
+ * hold it: of the chain that ends with `last` goes what nobody else holds. The chain counts as used
  * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
  * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
