@@ -85,6 +85,7 @@ struct storage_limits {
     uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
                             stored */
     uint64_t ram_bytes;  /* of copies of it in RAM; looked at when a turn is saved */
+    uint64_t kv_bytes;   /* of KV that somebody else keeps uncompressed: only noted here */
     int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
 };
 struct storage_owner_limits {
