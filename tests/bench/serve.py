@@ -290,7 +290,7 @@ def cpu_seconds(d):
 
 
 def outside(o):
-    """64 conversations, three turns each, eight at once: the part of CPU time that is not the model's."""
+    """64 conversations, two turns of the load's size each, eight at once: the part of CPU time that is not the model's."""
     r, ids = random.Random(7), [None] * 64
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")
@@ -298,14 +298,14 @@ def outside(o):
         d = Daemon(data, o.model, ["--threads", str(THREADS), "--max-running", "8"])
 
         def turn(i):
-            body = {"input": words(r, 60 if ids[i] is None else 20), "max_output_tokens": 16, "temperature": 0.7}
+            body = {"input": words(r, r.randint(120, 160)) + " Tell a long story with all of these.", "max_output_tokens": r.randint(80, 120), "temperature": 0.7}
             if ids[i]:
                 body["previous_response_id"] = ids[i]
             for _, e in events(f"{d.address}:{d.port}", "/v1/responses", body, {}):
                 ids[i] = e.get("response", {}).get("id", ids[i])
 
         before = cpu_seconds(d)
-        for _ in range(3):
+        for _ in range(2):
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 list(pool.map(turn, range(64)))
         after = cpu_seconds(d)
