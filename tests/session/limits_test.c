@@ -2,6 +2,7 @@
 #include "tests/session/harness.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 static void refused(struct rig *rig, struct ask ask, const char *says)
 {
@@ -193,29 +194,24 @@ static void test_shared_pages(void **state)
 }
 
 struct beside {
-    struct rig *rig;
-    const char *text;
-    struct answer *first, *second;
-    bool first_over; /* when the second one's answer began */
+    bool waits, runs; /* the other turn, for room; or beside this one */
 };
 
-static void second_begins(struct answer *a, const struct session_event *ev, void *arg)
+/* Goes on until the other one has been let in, or passed over, and then ends. */
+static void look_beside(struct answer *a, const struct session_event *ev, void *arg)
 {
     struct beside *b = arg;
-    (void)a;
-    if (ev->kind == SESSION_EVENT_DELTA || ev->kind == SESSION_EVENT_DONE)
-        b->first_over |= b->first->over;
-    if (ev->kind == SESSION_EVENT_DELTA)
-        a->hook = NULL;
-}
-
-static void first_begins(struct answer *a, const struct session_event *ev, void *arg)
-{
-    struct beside *b = arg;
-    if (ev->kind != SESSION_EVENT_DELTA || b->second)
+    if (ev->kind != SESSION_EVENT_DELTA || b->waits || b->runs)
         return;
-    b->first = a;
-    b->second = rig_begin(b->rig, (struct ask){.text = b->text, .seed = 9, .hook = second_begins, .hook_arg = b});
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next) {
+        bool other = strcmp(t->response_id, a->id) != 0;
+        b->waits |= other && t->state == TURN_WAITING && t->passed;
+        b->runs |= other && (t->state == TURN_PLANNING || t->state == TURN_RUNNING);
+    }
+    for (struct turn *t = a->rig->s->turns; t; t = t->next)
+        t->cancelled |= (b->waits || b->runs) && !strcmp(t->response_id, a->id);
+    if (!b->waits && !b->runs)
+        usleep(1000);
 }
 
 /* A turn that has no room beside those of its owner waits for one of them to end. */
@@ -224,16 +220,20 @@ static void test_pages_of_turns(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.max_running = 4});
     char *text[2] = {rig_text(1, 100), rig_text(2, 100)};
-    struct beside b = {.rig = rig, .text = text[1]};
-    limit_tokens(rig, 150);
-    struct answer *first =
-        rig_begin(rig, (struct ask){.text = text[0], .max = 600, .seed = 1, .hook = first_begins, .hook_arg = &b});
-    rig_end(first);
-    assert_non_null(b.second);
-    rig_end(b.second);
-    assert_false(first->failed);
-    assert_false(b.second->failed);
-    assert_true(b.first_over);
+    for (int limited = 0; limited < 2; limited++) {
+        struct beside b = {0};
+        limit_tokens(rig, limited ? 50 : 0); /* the second one alone has more */
+        struct answer *first = rig_begin(
+            rig,
+            (struct ask){
+                .text = "on and on", .max = 3000, .seed = 1, .ephemeral = true, .hook = look_beside, .hook_arg = &b});
+        struct answer *second = rig_begin(rig, (struct ask){.text = text[limited], .seed = 9});
+        rig_end(first);
+        rig_end(second);
+        assert_false(second->failed);
+        assert_int_equal(b.waits, limited);
+        assert_int_equal(b.runs, !limited);
+    }
     free(text[0]);
     free(text[1]);
     rig_close(rig);
