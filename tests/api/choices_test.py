@@ -88,7 +88,8 @@ def with_tools():
         for choice, call in zip(whole["choices"], calls):
             result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
             r = d.ok("POST", "/v1/chat/completions", {**ASK, "messages": [*ASK["messages"], choice["message"], result], "tools": TOOLS, "max_tokens": 4})
-            assert r["convod"]["reprefilled"] == [] and r["convod"]["tokens"]["history"] > 40, r["convod"]
+            again = r["convod"]["reprefilled"]  # two answers may be the same: then the second one's turn was there before
+            assert again in ([], [{"tokens": 1, "reason": "logits"}]) and r["convod"]["tokens"]["history"] > 40, r["convod"]
         d.stop()
 
 
