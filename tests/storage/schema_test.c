@@ -251,6 +251,50 @@ static void test_older_index_by_its_log(void **state)
     testing_dir_remove(dir);
 }
 
+static int spaces_run(struct storage_ledger *l, void *arg)
+{
+    JOB_CHECK(value(l->kv, "SELECT count(*) FROM segments") == *(int *)arg);
+    JOB_CHECK(value(l->kv, "SELECT ifnull(sum(bytes), 0) = (SELECT ifnull(sum(bytes), 0) FROM segments) FROM spaces"));
+    JOB_CHECK(value(l->kv, "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger'") == 0);
+    return 0;
+}
+
+/* An index of a version whose triggers counted what spaces have goes on where that was. */
+static void test_index_with_triggers(void **state)
+{
+    (void)state;
+    char *dir = testing_dir(), *message = NULL;
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    storage_close(st);
+    char *path = testing_path(dir, "kv.db");
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
+    if (sqlite3_exec(db,
+                     "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
+                     " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
+                     "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
+                     " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
+                     "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
+                     " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;"
+                     "PRAGMA user_version = 5",
+                     NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    st = testing_open(dir);
+    assert_int_equal(testing_put(st, owner, 2, 1), 0);
+    assert_int_equal(testing_commit(st, turn, 2), 0);
+    assert_int_equal(jobs_call(st, spaces_run, &(int){2}), 0);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_int_equal(jobs_call(st, spaces_run, &(int){0}), 0);
+    storage_close(st);
+    free(path);
+    testing_dir_remove(dir);
+}
+
 /* Every statement compiles. */
 static int all_run(struct storage_ledger *l, void *arg)
 {
@@ -337,10 +381,15 @@ static void test_meta(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_migration),     cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_first_version), cmocka_unit_test(test_statements),
-        cmocka_unit_test(test_older_index),   cmocka_unit_test(test_older_index_by_its_log),
-        cmocka_unit_test(test_meta),          cmocka_unit_test(test_statements_of_many_rows),
+        cmocka_unit_test(test_migration),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_first_version),
+        cmocka_unit_test(test_statements),
+        cmocka_unit_test(test_older_index),
+        cmocka_unit_test(test_older_index_by_its_log),
+        cmocka_unit_test(test_meta),
+        cmocka_unit_test(test_statements_of_many_rows),
+        cmocka_unit_test(test_index_with_triggers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
