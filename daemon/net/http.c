@@ -50,6 +50,7 @@ static const char *status_text(int status)
                  {411, "Length Required"},
                  {413, "Content Too Large"},
                  {414, "URI Too Long"},
+                 {415, "Unsupported Media Type"},
                  {417, "Expectation Failed"},
                  {426, "Upgrade Required"},
                  {429, "Too Many Requests"},
