@@ -442,6 +442,19 @@ class OnATerminal(Case):
         t.expect("to first token")
         self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["wait", "say QXQ"])
 
+    def test_what_is_pasted_during_an_answer_is_one_message(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("wait\r")
+        t.expect("the first half")
+        t.paste("say one\rtwo\tthree\r")
+        self.double.go_on.set()
+        t.expect("and the second")
+        t.expect("say one.two.three")
+        t.type("\x7f\r")
+        t.expect("to first token")
+        self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["wait", "say one\ntwo\tthree"])
+
     def test_an_end_during_an_answer_leaves_the_terminal_as_it_was(self):
         for number in (signal.SIGTERM, signal.SIGHUP):
             t = self.terminal()
@@ -453,6 +466,7 @@ class OnATerminal(Case):
             os.kill(t.pid, number)
             self.assertEqual(t.leave(), -number)
             self.assertEqual(t.modes(), before)
+            self.assertGreater(t.text.rindex("\033[?2004l"), t.text.rindex("\033[?2004h"))
 
     def test_history_lasts_and_is_private(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -482,7 +496,7 @@ class OnATerminal(Case):
     def test_set_copy_save_edit(self):
         with tempfile.TemporaryDirectory() as folder:
             editor = Path(folder) / "editor"
-            editor.write_text("#!/bin/sh\nprintf 'say from the editor' >\"$2\"\n")
+            editor.write_text(f"#!/bin/sh\nstty -a >{folder}/modes\nprintf 'say from the editor' >\"$2\"\n")
             editor.chmod(0o700)
             t = self.terminal(EDITOR=f"{editor} -w")
             t.prompt()
@@ -496,6 +510,8 @@ class OnATerminal(Case):
             t.type("/edit\r")
             t.expect("from the editor\r\n")
             t.expect("to first token")
+            # It finds the terminal as convo did.
+            self.assertLessEqual({"icanon", "echo"}, set((Path(folder) / "modes").read_text().replace(";", " ").split()))
             t.prompt()
             t.type("/copy\r")
             t.expect("\x1b]52;c;" + base64.b64encode(b"from the editor").decode() + "\x07")
