@@ -180,6 +180,7 @@ class Pipes(Case):
 
     def test_status(self):
         self.assertRegex(self.convo("status").stdout, r"model +double\ntiers.hot.used +1\ntiers.hot.budget +2\n")
+        self.assertRegex(self.convo("status").stdout, r"\nusage.disk_bytes.used +3145728\nusage.disk_bytes.limit +null\nusage.turns +7\n$")
         self.assertEqual(json.loads(self.convo("status", "--json").stdout)["model"], "double")
 
     def test_chat_from_a_pipe(self):
@@ -547,6 +548,10 @@ class OnATerminal(Case):
         t.type("\033[200~pasted\nlines\tß\033[201~ typed\r")
         t.expect("to first token")
         self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["one\ntwo", "pasted\nlines\tß typed"])
+
+    def test_status_for_a_person(self):
+        t = self.terminal("status")
+        t.expect(r"\nusage.disk.used +3.0 MiB\r\nusage.disk.limit +none\r\nusage.turns +7\r\n")
 
     def test_editing_and_history(self):
         t = self.terminal()
