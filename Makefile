@@ -191,7 +191,7 @@ TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
 # Whole models over hundreds of tokens take up to an hour that way where there is no AVX-512. What they are made of is run: the operations
 # alone, and small models with their pages in the session's tests.
-ASAN_TESTS := $(filter-out $(foreach t,step pages engine,$(BUILD)/tests/engine/$t_test),$(TESTS)) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
+ASAN_TESTS := $(filter-out $(foreach t,step pages engine,$(BUILD)/tests/engine/$t_test),$(TESTS)) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py tests/clients/keys_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
