@@ -497,6 +497,8 @@ static void upgrade_is_checked(void **state)
                   "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 8\r\n\r\n");
     r = read_reply(fd);
     assert_int_equal(r.status, 426);
+    assert_non_null(strstr(r.head, "\r\nUpgrade: websocket\r\n"));
+    assert_non_null(strstr(r.head, "\r\nConnection: close, upgrade\r\n"));
     reply_free(&r);
     close(fd);
     harness_stop(h);
