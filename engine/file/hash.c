@@ -184,6 +184,7 @@ void gguf_hash_remember(const struct gguf *g, const char *cache_dir, const uint8
 {
     char path[4096];
     if (cache_path(g, cache_dir, path, sizeof path)) {
+        (void)mkdir(cache_dir, 0700); /* where it is missing alone */
         cache_write(path, sha256);
         cache_prune(cache_dir);
     }

@@ -194,9 +194,26 @@ static void test_a_cache_that_cannot_be_written_is_no_error(void **state)
     (void)state;
     struct folder f = folder_new("content");
     uint8_t got[32];
-    snprintf(f.cache, sizeof f.cache, "%s/nowhere", f.path);
+    snprintf(f.cache, sizeof f.cache, "%s/no/where", f.path);
     hash(&f, true, got);
     assert_sha256(got, "content");
+    assert_int_not_equal(access(f.cache, F_OK), 0);
+    folder_remove(&f);
+}
+
+static void test_the_folder_is_made(void **state)
+{
+    (void)state;
+    struct folder f = folder_new("content");
+    char name[512];
+    uint8_t got[32];
+    struct stat st;
+    snprintf(f.cache, sizeof f.cache, "%s/made", f.path);
+    hash(&f, true, got);
+    assert_sha256(got, "content");
+    assert_true(cached_file(&f, name, sizeof name));
+    assert_int_equal(stat(f.cache, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
     folder_remove(&f);
 }
 
@@ -293,6 +310,7 @@ int main(void)
         cmocka_unit_test(test_the_cache_is_used_until_the_file_changes),
         cmocka_unit_test(test_a_damaged_cache_is_not_believed),
         cmocka_unit_test(test_a_cache_that_cannot_be_written_is_no_error),
+        cmocka_unit_test(test_the_folder_is_made),
         cmocka_unit_test(test_parts_have_one_name),
         cmocka_unit_test(test_only_the_last_used_are_kept),
     };
