@@ -197,9 +197,12 @@ static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 2 : 1)
     /* Starts copying the warp's record i. */
     auto copy = [&](int i) {
         int at = (warp + i / PIECE_RECORDS * WARPS) * PIECE_RECORDS + i % PIECE_RECORDS;
-        if (at < supers)
-            for (int b = lane * 16; b < (int)record; b += WARP * 16)
-                copy_async_16(ring + i % stages * record + b, rows + at * record + b);
+        const uint8_t *from = rows + at * record + lane * 16;
+        uint8_t *to = ring + i % stages * record + lane * 16;
+#pragma unroll
+        for (int b = 0; b < (int)record; b += WARP * 16)
+            if (at < supers && b + lane * 16 < (int)record)
+                copy_async_16(to + b, from + b);
         copy_async_commit();
     };
     auto begin = [&] {
