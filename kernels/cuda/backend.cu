@@ -195,6 +195,7 @@ static void close(struct kernels *k)
     backend_batch_close(k);
     backend_release(k, KERNELS_DEVICE, k->scratch_memory, k->scratch_bytes);
     backend_release(k, KERNELS_DEVICE, k->raw, k->raw_bytes);
+    backend_release_split(k);
     for (int s = 0; s < STREAMS; s++) {
         for (int i = 0; i < EVENTS; i++)
             if (k->event[s][i])

@@ -29,6 +29,7 @@ MUTANTS = {
                          "nothing between that orders them"),
     "ring_of_one_lane": ("linear.cu", "linear", "__syncwarp(); /* record i is there, and the place of i - 1 is free */", "",
                          "nothing between that orders them"),
+    "string_overlaps": ("split.cu", "split", "int at = (int)(used[k] % 32) +", "int at =", "error: Failure!"),
     "copy_not_awaited": ("halves.cu", "library", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();", "nothing between that orders them"),
 }
 
