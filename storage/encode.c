@@ -121,13 +121,10 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
 
 int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER);
     bind_blob(s, 1, key, STORAGE_KEY_BYTES);
     bind_text(s, 2, producer);
-    rc = stmt_one(l, s, rc);
+    int rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     return rc;

@@ -85,6 +85,7 @@ struct storage_limits {
     uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
                             stored */
     uint64_t ram_bytes;  /* of copies of it in RAM; looked at when a turn is saved */
+    uint64_t kv_bytes;   /* of KV that somebody else keeps uncompressed: only noted here */
     int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
 };
 struct storage_owner_limits {
@@ -384,7 +385,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. turn 0: nothing is to
+ * hold it: of the chain that ends with `last` goes what nobody else holds. The chain counts as used
  * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
  * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
