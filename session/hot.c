@@ -464,14 +464,16 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
 {
     const engine_token *ids = engine_seq_tokens(h->seq) + first;
     size_t bytes = (size_t)count * s->info->kv_token_bytes;
-    uint16_t *payload = malloc(bytes);
+    void *split = engine_kv_buffer(s->engine, count), *payload = split ? split : malloc(bytes);
     if (!payload)
         return -ENOMEM;
-    int rc = engine_kv_export(h->seq, first, count, payload);
-    if (rc == 0 && !all_finite(payload, bytes / 2, s->layout.element == STORAGE_F16 ? 0x7c00 : 0x7f80))
+    int rc =
+        split ? engine_kv_export_split(h->seq, first, count, split) : engine_kv_export(h->seq, first, count, payload);
+    if (rc == 0 && !(split ? storage_split_finite(&s->layout, (uint32_t)count, split)
+                           : all_finite(payload, bytes / 2, s->layout.element == STORAGE_F16 ? 0x7c00 : 0x7f80)))
         rc = -EDOM;
     if (rc) {
-        free(payload);
+        (split ? engine_kv_buffer_release : free)(payload);
         return rc;
     }
     struct storage_segment segment = {.owner = h->owner,
@@ -485,6 +487,8 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     _Static_assert(sizeof segment.producer > ENGINE_NUMERICS_TEXT, "numerics and a + fit");
     (void)snprintf(segment.producer, sizeof segment.producer, "%s%s", s->info->numerics, h->mixed ? "+" : "");
     segment.keep = h->mixed;
+    segment.split = split != NULL;
+    segment.release = split ? engine_kv_buffer_release : NULL;
     return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 

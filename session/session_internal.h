@@ -144,7 +144,8 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
-    bool kept; /* in memory, by aside.c */
+    bool kept;  /* in memory, by aside.c */
+    bool split; /* the payload is a buffer of the engine's, in the split form */
     void *payload;
     struct storage_read_result result;
     struct turn *turn;

@@ -538,7 +538,8 @@ struct write_op { /* a put or a commit, see encode.c */
     struct storage_layout layout;
     void *payload;
     size_t payload_bytes;
-    bool keep; /* as the segment says */
+    void (*release)(void *payload); /* of it */
+    bool split, keep;               /* as the segment says */
     /* When it is ready. */
     bool stored; /* it is there already */
     struct blob *blob;
