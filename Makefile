@@ -62,7 +62,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuz
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 # What Python tests use besides the programs.
-PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/proxies
+PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/servers
 .DEFAULT_GOAL := all
 include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
@@ -254,8 +254,8 @@ $(BUILD)/jsonschema/.complete: $(BUILD)/venv/.complete
 	tar -xzf $(@D)/jsonschema-*.tar.gz --strip-components=1 -C $(@D)
 	@touch $@
 
-$(BUILD)/proxies: tests/service/proxies
-	@tests/service/proxies $@
+$(BUILD)/servers: tests/service/servers
+	@tests/service/servers $@
 
 $(BUILD)/peer/.complete:
 	$(PYTHON) -m venv $(@D)

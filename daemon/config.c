@@ -175,6 +175,8 @@ static const struct setting settings[] = {
     {"owner-disk-bytes", BYTES, AT(owner_disk_bytes), 0, 0, 0, "SIZE", "0",
      "compressed KV that is kept on disk for one owner; 0 = no bound", ANY},
     {"owner-ram-bytes", BYTES, AT(owner_ram_bytes), 0, 0, 0, "SIZE", "0", "the same in memory; 0 = no bound", ANY},
+    {"owner-kv-bytes", BYTES, AT(owner_kv_bytes), 0, 0, 0, "SIZE", "0",
+     "KV pages that one owner's conversations may take; 0 = no bound", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
     {"max-step-ms", INTEGER, AT(max_step_ms), 0, 0, 60000, "N", "0",

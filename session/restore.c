@@ -64,9 +64,12 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         if (p->state != PLAN_IDLE)
             continue;
         p->result.rc = -ENOMEM;
-        p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
-        if (!p->payload ||
-            storage_segment_read(s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p)) {
+        p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
+        p->split = p->payload != NULL;
+        if (!p->split)
+            p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
+        if (!p->payload || (p->split ? storage_segment_read_split : storage_segment_read)(
+                               s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p)) {
             p->state = PLAN_FAILED;
             continue;
         }
@@ -97,9 +100,12 @@ static int import(struct turn *t, struct planned *p)
             t->n_counted = p->first;
         }
     }
-    int rc = engine_kv_import(h->seq, p->found.label, (int)p->found.count, p->payload);
+    int n = (int)p->found.count, rc = p->split ? engine_kv_import_split(h->seq, p->found.label, n, p->payload)
+                                               : engine_kv_import(h->seq, p->found.label, n, p->payload);
     if (rc)
         return rc;
+    if (p->split)
+        p->payload = NULL; /* the engine's again */
     h->mixed = h->mixed || strcmp(p->found.producer, t->session->info->numerics) != 0;
     if (p->used < (int)p->found.count) {
         if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))

@@ -23,6 +23,7 @@ struct read_op {
     struct storage_array *arrays;
     struct storage_layout layout;
     void *payload;
+    bool split; /* it is to be in its split form */
     void (*done)(void *arg, struct storage_read_result result);
     void *arg;
 };
@@ -120,8 +121,8 @@ static int record_decode(const struct read_op *op, const uint8_t *record, size_t
         r.layout_sum != pack_layout_sum(&op->layout, op->count) ||
         op->label_sum != pack_label_sum(record + PACK_HEADER_BYTES, r.label_bytes))
         return -EBADMSG;
-    return storage_codec_decode(&op->layout, op->count, record + pack_payload_offset(r.label_bytes),
-                                (size_t)r.payload_bytes, op->payload);
+    return (op->split ? storage_split_decode : storage_codec_decode)(
+        &op->layout, op->count, record + pack_payload_offset(r.label_bytes), (size_t)r.payload_bytes, op->payload);
 }
 
 struct forget {
@@ -275,9 +276,9 @@ static void read_run(struct storage *st, struct read_op *op)
     free(op);
 }
 
-int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
-                         const struct storage_layout *layout, void *payload,
-                         void (*done)(void *arg, struct storage_read_result result), void *arg)
+static int read_start(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                      const struct storage_layout *layout, void *payload, bool split,
+                      void (*done)(void *arg, struct storage_read_result result), void *arg)
 {
     if (!codec_payload_bytes(layout, s->count))
         return -EINVAL;
@@ -297,6 +298,7 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
                            .offset = s->offset,
                            .arrays = arrays,
                            .payload = payload,
+                           .split = split,
                            .done = done,
                            .arg = arg};
     memcpy(arrays, layout->arrays, layout->n_arrays * sizeof *arrays);
@@ -317,6 +319,20 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
     pthread_cond_signal(&st->reader_cond);
     pthread_mutex_unlock(&st->reader_lock);
     return 0;
+}
+
+int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, void *payload,
+                         void (*done)(void *arg, struct storage_read_result result), void *arg)
+{
+    return read_start(st, s, fingerprint, layout, payload, false, done, arg);
+}
+
+int storage_segment_read_split(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                               const struct storage_layout *layout, void *split,
+                               void (*done)(void *arg, struct storage_read_result result), void *arg)
+{
+    return read_start(st, s, fingerprint, layout, split, true, done, arg);
 }
 
 void *reader_thread(void *arg)
