@@ -51,11 +51,16 @@ def written(n):
     return wanted
 
 
-def idle(d):
+def queue(d, what):
+    """Until the queue is as it should be."""
     deadline = time.monotonic() + 60
-    while (s := d.ok("GET", "/v1/convod/status"))["queue"]["running"] or s["queue"]["waiting"]:
-        assert time.monotonic() < deadline, s
+    while not what(q := d.ok("GET", "/v1/convod/status")["queue"]):
+        assert time.monotonic() < deadline, q
         time.sleep(0.02)
+
+
+def idle(d):
+    queue(d, lambda q: q["running"] == q["waiting"] == 0)
 
 
 def response_of(chunk):
@@ -116,11 +121,9 @@ def stopped():
         first = post(d, {**LONG, "stream": True})
         chunks(first, written(1))
         waiting = post(d, {**LONG, "n": 4, "stream": True})
-        while d.ok("GET", "/v1/convod/status")["queue"]["waiting"] < 4:
-            time.sleep(0.02)
+        queue(d, lambda q: q["waiting"] == 4)
         waiting.close()
-        while d.ok("GET", "/v1/convod/status")["queue"]["waiting"]:
-            time.sleep(0.02)
+        queue(d, lambda q: q["waiting"] == 0)
         first.close()
         idle(d)
         one = post(d, {**LONG, "n": 3, "stream": True})
