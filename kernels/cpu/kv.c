@@ -6,6 +6,11 @@
  */
 #include "kernels/cpu/rows_internal.h"
 
+#include <errno.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #define GROUP        KERNELS_KEY_GROUP
 #define PAGE         KERNELS_PAGE_TOKENS
 #define NARROW_CHUNK 256
@@ -47,43 +52,53 @@ void kernels_kv_write_row(const struct kernels_set *set, const struct kernels_kv
 
 /* ---- canonical layout -------------------------------------------------------------------------------------------- */
 
+/* Positions [first, first + n) of one layer, keys or values or both. */
 struct copy_job {
     const struct kernels_kv *kv;
     struct kernels_pages pages;
     int first, n;
-    uint16_t *keys, *values; /* [kv_heads * head_dim][n], [n][kv_heads * head_dim]; import only reads them */
-    bool import;
+    uint16_t *keys, *values; /* [kv_heads * head_dim][n], [n][kv_heads * head_dim]; NULL: not these */
+    bool import;             /* which only reads them */
 };
 
-/* Moves `count` tokens of one dimension: side by side in a group, and in the canonical row. */
-static void copy_tokens(uint16_t *canonical, uint16_t *group, int count, bool import)
+/* Copies n elements, a multiple of 8, to where they will not be read soon: past the caches, where the processor can.
+ * Other threads see them after streamed(). */
+static inline void stream(uint16_t *to, const uint16_t *from, size_t n)
 {
-    if (import)
-        memcpy(group, canonical, (size_t)count * sizeof(*group));
-    else
-        memcpy(canonical, group, (size_t)count * sizeof(*group));
+#ifdef __SSE2__
+    for (size_t i = 0; i < n; i += 8)
+        _mm_stream_si128((__m128i *)(void *)(to + i), _mm_loadu_si128((const __m128i *)(const void *)(from + i)));
+#else
+    memcpy(to, from, n * sizeof *to);
+#endif
 }
 
-/* Keys of one head in slots [slot, slot + count) of a page; `canonical` is at the first of them, rows n apart. */
+static inline void streamed(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+/* Keys of one head in slots [slot, slot + count) of a page; `canonical` is at the first of them, rows n apart. Group
+ * by group, so that a page is written from its beginning to its end. */
 static void copy_keys(const struct copy_job *job, uint16_t *keys, int slot, int count, uint16_t *canonical)
 {
     size_t dim = (size_t)job->kv->head_dim, n = (size_t)job->n;
-    if (count == PAGE) {
-        for (size_t d = 0; d < dim; d++)
-            for (size_t g = 0; g < PAGE / GROUP; g++)
-                copy_tokens(canonical + d * n + g * GROUP, keys + (g * dim + d) * GROUP, GROUP, job->import);
-        return;
-    }
     for (int at = slot; at < slot + count;) {
         int lane = at % GROUP, left = slot + count - at;
         int part = left < GROUP - lane ? left : GROUP - lane;
         uint16_t *group = keys + (size_t)(at / GROUP) * dim * GROUP + lane, *row = canonical + (at - slot);
-        if (part == GROUP)
-            for (size_t d = 0; d < dim; d++)
-                copy_tokens(row + d * n, group + d * GROUP, GROUP, job->import);
-        else
-            for (size_t d = 0; d < dim; d++)
-                copy_tokens(row + d * n, group + d * GROUP, part, job->import);
+        for (size_t d = 0; d < dim; d++) {
+            uint16_t *to = job->import ? group + d * GROUP : row + d * n;
+            const uint16_t *from = job->import ? row + d * n : group + d * GROUP;
+            if (part == GROUP && job->import)
+                stream(to, from, GROUP);
+            else if (part == GROUP)
+                memcpy(to, from, GROUP * sizeof *to);
+            else
+                memcpy(to, from, (size_t)part * sizeof *to);
+        }
         at += part;
     }
 }
@@ -93,18 +108,24 @@ static void copy_values(const struct copy_job *job, uint16_t *values, int slot, 
     size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
     for (int i = 0; i < count; i++) {
         uint16_t *in_page = values + (size_t)(slot + i) * dim, *out = canonical + (size_t)i * row;
-        if (job->import)
+        if (job->import && dim % 8 == 0)
+            stream(in_page, out, dim);
+        else if (job->import)
             memcpy(in_page, out, dim * sizeof(*out));
         else
             memcpy(out, in_page, dim * sizeof(*out));
     }
 }
 
-static void zero_tokens(const struct copy_job *job, uint16_t *keys, uint16_t *values, int count)
+static void zero_keys(const struct copy_job *job, uint16_t *keys, int count)
+{
+    for (size_t d = 0; d < (size_t)job->kv->head_dim; d++)
+        memset(keys + d * (size_t)job->n, 0, (size_t)count * sizeof(*keys));
+}
+
+static void zero_values(const struct copy_job *job, uint16_t *values, int count)
 {
     size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
-    for (size_t d = 0; d < dim; d++)
-        memset(keys + d * (size_t)job->n, 0, (size_t)count * sizeof(*keys));
     for (int i = 0; i < count; i++)
         memset(values + (size_t)i * row, 0, dim * sizeof(*values));
 }
@@ -122,17 +143,25 @@ static void copy(const struct copy_job *job)
         int from = page * PAGE > job->first ? page * PAGE : job->first;
         int to = job->first + job->n - page * PAGE < PAGE ? job->first + job->n : (page + 1) * PAGE;
         size_t at = (size_t)(from - job->first);
-        uint16_t *keys = job->keys + (size_t)head * dim * (size_t)job->n + at;
-        uint16_t *values = job->values + at * channels + (size_t)head * dim;
-        uint16_t *page_keys = page_rows(job->kv, &job->pages, page, head, false);
-        uint16_t *page_values = page_rows(job->kv, &job->pages, page, head, true);
-        if (page_keys && page_values) {
-            copy_keys(job, page_keys, from % PAGE, to - from, keys);
-            copy_values(job, page_values, from % PAGE, to - from, values);
-        } else if (!job->import) {
-            zero_tokens(job, keys, values, to - from);
+        if (job->keys) {
+            uint16_t *keys = job->keys + (size_t)head * dim * (size_t)job->n + at;
+            uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, false);
+            if (in_page)
+                copy_keys(job, in_page, from % PAGE, to - from, keys);
+            else if (!job->import)
+                zero_keys(job, keys, to - from);
+        }
+        if (job->values) {
+            uint16_t *values = job->values + at * channels + (size_t)head * dim;
+            uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, true);
+            if (in_page)
+                copy_values(job, in_page, from % PAGE, to - from, values);
+            else if (!job->import)
+                zero_values(job, values, to - from);
         }
     }
+    if (job->import)
+        streamed();
 }
 
 void kernels_kv_export_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n, void *keys,
@@ -149,6 +178,11 @@ void kernels_kv_import_layer(const struct kernels_kv *kv, struct kernels_pages p
 
 /* ---- all layers of a sequence ------------------------------------------------------------------------------------ */
 
+static size_t half_of(const struct kernels_kv *kv, int n)
+{
+    return (size_t)kv->kv_heads * (size_t)kv->head_dim * (size_t)n;
+}
+
 struct move {
     const struct kernels_kv *layers;
     const struct kernels_pages *pages; /* [groups] */
@@ -156,11 +190,6 @@ struct move {
     uint16_t *staging; /* import only reads it */
     bool import;
 };
-
-static size_t half_of(const struct kernels_kv *kv, int n)
-{
-    return (size_t)kv->kv_heads * (size_t)kv->head_dim * (size_t)n;
-}
 
 static void move_layer(void *arg, int l)
 {
@@ -184,4 +213,64 @@ void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, in
 {
     struct move m = {layers, pages, first, n, (uint16_t *)(uintptr_t)staging, true};
     kernels_parallel(k, n_layers, move_layer, &m);
+}
+
+/* ---- straight from where they are kept ---- */
+
+struct fill {
+    const struct kernels_kv *layers;
+    int arrays;
+    const struct kernels_pages *pages; /* [groups] */
+    struct kernels_kv_part *parts;
+    uint8_t *scratch; /* [workers][stride] */
+    size_t stride;
+};
+
+static bool any_page(const struct kernels_pages *pages, int first, int n)
+{
+    for (int i = first / PAGE; i <= (first + n - 1) / PAGE && i < pages->count; i++)
+        if (pages->pages[i] >= 0)
+            return true;
+    return false;
+}
+
+static void fill_range(void *arg, int worker, int first, int end)
+{
+    const struct fill *f = arg;
+    for (int i = first; i < end; i++) {
+        struct kernels_kv_part *part = &f->parts[i / f->arrays];
+        int array = i % f->arrays;
+        const struct kernels_kv *kv = &f->layers[array / 2];
+        if (!any_page(&f->pages[kv->group], part->first, part->n) || __atomic_load_n(&part->failed, __ATOMIC_RELAXED))
+            continue;
+        uint16_t *rows = (uint16_t *)(uintptr_t)part->rows(part->arg, array, f->scratch + (size_t)worker * f->stride);
+        if (!rows)
+            __atomic_store_n(&part->failed, true, __ATOMIC_RELAXED);
+        else
+            copy(&(struct copy_job){kv, f->pages[kv->group], part->first, part->n, array % 2 ? NULL : rows,
+                                    array % 2 ? rows : NULL, true});
+    }
+}
+
+int kernels_op_kv_fill(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                       const struct kernels_pages *pages, struct kernels_kv_part *parts, int n_parts)
+{
+    struct fill f = {.layers = layers, .arrays = 2 * n_layers, .pages = pages, .parts = parts};
+    for (int i = 0; i < n_parts; i++)
+        for (int l = 0; l < n_layers; l++) {
+            size_t bytes = half_of(&layers[l], parts[i].n) * sizeof(uint16_t);
+            f.stride = bytes > f.stride ? bytes : f.stride;
+        }
+    f.stride = (f.stride + 63) & ~(size_t)63;
+    size_t bytes = f.stride * (size_t)k->threads;
+    if (bytes > k->fill_bytes) {
+        kernels_cpu_release(k->fill, k->fill_bytes);
+        k->fill = kernels_cpu_alloc(bytes);
+        k->fill_bytes = k->fill ? bytes : 0;
+        if (!k->fill)
+            return -ENOMEM;
+    }
+    f.scratch = k->fill;
+    kernels_pool_run(k->pool, n_parts * f.arrays, 1, fill_range, &f);
+    return 0;
 }
