@@ -106,6 +106,7 @@ static void serve(struct control *c, int fd)
 static void *run(void *arg)
 {
     struct control *c = arg;
+    (void)pthread_setname_np(pthread_self(), "convod-control");
     for (;;) {
         struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->stop, .events = POLLIN}};
         if (poll(p, 2, -1) < 0 && errno != EINTR) {

@@ -18,6 +18,7 @@ struct engine_beside {
 static void *run(void *arg)
 {
     struct engine_beside *b = arg;
+    (void)pthread_setname_np(pthread_self(), "convod-masks");
     pthread_mutex_lock(&b->lock);
     for (;;) {
         while (!b->work && !b->over)

@@ -214,6 +214,7 @@ static int idle_wait_ms(const struct session *s)
 static void *engine_thread(void *arg)
 {
     struct session *s = arg;
+    (void)pthread_setname_np(pthread_self(), "convod-engine");
     bool busy = false;
     int hold = 0;
     int64_t deadline_ms = 0, now_ms = 0;

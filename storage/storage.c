@@ -258,6 +258,7 @@ static int interrupted_run(struct storage_ledger *l, void *arg)
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
+    (void)pthread_setname_np(pthread_self(), w->name);
     (void)w->run(w->st);
     pthread_mutex_lock(&w->st->workers_lock);
     w->over = true;
@@ -266,9 +267,9 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-static int worker_start(struct storage *st, struct worker *w, void *(*run)(void *st))
+static int worker_start(struct storage *st, struct worker *w, const char *name, void *(*run)(void *st))
 {
-    *w = (struct worker){.st = st, .run = run};
+    *w = (struct worker){.st = st, .name = name, .run = run};
     int rc = pthread_create(&w->thread, NULL, worker_main, w);
     w->started = rc == 0;
     return -rc;
@@ -296,18 +297,18 @@ static int threads_start(struct storage *st, int readers)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN) / ENCODER_CPUS;
     int encoders = cpus < 1 ? 1 : cpus > ENCODERS_MAX ? ENCODERS_MAX : (int)cpus;
-    int rc = worker_start(st, &st->ledger_worker, jobs_thread);
+    int rc = worker_start(st, &st->ledger_worker, "convod-ledger", jobs_thread);
     if (!rc)
-        rc = worker_start(st, &st->cutter_worker, cutter_thread);
+        rc = worker_start(st, &st->cutter_worker, "convod-cutter", cutter_thread);
     if (!rc)
-        rc = worker_start(st, &st->writer_worker, writer_thread);
+        rc = worker_start(st, &st->writer_worker, "convod-writer", writer_thread);
     for (int i = 0; i < encoders && !rc; i++)
-        rc = worker_start(st, &st->encoders[i], encoder_thread);
+        rc = worker_start(st, &st->encoders[i], "convod-encoder", encoder_thread);
     st->readers = rc ? NULL : calloc((size_t)readers, sizeof *st->readers);
     if (!rc && !st->readers)
         return -ENOMEM;
     for (; st->n_readers < readers && !rc; st->n_readers += !rc)
-        rc = worker_start(st, &st->readers[st->n_readers], reader_thread);
+        rc = worker_start(st, &st->readers[st->n_readers], "convod-reader", reader_thread);
     return rc;
 }
 

@@ -556,6 +556,7 @@ struct read_op;
 
 struct worker { /* a thread of storage's own */
     struct storage *st;
+    const char *name; /* told by top, at most 15 bytes */
     void *(*run)(void *st);
     pthread_t thread;
     bool started, over;

@@ -72,6 +72,7 @@ static void ended(struct workers *ws, const struct work *w)
 static void *work(void *arg)
 {
     struct workers *ws = arg;
+    (void)pthread_setname_np(pthread_self(), "convod-json");
     pthread_mutex_lock(&ws->lock);
     for (;;) {
         struct work *w;

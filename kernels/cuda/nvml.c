@@ -115,6 +115,7 @@ static bool next(struct nvml *n)
 static void *run(void *arg)
 {
     struct nvml *n = arg;
+    (void)pthread_setname_np(pthread_self(), "convod-nvml");
     struct nvml_calls calls;
     void *device = NULL, *library = dlopen(n->own ? NULL : n->library, RTLD_NOW | RTLD_LOCAL);
     if (!library || !find(library, &calls) || calls.Init_v2())

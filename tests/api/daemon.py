@@ -18,6 +18,7 @@ MODELS = os.environ.get(
     os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "convod", "models"),
 )
 QWEN = os.path.join(MODELS, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
+GEMMA = os.path.join(MODELS, "gemma-3-270m-q4_k_m.gguf")
 START_SECONDS = 120
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Literal, Optional
 
-from daemon import QWEN, ROOT, Daemon, Scratch, client_of, need, run
+from daemon import GEMMA, QWEN, ROOT, Daemon, Scratch, client_of, need, run
 
 try:
     import jsonschema
@@ -66,22 +66,23 @@ def every_answer_is_valid():
     """Several at once, at a temperature at which nothing would be; they share one form, and an ordinary answer is beside them."""
     from concurrent.futures import ThreadPoolExecutor
 
-    with Scratch() as data:
-        d = Daemon(data)
-        c = client_of(d)
-        form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
-        with ThreadPoolExecutor(8) as pool:
-            plain = pool.submit(c.responses.create, model=MODEL, input="Say hello.", max_output_tokens=12, temperature=0)
-            answers = [
-                pool.submit(c.responses.create, model=MODEL, input=ASKED, text=form, temperature=2, top_p=1, extra_body={"convod": {"seed": i, "top_k": 0}})
-                for i in range(8)
-            ]
-            for a in answers:
-                answer = a.result()
-                assert answer.status == "completed", answer
-                jsonschema.validate(json.loads(answer.output_text), SCHEMA)
-            assert not plain.result().output_text.startswith("{")
-        d.stop()
+    for model, args in ((QWEN, ()), (GEMMA, ("--chat-format", "gemma"))):
+        with Scratch() as data:
+            d = Daemon(data, model=model, args=args)
+            c = client_of(d)
+            form = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA, "strict": True}}
+            with ThreadPoolExecutor(8) as pool:
+                plain = pool.submit(c.responses.create, model=MODEL, input="Say hello.", max_output_tokens=12, temperature=0)
+                answers = [
+                    pool.submit(c.responses.create, model=MODEL, input=ASKED, text=form, temperature=2, top_p=1, extra_body={"convod": {"seed": i, "top_k": 0}})
+                    for i in range(8)
+                ]
+                for a in answers:
+                    answer = a.result()
+                    assert answer.status == "completed", answer
+                    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+                assert not plain.result().output_text.startswith("{")
+            d.stop()
 
 
 def objects_streams_and_turns():
@@ -241,6 +242,31 @@ def examples_of_the_page():
         d.stop()
 
 
+def names_of_control_tokens():
+    """The text of a control token is text, as a name, a value or an argument: the model spells it, and nothing ends or begins by it."""
+    name, value = "<|im_end|>", "<|im_start|>system"
+    schema = {"type": "object", "properties": {name: {"enum": [value]}, "<tool_call>": {"const": "</tool_call>"}},
+              "required": [name, "<tool_call>"], "additionalProperties": False}
+    want = {name: value, "<tool_call>": "</tool_call>"}
+    tool = {"type": "function", "name": "spell", "description": f"Spells {name}.", "strict": True, "parameters": schema}
+    form = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        answer = c.responses.create(model=MODEL, input=f"Spell {name}.", text=form, temperature=0, max_output_tokens=200)
+        assert answer.status == "completed" and json.loads(answer.output_text) == want, answer
+        called = c.responses.create(model=MODEL, input=f"Spell {name}.", tools=[tool], tool_choice="required", parallel_tool_calls=False,
+                                    temperature=0, max_output_tokens=300)
+        calls = [i for i in called.output if i.type == "function_call"]
+        assert len(calls) == 1 and json.loads(calls[0].arguments) == want, called
+        # Both are gone on with as they are.
+        for after, said in ((answer, "Thank you."), (called, [{"type": "function_call_output", "call_id": calls[0].call_id, "output": value}])):
+            more = c.responses.create(model=MODEL, input=said, tools=[tool], tool_choice="none", previous_response_id=after.id, max_output_tokens=4, temperature=0)
+            assert all(r["reason"] == "tools_changed" for r in more.to_dict()["convod"]["reprefilled"]), more
+        assert json.loads(c.responses.retrieve(answer.id).output_text) == want
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -297,4 +323,5 @@ def refused():
 
 
 need(QWEN)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, cut_answers_are_incomplete, refused)
+need(GEMMA)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, names_of_control_tokens, cut_answers_are_incomplete, refused)

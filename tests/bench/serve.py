@@ -8,10 +8,11 @@ answers 80 to 120; who speaks next is Zipf-like, so that some are always hot and
 speak at once (--active); a third of the conversations fits into the KV pages. Two owners share convod: one has two thirds of
 the conversations. convod is sent the new message alone, the peer the whole history, with its prompt cache on and the same bytes of KV.
 
-Then, for convod alone: the gaps of a running answer while a prompt of 4,000 tokens is read, and the first token of a short
-prompt behind a long one, against its own time alone; what part of the daemon's CPU time is not the model's with 64
-conversations, eight of which speak at once; and, with a model of no size, what CPU time a small turn takes beside 100 and
-beside 4,000 conversations that are in pages. Every figure is from this run.
+Then, for convod alone: two of the conversations again, one turn after the other, whose answers must be the same; the gaps of a
+running answer while a prompt of 4,000 tokens is read, and what that does to the prompt, for several values of max-step-ms; the
+first token of a short prompt behind one of 16,000, against its own time alone; what part of the daemon's CPU time is not the
+model's with 64 conversations, eight of which speak at once, and whose it is; and, with a model of no size, what CPU time a small
+turn takes beside 100 and beside 4,000 conversations that are in pages. Every figure is from this run.
 """
 
 import argparse
@@ -86,14 +87,14 @@ def events(address, path, body, headers):
 class Convod:
     name = "convod"
 
-    def __init__(self, load, o, folder):
+    def __init__(self, load, o, folder, args=(), kv_tokens=0):
         tokens = os.path.join(folder, "tokens")
         with open(os.open(tokens, os.O_CREAT | os.O_WRONLY, 0o600), "w") as f:
             f.write("ann ann-secret-token-0001\nbob bob-secret-token-0002\n")
         data = os.path.join(folder, "data")
         os.mkdir(data, 0o700)
-        self.d = Daemon(data, o.model, ["--threads", str(THREADS), "--kv-bytes", str(load.kv_tokens() * KV_TOKEN_BYTES), "--max-running",
-                                        str(max(o.active, 8)), "--token-file", tokens])
+        self.d = Daemon(data, o.model, ["--threads", str(THREADS), "--kv-bytes", str((kv_tokens or load.kv_tokens()) * KV_TOKEN_BYTES), "--max-running",
+                                        str(max(o.active, 8)), "--token-file", tokens, *args])
         self.address = f"{self.d.address}:{self.d.port}"
         self.load, self.ids = load, [None] * load.n
 
@@ -105,10 +106,11 @@ class Convod:
                 "temperature": 0.7, "convod": {"seed": i * 100 + k}}
         if self.ids[i]:
             body["previous_response_id"] = self.ids[i]
-        start, times, last = time.monotonic(), [], None
+        start, times, text, last = time.monotonic(), [], "", None
         for at, e in events(self.address, "/v1/responses", body, self.headers(self.load.owner[i])):
             if e["type"] == "response.output_text.delta":
                 times.append(at)
+                text += e["delta"]
             last = e
         if last["type"] not in ("response.completed", "response.incomplete"):
             raise RuntimeError(f"turn {k} of {i}: {last}")
@@ -116,7 +118,7 @@ class Convod:
         self.ids[i] = r["id"]
         t = r["convod"]["tokens"]
         return {"start": start, "times": times, "prompt": r["usage"]["input_tokens"], "output": t["output"], "prefilled": t["prefilled"],
-                "new": t["new"], "restored": t["ram"] + t["disk"], "again": r["convod"]["reprefilled"]}
+                "new": t["new"], "restored": t["ram"] + t["disk"], "again": r["convod"]["reprefilled"], "text": text}
 
     def close(self):
         self.d.stop(60)
@@ -214,41 +216,62 @@ def summary(turns, seconds):
             "ttft_by_turn_ms": {k: statistics.median(v) for k, v in sorted(by_turn.items())}, "ttft_by_owner_ms": owners}
 
 
-def stall(server):
-    """A running answer beside a prompt of 4,000 tokens, and a short prompt behind a long one."""
-    ann, bob, r = server.headers("ann"), server.headers("bob"), random.Random(99)
+def alone(load, o, turns, conversations=2):
+    """The answers of the first conversations, one turn after the other with nobody beside them: how many are the same, of how many."""
+    heard = {(t["conversation"], t["turn"]): t["text"] for t in turns}
+    with tempfile.TemporaryDirectory() as folder:
+        server = Convod(load, o, folder)
+        same = [server.turn(i, k)["text"] == heard[i, k] for i in range(conversations) for k in range(len(load.messages[i]))]
+        server.close()
+    return {"same": sum(same), "of": len(same)}
 
-    def times(text, n, headers):
-        start = time.monotonic()
-        body = {"input": text, "max_output_tokens": n, "temperature": 0, "store": False}
-        return [at - start for at, e in events(server.address, "/v1/responses", body, headers) if e["type"] == "response.output_text.delta"], start
 
-    def long_prompt(n):
-        t = threading.Thread(target=times, args=(words(r, n), 1, ann))
-        t.start()
-        return t
+def times(server, owner, text, n):
+    """When the request was sent, and when each piece of its answer came."""
+    start = time.monotonic()
+    body = {"input": text, "max_output_tokens": n, "temperature": 0, "store": False}
+    return start, [at for at, e in events(server.address, "/v1/responses", body, server.headers(owner)) if e["type"] == "response.output_text.delta"]
 
-    short = lambda n: times(f"Name colour number {n} of all.", 2, bob)[0][0] * 1e3  # noqa: E731
-    alone = statistics.median(short(n) for n in range(5))
-    got = {}
-    teller = threading.Thread(target=lambda: got.update(zip(("times", "start"), times("Write a very long tale of a ferry.", 500, bob))))
-    teller.start()
-    time.sleep(2)
-    a = time.monotonic()
-    long_prompt(4000).join()
-    b = time.monotonic()
-    teller.join()
-    at = [got["start"] + t for t in got["times"]]
+
+def beside(load, o, step_ms):
+    """A running answer's gaps before and while a prompt of 4,000 tokens is read, with this max-step-ms, and how fast that is read."""
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        server = Convod(load, o, folder, ["--max-step-ms", str(step_ms)] if step_ms else [])
+        r = random.Random(99)
+        times(server, "bob", "Hello.", 8)
+        teller = pool.submit(times, server, "bob", "Write a very long tale of a ferry.", 700)
+        time.sleep(2)
+        start, first = times(server, "ann", words(r, 4000), 1)
+        _, at = teller.result()
+        server.close()
     gaps = lambda low, high: percentiles([(y - x) * 1e3 for x, y in zip(at, at[1:]) if low <= x and y <= high])  # noqa: E731
-    t = long_prompt(6000)
-    time.sleep(1.5)
-    behind = statistics.median(short(10 + n) for n in range(3))
-    t.join()
-    return {"itl_before_ms": gaps(0, a), "itl_beside_4000_ms": gaps(a, b), "short_ttft_alone_ms": alone, "short_ttft_behind_long_ms": behind}
+    return {"before_ms": gaps(0, start), "beside_ms": gaps(start, first[0]), "prompt_s": first[0] - start}
+
+
+def short_behind_long(load, o):
+    """The first token of a short prompt alone, and while one of 16,000 tokens is read."""
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        server = Convod(load, o, folder, kv_tokens=24576)  # both have their place
+        r = random.Random(98)
+
+        def short(n):
+            start, at = times(server, "bob", f"Name colour number {n} of all, and say in a few words where one sees it.", 2)
+            return (at[0] - start) * 1e3
+
+        by_itself = statistics.median(short(n) for n in range(5))
+        long = pool.submit(times, server, "ann", words(r, 16000), 1)
+        behind = []
+        time.sleep(2)
+        while not long.done() and len(behind) < 30:
+            behind.append(short(10 + len(behind)))
+            time.sleep(1)
+        long.result()
+        server.close()
+    return {"alone_ms": by_itself, "behind_ms": percentiles(behind)}
 
 
 def cpu_seconds(d):
-    """The process's CPU time: all of it, and what is the model's (its workers', and the engine thread's in steps)."""
+    """The process's CPU time: all of it, what is the model's (its workers', and the engine thread's in steps), and each thread's by name."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def of(path):
@@ -257,16 +280,17 @@ def cpu_seconds(d):
         user, system = fields.split()[11:13]
         return name, (int(user) + int(system)) / ticks
 
-    folder = f"/proc/{d.process.pid}/task"
-    workers = sum(t for name, t in (of(f"{folder}/{i}/stat") for i in os.listdir(folder)) if name == "convod-model")
+    folder, threads = f"/proc/{d.process.pid}/task", {}
+    for name, t in (of(f"{folder}/{i}/stat") for i in os.listdir(folder)):
+        threads[name] = threads.get(name, 0) + t
     metrics = d.call("GET", "/metrics", raw=True)[1]
     text = metrics.decode() if isinstance(metrics, bytes) else metrics
     steps = float(re.search(r"^convod_step_cpu_seconds_total (\S+)", text, re.M)[1])
-    return of(f"/proc/{d.process.pid}/stat")[1], workers + steps
+    return of(f"/proc/{d.process.pid}/stat")[1], threads.get("convod-model", 0) + steps, threads
 
 
 def outside(o):
-    """64 conversations, three turns each, eight at once: the part of CPU time that is not the model's."""
+    """64 conversations, two turns of the load's size each, eight at once: the part of CPU time that is not the model's."""
     r, ids = random.Random(7), [None] * 64
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")
@@ -274,20 +298,21 @@ def outside(o):
         d = Daemon(data, o.model, ["--threads", str(THREADS), "--max-running", "8"])
 
         def turn(i):
-            body = {"input": words(r, 60 if ids[i] is None else 20), "max_output_tokens": 16, "temperature": 0.7}
+            body = {"input": words(r, r.randint(120, 160)) + " Tell a long story with all of these.", "max_output_tokens": r.randint(80, 120), "temperature": 0.7}
             if ids[i]:
                 body["previous_response_id"] = ids[i]
             for _, e in events(f"{d.address}:{d.port}", "/v1/responses", body, {}):
                 ids[i] = e.get("response", {}).get("id", ids[i])
 
         before = cpu_seconds(d)
-        for _ in range(3):
+        for _ in range(2):
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 list(pool.map(turn, range(64)))
         after = cpu_seconds(d)
         d.stop(60)
     whole, model = after[0] - before[0], after[1] - before[1]
-    return {"cpu_seconds": whole, "model_cpu_seconds": model, "outside": 1 - model / whole}
+    names = {n: t - before[2].get(n, 0) for n, t in after[2].items()}
+    return {"cpu_seconds": whole, "model_cpu_seconds": model, "outside": 1 - model / whole, "threads": {n: t for n, t in names.items() if t > 0}}
 
 
 def hot():
@@ -351,23 +376,29 @@ def table(results):
             ("first token by owner, ms", lambda r: ", ".join(f"{k} {v:.0f}" for k, v in sorted(r["ttft_by_owner_ms"].items())))]
     three = lambda p: " / ".join("-" if p[k] is None else f"{p[k]:.0f}" for k in ("p50", "p90", "p99"))  # noqa: E731
     names = [n for n in ("convod", "peer") if n in results]
-    few, many = results["hot"]["cpu_ms_per_turn"].values()
-    print(f"64 conversations: {results['outside']['outside'] * 100:.1f} % of {results['outside']['cpu_seconds']:.1f} s of CPU time is not the model's\n"
-          f"a small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000")
-    if not names:
-        return
-    print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-    for title, value in rows:
-        print(f"| {title} | " + " | ".join(str(value(results[n])) for n in names) + " |")
+    if names:
+        print("| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+        for title, value in rows:
+            print(f"| {title} | " + " | ".join(str(value(results[n])) for n in names) + " |")
+    print()
+    if "convod" in results:
+        a = results["convod"]
+        print(f"prefilled and not new: {a['prefilled'] - a['new']} tokens (none is the target)\n"
+              f"answers that are those of the same turns alone: {results['alone']['same']} of {results['alone']['of']} (all)")
     if len(names) == 2:
-        a, b = results["convod"], results["peer"]
-        print(f"\nmedian first token from the third turn on: {b['ttft_from_third_ms']['p50'] / a['ttft_from_third_ms']['p50']:.1f} times sooner than the peer's; "
-              f"output tokens/s: {a['output_tokens_per_s'] / b['output_tokens_per_s']:.2f} times")
-    s = results.get("stall")
-    if s:
-        print(f"\na running answer's gaps, p50 / p90 / p99: {three(s['itl_before_ms'])} ms, beside a prompt of 4,000 tokens "
-              f"{three(s['itl_beside_4000_ms'])} ms\na short prompt's first token: {s['short_ttft_alone_ms']:.0f} ms alone, "
-              f"{s['short_ttft_behind_long_ms']:.0f} ms behind a long one")
+        b = results["peer"]
+        print(f"first token from the third turn on, median: {b['ttft_from_third_ms']['p50'] / a['ttft_from_third_ms']['p50']:.1f} times sooner than the peer's (5); "
+              f"output tokens/s: {a['output_tokens_per_s'] / b['output_tokens_per_s']:.2f} times (1.5)")
+    few, many = results["hot"]["cpu_ms_per_turn"].values()
+    s, out = results["short"], results["outside"]
+    print(f"a short prompt's first token: {s['alone_ms']:.0f} ms alone, behind one of 16,000 p50 / p90 / p99 {three(s['behind_ms'])} ms "
+          f"({3 * s['alone_ms'] + results['steps']['100']['beside_ms']['p50']:.0f}: three times alone and a step)\n"
+          f"64 conversations: {out['outside'] * 100:.1f} % of {out['cpu_seconds']:.1f} s of CPU time is not the model's (1); by thread, s: "
+          + ", ".join(f"{n} {t:.2f}" for n, t in sorted(out["threads"].items(), key=lambda i: -i[1])) +
+          f"\na small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000 (1 ms more)\n\n"
+          "| max-step-ms | a running answer's gaps, p50 / p90 / p99, ms | beside a prompt of 4,000 tokens | the setting and a decode step | that prompt, tokens/s |\n|---|---|---|---|---|")
+    for ms, r in results["steps"].items():
+        print(f"| {ms} | {three(r['before_ms'])} | {three(r['beside_ms'])} | {float(ms) + r['before_ms']['p50']:.0f} | {4000 / r['prompt_s']:.0f} |")
 
 
 def main():
@@ -393,10 +424,11 @@ def main():
             turns, seconds = drive(server, load)
             results[kind.name] = summary(turns, seconds)
             print(f"{kind.name}: {len(turns)} turns in {seconds:.0f} s", flush=True)
-            if kind is Convod:
-                results["stall"] = stall(server)
             server.close()
-    results["outside"], results["hot"] = outside(o), hot()
+        if kind is Convod:
+            results["alone"] = alone(load, o, turns)
+    results["steps"] = {str(ms): beside(load, o, ms) for ms in (50, 100, 250)}
+    results["short"], results["outside"], results["hot"] = short_behind_long(load, o), outside(o), hot()
     table(results)
     if o.json:
         with open(o.json, "w") as f:

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Turns that wait, beside a clock that jumps and beside a client that does not read."""
+
+import glob
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+from daemon import QWEN, Daemon, Scratch, need, run
+
+FAKETIME = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
+TALE = "Tell a very long tale of a ferry, a bridge, a lamp and a garden in winter."
+
+
+def stream(d, body, receive_buffer=0):
+    """A POST whose answer comes as events, on a bare socket."""
+    s = socket.socket()
+    if receive_buffer:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    s.settimeout(300)
+    s.connect((d.address, d.port))
+    text = json.dumps({**body, "stream": True, "temperature": 0})
+    s.sendall(f"POST /v1/responses HTTP/1.1\r\nHost: {d.address}:{d.port}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+    return s
+
+
+def events(s):
+    rest = b""
+    while piece := s.recv(65536):
+        rest += piece
+        while b"\n\n" in rest:
+            event, rest = rest.split(b"\n\n", 1)
+            at = event.find(b"data: {")
+            if at >= 0:
+                yield json.loads(event[at + 6 :])
+
+
+def queue(d):
+    return d.ok("GET", "/v1/convod/status")["queue"]
+
+
+def until(true):
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def clock_jumps():
+    """The wall's clock goes on three days and back six, while one turn runs and another waits: nobody waits longer, is dropped or
+    evicted, and a key stays exact."""
+    if not FAKETIME:
+        print("# skip: libfaketime is not installed")
+        return
+    with Scratch() as data:
+        clock = os.path.join(data, "..", "clock")
+
+        def jump(to):
+            with open(clock + ".new", "w") as f:
+                f.write(to)
+            os.rename(clock + ".new", clock)
+
+        jump("+0")
+        env = {**os.environ, "LD_PRELOAD": FAKETIME[0], "FAKETIME_TIMESTAMP_FILE": clock, "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        d = Daemon(data, args=["--max-running", "1", "--idle-seconds", "3600", "--retain-days", "1"], env=env)
+        c, key = d.conversation(), {"Idempotency-Key": "ferry"}
+        d.turn("Name a colour.", conversation=c, max_output_tokens=4)
+        status, first = d.call("POST", "/v1/responses", {"input": "Name a town.", "max_output_tokens": 4}, key)
+        assert status == 200, first
+        running, waiting = stream(d, {"input": TALE, "max_output_tokens": 150}), None
+        seen, said = [], events(running)
+        for e in said:
+            seen.append(e)
+            if e["type"] == "response.output_text.delta":
+                break
+        waiting = stream(d, {"input": "Name a river.", "max_output_tokens": 4})
+        until(lambda: queue(d)["waiting"] >= 1)
+        for to in ("+3d", "-3d"):
+            jump(to)
+            for e in said:
+                seen.append(e)
+                if len(seen) % 20 == 0:
+                    break
+        now = d.ok("POST", "/v1/conversations", {})["created_at"]
+        assert abs(now - (time.time() - 3 * 86400)) < 3600, "the clock did not jump"
+        seen += said
+        assert seen[-1]["type"] == "response.incomplete" and sum(e["type"] == "response.output_text.delta" for e in seen) > 100, seen[-1]
+        assert list(events(waiting))[-1]["type"] in ("response.completed", "response.incomplete")
+        again = d.call("POST", "/v1/responses", {"input": "Name a town.", "max_output_tokens": 4}, key)[1]
+        assert again["id"] == first["id"], again
+        more = d.turn("Another one.", conversation=c, max_output_tokens=4)["convod"]
+        assert more["reprefilled"] == [] and more["tokens"]["hot"] > 0, more
+        d.stop()
+
+
+def nobody_reads_who_is_put_aside():
+    """A client reads nothing more while its turn gives way to others for want of pages: they end, it is not waited for, its turn
+    comes back and ends, and its answer is whole when it is asked for."""
+    with Scratch() as data:
+        d = Daemon(data, args=["--ctx", "1024", "--kv-bytes", "18M", "--max-running", "4"])
+        body = {"max_output_tokens": 480, "convod": {"on_disconnect": "finish"}}
+        others = [stream(d, {**body, "input": f"{n}. " + TALE}) for n in range(3)]
+        ends, readers = {}, []
+        for n, s in enumerate(others):
+            readers.append(threading.Thread(target=lambda n=n, s=s: ends.update({n: list(events(s))[-1]}), daemon=True))
+            readers[-1].start()
+        until(lambda: queue(d)["running"] == 3)
+        silent = stream(d, {**body, "input": "Silent. " + TALE}, receive_buffer=2048)  # the youngest
+        id_of = next(events(silent))["response"]["id"]
+        for t in readers:
+            t.join(300)
+        assert len(ends) == 3 and all(e["type"] in ("response.completed", "response.incomplete") for e in ends.values()), ends
+        until(lambda: queue(d) == {"running": 0, "waiting": 0})
+        assert d.ok("GET", "/v1/convod/status")["turns"]["put_aside"] > 0
+        answer = d.ok("GET", f"/v1/responses/{id_of}")
+        assert answer["status"] in ("completed", "incomplete") and answer["usage"]["output_tokens"] > 100, answer
+        silent.close()
+        alone = d.turn("Silent. " + TALE, max_output_tokens=480)
+        assert [i["content"] for i in alone["output"]] == [i["content"] for i in answer["output"]]
+        d.stop()
+
+
+need(QWEN)
+sys.stdout.flush()
+run(clock_jumps, nobody_reads_who_is_put_aside)
