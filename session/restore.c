@@ -131,10 +131,15 @@ static int import(struct turn *t, int *n)
     int until = t->whole_windows || p->kept ? 0 : restore_end(t);
     int rc = engine_kv_restore(h->seq, parts, count, until, n);
     for (int i = 0; i < *n; i++) {
-        h->mixed = h->mixed || strcmp(p[i].found.producer, t->session->info->numerics) != 0;
         int failed = p[i].used < (int)p[i].found.count ? engine_seq_truncate(h->seq, p[i].first + p[i].used)
                                                        : hot_note_stored(h, p[i].first, p[i].used, p[i].found.key);
-        rc = rc ? rc : failed;
+        if (failed) { /* as if it had not come */
+            (void)hot_truncate(h, p[i].first);
+            *n = i;
+            rc = failed;
+        } else {
+            h->mixed = h->mixed || strcmp(p[i].found.producer, t->session->info->numerics) != 0;
+        }
     }
     if (!until || *n == most)
         engine_seq_settle(h->seq);

@@ -52,13 +52,14 @@ void kernels_kv_write_row(const struct kernels_set *set, const struct kernels_kv
 
 /* ---- canonical layout -------------------------------------------------------------------------------------------- */
 
-/* Positions [first, first + n) of one layer, keys or values or both. */
+/* Positions [first, first + n) of one layer's keys, [kv_heads * head_dim][n], or values, [n][kv_heads * head_dim]. */
 struct copy_job {
     const struct kernels_kv *kv;
     struct kernels_pages pages;
     int first, n;
-    uint16_t *keys, *values; /* [kv_heads * head_dim][n], [n][kv_heads * head_dim]; NULL: not these */
-    bool import;             /* which only reads them */
+    bool values;
+    const uint16_t *from; /* into pages; or: */
+    uint16_t *to;         /* out of pages */
 };
 
 /* Copies n elements, a multiple of 8, to where they will not be read soon: past the caches, where the processor can.
@@ -80,54 +81,47 @@ static inline void streamed(void)
 #endif
 }
 
-/* Keys of one head in slots [slot, slot + count) of a page; `canonical` is at the first of them, rows n apart. Group
- * by group, so that a page is written from its beginning to its end. */
-static void copy_keys(const struct copy_job *job, uint16_t *keys, int slot, int count, uint16_t *canonical)
+/* Keys of one head in slots [slot, slot + count) of a page, NULL: it was dropped; the first of them is element `at`,
+ * rows n apart. Group by group, so that a page is written from its beginning to its end. */
+static void copy_keys(const struct copy_job *job, uint16_t *page, int slot, int count, size_t at)
 {
     size_t dim = (size_t)job->kv->head_dim, n = (size_t)job->n;
-    for (int at = slot; at < slot + count;) {
-        int lane = at % GROUP, left = slot + count - at;
-        int part = left < GROUP - lane ? left : GROUP - lane;
-        uint16_t *group = keys + (size_t)(at / GROUP) * dim * GROUP + lane, *row = canonical + (at - slot);
-        for (size_t d = 0; d < dim; d++) {
-            uint16_t *to = job->import ? group + d * GROUP : row + d * n;
-            const uint16_t *from = job->import ? row + d * n : group + d * GROUP;
-            if (part == GROUP && job->import)
-                stream(to, from, GROUP);
+    if (!page) {
+        for (size_t d = 0; job->to && d < dim; d++)
+            memset(job->to + at + d * n, 0, (size_t)count * sizeof *job->to);
+        return;
+    }
+    for (int end = slot + count; slot < end;) {
+        int lane = slot % GROUP, part = end - slot < GROUP - lane ? end - slot : GROUP - lane;
+        uint16_t *group = page + (size_t)(slot / GROUP) * dim * GROUP + lane;
+        for (size_t d = 0; d < dim; d++)
+            if (job->to && part == GROUP)
+                memcpy(job->to + at + d * n, group + d * GROUP, GROUP * sizeof *group);
+            else if (job->to)
+                memcpy(job->to + at + d * n, group + d * GROUP, (size_t)part * sizeof *group);
             else if (part == GROUP)
-                memcpy(to, from, GROUP * sizeof *to);
+                stream(group + d * GROUP, job->from + at + d * n, GROUP);
             else
-                memcpy(to, from, (size_t)part * sizeof *to);
-        }
-        at += part;
+                memcpy(group + d * GROUP, job->from + at + d * n, (size_t)part * sizeof *group);
+        slot += part;
+        at += (size_t)part;
     }
 }
 
-static void copy_values(const struct copy_job *job, uint16_t *values, int slot, int count, uint16_t *canonical)
+static void copy_values(const struct copy_job *job, uint16_t *page, int slot, int count, size_t at)
 {
     size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
-    for (int i = 0; i < count; i++) {
-        uint16_t *in_page = values + (size_t)(slot + i) * dim, *out = canonical + (size_t)i * row;
-        if (job->import && dim % 8 == 0)
-            stream(in_page, out, dim);
-        else if (job->import)
-            memcpy(in_page, out, dim * sizeof(*out));
-        else
-            memcpy(out, in_page, dim * sizeof(*out));
+    for (int i = 0; i < count; i++, at += row) {
+        uint16_t *in_page = page ? page + (size_t)(slot + i) * dim : NULL;
+        if (!page && job->to)
+            memset(job->to + at, 0, dim * sizeof *job->to);
+        else if (page && job->to)
+            memcpy(job->to + at, in_page, dim * sizeof *in_page);
+        else if (page && dim % 8 == 0)
+            stream(in_page, job->from + at, dim);
+        else if (page)
+            memcpy(in_page, job->from + at, dim * sizeof *in_page);
     }
-}
-
-static void zero_keys(const struct copy_job *job, uint16_t *keys, int count)
-{
-    for (size_t d = 0; d < (size_t)job->kv->head_dim; d++)
-        memset(keys + d * (size_t)job->n, 0, (size_t)count * sizeof(*keys));
-}
-
-static void zero_values(const struct copy_job *job, uint16_t *values, int count)
-{
-    size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
-    for (int i = 0; i < count; i++)
-        memset(values + (size_t)i * row, 0, dim * sizeof(*values));
 }
 
 /* Page by page, head by head. */
@@ -137,43 +131,34 @@ static void copy(const struct copy_job *job)
         return;
     int heads = job->kv->kv_heads;
     int pages = (job->first + job->n - 1) / PAGE - job->first / PAGE + 1;
-    size_t dim = (size_t)job->kv->head_dim, channels = dim * (size_t)heads;
+    size_t dim = (size_t)job->kv->head_dim;
     for (int i = 0; i < pages * heads; i++) {
         int head = i % heads, page = job->first / PAGE + i / heads;
         int from = page * PAGE > job->first ? page * PAGE : job->first;
         int to = job->first + job->n - page * PAGE < PAGE ? job->first + job->n : (page + 1) * PAGE;
         size_t at = (size_t)(from - job->first);
-        if (job->keys) {
-            uint16_t *keys = job->keys + (size_t)head * dim * (size_t)job->n + at;
-            uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, false);
-            if (in_page)
-                copy_keys(job, in_page, from % PAGE, to - from, keys);
-            else if (!job->import)
-                zero_keys(job, keys, to - from);
-        }
-        if (job->values) {
-            uint16_t *values = job->values + at * channels + (size_t)head * dim;
-            uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, true);
-            if (in_page)
-                copy_values(job, in_page, from % PAGE, to - from, values);
-            else if (!job->import)
-                zero_values(job, values, to - from);
-        }
+        uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, job->values);
+        if (job->values)
+            copy_values(job, in_page, from % PAGE, to - from, (at * (size_t)heads + (size_t)head) * dim);
+        else
+            copy_keys(job, in_page, from % PAGE, to - from, (size_t)head * dim * (size_t)job->n + at);
     }
-    if (job->import)
+    if (job->from)
         streamed();
 }
 
 void kernels_kv_export_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n, void *keys,
                              void *values)
 {
-    copy(&(struct copy_job){kv, pages, first, n, keys, values, false});
+    copy(&(struct copy_job){kv, pages, first, n, false, NULL, keys});
+    copy(&(struct copy_job){kv, pages, first, n, true, NULL, values});
 }
 
 void kernels_kv_import_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                              const void *keys, const void *values)
 {
-    copy(&(struct copy_job){kv, pages, first, n, (uint16_t *)(uintptr_t)keys, (uint16_t *)(uintptr_t)values, true});
+    copy(&(struct copy_job){kv, pages, first, n, false, keys, NULL});
+    copy(&(struct copy_job){kv, pages, first, n, true, values, NULL});
 }
 
 /* ---- all layers of a sequence ------------------------------------------------------------------------------------ */
@@ -187,31 +172,34 @@ struct move {
     const struct kernels_kv *layers;
     const struct kernels_pages *pages; /* [groups] */
     int first, n;
-    uint16_t *staging; /* import only reads it */
-    bool import;
+    const uint16_t *from; /* staging; or: */
+    uint16_t *to;
 };
 
 static void move_layer(void *arg, int l)
 {
     const struct move *m = arg;
     const struct kernels_kv *kv = &m->layers[l];
-    uint16_t *keys = m->staging;
+    size_t at = 0, half = half_of(kv, m->n);
     for (int i = 0; i < l; i++)
-        keys += 2 * half_of(&m->layers[i], m->n);
-    copy(&(struct copy_job){kv, m->pages[kv->group], m->first, m->n, keys, keys + half_of(kv, m->n), m->import});
+        at += 2 * half_of(&m->layers[i], m->n);
+    if (m->to)
+        kernels_kv_export_layer(kv, m->pages[kv->group], m->first, m->n, m->to + at, m->to + at + half);
+    else
+        kernels_kv_import_layer(kv, m->pages[kv->group], m->first, m->n, m->from + at, m->from + at + half);
 }
 
 void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                           const struct kernels_pages *pages, int first, int n, void *staging)
 {
-    struct move m = {layers, pages, first, n, staging, false};
+    struct move m = {layers, pages, first, n, NULL, staging};
     kernels_parallel(k, n_layers, move_layer, &m);
 }
 
 void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                           const struct kernels_pages *pages, int first, int n, const void *staging)
 {
-    struct move m = {layers, pages, first, n, (uint16_t *)(uintptr_t)staging, true};
+    struct move m = {layers, pages, first, n, staging, NULL};
     kernels_parallel(k, n_layers, move_layer, &m);
 }
 
@@ -243,12 +231,11 @@ static void fill_range(void *arg, int worker, int first, int end)
         const struct kernels_kv *kv = &f->layers[array / 2];
         if (!any_page(&f->pages[kv->group], part->first, part->n) || __atomic_load_n(&part->failed, __ATOMIC_RELAXED))
             continue;
-        uint16_t *rows = (uint16_t *)(uintptr_t)part->rows(part->arg, array, f->scratch + (size_t)worker * f->stride);
-        if (!rows)
-            __atomic_store_n(&part->failed, true, __ATOMIC_RELAXED);
+        const uint16_t *rows = part->rows(part->arg, array, f->scratch + (size_t)worker * f->stride);
+        if (rows)
+            copy(&(struct copy_job){kv, f->pages[kv->group], part->first, part->n, array % 2 == 1, rows, NULL});
         else
-            copy(&(struct copy_job){kv, f->pages[kv->group], part->first, part->n, array % 2 ? NULL : rows,
-                                    array % 2 ? rows : NULL, true});
+            __atomic_store_n(&part->failed, true, __ATOMIC_RELAXED);
     }
 }
 
