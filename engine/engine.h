@@ -170,6 +170,15 @@ struct engine_message {
 enum {
     ENGINE_CHAT_FIRST = 1, /* the context begins here: BOS and the template's default system prompt where it has one */
     ENGINE_CHAT_OPEN = 2,  /* ends with the opening of an assistant's answer */
+    /* With OPEN: the answer opens with the empty thinking that a template writes where none is wanted (Qwen 3). Where
+       the template has no such form it changes nothing. */
+    ENGINE_CHAT_NO_THINKING = 4,
+    /* With FIRST: how much is to be thought, where the template says that at the beginning (gpt-oss); none of them is
+       the template's own default. */
+    ENGINE_CHAT_LOW = 8,
+    ENGINE_CHAT_MEDIUM = 16,
+    ENGINE_CHAT_HIGH = 32,
+    ENGINE_CHAT_EFFORTS = ENGINE_CHAT_LOW | ENGINE_CHAT_MEDIUM | ENGINE_CHAT_HIGH,
 };
 
 /* [any thread] Appends the tokens of messages as the chat format renders them. Without FIRST the messages follow a
@@ -179,6 +188,14 @@ enum {
  * or tools where it has none (err says which); -EINVAL: definitions or arguments that are not JSON; -ENOMEM. */
 int engine_chat_render(const struct engine *e, const struct engine_message *messages, size_t n, unsigned flags,
                        struct engine_tokens *out, char *err, size_t err_size);
+
+/* [any thread] What of NO_THINKING, LOW, MEDIUM and HIGH a context was rendered with, as far as its tokens tell: one of
+ * the last three where it begins as a template writes that, NO_THINKING where it ends with the opening of an answer
+ * without thinking. */
+unsigned engine_chat_effort(const struct engine *e, const engine_token *ids, size_t n);
+
+/* [any thread] Whether the template says at the beginning of a context how much is to be thought. */
+bool engine_chat_has_efforts(const struct engine *e);
 
 /* [any thread] Appends what closes an assistant's answer of which the text's tokens are in the context, up to where the
  * next message begins (ChatML: <|im_end|> and a newline). */

@@ -40,6 +40,18 @@ int engine_chat_render(const struct engine *e, const struct engine_message *mess
     return chat_render(c, engine_vocab(e), messages, n, flags, out, err, err_size);
 }
 
+unsigned engine_chat_effort(const struct engine *e, const engine_token *ids, size_t n)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL ? chat_effort(c, engine_vocab(e), ids, n) : 0;
+}
+
+bool engine_chat_has_efforts(const struct engine *e)
+{
+    const struct chat *c = engine_chat(e);
+    return c != NULL && chat_has_efforts(c);
+}
+
 int engine_chat_close(const struct engine *e, struct engine_tokens *out)
 {
     const struct chat *c = engine_chat(e);

@@ -34,6 +34,7 @@ static void remember_ephemeral(struct turn *t)
         context_chat_hash(t, e->chat_hash);
         e->n_evaluated = receipt_evaluated(t);
         e->answered = t->generate;
+        e->calls = e->answered ? items_open_calls(t) : NULL;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
             e->next = t->session->ephemerals;
             t->session->ephemerals = e;
@@ -44,6 +45,7 @@ static void remember_ephemeral(struct turn *t)
         free(e->response_id);
         free(e->instructions);
         free(e->tools);
+        free(e->calls);
         free(e);
     }
     session_log(t->session, LOG_WARNING, "no memory to remember a response that is not stored");

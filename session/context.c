@@ -129,7 +129,7 @@ static int out_of_memory(struct turn *t)
 static int render(struct turn *t, const struct engine_message *messages, size_t n, bool open)
 {
     char err[256] = "";
-    unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0);
+    unsigned flags = (t->context.n == 0 ? ENGINE_CHAT_FIRST : 0) | (open ? ENGINE_CHAT_OPEN : 0) | t->effort;
     int rc = engine_chat_render(t->session->engine, messages, n, flags, &t->context, err, sizeof err);
     if (rc)
         turn_fail(t, rc == -ENOTSUP || rc == -EINVAL ? SESSION_INVALID : SESSION_INTERNAL,
@@ -267,8 +267,36 @@ static void expect(struct turn *t, const struct storage_turn *parent)
         t->lost_reason = parent->saved == STORAGE_SAVED_YES ? "blob_missing" : "not_saved";
 }
 
+/* That a context of so many tokens begins with. */
+static unsigned effort_of(const struct turn *t, const void *tokens, size_t n)
+{
+    return engine_chat_effort(t->session->engine, tokens, n) & ENGINE_CHAT_EFFORTS;
+}
+
+/* Whether another one is asked for than there is. */
+static bool effort_changes(const struct turn *t, unsigned there)
+{
+    unsigned asked = t->effort & ENGINE_CHAT_EFFORTS;
+    return !turn_touches(t) && asked && there && asked != there;
+}
+
+void context_effort(struct turn *t)
+{
+    struct found *f = &t->found;
+    f->effort = same_model(t) ? effort_of(t, f->tokens, f->tokens_bytes / sizeof(engine_token)) : 0;
+    if (!(t->effort & ENGINE_CHAT_EFFORTS))
+        t->effort |= f->effort;
+}
+
 static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
 {
+    const char *wrong = NULL;
+    if (!t->match && e->calls && items_check_open(t, e->calls, &wrong))
+        return out_of_memory(t);
+    if (wrong) {
+        turn_fail(t, SESSION_INVALID, wrong);
+        return -EINVAL;
+    }
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
     memcpy(t->base_hash, e->chat_hash, sizeof t->base_hash);
@@ -285,6 +313,11 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     } else if (!same_text(t->in_force, e->instructions)) {
         turn_fail(t, SESSION_INVALID,
                   "the instructions of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
+    }
+    if (effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n))) {
+        turn_fail(t, SESSION_INVALID,
+                  "the effort of a response that is not stored cannot change; send the whole conversation");
         return -EINVAL;
     }
     t->follows_tokens = true;
@@ -313,7 +346,7 @@ bool context_past_changes(const struct turn *t)
 {
     /* A whole history has its instructions and tools in what matched. */
     return !same_model(t) || !(t->match || same_text(instructions_in_force(t), t->found.parent.instructions)) ||
-           tools_change(t);
+           tools_change(t) || effort_changes(t, t->found.effort);
 }
 
 /* The response that is not stored and that the turn follows, by its name or by what it holds. */
@@ -355,6 +388,7 @@ void context_match_ephemeral(struct turn *t)
     for (struct ephemeral *e = t->session->ephemerals; n && e; e = e->next) {
         const uint8_t *hash = e->chat_hash, **end;
         if (strcmp(e->owner, t->owner) != 0 || !memcmp(hash, unknown, sizeof unknown) ||
+            effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n)) ||
             !(end = bsearch(&hash, ends, n, sizeof *ends, by_hash)))
             continue;
         size_t messages = (size_t)((const uint8_t(*)[32]) * end - t->hashes) + 1;
@@ -416,9 +450,11 @@ static int build(struct turn *t)
         t->drop_turns = truncate_before(f->path, f->n_path);
         t->base_known = t->drop_turns == 0;
         t->rebased = t->past_changed = true;
-        t->lost_reason = !same                                                        ? "blob_foreign"
-                         : t->match || same_text(t->in_force, f->parent.instructions) ? "tools_changed"
-                                                                                      : "instructions_changed";
+        bool instructed = t->match || same_text(t->in_force, f->parent.instructions);
+        t->lost_reason = !same             ? "blob_foreign"
+                         : !instructed     ? "instructions_changed"
+                         : tools_change(t) ? "tools_changed"
+                                           : "effort_changed";
         return rebuild(t, same);
     }
     memcpy(t->base_hash, f->parent.chat_hash, sizeof t->base_hash);

@@ -312,25 +312,90 @@ static int name_result(struct turn *t, size_t i, const char *name)
     return items_message(item, &t->messages[i], &t->names[i]);
 }
 
+static void free_calls(struct calls *c)
+{
+    for (size_t i = 0; i < c->n; i++) {
+        free(c->list[i].id);
+        free(c->list[i].name);
+    }
+    free(c->list);
+}
+
+static bool has_results(const struct turn *t, size_t first)
+{
+    bool any = false;
+    for (size_t i = first; i < t->n_messages; i++)
+        any |= t->messages[i].role == ENGINE_RESULT;
+    return any;
+}
+
+/* The turn's own results, of the calls so far and of its own. */
+static int check_results(struct turn *t, struct calls *c, size_t first, const char **wrong)
+{
+    int rc = 0;
+    for (size_t i = first; !rc && !*wrong && i < t->n_messages; i++) {
+        const struct call *of;
+        rc = take_item(c, &t->items[i], &of, wrong);
+        if (!rc && of && of->name)
+            rc = name_result(t, i, of->name);
+    }
+    return rc;
+}
+
 int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong)
 {
     struct calls c = {0};
     size_t first = t->match ? 0 : t->found.matched;
-    bool any = false;
     *wrong = NULL;
-    for (size_t i = first; i < t->n_messages; i++)
-        any |= t->messages[i].role == ENGINE_RESULT;
-    int rc = any && !t->match ? calls_before(l, t, &c) : 0;
-    for (size_t i = first; any && !rc && !*wrong && i < t->n_messages; i++) {
-        const struct call *of;
-        rc = take_item(&c, &t->items[i], &of, wrong);
-        if (!rc && of && of->name)
-            rc = name_result(t, i, of->name);
+    if (!has_results(t, first))
+        return 0;
+    int rc = t->match ? 0 : calls_before(l, t, &c);
+    rc = rc ? rc : check_results(t, &c, first, wrong);
+    free_calls(&c);
+    return rc;
+}
+
+char *items_open_calls(const struct turn *t)
+{
+    struct calls c = {0};
+    const char *ignored = NULL;
+    const struct call *of;
+    int rc = 0;
+    for (size_t i = 0; !rc && i < t->n_messages; i++)
+        rc = take_item(&c, &t->items[i], &of, &ignored);
+    for (size_t i = 0; !rc && i < t->n_output_items; i++)
+        rc = take_item(&c, &t->output[i], &of, &ignored);
+    cJSON *list = rc ? NULL : cJSON_CreateArray();
+    bool fine = list != NULL;
+    for (size_t i = 0; fine && i < c.n; i++) {
+        cJSON *o = c.list[i].answered ? NULL : cJSON_CreateObject();
+        if (c.list[i].answered)
+            continue;
+        fine = cJSON_AddItemToArray(list, o) && cJSON_AddStringToObject(o, "call_id", c.list[i].id) &&
+               (!c.list[i].name || cJSON_AddStringToObject(o, "name", c.list[i].name));
     }
-    for (size_t i = 0; i < c.n; i++) {
-        free(c.list[i].id);
-        free(c.list[i].name);
+    char *text = fine ? cJSON_PrintUnformatted(list) : NULL;
+    cJSON_Delete(list);
+    free_calls(&c);
+    return text;
+}
+
+int items_check_open(struct turn *t, const char *calls, const char **wrong)
+{
+    struct calls c = {0};
+    *wrong = NULL;
+    if (!has_results(t, 0))
+        return 0;
+    cJSON *list = cJSON_Parse(calls), *call;
+    int rc = list ? 0 : -ENOMEM;
+    cJSON_ArrayForEach(call, list)
+    {
+        char *body = rc ? NULL : cJSON_PrintUnformatted(call);
+        rc = rc ? rc : body ? add_call(&c, body, false) : -ENOMEM;
+        free(body);
     }
-    free(c.list);
+    cJSON_Delete(list);
+    rc = rc ? rc : check_results(t, &c, 0, wrong);
+    free_calls(&c);
     return rc;
 }

@@ -1,8 +1,8 @@
 /* lookup.c - a turn's jobs on the ledger thread that read.
  *
- * While a job is under way it owns turn->found, match, the items, the tools and the digests (find) or turn->plan
- * (plan), and reads the rest of the request and the context, which do not change meanwhile. The result comes back to
- * the engine thread as a command.
+ * While a job is under way it owns turn->found, match, the items, the tools, the effort and the digests (find) or
+ * turn->plan (plan), and reads the rest of the request and the context, which do not change meanwhile. The result comes
+ * back to the engine thread as a command.
  */
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -191,6 +191,7 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
     }
     if (!t->labels && (rc = labels_of(turn, &t->labels)))
         return rc;
+    t->effort = engine_chat_effort(t->session->engine, turn->tokens, turn->prompt_bytes / sizeof *answer);
     if (leaf == 1 && f->conversation.head == turn->id && !(t->replaces = strdup(t->continues)))
         return -ENOMEM;
     return items_take(t, turn);
@@ -369,12 +370,17 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     if (!rc && t->keeps && !t->instructions && !t->match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;
+    if (!rc && engine_chat_has_efforts(t->session->engine)) {
+        rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
+        if (!rc)
+            context_effort(t);
+    }
     f->anew = !rc && context_past_changes(t);
     if (f->anew || (!rc && truncate_may_be(t)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
     if (rc || f->anew)
         return rc;
-    if (!rc)
+    if (!rc && !f->tokens)
         rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
     if (!rc)
         rc = storage_turn_near(l, parent, (f->parent.n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,

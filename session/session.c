@@ -371,6 +371,7 @@ static void ephemeral_free(struct ephemeral *e)
     free(e->response_id);
     free(e->instructions);
     free(e->tools);
+    free(e->calls);
     free(e);
 }
 
@@ -537,6 +538,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->call_form = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
     t->thinking_tokens = r->thinking_tokens;
+    t->effort = r->effort;
     t->logprobs = r->logprobs;
     t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
     t->match = r->match;

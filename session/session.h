@@ -125,10 +125,11 @@ struct session_receipt {
     int output;                            /* tokens of the answer */
     struct {
         int tokens;
-        const char *reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign": another
-                               model's; "numerics_changed": this one's, with other rounding; "not_saved",
-                               "instructions_changed", "tools_changed", "truncated"; "put_aside": it gave way, and what
-                               it had could not be kept; "logits": the last one of a prompt that was answered before */
+        const char *
+            reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign": another
+                       model's; "numerics_changed": this one's, with other rounding; "not_saved",
+                       "instructions_changed", "tools_changed", "truncated", "effort_changed"; "put_aside": it gave way,
+                       and what it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];
     int n_reprefilled;
     /* Of ram and disk, what was made with other numerics than the running ones, and with which: "3 cuda device 1
@@ -281,6 +282,8 @@ struct session_turn {
     size_t n_stops;
     int max_output_tokens; /* 0 = as far as the context goes */
     int thinking_tokens;   /* thinking is ended behind so many; 0: it ends by itself; -1: at once */
+    unsigned effort;       /* ENGINE_CHAT_NO_THINKING, and at most one of ENGINE_CHAT_EFFORTS, which changes the past of
+                              a context that has another; none of these: its own */
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool keeps;            /* instructions and tools that it does not name are those of what it follows */

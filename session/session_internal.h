@@ -162,6 +162,7 @@ struct found {
     size_t n_path;
     bool anew;            /* it is */
     char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
+    unsigned effort;      /* of ENGINE_CHAT_EFFORTS: that the parent's context was made with */
     size_t matched;       /* match: messages that the path covers */
     bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
     int64_t replaces;     /* at its acceptance: the first attempt at this request, whose place it takes; 0 = none */
@@ -199,6 +200,7 @@ struct turn {
     char *tools, *tools_form, *tool;  /* tools_form: in the sorted form, by which they are compared */
     char *callable, *labels;          /* NULL: all of them; nothing */
     int thinking_tokens, n_thought;   /* how many may be thought, as in a session_turn, and how many were */
+    unsigned effort;                  /* as in a session_turn; once it was found, with that of what it follows */
     enum session_tools tool_choice;
     bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
@@ -314,6 +316,7 @@ struct command {
 struct ephemeral { /* a store:false response that can be followed */
     struct ephemeral *next;
     char *owner, *response_id, *instructions, *tools; /* tools: in the sorted form */
+    char *calls;                                      /* of an answer: items_open_calls(); NULL: not known */
     uint8_t chat_hash[32];
     struct engine_tokens tokens;
     int n_evaluated;
@@ -502,6 +505,9 @@ void turn_add_reprefilled(struct turn *t, int tokens, const char *reason);
 
 /* context.c */
 int context_build(struct turn *t); /* 0 or negative after turn_fail() */
+/* Takes over the effort of the context that was found, where the turn names none; found.effort is that. Any thread that
+ * owns `found`. */
+void context_effort(struct turn *t);
 /* Whether what came before the turn, as found, has to be rendered anew: under other instructions, or for another model.
  * Any thread that owns `found`. */
 bool context_past_changes(const struct turn *t);
@@ -571,6 +577,10 @@ int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);
 /* In a job: whether each result among the turn's new items belongs to a call that has none yet, whose tool it is told
  * then; *wrong says what is not so. 0 or negative. */
 int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong);
+/* The calls of a turn that is over and of what was said to it that have no result yet, as JSON; NULL: out of memory.
+ * The same check by them, of a turn that follows it where it is not stored. [engine thread] */
+char *items_open_calls(const struct turn *t);
+int items_check_open(struct turn *t, const char *calls, const char **wrong);
 
 /* answer.c: the answer of a turn, token by token. 0 or negative. */
 int answer_begin(struct turn *t); /* -EINVAL: stop strings */

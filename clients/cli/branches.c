@@ -1,4 +1,5 @@
-/* branches.c - what a conversation holds beside the way to its head: the ends of its branches, and forks of it. */
+/* branches.c - what a conversation holds beside the way to its head: the ends of its branches, and others that are made
+ * of it, copies and summaries. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,4 +116,35 @@ char *cli_fork(struct cli *c, const char *id, const char *title, int *code)
     cJSON_Delete(made);
     buf_free(&path);
     return fork;
+}
+
+char *cli_compact(struct cli *c, const char *id, const char *title, int *code)
+{
+    struct buf path = {0};
+    cJSON *body = cJSON_CreateObject(), *made = NULL;
+    cJSON_AddStringToObject(body, "conversation", id);
+    turn_cool_down(c->net);
+    cJSON *compact = cli_call(c, "POST", "/v1/responses/compact", body, code);
+    buf_printf(&path, "/v1/conversations/%s", id);
+    cJSON *about = compact ? cli_call(c, "GET", path.data, NULL, code) : NULL;
+    if (about) {
+        const cJSON *own = json_field(about, "instructions"), *called = json_field(about, "title");
+        const char *old = cJSON_IsString(called) ? called->valuestring : "";
+        body = cJSON_CreateObject();
+        if (*title || *old)
+            cJSON_AddStringToObject(body, "title", *title ? title : old);
+        if (cJSON_IsString(own))
+            cJSON_AddStringToObject(body, "instructions", own->valuestring);
+        cJSON_AddItemToObject(body, "items", cJSON_DetachItemFromObjectCaseSensitive(compact, "output"));
+        made = cli_call(c, "POST", "/v1/conversations", body, code);
+    }
+    const cJSON *cut = json_field(compact, "incomplete_reason");
+    if (made && cJSON_IsString(cut))
+        term_note(&c->term, "the summary was cut: %s", cut->valuestring);
+    char *summary = made ? text_copy(json_string(made, "id", "")) : NULL;
+    cJSON_Delete(made);
+    cJSON_Delete(about);
+    cJSON_Delete(compact);
+    buf_free(&path);
+    return summary;
 }

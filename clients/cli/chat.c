@@ -231,6 +231,7 @@ static void do_help(struct chat *chat, const char *argument)
         "/undo              take your last message and its answer back\n"
         "/branches [N]      the ends of this conversation's branches, or go on with one\n"
         "/fork [TITLE]      go on in a copy of this conversation\n"
+        "/compact [TITLE]   go on behind a summary of this conversation\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
         "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed;\n"
@@ -551,18 +552,30 @@ static void do_branches(struct chat *chat, const char *argument)
     }
 }
 
-static void do_fork(struct chat *chat, const char *argument)
+/* Goes on in another conversation, which `make` makes of this one. */
+static void change_to(struct chat *chat, const char *title, const char *told,
+                      char *(*make)(struct cli *c, const char *id, const char *title, int *code))
 {
     if (!chat->id) {
         term_note(&chat->cli->term, "nothing was said yet");
         return;
     }
-    char *fork = cli_fork(chat->cli, chat->id, argument, &chat->code);
-    if (fork) {
+    char *made = make(chat->cli, chat->id, title, &chat->code);
+    if (made) {
         leave(chat);
-        chat->id = fork;
-        term_note(&chat->cli->term, "this is a copy now; the other one stays");
+        chat->id = made;
+        term_note(&chat->cli->term, "this is a %s now; the other one stays", told);
     }
+}
+
+static void do_fork(struct chat *chat, const char *argument)
+{
+    change_to(chat, argument, "copy", cli_fork);
+}
+
+static void do_compact(struct chat *chat, const char *argument)
+{
+    change_to(chat, argument, "summary", cli_compact);
 }
 
 static void do_quit(struct chat *chat, const char *argument)
@@ -575,12 +588,13 @@ static const struct {
     const char *name;
     void (*run)(struct chat *chat, const char *argument);
 } slash_commands[] = {
-    {"help", do_help},     {"new", do_new},       {"list", do_list},         {"resume", do_resume},
-    {"rename", do_rename}, {"delete", do_delete}, {"show", do_show},         {"regenerate", do_regenerate},
-    {"undo", do_undo},     {"system", do_system}, {"evict", do_evict},       {"receipt", do_receipt},
-    {"set", do_set},       {"attach", do_attach}, {"copy", do_copy},         {"save", do_save},
-    {"edit", do_edit},     {"status", do_status}, {"quit", do_quit},         {"exit", do_quit},
-    {"?", do_help},        {"fork", do_fork},     {"branches", do_branches}, {"continue", do_continue},
+    {"help", do_help},       {"new", do_new},       {"list", do_list},         {"resume", do_resume},
+    {"rename", do_rename},   {"delete", do_delete}, {"show", do_show},         {"regenerate", do_regenerate},
+    {"undo", do_undo},       {"system", do_system}, {"evict", do_evict},       {"receipt", do_receipt},
+    {"set", do_set},         {"attach", do_attach}, {"copy", do_copy},         {"save", do_save},
+    {"edit", do_edit},       {"status", do_status}, {"quit", do_quit},         {"exit", do_quit},
+    {"?", do_help},          {"fork", do_fork},     {"branches", do_branches}, {"continue", do_continue},
+    {"compact", do_compact},
 };
 
 #define N_COMMANDS (sizeof(slash_commands) / sizeof(*slash_commands))

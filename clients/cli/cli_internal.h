@@ -351,6 +351,8 @@ int cli_move_head(struct cli *c, const char *id, const char *response);
 /* Another conversation with what this one holds: its id, freed by the caller. NULL: a failure, which was told. title:
  * "" is that of this one. */
 char *cli_fork(struct cli *c, const char *id, const char *title, int *code);
+/* The same with a summary of it, which the model writes, and its instructions. */
+char *cli_compact(struct cli *c, const char *id, const char *title, int *code);
 
 /* ---- attach.c ------------------------------------------------------------------------------------------------------
  */

@@ -326,13 +326,15 @@ cleanup:
     return rc;
 }
 
-/* How much may be thought: nothing, up to a budget, or as much as the model likes. */
+/* How much may be thought: nothing, up to a budget, or as much as the model likes, with the effort that is named. */
 static int parse_thinking(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
-    const cJSON *thinking = NULL;
-    const char *type = NULL;
+    const cJSON *thinking = NULL, *config = NULL;
+    const char *type = NULL, *effort = NULL;
     int64_t budget = 0;
-    if (json_object(body, "", "thinking", &thinking, e) ||
+    if (json_object(body, "", "thinking", &thinking, e) || json_object(body, "", "output_config", &config, e) ||
+        (config && json_string(config, "output_config.", "effort", 16, &effort, e)) ||
+        effort_parse(effort, "output_config.effort", q, e) ||
         (thinking && (json_string(thinking, "thinking.", "type", 32, &type, e) ||
                       json_int(thinking, "thinking.", "budget_tokens", 1, 1 << 30, &budget, e)))) {
         return -1;
@@ -343,7 +345,10 @@ static int parse_thinking(struct turn_request *q, const cJSON *body, struct api_
                       "'thinking.type' must be enabled, adaptive or disabled.");
         return -1;
     }
-    q->thinking_tokens = thinking && strcmp(type, "disabled") == 0 ? -1 : (int)budget;
+    q->thinking_tokens = budget ? (int)budget : q->thinking_tokens;
+    if (thinking && strcmp(type, "disabled") == 0) {
+        effort_none(q);
+    }
     return 0;
 }
 

@@ -237,6 +237,8 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 cJSON *response_usage(const struct run *run);
+/* Whether the answer was cut where it, or the context, had as many tokens as it may have. */
+bool answer_is_too_long(const struct run *run);
 /* The run's receipt as `convod` of o, if it has one; reason: with why the answer was cut, where o does not say it. */
 void receipt_add(cJSON *o, const struct run *run, bool reason);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
@@ -281,6 +283,30 @@ int messages_parse(struct turn_request *q, const cJSON *list, const char *name, 
 /* One message of the user. */
 int messages_single(struct turn_request *q, const char *text, struct api_error *e);
 int message_role(const char *name, enum engine_role *role);
+
+/* ---- grammars (lark.c) --------------------------------------------------------------------------------------------
+ */
+
+#define LARK_BYTES_MAX   (64 * 1024)
+#define LARK_RULES_MAX   256
+#define LARK_DEPTH_MAX   64
+#define LARK_PATTERN_MAX 4080 /* what a pattern may have, with what is put around it */
+
+/* A grammar in Lark's language as a regular expression of the texts that it has from `start` on. *out is malloc'd. -1
+ * and err: it is none, or has no such expression. */
+int lark_pattern(const char *text, char **out, char *err, size_t err_size);
+/* Whether a pattern's groups and classes end within it, so that it can be put into another one. */
+bool pattern_is_whole(const char *pattern, size_t len);
+
+/* ---- thinking (effort.c) -------------------------------------------------------------------------------------------
+ */
+
+/* No thinking: what the model begins of it is ended. */
+void effort_none(struct turn_request *q);
+/* word: `none`, `minimal`, ... `max`; NULL: nothing is asked for. param: its name. 0, or -1 and *e: it is another. */
+int effort_parse(const char *word, const char *param, struct turn_request *q, struct api_error *e);
+/* `reasoning_effort` and `chat_template_kwargs` of Chat Completions. 0, or -1 and *e. */
+int effort_parse_chat(const cJSON *body, struct turn_request *q, struct api_error *e);
 
 /* ---- calls (calls.c) ----------------------------------------------------------------------------------------------
  */

@@ -98,7 +98,7 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||
-        bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) ||
+        bias_parse(body, q, e) || priority_parse(body, "", &q->patient, e) || effort_parse_chat(body, q, e) ||
         json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
         form_check(q, "stop", e) || parse_messages(q, body, e) ||
         tools_parse(q, body, "function.parameters", NULL, e) || message_opening_check(q, "response_format", e)) {

@@ -41,11 +41,7 @@ static cJSON *head(const struct run *first, const struct choices *form, const ch
 
 const char *choices_reason(const struct run *run)
 {
-    const char *r = run->reason;
-    return strcmp(run->status, "incomplete") == 0 && r &&
-                   (strcmp(r, "max_output_tokens") == 0 || strcmp(r, "context_length") == 0)
-               ? "length"
-               : "stop";
+    return answer_is_too_long(run) ? "length" : "stop";
 }
 
 void choices_log(struct run *run, const struct choices *form, cJSON *choice, bool last)

@@ -152,6 +152,7 @@ struct turn_request *responses_parse_compact(cJSON *body, struct api_error *e)
     engine_form_free(q->form);
     q->form = NULL;
     q->thinking_tokens = -1;
+    q->effort = ENGINE_CHAT_NO_THINKING;
     q->max_output_tokens = SUMMARY_TOKENS;
     q->sampling.temperature = 0;
     return q;

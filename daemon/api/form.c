@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/api/api.h"
@@ -83,13 +84,21 @@ static int parse_grammar(const cJSON *o, const char *prefix, struct turn_request
     if (!syntax || !definition) {
         return missing(prefix, syntax ? "definition" : "syntax", e);
     }
-    if (strcmp(syntax, "regex") != 0) {
+    bool lark = strcmp(syntax, "lark") == 0;
+    if (!lark && strcmp(syntax, "regex") != 0) {
         snprintf(param, sizeof(param), "%ssyntax", prefix);
-        api_error_set(e, 400, "invalid_value", param, "'%s' is 'regex'; other syntaxes are not supported.", param);
+        api_error_set(e, 400, "invalid_value", param, "'%s' is 'regex' or 'lark'.", param);
         return -1;
     }
     snprintf(param, sizeof(param), "%sdefinition", prefix);
-    return compile(ENGINE_FORM_PATTERN, definition, true, param, q, e);
+    char *pattern = NULL, err[200];
+    if (lark && lark_pattern(definition, &pattern, err, sizeof(err))) {
+        api_error_set(e, 400, "invalid_grammar", param, "'%s': %s", param, err);
+        return -1;
+    }
+    int rc = compile(ENGINE_FORM_PATTERN, lark ? pattern : definition, true, param, q, e);
+    free(pattern);
+    return rc;
 }
 
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,

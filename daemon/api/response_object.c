@@ -201,12 +201,10 @@ cJSON *response_usage(const struct run *run)
     return u;
 }
 
-/* The reasons that the API has; ours are told under convod. */
-static const char *api_reason(const char *reason)
+bool answer_is_too_long(const struct run *run)
 {
-    return reason && (strcmp(reason, "max_output_tokens") == 0 || strcmp(reason, "context_length") == 0)
-               ? "max_output_tokens"
-               : NULL;
+    return strcmp(run->status, "incomplete") == 0 && run->reason &&
+           (strcmp(run->reason, "max_output_tokens") == 0 || strcmp(run->reason, "context_length") == 0);
 }
 
 void receipt_add(cJSON *o, const struct run *run, bool reason)
@@ -272,7 +270,8 @@ static cJSON *whole_object(const struct run *run, bool event)
     }
     if (strcmp(run->status, "incomplete") == 0) {
         cJSON *details = cJSON_AddObjectToObject(o, "incomplete_details");
-        add_or_null(details, "reason", api_reason(run->reason));
+        /* The one that the API has; ours are told under convod. */
+        add_or_null(details, "reason", answer_is_too_long(run) ? "max_output_tokens" : NULL);
     } else {
         cJSON_AddNullToObject(o, "incomplete_details");
     }

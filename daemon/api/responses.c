@@ -228,38 +228,49 @@ static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, st
     return form_parse(format, "text.format.", false, q, echo, e);
 }
 
-/* What is asked of thinking is shown again. No effort is no thinking; any other is the model's own. */
+/* Whether a word is one of a list that ends with NULL; NULL is. */
+static bool is_one_of(const char *word, const char *const *words)
+{
+    while (word && *words && strcmp(word, *words) != 0) {
+        words++;
+    }
+    return !word || *words;
+}
+
+/* What is asked of thinking is shown again. What the context has of it stays: to take it out would change the past. */
 static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    static const char *const summaries[] = {"auto", "concise", "detailed"};
+    static const char p[] = "reasoning.";
+    static const char *const summaries[] = {"auto", "concise", "detailed", NULL}, *const contexts[] = {
+                                                                                      "auto", "all_turns", NULL};
     const cJSON *reasoning = NULL;
-    const char *effort = NULL, *summary = NULL;
-    if (json_object(body, "", "reasoning", &reasoning, e) ||
-        (reasoning && (json_string(reasoning, "reasoning.", "effort", 16, &effort, e) ||
-                       json_string(reasoning, "reasoning.", "generate_summary", 16, &summary, e) ||
-                       json_string(reasoning, "reasoning.", "summary", 16, &summary, e)))) {
+    const char *effort = NULL, *summary = NULL, *context = NULL;
+    if (json_object(body, "", "reasoning", &reasoning, e) || !reasoning) {
+        return e->status ? -1 : 0;
+    }
+    if (json_string(reasoning, p, "effort", 16, &effort, e) || effort_parse(effort, "reasoning.effort", q, e) ||
+        json_string(reasoning, p, "generate_summary", 16, &summary, e) ||
+        json_string(reasoning, p, "summary", 16, &summary, e) ||
+        json_string(reasoning, p, "context", 16, &context, e)) {
         return -1;
     }
-    bool known = !effort, known_summary = !summary;
-    if (effort && strcmp(effort, "none") == 0) {
-        q->thinking_tokens = -1;
-    }
-    for (size_t i = 0; i < sizeof(efforts) / sizeof(*efforts); i++) {
-        known |= effort && strcmp(effort, efforts[i]) == 0;
-    }
-    for (size_t i = 0; i < sizeof(summaries) / sizeof(*summaries); i++) {
-        known_summary |= summary && strcmp(summary, summaries[i]) == 0;
-    }
-    if (!known || !known_summary) {
-        const char *param = known ? "reasoning.summary" : "reasoning.effort";
-        api_error_set(e, 400, "invalid_value", param, "'%s' has a value that is not known.", param);
+    if (!is_one_of(summary, summaries)) {
+        api_error_set(e, 400, "invalid_value", "reasoning.summary",
+                      "'reasoning.summary' is auto, concise or detailed.");
         return -1;
     }
-    if (reasoning) {
-        cJSON *shown = cJSON_AddObjectToObject(echo, "reasoning");
-        cJSON_AddItemToObject(shown, "effort", effort ? cJSON_CreateString(effort) : cJSON_CreateNull());
-        cJSON_AddItemToObject(shown, "summary", summary ? cJSON_CreateString(summary) : cJSON_CreateNull());
+    if (!is_one_of(context, contexts)) {
+        bool known = strcmp(context, "current_turn") == 0;
+        api_error_set(e, 400, known ? "unsupported_parameter" : "invalid_value", "reasoning.context",
+                      known ? "'reasoning.context' is not supported with this value: thinking stays in the context."
+                            : "'reasoning.context' is auto or all_turns.");
+        return -1;
+    }
+    cJSON *shown = cJSON_AddObjectToObject(echo, "reasoning");
+    cJSON_AddItemToObject(shown, "effort", effort ? cJSON_CreateString(effort) : cJSON_CreateNull());
+    cJSON_AddItemToObject(shown, "summary", summary ? cJSON_CreateString(summary) : cJSON_CreateNull());
+    if (context) {
+        cJSON_AddStringToObject(shown, "context", context);
     }
     return 0;
 }

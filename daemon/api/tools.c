@@ -137,12 +137,12 @@ static int add_function(struct tool_reader *r, const cJSON *o, const char *space
     return add_definition(r, space, name, description, parameters, strict ? parameters : NULL, NULL, prefix);
 }
 
-/* The pattern that a custom tool's input must match as a whole. NULL: any text. */
-static int read_format(struct tool_reader *r, const cJSON *o, const char *prefix, const char **pattern)
+/* The pattern that a custom tool's input must match as a whole, malloc'd. NULL: any text. */
+static int read_format(struct tool_reader *r, const cJSON *o, const char *prefix, char **pattern)
 {
     const cJSON *format = NULL;
-    const char *type = NULL, *syntax = NULL;
-    char param[96];
+    const char *type = NULL, *syntax = NULL, *definition = NULL;
+    char param[96], err[200];
     *pattern = NULL;
     if (json_object(o, prefix, "format", &format, r->e) || !format) {
         return r->e->status ? -1 : 0;
@@ -165,54 +165,45 @@ static int read_format(struct tool_reader *r, const cJSON *o, const char *prefix
         strcat(param, "grammar.");
     }
     if (json_string(format, param, "syntax", 64, &syntax, r->e) ||
-        json_string(format, param, "definition", BODY_BYTES_MAX, pattern, r->e)) {
+        json_string(format, param, "definition", BODY_BYTES_MAX, &definition, r->e)) {
         return -1;
     }
-    if (syntax && strcmp(syntax, "lark") == 0) {
-        *pattern = NULL; /* agents send it beside what describes it in words: any text */
-        return 0;
-    }
-    if (!syntax || strcmp(syntax, "regex") != 0) {
+    bool lark = syntax && strcmp(syntax, "lark") == 0;
+    if (!lark && (!syntax || strcmp(syntax, "regex") != 0)) {
         strcat(param, "syntax");
         return refuse(r, "invalid_value", param, "is 'regex' or 'lark'.");
     }
-    return *pattern ? 0 : refuse(r, "missing_required_parameter", param, "has no definition.");
-}
-
-/* Whether a pattern ends groups that it has not begun: it would end the one that it is put in. */
-static bool ends_group(const char *pattern)
-{
-    int depth = 0;
-    bool class = false;
-    for (const char *p = pattern; *p && depth >= 0; p++) {
-        if (*p == '\\' && p[1]) {
-            p++;
-        } else if (class) {
-            class = *p != ']';
-        } else if (*p == '[') {
-            class = true;
-        } else if (*p == '(' || *p == ')') {
-            depth += *p == '(' ? 1 : -1;
-        }
+    strcat(param, "definition");
+    if (!definition) {
+        return refuse(r, "missing_required_parameter", param, "is missing.");
     }
-    return depth < 0;
+    if (lark && lark_pattern(definition, pattern, err, sizeof(err))) {
+        api_error_set(r->e, 400, "invalid_grammar", param, "'%s': %s", param, err);
+        return -1;
+    }
+    if (!lark && !pattern_is_whole(definition, strlen(definition))) {
+        return refuse(r, "invalid_grammar", param, "has a group or class that does not close, or was not begun.");
+    }
+    if (!lark && !(*pattern = strdup(definition))) {
+        api_error_set(r->e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    return 0;
 }
 
 /* A custom tool: a function with a text as its only argument. */
 static int add_custom(struct tool_reader *r, const cJSON *o, const char *space, const char *prefix)
 {
-    const char *name = NULL, *description = NULL, *pattern = NULL;
+    const char *name = NULL, *description = NULL;
+    char *pattern = NULL, *whole = NULL;
     if (json_string(o, prefix, "name", 256, &name, r->e) ||
         json_string(o, prefix, "description", DESCRIPTION_MAX, &description, r->e) ||
         read_format(r, o, prefix, &pattern)) {
         return -1;
     }
-    char *whole = NULL, param[96];
-    if (pattern && ends_group(pattern)) {
-        snprintf(param, sizeof(param), "%.80sformat", prefix);
-        return refuse(r, "invalid_function_parameters", param, "has a ) without its group.");
-    }
-    if (pattern && asprintf(&whole, "^(?:%s)$", pattern) < 0) {
+    int made = pattern ? asprintf(&whole, "^(?:%s)$", pattern) : 0;
+    free(pattern);
+    if (made < 0) {
         api_error_set(r->e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }

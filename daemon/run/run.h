@@ -168,6 +168,7 @@ struct turn_request {
     enum session_tools tool_choice;
     bool one_call;
     int max_output_tokens, n_top, thinking_tokens; /* as in a session_turn */
+    unsigned effort;                               /* the same */
     bool logprobs;                                 /* and n_top: as in a session_turn */
     char replaces[ID_SIZE];                        /* as in a session_turn; "": none */
     bool match; /* the items are a whole history, of which the longest head that there is is found */

@@ -318,6 +318,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .n_stops = q->n_stops,
         .max_output_tokens = q->max_output_tokens,
         .thinking_tokens = q->thinking_tokens,
+        .effort = q->effort,
         .logprobs = q->logprobs,
         .n_top = q->n_top,
         .keeps = q->keeps,

@@ -105,6 +105,8 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
             rc = chat_cut_pieces(v, f->role[role].after, &c->after[role]);
     if (rc == 0 && c->opening_text != NULL)
         rc = chat_cut_pieces(v, c->opening_text, &c->opening);
+    if (rc == 0 && c->unthinking_text != NULL)
+        rc = chat_cut_pieces(v, c->unthinking_text, &c->unthinking);
     if (rc == 0 && read && memmem(t->text, t->len, "</think>", 8) != NULL) {
         c->think_mark = vocab_special(v, "<think>");
         c->think_end_mark = vocab_special(v, "</think>");
@@ -182,6 +184,7 @@ void chat_free(struct chat *c)
     if (c == NULL)
         return;
     free(c->opening_text);
+    free(c->unthinking_text);
     free(c->system_default);
     free(c->system_prefix);
     free(c->system_suffix);
@@ -490,7 +493,8 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
     bool first = (flags & ENGINE_CHAT_FIRST) != 0;
     enum engine_role head = n > 0 ? messages[0].role : ENGINE_USER;
     if (first)
-        chat_add_pieces(b, head == ENGINE_TOOLS && c->preamble_tools.n > 0 ? &c->preamble_tools : &c->preamble);
+        chat_add_preamble(c, b, head == ENGINE_TOOLS && c->preamble_tools.n > 0 ? &c->preamble_tools : &c->preamble,
+                          flags);
     if (first && head != ENGINE_SYSTEM && head != ENGINE_TOOLS && (c->system_default || c->system_prefix)) {
         chat_add_pieces(b, &c->before[ENGINE_SYSTEM]);
         chat_add(b, c->system_prefix ? c->system_prefix : c->system_default);
@@ -510,7 +514,7 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
     }
     if (flags & ENGINE_CHAT_OPEN) {
         chat_add_pieces(b, c->answer.n > 0 ? &c->answer : &c->before[ENGINE_ASSISTANT]);
-        chat_add_pieces(b, &c->opening);
+        chat_add_pieces(b, (flags & ENGINE_CHAT_NO_THINKING) && c->unthinking.n > 0 ? &c->unthinking : &c->opening);
     }
     chat_flush(b);
 }
@@ -687,13 +691,8 @@ static bool ends_with_call(const struct chat *c, const struct vocab *v, const st
     size_t stop = at - 1;
     while (at > 0 && out->ids[at - 1] != c->start)
         at--;
-    for (; at < stop && n < sizeof head; at++) {
-        size_t len;
-        const char *bytes = vocab_token_bytes(v, out->ids[at], &len);
-        len = len < sizeof head - n ? len : sizeof head - n;
-        memcpy(head + n, bytes, len);
-        n += len;
-    }
+    for (; at < stop && n < sizeof head; at++)
+        chat_token_text(v, out->ids[at], head, &n, sizeof head);
     return c->syntax == ENGINE_CALLS_HARMONY && memmem(head, n, TO, strlen(TO)) != NULL;
 }
 

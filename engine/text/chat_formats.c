@@ -190,7 +190,28 @@ static int read_gemma(struct chat *c, const struct template *t)
     return no_memory ? -ENOMEM : 0;
 }
 
-/* Thinking: whether an answer opens with it, and whether it is left out of earlier answers. */
+/* The empty thinking that an answer opens with where none is wanted: a literal of nothing but the tags and white space.
+ */
+static int read_unthinking(struct chat *c, const struct template *t)
+{
+    static const char OPEN[] = "<think>", CLOSE[] = "</think>";
+    bool no_memory = false;
+    const char *p = find(t, "enable_thinking") ? find(t, OPEN) : NULL;
+    for (; p != NULL && c->unthinking_text == NULL && !no_memory; p = find_from(t, p + 1, OPEN)) {
+        bool quoted = p > t->text && (p[-1] == '"' || p[-1] == '\'');
+        char *text = quoted ? literal(t, p, p[-1], NULL, &no_memory) : NULL;
+        const char *within = text != NULL ? text + strlen(OPEN) : "", *end = within + strspn(within, "\n");
+        bool closed = text != NULL && strncmp(end, CLOSE, strlen(CLOSE)) == 0;
+        if (closed && end[strlen(CLOSE) + strspn(end + strlen(CLOSE), "\n")] == '\0')
+            c->unthinking_text = text;
+        else
+            free(text);
+    }
+    return no_memory ? -ENOMEM : 0;
+}
+
+/* Thinking: whether an answer opens with it, how one opens that has none, and whether it is left out of earlier
+ * answers. */
 int chat_read_common(struct chat *c, const struct template *t)
 {
     static const char THINK[] = "<think>", CUT[] = "split('</think>')", NEWLINES[] = ".lstrip('\\n')";
@@ -220,7 +241,7 @@ int chat_read_common(struct chat *c, const struct template *t)
         c->opening_text = strdup(newline ? "<think>\n" : "<think>");
         return c->opening_text != NULL ? 0 : -ENOMEM;
     }
-    return 0;
+    return read_unthinking(c, t);
 }
 
 /* The literal around p, from its beginning up to `stop` or its end. */
@@ -439,6 +460,7 @@ static const struct chat_format FORMATS[] = {
         .preamble = HARMONY_SYSTEM "<|end|>",
         .preamble_tools =
             HARMONY_SYSTEM "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|>",
+        .effort = "\nReasoning: ",
         .answer = "<|start|>assistant",
         .defaults = harmony_defaults,
         .role = {[ENGINE_SYSTEM] = {"<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>"},

@@ -37,7 +37,9 @@ struct chat_format {
     enum chat_order order;
     const char *preamble;       /* what every context begins with, behind BOS; NULL: nothing */
     const char *preamble_tools; /* the same where there are tools; NULL: no other */
-    const char *answer;         /* what is before an answer that is to be written; NULL: what is before others */
+    const char
+        *effort; /* what is before the word in the preambles that says how much is thought; NULL: there is none */
+    const char *answer; /* what is before an answer that is to be written; NULL: what is before others */
     struct {
         const char *before, *after;
     } role[CHAT_ROLES];
@@ -72,9 +74,11 @@ struct chat {
     struct chat_pieces answer;         /* what is before an answer that is to be written; none: as before others */
     struct chat_pieces opening;        /* of an answer, behind what is before it */
     char *opening_text;                /* what those pieces point into; NULL: nothing */
-    char *system_default;              /* written when there is no system message; NULL: nothing */
-    char *system_prefix; /* written before every system prompt, which is then never absent; NULL: nothing */
-    char *system_suffix; /* between the system prompt and the first user message where they share a turn */
+    struct chat_pieces unthinking;     /* the same of an answer that is not to be thought about; none: as of others */
+    char *unthinking_text;
+    char *system_default; /* written when there is no system message; NULL: nothing */
+    char *system_prefix;  /* written before every system prompt, which is then never absent; NULL: nothing */
+    char *system_suffix;  /* between the system prompt and the first user message where they share a turn */
     bool trim_user, trim_answer;
     /* An earlier answer's thinking is left out, and the newlines behind it (always, or only where there was any). */
     bool drops_thinking, drops_newlines, drops_newlines_always;
@@ -133,6 +137,11 @@ void chat_flush(struct builder *b);
 void chat_add_pieces(struct builder *b, const struct chat_pieces *pieces);
 /* A message's text, without the white space around it. */
 void chat_add_trimmed(struct builder *b, const char *text, size_t len);
+/* What a context begins with, with another word for the effort than the format has where one is asked for in flags, as
+ * engine_chat_render() has them. */
+void chat_add_preamble(const struct chat *c, struct builder *b, const struct chat_pieces *pieces, unsigned flags);
+/* Appends a token's text to out[0..*n), as far as `size` has room. */
+void chat_token_text(const struct vocab *v, engine_token id, char *out, size_t *n, size_t size);
 /* Cuts a text around messages into tokens and what lies between them. -EOVERFLOW: there are too many. */
 int chat_cut_pieces(const struct vocab *v, const char *text, struct chat_pieces *out);
 

@@ -95,6 +95,9 @@ const char *chat_format(const struct chat *c);
 int chat_render(const struct chat *c, const struct vocab *v, const struct engine_message *messages, size_t n,
                 unsigned flags, struct engine_tokens *out, char *err, size_t err_size);
 int chat_close(const struct chat *c, const struct vocab *v, struct engine_tokens *out);
+/* engine_chat_effort() and engine_chat_has_efforts(). */
+unsigned chat_effort(const struct chat *c, const struct vocab *v, const engine_token *ids, size_t n);
+bool chat_has_efforts(const struct chat *c);
 
 /* Whether this token ends an answer of the format: engine_token_ends_answer(). c may be NULL. */
 bool chat_ends_answer(const struct chat *c, const struct vocab *v, engine_token id);

@@ -204,7 +204,8 @@ def patterns():
         chat = c.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Is the sea salty?"}], response_format=nested, temperature=1.5)
         assert re.fullmatch(pattern, chat.choices[0].message.content), chat
         for change, param, code in (
-            ({"syntax": "lark"}, "syntax", "invalid_value"),
+            ({"syntax": "ebnf"}, "syntax", "invalid_value"),
+            ({"syntax": "lark", "definition": 'start: "(" start ")"'}, "definition", "invalid_grammar"),
             ({"syntax": None}, "syntax", "missing_required_parameter"),
             ({"definition": None}, "definition", "missing_required_parameter"),
             ({"definition": "(a"}, "definition", "invalid_grammar"),

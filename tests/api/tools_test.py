@@ -271,6 +271,40 @@ def custom_tools():
         d.stop()
 
 
+PATCH = r"""
+start: "*** Begin Patch" LF hunk "*** End Patch"
+hunk: add_hunk | delete_hunk
+add_hunk: "*** Add File: " filename LF line~1..2
+delete_hunk: "*** Delete File: " filename LF
+filename: /[a-z]{1,8}\.c/
+line: "+" /[a-z ]{1,12}/ LF
+%import common.LF
+"""
+
+
+def lark_grammars():
+    """An agent's own language for patches: what the model writes is of it. One that cannot be kept to is refused by name."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        grammar = {"syntax": "lark", "definition": PATCH}
+        tool = {"type": "custom", "name": "apply_patch", "description": "Changes files.", "format": {"type": "grammar", **grammar}}
+        nested = {"type": "custom", "custom": {"name": "apply_patch", "format": {"type": "grammar", "grammar": grammar}}}
+        wanted = r"\*\*\* Begin Patch\n(\*\*\* Add File: [a-z]{1,8}\.c\n(\+[a-z ]{1,12}\n){1,2}|\*\*\* Delete File: [a-z]{1,8}\.c\n)\*\*\* End Patch"
+        r = c.responses.create(input="Add a file main.c.", tools=[tool], tool_choice={"type": "custom", "name": "apply_patch"}, max_output_tokens=160, **LIMITS)
+        item = r.output[0]
+        assert r.status == "completed" and item.type == "custom_tool_call" and re.fullmatch(wanted, item.input), r
+        chat = c.chat.completions.create(messages=[{"role": "user", "content": "Add a file."}], tools=[nested], tool_choice="required", max_tokens=160, **LIMITS)
+        assert re.fullmatch(wanted, chat.choices[0].message.tool_calls[0].custom.input), chat
+        tool["format"]["definition"] = 'start: "(" start ")" | "x"'
+        try:
+            c.responses.create(input="x", tools=[tool], **LIMITS)
+            raise AssertionError("a grammar that no expression has was taken")
+        except openai.BadRequestError as e:
+            assert (e.param, e.code) == ("tools[0].format.definition", "invalid_grammar") and "start" in e.message, e
+        d.stop()
+
+
 def chosen_tools():
     """Calls are kept to the allowed tools, of which the model is told with the others; tools may stand in a namespace, or among the items."""
     with Scratch() as data:
@@ -294,4 +328,4 @@ def chosen_tools():
 
 
 need(QWEN)
-run(custom_tools, chosen_tools, one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces, references)
+run(custom_tools, lark_grammars, chosen_tools, one_call, streamed, loop_stored, loop_not_stored, loop_of_completions, across_interfaces, references)

@@ -39,7 +39,6 @@ from daemon import BUILD, QWEN, Daemon  # noqa: E402
 THREADS = len(os.sched_getaffinity(0))
 PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
 WORDS = "river stone cloud paper green seven lamp horse ocean quiet window bridge garden music winter number street letter".split()
-SLOTS = 4
 KV_TOKEN_BYTES = 12288  # of the default model: 24 layers, 2 KV heads of 64, keys and values of 2 bytes
 
 
@@ -128,7 +127,7 @@ class Peer:
     name = "peer"
 
     def __init__(self, load, o, folder):
-        self.p = subprocess.Popen([PEER_PYTHON, os.path.join(HERE, "peer_server.py"), o.model, str(THREADS), str(SLOTS), str(load.kv_tokens())],
+        self.p = subprocess.Popen([PEER_PYTHON, os.path.join(HERE, "peer_server.py"), o.model, str(THREADS), str(o.active), str(load.kv_tokens())],
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         line = ""
         while not line.startswith("{"):
@@ -403,9 +402,9 @@ def table(results):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--conversations", type=int, default=9)
+    p.add_argument("--conversations", type=int, default=3 * THREADS)
     p.add_argument("--turns", type=int, default=15, help="of a conversation, give or take three")
-    p.add_argument("--active", type=int, default=4)
+    p.add_argument("--active", type=int, default=THREADS + 1)
     p.add_argument("--model", default=QWEN)
     p.add_argument("--json")
     p.add_argument("--svg")

@@ -224,6 +224,22 @@ class AnEvening(unittest.TestCase):
         r = self.convo("chat", stdin="/fork\n/branches\n")
         self.assertEqual(r.stderr.count("nothing was said yet"), 2, r.stderr)
 
+    def test_compact(self):
+        id = self.ask("--keep", "--system", "Be brief.", "My name is Ada.")["convod"]["conversation"]
+        r = self.convo("resume", id, "--receipt", "--temperature", "0", "--max-tokens", "8", stdin="/compact Short\nSay three.\n")
+        self.assertIn(r.returncode, (0, 4), r.stderr)  # the answer may be cut at its limit
+        self.assertIn("this is a summary now", r.stderr)
+        short = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tShort"))
+        self.assertNotEqual(short, id)
+        said = self.convo("show", short).stdout
+        self.assertIn("Say three.", said)
+        self.assertNotIn("My name is Ada.", said.split("user: ")[-1])
+        self.assertNotIn("Say three.", self.convo("show", id).stdout)
+        r = self.convo("resume", short, stdin="/system\n")
+        self.assertIn("Be brief.", r.stderr)
+        r = self.convo("chat", stdin="/compact\n")
+        self.assertIn("nothing was said yet", r.stderr)
+
     def test_the_terminal(self):
         t = Terminal("--url", self.daemon.url, "--temperature", "0")
         self.addCleanup(t.close)

@@ -325,10 +325,16 @@ static void refusals(void **state)
          "invalid_value", "tool_choice.allowed_tools.mode"},
         {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
          "\"syntax\":\"regex\",\"definition\":\"(\"}}}}]",
-         "invalid_function_parameters", "tools[0].custom.format"},
+         "invalid_grammar", "tools[0].custom.format.grammar.definition"},
         {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
          "\"syntax\":\"regex\",\"definition\":\"a)|(?:b\"}}}}]",
-         "invalid_function_parameters", "tools[0].custom.format"},
+         "invalid_grammar", "tools[0].custom.format.grammar.definition"},
+        {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
+         "\"syntax\":\"lark\",\"definition\":\"start: start\"}}}}]",
+         "invalid_grammar", "tools[0].custom.format.grammar.definition"},
+        {"\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":{\"type\":\"grammar\",\"grammar\":{"
+         "\"syntax\":\"lark\"}}}}]",
+         "missing_required_parameter", "tools[0].custom.format.grammar.definition"},
         {"\"functions\":[{\"name\":\"f\"}]", "unsupported_parameter", "functions"},
     };
     static const struct refusal lists[] = {

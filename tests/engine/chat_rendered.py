@@ -5,7 +5,7 @@ tests/data/chat-rendered.jsonl holds and chat_test compares the engine's renderi
 usage: chat_rendered.py           compares the file with what the templates give (TAP)
        chat_rendered.py --write   writes the file
 
-A line of the templates' file is a conversation, with its number, messages and tools, or a template: its name, the format that it
+A line of the templates' file is a conversation, with its number, messages, tools and what else the template is given, or a template: its name, the format that it
 must be recognised as, the kind of vocabulary ("model"), its control tokens, BOS and EOS, the template, and the numbers of the
 conversations that it is rendered with. "thinks": an answer opens with thinking, so that an earlier answer is written
 otherwise. "strips": white space behind a control token is not there. To add a template: add its line, and --write.
@@ -18,7 +18,7 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 KEPT = ("name", "format", "model", "tokens", "bos", "eos", "template", "thinks", "strips")
 
 
-def render(jinja2, line, messages, tools=None):
+def render(jinja2, line, messages, tools=None, arguments=None):
     def raise_exception(message):
         raise ValueError(message)
 
@@ -26,7 +26,7 @@ def render(jinja2, line, messages, tools=None):
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     template = environment.from_string(line["template"], {"raise_exception": raise_exception})
-    text = template.render(messages=messages, tools=tools, add_generation_prompt=True, bos_token=line["bos"], eos_token=line["eos"])
+    text = template.render(messages=messages, tools=tools, add_generation_prompt=True, bos_token=line["bos"], eos_token=line["eos"], **(arguments or {}))
     return text
 
 
@@ -38,11 +38,13 @@ def rendered(jinja2):
             conversations[line["conversation"]] = line
             continue
         for number in line["conversations"]:
-            messages, tools = conversations[number]["messages"], conversations[number].get("tools")
+            messages, tools, arguments = (conversations[number].get(k) for k in ("messages", "tools", "arguments"))
             result = {k: line[k] for k in KEPT if k in line}
             if tools:
                 result["tools"] = tools
-            out.append(json.dumps({**result, "messages": messages, "prompt": render(jinja2, line, messages, tools)}) + "\n")
+            if arguments:
+                result["arguments"] = arguments
+            out.append(json.dumps({**result, "messages": messages, "prompt": render(jinja2, line, messages, tools, arguments)}) + "\n")
     return out
 
 

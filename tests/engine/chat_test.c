@@ -115,15 +115,15 @@ static bool joined(const struct engine_message *m, size_t cut)
 }
 
 /* A conversation in two calls, cut anywhere but within one of these, gives the same tokens. */
-static void check_splits(const struct chat *c, const struct vocab *v, const struct conversation *k,
+static void check_splits(const struct chat *c, const struct vocab *v, const struct conversation *k, unsigned effort,
                          const struct engine_tokens *whole)
 {
     for (size_t cut = 1; cut < k->n; cut++) {
         struct engine_tokens parts = {0};
         if (joined(k->messages, cut))
             continue;
-        render(c, v, k->messages, cut, ENGINE_CHAT_FIRST, &parts);
-        render(c, v, k->messages + cut, k->n - cut, ENGINE_CHAT_OPEN, &parts);
+        render(c, v, k->messages, cut, ENGINE_CHAT_FIRST | effort, &parts);
+        render(c, v, k->messages + cut, k->n - cut, ENGINE_CHAT_OPEN | effort, &parts);
         golden_compare(v, "(in two calls)", 14, parts.ids, parts.n, whole->ids, whole->n);
         engine_tokens_free(&parts);
     }
@@ -131,14 +131,15 @@ static void check_splits(const struct chat *c, const struct vocab *v, const stru
 
 /* An answer that was generated and closed lies in the context as if it had been rendered; where answers open with
  * thinking, which earlier ones have not, up to that opening. */
-static void check_close(const struct chat *c, const struct vocab *v, const struct conversation *k, bool thinks)
+static void check_close(const struct chat *c, const struct vocab *v, const struct conversation *k, unsigned effort,
+                        bool thinks)
 {
     for (size_t i = 1; i < k->n; i++) {
         if (k->messages[i].role != ENGINE_ASSISTANT)
             continue;
         struct engine_tokens asked = {0}, answered = {0}, closing = {0};
-        render(c, v, k->messages, i, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &asked);
-        render(c, v, k->messages, i + 1, ENGINE_CHAT_FIRST, &answered);
+        render(c, v, k->messages, i, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN | effort, &asked);
+        render(c, v, k->messages, i + 1, ENGINE_CHAT_FIRST | effort, &answered);
         assert_int_equal(chat_close(c, v, &closing), 0);
         assert_in_range(closing.n, 1, 3);
         assert_true(thinks || asked.n + closing.n <= answered.n);
@@ -201,6 +202,17 @@ static void strip_behind_tokens(char *text)
     *to = '\0';
 }
 
+/* What the template was told of thinking, as flags. */
+static unsigned effort_of(const cJSON *line)
+{
+    const cJSON *arguments = cJSON_GetObjectItem(line, "arguments");
+    const char *word = cJSON_GetStringValue(cJSON_GetObjectItem(arguments, "reasoning_effort"));
+    unsigned flags = cJSON_IsFalse(cJSON_GetObjectItem(arguments, "enable_thinking")) ? ENGINE_CHAT_NO_THINKING : 0;
+    if (word != NULL)
+        flags |= strcmp(word, "low") == 0 ? ENGINE_CHAT_LOW : ENGINE_CHAT_HIGH;
+    return flags;
+}
+
 static void check_line(const char *text)
 {
     cJSON *line = cJSON_Parse(text);
@@ -219,12 +231,18 @@ static void check_line(const char *text)
         strip_behind_tokens(read);
     assert_int_equal(vocab_tokenize(f.v, read, strlen(read), VOCAB_PARSE_SPECIAL, &wanted), 0);
     free(read);
-    render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN, &got);
+    unsigned effort = effort_of(line);
+    render(c, f.v, k.messages, k.n, ENGINE_CHAT_FIRST | ENGINE_CHAT_OPEN | effort, &got);
     if (got.n != wanted.n || memcmp(got.ids, wanted.ids, got.n * sizeof *got.ids) != 0)
         print_error("template %s\n", cJSON_GetObjectItem(line, "name")->valuestring);
     golden_compare(f.v, prompt, strlen(prompt), got.ids, got.n, wanted.ids, wanted.n);
-    check_splits(c, f.v, &k, &got);
-    check_close(c, f.v, &k, cJSON_IsTrue(cJSON_GetObjectItem(line, "thinks")));
+    check_splits(c, f.v, &k, effort, &got);
+    check_close(c, f.v, &k, effort,
+                (effort & ENGINE_CHAT_NO_THINKING) || cJSON_IsTrue(cJSON_GetObjectItem(line, "thinks")));
+    /* The tokens tell it again; where none was named, the template's own. */
+    if (chat_has_efforts(c) && !effort)
+        effort = ENGINE_CHAT_MEDIUM;
+    assert_int_equal(chat_effort(c, f.v, got.ids, got.n), effort);
     engine_tokens_free(&wanted);
     engine_tokens_free(&got);
     chat_free(c);
@@ -275,8 +293,8 @@ static void test_golden(void **state)
                 control += vocab_is_control(f.v, got.ids[i]);
             assert_int_equal(control, 5);
         }
-        check_splits(c, f.v, &k, &got);
-        check_close(c, f.v, &k, false);
+        check_splits(c, f.v, &k, 0, &got);
+        check_close(c, f.v, &k, 0, false);
         engine_tokens_free(&wanted);
         engine_tokens_free(&got);
         conversation_free(&k);

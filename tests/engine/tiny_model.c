@@ -438,8 +438,11 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
     else if (m->tools)
         tiny_vocab_family(w, m->tools);
-    else if (m->thinks)
+    else if (m->thinks == TINY_THINKS)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 7, "", "<|im_end|>", "'<|im_start|>assistant\\n<think>\\n'</think>");
+    else if (m->thinks == TINY_MAY_THINK)
+        tiny_vocab_bpe_with(w, "qwen2", CONTROL, 7, "", "<|im_end|>",
+                            "'<|im_start|>assistant\\n'enable_thinking'<think>\\n\\n</think>\\n\\n'");
     else
         tiny_vocab_bpe(w, "qwen2");
     write_rope(m, w);

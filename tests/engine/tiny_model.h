@@ -41,6 +41,13 @@ enum tiny_rope {
 #define TINY_YARN_ORIGINAL 128
 #define TINY_ATTN_FACTOR   1.25f /* TINY_ROPE_LONG */
 
+/* Of a chat format without tools. */
+enum tiny_thinking {
+    TINY_NO_THINKING,
+    TINY_THINKS,    /* answers open with it */
+    TINY_MAY_THINK, /* there is a form for answers without it */
+};
+
 struct tiny_model {
     enum tiny_arch arch;
     enum kernels_type type; /* of all matrices */
@@ -50,9 +57,10 @@ struct tiny_model {
     int n_experts, n_used; /* 0: no mixture; n_ff is the width of one expert */
     int window;            /* where the architecture has windows */
     float rope_base;
-    bool tied;                /* no output.weight */
-    enum tiny_family tools;   /* of its chat format; n_vocab must hold TINY_FAMILY_TOKENS for most */
-    bool no_template, thinks; /* or it opens answers with thinking */
+    bool tied;              /* no output.weight */
+    enum tiny_family tools; /* of its chat format; n_vocab must hold TINY_FAMILY_TOKENS for most */
+    bool no_template;
+    enum tiny_thinking thinks;
     uint64_t seed;
     const char *omit; /* a key (without the architecture) or tensor that is left out; NULL: none */
     const char *also; /* a second one */

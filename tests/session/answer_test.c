@@ -53,6 +53,32 @@ static void test_required(void **state)
     rig_close(rig);
 }
 
+/* A result has a call where what it follows is not stored, too. */
+static void test_results_of_what_is_not_stored(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
+    char body[96], twice_body[96];
+    struct answer *a = rig_ask(rig, (struct ask){.text = "1 + 4?",
+                                                 .tools = ADD,
+                                                 .choice = SESSION_TOOLS_REQUIRED,
+                                                 .tool = "add",
+                                                 .seed = 1,
+                                                 .ephemeral = true});
+    struct session_item items[] = {result_of("call_other", body), result_of(a->call_id, twice_body)};
+    struct ask follows = {.items = items, .n_items = 1, .tools = ADD, .previous = a->id, .ephemeral = true, .seed = 2};
+    rig_refused(rig, follows, SESSION_INVALID);
+    items[0] = result_of(a->call_id, body);
+    follows.n_items = 2;
+    rig_refused(rig, follows, SESSION_INVALID); /* twice */
+    follows.n_items = 1;
+    struct answer *b = rig_ask(rig, follows);
+    rig_only_new(b);
+    follows.previous = b->id;
+    rig_refused(rig, follows, SESSION_INVALID); /* it has one */
+    rig_close(rig);
+}
+
 static void test_tools_change(void **state)
 {
     (void)state;
@@ -84,6 +110,69 @@ static void test_tools_change(void **state)
     rig_only_new(h);
     assert_true(h->receipt.ram + h->receipt.disk >= e->input + e->output - 1);
     free(text);
+    rig_close(rig);
+}
+
+/* How much is thought stands at the beginning of gpt-oss's contexts: to change it changes the past, to leave it out
+ * does not. */
+static void test_effort_changes(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HARMONY});
+    char *text = rig_text(1, 300);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .effort = ENGINE_CHAT_LOW, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    struct answer *c = rig_ask(
+        rig,
+        (struct ask){.text = "on", .previous = b->id, .effort = ENGINE_CHAT_LOW | ENGINE_CHAT_NO_THINKING, .seed = 3});
+    rig_only_new(c);
+    struct answer *d =
+        rig_ask(rig, (struct ask){.text = "on", .previous = c->id, .effort = ENGINE_CHAT_HIGH, .seed = 4});
+    assert_true(again(d, "effort_changed") > 100);
+    assert_int_equal(d->receipt.n_reprefilled, 1);
+    rig_saved(rig);
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){.tools = TINY_HARMONY});
+    struct answer *e =
+        rig_ask(rig, (struct ask){.text = "on", .previous = d->id, .effort = ENGINE_CHAT_HIGH, .seed = 5});
+    rig_only_new(e);
+    /* The template's own is one as well. */
+    struct answer *f = rig_ask(rig, (struct ask){.text = text, .seed = 6});
+    struct answer *g =
+        rig_ask(rig, (struct ask){.text = "on", .previous = f->id, .effort = ENGINE_CHAT_MEDIUM, .seed = 7});
+    rig_only_new(g);
+    /* Tools that change leave it as it is. */
+    struct answer *h = rig_ask(rig, (struct ask){.text = "on", .tools = ADD, .previous = e->id, .seed = 8});
+    assert_true(again(h, "tools_changed") > 100);
+    struct answer *i = rig_ask(
+        rig, (struct ask){.text = "on", .tools = ADD, .previous = h->id, .effort = ENGINE_CHAT_HIGH, .seed = 9});
+    rig_only_new(i);
+    /* What is not stored cannot be made anew. */
+    struct answer *k =
+        rig_ask(rig, (struct ask){.text = text, .ephemeral = true, .effort = ENGINE_CHAT_LOW, .seed = 10});
+    rig_refused(rig, (struct ask){.text = "on", .previous = k->id, .ephemeral = true, .effort = ENGINE_CHAT_HIGH},
+                SESSION_INVALID);
+    rig_only_new(rig_ask(rig, (struct ask){.text = "on", .previous = k->id, .ephemeral = true, .seed = 11}));
+    free(text);
+    rig_close(rig);
+}
+
+/* An answer that is not to be thought about opens with empty thinking, which is part of the prompt; gone on with, it
+ * stands where it stood. */
+static void test_empty_thinking(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = TINY_MAY_THINK});
+    struct answer *plain = rig_ask(rig, (struct ask){.text = "hello", .max = 12, .seed = 1});
+    struct answer *cut =
+        rig_ask(rig, (struct ask){.text = "hello", .max = 12, .seed = 1, .effort = ENGINE_CHAT_NO_THINKING});
+    assert_int_equal(cut->input, plain->input + 4);
+    assert_string_equal(cut->reason, "max_output_tokens");
+    struct answer *more = rig_ask(rig, (struct ask){.continues = cut->id, .max = 12, .seed = 2});
+    rig_only_new(more);
+    assert_int_equal(more->input, cut->input + cut->output);
+    rig_only_new(rig_ask(rig, (struct ask){.text = "and?", .previous = more->id, .seed = 3}));
     rig_close(rig);
 }
 
@@ -376,8 +465,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_thinking_ends),
         cmocka_unit_test(test_required),
+        cmocka_unit_test(test_results_of_what_is_not_stored),
         cmocka_unit_test(test_tools_change),
         cmocka_unit_test(test_none),
+        cmocka_unit_test(test_effort_changes),
+        cmocka_unit_test(test_empty_thinking),
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_format_without_tools),
         cmocka_unit_test(test_stopped_before_it_said_anything),

@@ -326,14 +326,13 @@ static void take(struct answer *a, const struct session_event *ev)
 static void on_event(void *arg, const struct session_event *ev)
 {
     struct answer *a = arg;
-    struct rig *rig = a->rig;
     bool last = ev->kind == SESSION_EVENT_DONE || ev->kind == SESSION_EVENT_FAILED || ev->kind == SESSION_EVENT_STORED;
     if (a->hook && last) /* before the test goes on */
         a->hook(a, ev, a->hook_arg);
-    pthread_mutex_lock(&rig->lock);
+    pthread_mutex_lock(&a->rig->lock);
     take(a, ev);
-    pthread_cond_broadcast(&rig->cond);
-    pthread_mutex_unlock(&rig->lock);
+    pthread_cond_broadcast(&a->rig->cond);
+    pthread_mutex_unlock(&a->rig->lock);
     if (a->hook && !last)
         a->hook(a, ev, a->hook_arg);
 }
@@ -389,6 +388,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .labels = ask.labels,
                                    .one_call = ask.one_call,
                                    .thinking_tokens = ask.thinking_tokens,
+                                   .effort = ask.effort,
                                    .sampling = {.temperature = ask.temperature > 0 ? ask.temperature : 1.0f,
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,

@@ -35,7 +35,7 @@ struct rig_opts {
     int threads, step_tokens, max_running, max_waiting, idle_ms;
     int kv_pages;           /* pages of 64 tokens; 0: plenty */
     enum tiny_family tools; /* of the model's chat format */
-    bool thinks;            /* or it opens answers with thinking */
+    enum tiny_thinking thinks;
     size_t ram_bytes;
     uint64_t disk_bytes;
     struct session_limits limits;
@@ -99,6 +99,7 @@ struct ask {
     size_t n_messages;
     int max; /* 0: 8 */
     int thinking_tokens;
+    unsigned effort;
     uint64_t seed;
     float temperature; /* 0: 1 */
     const char *stop;
