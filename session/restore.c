@@ -235,8 +235,8 @@ static bool restore(struct turn *t, int64_t most_ns)
     bool moved = false;
     t->out_of_pages = false;
     int64_t start_ns = session_now_ns();
-    for (int n = 0; t->next_plan < t->n_plan; n++) {
-        if ((n > 0 && session_now_ns() - start_ns > most_ns) || (n >= READ_AHEAD && session_commands_wait(t->session)))
+    while (t->next_plan < t->n_plan) {
+        if (moved && (session_now_ns() - start_ns > most_ns || session_commands_wait(t->session)))
             break; /* the others' step is due, or this turn may have been stopped */
         struct planned *p = &t->plan[t->next_plan];
         if (p->state != PLAN_READING && p->first + p->used <= engine_seq_length(t->hot->seq)) {
