@@ -62,7 +62,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuz
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 # What Python tests use besides the programs.
-PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/proxies
+PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/servers
 .DEFAULT_GOAL := all
 include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
@@ -191,7 +191,7 @@ TSAN := BUILD=$(BUILD)/tsan SAN=thread
 FUZZ := BUILD=$(BUILD)/fuzzing CC=clang SAN=fuzzer-no-link,address,undefined
 # Whole models over hundreds of tokens take up to an hour that way where there is no AVX-512. What they are made of is run: the operations
 # alone, and small models with their pages in the session's tests.
-ASAN_TESTS := $(filter-out $(foreach t,step pages engine,$(BUILD)/tests/engine/$t_test),$(TESTS)) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py)
+ASAN_TESTS := $(filter-out $(foreach t,step pages engine,$(BUILD)/tests/engine/$t_test),$(TESTS)) $(wildcard tests/clients/convo_test.py tests/clients/answer_test.py tests/clients/attach_test.py tests/clients/keys_test.py)
 TSAN_TESTS := $(filter $(foreach t,kernels/pool_test kernels/kernels_test storage/% session/% daemon/%,$(BUILD)/tests/$t),$(TESTS))
 HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| clang -x c -fsanitize=fuzzer - -o /dev/null 2>/dev/null && echo yes))
@@ -254,8 +254,8 @@ $(BUILD)/jsonschema/.complete: $(BUILD)/venv/.complete
 	tar -xzf $(@D)/jsonschema-*.tar.gz --strip-components=1 -C $(@D)
 	@touch $@
 
-$(BUILD)/proxies: tests/service/proxies
-	@tests/service/proxies $@
+$(BUILD)/servers: tests/service/servers
+	@tests/service/servers $@
 
 $(BUILD)/peer/.complete:
 	$(PYTHON) -m venv $(@D)

@@ -175,6 +175,8 @@ static const struct setting settings[] = {
     {"owner-disk-bytes", BYTES, AT(owner_disk_bytes), 0, 0, 0, "SIZE", "0",
      "compressed KV that is kept on disk for one owner; 0 = no bound", ANY},
     {"owner-ram-bytes", BYTES, AT(owner_ram_bytes), 0, 0, 0, "SIZE", "0", "the same in memory; 0 = no bound", ANY},
+    {"owner-kv-bytes", BYTES, AT(owner_kv_bytes), 0, 0, 0, "SIZE", "0",
+     "KV pages that one owner's conversations may take; 0 = no bound", ANY},
     {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
     {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
     {"max-step-ms", INTEGER, AT(max_step_ms), 0, 0, 60000, "N", "0",
@@ -557,6 +559,24 @@ void daemon_config_free(struct daemon_config *c)
     memset(c, 0, sizeof(*c));
 }
 
+#define HELP_COLUMN  33
+#define HELP_COLUMNS 79
+
+/* A flag and what it does, broken between words. */
+static void help_row(FILE *f, const char *flag, const char *text)
+{
+    int at = fprintf(f, "  %-*s", HELP_COLUMN - 2, flag);
+    while (*text) {
+        int len = (int)strcspn(text, " ");
+        if (at > HELP_COLUMN && at + 1 + len > HELP_COLUMNS) {
+            at = fprintf(f, "\n%*s", HELP_COLUMN, "") - 1;
+        }
+        at += fprintf(f, " %.*s", len, text);
+        text += len + (text[len] == ' ');
+    }
+    fputc('\n', f);
+}
+
 char *daemon_config_help(void)
 {
     char *text = NULL;
@@ -567,16 +587,17 @@ char *daemon_config_help(void)
     }
     fprintf(f, "Usage: convod --model FILE [--data DIR] [--listen ADDRESS:PORT] [options]\n"
                "       convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
-               "Holds long conversations with a language model: clients send only the new turn, over the\n"
-               "Responses API (WebSocket, HTTP, SSE), Chat Completions, Completions or Anthropic's\n"
-               "Messages. History is never prefilled again.\n\n"
+               "Holds long conversations with a language model: clients send only the new\n"
+               "turn, over the Responses API (WebSocket, HTTP, SSE), Chat Completions,\n"
+               "Completions or Anthropic's Messages. History is never prefilled again.\n\n"
                "convod token add|list|revoke changes who may use it; see convod token --help.\n\n");
     for (size_t i = 0; i < N_SETTINGS; i++) {
         const struct setting *s = &settings[i];
-        char left[64];
+        char left[64], right[256];
         snprintf(left, sizeof(left), "--%s %s", s->name, s->unit);
-        fprintf(f, "  %-38s %s%s%s%s\n", left, s->help, s->fallback ? " [" : "", s->fallback ? s->fallback : "",
-                s->fallback ? "]" : "");
+        snprintf(right, sizeof(right), "%s%s%s%s", s->help, s->fallback ? " [" : "", s->fallback ? s->fallback : "",
+                 s->fallback ? "]" : "");
+        help_row(f, left, right);
     }
     static const char *const actions[][2] = {
         {"--config FILE", "settings as `key = value` lines, the names above without --"},
@@ -588,13 +609,14 @@ char *daemon_config_help(void)
         {"--version", "version and exit"},
     };
     for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
-        fprintf(f, "  %-38s %s\n", actions[i][0], actions[i][1]);
+        help_row(f, actions[i][0], actions[i][1]);
     }
-    fprintf(f,
-            "\nWithout --config, $XDG_CONFIG_HOME/convod/convod.conf (~/.config/convod/convod.conf) is read when it\n"
-            "exists. Flags win over the file. Sizes are bytes or have a suffix: 512M, 8G.\n\n"
-            "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to standard error and\n"
-            "GET /ready answers 200. SIGTERM stops, SIGHUP reads the tokens again.\n");
+    fprintf(f, "\nWithout --config, $XDG_CONFIG_HOME/convod/convod.conf\n"
+               "(~/.config/convod/convod.conf) is read when it exists. Flags win over the file.\n"
+               "Sizes are bytes or have a suffix: 512M, 8G.\n\n"
+               "When the model is loaded, `convod: ready on http://ADDRESS:PORT` is written to\n"
+               "standard error and GET /ready answers 200. SIGTERM stops, SIGHUP reads the\n"
+               "tokens again.\n");
     bool bad = ferror(f) != 0;
     if (fclose(f) != 0 || bad) {
         free(text);

@@ -29,7 +29,8 @@ struct daemon_config {
     int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
     int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;
     double gpu_memory_fraction;
-    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes, owner_ram_bytes;
+    uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes, owner_ram_bytes,
+        owner_kv_bytes;
     char *origins[DAEMON_ORIGINS_MAX]; /* allow-origin */
     size_t n_origins;
     char *hosts[DAEMON_ORIGINS_MAX]; /* allow-host */
@@ -142,6 +143,7 @@ enum auth_limit {
     LIMIT_LEDGER_BYTES,
     LIMIT_DISK_BYTES,
     LIMIT_RAM_BYTES,
+    LIMIT_KV_BYTES,
     LIMIT_RETAIN_DAYS,
     AUTH_LIMITS
 };

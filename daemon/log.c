@@ -1,14 +1,28 @@
 /* log.c - one line to standard error, with the priority that journald understands when it is listening.
  *
  * What may be said here: addresses, ids, counts, names of files. Never a prompt, an answer or a token. Control
- * characters in names are shown as '?', so that nothing can forge a line.
+ * characters in names, and what is no UTF-8, are shown as '?', so that nothing can forge a line or steer a terminal.
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <syslog.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+
+/* Of the text's first character: its bytes, and whether it can be shown. */
+static size_t look(const char *text, size_t len, bool *shown)
+{
+    size_t n = 1;
+    while (n < 4 && n < len && !utf8_valid(text, n)) {
+        n++;
+    }
+    unsigned char c = (unsigned char)text[0];
+    bool whole = utf8_valid(text, n), c1 = c == 0xc2 && whole && (unsigned char)text[1] < 0xa0;
+    *shown = whole && c >= 0x20 && c != 0x7f && !c1;
+    return whole ? n : 1;
+}
 
 void daemon_log(const struct daemon_log *log, int priority, const char *format, ...)
 {
@@ -28,9 +42,11 @@ void daemon_log(const struct daemon_log *log, int priority, const char *format, 
     if (len > sizeof(line) - 2) {
         len = sizeof(line) - 2;
     }
-    for (size_t i = (size_t)n; i < len; i++) {
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) {
-            line[i] = '?';
+    bool shown;
+    for (size_t i = (size_t)n, step; i < len; i += step) {
+        step = look(line + i, len - i, &shown);
+        if (!shown) {
+            memset(line + i, '?', step);
         }
     }
     line[len++] = '\n';

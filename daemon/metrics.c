@@ -145,6 +145,8 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
          (double)st->conversations_expired},
         {"quota_refusals_total", counter, "Turns and conversations that were refused because their owner has enough.",
          NULL, NULL, (double)st->quota_refusals},
+        {"quota_evictions_total", counter, "Contexts that left the KV pages because their owner has enough in them.",
+         NULL, NULL, (double)st->quota_evictions},
         {"request_failure_total", counter, "Turns that were refused or failed.", NULL, NULL, (double)st->turns_failed},
         {"put_aside_total", counter, "Times that a turn gave its KV pages to others and waited.", NULL, NULL,
          (double)st->turns_put_aside},

@@ -225,6 +225,7 @@ static struct session_limits everyone(const struct daemon_config *c)
                                    .ledger_bytes = c->owner_ledger_bytes,
                                    .disk_bytes = c->owner_disk_bytes,
                                    .ram_bytes = c->owner_ram_bytes,
+                                   .kv_bytes = c->owner_kv_bytes,
                                    .retain_ms = c->retain_days * DAY_MS};
 }
 
@@ -388,6 +389,7 @@ static void limit_owners(struct server *s)
         l->ledger_bytes = said.given & 1U << LIMIT_LEDGER_BYTES ? v[LIMIT_LEDGER_BYTES] : l->ledger_bytes;
         l->disk_bytes = said.given & 1U << LIMIT_DISK_BYTES ? v[LIMIT_DISK_BYTES] : l->disk_bytes;
         l->ram_bytes = said.given & 1U << LIMIT_RAM_BYTES ? v[LIMIT_RAM_BYTES] : l->ram_bytes;
+        l->kv_bytes = said.given & 1U << LIMIT_KV_BYTES ? v[LIMIT_KV_BYTES] : l->kv_bytes;
         l->retain_ms = said.given & 1U << LIMIT_RETAIN_DAYS ? (int64_t)v[LIMIT_RETAIN_DAYS] * DAY_MS : l->retain_ms;
     }
     if (session && (!rows || session_limits_set(session, &all, rows, n))) {

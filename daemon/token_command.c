@@ -35,6 +35,7 @@ static const char usage[] =
     "  --ledger-bytes SIZE owner-ledger-bytes\n"
     "  --disk-bytes SIZE   owner-disk-bytes\n"
     "  --ram-bytes SIZE    owner-ram-bytes\n"
+    "  --kv-bytes SIZE     owner-kv-bytes\n"
     "  --retain-days N     retain-days\n";
 
 struct request {

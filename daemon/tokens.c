@@ -78,6 +78,7 @@ static const struct {
                          [LIMIT_LEDGER_BYTES] = {"ledger-bytes", true, INT64_MAX},
                          [LIMIT_DISK_BYTES] = {"disk-bytes", true, INT64_MAX},
                          [LIMIT_RAM_BYTES] = {"ram-bytes", true, INT64_MAX},
+                         [LIMIT_KV_BYTES] = {"kv-bytes", true, INT64_MAX},
                          [LIMIT_RETAIN_DAYS] = {"retain-days", false, 36500}};
 
 const char *token_limit_name(enum auth_limit limit)

@@ -33,7 +33,7 @@ struct token_row {
     char inherits[OWNER_SIZE]; /* the owner whose conversations become this one's; "": none */
     struct auth_limits limits; /* `owner` is not set */
 };
-/* "conversations", "ledger-bytes", "disk-bytes", "ram-bytes", "retain-days". */
+/* "conversations", "ledger-bytes", "disk-bytes", "ram-bytes", "kv-bytes", "retain-days". */
 const char *token_limit_name(enum auth_limit limit);
 /* What a limit of this name is set to. -ENOENT: no limit is called that; -EINVAL: it cannot be that. */
 int token_limit_set(struct token_row *row, const char *name, size_t name_len, const char *value);

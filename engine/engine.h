@@ -398,6 +398,20 @@ int engine_kv_restore(struct engine_seq *s, const struct engine_kv_part *parts, 
  * its end. */
 int engine_seq_usable(const struct engine_seq *s);
 
+/* The same in the split form that storage.h documents, where the backend makes and undoes that itself: what is left to
+ * do for whoever stores it is to pack it. It is in a buffer of a bounded pool, which the backend reads and writes.
+ *
+ * A buffer for up to n tokens, contents undefined. NULL: the backend has no such form, or all buffers are taken: the
+ * functions above do without. */
+void *engine_kv_buffer(struct engine *e, int n);
+/* [any thread] Gives it back. Before the engine is closed. */
+void engine_kv_buffer_release(void *buffer);
+/* As engine_kv_export(). */
+int engine_kv_export_split(struct engine_seq *s, int first, int n, void *buffer);
+/* As engine_kv_import(), of what must be consistent (storage_split_decode()). It takes the buffer over where it returns
+ * 0: it is given back when the device has read it. */
+int engine_kv_import_split(struct engine_seq *s, const engine_token *tokens, int n, void *buffer);
+
 /* ---- forms of answers ------------------------------------------------------------------------------------------ */
 
 /* What an answer must be: compiled from a JSON Schema, any JSON object, or a regular expression. [any thread], but it

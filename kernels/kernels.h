@@ -470,6 +470,22 @@ struct kernels_ops {
     int (*kv_fill)(struct kernels *k, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
                    struct kernels_kv_part *parts, int n_parts);
 
+    /* The same in the split form, in which exponents and the rest of each element lie apart as planes of bits, so that
+     * what the codec of a store has left to do is to pack them: an array for keys and one for values of each layer, as
+     * above, in the form that storage.h documents (storage_split_bytes(); the function of the same name in
+     * storage/codec.c is the twin). NULL, all four: the backend has no such form, and the codec does it.
+     *
+     * Bytes of n tokens in that form; 0: not for such layers. */
+    size_t (*kv_split_bytes)(struct kernels *k, const struct kernels_kv *layers, int n_layers, int n);
+    /* Memory of the device for moving up to n tokens of these layers; outside of steps. Comes before the first two. 0;
+     * -ENOMEM. */
+    int (*kv_split_reserve)(struct kernels *k, const struct kernels_kv *layers, int n_layers, int n);
+    /* `split` is pinned. What it holds on its way in must be consistent, as storage_split_decode() leaves it. */
+    void (*kv_export_split)(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                            const struct kernels_pages *pages, int first, int n, void *split);
+    void (*kv_import_split)(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                            const struct kernels_pages *pages, int first, int n, const void *split);
+
     void (*close)(struct kernels *k); /* kernels_close() */
 };
 

@@ -283,7 +283,7 @@ static void let_in(struct session *s)
     count(s, &places);
     for (struct turn *t; (t = next_waiting(s, &places));) {
         /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
-        if (t->n_aside ? !ready(t) && t->background : being_saved(s, t) || being_computed(s, t)) {
+        if (t->n_aside ? !ready(t) && t->background : being_saved(s, t) || being_computed(s, t) || !hot_within(s, t)) {
             t->passed = true;
             continue;
         }

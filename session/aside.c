@@ -18,7 +18,7 @@ void plan_release(struct planned *p)
     struct session *s = p->turn->session;
     if (p->kept && p->payload)
         s->aside_bytes -= (size_t)p->found.count * s->info->kv_token_bytes;
-    free(p->payload);
+    (p->split ? engine_kv_buffer_release : free)(p->payload);
     p->payload = NULL;
     storage_stored_free(p->result.stored);
     p->result.stored = NULL;

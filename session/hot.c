@@ -14,8 +14,6 @@
 
 /* A shorter common head than this is prefilled faster than it is looked after. */
 #define SHARE_MIN_TOKENS 16
-/* No turn has this row id: what is held for it is dropped, unless others hold it. */
-#define NO_TURN (-1)
 /* Room for the beginning of an answer, and for what pages are rounded up to. */
 #define ADMIT_TOKENS 128
 
@@ -281,6 +279,69 @@ bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
     return true;
 }
 
+/* ---- what an owner may have in pages ---- */
+
+int64_t hot_tokens_of(const struct session *s, int64_t owner)
+{
+    int64_t n = 0;
+    for (size_t i = idle_place(s, owner, NULL, 0), first = i; i < s->n_idle && s->idle[i]->owner == owner; i++) {
+        const struct engine_seq *before = i > first ? s->idle[i - 1]->seq : NULL;
+        n += engine_seq_length(s->idle[i]->seq);
+        n -= before ? hot_common(s->idle[i], engine_seq_tokens(before), engine_seq_length(before)) : 0;
+    }
+    for (const struct turn *t = s->turns; t; t = t->next) {
+        if (!t->hot || t->hot->owner != owner)
+            continue;
+        const engine_token *ids = engine_seq_tokens(t->hot->seq);
+        int length = engine_seq_length(t->hot->seq), shared = 0;
+        for (size_t at = idle_place(s, owner, ids, length), i = at ? at - 1 : at; i <= at && i < s->n_idle; i++) {
+            int common = s->idle[i]->owner == owner ? hot_common(s->idle[i], ids, length) : 0;
+            shared = common > shared ? common : shared;
+        }
+        for (const struct turn *o = s->turns; o != t; o = o->next) {
+            int common = o->hot && o->hot->owner == owner ? hot_common(o->hot, ids, length) : 0;
+            shared = common > shared ? common : shared;
+        }
+        n += length - shared;
+    }
+    return n;
+}
+
+/* Lets idle contexts of an owner go, those used longest ago first, until with `more` tokens it has as many as it may.
+ * False: it has more all the same. */
+static bool keep_within(struct session *s, const char *name, int64_t owner, const struct hot *but, int64_t more)
+{
+    uint64_t most = s->storage ? storage_limits_of(s->storage, name).kv_bytes : 0;
+    while (most && (uint64_t)(hot_tokens_of(s, owner) + more) * s->info->kv_token_bytes > most) {
+        struct hot *h = s->oldest_hot;
+        while (h && (h->user || h->owner != owner || h == but || about_to_be_used(s, h)))
+            h = h->previous;
+        if (!h)
+            return false;
+        hot_free(s, h);
+        s->status.quota_evictions++;
+    }
+    return true;
+}
+
+void hot_keep_within(struct session *s, const char *name, int64_t owner)
+{
+    (void)keep_within(s, name, owner, NULL, 0);
+}
+
+bool hot_within(struct session *s, const struct turn *t)
+{
+    int64_t owner = t->found.owner.id;
+    const struct hot *best;
+    if (!turns_running(s, owner))
+        return true;
+    int64_t more = (int)t->context.n - hot_shared(s, t, &best);
+    for (const struct turn *o = s->turns; o; o = o->next)
+        if (o->hot && o->hot->owner == owner && (int)o->context.n > engine_seq_length(o->hot->seq))
+            more += (int)o->context.n - engine_seq_length(o->hot->seq);
+    return keep_within(s, t->owner, owner, best, more);
+}
+
 void hot_evict_idle(struct session *s, int64_t before_ms)
 {
     for (struct hot *h = s->oldest_hot, *newer; h && (h->user || h->last_used_ms < before_ms); h = newer) {
@@ -350,7 +411,7 @@ void hot_discard(struct session *s, struct hot *h)
             shared = common_full(other, h);
     if (!h->in_ledger || h->n_full <= shared)
         return;
-    if (storage_kv_commit(s->storage, NO_TURN, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
+    if (storage_kv_commit(s->storage, 0, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }
@@ -408,14 +469,16 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
 {
     const engine_token *ids = engine_seq_tokens(h->seq) + first;
     size_t bytes = (size_t)count * s->info->kv_token_bytes;
-    uint16_t *payload = malloc(bytes);
+    void *split = engine_kv_buffer(s->engine, count), *payload = split ? split : malloc(bytes);
     if (!payload)
         return -ENOMEM;
-    int rc = engine_kv_export(h->seq, first, count, payload);
-    if (rc == 0 && !all_finite(payload, bytes / 2, s->layout.element == STORAGE_F16 ? 0x7c00 : 0x7f80))
+    int rc =
+        split ? engine_kv_export_split(h->seq, first, count, split) : engine_kv_export(h->seq, first, count, payload);
+    if (rc == 0 && !(split ? storage_split_finite(&s->layout, (uint32_t)count, split)
+                           : all_finite(payload, bytes / 2, s->layout.element == STORAGE_F16 ? 0x7c00 : 0x7f80)))
         rc = -EDOM;
     if (rc) {
-        free(payload);
+        (split ? engine_kv_buffer_release : free)(payload);
         return rc;
     }
     struct storage_segment segment = {.owner = h->owner,
@@ -429,6 +492,8 @@ static int put(struct session *s, struct hot *h, int first, int count, const uin
     _Static_assert(sizeof segment.producer > ENGINE_NUMERICS_TEXT, "numerics and a + fit");
     (void)snprintf(segment.producer, sizeof segment.producer, "%s%s", s->info->numerics, h->mixed ? "+" : "");
     segment.keep = h->mixed;
+    segment.split = split != NULL;
+    segment.release = split ? engine_kv_buffer_release : NULL;
     return storage_segment_put(s->storage, &segment, &s->layout, payload);
 }
 

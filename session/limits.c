@@ -11,8 +11,8 @@
 
 static struct storage_limits limits_of(const struct session_limits *limits)
 {
-    return (struct storage_limits){limits->conversations, limits->ledger_bytes, limits->disk_bytes, limits->ram_bytes,
-                                   limits->retain_ms};
+    return (struct storage_limits){limits->conversations, limits->ledger_bytes, limits->disk_bytes,
+                                   limits->ram_bytes,     limits->kv_bytes,     limits->retain_ms};
 }
 
 int limits_set(struct storage *storage, const struct session_limits *everyone, const struct session_owner_limits *rows,
@@ -71,7 +71,10 @@ int limits_check(struct storage_ledger *l, struct session *s, int64_t owner, con
 struct usage {
     char *owner;
     struct session *session;
+    int64_t owner_id;
     struct storage_usage used;
+    struct storage_limits most;
+    int rc;
     session_done *done;
     void *arg;
 };
@@ -81,22 +84,34 @@ static int usage_run(struct storage_ledger *l, void *arg)
     struct usage *u = arg;
     struct storage_owner owner;
     int rc = storage_owner_get(l, u->owner, &owner);
+    u->owner_id = owner.id;
     return rc ? rc : storage_usage(l, owner.id, &u->used);
 }
 
-static void usage_done(void *arg, int rc)
+/* On the engine thread, which knows what is in pages. */
+static void usage_over(struct session *s, void *arg)
 {
     struct usage *u = arg;
-    struct storage_limits most = storage_limits_of(u->session->storage, u->owner);
+    const struct storage_limits *most = &u->most;
     const struct session_usage usage = {
         u->used.conversations,
         u->used.ledger_bytes,
         u->used.disk_bytes,
         u->used.ram_bytes,
-        {most.conversations, most.ledger_bytes, most.disk_bytes, most.ram_bytes, most.retain_ms}};
-    u->done(u->arg, &(struct session_result){.usage = rc ? NULL : &usage});
+        u->rc ? 0 : (uint64_t)hot_tokens_of(s, u->owner_id) * s->info->kv_token_bytes,
+        {most->conversations, most->ledger_bytes, most->disk_bytes, most->ram_bytes, most->kv_bytes, most->retain_ms}};
+    u->done(u->arg, &(struct session_result){.usage = u->rc ? NULL : &usage});
     free(u->owner);
     free(u);
+}
+
+static void usage_done(void *arg, int rc)
+{
+    struct usage *u = arg;
+    u->most = storage_limits_of(u->session->storage, u->owner);
+    u->rc = rc;
+    while (session_post(u->session, usage_over, u))
+        ;
 }
 
 int session_usage(struct session *s, const char *owner, session_done *done, void *arg)

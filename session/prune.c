@@ -74,41 +74,53 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
 
 struct rehold {
     struct session *session;
-    size_t n_open;
     void (*done)(struct session *s, void *arg);
     void *arg;
+    uint8_t key[STORAGE_KEY_BYTES];
+    size_t n;
+    int64_t turns[]; /* beside the first one, which the commit is of */
 };
 
-static void one_holds(struct session *s, void *arg)
+static void all_hold(struct session *s, void *arg)
 {
     struct rehold *r = arg;
-    if (--r->n_open > 0)
-        return;
     s->jobs--;
     r->done(s, r->arg);
     free(r);
 }
 
-static void one_done(void *arg, int rc)
+static void hold_done(void *arg, int rc)
 {
     struct rehold *r = arg;
-    (void)rc; /* then it holds what it held */
-    while (session_post(r->session, one_holds, r))
+    (void)rc; /* then they hold what they held */
+    while (session_post(r->session, all_hold, r))
         ;
+}
+
+/* In the transaction in which the first one holds it. Those that were deleted meanwhile hold nothing. */
+static int hold_too(struct storage_ledger *l, void *arg, int rc)
+{
+    struct rehold *r = arg;
+    for (size_t i = 0; i < r->n && (!rc || rc == -ENOENT); i++)
+        rc = storage_turn_hold(l, r->turns[i], r->key);
+    return rc == -ENOENT ? 0 : rc;
 }
 
 int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
                void (*done)(struct session *s, void *arg), void *arg)
 {
-    struct rehold *r = malloc(sizeof *r);
+    struct rehold *r = n ? malloc(sizeof *r + (n - 1) * sizeof *turns) : NULL;
     if (!r)
         return -ENOMEM;
-    *r = (struct rehold){s, 1, done, arg};
+    *r = (struct rehold){.session = s, .done = done, .arg = arg, .n = n - 1};
+    memcpy(r->key, key, sizeof r->key);
+    memcpy(r->turns, turns + 1, (n - 1) * sizeof *turns);
     s->jobs++;
-    for (size_t i = 0; i < n; i++)
-        r->n_open += storage_kv_commit(s->storage, turns[i], key, NULL, one_done, r) == 0;
-    one_holds(s, r);
-    return 0;
+    if (storage_kv_commit(s->storage, turns[0], key, hold_too, hold_done, r) == 0)
+        return 0;
+    s->jobs--;
+    free(r);
+    return -ENOMEM;
 }
 
 static void over(struct session *s, void *arg)

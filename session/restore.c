@@ -70,10 +70,14 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         if (p->state != PLAN_IDLE)
             continue;
         p->result.rc = -ENOMEM;
-        if (p->again)
+        p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
+        p->split = p->payload != NULL;
+        t->whole_windows |= p->split; /* it brings them all */
+        if (p->again && !p->split)
             p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
         if ((p->again && !p->payload) ||
-            storage_segment_read(s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p)) {
+            (p->split ? storage_segment_read_split : storage_segment_read)(s->storage, &p->found, s->info->kv_identity,
+                                                                           &s->layout, p->payload, read_done, p)) {
             p->state = PLAN_FAILED;
             continue;
         }
@@ -121,15 +125,22 @@ static int import(struct turn *t, int *n)
             t->n_counted = p->first;
         }
     }
-    do {
-        parts[count] = (struct engine_kv_part){p[count].found.label, (int)p[count].found.count, rows, &p[count]};
-        bytes += (size_t)p[count].found.count * t->session->info->kv_token_bytes;
-        count++;
-    } while (count < most && count < READ_AHEAD && bytes < IMPORT_BYTES && p[count].state == PLAN_READY &&
-             p[count - 1].used == (int)p[count - 1].found.count &&
-             p[count].first == p[count - 1].first + p[count - 1].used);
-    int until = t->whole_windows || p->kept ? 0 : restore_end(t);
-    int rc = engine_kv_restore(h->seq, parts, count, until, n);
+    int until = t->whole_windows || p->kept ? 0 : restore_end(t), rc;
+    if (p->split) {
+        rc = engine_kv_import_split(h->seq, p->found.label, (int)p->found.count, p->payload);
+        if (!rc)
+            p->payload = NULL; /* the engine's again */
+        *n = rc == 0;
+    } else {
+        do {
+            parts[count] = (struct engine_kv_part){p[count].found.label, (int)p[count].found.count, rows, &p[count]};
+            bytes += (size_t)p[count].found.count * t->session->info->kv_token_bytes;
+            count++;
+        } while (count < most && count < READ_AHEAD && bytes < IMPORT_BYTES && p[count].state == PLAN_READY &&
+                 !p[count].split && p[count - 1].used == (int)p[count - 1].found.count &&
+                 p[count].first == p[count - 1].first + p[count - 1].used);
+        rc = engine_kv_restore(h->seq, parts, count, until, n);
+    }
     for (int i = 0; i < *n; i++) {
         int failed = p[i].used < (int)p[i].found.count ? engine_seq_truncate(h->seq, p[i].first + p[i].used)
                                                        : hot_note_stored(h, p[i].first, p[i].used, p[i].found.key);

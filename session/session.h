@@ -28,6 +28,8 @@ struct session_limits {
     uint64_t ledger_bytes;  /* of all that was said with requests and answered, and of its tokens */
     uint64_t disk_bytes; /* of encoded segments on disk: those used longest ago give way, but not the newest turn's */
     uint64_t ram_bytes;  /* of copies of them in RAM; looked at when a turn is saved */
+    uint64_t kv_bytes;   /* of contexts in pages, what several begin with counted once: those used longest ago leave the
+                            pages, and a turn waits while others of its owner run that it has no room beside */
     int64_t retain_ms;   /* a conversation is deleted after this time without a turn or a change */
 };
 struct session_owner_limits {
@@ -354,7 +356,7 @@ struct session_conversation {
 };
 
 struct session_usage {
-    uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes; /* as in session_limits */
+    uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes, kv_bytes; /* as in session_limits */
     struct session_limits limits;
 };
 
@@ -462,6 +464,7 @@ struct session_status {
     uint64_t turns_put_aside;       /* how often one gave its pages to others */
     uint64_t conversations_expired; /* deleted because of their age */
     uint64_t quota_refusals;        /* turns and creations */
+    uint64_t quota_evictions;       /* contexts that left the pages because their owner has enough in them */
     uint64_t tokens_prefilled, tokens_generated, tokens_restored, tokens_reprefilled;
     uint64_t step_cpu_us;  /* that the engine thread has spent in steps; the model's other threads' is not in it */
     uint64_t engine_steps; /* grows while the engine makes progress (watchdog) */

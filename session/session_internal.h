@@ -84,6 +84,13 @@ int hot_shared(const struct session *s, const struct turn *t, const struct hot *
 /* Whether a waiting turn's prompt finds pages beside `tokens` that running turns still want; drops idle contexts for
  * it, but not the one that the turn would continue. */
 bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens);
+/* Tokens of an owner's contexts in pages; what several begin with counts once. */
+int64_t hot_tokens_of(const struct session *s, int64_t owner);
+/* A context of the owner, by this name, was used: idle ones leave the pages until it has what it may have. */
+void hot_keep_within(struct session *s, const char *name, int64_t owner);
+/* Whether a waiting turn is within what its owner may have in pages, beside the turns of that owner that run (alone it
+ * always is); drops idle contexts for it. */
+bool hot_within(struct session *s, const struct turn *t);
 /* Drops all that are idle since before `before_ms`. */
 void hot_evict_idle(struct session *s, int64_t before_ms);
 /* Cuts to n tokens; 0, or -ERANGE when the pages for that are gone. */
@@ -140,8 +147,9 @@ struct planned {
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
     bool kept;     /* in memory, by aside.c */
+    bool split;    /* the payload is a buffer of the engine's, in the split form */
     bool again;    /* what was read was damaged: it is read once more, and decoded meanwhile */
-    void *payload; /* kept, or read again; otherwise the result has the segment as it is stored */
+    void *payload; /* kept, split, or read again; otherwise the result has the segment as it is stored */
     struct storage_read_result result;
     struct turn *turn;
 };

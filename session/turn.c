@@ -93,11 +93,14 @@ void turn_let_go(struct turn *t, bool keep_pages)
 {
     if (!t->hot)
         return;
+    int64_t owner = t->hot->owner;
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
     if (keep_pages) {
         hot_mend(t->hot);
         idle_put(t->session, t->hot);
+        t->hot = NULL;
+        hot_keep_within(t->session, t->owner, owner);
     } else {
         hot_discard(t->session, t->hot);
         hot_free(t->session, t->hot);

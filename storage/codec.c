@@ -39,6 +39,8 @@
 #define SECTION_HEADER   52u
 #define PARTS            5
 #define LZ4_ACCELERATION 8
+#define SPLIT_HEADER     64u
+#define SPLIT_ALIGN      16u
 #define STREAM_BYTES     ((size_t)1 << 20) /* payloads from here on are decoded past the caches */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the codec writes words as they lie in memory");
@@ -136,41 +138,58 @@ static void tops_wrap(struct codec_planes *p)
         p->top[p->channels + i] = p->channel_major ? 0 : p->top[i % p->channels];
 }
 
+/* Places the planes in memory from m on, in the split form (storage.h); returns its bytes. NULL: they are only counted.
+ */
+static size_t planes_place(struct codec_planes *p, uint8_t *m)
+{
+    size_t at = SPLIT_HEADER;
+    const size_t words = p->blocks * sizeof(uint64_t);
+    struct {
+        uint8_t **part;
+        size_t bytes;
+    } parts[] = {{&p->top, p->channels + CODEC_BLOCK},
+                 {&p->level0, 2 * words},
+                 {&p->more, more_bytes(p)},
+                 {&p->level[1][0], words + CODEC_SLACK},
+                 {&p->level[1][1], words + CODEC_SLACK},
+                 {&p->level[2][0], words + CODEC_SLACK},
+                 {&p->level[2][1], words + CODEC_SLACK},
+                 {&p->level[3][0], words + CODEC_SLACK},
+                 {&p->level[3][1], words + CODEC_SLACK},
+                 {&p->escapes, p->blocks * CODEC_BLOCK},
+                 {&p->rest, p->blocks * CODEC_BLOCK}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (m)
+            *parts[i].part = m + at;
+        at = (at + parts[i].bytes + SPLIT_ALIGN - 1) & ~(size_t)(SPLIT_ALIGN - 1);
+    }
+    return at;
+}
+
+static size_t split_bytes(const struct storage_array *a, enum storage_element e, uint32_t count)
+{
+    struct codec_planes p;
+    planes_describe(&p, a, e, count);
+    return planes_place(&p, NULL);
+}
+
+size_t storage_split_bytes(const struct storage_layout *layout, uint32_t count)
+{
+    size_t sum = 0;
+    for (uint32_t i = 0; codec_payload_bytes(layout, count) && i < layout->n_arrays; i++)
+        sum += split_bytes(&layout->arrays[i], layout->element, count);
+    return sum;
+}
+
 /* Memory for encoding the largest array of a layout. */
 static size_t scratch_bytes(const struct storage_layout *layout, uint32_t count)
 {
     size_t most = 0;
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
-        struct codec_planes p;
-        planes_describe(&p, &layout->arrays[i], layout->element, count);
-        size_t n = p.channels + CODEC_BLOCK;
-        n = (n + 7) & ~(size_t)7;
-        n += p.blocks * 16 + p.blocks * 24;
-        n += (CODEC_LEVELS - 1) * 2 * (bits_bytes(p.n) + CODEC_SLACK);
-        n += p.n + p.blocks * CODEC_BLOCK;
+        size_t n = split_bytes(&layout->arrays[i], layout->element, count);
         most = n > most ? n : most;
     }
     return most;
-}
-
-static void planes_place(struct codec_planes *p, uint8_t *m)
-{
-    p->top = m;
-    m += (p->channels + CODEC_BLOCK + 7) & ~(size_t)7;
-    p->level0 = m;
-    m += p->blocks * 16;
-    p->more = m;
-    m += p->blocks * 24;
-    uint8_t *bits = m;
-    for (int k = 1; k < CODEC_LEVELS; k++)
-        for (int h = 0; h < 2; h++) {
-            p->level[k][h] = m;
-            m += bits_bytes(p->n) + CODEC_SLACK;
-        }
-    memset(bits, 0, (size_t)(m - bits));
-    p->escapes = m;
-    m += p->n;
-    p->rest = m;
 }
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
@@ -207,17 +226,22 @@ static size_t part_write(uint8_t *out, size_t room, const uint8_t *part, size_t 
     return n;
 }
 
-/* Encodes one array as planes. 0: they take as much as the array itself, or more. */
-static size_t planes_encode(const struct codec_loops *loops, struct codec_planes *p, const uint16_t *in, uint8_t *out,
-                            size_t room)
+/* Fills the planes, which have been placed. */
+static void planes_split(const struct codec_loops *loops, struct codec_planes *p, const uint16_t *in)
 {
     uint32_t counts[CODEC_RANKED];
+    memset(p->level[1][0], 0, (size_t)(p->escapes - p->level[1][0]));
     loops->tops(p, in);
     tops_wrap(p);
     loops->histogram(p, in, counts);
     ranks_choose(counts, p->ranks);
     loops->encode(p, in);
+}
 
+/* Writes the section of an array that has been split. 0: it takes as much as the array itself, or more. The second bit
+ * string of each level moves. */
+static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
+{
     size_t fixed = SECTION_HEADER + p->channels, rest = p->n + more_bytes(p);
     if (room < fixed + rest)
         return 0;
@@ -227,6 +251,7 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
     for (int k = 1; k < CODEC_LEVELS; k++) {
         size_t half = bits_bytes(p->n_level[k]);
         memmove(p->level[k][0] + half, p->level[k][1], half);
+        p->level[k][1] = p->level[k][0] + half;
         parts[k] = p->level[k][0];
         sizes[k] = 2 * half;
     }
@@ -255,6 +280,108 @@ static size_t planes_encode(const struct codec_loops *loops, struct codec_planes
     return at + rest;
 }
 
+/* The split form's header, from and to what it says. -EBADMSG: it cannot be of this array. */
+static int split_header_read(struct codec_planes *p, const uint8_t *header)
+{
+    memcpy(p->ranks, header + 4, CODEC_RANKS);
+    p->n_level[0] = p->n;
+    for (int k = 1; k < CODEC_LEVELS; k++) {
+        p->n_level[k] = get32(header + 16 + 4 * (k - 1));
+        if (p->n_level[k] > p->n_level[k - 1])
+            return -EBADMSG;
+    }
+    p->n_escapes = get32(header + 28);
+    return p->n_escapes > p->n_level[CODEC_LEVELS - 1] ? -EBADMSG : 0;
+}
+
+static void split_header_write(const struct codec_planes *p, uint8_t *header)
+{
+    memset(header, 0, SPLIT_HEADER);
+    header[0] = 1;
+    memcpy(header + 4, p->ranks, CODEC_RANKS);
+    for (int k = 1; k < CODEC_LEVELS; k++)
+        put32(header + 16 + 4 * (k - 1), (uint32_t)p->n_level[k]);
+    put32(header + 28, (uint32_t)p->n_escapes);
+}
+
+void codec_array_split(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint16_t *in, uint8_t *split)
+{
+    struct codec_planes p;
+    planes_describe(&p, a, e, count);
+    planes_place(&p, split);
+    planes_split(loops, &p, in);
+    split_header_write(&p, split);
+}
+
+int codec_array_join(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                     uint32_t count, uint8_t *split, uint16_t *out)
+{
+    struct codec_planes p;
+    planes_describe(&p, a, e, count);
+    planes_place(&p, split);
+    if (split[0] == 0) {
+        memcpy(out, p.level0, p.n * 2);
+        return 0;
+    }
+    tops_wrap(&p);
+    int rc = split_header_read(&p, split);
+    return rc ? rc : loops->decode(&p, out);
+}
+
+/* An array's section. 0: no memory, or (in `split`) no split form. */
+static size_t section_write(const struct codec_loops *loops, struct codec_planes *p, const uint8_t *in, uint8_t *split,
+                            uint8_t *out)
+{
+    planes_place(p, split);
+    if (in)
+        planes_split(loops, p, (const uint16_t *)(const void *)in);
+    else if (split[0] != 1 || split_header_read(p, split))
+        return 0;
+    size_t n = planes_write(p, out, p->n * 2);
+    if (n)
+        return n;
+    out[0] = 0;
+    if (in) {
+        memcpy(out + 1, in, p->n * 2);
+        return p->n * 2 + 1;
+    }
+    uint16_t *whole = malloc(p->n * 2);
+    tops_wrap(p);
+    n = whole && !loops->decode(p, whole) ? p->n * 2 + 1 : 0;
+    if (n)
+        memcpy(out + 1, whole, p->n * 2);
+    free(whole);
+    return n;
+}
+
+/* From a payload, by way of `split`, which has room for its largest array; or, without one, from its split form. */
+static int64_t container_write(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                               const uint8_t *payload, uint8_t *split, uint8_t *out)
+{
+    size_t table = table_bytes(layout->n_arrays), at = table;
+    put32(out, MAGIC);
+    memcpy(out + 4, &layout->n_arrays, 4);
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        struct codec_planes p;
+        planes_describe(&p, &layout->arrays[i], layout->element, count);
+        size_t n = section_write(loops, &p, payload, split, out + at);
+        if (!n)
+            return -EBADMSG;
+        uint8_t *row = out + 8 + (size_t)i * TABLE_ROW;
+        put32(row, (uint32_t)n);
+        memset(row + 4, 0, 4);
+        put64(row + 8, loops->sum(out + at, n));
+        at += n;
+        if (payload)
+            payload += p.n * 2;
+        else
+            split += planes_place(&p, NULL);
+    }
+    put64(out + table - 8, loops->sum(out, table - 8));
+    return (int64_t)at;
+}
+
 int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
                           const void *payload, void *out, size_t out_size)
 {
@@ -266,91 +393,107 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
     uint8_t *memory = malloc(scratch_bytes(layout, count));
     if (!memory)
         return -ENOMEM;
-    uint8_t *o = out;
-    size_t table = table_bytes(layout->n_arrays), at = table;
-    const uint8_t *in = payload;
-    put32(o, MAGIC);
-    memcpy(o + 4, &layout->n_arrays, 4);
-    for (uint32_t i = 0; i < layout->n_arrays; i++) {
-        struct codec_planes p;
-        planes_describe(&p, &layout->arrays[i], layout->element, count);
-        planes_place(&p, memory);
-        size_t n = planes_encode(loops, &p, (const uint16_t *)(const void *)in, o + at, p.n * 2);
-        if (!n) {
-            o[at] = 0;
-            memcpy(o + at + 1, in, p.n * 2);
-            n = p.n * 2 + 1;
-        }
-        uint8_t *row = o + 8 + (size_t)i * TABLE_ROW;
-        put32(row, (uint32_t)n);
-        memset(row + 4, 0, 4);
-        put64(row + 8, loops->sum(o + at, n));
-        at += n;
-        in += p.n * 2;
-    }
-    put64(o + table - 8, loops->sum(o, table - 8));
+    int64_t n = container_write(loops, layout, count, payload, memory, out);
     free(memory);
-    return (int64_t)at;
+    return n;
+}
+
+bool storage_split_finite(const struct storage_layout *layout, uint32_t count, const void *split)
+{
+    const uint8_t most = layout->element == STORAGE_F16 ? 31 : 255;
+    const uint8_t *top = (const uint8_t *)split + SPLIT_HEADER;
+    unsigned bad = 0;
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        for (uint32_t c = 0; c < layout->arrays[i].channels; c++)
+            bad |= top[c] == most;
+        top += split_bytes(&layout->arrays[i], layout->element, count);
+    }
+    return !bad;
+}
+
+int64_t storage_split_encode(const struct storage_layout *layout, uint32_t count, void *split, void *out,
+                             size_t out_size)
+{
+    size_t bound = storage_codec_bound(layout, count);
+    if (!bound)
+        return -EINVAL;
+    return out_size < bound ? -ENOBUFS : container_write(codec_loops_best(), layout, count, NULL, split, out);
 }
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
-/* Reads the header of a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
-static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)
+/* Where a section's parts lie in it, and how long they are in truth. */
+struct parts {
+    const uint8_t *stored[PARTS];
+    size_t stored_bytes[PARTS], bytes[PARTS];
+    bool lz4[PARTS];
+    const uint8_t *tops, *rest;
+};
+
+/* Reads the header of a section of planes. */
+static int section_parse(struct codec_planes *p, const uint8_t *in, size_t n, struct parts *parts)
 {
     size_t rest = p->n + more_bytes(p);
-    if (n < SECTION_HEADER + p->channels + rest || in[1] >> PARTS || in[2] || in[3])
+    if (n < SECTION_HEADER + p->channels + rest || in[1] >> PARTS || in[2] || in[3] || split_header_read(p, in))
         return -EBADMSG;
-    memcpy(p->ranks, in + 4, CODEC_RANKS);
-    p->n_level[0] = p->n;
-    for (int k = 1; k < CODEC_LEVELS; k++) {
-        p->n_level[k] = get32(in + 16 + 4 * (k - 1));
-        if (p->n_level[k] > p->n_level[k - 1])
-            return -EBADMSG;
-    }
-    p->n_escapes = get32(in + 28);
-    if (p->n_escapes > p->n_level[CODEC_LEVELS - 1])
-        return -EBADMSG;
-
-    size_t sizes[PARTS] = {p->blocks * 16}, stored[PARTS], sum = 0, total = 0;
+    parts->bytes[0] = p->blocks * 16;
     for (int k = 1; k < CODEC_LEVELS; k++)
-        sizes[k] = 2 * bits_bytes(p->n_level[k]);
-    sizes[PARTS - 1] = p->n_escapes;
+        parts->bytes[k] = 2 * bits_bytes(p->n_level[k]);
+    parts->bytes[PARTS - 1] = p->n_escapes;
+    parts->tops = in + SECTION_HEADER;
+    const uint8_t *at = parts->tops + p->channels;
+    size_t left = n - SECTION_HEADER - p->channels - rest;
     for (int k = 0; k < PARTS; k++) {
-        stored[k] = get32(in + 32 + 4 * k);
-        bool lz4 = in[1] >> k & 1;
-        if (lz4 ? stored[k] > sizes[k] || !stored[k] : stored[k] != sizes[k])
+        size_t stored = get32(in + 32 + 4 * k);
+        parts->lz4[k] = in[1] >> k & 1;
+        if (stored > left || (parts->lz4[k] ? stored > parts->bytes[k] || !stored : stored != parts->bytes[k]))
             return -EBADMSG;
-        sum += stored[k];
-        total += sizes[k] + 2 * CODEC_SLACK;
+        parts->stored[k] = at;
+        parts->stored_bytes[k] = stored;
+        at += stored;
+        left -= stored;
     }
-    if (sum != n - SECTION_HEADER - p->channels - rest)
-        return -EBADMSG;
+    parts->rest = at;
+    return left ? -EBADMSG : 0;
+}
 
-    size_t tops = (p->channels + CODEC_BLOCK + 7) & ~(size_t)7;
-    uint8_t *m = *memory = malloc(tops + total);
+/* Part k, unpacked. */
+static int part_read(const struct parts *parts, int k, uint8_t *to)
+{
+    if (!parts->lz4[k]) {
+        memcpy(to, parts->stored[k], parts->bytes[k]);
+        return 0;
+    }
+    int got = LZ4_decompress_safe((const char *)parts->stored[k], (char *)to, (int)parts->stored_bytes[k],
+                                  (int)parts->bytes[k]);
+    return got < 0 || (size_t)got != parts->bytes[k] ? -EBADMSG : 0;
+}
+
+/* Reads a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
+static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)
+{
+    struct parts parts;
+    int rc = section_parse(p, in, n, &parts);
+    if (rc)
+        return rc;
+    size_t tops = (p->channels + CODEC_BLOCK + 7) & ~(size_t)7, total = tops;
+    for (int k = 0; k < PARTS; k++)
+        total += parts.bytes[k] + 2 * CODEC_SLACK;
+    uint8_t *m = *memory = malloc(total);
     if (!m)
         return -ENOMEM;
-    const uint8_t *at = in + SECTION_HEADER;
     p->top = m;
-    memcpy(p->top, at, p->channels);
+    memcpy(p->top, parts.tops, p->channels);
     tops_wrap(p);
     m += tops;
-    at += p->channels;
     for (int k = 0; k < PARTS; k++) {
-        const uint8_t *part = at;
-        if (in[1] >> k & 1) {
-            int got = LZ4_decompress_safe((const char *)at, (char *)m, (int)stored[k], (int)sizes[k]);
-            if (got < 0 || (size_t)got != sizes[k])
-                return -EBADMSG;
-            memset(m + sizes[k], 0, CODEC_SLACK);
+        const uint8_t *part = parts.stored[k];
+        if (parts.lz4[k] || (size_t)(in + n - part) < parts.bytes[k] + CODEC_SLACK) {
+            if ((rc = part_read(&parts, k, m)))
+                return rc;
+            memset(m + parts.bytes[k], 0, CODEC_SLACK);
             part = m;
-            m += sizes[k] + CODEC_SLACK;
-        } else if ((size_t)(in + n - at) < sizes[k] + CODEC_SLACK) {
-            memcpy(m, at, sizes[k]);
-            memset(m + sizes[k], 0, CODEC_SLACK);
-            part = m;
-            m += sizes[k] + CODEC_SLACK;
+            m += parts.bytes[k] + CODEC_SLACK;
         }
         if (k == 0) {
             p->level0 = (uint8_t *)(uintptr_t)part;
@@ -360,9 +503,8 @@ static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uin
         } else {
             p->escapes = (uint8_t *)(uintptr_t)part;
         }
-        at += stored[k];
     }
-    p->rest = (uint8_t *)(uintptr_t)at;
+    p->rest = (uint8_t *)(uintptr_t)parts.rest;
     p->more = p->rest + p->n;
     return 0;
 }
@@ -424,6 +566,74 @@ static int section_decode(const struct codec_loops *loops, const struct storage_
     return codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
 }
 
+/* How many of n codes of a level are 3: whose both bits are set. */
+static size_t codes_beyond(const uint8_t *low, const uint8_t *high, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; i < n; i += 64) {
+        uint64_t both = codec_load64(low + i / 8) & codec_load64(high + i / 8);
+        sum += (size_t)__builtin_popcountll(n - i < 64 ? both & (((uint64_t)1 << (n - i)) - 1) : both);
+    }
+    return sum;
+}
+
+/* What the decoder's loops see as they go: the codes ask for as many elements as each level has. */
+static int split_check(const struct codec_planes *p)
+{
+    size_t beyond = 0;
+    for (size_t b = 0; b < p->blocks; b++) {
+        uint64_t low = codec_load64(p->level0 + 16 * b), high = codec_load64(p->level0 + 16 * b + 8);
+        size_t left = p->n - b * CODEC_BLOCK;
+        if (left < CODEC_BLOCK && (low | high) >> left)
+            return -EBADMSG;
+        beyond += (size_t)__builtin_popcountll(low & high);
+    }
+    for (int k = 1; k < CODEC_LEVELS; k++) {
+        if (beyond != p->n_level[k])
+            return -EBADMSG;
+        beyond = codes_beyond(p->level[k][0], p->level[k][1], p->n_level[k]);
+    }
+    return beyond == p->n_escapes ? 0 : -EBADMSG;
+}
+
+int codec_array_unpack(const struct storage_array *a, enum storage_element e, uint32_t count, const uint8_t *in,
+                       size_t n, uint8_t *split)
+{
+    struct codec_planes p;
+    struct parts parts;
+    planes_describe(&p, a, e, count);
+    planes_place(&p, split);
+    if (n >= 1 && in[0] == 0) {
+        if (n != p.n * 2 + 1)
+            return -EBADMSG;
+        memset(split, 0, SPLIT_HEADER);
+        memcpy(p.level0, in + 1, p.n * 2);
+        return 0;
+    }
+    if (n < 1 || in[0] != 1)
+        return -EBADMSG;
+    int rc = section_parse(&p, in, n, &parts);
+    if (rc)
+        return rc;
+    memcpy(p.top, parts.tops, p.channels);
+    uint8_t *const to[PARTS] = {p.level0, p.level[1][0], p.level[2][0], p.level[3][0], p.escapes};
+    for (int k = 0; k < PARTS; k++) {
+        if ((rc = part_read(&parts, k, to[k])))
+            return rc;
+        if (k == 0 || k == PARTS - 1)
+            continue;
+        size_t half = bits_bytes(p.n_level[k]);
+        memmove(p.level[k][1], p.level[k][0] + half, half);
+        memset(p.level[k][0] + half, 0, CODEC_SLACK);
+        memset(p.level[k][1] + half, 0, CODEC_SLACK);
+    }
+    memcpy(p.rest, parts.rest, p.n);
+    if (more_bytes(&p)) /* of a bf16 array it has no place */
+        memcpy(p.more, parts.rest + p.n, more_bytes(&p));
+    split_header_write(&p, split);
+    return split_check(&p);
+}
+
 int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
                       const void *encoded, size_t n, void *payload)
 {
@@ -450,6 +660,28 @@ int codec_decode_one(const struct storage_layout *layout, uint32_t count, const 
                      void *rows)
 {
     return section_decode(codec_loops_best(), layout, count, encoded, array, false, rows);
+}
+
+/* As decoding, to the split form. */
+int storage_split_decode(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n,
+                         void *split)
+{
+    if (!codec_payload_bytes(layout, count))
+        return -EINVAL;
+    const uint8_t *in = encoded;
+    uint8_t *out = split;
+    size_t at = table_bytes(layout->n_arrays);
+    if (codec_verify(encoded, n) || get32(in + 4) != layout->n_arrays)
+        return -EBADMSG;
+    for (uint32_t i = 0; i < layout->n_arrays; i++) {
+        size_t bytes = get32(in + 8 + (size_t)i * TABLE_ROW);
+        int rc = codec_array_unpack(&layout->arrays[i], layout->element, count, in + at, bytes, out);
+        if (rc)
+            return rc;
+        at += bytes;
+        out += split_bytes(&layout->arrays[i], layout->element, count);
+    }
+    return 0;
 }
 
 int codec_verify(const void *encoded, size_t n)

@@ -137,6 +137,15 @@ int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_
                           const void *payload, void *out, size_t out_size);
 int codec_decode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
                       const void *encoded, size_t n, void *payload);
+/* Fills one array's split form (storage.h): what a device does as well. */
+void codec_array_split(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint16_t *in, uint8_t *split);
+/* And back: 0 or -EBADMSG. */
+int codec_array_join(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                     uint32_t count, uint8_t *split, uint16_t *out);
+/* Unpacks one array's section of n bytes, without the container and its checksums, to the split form. */
+int codec_array_unpack(const struct storage_array *a, enum storage_element e, uint32_t count, const uint8_t *in,
+                       size_t n, uint8_t *split);
 /* Decodes one array's section of n bytes, without the container and its checksums; with `stream` past the caches. */
 int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
                        uint32_t count, const uint8_t *in, size_t n, bool stream, void *out);

@@ -41,9 +41,7 @@ static int victim_run(struct storage_ledger *l, void *arg)
     if (!dead)
         return -ENOENT;
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK);
     (void)sqlite3_bind_int64(s, 1, c->pack);
     while ((rc = stmt_step(l, s)) == 1) {
         if (c->n == c->cap) {

@@ -11,6 +11,13 @@
 
 #include "storage/storage_internal.h"
 
+static void payload_release(struct write_op *op)
+{
+    if (op->payload)
+        op->release(op->payload);
+    op->payload = NULL;
+}
+
 void write_op_free(struct write_op *op)
 {
     if (!op)
@@ -18,7 +25,7 @@ void write_op_free(struct write_op *op)
     blob_unref(op->blob);
     free(op->label);
     free(op->arrays);
-    free(op->payload);
+    payload_release(op);
     free(op);
 }
 
@@ -48,6 +55,7 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload)
 {
     size_t bytes = codec_payload_bytes(layout, s->count);
+    void (*release)(void *) = s->release ? s->release : free;
     struct write_op *op = calloc(1, sizeof *op);
     int rc = op ? 0 : -ENOMEM;
     if (!rc && (!bytes || s->label_bytes > STORAGE_LABEL_MAX || s->first > UINT32_MAX - s->count))
@@ -60,7 +68,7 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
     }
     if (rc) {
         write_op_free(op);
-        free(payload);
+        release(payload);
         return rc;
     }
     if (s->label_bytes)
@@ -70,6 +78,8 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
         (struct storage_layout){.element = layout->element, .arrays = op->arrays, .n_arrays = layout->n_arrays};
     op->payload = payload;
     op->payload_bytes = bytes;
+    op->release = release;
+    op->split = s->split;
     op->queued = bytes;
     op->keep = s->keep;
     op->rec = (struct pack_record){.owner = s->owner,
@@ -111,13 +121,10 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
 
 int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER);
     bind_blob(s, 1, key, STORAGE_KEY_BYTES);
     bind_text(s, 2, producer);
-    rc = stmt_one(l, s, rc);
+    int rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     return rc;
@@ -155,7 +162,8 @@ static struct blob *encode(struct storage *st, struct write_op *op)
     op->rc = most ? -ENOMEM : -EOVERFLOW;
     if (!record)
         return NULL;
-    int64_t n = storage_codec_encode(&op->layout, op->rec.count, op->payload, record + at, bound);
+    int64_t n = op->split ? storage_split_encode(&op->layout, op->rec.count, op->payload, record + at, bound)
+                          : storage_codec_encode(&op->layout, op->rec.count, op->payload, record + at, bound);
     if (n < 0) {
         free(record);
         op->rc = (int)n;
@@ -205,8 +213,7 @@ void *encoder_thread(void *arg)
         op->state = OP_ENCODING;
         pthread_mutex_unlock(&st->writer_lock);
         prepare(st, op);
-        free(op->payload);
-        op->payload = NULL;
+        payload_release(op);
         uint64_t now = op->blob ? op->blob->bytes : 0;
         pthread_mutex_lock(&st->writer_lock);
         st->queue_bytes -= op->queued - (now < op->queued ? now : op->queued);

@@ -257,21 +257,13 @@ static void pack_collect(struct storage_ledger *l, uint32_t pack)
     struct storage *st = l->st;
     if (pack >= atomic_load(&st->oldest_open_pack))
         return;
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_IN_PACK, &rc);
-    if (!s)
-        return;
-    (void)sqlite3_bind_int64(s, 1, pack);
-    rc = stmt_step(l, s);
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_IN_PACK, pack);
+    int rc = stmt_step(l, s);
     stmt_reset(s);
     if (rc != 0 || packs_unlink(&st->packs, pack))
         return;
     dead_given_back(l, pack);
-    s = stmt_get(l, S_PACK_DELETE, &rc);
-    if (s) {
-        (void)sqlite3_bind_int64(s, 1, pack);
-        (void)stmt_run(l, s, NULL);
-    }
+    (void)stmt_run(l, STMT_WITH(l, S_PACK_DELETE, pack), NULL);
 }
 
 /* Hands drops that nobody reads to the cutter, and keeps the others. */
@@ -389,7 +381,7 @@ static int index_run(struct storage_ledger *l, void *arg)
     for (size_t i = 0; i < l->n_waiting && !rc; i++) {
         const struct drop *d = &l->waiting[i];
         if (d->wait == WAIT_INDEX)
-            rc = segment_cut(l, d->key, d->pack, d->offset, d->bytes);
+            rc = segment_cut(l, d->key, d->pack, d->offset);
     }
     return rc;
 }
@@ -400,16 +392,13 @@ int erase_marks_clear(struct storage_ledger *l)
 {
     int rc = 0;
     for (const struct mark *m = l->gone; m && !rc; m = m->next) {
-        sqlite3_stmt *s = stmt_get(l, S_META_DELETE, &rc);
-        if (s) {
-            bind_text(s, 1, m->key);
-            rc = stmt_run(l, s, NULL);
-        }
+        sqlite3_stmt *s = stmt_get(l, S_META_DELETE);
+        bind_text(s, 1, m->key);
+        rc = stmt_run(l, s, NULL);
     }
     for (size_t i = 0; i < l->n_cleared && !rc; i++) {
-        sqlite3_stmt *s = STMT_WITH(l, S_INTENT_DELETE, &rc, l->cleared[i]);
-        if (s)
-            rc = stmt_run(l, s, NULL);
+        sqlite3_stmt *s = STMT_WITH(l, S_INTENT_DELETE, l->cleared[i]);
+        rc = stmt_run(l, s, NULL);
     }
     return rc;
 }
@@ -537,8 +526,8 @@ int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
 {
     struct job *j = calloc(1, sizeof *j);
     int rc = j ? 0 : -ENOMEM;
-    sqlite3_stmt *s = rc ? NULL : stmt_get(l, S_META_MARKS, &rc);
-    while (s && (rc = stmt_step(l, s)) == 1) {
+    sqlite3_stmt *s = stmt_get(l, S_META_MARKS);
+    while (j && (rc = stmt_step(l, s)) == 1) {
         const char *key = (const char *)sqlite3_column_text(s, 0);
         struct mark *m = key ? mark_new(key + sizeof MARK - 1) : NULL;
         if (!m) {
@@ -548,8 +537,7 @@ int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
         m->next = j->marks;
         j->marks = m;
     }
-    if (s)
-        stmt_reset(s);
+    stmt_reset(s);
     bool marked = !rc && j->marks;
     for (size_t i = 0; i < n; i++) {
         struct drop d = drops[i];

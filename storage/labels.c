@@ -94,17 +94,16 @@ int name_id(struct storage_ledger *l, const char *text, int64_t *id)
 {
     int rc;
     for (int tries = 0; tries < 2; tries++) {
-        sqlite3_stmt *s = stmt_get(l, S_NAME_GET, &rc);
-        if (!s)
-            return rc;
+        sqlite3_stmt *s = stmt_get(l, S_NAME_GET);
         bind_text(s, 1, text);
         if ((rc = stmt_step(l, s)) == 1) {
             *id = sqlite3_column_int64(s, 0);
             stmt_reset(s);
             return 0;
         }
-        if (rc || !(s = stmt_get(l, S_NAME_ADD, &rc)))
+        if (rc)
             return rc;
+        s = stmt_get(l, S_NAME_ADD);
         bind_text(s, 1, text);
         if ((rc = stmt_run(l, s, NULL)))
             return rc;
@@ -114,11 +113,9 @@ int name_id(struct storage_ledger *l, const char *text, int64_t *id)
 
 int space_get(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], struct space *out)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_GET, &rc, owner);
-    if (s)
-        bind_blob(s, 2, fingerprint, 32);
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_GET, owner);
+    bind_blob(s, 2, fingerprint, 32);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     out->id = sqlite3_column_int64(s, 0);
@@ -136,9 +133,7 @@ int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint
     out->unit = unit;
     if (RAND_bytes(out->key, sizeof out->key) != 1)
         return -EIO;
-    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_ADD, &rc, owner, 0, unit);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACE_ADD, owner, 0, unit);
     bind_blob(s, 2, fingerprint, 32);
     bind_blob(s, 4, out->key, sizeof out->key);
     if ((rc = stmt_run(l, s, NULL)))
@@ -151,11 +146,8 @@ int space_add(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint
 
 static int head_write(struct storage_ledger *l, int64_t id, const struct coded *code, size_t units)
 {
-    int rc;
     size_t n = UNIT_CODE * units;
-    sqlite3_stmt *s = STMT_WITH(l, S_HEAD_SET, &rc, id);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_HEAD_SET, id);
     bind_blob(s, 2, code->string, n < code->bytes ? n : code->bytes);
     return stmt_run(l, s, NULL);
 }
@@ -189,9 +181,7 @@ int head_set(struct storage_ledger *l, int64_t id, const struct space *space, co
     size_t units = 1;
     for (int side = 0; side < 2; side++) {
         int rc;
-        sqlite3_stmt *s = stmt_get(l, side ? S_HEAD_ABOVE : S_HEAD_BELOW, &rc);
-        if (!s)
-            return rc;
+        sqlite3_stmt *s = stmt_get(l, side ? S_HEAD_ABOVE : S_HEAD_BELOW);
         bind_blob(s, 1, parent, STORAGE_KEY_BYTES);
         (void)sqlite3_bind_int64(s, 2, space->id);
         bind_blob(s, 3, me->string, me->bytes);

@@ -14,12 +14,9 @@
 int storage_owner_get(struct storage_ledger *l, const char *name, struct storage_owner *out)
 {
     struct storage_owner o = {0};
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME);
     bind_text(s, 1, name);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc < 0)
         return rc;
     if (rc == 1) {
@@ -33,9 +30,7 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
         if (RAND_bytes(o.key, sizeof o.key) != 1 || RAND_bytes((unsigned char *)&random, sizeof random) != 1)
             return -EIO;
         o.id = (int64_t)(random >> 16) + 1;
-        s = stmt_get(l, S_OWNER_INSERT, &rc);
-        if (!s)
-            return rc;
+        s = stmt_get(l, S_OWNER_INSERT);
         bind_text(s, 1, name);
         bind_blob(s, 2, o.key, sizeof o.key);
         (void)sqlite3_bind_int64(s, 3, o.id);
@@ -49,32 +44,26 @@ int storage_owner_get(struct storage_ledger *l, const char *name, struct storage
 static int owner_rename(struct storage_ledger *l, const char *from, const char *to)
 {
     int rc, changed = 0;
-    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_OWNER_BY_NAME);
     bind_text(s, 1, from);
     rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     if (rc != 1)
         return rc < 0 ? rc : -ENOENT;
-    s = stmt_get(l, S_OWNER_DROP_EMPTY, &rc);
-    if (!s)
-        return rc;
+    s = stmt_get(l, S_OWNER_DROP_EMPTY);
     bind_text(s, 1, to);
     rc = stmt_run(l, s, &changed);
-    s = rc ? NULL : stmt_get(l, S_OWNER_BY_NAME, &rc);
-    if (!s)
+    if (rc)
         return rc;
+    s = stmt_get(l, S_OWNER_BY_NAME);
     bind_text(s, 1, to);
     rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     if (rc)
         return rc < 0 ? rc : -EEXIST;
-    s = stmt_get(l, S_OWNER_RENAME, &rc);
-    if (!s)
-        return rc;
+    s = stmt_get(l, S_OWNER_RENAME);
     bind_text(s, 1, from);
     bind_text(s, 2, to);
     return stmt_run(l, s, &changed);
@@ -144,10 +133,7 @@ static int conversation_one(struct storage_ledger *l, sqlite3_stmt *s, struct st
 int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char *public_id,
                              struct storage_conversation *out)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_GET, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_GET);
     bind_text(s, 1, public_id);
     (void)sqlite3_bind_int64(s, 2, owner);
     return conversation_one(l, s, out);
@@ -155,10 +141,7 @@ int storage_conversation_get(struct storage_ledger *l, int64_t owner, const char
 
 int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t id, struct storage_conversation *out)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_BY_ID, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_BY_ID);
     (void)sqlite3_bind_int64(s, 1, id);
     (void)sqlite3_bind_int64(s, 2, owner);
     return conversation_one(l, s, out);
@@ -166,10 +149,7 @@ int storage_conversation_by_id(struct storage_ledger *l, int64_t owner, int64_t 
 
 int storage_conversation_insert(struct storage_ledger *l, struct storage_conversation *c)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_INSERT, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_INSERT);
     (void)sqlite3_bind_int64(s, 1, c->owner);
     bind_text(s, 2, c->public_id);
     (void)sqlite3_bind_int(s, 3, (int)c->kind);
@@ -179,7 +159,7 @@ int storage_conversation_insert(struct storage_ledger *l, struct storage_convers
     (void)sqlite3_bind_int64(s, 7, c->head);
     (void)sqlite3_bind_int64(s, 8, c->created_ms);
     (void)sqlite3_bind_int64(s, 9, c->updated_ms);
-    rc = stmt_run(l, s, NULL);
+    int rc = stmt_run(l, s, NULL);
     if (!rc)
         c->id = sqlite3_last_insert_rowid(l->db);
     if (!rc && c->kind == STORAGE_CONVERSATION_LISTED)
@@ -190,9 +170,7 @@ int storage_conversation_insert(struct storage_ledger *l, struct storage_convers
 int storage_conversation_update(struct storage_ledger *l, const struct storage_conversation *c)
 {
     int rc, changes;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_UPDATE, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_UPDATE);
     (void)sqlite3_bind_int64(s, 1, c->id);
     bind_text(s, 2, c->title);
     bind_text(s, 3, c->metadata);
@@ -208,12 +186,9 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
 
 int storage_conversation_runs(struct storage_ledger *l, int64_t id)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS);
     (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     return rc;
@@ -240,9 +215,7 @@ static int holds_of(struct storage_ledger *l, int64_t conversation, uint8_t (**k
     size_t cap = 0;
     int rc;
     *n = 0;
-    sqlite3_stmt *s = stmt_get(l, S_HOLDS_OF, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLDS_OF);
     (void)sqlite3_bind_int64(s, 1, conversation);
     while ((rc = stmt_step(l, s)) == 1) {
         if (*n == cap) {
@@ -282,23 +255,15 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     rc = holds_of(l, id, &keys, &n);
     if (rc)
         return rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURNS_OF, &rc);
-    if (s) {
-        (void)sqlite3_bind_int64(s, 1, id);
-        while ((rc = stmt_step(l, s)) == 1) {
-            rc = ledger_dead_turn(l, sqlite3_column_int64(s, 0));
-            if (rc)
-                break;
-        }
-        stmt_reset(s);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_OF, id);
+    while ((rc = stmt_step(l, s)) == 1) {
+        rc = ledger_dead_turn(l, sqlite3_column_int64(s, 0));
+        if (rc)
+            break;
     }
-    if (!rc) {
-        s = stmt_get(l, S_CONV_DELETE, &rc);
-        if (s) {
-            (void)sqlite3_bind_int64(s, 1, id);
-            rc = stmt_run(l, s, NULL);
-        }
-    }
+    stmt_reset(s);
+    if (!rc)
+        rc = stmt_run(l, STMT_WITH(l, S_CONV_DELETE, id), NULL);
     for (size_t i = 0; i < n && !rc; i++)
         rc = segment_release(l, keys[i]);
     free(keys);
@@ -313,13 +278,10 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
     *out = (struct storage_cursor){INT64_MAX, INT64_MAX};
     if (!after)
         return 0;
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_CONV_CURSOR, &rc);
-    if (s) {
-        bind_text(s, 1, after);
-        (void)sqlite3_bind_int64(s, 2, owner);
-    }
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = stmt_get(l, S_CONV_CURSOR);
+    bind_text(s, 1, after);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     *out = (struct storage_cursor){sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1)};
@@ -337,11 +299,9 @@ int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct st
                               struct storage_conversation *rows, size_t max, size_t *n)
 {
     size_t found = 0;
-    int rc;
+    int rc = 0;
     sqlite3_stmt *s =
-        STMT_WITH(l, S_CONV_LIST, &rc, owner, at.updated_ms, at.id, max > INT32_MAX ? INT32_MAX : (int64_t)max);
-    if (!s)
-        return rc;
+        STMT_WITH(l, S_CONV_LIST, owner, at.updated_ms, at.id, max > INT32_MAX ? INT32_MAX : (int64_t)max);
     while (found < max && (rc = stmt_step(l, s)) == 1) {
         rc = conversation_read(s, &rows[found]);
         if (rc)

@@ -31,8 +31,8 @@ int items_insert(struct storage_ledger *l, int64_t turn, const struct storage_it
     int rc, place = 0;
     if (n == 0)
         return 0;
-    sqlite3_stmt *s = STMT_WITH(l, S_ITEM_NEXT, &rc, turn);
-    if ((rc = stmt_one(l, s, rc)) < 0)
+    sqlite3_stmt *s = STMT_WITH(l, S_ITEM_NEXT, turn);
+    if ((rc = stmt_step(l, s)) < 0)
         return rc;
     if (rc == 1) {
         place = sqlite3_column_int(s, 0);
@@ -40,9 +40,7 @@ int items_insert(struct storage_ledger *l, int64_t turn, const struct storage_it
     }
     rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        s = STMT_WITH(l, S_ITEM_INSERT, &rc, turn, place + (int64_t)i, items[i].output);
-        if (!s)
-            break;
+        s = STMT_WITH(l, S_ITEM_INSERT, turn, place + (int64_t)i, items[i].output);
         bind_text(s, 4, items[i].public_id);
         bind_text(s, 5, items[i].kind);
         bind_text(s, 6, items[i].role);
@@ -111,9 +109,7 @@ static int items_read(struct storage_ledger *l, sqlite3_stmt *s, bool page, stru
 
 int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows, size_t *n)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_ITEMS_OF, &rc, turn);
-    return s ? items_read(l, s, false, rows, n) : rc;
+    return items_read(l, STMT_WITH(l, S_ITEMS_OF, turn), false, rows, n);
 }
 
 int storage_item_find(struct storage_ledger *l, int64_t owner, const char *public_id, struct storage_item **row)
@@ -121,9 +117,7 @@ int storage_item_find(struct storage_ledger *l, int64_t owner, const char *publi
     struct storage_item *rows = NULL;
     size_t n = 0;
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_ITEM_FIND, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_ITEM_FIND);
     bind_text(s, 1, public_id);
     (void)sqlite3_bind_int64(s, 2, owner);
     if ((rc = items_read(l, s, false, &rows, &n)))
@@ -141,9 +135,7 @@ static int item_place(struct storage_ledger *l, int64_t owner, int64_t conversat
                       int64_t *turn, int64_t *place)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_ITEM_PLACE, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_ITEM_PLACE);
     bind_text(s, 1, public_id);
     (void)sqlite3_bind_int64(s, 2, owner);
     (void)sqlite3_bind_int64(s, 3, conversation);
@@ -165,8 +157,8 @@ int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversati
     if (rc)
         return rc;
     /* The first from its place on, which is another one where it is not on the path. */
-    sqlite3_stmt *s = STMT_WITH(l, S_ITEMS_AFTER, &rc, head, conversation, turn, place - 1, 1);
-    if (!s || (rc = items_read(l, s, true, &rows, &n)))
+    sqlite3_stmt *s = STMT_WITH(l, S_ITEMS_AFTER, head, conversation, turn, place - 1, 1);
+    if ((rc = items_read(l, s, true, &rows, &n)))
         return rc;
     if (n == 0 || strcmp(rows[0].public_id, public_id) != 0) {
         storage_items_free(rows, n);
@@ -184,17 +176,17 @@ int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversa
     sqlite3_stmt *s;
     if (after && (rc = item_place(l, owner, conversation, after, &turn, &place)))
         return rc;
-    s = STMT_WITH(l, descending ? S_ITEMS_BEFORE : S_ITEMS_AFTER, &rc, head, conversation, turn, place,
+    s = STMT_WITH(l, descending ? S_ITEMS_BEFORE : S_ITEMS_AFTER, head, conversation, turn, place,
                   max > INT32_MAX ? INT32_MAX : (int64_t)max);
-    return s ? items_read(l, s, true, rows, n) : rc;
+    return items_read(l, s, true, rows, n);
 }
 
 int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text)
 {
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TOOLS_UP, &rc, turn, owner);
+    sqlite3_stmt *s = STMT_WITH(l, S_TOOLS_UP, turn, owner);
     *text = NULL;
-    if ((rc = stmt_one(l, s, rc)) != 1)
+    if ((rc = stmt_step(l, s)) != 1)
         return rc;
     rc = column_text(s, 0, text);
     stmt_reset(s);

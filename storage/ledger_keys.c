@@ -20,8 +20,8 @@ int64_t ledger_clock_ms(const struct storage_ledger *l)
 int ledger_clock_start(struct storage_ledger *l)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_CLOCK, &rc);
-    if ((rc = stmt_one(l, s, rc)) < 0)
+    sqlite3_stmt *s = stmt_get(l, S_TURN_CLOCK);
+    if ((rc = stmt_step(l, s)) < 0)
         return rc;
     if (rc == 1) {
         l->clock_base_ms = sqlite3_column_int64(s, 0);
@@ -35,13 +35,10 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
                     const uint8_t digest[STORAGE_DIGEST_BYTES], char **target)
 {
     uint8_t stored[STORAGE_DIGEST_BYTES];
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_KEY_GET, &rc, owner);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_KEY_GET, owner);
     bind_blob(s, 2, key, STORAGE_DIGEST_BYTES);
     (void)sqlite3_bind_int64(s, 3, ledger_clock_ms(l) - STORAGE_KEY_KEPT_MS);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     rc = column_bytes(s, 0, stored, sizeof stored);
@@ -55,10 +52,7 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
 
 int storage_key_drop(struct storage_ledger *l, int64_t owner, const char *target)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_KEYS_DROP, &rc, owner);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_KEYS_DROP, owner);
     bind_text(s, 2, target);
     return stmt_run(l, s, NULL);
 }
@@ -68,20 +62,18 @@ int storage_key_set(struct storage_ledger *l, int64_t owner, const uint8_t key[S
 {
     int64_t now = ledger_clock_ms(l);
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_KEYS_EXPIRE, &rc, now - STORAGE_KEY_KEPT_MS);
-    if (!s || (rc = stmt_run(l, s, NULL)))
+    sqlite3_stmt *s = STMT_WITH(l, S_KEYS_EXPIRE, now - STORAGE_KEY_KEPT_MS);
+    if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    s = STMT_WITH(l, S_KEY_SET, &rc, owner);
-    if (!s)
-        return rc;
+    s = STMT_WITH(l, S_KEY_SET, owner);
     bind_blob(s, 2, key, STORAGE_DIGEST_BYTES);
     bind_blob(s, 3, digest, STORAGE_DIGEST_BYTES);
     bind_text(s, 4, target);
     (void)sqlite3_bind_int64(s, 5, now);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    s = STMT_WITH(l, S_KEYS_FULL, &rc, owner, STORAGE_KEYS_PER_OWNER);
-    rc = stmt_one(l, s, rc);
+    s = STMT_WITH(l, S_KEYS_FULL, owner, STORAGE_KEYS_PER_OWNER);
+    rc = stmt_step(l, s);
     if (rc == 1) {
         stmt_reset(s);
         rc = -EUSERS; /* what this job wrote goes with its failure */

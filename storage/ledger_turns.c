@@ -74,8 +74,8 @@ static int turn_parts(struct storage_ledger *l, unsigned parts, struct storage_t
 {
     int rc = 0;
     if (parts & STORAGE_TURN_TOKENS) {
-        sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_GET, &rc, t->id);
-        rc = stmt_one(l, s, rc);
+        sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_GET, t->id);
+        rc = stmt_step(l, s);
         if (rc == 1) {
             rc = column_copy(s, 0, &t->tokens, &t->tokens_bytes);
             stmt_reset(s);
@@ -104,10 +104,7 @@ static int turn_one(struct storage_ledger *l, sqlite3_stmt *s, unsigned parts, s
 int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public_id, unsigned parts,
                      struct storage_turn *out)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_GET, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_GET);
     bind_text(s, 1, public_id);
     (void)sqlite3_bind_int64(s, 2, owner);
     return turn_one(l, s, parts, out);
@@ -115,36 +112,30 @@ int storage_turn_get(struct storage_ledger *l, int64_t owner, const char *public
 
 int storage_turn_by_id(struct storage_ledger *l, int64_t owner, int64_t id, unsigned parts, struct storage_turn *out)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_ID, &rc, id, owner);
-    return s ? turn_one(l, s, parts, out) : rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_ID, id, owner);
+    return turn_one(l, s, parts, out);
 }
 
 int storage_turn_by_digest(struct storage_ledger *l, int64_t owner, const uint8_t digest[STORAGE_DIGEST_BYTES],
                            int64_t before, struct storage_turn *out)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_DIGEST, &rc, owner, 0, before);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_DIGEST, owner, 0, before);
     bind_blob(s, 2, digest, STORAGE_DIGEST_BYTES);
     return turn_one(l, s, 0, out);
 }
 
 int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_PUBLIC_ID, &rc, id);
-    return stmt_text(l, s, rc, out);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_PUBLIC_ID, id);
+    return stmt_text(l, s, out);
 }
 
 /* ---- a turn's life ---- */
 
 static int count_turns(struct storage_ledger *l, int64_t conversation, int change)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COUNT, &rc, conversation, change);
-    return s ? stmt_run(l, s, NULL) : rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COUNT, conversation, change);
+    return stmt_run(l, s, NULL);
 }
 
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
@@ -154,21 +145,19 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
     if (t->status != STORAGE_TURN_RUNNING && t->status != STORAGE_TURN_QUEUED)
         return -EINVAL;
     if (t->parent) {
-        s = STMT_WITH(l, S_TURN_PLACE, &rc, t->parent, t->owner, t->conversation);
-        rc = stmt_one(l, s, rc);
+        s = STMT_WITH(l, S_TURN_PLACE, t->parent, t->owner, t->conversation);
+        rc = stmt_step(l, s);
         if (rc != 1)
             return rc ? rc : -ENOENT;
         depth = sqlite3_column_int(s, 0) + 1;
         stmt_reset(s);
     }
-    s = STMT_WITH(l, S_CONV_OWNED, &rc, t->conversation, t->owner);
-    rc = stmt_one(l, s, rc);
+    s = STMT_WITH(l, S_CONV_OWNED, t->conversation, t->owner);
+    rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     stmt_reset(s);
-    s = STMT_WITH(l, S_TURN_INSERT, &rc, t->owner, t->conversation);
-    if (!s)
-        return rc;
+    s = STMT_WITH(l, S_TURN_INSERT, t->owner, t->conversation);
     if (t->parent)
         (void)sqlite3_bind_int64(s, 3, t->parent);
     bind_text(s, 4, t->public_id);
@@ -192,19 +181,16 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
 }
 
 /* Runs a statement that changes one row. -ENOENT: it changed none. */
-static int change_one(struct storage_ledger *l, sqlite3_stmt *s, int rc)
+static int change_one(struct storage_ledger *l, sqlite3_stmt *s)
 {
-    int changes = 0;
-    if (s)
-        rc = stmt_run(l, s, &changes);
+    int changes = 0, rc = stmt_run(l, s, &changes);
     return rc ? rc : changes ? 0 : -ENOENT;
 }
 
 int storage_turn_run(struct storage_ledger *l, int64_t id)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_RUN, &rc, id);
-    return change_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_RUN, id);
+    return change_one(l, s);
 }
 
 int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
@@ -213,9 +199,7 @@ int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
     if (t->prompt_bytes > t->tokens_bytes ||
         (t->status != STORAGE_TURN_COMPLETED && t->status != STORAGE_TURN_INCOMPLETE))
         return -EINVAL;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COMMIT, &rc, t->id, (int64_t)t->status);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COMMIT, t->id, (int64_t)t->status);
     bind_text(s, 3, t->reason);
     (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)t->prompt_bytes);
     (void)sqlite3_bind_int(s, 5, t->rebased);
@@ -237,41 +221,33 @@ int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
         return rc ? rc : -ENOENT;
     t->conversation = sqlite3_column_int64(s, 0);
     stmt_reset(s);
-    s = STMT_WITH(l, S_TOKENS_SET, &rc, t->id);
-    if (!s)
-        return rc;
+    s = STMT_WITH(l, S_TOKENS_SET, t->id);
     bind_blob(s, 2, t->tokens, t->tokens_bytes);
     if ((rc = stmt_run(l, s, NULL)) || (rc = items_insert(l, t->id, t->items, t->n_items)))
         return rc;
-    s = STMT_WITH(l, S_CONV_ADVANCE, &rc, t->conversation, t->id, t->completed_ms);
-    return change_one(l, s, rc);
+    s = STMT_WITH(l, S_CONV_ADVANCE, t->conversation, t->id, t->completed_ms);
+    return change_one(l, s);
 }
 
 int storage_turn_fail(struct storage_ledger *l, int64_t id, const char *reason, int64_t completed_ms)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_FAIL, &rc, id, 0, completed_ms);
-    if (s)
-        bind_text(s, 2, reason);
-    return change_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_FAIL, id, 0, completed_ms);
+    bind_text(s, 2, reason);
+    return change_one(l, s);
 }
 
 int storage_turn_set_saved(struct storage_ledger *l, int64_t id, enum storage_saved saved)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_SET_SAVED, &rc, id, (int64_t)saved);
-    return change_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_SET_SAVED, id, (int64_t)saved);
+    return change_one(l, s);
 }
 
 int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const char *public_id)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_DELIVERED, &rc);
-    if (s) {
-        bind_text(s, 1, public_id);
-        (void)sqlite3_bind_int64(s, 2, owner);
-    }
-    return change_one(l, s, rc);
+    sqlite3_stmt *s = stmt_get(l, S_TURN_DELIVERED);
+    bind_text(s, 1, public_id);
+    (void)sqlite3_bind_int64(s, 2, owner);
+    return change_one(l, s);
 }
 
 /* Whether the segment that a turn holds reaches as far as its KV does: the last token has none. */
@@ -346,8 +322,8 @@ int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
     while (n-- > 0 && rc == 1) {
         uint8_t key[STORAGE_KEY_BYTES];
         char *kv = NULL;
-        sqlite3_stmt *s = STMT_WITH(l, S_HOLD_NEXT, &rc, *after);
-        rc = stmt_one(l, s, rc);
+        sqlite3_stmt *s = STMT_WITH(l, S_HOLD_NEXT, *after);
+        rc = stmt_step(l, s);
         if (rc != 1)
             break;
         int64_t owner = sqlite3_column_int64(s, 2), n_tokens = sqlite3_column_int64(s, 4);
@@ -370,13 +346,13 @@ int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms)
 {
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_INTERRUPTED, &rc, now_ms);
-    if (!s || (rc = stmt_run(l, s, NULL)))
+    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_INTERRUPTED, now_ms);
+    if ((rc = stmt_run(l, s, NULL)))
         return rc;
     for (;;) { /* each leaves the set that is asked for */
         uint8_t key[STORAGE_KEY_BYTES];
-        s = stmt_get(l, S_TURNS_PENDING, &rc);
-        rc = stmt_one(l, s, rc);
+        s = stmt_get(l, S_TURNS_PENDING);
+        rc = stmt_step(l, s);
         if (rc != 1)
             return rc;
         char *kv = NULL;
@@ -398,9 +374,8 @@ int turns_interrupted(struct storage_ledger *l, int64_t now_ms)
 int storage_turn_queued(struct storage_ledger *l, int64_t after, int64_t *id, char **owner, char **public_id,
                         char **request)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_QUEUED, &rc, after);
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_QUEUED, after);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     *id = sqlite3_column_int64(s, 0);
@@ -466,9 +441,8 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, uns
 
 int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_UP, &rc, turn, owner);
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_UP, turn, owner);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     rc = sqlite3_column_int64(s, 0) ? column_copy(s, 1, tokens, bytes) : -ENOENT;
@@ -483,8 +457,8 @@ int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, in
     bool rebased = false;
     int rc = 0;
     while (turn && !rebased) {
-        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, &rc, turn);
-        if ((rc = stmt_one(l, s, rc)) != 1)
+        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, turn);
+        if ((rc = stmt_step(l, s)) != 1)
             break;
         int64_t up = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
         rebased = sqlite3_column_int64(s, 2) != 0;
@@ -513,14 +487,11 @@ int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, in
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_MATCH, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_MATCH);
     (void)sqlite3_bind_int64(s, 1, owner);
     bind_blob(s, 2, chat_hash, 32);
     bind_blob(s, 3, fingerprint, 32);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     *turn = sqlite3_column_int64(s, 0);
@@ -536,11 +507,10 @@ int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversa
     int64_t *ids = calloc(max + 1, sizeof *ids);
     size_t n_ids = 0, found = 0;
     int rc = turns && ids ? 0 : -ENOMEM;
-    sqlite3_stmt *s = rc ? NULL : STMT_WITH(l, S_TURNS_PAGE, &rc, conversation, after, (int64_t)max);
-    while (s && n_ids < max && (rc = stmt_step(l, s)) == 1)
+    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_PAGE, conversation, after, (int64_t)max);
+    while (turns && ids && n_ids < max && (rc = stmt_step(l, s)) == 1)
         ids[n_ids++] = sqlite3_column_int64(s, 0);
-    if (s)
-        stmt_reset(s);
+    stmt_reset(s);
     rc = rc > 0 ? 0 : rc;
     for (; !rc && found < n_ids; found += !rc)
         rc = storage_turn_by_id(l, owner, ids[found], STORAGE_TURN_ITEMS, &turns[found]);
@@ -556,12 +526,9 @@ int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversa
 
 int storage_turn_is_leaf(struct storage_ledger *l, int64_t id)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_HAS_CHILD, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_HAS_CHILD);
     (void)sqlite3_bind_int64(s, 1, id);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     stmt_reset(s);
     return rc < 0 ? rc : rc == 0;
 }
@@ -574,9 +541,7 @@ static int holds_within(struct storage_ledger *l, int64_t turn)
     bool rebased = false;
     int rc = 0;
     while (!rc && turn && !rebased) {
-        sqlite3_stmt *s = stmt_get(l, S_TURN_UP, &rc);
-        if (!s)
-            return rc;
+        sqlite3_stmt *s = stmt_get(l, S_TURN_UP);
         (void)sqlite3_bind_int64(s, 1, turn);
         rc = stmt_step(l, s);
         if (rc != 1)
@@ -601,14 +566,14 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     if ((rc = segment_held_by(l, t->id, held)) < 0)
         return rc;
     /* What was asked behind it in vain stays, behind the one before. */
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, &rc, t->id, t->parent);
-    if (!s || (rc = stmt_run(l, s, NULL)))
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent);
+    if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    s = STMT_WITH(l, S_TURN_DELETE, &rc, t->id); /* its hold, items and tokens go with it */
-    if (!s || (rc = stmt_run(l, s, NULL)))
+    s = STMT_WITH(l, S_TURN_DELETE, t->id); /* its hold, items and tokens go with it */
+    if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    s = STMT_WITH(l, S_HEAD_MOVE, &rc, t->conversation, t->parent, t->id);
-    if (!s || (rc = stmt_run(l, s, NULL)))
+    s = STMT_WITH(l, S_HEAD_MOVE, t->conversation, t->parent, t->id);
+    if ((rc = stmt_run(l, s, NULL)))
         return rc;
     if (t->status <= STORAGE_TURN_INCOMPLETE)
         rc = count_turns(l, t->conversation, -1);

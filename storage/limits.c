@@ -74,9 +74,8 @@ bool storage_limits_retain(struct storage *st)
 
 static int disk_usage(struct storage_ledger *l, int64_t owner, uint64_t *bytes)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_SPACES_USE, &rc, owner);
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACES_USE, owner);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     *bytes = (uint64_t)sqlite3_column_int64(s, 0);
@@ -87,9 +86,8 @@ static int disk_usage(struct storage_ledger *l, int64_t owner, uint64_t *bytes)
 int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage *out)
 {
     struct storage_usage u = {0};
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_USES, &rc, owner);
-    rc = stmt_one(l, s, rc);
+    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_USES, owner);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     u.conversations = (uint64_t)sqlite3_column_int64(s, 0);
@@ -108,8 +106,8 @@ int limits_keep(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[S
     char *name = NULL;
     uint64_t used = 0;
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_NAME, &rc, owner);
-    if ((rc = stmt_text(l, s, rc, &name)))
+    sqlite3_stmt *s = STMT_WITH(l, S_OWNER_NAME, owner);
+    if ((rc = stmt_text(l, s, &name)))
         return rc == -ENOENT ? 0 : rc;
     struct storage_limits limits = storage_limits_of(l->st, name);
     uint64_t most = limits.disk_bytes;
@@ -122,18 +120,15 @@ int limits_keep(struct storage_ledger *l, int64_t owner, const uint8_t (*keep)[S
 /* The conversation of an owner that was used last longest ago, if that was before `before_ms`. */
 static int oldest(struct storage_ledger *l, int64_t owner, int64_t before_ms, char **public_id)
 {
-    int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, &rc, owner, before_ms);
-    return stmt_text(l, s, rc, public_id);
+    sqlite3_stmt *s = STMT_WITH(l, S_CONV_OLDEST, owner, before_ms);
+    return stmt_text(l, s, public_id);
 }
 
 int storage_conversation_expired(struct storage_ledger *l, int64_t now_ms, char **owner, char **public_id)
 {
     int rc, found = -ENOENT, n = 0;
     int64_t id = l->expired_owner;
-    sqlite3_stmt *s = STMT_WITH(l, S_OWNERS_AFTER, &rc, id, STORAGE_EXPIRED_OWNERS);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_OWNERS_AFTER, id, STORAGE_EXPIRED_OWNERS);
     for (; found == -ENOENT && (rc = stmt_step(l, s)) == 1; n++) {
         const char *name = (const char *)sqlite3_column_text(s, 1);
         int64_t retain_ms = name ? storage_limits_of(l->st, name).retain_ms : 0;

@@ -77,9 +77,7 @@ int pair_before_open(struct storage *st, char *err, size_t err_size)
 static int holds_match(struct storage_ledger *l)
 {
     int rc, found = -ENODATA;
-    sqlite3_stmt *s = stmt_get(l, S_HOLDS, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLDS);
     while (found <= 0 && (rc = stmt_step(l, s)) == 1) {
         uint8_t key[STORAGE_KEY_BYTES];
         struct segment_row row;

@@ -24,7 +24,8 @@ struct read_op {
     struct storage_array *arrays;
     struct storage_layout layout;
     void *payload;                 /* NULL: the record is wanted */
-    struct storage_stored *stored; /* which this gets */
+    bool split;                    /* it is to be in its split form */
+    struct storage_stored *stored; /* which gets the record */
     void (*done)(void *arg, struct storage_read_result result);
     void *arg;
 };
@@ -134,7 +135,8 @@ static int record_take(struct read_op *op, struct blob *b)
         return -EBADMSG;
     const uint8_t *payload = record + pack_payload_offset(r.label_bytes);
     if (op->payload)
-        return storage_codec_decode(&op->layout, op->count, payload, (size_t)r.payload_bytes, op->payload);
+        return (op->split ? storage_split_decode : storage_codec_decode)(&op->layout, op->count, payload,
+                                                                         (size_t)r.payload_bytes, op->payload);
     if ((rc = codec_check(&op->layout, op->count, payload, (size_t)r.payload_bytes)))
         return rc;
     size_t arrays = op->layout.n_arrays * sizeof *op->arrays;
@@ -314,9 +316,9 @@ static void read_run(struct storage *st, struct read_op *op)
     free(op);
 }
 
-int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
-                         const struct storage_layout *layout, void *payload,
-                         void (*done)(void *arg, struct storage_read_result result), void *arg)
+static int read_start(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                      const struct storage_layout *layout, void *payload, bool split,
+                      void (*done)(void *arg, struct storage_read_result result), void *arg)
 {
     if (!codec_payload_bytes(layout, s->count))
         return -EINVAL;
@@ -336,6 +338,7 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
                            .offset = s->offset,
                            .arrays = arrays,
                            .payload = payload,
+                           .split = split,
                            .done = done,
                            .arg = arg};
     memcpy(arrays, layout->arrays, layout->n_arrays * sizeof *arrays);
@@ -356,6 +359,20 @@ int storage_segment_read(struct storage *st, const struct storage_found *s, cons
     pthread_cond_signal(&st->reader_cond);
     pthread_mutex_unlock(&st->reader_lock);
     return 0;
+}
+
+int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, void *payload,
+                         void (*done)(void *arg, struct storage_read_result result), void *arg)
+{
+    return read_start(st, s, fingerprint, layout, payload, false, done, arg);
+}
+
+int storage_segment_read_split(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                               const struct storage_layout *layout, void *split,
+                               void (*done)(void *arg, struct storage_read_result result), void *arg)
+{
+    return read_start(st, s, fingerprint, layout, split, true, done, arg);
 }
 
 void *reader_thread(void *arg)

@@ -51,9 +51,7 @@ static int intents_read(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_INTENTS, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_INTENTS);
     while ((rc = stmt_step(l, s)) == 1) {
         struct drop d = {.intent = sqlite3_column_int64(s, 0),
                          .pack = (uint32_t)sqlite3_column_int64(s, 2),
@@ -106,7 +104,7 @@ static int intents_carry_out(struct recovery *r)
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++)
-        rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset, r->intents[i].bytes);
+        rc = segment_cut(l, r->intents[i].key, r->intents[i].pack, r->intents[i].offset);
     if (!rc)
         rc = stmt_do(l, S_KV_COMMIT);
     if (put_off(l, rc, "what was deleted is overwritten later"))
@@ -126,11 +124,7 @@ static int intents_carry_out(struct recovery *r)
             r->intents[left++] = *d;
             continue;
         }
-        sqlite3_stmt *s = stmt_get(l, S_INTENT_DELETE, &rc);
-        if (s) {
-            (void)sqlite3_bind_int64(s, 1, d->intent);
-            rc = stmt_run(l, s, NULL);
-        }
+        rc = stmt_run(l, STMT_WITH(l, S_INTENT_DELETE, d->intent), NULL);
     }
     if (!rc && !left && !logs_rc)
         rc = stmt_do(l, S_META_MARKS_DELETE);
@@ -201,9 +195,7 @@ static int pack_look(void *arg, uint32_t pack)
     uint64_t known = 0, end = 0;
     int rc;
     if (!r->rebuild) {
-        sqlite3_stmt *s = stmt_get(l, S_PACK_END, &rc);
-        if (!s)
-            return rc;
+        sqlite3_stmt *s = stmt_get(l, S_PACK_END);
         (void)sqlite3_bind_int64(s, 1, pack);
         rc = stmt_step(l, s);
         if (rc == 1)
@@ -236,11 +228,8 @@ static int newest(void *arg, uint32_t pack)
 static int totals(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_PACK_TOTALS, &rc);
-    if (!s)
-        return rc;
-    rc = stmt_step(l, s);
+    sqlite3_stmt *s = stmt_get(l, S_PACK_TOTALS);
+    int rc = stmt_step(l, s);
     if (rc == 1) {
         atomic_fetch_add(&l->st->disk_used, (uint64_t)sqlite3_column_int64(s, 0));
         atomic_store(&l->st->segments, (uint64_t)sqlite3_column_int64(s, 1));
@@ -253,9 +242,7 @@ static int totals(struct recovery *r)
     stmt_reset(s);
     if (rc)
         return rc;
-    s = stmt_get(l, S_SEG_LATEST, &rc);
-    if (!s)
-        return rc;
+    s = stmt_get(l, S_SEG_LATEST);
     rc = stmt_step(l, s);
     if (rc == 1) {
         l->sweep_end = sqlite3_column_int64(s, 0);
@@ -274,9 +261,7 @@ static int deads(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_PACKS, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_PACKS);
     while ((rc = stmt_step(l, s)) == 1) {
         uint32_t pack = (uint32_t)sqlite3_column_int64(s, 0);
         uint64_t live = (uint64_t)sqlite3_column_int64(s, 1), bytes = 0;

@@ -157,7 +157,7 @@ static const char *const kv_steps[] = {
           "CREATE TABLE packs(n INTEGER PRIMARY KEY, end INTEGER NOT NULL, live_bytes INTEGER NOT NULL,"
           " live_count INTEGER NOT NULL);"
           "CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);"
-          /* What every space takes of the packs is kept as rows come and go. */
+          /* bytes: what a space takes of the packs, kept as rows come and go. */
           "CREATE TABLE spaces(id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, fingerprint BLOB NOT NULL,"
           " unit INTEGER NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL DEFAULT 0, UNIQUE(owner, fingerprint));"
           "CREATE TABLE segments(id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, parent BLOB NOT NULL,"
@@ -177,6 +177,8 @@ static const char *const kv_steps[] = {
           " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
           "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
           " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;",
+    /* Whoever changes rows counts for itself: see statements.def. */
+    [5] = "DROP TRIGGER segments_count; DROP TRIGGER segments_recount; DROP TRIGGER segments_discount;",
 };
 const struct schema schema_kv = {.file = "kv.db",
                                  .steps = kv_steps,
@@ -472,35 +474,30 @@ static const struct {
 #undef STMT
 };
 
-sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id, int *rc)
+sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id)
 {
-    *rc = statements[id].db == STMT_KV ? l->kv_rc : 0;
-    if (*rc)
+    l->stmt_rc = statements[id].db == STMT_KV ? l->kv_rc : 0;
+    if (l->stmt_rc)
         return NULL;
     if (!l->stmts[id]) {
         sqlite3 *db = statements[id].db == STMT_LEDGER ? l->db : l->kv;
-        *rc = schema_errno(
+        l->stmt_rc = schema_errno(
             sqlite3_prepare_v3(db, statements[id].sql, -1, SQLITE_PREPARE_PERSISTENT, &l->stmts[id], NULL));
     }
     return l->stmts[id];
 }
 
-sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, int *rc, size_t n, const int64_t *values)
+sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, size_t n, const int64_t *values)
 {
-    sqlite3_stmt *s = stmt_get(l, id, rc);
+    sqlite3_stmt *s = stmt_get(l, id);
     for (size_t i = 0; s && i < n; i++)
         (void)sqlite3_bind_int64(s, (int)i + 1, values[i]);
     return s;
 }
 
-int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc)
+int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, char **out)
 {
-    return s ? stmt_step(l, s) : rc;
-}
-
-int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, int rc, char **out)
-{
-    rc = stmt_one(l, s, rc);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     rc = column_text(s, 0, out);
@@ -510,13 +507,13 @@ int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, int rc, char **out)
 
 int stmt_do(struct storage_ledger *l, enum stmt_id id)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    return s ? stmt_run(l, s, NULL) : rc;
+    return stmt_run(l, stmt_get(l, id), NULL);
 }
 
 int stmt_step(struct storage_ledger *l, sqlite3_stmt *s)
 {
+    if (!s)
+        return l->stmt_rc;
     int rc = sqlite3_step(s);
     if (rc == SQLITE_ROW)
         return 1;
@@ -530,6 +527,8 @@ int stmt_step(struct storage_ledger *l, sqlite3_stmt *s)
 
 void stmt_reset(sqlite3_stmt *s)
 {
+    if (!s)
+        return;
     (void)sqlite3_reset(s);
     (void)sqlite3_clear_bindings(s);
 }
@@ -542,7 +541,7 @@ int stmt_run(struct storage_ledger *l, sqlite3_stmt *s, int *changes)
         rc = 0;
     }
     if (changes)
-        *changes = sqlite3_changes(sqlite3_db_handle(s));
+        *changes = s ? sqlite3_changes(sqlite3_db_handle(s)) : 0;
     return rc;
 }
 
@@ -592,12 +591,9 @@ int column_copy(sqlite3_stmt *s, int at, void **out, size_t *n)
 
 int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *value, size_t size, size_t *n)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, get, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, get);
     bind_text(s, 1, key);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     size_t have = (size_t)sqlite3_column_bytes(s, 0);
@@ -612,10 +608,7 @@ int meta_get(struct storage_ledger *l, enum stmt_id get, const char *key, void *
 
 int meta_set(struct storage_ledger *l, enum stmt_id set, const char *key, const void *value, size_t n)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, set, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, set);
     bind_text(s, 1, key);
     bind_blob(s, 2, value, n);
     return stmt_run(l, s, NULL);

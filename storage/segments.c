@@ -36,10 +36,10 @@ static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES
 static int any(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    if (s && key)
+    sqlite3_stmt *s = stmt_get(l, id);
+    if (key)
         (void)bind_key(s, 1, key);
-    rc = stmt_one(l, s, rc);
+    rc = stmt_step(l, s);
     if (rc == 1)
         stmt_reset(s);
     return rc;
@@ -47,22 +47,16 @@ static int any(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STOR
 
 static int key_run(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, id);
     (void)bind_key(s, 1, key);
     return stmt_run(l, s, NULL);
 }
 
 int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], struct segment_row *row)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_GET, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_GET);
     (void)bind_key(s, 1, key);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     memcpy(row->key, key, STORAGE_KEY_BYTES);
@@ -75,21 +69,30 @@ int segment_get(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
     row->owner = sqlite3_column_int64(s, 6);
     row->children = sqlite3_column_int64(s, 7);
     row->head_bytes = sqlite3_column_int(s, 8);
+    row->id = sqlite3_column_int64(s, 9);
+    row->space = sqlite3_column_int64(s, 10);
     stmt_reset(s);
     return rc ? rc : 1;
 }
 
-int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count)
+static int id_run(struct storage_ledger *l, enum stmt_id id, int64_t row)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_PACK_ADD, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, pack);
-    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)end);
-    (void)sqlite3_bind_int64(s, 3, bytes);
-    (void)sqlite3_bind_int64(s, 4, count);
+    sqlite3_stmt *s = STMT_WITH(l, id, row);
     return stmt_run(l, s, NULL);
+}
+
+/* Adjusts what the index knows about a pack: its end (if later), its live bytes and records; and about a space, which
+ * has as many bytes more or less (0: it was only moved). */
+static int account(struct storage_ledger *l, int64_t space, uint32_t pack, uint64_t end, int64_t bytes, int64_t count)
+{
+    int rc = stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, (int64_t)end, bytes, count), NULL);
+    return rc || !space ? rc : stmt_run(l, STMT_WITH(l, S_SPACE_COUNT, space, bytes), NULL);
+}
+
+/* A row's record is no longer there. */
+static int account_gone(struct storage_ledger *l, const struct segment_row *row)
+{
+    return account(l, row->space, row->pack, 0, -(int64_t)row->bytes, -1);
 }
 
 int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
@@ -102,12 +105,9 @@ int segment_exists(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
 /* One more child of a segment, or fewer. The root of chains has no row. */
 static int children_add(struct storage_ledger *l, const uint8_t parent[STORAGE_KEY_BYTES], int change)
 {
-    int rc;
     if (pack_is_zero(parent, STORAGE_KEY_BYTES))
         return 0;
-    sqlite3_stmt *s = STMT_WITH(l, S_SEG_CHILDREN, &rc, 0, change);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_CHILDREN, 0, change);
     (void)bind_key(s, 1, parent);
     return stmt_run(l, s, NULL);
 }
@@ -126,10 +126,7 @@ static int coded_of(struct storage_ledger *l, const struct pack_record *r, const
 static int row_new(struct storage_ledger *l, const struct pack_record *r, const struct place_of *at, int64_t producer,
                    const struct space *space, const struct coded *code)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_INSERT, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_INSERT);
     (void)bind_key(s, 1, r->key);
     (void)bind_key(s, 2, r->parent);
     (void)sqlite3_bind_int64(s, 3, space->id);
@@ -142,32 +139,20 @@ static int row_new(struct storage_ledger *l, const struct pack_record *r, const 
     (void)sqlite3_bind_int64(s, 10, (sqlite3_int64)at->offset);
     (void)sqlite3_bind_int64(s, 11, (sqlite3_int64)at->bytes);
     (void)sqlite3_bind_int64(s, 12, (sqlite3_int64)++l->used);
-    rc = stmt_run(l, s, NULL);
+    int rc = stmt_run(l, s, NULL);
     if (!rc)
         rc = head_set(l, sqlite3_last_insert_rowid(l->kv), space, r->parent, code);
     return rc ? rc : children_add(l, r->parent, 1);
 }
 
 /* One that was forgotten is there again. */
-static int row_revive(struct storage_ledger *l, const struct pack_record *r, const struct place_of *at,
+static int row_revive(struct storage_ledger *l, int64_t id, const struct pack_record *r, const struct place_of *at,
                       int64_t producer, const struct space *space, const struct coded *code)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_REVIVE, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, r->key);
-    (void)sqlite3_bind_int64(s, 2, at->pack);
-    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)at->offset);
-    (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)at->bytes);
-    (void)sqlite3_bind_int64(s, 5, (sqlite3_int64)++l->used);
-    (void)sqlite3_bind_int64(s, 6, producer);
-    rc = stmt_one(l, s, 0);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
-    int64_t id = sqlite3_column_int64(s, 0);
-    stmt_reset(s);
-    return head_set(l, id, space, r->parent, code);
+    sqlite3_stmt *s =
+        STMT_WITH(l, S_SEG_REVIVE, id, at->pack, (int64_t)at->offset, (int64_t)at->bytes, (int64_t)++l->used, producer);
+    int rc = stmt_run(l, s, NULL);
+    return rc ? rc : head_set(l, id, space, r->parent, code);
 }
 
 /* A head goes from a row, or with it. One that is longer than a few units says more than a deletion may leave in the
@@ -183,8 +168,8 @@ static int row_clear(struct storage_ledger *l, const struct segment_row *row)
     head_goes(l, row);
     int rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
-        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_FORGET, row->key);
+        rc = account_gone(l, row);
+    return rc ? rc : id_run(l, S_SEG_FORGET, row->id);
 }
 
 int segment_insert(struct storage_ledger *l, const struct pack_record *r, const uint8_t *label, uint32_t pack,
@@ -210,9 +195,9 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
         rc = coded_of(l, r, label, &space, &code);
     if (rc)
         return rc;
-    rc = (there ? row_revive : row_new)(l, r, &at, producer, &space, &code);
+    rc = there ? row_revive(l, row.id, r, &at, producer, &space, &code) : row_new(l, r, &at, producer, &space, &code);
     coded_free(&code);
-    return rc ? rc : segment_account(l, pack, offset + bytes, (int64_t)bytes, 1);
+    return rc ? rc : account(l, space.id, pack, offset + bytes, (int64_t)bytes, 1);
 }
 
 /* Written down ahead, so that not every use costs a page. */
@@ -246,11 +231,14 @@ int segment_insert_forgotten(struct storage_ledger *l, const struct pack_record 
     int rc = segment_exists(l, r->key);
     if (rc)
         return rc == 1 ? 0 : rc;
+    struct segment_row row;
     rc = segment_insert(l, r, label, pack, offset, bytes);
-    if (rc)
-        return rc;
-    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
-    return rc ? rc : key_run(l, S_SEG_FORGET, r->key);
+    if (!rc)
+        rc = segment_get(l, r->key, &row);
+    if (rc != 1)
+        return rc ? rc : -ENOENT;
+    rc = account_gone(l, &row);
+    return rc ? rc : id_run(l, S_SEG_FORGET, row.id);
 }
 
 int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack,
@@ -268,15 +256,12 @@ int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t k
         l->drops = grown;
         l->cap_drops = cap;
     }
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_INTENT_INSERT, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_INTENT_INSERT);
     (void)bind_key(s, 1, key);
     (void)sqlite3_bind_int64(s, 2, pack);
     (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
     (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)bytes);
-    rc = stmt_run(l, s, NULL);
+    int rc = stmt_run(l, s, NULL);
     if (rc)
         return rc;
     struct drop *d = &l->drops[l->n_drops++];
@@ -288,18 +273,12 @@ int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t k
 
 int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32_t pack, uint64_t offset)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_MOVE, &rc);
-    if (!s)
-        return rc;
-    (void)bind_key(s, 1, row->key);
-    (void)sqlite3_bind_int64(s, 2, pack);
-    (void)sqlite3_bind_int64(s, 3, (sqlite3_int64)offset);
-    rc = stmt_run(l, s, NULL);
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_MOVE, row->id, pack, (int64_t)offset);
+    int rc = stmt_run(l, s, NULL);
     if (!rc)
-        rc = segment_account(l, pack, offset + row->bytes, (int64_t)row->bytes, 1);
+        rc = account(l, 0, pack, offset + row->bytes, (int64_t)row->bytes, 1);
     if (!rc)
-        rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+        rc = account(l, 0, row->pack, 0, -(int64_t)row->bytes, -1);
     if (!rc)
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
     if (!rc)
@@ -316,10 +295,10 @@ static int row_drop(struct storage_ledger *l, const struct segment_row *row)
     if (row->pack != STORAGE_PACK_NONE) {
         rc = segment_drop_record(l, row->owner, row->key, row->pack, row->offset, row->bytes);
         if (!rc)
-            rc = segment_account(l, row->pack, 0, -(int64_t)row->bytes, -1);
+            rc = account_gone(l, row);
     }
     if (!rc)
-        rc = key_run(l, S_SEG_DELETE, row->key);
+        rc = id_run(l, S_SEG_DELETE, row->id);
     return rc ? rc : children_add(l, row->parent, -1);
 }
 
@@ -355,10 +334,7 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
 {
     if (pack_is_zero(to, STORAGE_KEY_BYTES))
         return key_run(l, S_HOLD_DELETE, from);
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_HOLD_MOVE, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_MOVE);
     (void)bind_key(s, 1, from);
     (void)bind_key(s, 2, to);
     return stmt_run(l, s, NULL);
@@ -366,12 +342,9 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
 
 int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES])
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET);
     (void)sqlite3_bind_int64(s, 1, turn);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     rc = column_bytes(s, 0, key, STORAGE_KEY_BYTES);
@@ -415,12 +388,9 @@ void segment_let_go_over(struct storage_ledger *l, int rc)
 
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_TURN_EXISTS, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_TURN_EXISTS);
     (void)sqlite3_bind_int64(s, 1, turn);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     stmt_reset(s);
@@ -429,9 +399,7 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     if (rc < 0)
         return rc;
     bool had = rc == 1 && memcmp(old, key, sizeof old);
-    s = stmt_get(l, S_HOLD_SET, &rc);
-    if (!s)
-        return rc;
+    s = stmt_get(l, S_HOLD_SET);
     (void)sqlite3_bind_int64(s, 1, turn);
     (void)bind_key(s, 2, key);
     rc = stmt_run(l, s, NULL);
@@ -494,15 +462,15 @@ static int leaves_evict(struct storage_ledger *l, int64_t space, uint64_t bytes,
     while (*freed < bytes) {
         struct segment_row row;
         int rc;
-        sqlite3_stmt *s = space ? STMT_WITH(l, S_SEG_LEAVES_OF, &rc, space) : stmt_get(l, S_SEG_LEAVES, &rc);
-        if (!s)
-            return rc;
+        sqlite3_stmt *s = space ? STMT_WITH(l, S_SEG_LEAVES_OF, space) : stmt_get(l, S_SEG_LEAVES);
         while ((rc = stmt_step(l, s)) == 1) {
             row.pack = (uint32_t)sqlite3_column_int64(s, 2);
             row.offset = (uint64_t)sqlite3_column_int64(s, 3);
             row.bytes = (uint64_t)sqlite3_column_int64(s, 4);
             row.owner = sqlite3_column_int64(s, 5);
             row.head_bytes = sqlite3_column_int(s, 6);
+            row.id = sqlite3_column_int64(s, 7);
+            row.space = sqlite3_column_int64(s, 8);
             if (!among(keep, n_keep, sqlite3_column_blob(s, 0), sqlite3_column_bytes(s, 0)) &&
                 !pin_held(l->st, row.pack, row.offset))
                 break;
@@ -538,9 +506,7 @@ int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, co
     uint64_t freed = 0;
     size_t n = 0;
     int rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_SPACES_OF, &rc, owner);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_SPACES_OF, owner);
     while (n < SPACES_MOST && (rc = stmt_step(l, s)) == 1)
         spaces[n++] = sqlite3_column_int64(s, 0);
     stmt_reset(s);
@@ -551,10 +517,7 @@ int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, co
 
 void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_TOUCH, &rc);
-    if (!s)
-        return;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_TOUCH);
     (void)bind_key(s, 1, key);
     (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)++l->used);
     (void)stmt_run(l, s, NULL); /* if a use cannot be noted the segment only goes earlier */
@@ -565,17 +528,16 @@ int segment_any_forgotten(struct storage_ledger *l)
     return any(l, S_SEG_FORGOTTEN, NULL);
 }
 
-int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                uint64_t bytes)
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset)
 {
     struct segment_row row;
     int rc = segment_get(l, key, &row);
     if (rc != 1 || row.pack != pack || row.offset != offset)
         return rc < 0 ? rc : 0;
     head_goes(l, &row);
-    rc = segment_account(l, pack, 0, -(int64_t)bytes, -1);
+    rc = account_gone(l, &row);
     if (!rc)
-        rc = key_run(l, S_SEG_DELETE, key);
+        rc = id_run(l, S_SEG_DELETE, row.id);
     return rc ? rc : children_add(l, row.parent, -1);
 }
 
@@ -586,10 +548,7 @@ int segment_any(struct storage_ledger *l)
 
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_LATEST, &rc);
-    if (!s)
-        return;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_LATEST);
     if (stmt_step(l, s) == 1) {
         l->sweep_end = sqlite3_column_int64(s, 0);
         l->sweep_at = l->sweep_from;
@@ -603,9 +562,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
 {
     uint8_t keys[64][STORAGE_KEY_BYTES];
     int n = 0, seen = 0, rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_SWEEP, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, S_SEG_SWEEP);
     (void)sqlite3_bind_int64(s, 1, l->sweep_at);
     (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
     (void)sqlite3_bind_int64(s, 3, l->sweep_end);
@@ -691,14 +648,11 @@ static int label_of(struct storage_ledger *l, const struct wanted *w, size_t uni
 static int neighbour(struct storage_ledger *l, enum stmt_id id, const struct space *space, const struct wanted *w,
                      struct storage_found *out)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, id, &rc);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = stmt_get(l, id);
     (void)bind_key(s, 1, w->parent);
     (void)sqlite3_bind_int64(s, 2, space->id);
     bind_blob(s, 3, w->code.string, w->code.bytes);
-    rc = stmt_step(l, s);
+    int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
     const char *producer = (const char *)sqlite3_column_text(s, 7);

@@ -85,6 +85,7 @@ struct storage_limits {
     uint64_t disk_bytes; /* of compressed KV on disk: what was used longest ago gives way, but for what a turn has just
                             stored */
     uint64_t ram_bytes;  /* of copies of it in RAM; looked at when a turn is saved */
+    uint64_t kv_bytes;   /* of KV that somebody else keeps uncompressed: only noted here */
     int64_t retain_ms;   /* how long a conversation that nobody uses is kept */
 };
 struct storage_owner_limits {
@@ -357,8 +358,10 @@ struct storage_segment {
     uint32_t first, count; /* units (tokens) it covers: [first, first + count) */
     const void *label;     /* what identifies its content among its siblings (the token ids), label_bytes */
     uint32_t label_bytes;
-    char producer[24]; /* numerics that it was computed with, terminated; they are not in the key */
-    bool keep;         /* what another producer made stays, rather than being replaced */
+    char producer[24];              /* numerics that it was computed with, terminated; they are not in the key */
+    bool keep;                      /* what another producer made stays, rather than being replaced */
+    bool split;                     /* the payload is in its split form (storage_split_bytes()) */
+    void (*release)(void *payload); /* NULL: free() */
 };
 
 /* One array of a segment's payload: count x channels elements of 16 bits. */
@@ -373,16 +376,17 @@ struct storage_layout {
     uint32_t n_arrays;
 };
 
-/* Takes a segment for saving: copies the description, takes over `payload` (malloc'd, freed when encoded or on
+/* Takes a segment for saving: copies the description, takes over `payload` (released, by any thread, when encoded or on
  * failure), encodes it, keeps it in the RAM tier and appends it to a pack. It can be found after the
  * storage_kv_commit() that follows it. A put of a key that is stored already is a no-op, unless another producer made
  * that: it is replaced. [any
- * thread] -ENOMEM; -ENOBUFS: too much waits to be saved, put it again later: nothing was taken (payload freed). */
+ * thread] -ENOMEM; -ENOBUFS: too much waits to be saved, put it again later: nothing was taken (payload released). */
 int storage_segment_put(struct storage *st, const struct storage_segment *s, const struct storage_layout *layout,
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. turn 0: nothing is to
+ * hold it: of the chain that ends with `last` goes what nobody else holds. The chain counts as used
  * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
  * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
@@ -442,6 +446,11 @@ int storage_stored_decode(const struct storage_stored *g, uint32_t array, void *
 /* NULL is fine. [any thread, also when the storage has been closed] */
 void storage_stored_free(struct storage_stored *g);
 
+/* As storage_segment_read() with a payload, into memory of storage_split_bytes(). */
+int storage_segment_read_split(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                               const struct storage_layout *layout, void *split,
+                               void (*done)(void *arg, struct storage_read_result result), void *arg);
+
 /* A clock that counts uses of segments. What is found or put from now on is used later. [any thread] */
 uint64_t storage_clock(struct storage *st);
 /* Segments that no turn holds are dropped in the background, as far as they were used last at this clock or before: it
@@ -476,5 +485,30 @@ int64_t storage_codec_encode(const struct storage_layout *layout, uint32_t count
  * writes outside the buffers whatever the bytes are. [any thread] */
 int storage_codec_decode(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n,
                          void *payload);
+
+/* The split form of a payload: what encoding makes of it before LZ4, which a device may do in its place (kernels.h,
+ * kv_export_split), and decoding undoes behind it. Encoded from either the bytes are the same. Arrays one after the
+ * other; each has these parts, that begin at multiples of 16 bytes (blocks: of 64 elements, the last one filled up):
+ *
+ *   bytes               of an array
+ *   64                  1: planes; 0: the array as it is stands where level 0 does, and nothing else counts
+ *                       from 4 on d of each rank (12), then elements at levels 1, 2, 3, and escapes (4 bytes each)
+ *   channels + 64       largest exponents; room
+ *   16 blocks           level 0
+ *   24 blocks           f16: the rest's further planes
+ *   8 blocks + 16, x 6  levels 1, 2, 3: low and high bit strings, zero behind their ends
+ *   64 blocks           escapes
+ *   64 blocks           the rest
+ */
+size_t storage_split_bytes(const struct storage_layout *layout, uint32_t count); /* 0: out of range */
+/* Whether all elements are finite, of a form that was made from a payload. */
+bool storage_split_finite(const struct storage_layout *layout, uint32_t count, const void *split);
+/* As storage_codec_encode(); what is in `split` is changed. -EBADMSG: it is not of this layout; -ENOMEM. [any thread]
+ */
+int64_t storage_split_encode(const struct storage_layout *layout, uint32_t count, void *split, void *out,
+                             size_t out_size);
+/* As storage_codec_decode(): it takes the same bytes, and gives what makes the same payload. [any thread] */
+int storage_split_decode(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n,
+                         void *split);
 
 #endif

@@ -259,6 +259,7 @@ struct storage_ledger {
     struct storage *st;
     sqlite3 *db, *kv;
     sqlite3_stmt *stmts[STMT_COUNT];
+    int stmt_rc;        /* why the one that was asked for last cannot be had */
     struct drop *drops; /* of the batch; a job that fails takes its own back */
     size_t n_drops, cap_drops;
     struct drop *waiting; /* not cut out yet */
@@ -307,9 +308,10 @@ struct storage_ledger {
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
-/* The statement, reset. NULL: *rc gets why. */
-sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id, int *rc);
-/* 1: a row; 0: done (the statement is reset); negative errno (reset). */
+/* The statement, reset. NULL: it cannot be had: binding to that does nothing, and the next step says why. So a query is
+ * got, bound and stepped, and its result looked at once. */
+sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id);
+/* 1: a row; 0: done (the statement is reset); negative errno (reset), also of the last stmt_get() where s is NULL. */
 int stmt_step(struct storage_ledger *l, sqlite3_stmt *s);
 /* Ends a query whose rows are not all wanted. */
 void stmt_reset(sqlite3_stmt *s);
@@ -317,14 +319,12 @@ void stmt_reset(sqlite3_stmt *s);
 int stmt_run(struct storage_ledger *l, sqlite3_stmt *s, int *changes);
 void stmt_finalize_all(struct storage_ledger *l);
 
-/* The statement with whole numbers bound to its first parameters. NULL: *rc gets why. */
-sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, int *rc, size_t n, const int64_t *values);
-#define STMT_WITH(l, id, rc, ...)                                                                                      \
-    stmt_with((l), (id), (rc), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
-/* Steps a query for one row. 1: there it is, read it and reset; 0: none; negative; also where stmt is NULL (rc). */
-int stmt_one(struct storage_ledger *l, sqlite3_stmt *s, int rc);
-/* The same for the text in a row's first column, malloc'd. 0; -ENOENT: there is no row. */
-int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, int rc, char **out);
+/* The statement with whole numbers bound to its first parameters. */
+sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, size_t n, const int64_t *values);
+#define STMT_WITH(l, id, ...)                                                                                          \
+    stmt_with((l), (id), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__})
+/* The text in the first column of a query's one row, malloc'd. 0; -ENOENT: there is no row. */
+int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, char **out);
 /* Runs a statement without parameters that gives no rows. */
 int stmt_do(struct storage_ledger *l, enum stmt_id id);
 
@@ -395,6 +395,7 @@ int head_set(struct storage_ledger *l, int64_t id, const struct space *space, co
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
 struct segment_row {
+    int64_t id, space;
     uint32_t pack;
     uint64_t offset, bytes, used;
     int64_t owner, children;
@@ -446,11 +447,8 @@ int segment_drop_record(struct storage_ledger *l, int64_t owner, const uint8_t k
 int segment_let_go(struct storage_ledger *l);
 /* After the batch (rc). */
 void segment_let_go_over(struct storage_ledger *l, int rc);
-/* Adjusts what the index knows about a pack: its end (if later), its live bytes and records. */
-int segment_account(struct storage_ledger *l, uint32_t pack, uint64_t end, int64_t bytes, int64_t count);
 /* Takes this segment's row out of the index, if it lies at this place, without an intent. */
-int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset,
-                uint64_t bytes);
+int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
 /* Whether there is any row: 1, 0 or negative. */
 int segment_any(struct storage_ledger *l);
 /* Byte order; a head comes before what it is the head of. */
@@ -540,7 +538,8 @@ struct write_op { /* a put or a commit, see encode.c */
     struct storage_layout layout;
     void *payload;
     size_t payload_bytes;
-    bool keep; /* as the segment says */
+    void (*release)(void *payload); /* of it */
+    bool split, keep;               /* as the segment says */
     /* When it is ready. */
     bool stored; /* it is there already */
     struct blob *blob;

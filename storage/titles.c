@@ -136,9 +136,7 @@ void titles_forget(struct storage_ledger *l, int64_t owner, int64_t id)
 static int titles_read(struct storage_ledger *l, struct titles *t)
 {
     int rc, seen = 0;
-    sqlite3_stmt *s = STMT_WITH(l, S_CONV_TITLES, &rc, t->owner, t->last, PIECE_ROWS);
-    if (!s)
-        return rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_CONV_TITLES, t->owner, t->last, PIECE_ROWS);
     while ((rc = stmt_step(l, s)) == 1) {
         const char *title = (const char *)sqlite3_column_text(s, 1);
         rc = title ? titles_add(t, sqlite3_column_int64(s, 0), title) : -ENOMEM;
@@ -266,8 +264,8 @@ static int search_few(struct search *s, const int64_t *ids, size_t n)
     for (size_t i = 0; i < n; i++) {
         if (i && ids[i] == ids[i - 1])
             continue;
-        sqlite3_stmt *q = STMT_WITH(s->l, S_CONV_USED, &rc, ids[i], s->owner);
-        rc = stmt_one(s->l, q, rc);
+        sqlite3_stmt *q = STMT_WITH(s->l, S_CONV_USED, ids[i], s->owner);
+        rc = stmt_step(s->l, q);
         if (rc < 0)
             return rc;
         if (rc == 0)
@@ -292,11 +290,9 @@ static int search_many(struct search *s, const int64_t *ids, size_t n, bool *ove
     struct storage_cursor *places = malloc(PIECE_ROWS * sizeof *places);
     size_t seen = 0, i = 0;
     int rc;
-    sqlite3_stmt *q = STMT_WITH(s->l, S_CONV_ORDER, &rc, s->owner, s->at->updated_ms, s->at->id, PIECE_ROWS);
-    if (!q || !places) {
-        free(places);
-        return rc ? rc : -ENOMEM;
-    }
+    if (!places)
+        return -ENOMEM;
+    sqlite3_stmt *q = STMT_WITH(s->l, S_CONV_ORDER, s->owner, s->at->updated_ms, s->at->id, PIECE_ROWS);
     while (seen < PIECE_ROWS && (rc = stmt_step(s->l, q)) == 1)
         places[seen++] = (struct storage_cursor){sqlite3_column_int64(q, 0), sqlite3_column_int64(q, 1)};
     stmt_reset(q);

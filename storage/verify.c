@@ -208,8 +208,8 @@ static int segments_check(struct storage_ledger *l, struct verify *v)
     int rc;
     for (;;) {
         struct wanted w = {0};
-        sqlite3_stmt *s = STMT_WITH(l, S_SEG_NEXT, &rc, id);
-        rc = stmt_one(l, s, rc);
+        sqlite3_stmt *s = STMT_WITH(l, S_SEG_NEXT, id);
+        rc = stmt_step(l, s);
         if (rc != 1)
             return rc;
         id = sqlite3_column_int64(s, 0);
@@ -245,14 +245,13 @@ static int segments_check(struct storage_ledger *l, struct verify *v)
 static int holds_check(struct storage_ledger *l, struct verify *v)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_HOLDS, &rc);
-    while (s && (rc = stmt_step(l, s)) == 1) {
+    sqlite3_stmt *s = stmt_get(l, S_HOLDS);
+    while ((rc = stmt_step(l, s)) == 1) {
         uint8_t key[STORAGE_KEY_BYTES];
         if (column_bytes(s, 0, key, sizeof key) || segment_exists(l, key) != 1)
             v->n->not_stored++;
     }
-    if (s)
-        stmt_reset(s);
+    stmt_reset(s);
     return rc;
 }
 

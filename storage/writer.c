@@ -436,7 +436,7 @@ static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct group *g = arg;
     int rc = rows_insert(l, g);
-    if (rc || !g->turn)
+    if (rc || (!g->turn && pack_is_zero(g->last, sizeof g->last)))
         return rc;
     mark_mine(g);
     uint8_t end[STORAGE_KEY_BYTES];
@@ -444,8 +444,8 @@ static int commit_run(struct storage_ledger *l, void *arg)
     if (rc)
         return rc;
     l->wrote_kv = true;
-    rc = segment_hold(l, g->turn, end);
-    if (rc == -ENOENT) { /* the turn was deleted meanwhile */
+    rc = g->turn ? segment_hold(l, g->turn, end) : -ENOENT;
+    if (rc == -ENOENT) { /* there is none, or it was deleted meanwhile */
         g->stale = 0;
         rc = segment_release(l, g->last);
         if (!rc)

@@ -482,6 +482,7 @@ static void do_edit(struct chat *chat, const char *argument)
         term_note(&chat->cli->term, "/edit wants a terminal");
         return;
     }
+    term_loud();
     int rc = edit_text(argument, &message);
     while (message.len > 0 && message.data[message.len - 1] == '\n')
         message.data[--message.len] = '\0';

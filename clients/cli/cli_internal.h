@@ -176,6 +176,8 @@ int term_columns(void);
 int term_rows(void);
 /* From now on what is typed is kept for who reads next, and not shown; a terminal alone has that. */
 void term_quiet(const struct term *t);
+/* As the terminal was found, for another program that uses it: until a line is read or term_quiet(). */
+void term_loud(void);
 /* Whether the program was stopped and went on since this was asked last: the cursor is somewhere else. */
 bool term_went_on(void);
 /* A line that the next one replaces; only on a terminal. */

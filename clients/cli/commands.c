@@ -603,6 +603,16 @@ int cli_evict(struct cli *c, const char *id, const char *to)
 /* ---- status --------------------------------------------------------------------------------------------------------
  */
 
+/* The "_bytes" that ends a part of a name, or NULL. */
+static char *bytes_part(char *name)
+{
+    static const char bytes[] = "_bytes";
+    for (char *at = name; at && (at = strstr(at, bytes)); at++)
+        if (at[sizeof(bytes) - 1] == '\0' || at[sizeof(bytes) - 1] == '.')
+            return at;
+    return NULL;
+}
+
 /* human: sizes with their units, for reading. */
 static void print_flat(const cJSON *value, bool human, struct buf *name, struct buf *out)
 {
@@ -620,21 +630,29 @@ static void print_flat(const cJSON *value, bool human, struct buf *name, struct 
         }
         return;
     }
-    static const char bytes[] = "_bytes";
-    size_t suffix = sizeof(bytes) - 1;
+    char *unit = human ? bytes_part(name->data) : NULL;
     char *plain = cJSON_IsString(value) ? text_copy(value->valuestring) : cJSON_PrintUnformatted(value);
-    if (human && cJSON_IsNumber(value) && len > suffix && strcmp(name->data + len - suffix, bytes) == 0) {
+    if (unit && cJSON_IsNumber(value)) {
         struct buf size = {0};
         text_bytes(value->valuedouble, &size);
         free(plain);
         plain = size.data;
-        name->data[len - suffix] = '\0'; /* the unit says it */
+    } else if (human && cJSON_IsNull(value)) {
+        free(plain);
+        plain = text_copy("none");
     }
-    struct buf clean = {0};
+    struct buf shown = {0}, clean = {0};
+    const char *rest = name->data ? name->data : "";
+    if (unit) { /* the number's unit says it */
+        buf_add(&shown, rest, (size_t)(unit - rest));
+        rest = unit + strlen("_bytes");
+    }
+    buf_str(&shown, rest);
     if (plain)
         text_printable(plain, strlen(plain), &clean);
-    buf_printf(out, "%-28s %s\n", name->data ? name->data : "", clean.data ? clean.data : "");
+    buf_printf(out, "%-28s %s\n", shown.data, clean.data ? clean.data : "");
     free(plain);
+    buf_free(&shown);
     buf_free(&clean);
 }
 

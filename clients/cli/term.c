@@ -111,12 +111,22 @@ static void line_signals_leave(const struct sigaction before[N_LINE_SIGNALS])
 
 static struct termios as_found;        /* the terminal's settings when the first line was read */
 static volatile sig_atomic_t is_quiet; /* keys are kept and not shown */
+static bool editing;                   /* lines are edited here: a paste is one, whenever it comes */
+
+/* The terminal marks what is pasted, so that a pasted line break does not send. From a handler too. */
+static void mark_pastes(bool on)
+{
+    if (editing)
+        (void)!write(STDOUT_FILENO, on ? "\033[?2004h" : "\033[?2004l", 8);
+}
 
 /* Puts the terminal back, also from a handler. */
 static void loud(void)
 {
-    if (is_quiet)
+    if (is_quiet) {
         tcsetattr(STDIN_FILENO, TCSANOW, &as_found);
+        mark_pastes(false);
+    }
     is_quiet = 0;
 }
 
@@ -150,12 +160,18 @@ static void quiet(void)
             sigaction(ending[i], &act, NULL);
     is_quiet = 1;
     tcsetattr(STDIN_FILENO, TCSANOW, &kept);
+    mark_pastes(true);
 }
 
 void term_quiet(const struct term *t)
 {
     if (t->in_tty)
         quiet();
+}
+
+void term_loud(void)
+{
+    loud();
 }
 
 bool term_went_on(void)
@@ -298,12 +314,6 @@ static char *prompt_of(EditLine *edit)
     struct line_reader *r = NULL;
     el_get(edit, EL_CLIENTDATA, &r);
     return (char *)(uintptr_t)r->prompt;
-}
-
-/* The terminal marks what is pasted, so that a pasted line break does not send. */
-static void mark_pastes(bool on)
-{
-    fputs(on ? "\033[?2004h" : "\033[?2004l", stdout);
 }
 
 /* Stops as Ctrl-Z has every program stop: with the terminal as it was found. */
@@ -536,6 +546,7 @@ struct line_reader *line_reader_open(struct term *t, struct net *n)
         line_reader_close(r);
         return NULL;
     }
+    editing = true;
     history(r->history, &event, H_SETUNIQUE, 1);
     el_set(r->edit, EL_CLIENTDATA, r);
     el_set(r->edit, EL_PROMPT, prompt_of);
@@ -631,12 +642,12 @@ static int edit_line(struct line_reader *r, struct buf *out)
     is_quiet = 0;                     /* from here on it is the editor's, which knows how it was found */
     el_set(r->edit, EL_PREP_TERM, 1); /* before the prompt: keys pressed at once are the editor's */
     const char *got = el_gets(r->edit, &count);
-    mark_pastes(false);
-    fflush(stdout);
     int end = signal_to_end();
     line_signals_leave(before);
-    if (end)
+    if (end) {
+        mark_pastes(false);
         raise(end);
+    }
     if (!got || count <= 0)
         return r->interrupted ? -EINTR : 0;
     size_t len = (size_t)count;

@@ -17,8 +17,8 @@ _convod()
             compopt -o filenames 2>/dev/null
             mapfile -t COMPREPLY < <(compgen -d -- "$word")
             ;;
-        --expires | --inherit | --config | --conversations | --ledger-bytes | --disk-bytes | --ram-bytes | --retain-days) ;;
-        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --priority --inherit --conversations --ledger-bytes --disk-bytes --ram-bytes --retain-days --help' -- "$word") ;;
+        --expires | --inherit | --config | --conversations | --ledger-bytes | --disk-bytes | --ram-bytes | --kv-bytes | --retain-days) ;;
+        *) mapfile -t COMPREPLY < <(compgen -W '--data --config --expires --scope --priority --inherit --conversations --ledger-bytes --disk-bytes --ram-bytes --kv-bytes --retain-days --help' -- "$word") ;;
         esac
         return
     fi

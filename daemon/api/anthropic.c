@@ -390,6 +390,7 @@ static int parse_format(struct turn_request *q, const cJSON *body, struct api_er
 static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     q->format = &anthropic_format;
+    q->input = "messages";
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
     if (unsupported_check(body, UNSUPPORTED_ANTHROPIC, e) || parse_thinking(q, body, e) || check_edits(body, e) ||

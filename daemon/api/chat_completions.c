@@ -88,6 +88,7 @@ static int parse_limit(const cJSON *body, const char *key, int64_t *limit, struc
 static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     q->format = &completions_format;
+    q->input = "messages";
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
     const cJSON *options = NULL, *format = NULL;

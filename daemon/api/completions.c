@@ -92,6 +92,7 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     const cJSON *options = NULL;
     q->format = &text_format;
+    q->input = "prompt";
     q->raw = q->generate = true;
     return unsupported_check(body, UNSUPPORTED_TEXT, e) || parse_counts(q, body, e) ||
                    json_bool(body, "", "stream", &q->stream, e) ||

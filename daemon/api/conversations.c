@@ -143,6 +143,7 @@ struct turn_request *conversation_turn(const struct run_format *format)
         return NULL;
     }
     q->format = format ? format : &items_format;
+    q->input = "items";
     q->store = q->finish_on_disconnect = true;
     q->params = strdup("{\"generate\":false}");
     if (!q->params || sampling_parse(NULL, NULL, "", &q->sampling, &e)) {

@@ -73,7 +73,8 @@ static void add_usage(cJSON *o, const char *owner, const struct session_usage *u
     } rows[] = {{"conversations", u->conversations, u->limits.conversations},
                 {"ledger_bytes", u->ledger_bytes, u->limits.ledger_bytes},
                 {"disk_bytes", u->disk_bytes, u->limits.disk_bytes},
-                {"ram_bytes", u->ram_bytes, u->limits.ram_bytes}};
+                {"ram_bytes", u->ram_bytes, u->limits.ram_bytes},
+                {"kv_bytes", u->kv_bytes, u->limits.kv_bytes}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         cJSON *row = cJSON_AddObjectToObject(usage, rows[i].name);
         cJSON_AddNumberToObject(row, "used", (double)rows[i].used);

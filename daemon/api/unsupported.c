@@ -18,14 +18,28 @@ static const struct row responses[] = {
 };
 
 static const struct row completions[] = {
-    {"functions", {0}},     {"function_call", {"auto", "none"}},
-    {"audio", {0}},         {"web_search_options", {0}},
-    {"grammar", {0}},       {"json_schema", {0}},
-    {"guided_json", {0}},   {"guided_regex", {0}},
-    {"guided_choice", {0}}, {"guided_grammar", {0}},
+    {"functions", {0}},
+    {"function_call", {"auto", "none"}},
+    {"audio", {0}},
+    {"web_search_options", {0}},
+    {"grammar", {0}},
+    {"json_schema", {0}},
+    {"guided_json", {0}},
+    {"guided_regex", {0}},
+    {"guided_choice", {0}},
+    {"guided_grammar", {0}},
+    {"structured_outputs", {0}},
+    {"use_beam_search", {0}},
+    {"ignore_eos", {0}},
+    {"min_tokens", {0}},
+    {"bad_words", {0}},
+    {"stop_token_ids", {0}},
 };
 
-static const struct row text[] = {{"suffix", {0}}, {"echo", {0}}};
+static const struct row text[] = {
+    {"suffix", {0}},     {"echo", {0}},       {"structured_outputs", {0}}, {"use_beam_search", {0}},
+    {"ignore_eos", {0}}, {"min_tokens", {0}}, {"bad_words", {0}},          {"stop_token_ids", {0}},
+};
 
 static const struct row anthropic[] = {{"container", {0}}, {"mcp_servers", {0}}};
 

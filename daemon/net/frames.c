@@ -4,7 +4,8 @@
  * never as it is announced; it has one deadline for the whole, and its UTF-8 is checked piece by piece. And frames of a
  * client have a mask, which the library does not ask for before its version 5: so the bytes that arrive are looked at
  * before it reads them, from frame to frame. Where more came between the look and its read, that is given up for this
- * connection; a client that does not mask at all is found by its first frame.
+ * connection; a client that does not mask at all is found by its first frame. Of a close frame it takes some codes that
+ * nobody may send, and any bytes as its reason: those are answered as the errors that they are.
  */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -18,7 +19,8 @@
 
 #include "daemon/net/net_internal.h"
 
-#define CLOSE_MS 5000 /* for the peer to answer a close, beyond what it has for anything */
+#define CLOSE_CODE_MAX 4999 /* RFC 6455, 7.4.2 */
+#define CLOSE_MS       5000 /* for the peer to answer a close, beyond what it has for anything */
 
 void frames_free(struct conn *c)
 {
@@ -190,4 +192,17 @@ int frames_receive(struct conn *c, const char *data, size_t len)
         frames_free(c);
     }
     return 0;
+}
+
+int frames_peer_closes(struct conn *c, const char *data, size_t len)
+{
+    int code = len >= 2 ? (unsigned char)data[0] << 8 | (unsigned char)data[1] : 0;
+    int error = len == 1 || code > CLOSE_CODE_MAX           ? LWS_CLOSE_STATUS_PROTOCOL_ERR
+                : len > 2 && !utf8_valid(data + 2, len - 2) ? LWS_CLOSE_STATUS_INVALID_PAYLOAD
+                                                            : 0;
+    if (!error) {
+        return 0;
+    }
+    lws_close_reason(c->wsi, (enum lws_close_status)error, NULL, 0);
+    return -1;
 }

@@ -350,6 +350,15 @@ static int read_length(struct head *h, struct api_error *e)
     return n < 0 || (n == 1 && h->length < 0) ? refuse(e, 400, "The Content-Length is malformed.") : 0;
 }
 
+/* A body is read as it was sent (RFC 9110, 8.4). */
+static int read_coding(const struct head *h, struct api_error *e)
+{
+    struct head_text value;
+    int n = head_get(h, "Content-Encoding", &value);
+    return n == 0 || (n == 1 && is(value, "identity")) ? 0
+                                                       : refuse(e, 415, "Send the body without a Content-Encoding.");
+}
+
 static int read_expect(struct head *h, struct api_error *e)
 {
     struct head_text value;
@@ -424,7 +433,7 @@ int head_parse(const char *text, size_t len, struct head *out, struct api_error 
     struct head_text line = until(&rest, '\n');
     line.len -= line.len > 0;
     return read_request_line(line, out, &authority, e) || read_fields(rest, out, e) || read_length(out, e) ||
-                   read_host(out, authority, e) || read_expect(out, e) || read_upgrade(out, e)
+                   read_coding(out, e) || read_host(out, authority, e) || read_expect(out, e) || read_upgrade(out, e)
                ? -1
                : 0;
 }

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "daemon/net/net_internal.h"
 
@@ -29,6 +30,7 @@
 #define HEADER_VALUE_MAX  4096
 #define ORIGIN_MAX        300
 #define RESPONSE_HEAD_MAX 2048
+#define DATE_SIZE         40
 
 /* ---- answers ------------------------------------------------------------------------------------------------------
  */
@@ -38,8 +40,7 @@ static const char *status_text(int status)
     static const struct {
         int status;
         const char *text;
-    } known[] = {{101, "Switching Protocols"},
-                 {200, "OK"},
+    } known[] = {{200, "OK"},
                  {204, "No Content"},
                  {400, "Bad Request"},
                  {401, "Unauthorized"},
@@ -47,9 +48,11 @@ static const char *status_text(int status)
                  {404, "Not Found"},
                  {405, "Method Not Allowed"},
                  {408, "Request Timeout"},
+                 {409, "Conflict"},
                  {411, "Length Required"},
                  {413, "Content Too Large"},
                  {414, "URI Too Long"},
+                 {415, "Unsupported Media Type"},
                  {417, "Expectation Failed"},
                  {426, "Upgrade Required"},
                  {429, "Too Many Requests"},
@@ -66,11 +69,22 @@ static const char *status_text(int status)
     return "Status";
 }
 
+/* Now, as RFC 9110, 5.6.7, has it. */
+static void date_now(char out[DATE_SIZE])
+{
+    time_t now = time(NULL);
+    struct tm utc;
+    if (!gmtime_r(&now, &utc) || strftime(out, DATE_SIZE, "%a, %d %b %Y %H:%M:%S GMT", &utc) == 0) {
+        out[0] = '\0';
+    }
+}
+
 /* Queues status line and headers, up to the empty line. length: of the body, -1 = a stream of unknown length, -2 =
  * there is none and nothing says so. more: further lines. */
 static void send_head(struct conn *c, int status, const char *content_type, int64_t length, const char *more)
 {
-    char framing[64] = "", cors[1200] = "", head[RESPONSE_HEAD_MAX];
+    char framing[64] = "", cors[1200] = "", date[DATE_SIZE], head[RESPONSE_HEAD_MAX];
+    date_now(date);
     if (length >= 0 && status != 204) { /* RFC 9110, 8.6 */
         snprintf(framing, sizeof(framing), "Content-Length: %lld\r\n", (long long)length);
     } else if (length == -1 && !c->http10) {
@@ -87,15 +101,15 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
                  "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\nAccess-Control-Expose-Headers: Retry-After\r\n",
                  c->origin);
     }
-    int n =
-        snprintf(head, sizeof(head),
-                 "HTTP/1.1 %d %s\r\n%s%s%s%s%s%s%s%s%s"
-                 "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
-                 status, status_text(status), content_type ? "Content-Type: " : "", content_type ? content_type : "",
-                 content_type ? "\r\n" : "", framing, cors, status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
-                 status == 426 ? "Sec-WebSocket-Version: 13\r\n" : "",
-                 status == 503 || status == 429 ? "Retry-After: 1\r\n" : "", more ? more : "",
-                 status == 101 ? "" : "Connection: close\r\n");
+    int n = snprintf(head, sizeof(head),
+                     "HTTP/1.1 %d %s\r\nDate: %s\r\n%s%s%s%s%s%s%s%s%s"
+                     "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n%s\r\n",
+                     status, status_text(status), date, content_type ? "Content-Type: " : "",
+                     content_type ? content_type : "", content_type ? "\r\n" : "", framing, cors,
+                     status == 401 ? "WWW-Authenticate: Bearer\r\n" : "",
+                     status == 426 ? "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" : "",
+                     status == 503 || status == 429 ? "Retry-After: 1\r\n" : "", more ? more : "",
+                     status == 426 ? "Connection: close, upgrade\r\n" : "Connection: close\r\n");
     if (n < 0 || (size_t)n >= sizeof(head)) {
         conn_drop(c);
         return;

@@ -505,6 +505,9 @@ static int lent(struct net *n, struct conn *c, enum lws_callback_reasons reason,
     case LWS_CALLBACK_RECEIVE:
         rc = frames_receive(c, in, len);
         break;
+    case LWS_CALLBACK_WS_PEER_INITIATED_CLOSE:
+        rc = frames_peer_closes(c, in, len);
+        break;
     case LWS_CALLBACK_WSI_DESTROY:
         conn_gone(c);
         break;

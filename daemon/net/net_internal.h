@@ -183,6 +183,8 @@ void frames_begin(struct conn *c); /* before it is lent */
 void frames_look(struct conn *c);
 int frames_receive(struct conn *c, const char *data, size_t len);
 void frames_close(struct conn *c, int code, const char *reason);
+/* The payload of the peer's close frame. 0: the library answers it with the same; -1: it was answered as an error. */
+int frames_peer_closes(struct conn *c, const char *data, size_t len);
 void frames_check(struct conn *c, int64_t now); /* [tick] */
 void frames_free(struct conn *c);
 

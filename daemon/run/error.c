@@ -1,6 +1,7 @@
 /* error.c - why a request is refused, as the API says it. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/run/run.h"
 
@@ -76,4 +77,12 @@ void api_error_session(enum session_failure failure, const char *message, struct
         }
     }
     api_error_set(e, 500, "server_error", NULL, "%s", message && *message ? message : "The turn failed.");
+}
+
+void api_error_turn(enum session_failure failure, const char *message, const char *input, struct api_error *e)
+{
+    api_error_session(failure, message, e);
+    if (input && strcmp(e->param, "input") == 0) {
+        snprintf(e->param, sizeof(e->param), "%s", input);
+    }
 }

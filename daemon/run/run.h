@@ -54,6 +54,8 @@ void api_error_set(struct api_error *e, int status, const char *code, const char
     __attribute__((format(printf, 5, 6)));
 /* What the session says, as an error. message may be NULL. */
 void api_error_session(enum session_failure failure, const char *message, struct api_error *e);
+/* The same of a turn whose messages were in the request's field `input`; NULL: of that name. */
+void api_error_turn(enum session_failure failure, const char *message, const char *input, struct api_error *e);
 /* `id` is deleted, but not all of it is erased yet. */
 void api_error_deleting(const char *id, struct api_error *e);
 
@@ -147,8 +149,9 @@ struct turn_request {
     struct text_block *texts; /* which items point into */
     cJSON *params_json;       /* what `params` says */
     char *conversation, *previous, *parent, *instructions, *params, *stream_id, *model;
-    char *key;  /* an idempotency key among the fields; NULL: none */
-    char *body; /* of one that runs in the background: what it takes to parse it again */
+    char *key;         /* an idempotency key among the fields; NULL: none */
+    char *body;        /* of one that runs in the background: what it takes to parse it again */
+    const char *input; /* the request's field that the items stand in; static. NULL: "input" */
     struct session_item *items;
     size_t n_items;
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */

@@ -86,7 +86,8 @@ bool gguf_hash_update(struct gguf_hash *h, const void *data, size_t n);
 bool gguf_hash_finish(struct gguf_hash *h, uint8_t sha256[32]);
 /* Whether cache_dir (NULL: none) remembers this file's hash. */
 bool gguf_hash_recall(const struct gguf *g, const char *cache_dir, uint8_t sha256[32]);
-/* Remembers it; a hash that cannot be remembered is computed again next time. */
+/* Remembers it in cache_dir, which is made where its parent is there, and forgets those that were used longest ago,
+ * beyond 64; a hash that is not remembered is computed again next time. */
 void gguf_hash_remember(const struct gguf *g, const char *cache_dir, const uint8_t sha256[32]);
 
 /* ---- keys ------------------------------------------------------------------------------------------------------ */

@@ -1,10 +1,12 @@
 /* hash.c - the SHA-256 of a model file, and its memory.
  *
  * Hashing a model file takes a while, so its SHA-256 is remembered under a name made of device, inode, size and
- * modification time; a file that was changed in place gets a new time and is hashed again.
+ * modification time; a file that was changed in place gets a new time and is hashed again. Of what is remembered, the
+ * newest MEMORIES_MAX by use are kept: nothing else says that a file will not come back.
  */
 #include "engine/file/gguf_private.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -50,8 +52,10 @@ bool gguf_hash_finish(struct gguf_hash *h, uint8_t sha256[32])
 /* ---- its memory ------------------------------------------------------------------------------------------------- */
 
 /* A remembered hash: the SHA-256, and 8 bytes of the SHA-256 of that, so that a damaged file is not taken for one. */
-#define CHECK_BYTES 8
-#define CACHE_BYTES (32 + CHECK_BYTES)
+#define CHECK_BYTES  8
+#define CACHE_BYTES  (32 + CHECK_BYTES)
+#define MEMORIES_MAX 64
+#define PREFIX       "sha256-"
 
 static bool add_check(const uint8_t sha256[32], uint8_t out[CACHE_BYTES])
 {
@@ -71,9 +75,11 @@ static bool cache_read(const char *path, uint8_t sha256[32])
         return false;
     bool ok = read(fd, bytes, sizeof bytes) == CACHE_BYTES && add_check(bytes, right) &&
               memcmp(bytes, right, CACHE_BYTES) == 0;
-    close(fd);
-    if (ok)
+    if (ok) {
         memcpy(sha256, bytes, 32);
+        (void)!futimens(fd, NULL); /* it was used now; a folder that is read-only keeps what it has */
+    }
+    close(fd);
     return ok;
 }
 
@@ -93,6 +99,49 @@ static void cache_write(const char *path, const uint8_t sha256[32])
     bool ok = write(fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes;
     if (close(fd) || !ok || rename(tmp, path))
         unlink(tmp);
+}
+
+struct memory {
+    struct timespec used;
+    const char *name;
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct timespec *x = &((const struct memory *)a)->used, *y = &((const struct memory *)b)->used;
+    if (x->tv_sec != y->tv_sec)
+        return x->tv_sec > y->tv_sec ? -1 : 1;
+    return x->tv_nsec > y->tv_nsec ? -1 : x->tv_nsec < y->tv_nsec;
+}
+
+static int is_memory(const struct dirent *entry)
+{
+    return strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) == 0;
+}
+
+/* Forgets all but the newest, and what processes that died left of them. */
+static void cache_prune(const char *cache_dir)
+{
+    struct dirent **entries = NULL;
+    int dir = open(cache_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+        n = dir < 0 ? 0 : scandirat(dir, ".", &entries, is_memory, NULL);
+    struct memory *all = n > MEMORIES_MAX ? calloc((size_t)n, sizeof *all) : NULL;
+    size_t known = 0;
+    for (int i = 0; all != NULL && i < n; i++) {
+        struct stat st;
+        if (fstatat(dir, entries[i]->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+            all[known++] = (struct memory){st.st_mtim, entries[i]->d_name};
+    }
+    if (known > 0)
+        qsort(all, known, sizeof *all, newest_first);
+    for (size_t i = MEMORIES_MAX; i < known; i++)
+        unlinkat(dir, all[i].name, 0);
+    free(all);
+    while (n > 0)
+        free(entries[--n]);
+    free(entries);
+    if (dir >= 0)
+        close(dir);
 }
 
 /* Where a file's hash is remembered; false: nowhere. Several parts have one name, made of all of theirs. */
@@ -120,8 +169,9 @@ static bool cache_path(const struct gguf *g, const char *cache_dir, char *out, s
         for (size_t i = 0; i < 8; i++)
             snprintf(parts + 1 + 2 * i, 3, "%02x", sum[i]);
     }
-    return snprintf(out, out_size, "%s/sha256-%lx-%lx-%llx-%llx.%09ld%s", cache_dir, (long)st->st_dev, (long)st->st_ino,
-                    (long long)st->st_size, (long long)st->st_mtim.tv_sec, st->st_mtim.tv_nsec, parts) < (int)out_size;
+    return snprintf(out, out_size, "%s/" PREFIX "%lx-%lx-%llx-%llx.%09ld%s", cache_dir, (long)st->st_dev,
+                    (long)st->st_ino, (long long)st->st_size, (long long)st->st_mtim.tv_sec, st->st_mtim.tv_nsec,
+                    parts) < (int)out_size;
 }
 
 bool gguf_hash_recall(const struct gguf *g, const char *cache_dir, uint8_t sha256[32])
@@ -133,6 +183,9 @@ bool gguf_hash_recall(const struct gguf *g, const char *cache_dir, uint8_t sha25
 void gguf_hash_remember(const struct gguf *g, const char *cache_dir, const uint8_t sha256[32])
 {
     char path[4096];
-    if (cache_path(g, cache_dir, path, sizeof path))
+    if (cache_path(g, cache_dir, path, sizeof path)) {
+        (void)mkdir(cache_dir, 0700); /* where it is missing alone */
         cache_write(path, sha256);
+        cache_prune(cache_dir);
+    }
 }

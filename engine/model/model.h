@@ -3,6 +3,8 @@
 #ifndef CONVOD_ENGINE_MODEL_H
 #define CONVOD_ENGINE_MODEL_H
 
+#include <stdatomic.h>
+
 #include "engine/engine.h"
 #include "kernels/kernels.h"
 
@@ -165,6 +167,16 @@ struct kv_staging {
     kernels_event used;
 };
 
+/* A buffer for the split form. It begins behind KV_BUFFER_HEADER bytes, which say whose it is. */
+#define KV_BUFFERS       8
+#define KV_BUFFER_HEADER 64
+struct kv_buffer {
+    uint8_t *p; /* pinned */
+    size_t bytes;
+    _Atomic bool taken;
+    kernels_event used; /* free when this has passed and it is not taken */
+};
+
 struct engine {
     struct engine_info info;
     struct gguf *gguf;
@@ -177,7 +189,9 @@ struct engine {
     struct kernels_kv *kv;  /* [n_layers], as the layers have it */
     kernels_event exported; /* the last export that pages are read by */
     struct kv_staging staging[KV_STAGINGS];
-    unsigned stagings_used;          /* they take turns */
+    unsigned stagings_used; /* they take turns */
+    struct kv_buffer buffers[KV_BUFFERS];
+    int split_tokens;                /* that the backend has memory for in the split form */
     kernels_event abandoned;         /* the last import into pages that were given back since */
     struct engine_kv_array *layout;  /* [2 * n_layers] */
     struct step_scratch *step;       /* step.c */

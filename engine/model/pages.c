@@ -159,6 +159,10 @@ void kv_pools_close(struct engine *e)
         if (e->staging[i].p)
             e->ops->release(e->kernels, KERNELS_PINNED, e->staging[i].p, e->staging[i].bytes);
     memset(e->staging, 0, sizeof e->staging);
+    for (int i = 0; i < KV_BUFFERS; i++)
+        if (e->buffers[i].p)
+            e->ops->release(e->kernels, KERNELS_PINNED, e->buffers[i].p, e->buffers[i].bytes);
+    memset(e->buffers, 0, sizeof e->buffers);
 }
 
 static uint8_t *page_at(struct kv_pool *pool, int32_t page)
@@ -474,26 +478,41 @@ static void pages_of(const struct engine_seq *s, struct kernels_pages pages[MODE
         pages[g] = (struct kernels_pages){s->table[g].pages, s->table[g].count};
 }
 
-int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
+/* Whether these positions are there; their pages. */
+static int export_begin(struct engine_seq *s, int first, int n, struct kernels_pages pages[MODEL_GROUPS])
 {
     struct engine *e = s->engine;
-    struct kernels_pages pages[MODEL_GROUPS];
     if (first < 0 || n <= 0 || first > engine_seq_length(s) - n)
         return -ERANGE;
     const struct kv_table *window = &s->table[MODEL_WINDOW];
     for (int i = first / KERNELS_PAGE_TOKENS; i < pages_for(first + n) && i < window->count; i++)
         if (window->pages[i] < 0)
             return -ERANGE;
-    size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    struct kv_staging *staging = NULL;
-    int rc = e->ops->host ? 0 : staging_take(e, bytes, &staging);
-    if (rc)
-        return rc;
     pages_of(s, pages);
     e->ops->after(e->kernels, KERNELS_OUT, s->imported);
-    e->ops->kv_export(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging ? staging->p : buf);
+    return 0;
+}
+
+static int export_end(struct engine *e)
+{
     e->exported = e->ops->record(e->kernels, KERNELS_OUT);
-    rc = e->ops->wait(e->kernels, e->exported, -1);
+    return e->ops->wait(e->kernels, e->exported, -1);
+}
+
+int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
+{
+    struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
+    struct kv_staging *staging = NULL;
+    int rc = export_begin(s, first, n, pages);
+    if (rc)
+        return rc;
+    size_t bytes = (size_t)n * e->info.kv_token_bytes;
+    rc = e->ops->host ? 0 : staging_take(e, bytes, &staging);
+    if (rc)
+        return rc;
+    e->ops->kv_export(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging ? staging->p : buf);
+    rc = export_end(e);
     if (rc == 0 && staging)
         memcpy(buf, staging->p, bytes);
     return rc;
@@ -601,4 +620,97 @@ int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, co
     struct whole w = {s->engine, buf, n};
     int taken;
     return engine_kv_restore(s, &(struct engine_kv_part){tokens, n, rows_of_whole, &w}, 1, 0, &taken);
+}
+
+/* ---- the split form ---- */
+
+/* Makes pages for n more tokens. */
+static int import_begin(struct engine_seq *s, const engine_token *tokens, int n,
+                        struct kernels_pages pages[MODEL_GROUPS])
+{
+    struct engine *e = s->engine;
+    if (n <= 0)
+        return -EINVAL;
+    e->ops->after(e->kernels, KERNELS_IN, e->exported);
+    int rc = extend(s, tokens, n, true, 0);
+    if (rc == 0)
+        pages_of(s, pages);
+    return rc;
+}
+
+/* Nobody waits here: the next step with this sequence does, on the device (kv_seq_order()). */
+static int import_end(struct engine_seq *s, int first)
+{
+    struct engine *e = s->engine;
+    s->imported = e->ops->record(e->kernels, KERNELS_IN);
+    if (!e->ops->error(e->kernels))
+        return 0;
+    kv_seq_take_back(s, first);
+    return -EIO;
+}
+
+void *engine_kv_buffer(struct engine *e, int n)
+{
+    const struct kernels_ops *ops = e->ops;
+    size_t bytes = n > 0 && ops->kv_split_bytes ? ops->kv_split_bytes(e->kernels, e->kv, e->model.n_layers, n) : 0;
+    if (!bytes || (n > e->split_tokens && ops->kv_split_reserve(e->kernels, e->kv, e->model.n_layers, n)))
+        return NULL;
+    e->split_tokens = n > e->split_tokens ? n : e->split_tokens;
+    struct kv_buffer *b = NULL;
+    for (int i = 0; i < KV_BUFFERS && !b; i++)
+        if (!atomic_load(&e->buffers[i].taken) && ops->wait(e->kernels, e->buffers[i].used, 0) == 0)
+            b = &e->buffers[i];
+    if (!b)
+        return NULL;
+    if (b->bytes < bytes + KV_BUFFER_HEADER) {
+        if (b->p)
+            ops->release(e->kernels, KERNELS_PINNED, b->p, b->bytes);
+        b->p = ops->alloc(e->kernels, KERNELS_PINNED, bytes + KV_BUFFER_HEADER);
+        b->bytes = b->p ? bytes + KV_BUFFER_HEADER : 0;
+        if (!b->p)
+            return NULL;
+        memcpy(b->p, &b, sizeof b);
+    }
+    b->used = 0;
+    atomic_store(&b->taken, true);
+    return b->p + KV_BUFFER_HEADER;
+}
+
+static struct kv_buffer *buffer_of(const void *buffer)
+{
+    struct kv_buffer *b;
+    memcpy(&b, (const uint8_t *)buffer - KV_BUFFER_HEADER, sizeof b);
+    return b;
+}
+
+void engine_kv_buffer_release(void *buffer)
+{
+    if (buffer)
+        atomic_store(&buffer_of(buffer)->taken, false);
+}
+
+int engine_kv_export_split(struct engine_seq *s, int first, int n, void *buffer)
+{
+    struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
+    int rc = export_begin(s, first, n, pages);
+    if (rc)
+        return rc;
+    e->ops->kv_export_split(e->kernels, e->kv, e->model.n_layers, pages, first, n, buffer);
+    return export_end(e);
+}
+
+int engine_kv_import_split(struct engine_seq *s, const engine_token *tokens, int n, void *buffer)
+{
+    struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
+    int first = engine_seq_length(s), rc = import_begin(s, tokens, n, pages);
+    if (rc)
+        return rc;
+    e->ops->kv_import_split(e->kernels, e->kv, e->model.n_layers, pages, first, n, buffer);
+    rc = import_end(s, first);
+    buffer_of(buffer)->used = s->imported;
+    if (rc == 0)
+        engine_kv_buffer_release(buffer);
+    return rc;
 }

@@ -70,6 +70,7 @@ static __device__ float greatest(float x, float *scratch)
 /* Shared memory: q[dim], the state's acc[dim], weights[BLOCK]. */
 static __global__ void __launch_bounds__(THREADS, 16) attend(struct cuda_attention a, struct cuda_rows rows)
 {
+    wait_for_earlier();
     SHARED_DYNAMIC(memory);
     SHARED(float, scratch, [THREADS / WARP]);
     SHARED(float, sum, [1]);

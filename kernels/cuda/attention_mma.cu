@@ -307,6 +307,7 @@ static __device__ float *partial_at(const struct cuda_attention *a, int row, int
 /* A block per row and head. */
 static __global__ void __launch_bounds__(64) merge(struct cuda_attention a, struct cuda_rows rows)
 {
+    wait_for_earlier();
     int row = blockIdx.x, head = blockIdx.y, dim = a.kv.head_dim, pos = rows.pos[row];
     struct tile t = {&a, &rows, rows.pages + rows.table[row], rows.count[row], row, row + 1, head, 1};
     int first = first_block(&a, pos);
@@ -399,6 +400,7 @@ static __device__ void join_round(const struct tile *t, struct sums *s, int quer
 template <enum kernels_kv_type type, int most, int warps, int share>
 static __global__ void __launch_bounds__(warps *WARP) attend_tile(struct cuda_attention a, struct cuda_rows rows)
 {
+    wait_for_earlier();
     static_assert(share == 1 || share == warps, "together() is a barrier of one warp or of all");
     constexpr int blocks = warps / share; /* at a time */
     SHARED_DYNAMIC(memory);

@@ -195,6 +195,7 @@ static void close(struct kernels *k)
     backend_batch_close(k);
     backend_release(k, KERNELS_DEVICE, k->scratch_memory, k->scratch_bytes);
     backend_release(k, KERNELS_DEVICE, k->raw, k->raw_bytes);
+    backend_release_split(k);
     for (int s = 0; s < STREAMS; s++) {
         for (int i = 0; i < EVENTS; i++)
             if (k->event[s][i])
@@ -261,6 +262,13 @@ static int check_device(int device, char *err, size_t err_size)
     return 0;
 }
 
+/* Programmatic dependent launch: chips from 9.0 on, in graphs too with drivers from 12.3 on. */
+static bool kernels_may_overlap(int major)
+{
+    int driver = 0;
+    return major >= 9 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+}
+
 static bool open_streams(struct kernels *k)
 {
     for (int s = 0; s < STREAMS; s++) {
@@ -301,6 +309,7 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
         close(k);
         return -ENOTSUP;
     }
+    launch_overlaps = kernels_may_overlap(p.major);
     k->head.numerics = k->exact ? "cpu" : k->numerics; /* the same bits */
     if (!backend_ready(k) || !open_streams(k)) {
         snprintf(err, err_size, "backend cuda: %s", k->error);

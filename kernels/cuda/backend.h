@@ -66,6 +66,11 @@ struct scratch {
     struct kernels_picked *picked; /* [picks] */
 };
 
+struct split_scratch {
+    struct cuda_split_scratch p;
+    size_t whole_bytes, split_bytes;
+};
+
 struct kernels {
     struct kernels_head head;
     char numerics[KERNELS_NUMERICS_TEXT]; /* sums of a float `mma` are each family's own */
@@ -96,6 +101,9 @@ struct kernels {
     struct batch_graph graphs[MAX_BATCHES];
     int n_graphs;
     struct batch_graph *capturing, *replaying; /* this step */
+
+    /* KV on its way in and out, in the split form and as it is. */
+    struct split_scratch split_in, split_out;
 
     /* Rows of a file on their way to be packed. */
     uint8_t *raw;
@@ -140,5 +148,6 @@ void backend_upload(struct kernels *k, void *to, const void *from, size_t bytes)
 void backend_step_ops(struct kernels_ops *t);
 uint64_t backend_reserve_bytes(struct kernels *k, const struct kernels_sizes *sizes);
 int backend_reserve(struct kernels *k, const struct kernels_sizes *sizes);
+void backend_release_split(struct kernels *k);
 
 #endif

@@ -135,6 +135,22 @@ int cuda_kv_export(cudaStream_t s, const struct kernels_kv *layers, int n_layers
 int cuda_kv_import(cudaStream_t s, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
                    int first, int n, const void *staging);
 
+/* The same to and from the split form (kernels.h), by way of memory of the device, which cuda_split_scratch_bytes()
+ * counts: layers are taken together as far as their KV is in CUDA_SPLIT_BYTES. cuda_split_bytes() 0: not for such
+ * layers. */
+#define CUDA_SPLIT_BYTES ((size_t)8 << 20)
+struct cuda_split_scratch {
+    uint8_t *whole, *split;
+};
+size_t cuda_split_bytes(const struct kernels_kv *layers, int n_layers, int n);
+void cuda_split_scratch_bytes(const struct kernels_kv *layers, int n_layers, int n, size_t *whole, size_t *split);
+int cuda_kv_export_split(cudaStream_t s, const struct kernels_kv *layers, int n_layers,
+                         const struct kernels_pages *pages, int first, int n, struct cuda_split_scratch scratch,
+                         uint8_t *split);
+int cuda_kv_import_split(cudaStream_t s, const struct kernels_kv *layers, int n_layers,
+                         const struct kernels_pages *pages, int first, int n, struct cuda_split_scratch scratch,
+                         const uint8_t *split);
+
 /* Causal grouped-query attention in the CPU's order: q and out [rows][heads][head_dim]; the rows' own keys and values
  * are in their pages already. `window` 0: full; `softcap` 0: none. */
 struct cuda_attention {

@@ -41,18 +41,42 @@
 #define BLOCKS_BESIDE 2
 #endif
 
+/* Whether a kernel may begin while the one before it in its stream still runs (programmatic dependent launch), and then
+ * waits where it says so. Set when a device is opened, before anything is launched there; false: one after the other.
+ */
+inline bool launch_overlaps = false;
+
 /* Starts kernel(arguments...); arguments are converted to the kernel's parameters. The error of a launch that could not
- * be made; what goes wrong inside comes with a later call. */
+ * be made; what goes wrong inside comes with a later call. Every kernel calls wait_for_earlier(). */
 template <typename... P, typename... A>
 static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                                  A... arguments)
 {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = launch_overlaps ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+/* Waits until all earlier kernels of the stream have ended and what they wrote can be seen; from then on the next one
+ * may begin in turn. All threads call it, once; before it a kernel reads only what no kernel of a step writes
+ * (weights), and writes to nothing but its shared memory. That every kernel waits is what makes one that has ended
+ * speak for all before it. */
+__device__ __forceinline__ void wait_for_earlier(void)
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#elif !defined __CUDACC__
+    cuda_host_wait_for_earlier();
+#endif
 }
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */

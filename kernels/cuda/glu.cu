@@ -24,18 +24,21 @@ static __device__ float gated(enum kernels_glu_kind kind, float x, float up)
 static __global__ void __launch_bounds__(THREADS)
     glu_all(enum kernels_glu_kind kind, const float *gate, const float *up, size_t n, float *out)
 {
+    wait_for_earlier();
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
         out[i] = gated(kind, gate[i], up[i]);
 }
 
 static __global__ void __launch_bounds__(THREADS) add_all(float *x, const float *y, size_t n)
 {
+    wait_for_earlier();
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
         x[i] += y[i];
 }
 
 static __global__ void __launch_bounds__(THREADS) softcap_all(float *x, size_t n, float cap)
 {
+    wait_for_earlier();
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
         x[i] = cap * tanh_one(x[i] / cap);
 }

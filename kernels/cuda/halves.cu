@@ -33,6 +33,7 @@ size_t cuda_halves_bytes(int rows, int cols)
 static __global__ void __launch_bounds__(NARROWERS)
     narrow_row(enum kernels_type type, const float *x, int cols, uint16_t *halves, float *scales)
 {
+    wait_for_earlier();
     SHARED(uint32_t, tops, [NARROWERS / WARP]);
     x += (size_t)blockIdx.x * cols;
     halves += (size_t)blockIdx.x * cols;
@@ -99,29 +100,48 @@ static __global__ void __launch_bounds__(along_w *along_x *WARP)
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, w_warp = warp % along_w, x_warp = warp / along_w;
     int cols = p.w.cols, first_row = blockIdx.y * shape::w_rows, w_real = min(shape::w_rows, p.w.rows - first_row);
     int steps = (cols + depth - 1) / depth;
+    size_t expert = p.tiles ? blockIdx.z : 0;
+    const uint16_t *w =
+        (const uint16_t *)((const uint8_t *)p.w.data + expert * matrix_bytes) + (size_t)first_row * cols;
+    auto copy_w = [&](int step) {
+        if (step < steps)
+            copy_rows<depth, shape::threads>(memory + step % stages * shape::stage_bytes, w, shape::w_rows, w_real,
+                                             step * depth, cols);
+    };
+    auto begin = [&] {
+        for (int s = 0; s < stages - 1; s++)
+            copy_w(s);
+    };
+    bool begun = !p.tiles; /* an expert may have no rows */
+    if (begun)
+        begin();
+    wait_for_earlier();
     struct part part = part_of(&p, matrix_bytes);
-    const uint16_t *w = (const uint16_t *)part.data + (size_t)first_row * cols;
     const float *scales = (const float *)((const uint8_t *)p.halves + scales_at(p.n, cols));
     for (int tile = part.first + blockIdx.x * shape::x_tiles; tile < part.end; tile += gridDim.x * shape::x_tiles) {
         int first_x = tile * TILE, x_real = min(min(shape::x_rows, (part.end - tile) * TILE), p.n - first_x);
         const uint16_t *x = (const uint16_t *)p.halves + (size_t)first_x * cols;
         float acc[groups][tiles][4] = {};
-        auto copy = [&](int step) {
-            uint8_t *stage = memory + step % stages * shape::stage_bytes;
-            if (step < steps) {
-                copy_rows<depth, shape::threads>(stage, w, shape::w_rows, w_real, step * depth, cols);
-                copy_rows<depth, shape::threads>(stage + shape::w_rows * shape::row_bytes, x, shape::x_rows, x_real,
-                                                 step * depth, cols);
-            }
-            copy_async_commit();
+        auto copy_x = [&](int step) { /* and closes the group of a step */
+                                      if (step < steps)
+                                          copy_rows<depth, shape::threads>(memory + step % stages * shape::stage_bytes +
+                                                                               shape::w_rows * shape::row_bytes,
+                                                                           x, shape::x_rows, x_real, step * depth,
+                                                                           cols);
+                                      copy_async_commit();
         };
-        __syncthreads(); /* nobody reads the tiles before any more */
+        if (!begun) {
+            __syncthreads(); /* nobody reads the tiles before any more */
+            begin();
+        }
+        begun = false;
         for (int s = 0; s < stages - 1; s++)
-            copy(s);
+            copy_x(s);
         for (int s = 0; s < steps; s++) {
             copy_async_wait<stages - 2>();
             __syncthreads(); /* step s is there, and the stage of s - 1 is free */
-            copy(s + stages - 1);
+            copy_w(s + stages - 1);
+            copy_x(s + stages - 1);
             const uint8_t *stage = memory + s % stages * shape::stage_bytes;
             const uint8_t *a_rows =
                 stage + (w_warp * groups * 16 + lane % 16) * shape::row_bytes + lane / 16 * (PART_VALUES * 2);

@@ -28,6 +28,7 @@ static __device__ uint16_t narrow(enum kernels_kv_type type, float x)
 static __global__ void __launch_bounds__(THREADS)
     write_rows(struct kernels_kv kv, struct cuda_rows rows, const float *key, const float *value)
 {
+    wait_for_earlier();
     int row = blockIdx.x, head = blockIdx.y, pos = rows.pos[row], slot = pos % PAGE;
     int page = pos / PAGE < rows.count[row] ? rows.pages[rows.table[row] + pos / PAGE] : -1;
     if (page < 0)
@@ -60,6 +61,7 @@ struct moved {
  * dimension, dimensions of a token's value. */
 template <bool import> static __global__ void __launch_bounds__(THREADS) move_page(struct moved m)
 {
+    wait_for_earlier();
     const auto *layer = &m.layer[blockIdx.z];
     int index = m.from / PAGE + blockIdx.x, head = blockIdx.y, dim = layer->head_dim;
     if (head >= layer->kv_heads)

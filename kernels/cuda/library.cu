@@ -39,6 +39,7 @@ static cudaDataType_t type_of(enum kernels_type type)
 /* What is done to a result beside the sum; a block per row of x. from may be p.y. */
 static __global__ void __launch_bounds__(THREADS) finish_rows(struct cuda_product p, const float *from)
 {
+    wait_for_earlier();
     const float *scales = halves_scales(p.halves, p.n, p.w.cols);
     for (int row = threadIdx.x; row < p.w.rows; row += THREADS)
         write_result(&p, p.bias, blockIdx.x, row, from[(size_t)blockIdx.x * p.w.rows + row] * scales[blockIdx.x]);
@@ -80,6 +81,7 @@ int library_multiply(struct library *l, cudaStream_t s, const struct cuda_produc
 /* Numbers of many magnitudes, 2^-11 to 2, so that sums round. */
 static __global__ void __launch_bounds__(THREADS) fill(float *x, size_t n, uint32_t seed)
 {
+    wait_for_earlier();
     for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS) {
         uint32_t h = ((uint32_t)i ^ seed) * 0x9e3779b1u;
         h = (h ^ h >> 15) * 0x85ebca77u;
@@ -91,6 +93,7 @@ static __global__ void __launch_bounds__(THREADS) fill(float *x, size_t n, uint3
 static __global__ void __launch_bounds__(THREADS)
     count_different(const uint32_t *a, const uint32_t *b, size_t n, unsigned *count)
 {
+    wait_for_earlier();
     for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS)
         if (a[i] != b[i])
             atomicAdd(count, 1u);

@@ -13,7 +13,8 @@
 #include "kernels/cuda/weights.h"
 
 #define WARPS       8
-#define MANY_TILES  4 /* of x that a block takes at a time at most */
+#define MANY_TILES  4     /* of x that a block takes at a time at most */
+#define RING_BYTES  10240 /* of a warp at most */
 #define FACT_BYTES  (TILE * STEP_SUBS * 4)
 #define QUANTS_D    1024
 #define QUANTS_DSUM (QUANTS_D + FACT_BYTES)
@@ -37,6 +38,7 @@ size_t cuda_quants_bytes(int rows, int cols)
  * are zero. */
 static __global__ void __launch_bounds__(TILE *WARP) quantize(const float *x, int n, int cols, uint8_t *quants)
 {
+    wait_for_earlier();
     int lane = threadIdx.x % WARP, of_tile = threadIdx.x / WARP, step = blockIdx.x, tile = blockIdx.y;
     int row = tile * TILE + of_tile, col = step * STEP + lane * 4;
     float4 v = make_float4(0, 0, 0, 0);
@@ -102,9 +104,10 @@ static __device__ __forceinline__ float value_of(float4 v, int i)
 }
 
 /* With a tile's step x. acc[e] is row g (+ 8 for e > 1) of the weights, row 2 t (+ 1 for odd e) of x. `subs`:
- * sub-blocks of this step. What is known of a sub-block's rows is read where it is used: registers are scarce. */
+ * sub-blocks of this step; `real`: rows of the tile, of which the others' values are not read. What is known of a
+ * sub-block's rows is read where it is used: registers are scarce. */
 template <enum kernels_type type>
-static __device__ __forceinline__ void add_step(const struct weight_step<type> *u, const uint8_t *x, int subs,
+static __device__ __forceinline__ void add_step(const struct weight_step<type> *u, const uint8_t *x, int subs, int real,
                                                 float acc[4])
 {
     constexpr struct weight_layout l = weight_layout_of(type);
@@ -113,7 +116,7 @@ static __device__ __forceinline__ void add_step(const struct weight_step<type> *
     uint4 q = {};
 #pragma unroll
     for (int j = 0; j < STEP_SUBS; j++) {
-        if (j % 2 == 0)
+        if (j % 2 == 0 && lane / 4 < real)
             q = ((const uint4 *)x)[j / 2 * WARP + lane];
         const uint32_t b[2] = {j % 2 ? q.z : q.x, j % 2 ? q.w : q.y};
         const float2 scales_of = ((const float2 *)(x + QUANTS_D))[j * 4 + t];
@@ -154,52 +157,93 @@ static __device__ __forceinline__ void add_step(const struct weight_step<type> *
 
 /* ---- quantized weights ------------------------------------------------------------------------------------------- */
 
-/* Pieces that a warp has in a round, as shared memory for their sums allows. */
+/* Pieces that a warp has in a round: 16 KB of sums. */
 __host__ __device__ static constexpr int round_pieces(int tiles)
 {
-    return tiles == 1 ? 4 : 2;
+    return 4 / tiles;
 }
 
-/* A block has 16 rows of weights and takes `tiles` tiles of x at a time; the warps take turns at the pieces. Grid:
+/* Records of a warp that are in shared memory or on their way there: with two blocks on a multiprocessor some 70 to 110
+ * kB are on their way at any time, where 29 kB would do (docs/cuda.md). */
+__host__ __device__ static constexpr int ring_stages(size_t record)
+{
+    return record * 4 <= RING_BYTES ? 4 : (int)(RING_BYTES / record);
+}
+
+__host__ __device__ static constexpr size_t few_shared_bytes(size_t record)
+{
+    return WARPS * (ring_stages(record) * record + round_pieces(1) * WARP * sizeof(float4));
+}
+
+/* A block has 16 rows of weights and takes `tiles` tiles of x at a time; the warps take turns at the pieces, of which
+ * each is two records. A warp's records come through a ring of its own, so that it waits for nobody but at the end of a
+ * round, across which copies go on. The first ones are asked for before what the earlier kernels write is there. Grid:
  * groups of rows, whatever shares the tiles out, experts. */
 template <enum kernels_type type, int tiles>
 static __global__ void __launch_bounds__(WARPS *WARP, tiles == 1 ? 2 : 1)
     multiply(struct cuda_product p, size_t matrix_bytes)
 {
     constexpr size_t record = weight_record_bytes(weight_layout_of(type));
-    constexpr int most = WARPS * round_pieces(tiles);
-    SHARED(float4, sums, [most][tiles][WARP]);
+    constexpr int most = WARPS * round_pieces(tiles), stages = ring_stages(record);
+    static_assert(record % 16 == 0 && stages > 1, "records are copied by 16 bytes, one ahead at least");
+    SHARED_DYNAMIC(memory);
+    float4(*sums)[tiles][WARP] = (float4(*)[tiles][WARP])memory; /* [most] */
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = blockIdx.x;
+    uint8_t *ring = memory + most * sizeof *sums + warp * stages * record;
     int supers = weight_supers(p.w.cols), steps = steps_of(p.w.cols), subs = p.w.cols / SUB_BLOCK;
     int pieces = (steps + PIECE_STEPS - 1) / PIECE_STEPS;
+    size_t expert = p.tiles ? blockIdx.z : 0;
+    const uint8_t *rows = (const uint8_t *)p.w.data + expert * matrix_bytes + (size_t)group * supers * record;
+    /* Starts copying the warp's record i. */
+    auto copy = [&](int i) {
+        int at = (warp + i / PIECE_RECORDS * WARPS) * PIECE_RECORDS + i % PIECE_RECORDS;
+        const uint8_t *from = rows + at * record + lane * 16;
+        uint8_t *to = ring + i % stages * record + lane * 16;
+#pragma unroll
+        for (int b = 0; b < (int)record; b += WARP * 16)
+            if (at < supers && b + lane * 16 < (int)record)
+                copy_async_16(to + b, from + b);
+        copy_async_commit();
+    };
+    auto begin = [&] {
+        for (int i = 0; i < stages - 1; i++)
+            copy(i);
+    };
+    bool begun = !p.tiles; /* an expert may have no rows */
+    if (begun)
+        begin();
+    wait_for_earlier();
     struct part part = part_of(&p, matrix_bytes);
-    const uint8_t *rows = part.data + (size_t)group * supers * record;
     for (int tile = part.first + blockIdx.y * tiles; tile < part.end; tile += gridDim.y * tiles) {
-        int here = min(tiles, part.end - tile);
+        int here = min(tiles, part.end - tile), i = 0;
         const uint8_t *quants = (const uint8_t *)p.quants + (size_t)tile * steps * QUANTS_STEP;
         float total[4] = {}; /* of tile `warp` */
-        struct weight_raw<type> now, next;
-        if (warp < pieces)
-            weight_read<type>(&now, rows + (size_t)(warp * PIECE_STEPS / 2) * record, 0);
+        if (!begun)
+            begin();
+        begun = false;
         for (int round = 0; round < pieces; round += most) {
             int last = min(most, pieces - round);
             for (int piece = warp; piece < last; piece += WARPS) {
                 float acc[tiles][4] = {};
                 int first = (round + piece) * PIECE_STEPS, end = min(first + PIECE_STEPS, steps);
                 for (int s = first; s < end; s++) {
-                    int after = s + 1 < end ? s + 1 : first + WARPS * PIECE_STEPS; /* the warp's next piece */
-                    if (after < steps)
-                        weight_read<type>(&next, rows + (size_t)(after / 2) * record, after % 2);
+                    if (s % RECORD_STEPS == 0) {
+                        copy_async_wait<stages - 2>();
+                        __syncwarp(); /* record i is there, and the place of i - 1 is free */
+                        copy(i + stages - 1);
+                    }
+                    struct weight_raw<type> raw;
                     struct weight_step<type> u;
-                    weight_unpack<type>(&u, &now, s % 2);
+                    weight_read<type, true>(&raw, ring + i % stages * record, s % RECORD_STEPS);
+                    weight_unpack<type>(&u, &raw, s % RECORD_STEPS);
 #pragma unroll
                     for (int n = 0; n < tiles; n++) {
                         if (n >= here)
                             break;
                         add_step<type>(&u, quants + ((size_t)n * steps + s) * QUANTS_STEP, subs - s * STEP_SUBS,
-                                       acc[n]);
+                                       p.n - (tile + n) * TILE, acc[n]);
                     }
-                    now = next;
+                    i += s % RECORD_STEPS == RECORD_STEPS - 1;
                 }
 #pragma unroll
                 for (int n = 0; n < tiles; n++)
@@ -229,17 +273,25 @@ static dim3 grid_for(const struct cuda_product *p, int units, int tiles)
     return dim3(units, chunks < MOST_TILES ? chunks : MOST_TILES, p->tiles ? p->experts : 1);
 }
 
+template <enum kernels_type type, int tiles>
+static cudaError_t multiply_few(cudaStream_t s, const struct cuda_product *p)
+{
+    constexpr int bytes = (int)few_shared_bytes(weight_record_bytes(weight_layout_of(type)));
+    cudaError_t error = cudaFuncSetAttribute(multiply<type, tiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return error != cudaSuccess
+               ? error
+               : launch(multiply<type, tiles>, grid_for(p, (p->w.rows + GROUP_ROWS - 1) / GROUP_ROWS, tiles),
+                        WARPS * WARP, bytes, s, *p, cuda_weights_bytes(type, p->w.rows, p->w.cols));
+}
+
 template <enum kernels_type type> static cudaError_t multiply_type(cudaStream_t s, const struct cuda_product *p)
 {
-    int groups = (p->w.rows + GROUP_ROWS - 1) / GROUP_ROWS, n = p->tiles ? MANY_TILES : tiles_of(p->n);
-    size_t bytes = cuda_weights_bytes(type, p->w.rows, p->w.cols);
+    int n = p->tiles ? MANY_TILES : tiles_of(p->n);
     if (tiled_fits(p))
         return multiply_tiles<type>(s, p);
     if (n == 1)
-        return launch(multiply<type, 1>, grid_for(p, groups, 1), WARPS * WARP, 0, s, *p, bytes);
-    if (n == 2)
-        return launch(multiply<type, 2>, grid_for(p, groups, 2), WARPS * WARP, 0, s, *p, bytes);
-    return launch(multiply<type, MANY_TILES>, grid_for(p, groups, MANY_TILES), WARPS * WARP, 0, s, *p, bytes);
+        return multiply_few<type, 1>(s, p);
+    return n == 2 ? multiply_few<type, 2>(s, p) : multiply_few<type, MANY_TILES>(s, p);
 }
 
 /* ---- float weights ----------------------------------------------------------------------------------------------- */
@@ -263,6 +315,7 @@ static __device__ __forceinline__ float4 weight_floats(enum kernels_type type, c
  * FLOAT_ROWS, and as above. */
 static __global__ void __launch_bounds__(WARPS *WARP) multiply_floats(struct cuda_product p, size_t matrix_bytes)
 {
+    wait_for_earlier();
     constexpr int most = WARPS * WARP / FLOAT_ROWS; /* pieces of a round */
     SHARED(float, sums, [most][FLOAT_ROWS * TILE + 1]);
     int cols = p.w.cols, thread = threadIdx.x, of_row = thread % FLOAT_ROWS, piece = thread / FLOAT_ROWS;

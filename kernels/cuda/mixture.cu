@@ -19,6 +19,7 @@ static __device__ bool before(const float *logits, int a, int b)
 static __global__ void __launch_bounds__(WARP)
     choose(const float *all_logits, int experts, int used, int32_t *all_ids, float *all_weights)
 {
+    wait_for_earlier();
     SHARED(float, chosen, [KERNELS_MAX_EXPERTS_USED]);
     const float *logits = all_logits + (size_t)blockIdx.x * experts;
     int32_t *ids = all_ids + (size_t)blockIdx.x * used;
@@ -64,6 +65,7 @@ static __global__ void __launch_bounds__(WARP)
 static __global__ void __launch_bounds__(THREADS)
     add_said(const float *said, const int32_t *all_places, const float *all_weights, int used, int cols, float *y)
 {
+    wait_for_earlier();
     const float *weights = all_weights + (size_t)blockIdx.x * used;
     const int32_t *places = all_places + (size_t)blockIdx.x * used;
     for (int i = threadIdx.x; i < cols; i += THREADS) {
@@ -78,6 +80,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     sort(const int32_t *ids, int slots, int used, int experts, int32_t *places, int32_t *sources, int32_t *tiles)
 {
+    wait_for_earlier();
     SHARED(int, at, [KERNELS_MAX_EXPERTS]);
     SHARED(int, sum, [THREADS]);
     int each = (experts + THREADS - 1) / THREADS, first = threadIdx.x * each, end = min(first + each, experts), own = 0;
@@ -115,6 +118,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     take_row(const float *x, int d, const int32_t *sources, const int32_t *tiles, float *out)
 {
+    wait_for_earlier();
     if ((int)blockIdx.x >= tiles[0] * 8)
         return;
     int source = sources[blockIdx.x];

@@ -7,6 +7,7 @@
 static __global__ void __launch_bounds__(THREADS)
     norm_row(const float *x, int d, const float *weight, float eps, float *y)
 {
+    wait_for_earlier();
     SHARED(float, factor, [1]);
     const float *in = x + (size_t)blockIdx.x * d;
     float *out = y + (size_t)blockIdx.x * d;

@@ -350,6 +350,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     pick_row(const struct cuda_pick *picks, const float *logits, int vocab, const float *changed,
              struct kernels_picked *all_out)
 {
+    wait_for_earlier();
     SHARED(struct shared, all, [1]);
     const struct cuda_pick *p = &picks[blockIdx.x];
     struct kernels_picked *out = &all_out[blockIdx.x];
@@ -384,6 +385,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 static __global__ void __launch_bounds__(THREADS)
     change_row(const struct cuda_pick *picks, const float *logits, int vocab, float *changed)
 {
+    wait_for_earlier();
     const struct cuda_pick *p = &picks[blockIdx.x];
     if (!is_changed(p))
         return;

@@ -8,6 +8,7 @@
 static __global__ void __launch_bounds__(THREADS)
     fill_table(const int32_t *pos, const double *inv_freq, int half, double magnitude, const float *scale, float *table)
 {
+    wait_for_earlier();
     table += (size_t)blockIdx.x * half * 2;
     for (int i = threadIdx.x; i < half; i += THREADS) {
         double n, c;
@@ -22,6 +23,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     rotate(float *x, int head_dim, int half, int step, int away, const float *table)
 {
+    wait_for_earlier();
     float *head = x + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * head_dim;
     const float *turn = table + (size_t)blockIdx.y * half * 2;
     for (int i = threadIdx.x; i < half; i += THREADS) {

@@ -6,6 +6,7 @@
 
 static __global__ void __launch_bounds__(THREADS) gather_row(const float *x, int d, const int32_t *rows, float *out)
 {
+    wait_for_earlier();
     const float *from = x + (size_t)rows[blockIdx.x] * d;
     for (int i = threadIdx.x; i < d; i += THREADS)
         out[(size_t)blockIdx.x * d + i] = from[i];

@@ -223,6 +223,67 @@ static void kv_import(struct kernels *k, const struct kernels_kv *layers, int n_
         backend_put(k, cuda_kv_import(k->stream[KERNELS_IN], layers, n_layers, pages, first, n, staging), "KV import");
 }
 
+/* ---- the split form ---------------------------------------------------------------------------------------------- */
+
+static size_t kv_split_bytes(struct kernels *k, const struct kernels_kv *layers, int n_layers, int n)
+{
+    (void)k;
+    return cuda_split_bytes(layers, n_layers, n);
+}
+
+static void release_split(struct kernels *k, struct split_scratch *s)
+{
+    backend_release(k, KERNELS_DEVICE, s->p.whole, s->whole_bytes);
+    backend_release(k, KERNELS_DEVICE, s->p.split, s->split_bytes);
+    *s = {};
+}
+
+void backend_release_split(struct kernels *k)
+{
+    release_split(k, &k->split_in);
+    release_split(k, &k->split_out);
+}
+
+static int kv_split_reserve(struct kernels *k, const struct kernels_kv *layers, int n_layers, int n)
+{
+    size_t whole, split;
+    cuda_split_scratch_bytes(layers, n_layers, n, &whole, &split);
+    for (struct split_scratch *s : {&k->split_in, &k->split_out}) {
+        if (s->whole_bytes >= whole && s->split_bytes >= split)
+            continue;
+        release_split(k, s);
+        s->p.whole = (uint8_t *)backend_alloc(k, KERNELS_DEVICE, whole);
+        s->p.split = (uint8_t *)backend_alloc(k, KERNELS_DEVICE, split);
+        if (!s->p.whole || !s->p.split) {
+            release_split(k, s);
+            return -ENOMEM;
+        }
+        s->whole_bytes = whole;
+        s->split_bytes = split;
+    }
+    return 0;
+}
+
+static void kv_export_split(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                            const struct kernels_pages *pages, int first, int n, void *split)
+{
+    if (!idle(k) && backend_ready(k))
+        backend_put(k,
+                    cuda_kv_export_split(k->stream[KERNELS_OUT], layers, n_layers, pages, first, n, k->split_out.p,
+                                         (uint8_t *)split),
+                    "KV export");
+}
+
+static void kv_import_split(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                            const struct kernels_pages *pages, int first, int n, const void *split)
+{
+    if (!idle(k) && backend_ready(k))
+        backend_put(k,
+                    cuda_kv_import_split(k->stream[KERNELS_IN], layers, n_layers, pages, first, n, k->split_in.p,
+                                         (const uint8_t *)split),
+                    "KV import");
+}
+
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
 static void *part(uint8_t *base, size_t *at, size_t count, size_t size)
@@ -307,4 +368,8 @@ void backend_step_ops(struct kernels_ops *t)
     t->pick = pick;
     t->kv_export = kv_export;
     t->kv_import = kv_import;
+    t->kv_split_bytes = kv_split_bytes;
+    t->kv_split_reserve = kv_split_reserve;
+    t->kv_export_split = kv_export_split;
+    t->kv_import_split = kv_import_split;
 }

@@ -60,6 +60,7 @@ template <enum kernels_type type>
 static __global__ void __launch_bounds__(TILED_THREADS, tiled_wants_all(type) ? 1 : BLOCKS_BESIDE)
     multiply_tiled(struct cuda_product p, size_t matrix_bytes)
 {
+    wait_for_earlier();
     constexpr size_t record = weight_record_bytes(weight_layout_of(type));
     constexpr int tiles = tiled_tiles(type), step_bytes = tiled_step_bytes(type), stage_bytes = tiles * step_bytes;
     SHARED_DYNAMIC(memory);
@@ -95,7 +96,7 @@ static __global__ void __launch_bounds__(TILED_THREADS, tiled_wants_all(type) ? 
             for (int n = 0; n < tiles; n++) {
                 if (n >= here)
                     break;
-                add_step<type>(&u, stage + n * step_bytes, subs - s * STEP_SUBS, acc[n]);
+                add_step<type>(&u, stage + n * step_bytes, subs - s * STEP_SUBS, TILE, acc[n]);
             }
             if (s % PIECE_STEPS != PIECE_STEPS - 1 && s != steps - 1)
                 continue;

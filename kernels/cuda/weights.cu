@@ -134,6 +134,7 @@ static __device__ uint32_t plane_word(const struct pack *p, int at, int group, i
 /* A warp per record: grid (supers, groups). */
 static __global__ void __launch_bounds__(WARP) pack_record(struct pack p)
 {
+    wait_for_earlier();
     int super = blockIdx.x, group = blockIdx.y, lane = threadIdx.x, planes = weight_planes(p.layout);
     uint8_t *record = p.records + ((size_t)group * gridDim.x + super) * weight_record_bytes(p.layout);
     for (int at = 0; at < planes; at++)
@@ -259,6 +260,7 @@ static __device__ float record_value(enum kernels_type type, const struct weight
 static __global__ void __launch_bounds__(THREADS)
     embed_row(struct cuda_weights w, struct weight_layout l, const int32_t *ids, float scale, float *out)
 {
+    wait_for_earlier();
     int row = ids[blockIdx.x];
     out += (size_t)blockIdx.x * w.cols;
     if (weight_is_float(w.type)) {

@@ -31,13 +31,15 @@
 #include "kernels/cuda/functions.h"
 #include "kernels/kernels.h"
 
-#define GROUP_ROWS  16
-#define SUPER       256 /* values of a record */
-#define STEP        128 /* values that a warp takes at a time */
-#define SUB_BLOCK   32  /* values of an mma, which share an activation scale */
-#define STEP_SUBS   (STEP / SUB_BLOCK)
-#define PIECE_STEPS 4 /* steps that are summed up by themselves */
-#define PLANE_BYTES 512
+#define GROUP_ROWS    16
+#define SUPER         256 /* values of a record */
+#define STEP          128 /* values that a warp takes at a time */
+#define SUB_BLOCK     32  /* values of an mma, which share an activation scale */
+#define STEP_SUBS     (STEP / SUB_BLOCK)
+#define PIECE_STEPS   4 /* steps that are summed up by themselves */
+#define RECORD_STEPS  (SUPER / STEP)
+#define PIECE_RECORDS (PIECE_STEPS / RECORD_STEPS)
+#define PLANE_BYTES   512
 
 enum scale_kind {
     SCALE_FLOAT, /* f16 (or a power of two) per 32 values */
@@ -142,8 +144,17 @@ template <enum kernels_type type> struct weight_raw {
     uint32_t words[2][head]; /* of rows g and g + 8 */
 };
 
+/* From shared memory, or from that of the device. */
+template <bool shared, typename T> __device__ __forceinline__ T weight_load(const T *p)
+{
+    if constexpr (shared)
+        return *p;
+    else
+        return __ldg(p);
+}
+
 /* Step `half` (0 or 1) of a record. */
-template <enum kernels_type type>
+template <enum kernels_type type, bool shared = false>
 __device__ __forceinline__ void weight_read(struct weight_raw<type> *raw, const uint8_t *record, int half)
 {
     constexpr struct weight_layout l = weight_layout_of(type);
@@ -151,33 +162,34 @@ __device__ __forceinline__ void weight_read(struct weight_raw<type> *raw, const 
     const uint4 *planes = (const uint4 *)record + lane;
 #pragma unroll
     for (int i = 0; i < l.eights / 2; i++)
-        raw->plane[at++] = __ldg(planes + (half * (l.eights / 2) + i) * WARP);
+        raw->plane[at++] = weight_load<shared>(planes + (half * (l.eights / 2) + i) * WARP);
 #pragma unroll
     for (int i = 0; i < l.fours / 2; i++)
-        raw->plane[at++] = __ldg(planes + (l.eights + half * (l.fours / 2) + i) * WARP);
+        raw->plane[at++] = weight_load<shared>(planes + (l.eights + half * (l.fours / 2) + i) * WARP);
     if (l.twos)
-        raw->plane[at++] = __ldg(planes + (l.eights + l.fours + half) * WARP);
+        raw->plane[at++] = weight_load<shared>(planes + (l.eights + l.fours + half) * WARP);
     if (l.ones)
-        raw->plane[at++] = __ldg(planes + (l.eights + l.fours + l.twos) * WARP);
+        raw->plane[at++] = weight_load<shared>(planes + (l.eights + l.fours + l.twos) * WARP);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint32_t *head =
             (const uint32_t *)(record + weight_planes(l) * PLANE_BYTES + (size_t)(lane / 4 + 8 * r) * l.head);
         if (l.scale == SCALE_32 && l.minimum) {
-            uint4 all = __ldg((const uint4 *)head);
+            uint4 all = weight_load<shared>((const uint4 *)head);
             raw->words[r][0] = all.x, raw->words[r][1] = all.y, raw->words[r][2] = all.z, raw->words[r][3] = all.w;
         } else if (l.scale == SCALE_32) {
-            raw->words[r][0] = __ldg(head + half), raw->words[r][1] = __ldg(head + 2);
+            raw->words[r][0] = weight_load<shared>(head + half), raw->words[r][1] = weight_load<shared>(head + 2);
         } else if (l.scale == SCALE_16) {
-            raw->words[r][0] = __ldg(head + 2 * half), raw->words[r][1] = __ldg(head + 2 * half + 1);
-            raw->words[r][2] = __ldg(head + 4);
+            raw->words[r][0] = weight_load<shared>(head + 2 * half),
+            raw->words[r][1] = weight_load<shared>(head + 2 * half + 1);
+            raw->words[r][2] = weight_load<shared>(head + 4);
         } else if (type == KERNELS_MXFP4) {
-            raw->words[r][0] = __ldg(head + half);
+            raw->words[r][0] = weight_load<shared>(head + half);
         } else {
 #pragma unroll
             for (int i = 0; i < (l.minimum ? 2 : 1); i++) {
-                raw->words[r][2 * i] = __ldg(head + 4 * i + 2 * half);
-                raw->words[r][2 * i + 1] = __ldg(head + 4 * i + 2 * half + 1);
+                raw->words[r][2 * i] = weight_load<shared>(head + 4 * i + 2 * half);
+                raw->words[r][2 * i + 1] = weight_load<shared>(head + 4 * i + 2 * half + 1);
             }
         }
     }

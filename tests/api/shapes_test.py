@@ -154,9 +154,30 @@ def continue_dev():
     editor(parallel_tool_calls=False)
 
 
+# Its own language for patches, as it sends it.
+PATCH = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
 CODEX_TOOLS = [
     {"type": "function", "name": "shell", "description": "Runs a command.", "strict": False, "parameters": {"type": "object", "properties": {"command": {"type": "array", "items": {"type": "string"}}}, "required": ["command"]}},
     {"type": "custom", "name": "note", "description": "Keeps a note.", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]{1,12}"}},
+    {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "grammar", "syntax": "lark", "definition": PATCH}},
     {"type": "namespace", "name": "files", "description": "Files.", "tools": [{"type": "function", "name": "read", "description": "Reads one.", "parameters": SCHEMA, "strict": True}]},
     {"type": "web_search"},
 ]

@@ -22,11 +22,9 @@
 #define TOKENS       256
 #define RECORD       524288u
 #define PACK_RECORDS 2000
-#define PER_JOB                                                                                                        \
-    10 /* SQLite goes through all that a job has changed at the end of each statement that has a trigger               \
-        */
-#define EVICTED 50
-#define LOOKUPS 50
+#define PER_JOB      50
+#define EVICTED      50
+#define LOOKUPS      50
 
 static uint64_t seed = 7;
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from terminal import CONVO, LIMIT, Terminal, environment, run  # noqa: E402
 
 CONVOD = str(Path(CONVO).parent / "convod")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-MODEL = CACHE / "convod/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+MODELS = Path(os.environ.get("CONVOD_TEST_MODELS") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convod/models")
+MODEL = MODELS / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 START_LIMIT = 120
 
 

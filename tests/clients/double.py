@@ -108,7 +108,8 @@ class Handler(socketserver.BaseRequestHandler):
             else:
                 self.answer(200, {"status": "ready"})
         elif path == "/v1/convod/status":
-            self.answer(200, {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}}})
+            self.answer(200, {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}},
+                              "usage": {"disk_bytes": {"used": 3 << 20, "limit": None}, "turns": 7}})
         elif path == "/v1/conversations" and method == "POST":
             self.answer(200, double.create(body))
         elif path == "/v1/conversations":

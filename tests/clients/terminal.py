@@ -51,6 +51,11 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
+    def paste(self, text):
+        """As a terminal does: marked where the program asked for that."""
+        marked = self.text.rfind("\033[?2004h") > self.text.rfind("\033[?2004l")
+        self.type(f"\033[200~{text}\033[201~" if marked else text)
+
     def expect(self, wanted, limit=LIMIT):
         end = time.monotonic() + limit
         while time.monotonic() < end:

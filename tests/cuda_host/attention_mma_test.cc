@@ -243,5 +243,6 @@ static const struct CMUnitTest tests[] = {
 
 int main(void)
 {
+    launch_overlaps = true;
     return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

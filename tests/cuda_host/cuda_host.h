@@ -15,6 +15,9 @@
  *   - Work in streams is done when somebody waits for it, as late as that, and of the streams only what the awaited
  * work depends on: what nothing orders has not happened yet. With a seed above 1 some of it happens at once instead.
  *   - Pinned memory is read and written when the copy is done, not when it is asked for.
+ *   - A kernel that may overlap with the one before it (programmatic serialization) runs behind it all the same; that a
+ *     thread ends without griddepcontrol.wait is a fault, and in programs with CUDA_HOST_RACES also that, before it, a
+ *     thread writes to device memory, or reads what a kernel of the stream wrote of which nothing says that it ended.
  *   - In programs built for it (CUDA_HOST_RACES, see races.cc) every access of a kernel is checked: two accesses of
  *     different threads to one byte, one of them a write, with no barrier between them, are a fault.
  *
@@ -60,6 +63,9 @@ unsigned cuda_host_library_products(void);
 void *cuda_host_shared(const void *site, size_t bytes);
 /* The launch's dynamic shared memory. */
 void *cuda_host_shared_dynamic(void);
+
+/* griddepcontrol.wait. */
+void cuda_host_wait_for_earlier(void);
 
 void cuda_host_cp_async(void *to, const void *from, int bytes, int from_bytes);
 void cuda_host_cp_async_commit(void);

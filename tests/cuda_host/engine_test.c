@@ -176,6 +176,50 @@ static int open_with(const char *path, double fraction, size_t kv_bytes, struct 
     return engine_open(&opts, out, err, err_size);
 }
 
+/* KV goes out in the split form and comes in again; buffers are a bounded pool, and given back. */
+static void test_split_form(void **state)
+{
+    (void)state;
+    enum { TOKENS = 90, FIRST = 7, N = TOKENS - FIRST, MOST = 64 };
+    struct tiny_model m = tiny_model_of(TINY_GEMMA3); /* layers of two groups */
+    struct fixture f = fixture_open(m, (struct fixture_opts){0});
+    assert_null(engine_kv_buffer(f.e, N)); /* the CPU has none */
+    engine_kv_buffer_release(NULL);
+    struct engine *e = fixture_engine(f.path, (struct fixture_opts){.backend = "cuda"});
+    engine_token *tokens = tokens_for(&f, TOKENS);
+    struct engine_seq *a = fixture_seq(e), *b = fixture_seq(e);
+    free(run(e, a, &f, tokens, TOKENS, 64));
+    void *buffers[MOST];
+    int n = 0;
+    while (n < MOST && (buffers[n] = engine_kv_buffer(e, N)))
+        n++;
+    assert_in_range(n, 2, MOST - 1);
+    engine_kv_buffer_release(buffers[0]);
+    assert_ptr_equal(engine_kv_buffer(e, N), buffers[0]);
+    for (int i = 1; i < n; i++)
+        engine_kv_buffer_release(buffers[i]);
+    assert_null(engine_kv_buffer(e, 0));
+    assert_int_equal(engine_kv_export_split(a, FIRST, N + 1, buffers[0]), -ERANGE);
+    assert_int_equal(engine_kv_export_split(a, FIRST, N, buffers[0]), 0);
+    free(run(e, b, &f, tokens, FIRST, 64));
+    assert_int_equal(engine_kv_import_split(b, tokens + FIRST, 0, buffers[0]), -EINVAL);
+    assert_int_equal(engine_kv_import_split(b, tokens + FIRST, N, buffers[0]), 0);
+    size_t bytes, other;
+    void *want = fixture_export(a, 0, TOKENS, &bytes), *got = fixture_export(b, 0, TOKENS, &other);
+    assert_int_equal(bytes, other);
+    fixture_same(got, want, bytes, "keys and values by way of planes");
+    for (n = 0; n < MOST && (buffers[n] = engine_kv_buffer(e, N)); n++)
+        ; /* all are there again */
+    assert_in_range(n, 2, MOST - 1);
+    free(want);
+    free(got);
+    free(tokens);
+    engine_seq_free(a);
+    engine_seq_free(b);
+    engine_close(e);
+    fixture_close(&f);
+}
+
 /* With less and less of the device there is no room for pages, and then for weights; what is told says what to change.
  */
 static void test_fraction(void **state)
@@ -232,9 +276,9 @@ static void test_two_on_one_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_architectures), cmocka_unit_test(test_types),
-        cmocka_unit_test(test_long),          cmocka_unit_test(test_device_numerics),
-        cmocka_unit_test(test_fraction),      cmocka_unit_test(test_two_on_one_device),
+        cmocka_unit_test(test_architectures),     cmocka_unit_test(test_types),      cmocka_unit_test(test_long),
+        cmocka_unit_test(test_device_numerics),   cmocka_unit_test(test_split_form), cmocka_unit_test(test_fraction),
+        cmocka_unit_test(test_two_on_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

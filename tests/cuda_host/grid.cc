@@ -39,6 +39,7 @@ struct thread {
     const char *file; /* of the barrier it waits at */
     int line;
     uint32_t warp_time;
+    bool early;                                           /* has not waited for earlier kernels yet */
     std::vector<std::vector<struct pending_copy>> groups; /* committed, oldest first */
     std::vector<struct pending_copy> open;
 };
@@ -118,11 +119,27 @@ struct moment grid_moment(void)
     return {launches, block->number, block->barriers, self->warp_time, (uint16_t)self->number};
 }
 
+uint32_t grid_launches(void)
+{
+    return launches;
+}
+
+bool grid_early(uint32_t *ended)
+{
+    *ended = self->early ? *block->launch->ended : launches;
+    return self->early;
+}
+
+void cuda_host_wait_for_earlier(void)
+{
+    self->early = false;
+}
+
 /* Programs without races.cc watch nothing. */
 __attribute__((weak)) void cuda_host_touch(const void *, size_t, bool)
 {
 }
-__attribute__((weak)) void races_watch(const void *, size_t, const char *)
+__attribute__((weak)) void races_watch(const void *, size_t, bool)
 {
 }
 __attribute__((weak)) void races_forget(const void *)
@@ -260,6 +277,10 @@ unsigned atomicMax(unsigned *p, unsigned value)
 {
     return atomic(p, [=](unsigned old) { return std::max(old, value); });
 }
+unsigned atomicOr(unsigned *p, unsigned value)
+{
+    return atomic(p, [=](unsigned old) { return old | value; });
+}
 unsigned atomicCAS(unsigned *p, unsigned compare, unsigned value)
 {
     return atomic(p, [=](unsigned old) { return old == compare ? value : old; });
@@ -275,7 +296,7 @@ void *cuda_host_shared(const void *site, size_t bytes)
     void *p = guarded_new(bytes ? bytes : 1);
     if (!p)
         cuda_host_fault("no memory for a shared array of %zu bytes", bytes);
-    races_watch(p, bytes, "shared memory");
+    races_watch(p, bytes, false);
     block->shared.push_back({site, p, bytes});
     return p;
 }
@@ -291,6 +312,8 @@ void cuda_host_cp_async(void *to, const void *from, int bytes, int from_bytes)
         cuda_host_fault("cp.async of %d bytes at an address that they do not divide", bytes);
     if (from_bytes < 0 || from_bytes > bytes)
         cuda_host_fault("cp.async of %d bytes reads %d", bytes, from_bytes);
+    if (self->early)
+        cuda_host_touch(from, (size_t)from_bytes, false);
     self->open.push_back({to, from, bytes, from_bytes});
 }
 
@@ -329,6 +352,8 @@ static void thread_main(void *arg)
     for (auto &g : self->groups)
         if (!g.empty())
             cuda_host_fault("the thread ends with copies by cp.async that it never waited for");
+    if (self->early)
+        cuda_host_fault("the thread ends without having waited for the kernels before its own");
     self->state = ENDED;
 }
 
@@ -370,6 +395,7 @@ static void run_block(const struct launch *l, uint3 at, uint32_t number, struct 
         b.threads[i].number = (int)i;
         b.threads[i].state = READY;
         b.threads[i].warp_time = 0;
+        b.threads[i].early = l->overlaps;
         fibre_start(fibres[i], thread_main, (void *)l);
     }
     block = &b;

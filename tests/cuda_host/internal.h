@@ -4,6 +4,7 @@
 
 #include "tests/cuda_host/cuda_host.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,8 +59,11 @@ struct launch {
     dim3 grid, block;
     size_t shared_bytes;
     std::function<void()> thread;
+    bool overlaps;                   /* with the kernel before it */
+    std::shared_ptr<uint32_t> ended; /* launches up to this number had ended when it could begin */
 };
 void grid_run(const struct launch *l);
+uint32_t grid_launches(void); /* so far; they are counted from 1 */
 std::string grid_where(void); /* "block (x, y, z) thread (x, y, z): ", or empty outside of a kernel */
 
 /* ---- stream.cc --------------------------------------------------------------------------------------------------- */
@@ -76,11 +80,13 @@ struct moment {
 };
 bool grid_running(void);         /* whether a kernel's thread runs */
 struct moment grid_moment(void); /* of the running thread */
+/* Whether it may run beside earlier kernels still, and which have ended all the same. */
+bool grid_early(uint32_t *ended);
 
 /* An access by the emulation itself on a thread's behalf (ldmatrix, cp.async). */
 void cuda_host_touch(const void *p, size_t bytes, bool write);
 /* Memory that is watched from now on, or not any more. */
-void races_watch(const void *p, size_t bytes, const char *what);
+void races_watch(const void *p, size_t bytes, bool device); /* or shared */
 void races_forget(const void *p);
 
 #endif

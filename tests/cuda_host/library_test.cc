@@ -66,21 +66,35 @@ static struct said said_by(const struct kernels *k)
     return {kernels_backend(k), kernels_numerics(k), kernels_notes(k) ? kernels_notes(k) : ""};
 }
 
+/* Weights of so many rows, packed in two pieces; to be freed. */
+static struct kernels_matrix pack(struct kernels *k, enum kernels_type type, int rows)
+{
+    const struct kernels_ops *ops = kernels_ops(k);
+    std::vector<uint8_t> file(quant_file_bytes(type, rows, COLS));
+    quant_fill(type, rows, COLS, QUANT_RANDOM, 5, file.data());
+    struct kernels_matrix w = {};
+    w.type = type;
+    w.rows = rows;
+    w.cols = COLS;
+    w.data = ops->alloc(k, KERNELS_DEVICE, ops->matrix_bytes(k, type, rows, COLS));
+    ops->pack(k, &w, 0, 0, 32, file.data(), nullptr, nullptr);
+    ops->pack(k, &w, 0, 32, rows - 32, file.data() + 32 * kernels_row_bytes(type, COLS), nullptr, nullptr);
+    return w;
+}
+
+static void unload(struct kernels *k, struct kernels_matrix w)
+{
+    const struct kernels_ops *ops = kernels_ops(k);
+    ops->release(k, KERNELS_DEVICE, (void *)w.data, ops->matrix_bytes(k, w.type, w.rows, w.cols));
+}
+
 /* What all kinds of a product of n rows give, with weights of a type, one after the other; and what the backend said.
  */
 static std::vector<float> products(const char *numerics, enum kernels_type type, int n, struct said *said)
 {
     struct kernels *k = opened(numerics);
     const struct kernels_ops *ops = kernels_ops(k);
-    std::vector<uint8_t> file(quant_file_bytes(type, MATRIX_ROWS, COLS));
-    quant_fill(type, MATRIX_ROWS, COLS, QUANT_RANDOM, 5, file.data());
-    struct kernels_matrix w = {};
-    w.type = type;
-    w.rows = MATRIX_ROWS;
-    w.cols = COLS;
-    w.data = ops->alloc(k, KERNELS_DEVICE, ops->matrix_bytes(k, type, w.rows, w.cols));
-    ops->pack(k, &w, 0, 0, 32, file.data(), nullptr, nullptr);
-    ops->pack(k, &w, 0, 32, MATRIX_ROWS - 32, file.data() + 32 * COLS * 2, nullptr, nullptr);
+    struct kernels_matrix w = pack(k, type, MATRIX_ROWS);
     *said = said_by(k);
     struct kernels_acts in = {};
     in.x = upload(k, numbers((size_t)n * COLS, 1));
@@ -103,7 +117,7 @@ static std::vector<float> products(const char *numerics, enum kernels_type type,
     ops->release(k, KERNELS_PINNED, pinned, bytes);
     ops->release(k, KERNELS_DEVICE, bias, MATRIX_ROWS * sizeof(float));
     ops->release(k, KERNELS_DEVICE, in.x, (size_t)n * COLS * sizeof(float));
-    ops->release(k, KERNELS_DEVICE, (void *)w.data, ops->matrix_bytes(k, type, w.rows, w.cols));
+    unload(k, w);
     kernels_close(k);
     return out;
 }
@@ -149,33 +163,17 @@ static void test_rows_that_depend_on_their_number_are_refused(void **)
     assert_true(!memcmp(own.data(), with.data(), own.size() * sizeof(float)));
 }
 
-/* Weights of a shape of their own, packed. */
-static void pack(struct kernels *k, int rows)
-{
-    const struct kernels_ops *ops = kernels_ops(k);
-    std::vector<uint8_t> file(quant_file_bytes(KERNELS_BF16, rows, COLS));
-    quant_fill(KERNELS_BF16, rows, COLS, QUANT_RANDOM, 5, file.data());
-    struct kernels_matrix w = {};
-    w.type = KERNELS_BF16;
-    w.rows = rows;
-    w.cols = COLS;
-    size_t bytes = ops->matrix_bytes(k, w.type, w.rows, w.cols);
-    w.data = ops->alloc(k, KERNELS_DEVICE, bytes);
-    ops->pack(k, &w, 0, 0, rows, file.data(), nullptr, nullptr);
-    ops->release(k, KERNELS_DEVICE, (void *)w.data, bytes);
-}
-
 /* The notes are of all shapes that were tried, in whichever order the one without an algorithm came. */
 static void test_one_shape_of_two(void **)
 {
     for (bool lacking_first : {true, false}) {
         struct kernels *k = opened("device");
         cuda_host_library(lacking_first ? CUDA_HOST_BY_SHAPE : CUDA_HOST_ALGORITHMS);
-        pack(k, 40);
+        unload(k, pack(k, KERNELS_BF16, 40));
         cuda_host_library(lacking_first ? CUDA_HOST_ALGORITHMS : CUDA_HOST_BY_SHAPE);
-        pack(k, 48);
+        unload(k, pack(k, KERNELS_BF16, 48));
         cuda_host_library(CUDA_HOST_ALGORITHMS);
-        pack(k, 48); /* as before */
+        unload(k, pack(k, KERNELS_BF16, 48)); /* as before */
         struct said said = said_by(k);
         assert_true(says(said.notes, "with 1 of 2 shapes, own kernels the others: none of its 2 algorithms for"));
         assert_true(says(said.notes, lacking_first ? "for 40 x 64" : "for 48 x 64"));

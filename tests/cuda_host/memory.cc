@@ -108,7 +108,7 @@ static cudaError_t area_new(void **p, size_t bytes, bool pinned)
         return bytes ? cudaErrorMemoryAllocation : cudaSuccess;
     areas[(const char *)*p] = {bytes, pinned};
     if (!pinned) {
-        races_watch(*p, bytes, "device memory");
+        races_watch(*p, bytes, true);
         if (!depth)
             ASAN_POISON_MEMORY_REGION(*p, bytes);
     }

@@ -97,5 +97,6 @@ static int close_cpu(void **)
 
 int main(void)
 {
+    launch_overlaps = true;
     return cmocka_run_group_tests(tests, nullptr, close_cpu);
 }

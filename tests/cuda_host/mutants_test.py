@@ -23,6 +23,13 @@ MUTANTS = {
     "wrong_page_written": ("kv.cu", "attention", "rows.pages[rows.table[row] + pos / PAGE]", "rows.pages[rows.table[row]]", "error: Failure!"),
     "no_event": ("backend.cu", "backend", "    if (backend_ready(k) && e)\n        backend_fine(k, cudaStreamWaitEvent(",
                  "    if (backend_ready(k) && e && !e)\n        backend_fine(k, cudaStreamWaitEvent(", "error: Failure!"),
+    "kernel_before_not_awaited": ("linear.cu", "linear", "    wait_for_earlier();\n    struct part part", "    struct part part",
+                                  "which an earlier kernel wrote, before it has waited for that one"),
+    "ring_not_awaited": ("linear.cu", "linear", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();",
+                         "nothing between that orders them"),
+    "ring_of_one_lane": ("linear.cu", "linear", "__syncwarp(); /* record i is there, and the place of i - 1 is free */", "",
+                         "nothing between that orders them"),
+    "string_overlaps": ("split.cu", "split", "int at = (int)(used[k] % 32) +", "int at =", "error: Failure!"),
     "copy_not_awaited": ("halves.cu", "library", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();", "nothing between that orders them"),
 }
 

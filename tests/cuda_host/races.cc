@@ -19,16 +19,17 @@ struct byte_history {
 struct watched {
     size_t bytes;
     const char *what;
+    bool device; /* not shared */
     struct byte_history *history;
 };
 static std::map<const char *, struct watched> all_watched;
 
-void races_watch(const void *p, size_t bytes, const char *what)
+void races_watch(const void *p, size_t bytes, bool device)
 {
     auto *h = (struct byte_history *)calloc(bytes ? bytes : 1, sizeof(struct byte_history));
     if (!h)
         cuda_host_fault("no memory to watch %zu bytes", bytes);
-    all_watched[(const char *)p] = {bytes, what, h};
+    all_watched[(const char *)p] = {bytes, device ? "device memory" : "shared memory", device, h};
 }
 
 void races_forget(const void *p)
@@ -65,9 +66,26 @@ static bool ordered(const struct moment *before, const struct moment *now, bool 
         at, w->what, w->bytes, other->thread, other->block, theirs);
 }
 
+/* Before a thread has waited for earlier kernels. */
+static void check_early(const struct watched *w, size_t at, const struct moment *now, bool write)
+{
+    const struct byte_history *h = &w->history[at];
+    uint32_t ended;
+    if (!w->device || !grid_early(&ended))
+        return;
+    if (write)
+        cuda_host_fault("writes byte %zu of %s of %zu bytes before it has waited for earlier kernels", at, w->what,
+                        w->bytes);
+    if (h->written && h->write.launch > ended && h->write.launch != now->launch)
+        cuda_host_fault("reads byte %zu of %s of %zu bytes, which an earlier kernel wrote, before it has waited for "
+                        "that one",
+                        at, w->what, w->bytes);
+}
+
 static void access(const struct watched *w, size_t at, const struct moment *now, bool write)
 {
     struct byte_history *h = &w->history[at];
+    check_early(w, at, now, write);
     if (h->written && !ordered(&h->write, now, false))
         race(w, at, write ? "writes" : "reads", "wrote", &h->write);
     if (write) {

@@ -30,7 +30,9 @@ struct cuda_host_graph {
 
 struct cuda_host_stream {
     op_ref last = nullptr;
-    bool with_default = true; /* takes turns with the default stream */
+    bool last_is_kernel = false;                                     /* the last thing that was put into it */
+    std::shared_ptr<uint32_t> ended = std::make_shared<uint32_t>(0); /* of its chain of kernels: see struct launch */
+    bool with_default = true;                                        /* takes turns with the default stream */
     cuda_host_graph *capture = nullptr;
     bool origin = false;
     std::vector<size_t> captured_after = {}; /* nodes that the next one follows */
@@ -128,6 +130,7 @@ static void finish_all(void)
 static cudaError_t enqueue(struct cuda_host_stream *s, std::function<void()> run)
 {
     s = s ? s : &default_stream;
+    s->last_is_kernel = false;
     if (s->capture) {
         s->capture->nodes.push_back({std::move(run), s->captured_after});
         s->captured_after = {s->capture->nodes.size() - 1};
@@ -339,8 +342,22 @@ cudaError_t cuda_host_launch(const cudaLaunchConfig_t *c, const void *kernel, st
         b.z > 64 || b.x * b.y * b.z > 1024 ||
         c->dynamicSmemBytes > (limit == shared_limits.end() ? 49152 : (size_t)limit->second))
         return failed(cudaErrorInvalidValue);
-    struct launch l = {g, b, c->dynamicSmemBytes, std::move(thread)};
-    return enqueue(c->stream, [l] { grid_run(&l); });
+    struct launch l = {g, b, c->dynamicSmemBytes, std::move(thread), false, {}};
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        l.overlaps |= c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                      c->attrs[i].val.programmaticStreamSerializationAllowed;
+    struct cuda_host_stream *s = c->stream ? c->stream : &default_stream;
+    /* Kernels that overlap are a chain, none of which has ended for sure until one waits. What is no kernel, the
+     * beginning of a graph, and a stream that is empty each begin another. */
+    bool overlaps = l.overlaps && s->last_is_kernel && (s->capture ? !s->captured_after.empty() : !s->last->done);
+    l.ended = s->ended;
+    cudaError_t e = enqueue(s, [l, overlaps] {
+        if (!overlaps)
+            *l.ended = grid_launches();
+        grid_run(&l);
+    });
+    s->last_is_kernel = true;
+    return e;
 }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
@@ -442,7 +459,9 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     e->captured_after = s->captured_after;
     if (s->capture)
         return cudaSuccess;
+    bool last_is_kernel = s->last_is_kernel;
     enqueue(s, nullptr);
+    s->last_is_kernel = last_is_kernel;
     e->op = s->last;
     return cudaSuccess;
 }

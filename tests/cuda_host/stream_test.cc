@@ -195,12 +195,81 @@ static void test_graphs(void **)
     }
 }
 
+/* ---- kernels that overlap ---------------------------------------------------------------------------------------- */
+
+/* What a kernel does before it has waited for those before it. */
+enum early { NOTHING, READS, COPIES, WRITES, NEVER_WAITS };
+
+/* to[0..3] = from[0..3] + 1. One thread. */
+template <enum early early> __global__ static void add_one(float *to, const float *from)
+{
+    SHARED(float4, copied, [1]);
+    float4 x = make_float4(0, 0, 0, 0);
+    if (early == READS)
+        x = *(const float4 *)from;
+    if (early == COPIES) {
+        copy_async_16(copied, from);
+        copy_async_commit();
+    }
+    if (early == WRITES)
+        to[0] = 0;
+    if (early != NEVER_WAITS)
+        wait_for_earlier();
+    copy_async_wait<0>();
+    if (early == COPIES)
+        x = *copied;
+    else if (early != READS)
+        x = *(const float4 *)from;
+    to[0] = x.x + 1, to[1] = x.y + 1, to[2] = x.z + 1, to[3] = x.w + 1;
+}
+
+/* The second kernel of two, behind the first one's numbers, or, where they are `of_host`, behind those of a copy. */
+template <enum early early> static float second(bool of_host)
+{
+    const float zeros[4] = {};
+    float *from = support_upload(zeros, 4), *middle = support_upload(zeros, 4), *to = support_upload(zeros, 4);
+    launch_overlaps = true;
+    CHECK(launch(add_one<NOTHING>, 1, 1, 0, nullptr, middle, from));
+    CHECK(launch(add_one<early>, 1, 1, 0, nullptr, to, of_host ? from : middle));
+    launch_overlaps = false;
+    float *h = (float *)support_fetch(to, 16), x = h[3];
+    free(h);
+    CHECK(cudaFree(from));
+    CHECK(cudaFree(middle));
+    CHECK(cudaFree(to));
+    return x;
+}
+
+template <enum early early> static void run_second(void)
+{
+    second<early>(false);
+}
+
+static void test_kernels_that_overlap(void **)
+{
+    EACH_SEED
+    {
+        assert_true(second<NOTHING>(false) == 2.0f);
+        assert_true(second<READS>(true) == 1.0f);
+        assert_true(second<COPIES>(true) == 1.0f);
+    }
+    cuda_host_seed(0);
+    support_expect_fault(run_second<NEVER_WAITS>, support_has_races() ? "before it has waited for that one"
+                                                                      : "without having waited for the kernels before");
+    if (!support_has_races())
+        return;
+    support_expect_fault(run_second<READS>, "which an earlier kernel wrote, before it has waited for that one");
+    support_expect_fault(run_second<COPIES>, "which an earlier kernel wrote, before it has waited for that one");
+    support_expect_fault(run_second<WRITES>, "before it has waited for earlier kernels");
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_events_order_streams),
     cmocka_unit_test(test_events_order_writes_after_reads),
     cmocka_unit_test(test_pinned_copies_are_late),
     cmocka_unit_test(test_default_stream_waits_for_blocking_streams),
     cmocka_unit_test(test_graphs),
+    cmocka_unit_test(test_kernels_that_overlap),
 };
 
 int main(void)

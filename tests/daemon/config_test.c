@@ -298,6 +298,12 @@ static void help(void **state)
             fail_msg("%s is not in --help", flags[i]);
         }
     }
+    /* It fits a terminal of 80 columns. */
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        if (strcspn(line, "\n") >= 80) {
+            fail_msg("too long: %.*s", (int)strcspn(line, "\n"), line);
+        }
+    }
     free(text);
 }
 

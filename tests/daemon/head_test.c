@@ -98,6 +98,11 @@ static void what_is_refused(void **state)
         {"GET /a\xc3\xa9 HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /v1/models?a=<b> HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /v1/models?a=%4 HTTP/1.1\r\n" HOST "\r\n", 400},
+        /* bodies in another form */
+        {LINE HOST "Content-Encoding: identity\r\n\r\n", 0},
+        {LINE HOST "Content-Encoding: gzip\r\n\r\n", 415},
+        {LINE HOST "Content-Encoding: identity, gzip\r\n\r\n", 415},
+        {LINE HOST "Content-Encoding: identity\r\nContent-Encoding: br\r\n\r\n", 415},
         /* hosts */
         {LINE "\r\n", 400},
         {LINE HOST HOST "\r\n", 400},

@@ -290,6 +290,18 @@ static void heads_have_one_meaning(void **state)
 }
 
 /* Answers to what is malformed are the API's; 405 says what is allowed. */
+/* What RFC 9110 wants of every answer: a reason, and when it was made. */
+static void assert_letter(const struct reply *r)
+{
+    const char *date = strstr(r->head, "\r\nDate: ");
+    struct tm utc = {0};
+    const char *end = date ? strptime(date + 8, "%a, %d %b %Y %H:%M:%S GMT", &utc) : NULL;
+    if (strstr(r->head, " Status\r\n") || !end || strncmp(end, "\r\n", 2) != 0) {
+        fail_msg("%s", r->head);
+    }
+    assert_true(llabs((long long)timegm(&utc) - (long long)time(NULL)) < 3600);
+}
+
 static void errors_are_objects(void **state)
 {
     (void)state;
@@ -315,6 +327,7 @@ static void errors_are_objects(void **state)
         send_text(fd, cases[i].text);
         struct reply r = read_reply(fd);
         bool object = r.status == 200 || *str(r.json, "error.message");
+        assert_letter(&r);
         if (r.status != cases[i].status || !object || (r.status == 405) != (strstr(r.head, "\r\nAllow: ") != NULL)) {
             fail_msg("case %zu: %s%s", i, r.head, r.body);
         }

@@ -111,6 +111,9 @@ static void log_lines(void **state)
     assert_true(fd >= 0);
     struct daemon_log log = {.fd = fd, .level = LOG_INFO, .journal = true};
     daemon_log(&log, LOG_WARNING, "one\ntwo %s", "\x1b[31m");
+    daemon_log(&log, LOG_ERR, "%s",
+               "\xc2\x9b"
+               "2J \xff \xc3 \xe2\x82\xac\xc3\xa9\xed\xa0\x80");
     daemon_log(&log, LOG_DEBUG, "not written");
     log.journal = false;
     daemon_log(&log, LOG_INFO, "plain");
@@ -118,7 +121,8 @@ static void log_lines(void **state)
     longest[sizeof(longest) - 1] = '\0';
     daemon_log(&log, LOG_INFO, "%s", longest);
     assert_true(pread(fd, text, sizeof(text) - 1, 0) > 0);
-    assert_true(strncmp(text, "<4>one?two ?[31m\nconvod: plain\nconvod: lll", 42) == 0);
+    assert_true(
+        strncmp(text, "<4>one?two ?[31m\n<3>??2J ? ? \xe2\x82\xac\xc3\xa9???\nconvod: plain\nconvod: lll", 63) == 0);
     assert_int_equal(text[strlen(text) - 1], '\n');
     assert_true(strlen(text) < 1100);
     close(fd);

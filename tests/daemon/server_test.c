@@ -35,6 +35,8 @@ static void simple_routes(void **state)
     assert_int_equal(num(r.json, "usage.conversations.limit"), 10);
     assert_int_equal(num(r.json, "usage.ledger_bytes.used"), 4000);
     assert_true(cJSON_IsNull(at(r.json, "usage.ledger_bytes.limit")));
+    assert_int_equal(num(r.json, "usage.kv_bytes.used"), 500);
+    assert_int_equal(num(r.json, "usage.kv_bytes.limit"), 600);
     reply_free(&r);
     r = call(h, "POST", "/tokenize", NULL, "{\"content\":\"ab\",\"add_special\":true}");
     assert_int_equal(r.status, 200);

@@ -60,6 +60,13 @@ static void bad_messages_close(void **state)
     assert_int_equal(close_code_after(h, 1, "\xff\xfe", 2), 1007);
     assert_int_equal(close_code_after(h, 1, "{\"a\":\"\xed\xa0\x80\"}", 11), 1007);
     assert_int_equal(close_code_after(h, 2, "{}", 2), 1003);
+    /* A close is answered with its code, unless nobody may send that. */
+    assert_int_equal(close_code_after(h, 8, "\x03\xe8 bye", 6), 1000);
+    assert_int_equal(close_code_after(h, 8, "\x13\x87", 2), 4999);
+    assert_int_equal(close_code_after(h, 8, "\x13\x88", 2), 1002);
+    assert_int_equal(close_code_after(h, 8, "\x03\xed", 2), 1002);
+    assert_int_equal(close_code_after(h, 8, "\x03", 1), 1002);
+    assert_int_equal(close_code_after(h, 8, "\x03\xe8\xff\xfe", 4), 1007);
     char *big = malloc(MESSAGE_LIMIT + 1);
     assert_non_null(big);
     memset(big, ' ', MESSAGE_LIMIT + 1);
@@ -490,6 +497,8 @@ static void upgrade_is_checked(void **state)
                   "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 8\r\n\r\n");
     r = read_reply(fd);
     assert_int_equal(r.status, 426);
+    assert_non_null(strstr(r.head, "\r\nUpgrade: websocket\r\n"));
+    assert_non_null(strstr(r.head, "\r\nConnection: close, upgrade\r\n"));
     reply_free(&r);
     close(fd);
     harness_stop(h);

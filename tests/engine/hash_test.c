@@ -194,9 +194,26 @@ static void test_a_cache_that_cannot_be_written_is_no_error(void **state)
     (void)state;
     struct folder f = folder_new("content");
     uint8_t got[32];
-    snprintf(f.cache, sizeof f.cache, "%s/nowhere", f.path);
+    snprintf(f.cache, sizeof f.cache, "%s/no/where", f.path);
     hash(&f, true, got);
     assert_sha256(got, "content");
+    assert_int_not_equal(access(f.cache, F_OK), 0);
+    folder_remove(&f);
+}
+
+static void test_the_folder_is_made(void **state)
+{
+    (void)state;
+    struct folder f = folder_new("content");
+    char name[512];
+    uint8_t got[32];
+    struct stat st;
+    snprintf(f.cache, sizeof f.cache, "%s/made", f.path);
+    hash(&f, true, got);
+    assert_sha256(got, "content");
+    assert_true(cached_file(&f, name, sizeof name));
+    assert_int_equal(stat(f.cache, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
     folder_remove(&f);
 }
 
@@ -232,13 +249,70 @@ static void test_parts_have_one_name(void **state)
     folder_remove(&f);
 }
 
+static void assert_remembers(const struct folder *f, int wanted)
+{
+    char command[200];
+    snprintf(command, sizeof command, "ls %s | grep -c ^sha256-", f->cache);
+    FILE *p = popen(command, "re");
+    int n = -1;
+    assert_non_null(p);
+    assert_int_equal(fscanf(p, "%d", &n), 1);
+    pclose(p);
+    assert_int_equal(n, wanted);
+}
+
+/* A model file at another time is another file. */
+static void hash_at(const struct folder *f, int64_t second, bool known)
+{
+    char err[256] = "";
+    uint8_t mine[32] = {(uint8_t)second}, got[32];
+    struct gguf *g;
+    set_time(f->file, &(struct timespec){1600000000 + second, 0});
+    assert_int_equal(gguf_open(f->file, &g, err, sizeof err), 0);
+    assert_int_equal(gguf_hash_recall(g, f->cache, got), known);
+    if (!known)
+        gguf_hash_remember(g, f->cache, mine);
+    gguf_close(g);
+}
+
+static void test_only_the_last_used_are_kept(void **state)
+{
+    (void)state;
+    struct folder f = folder_new("content");
+    char other[160], left[200], command[200];
+    snprintf(other, sizeof other, "%s/models", f.cache);
+    assert_int_equal(mkdir(other, 0700), 0);
+    for (int i = 0; i < 64; i++)
+        hash_at(&f, i, false);
+    assert_remembers(&f, 64);
+    snprintf(command, sizeof command, "touch -d 2020-01-01 %s/sha256-*", f.cache);
+    assert_int_equal(system(command), 0);
+    /* What is used stays, though it came first; what a process that died left goes as the oldest. */
+    snprintf(left, sizeof left, "%s/sha256-1-2-3-4.000000005.77", f.cache);
+    assert_int_equal(symlink("/dev/null", left), 0);
+    assert_int_equal(
+        utimensat(AT_FDCWD, left, (struct timespec[2]){{1500000000, 0}, {1500000000, 0}}, AT_SYMLINK_NOFOLLOW), 0);
+    hash_at(&f, 0, true);
+    for (int i = 64; i < 70; i++)
+        hash_at(&f, i, false);
+    assert_remembers(&f, 64);
+    assert_int_not_equal(faccessat(AT_FDCWD, left, F_OK, AT_SYMLINK_NOFOLLOW), 0);
+    hash_at(&f, 0, true);
+    hash_at(&f, 69, true);
+    /* Nothing else in the folder is touched. */
+    assert_int_equal(access(other, F_OK), 0);
+    folder_remove(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_cache_is_used_until_the_file_changes),
         cmocka_unit_test(test_a_damaged_cache_is_not_believed),
         cmocka_unit_test(test_a_cache_that_cannot_be_written_is_no_error),
+        cmocka_unit_test(test_the_folder_is_made),
         cmocka_unit_test(test_parts_have_one_name),
+        cmocka_unit_test(test_only_the_last_used_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* blob_fuzz.c - arbitrary bytes as a pack record, as an encoded payload, and as one array's section (where no checksum
- * stands before the parser). The portable and the fast loops must agree. */
+ * stands before the parser). The portable and the fast loops must agree, and the way by the split form. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +43,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int q = codec_array_decode(codec_loops_best(), a, l.element, count, copy, n, false, y);
     check(p == q && (p == 0 || p == -EBADMSG));
     check(p != 0 || memcmp(x, y, first) == 0);
+    uint8_t *split = malloc(storage_split_bytes(&l, count));
+    check(split);
+    check(codec_array_unpack(a, l.element, count, copy, n, split) == p);
+    if (p == 0) {
+        check(codec_array_join(codec_loops_best(), a, l.element, count, split, (uint16_t *)(void *)y) == 0);
+        check(memcmp(x, y, first) == 0);
+    }
+    rc = storage_split_decode(&l, count, copy, n, split);
+    check(rc == 0 || rc == -EBADMSG);
+    free(split);
 
     /* The same bytes as a payload come back. */
     if (n >= bytes) {
@@ -54,6 +64,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int64_t len = storage_codec_encode(&l, count, payload, encoded, bound);
         check(len > 0 && (size_t)len <= bound);
         check(storage_codec_decode(&l, count, encoded, (size_t)len, x) == 0 && memcmp(x, in, bytes) == 0);
+        split = malloc(storage_split_bytes(&l, count));
+        check(split && storage_split_decode(&l, count, encoded, (size_t)len, split) == 0);
+        free(split);
         free(encoded);
         free(payload);
     }

@@ -41,7 +41,7 @@ class CheckConfig(unittest.TestCase):
         return r.returncode, r.stdout + r.stderr
 
     def test_profile(self):
-        r = subprocess.run([CONVOD, "--model", self.model, "--data", self.folder / "data", "--cache", self.folder / "cache",
+        r = subprocess.run([CONVOD, "--model", self.model, "--data", self.folder / "data", "--cache", self.folder / "kept",
                             "--threads", "1", "--profile"], capture_output=True, text=True, timeout=120)
         self.assertEqual((r.returncode, r.stderr), (0, ""))
         self.assertRegex(r.stdout, r"(?m)^1 sequence of 1 new token behind \d+: [\d.]+ ms$")

@@ -2,7 +2,7 @@
 """The proxy examples: each is what its proxy's own check accepts, and a WebSocket, server-sent events and a plain request go
 through it to a real convod, over TLS.
 
-Proxies are those that tests/service/proxies unpacked, or that are installed; what is not here is skipped. What is changed of an
+Proxies are those that tests/service/servers unpacked, or that are installed; what is not here is skipped. What is changed of an
 example for the test: names, ports and certificates.
 """
 import base64
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 from daemon import BUILD, Daemon  # noqa: E402
 
-UNPACKED = Path(BUILD).resolve() / "proxies"
+UNPACKED = Path(BUILD).resolve() / "servers"
 EXAMPLES = Path("systemd/proxy").resolve()
 MODEL_MAKER = Path(BUILD).resolve() / "tests/service/model"
 TOKEN = "t" * 40

@@ -99,9 +99,150 @@ static void test_bytes(void **state)
     rig_close(rig);
 }
 
+/* ---- pages ---- */
+
+struct usage {
+    struct gate gate;
+    struct session_usage usage;
+    bool known;
+};
+
+static void on_usage(void *arg, const struct session_result *r)
+{
+    struct usage *u = arg;
+    u->known = r->usage != NULL;
+    if (u->known)
+        u->usage = *r->usage;
+    gate_open(&u->gate);
+}
+
+static int64_t tokens_in_pages(struct rig *rig, const char *owner)
+{
+    struct usage u = {.gate = GATE_CLOSED};
+    assert_int_equal(session_usage(rig->s, owner, on_usage, &u), 0);
+    gate_wait(&u.gate, 1);
+    assert_true(u.known);
+    return (int64_t)(u.usage.kv_bytes / session_model(rig->s)->kv_token_bytes);
+}
+
+static void limit_tokens(struct rig *rig, int64_t tokens)
+{
+    const struct session_limits all = {.kv_bytes = (uint64_t)tokens * session_model(rig->s)->kv_token_bytes};
+    assert_int_equal(session_limits_set(rig->s, &all, NULL, 0), 0);
+}
+
+static void tier_is(struct rig *rig, const char *owner, const char *conversation, const char *wanted)
+{
+    char tier[64];
+    assert_int_equal(rig_tier(rig, owner, conversation, tier), 0);
+    assert_string_equal(tier, wanted);
+}
+
+/* What was used longest ago leaves the pages, of that owner alone, and costs nothing when it comes back. */
+static void test_pages(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text[2] = {rig_text(1, 100), rig_text(2, 100)};
+    (void)rig_ask(rig, (struct ask){.text = text[0], .owner = "bob", .seed = 1});
+    struct answer *other = rig_ask(rig, (struct ask){.text = text[1], .owner = "bob", .seed = 1});
+    struct answer *first = rig_ask(rig, (struct ask){.text = text[0], .seed = 1});
+    int64_t one = tokens_in_pages(rig, "ann"), bobs = tokens_in_pages(rig, "bob");
+    assert_in_range(one, 100, 300);
+    limit_tokens(rig, one + one / 2);
+    struct answer *second = rig_ask(rig, (struct ask){.text = text[1], .seed = 2});
+    tier_is(rig, "ann", first->conversation, "stored");
+    tier_is(rig, "ann", second->conversation, "hot");
+    tier_is(rig, "bob", other->conversation, "hot");
+    assert_in_range(tokens_in_pages(rig, "ann"), 1, one + one / 2);
+    assert_int_equal(tokens_in_pages(rig, "bob"), bobs); /* has used nothing since */
+    rig_saved(rig);
+    struct answer *back = rig_ask(rig, (struct ask){.text = "more", .previous = first->id, .seed = 3});
+    rig_only_new(back);
+    assert_true(back->receipt.ram > 0);
+    tier_is(rig, "ann", second->conversation, "stored");
+    /* One that is larger than all it may have runs, and stays nowhere. */
+    limit_tokens(rig, 20);
+    struct answer *large = rig_ask(rig, (struct ask){.text = "and more", .previous = back->id, .seed = 4});
+    rig_only_new(large);
+    tier_is(rig, "ann", large->conversation, "stored");
+    struct session_status status;
+    session_status(rig->s, &status);
+    assert_int_equal(status.quota_evictions, 3);
+    assert_int_equal(tokens_in_pages(rig, "ann"), 0);
+    free(text[0]);
+    free(text[1]);
+    rig_close(rig);
+}
+
+/* What several begin with counts once. */
+static void test_shared_pages(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 200);
+    struct answer *root = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    int64_t one = tokens_in_pages(rig, "ann");
+    limit_tokens(rig, 2 * one);
+    for (int i = 0; i < 3; i++)
+        (void)rig_ask(rig, (struct ask){.text = "on", .previous = root->id, .seed = 2 + (uint64_t)i, .max = 4});
+    int64_t all = tokens_in_pages(rig, "ann");
+    assert_true(all > one && all < 2 * one);
+    free(text);
+    rig_close(rig);
+}
+
+struct beside {
+    struct rig *rig;
+    const char *text;
+    struct answer *first, *second;
+    bool first_over; /* when the second one's answer began */
+};
+
+static void second_begins(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct beside *b = arg;
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA || ev->kind == SESSION_EVENT_DONE)
+        b->first_over |= b->first->over;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        a->hook = NULL;
+}
+
+static void first_begins(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct beside *b = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || b->second)
+        return;
+    b->first = a;
+    b->second = rig_begin(b->rig, (struct ask){.text = b->text, .seed = 9, .hook = second_begins, .hook_arg = b});
+}
+
+/* A turn that has no room beside those of its owner waits for one of them to end. */
+static void test_pages_of_turns(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 4});
+    char *text[2] = {rig_text(1, 100), rig_text(2, 100)};
+    struct beside b = {.rig = rig, .text = text[1]};
+    limit_tokens(rig, 150);
+    struct answer *first =
+        rig_begin(rig, (struct ask){.text = text[0], .max = 600, .seed = 1, .hook = first_begins, .hook_arg = &b});
+    rig_end(first);
+    assert_non_null(b.second);
+    rig_end(b.second);
+    assert_false(first->failed);
+    assert_false(b.second->failed);
+    assert_true(b.first_over);
+    free(text[0]);
+    free(text[1]);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_conversations), cmocka_unit_test(test_bytes),
-                                       cmocka_unit_test(test_texts)};
+                                       cmocka_unit_test(test_texts),         cmocka_unit_test(test_pages),
+                                       cmocka_unit_test(test_shared_pages),  cmocka_unit_test(test_pages_of_turns)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,6 +63,81 @@ static void check_round_trip(const struct storage_layout *l, uint32_t count, enu
     free(b);
 }
 
+/* By way of the split form, each half of the way by itself. */
+static void check_split(const struct storage_layout *l, uint32_t count, enum fill fill, uint64_t seed)
+{
+    size_t bytes = codec_payload_bytes(l, count), bound = storage_codec_bound(l, count);
+    size_t split_bytes = storage_split_bytes(l, count);
+    uint8_t *in = filled(l, count, fill, seed), *out = malloc(bytes), *split = malloc(split_bytes);
+    uint8_t *a = malloc(bound), *b = malloc(bound);
+    assert_true(out && split && a && b);
+    int64_t n = storage_codec_encode(l, count, in, a, bound);
+    size_t at = 0, split_at = 0;
+    for (uint32_t i = 0; i < l->n_arrays; i++) {
+        struct storage_layout one = {.element = l->element, .arrays = &l->arrays[i], .n_arrays = 1};
+        codec_array_split(i % 2 ? &codec_loops_portable : codec_loops_best(), &l->arrays[i], l->element, count,
+                          (const uint16_t *)(void *)(in + at), split + split_at);
+        at += codec_payload_bytes(&one, count);
+        split_at += storage_split_bytes(&one, count);
+    }
+    assert_int_equal(split_at, split_bytes);
+    bool finite = true;
+    for (size_t i = 0; i < bytes / 2; i++) {
+        uint16_t x, mask = l->element == STORAGE_F16 ? 0x7c00 : 0x7f80;
+        memcpy(&x, in + 2 * i, 2);
+        finite = finite && (x & mask) != mask;
+    }
+    assert_int_equal(storage_split_finite(l, count, split), finite);
+    assert_int_equal(storage_split_encode(l, count, split, b, bound), n);
+    assert_memory_equal(a, b, (size_t)n);
+    memset(split, 0xa5, split_bytes);
+    assert_int_equal(storage_split_decode(l, count, a, (size_t)n, split), 0);
+    at = split_at = 0;
+    for (uint32_t i = 0; i < l->n_arrays; i++) {
+        struct storage_layout one = {.element = l->element, .arrays = &l->arrays[i], .n_arrays = 1};
+        assert_int_equal(codec_array_join(i % 2 ? &codec_loops_portable : codec_loops_best(), &l->arrays[i], l->element,
+                                          count, split + split_at, (uint16_t *)(void *)(out + at)),
+                         0);
+        at += codec_payload_bytes(&one, count);
+        split_at += storage_split_bytes(&one, count);
+    }
+    assert_memory_equal(in, out, bytes);
+    assert_int_equal(storage_split_decode(l, count, a, (size_t)n - 1, split), -EBADMSG);
+    a[n - 1] ^= 1;
+    assert_int_equal(storage_split_decode(l, count, a, (size_t)n, split), -EBADMSG);
+    free(in);
+    free(out);
+    free(split);
+    free(a);
+    free(b);
+}
+
+static void test_split_form(void **state)
+{
+    (void)state;
+    for (int e = STORAGE_BF16; e <= STORAGE_F16; e++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+                for (int f = 0; f < FILL_COUNT; f++)
+                    check_split(&(struct storage_layout){.element = (enum storage_element)e,
+                                                         .arrays = shapes[s],
+                                                         .n_arrays = 2},
+                                counts[c], (enum fill)f, s * 100 + c + 1);
+    struct storage_layout l = {.element = STORAGE_BF16, .arrays = shapes[0], .n_arrays = 2};
+    uint8_t *split = calloc(1, storage_split_bytes(&l, 7)), out[8192];
+    assert_non_null(split);
+    assert_true(storage_codec_bound(&l, 7) <= sizeof out);
+    assert_int_equal(storage_split_encode(&l, 7, split, out, sizeof out), -EBADMSG);
+    assert_int_equal(storage_split_encode(&l, 7, split, out, 1), -ENOBUFS);
+    assert_int_equal(storage_split_encode(&l, 0, split, out, sizeof out), -EINVAL);
+    assert_int_equal(storage_split_decode(&l, 0, out, sizeof out, split), -EINVAL);
+    assert_int_equal(storage_split_bytes(&l, 0), 0);
+    split[0] = 1;
+    split[16] = split[17] = split[18] = 0xff; /* more elements at level 1 than there are */
+    assert_int_equal(storage_split_encode(&l, 7, split, out, sizeof out), -EBADMSG);
+    free(split);
+}
+
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -174,8 +249,8 @@ static void test_hostile_sections(void **state)
             uint32_t count = counts[c];
             size_t bytes = codec_payload_bytes(&l, count), bound = storage_codec_bound(&l, count);
             void *in = filled(&l, count, FILL_SPIKES, seed), *out = malloc(bytes), *other = malloc(bytes);
-            uint8_t *a = malloc(bound);
-            assert_true(a && out && other);
+            uint8_t *a = malloc(bound), *split = malloc(storage_split_bytes(&l, count));
+            assert_true(a && out && other && split);
             int64_t n = storage_codec_encode(&l, count, in, a, bound);
             size_t section = (size_t)n - 32;
             uint8_t *s = malloc(section);
@@ -193,6 +268,13 @@ static void test_hostile_sections(void **state)
                 assert_true(x == 0 || x == -EBADMSG);
                 if (!x)
                     assert_memory_equal(out, other, bytes);
+                /* What is consistent is found before planes are undone. */
+                assert_int_equal(codec_array_unpack(l.arrays, l.element, count, s, len, split), x);
+                if (!x) {
+                    memset(other, 0xa5, bytes);
+                    assert_int_equal(codec_array_join(codec_loops_best(), l.arrays, l.element, count, split, other), 0);
+                    assert_memory_equal(out, other, bytes);
+                }
                 if (!have_avx2())
                     continue;
                 y = codec_array_decode(&codec_loops_avx2, l.arrays, l.element, count, s, len, true, other);
@@ -204,6 +286,7 @@ static void test_hostile_sections(void **state)
             free(in);
             free(out);
             free(other);
+            free(split);
             free(a);
         }
 }
@@ -211,9 +294,8 @@ static void test_hostile_sections(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_ratio),
-        cmocka_unit_test(test_limits),           cmocka_unit_test(test_flips),
-        cmocka_unit_test(test_hostile_sections),
+        cmocka_unit_test(test_split_form), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_ratio),
+        cmocka_unit_test(test_limits),     cmocka_unit_test(test_flips),      cmocka_unit_test(test_hostile_sections),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

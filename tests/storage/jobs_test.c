@@ -164,7 +164,7 @@ static int index_run(struct storage_ledger *l, void *arg)
 {
     struct index_job *i = arg;
     l->wrote_kv = true;
-    return segment_account(l, i->pack, 0, 0, 0);
+    return stmt_run(l, STMT_WITH(l, S_PACK_ADD, i->pack, 0, 0, 0), NULL);
 }
 
 static void index_done(void *arg, int rc)
@@ -175,12 +175,8 @@ static void index_done(void *arg, int rc)
 
 static int index_has_run(struct storage_ledger *l, void *arg)
 {
-    int rc;
-    sqlite3_stmt *s = stmt_get(l, S_PACK_END, &rc);
-    if (!s)
-        return rc;
-    (void)sqlite3_bind_int64(s, 1, *(uint32_t *)arg);
-    rc = stmt_step(l, s);
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_END, *(uint32_t *)arg);
+    int rc = stmt_step(l, s);
     stmt_reset(s);
     return rc == 1 ? 0 : rc ? rc : -ENOENT;
 }

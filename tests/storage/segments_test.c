@@ -239,7 +239,7 @@ static int family_run(struct storage_ledger *l, void *arg)
         if (!f->there[k])
             JOB_CHECK(family_put(l, f, k) == 0);
         else
-            JOB_CHECK(segment_cut(l, key, 1, 4096 * (k + 1), 4096) == 0);
+            JOB_CHECK(segment_cut(l, key, 1, 4096 * (k + 1)) == 0);
         f->there[k] ^= true;
         JOB_CHECK(segment_get(l, key, &row) == f->there[k]);
         uint32_t ids[8];

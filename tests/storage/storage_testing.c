@@ -1,6 +1,8 @@
 /* storage_testing.c - see storage_testing.h. */
 #include "tests/storage/storage_testing.h"
 
+#include "storage/codec_internal.h"
+
 #include <dirent.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -291,6 +293,38 @@ int testing_put_at(struct storage *st, int64_t owner, unsigned id, unsigned pare
     return testing_put_as(st, owner, id, parent, first, "test-1", false);
 }
 
+/* A payload, which it frees, in its split form; and the other way. */
+static void *split_of(uint16_t *payload)
+{
+    uint8_t *split = malloc(storage_split_bytes(&testing_layout, TESTING_COUNT)), *to = split;
+    const uint16_t *from = payload;
+    assert_non_null(split);
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++) {
+        struct storage_layout one = {.element = STORAGE_BF16, .arrays = &testing_layout.arrays[i], .n_arrays = 1};
+        codec_array_split(codec_loops_best(), one.arrays, STORAGE_BF16, TESTING_COUNT, from, to);
+        from += codec_payload_bytes(&one, TESTING_COUNT) / 2;
+        to += storage_split_bytes(&one, TESTING_COUNT);
+    }
+    free(payload);
+    return split;
+}
+
+static void join(uint8_t *split, uint16_t *payload)
+{
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++) {
+        struct storage_layout one = {.element = STORAGE_BF16, .arrays = &testing_layout.arrays[i], .n_arrays = 1};
+        assert_int_equal(codec_array_join(codec_loops_best(), one.arrays, STORAGE_BF16, TESTING_COUNT, split, payload),
+                         0);
+        payload += codec_payload_bytes(&one, TESTING_COUNT) / 2;
+        split += storage_split_bytes(&one, TESTING_COUNT);
+    }
+}
+
+static void release(void *payload)
+{
+    free(payload);
+}
+
 int testing_put_as(struct storage *st, int64_t owner, unsigned id, unsigned parent, uint32_t first,
                    const char *producer, bool keep)
 {
@@ -305,6 +339,11 @@ int testing_put_as(struct storage *st, int64_t owner, unsigned id, unsigned pare
     uint16_t *payload = malloc(PAYLOAD_ELEMENTS * 2);
     assert_non_null(payload);
     testing_fill_kv(payload, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
+    if (id % 3 == 0) {
+        s.split = true;
+        s.release = release;
+        payload = split_of(payload);
+    }
     return storage_segment_put(st, &s, &testing_layout, payload);
 }
 
@@ -429,8 +468,16 @@ struct storage_read_result testing_read(struct storage *st, const struct storage
     uint16_t *want = malloc(PAYLOAD_ELEMENTS * 2), *got = malloc(PAYLOAD_ELEMENTS * 2);
     assert_true(want && got);
     memset(got, 0xa5, PAYLOAD_ELEMENTS * 2);
-    assert_int_equal(storage_segment_read(st, &found, testing_fingerprint, &testing_layout, got, read_done, &w), 0);
+    uint8_t *split = id % 2 ? NULL : malloc(storage_split_bytes(&testing_layout, TESTING_COUNT));
+    if (split)
+        assert_int_equal(
+            storage_segment_read_split(st, &found, testing_fingerprint, &testing_layout, split, read_done, &w), 0);
+    else
+        assert_int_equal(storage_segment_read(st, &found, testing_fingerprint, &testing_layout, got, read_done, &w), 0);
     waiter_wait(&w);
+    if (split && !w.read.rc)
+        join(split, got);
+    free(split);
     testing_fill_kv(want, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
     if (!w.read.rc)
         assert_memory_equal(want, got, PAYLOAD_ELEMENTS * 2);

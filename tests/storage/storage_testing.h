@@ -57,7 +57,8 @@ void testing_settle(struct storage *st);
 void testing_cuts_wait(struct storage *st);
 int testing_deleting(struct storage *st, int64_t owner, const char *public_id);
 
-/* Segments: key and payload are made from `id`, label is the bytes of the name. */
+/* Segments: key and payload are made from `id`, label is the bytes of the name. Payloads whose id 3 divides are put in
+ * their split form, and those with an even one are read in it. */
 #define TESTING_COUNT 64u
 extern const struct storage_layout testing_layout;
 extern const uint8_t testing_fingerprint[32];

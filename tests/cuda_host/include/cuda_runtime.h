@@ -144,6 +144,7 @@ unsigned long long atomicAdd(unsigned long long *p, unsigned long long value);
 int atomicAdd(int *p, int value);
 float atomicAdd(float *p, float value);
 unsigned atomicMax(unsigned *p, unsigned value);
+unsigned atomicOr(unsigned *p, unsigned value);
 unsigned atomicCAS(unsigned *p, unsigned compare, unsigned value);
 
 /* ---- device functions -------------------------------------------------------------------------------------------- */
@@ -189,6 +190,10 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select)
     for (int i = 0; i < 4; i++)
         out |= (unsigned)(bytes >> (select >> (4 * i) & 7) * 8 & 0xff) << 8 * i;
     return out;
+}
+static inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
 }
 static inline int __dp4a(int a, int b, int c)
 {
@@ -317,8 +322,13 @@ static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), enum cudaFu
     return cuda_host_function_shared((const void *)kernel, value);
 }
 
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+typedef union cudaLaunchAttributeValue {
+    int programmaticStreamSerializationAllowed;
+} cudaLaunchAttributeValue;
 typedef struct cudaLaunchAttribute {
-    int id;
+    enum cudaLaunchAttributeID id;
+    cudaLaunchAttributeValue val;
 } cudaLaunchAttribute;
 typedef struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
