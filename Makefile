@@ -277,8 +277,8 @@ bench-serve:
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
-	@set -e; for b in $(filter-out %/engine_bench %/grammar_bench %/form_bench %/perplexity_bench,$(BENCHES)); do echo "== $$b"; $$b; done
-	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json)
+	@set -e; for b in $(filter-out %/engine_bench %/pick_bench %/grammar_bench %/form_bench %/perplexity_bench,$(BENCHES)); do echo "== $$b"; $$b; done
+	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json --markdown $(BUILD)/bench.md)
 
 # The package is built from a copy of what makes it, as dpkg wants it: debian/ at the top, its changelog from VERSION.
 DEB := $(BUILD)/deb/convod-$(VERSION)

@@ -370,9 +370,33 @@ const struct engine_kv_array *engine_kv_layout(const struct engine *e, int *n_ar
  * a window layer dropped it; -ENOMEM; -EIO. */
 int engine_kv_export(struct engine_seq *s, int first, int n, void *buf);
 
-/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -ENOMEM; -EIO. buf is read before this
- * returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
+/* Appends n tokens with their stored KV: -ENOSPC, -EOVERFLOW as in a step; -EINVAL: none; -ENOMEM; -EIO. buf is read
+ * before this returns; the rows may reach a device later, beside others' steps, and whatever uses them waits there. */
 int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf);
+
+/* Tokens whose KV is kept in another form. */
+struct engine_kv_part {
+    const engine_token *tokens;
+    int n;
+    /* The rows of one array of the layout, count channels * n: where they are, or made in buf, which has room for them
+     * and is aligned to 64 bytes. NULL: they cannot be had. Called by any worker, several at once, once for each array.
+     */
+    const void *(*rows)(void *arg, int array, void *buf);
+    void *arg;
+};
+/* Appends parts, one behind the other, as engine_kv_import() does, their rows being made where they are copied to
+ * pages, on all workers. *n_taken gets how many came in: what is behind the first one that could not be had, or that
+ * there are no pages for, did not. 0: all did; -EBADMSG: rows could not be had; -ENOSPC, -EOVERFLOW, -EINVAL, -ENOMEM,
+ * -EIO.
+ *
+ * `until` is how long the sequence will be when the last of many such calls is done (0: not known). What no query from
+ * there on sees is not asked for: window layers get rows of their window alone, and before it has that length, the
+ * sequence can neither be continued nor forked nor truncated to where these are missing. */
+int engine_kv_restore(struct engine_seq *s, const struct engine_kv_part *parts, int n_parts, int until, int *n_taken);
+
+/* How many of its first tokens the sequence can be continued from, at most: all, unless a restore of it has not come to
+ * its end. */
+int engine_seq_usable(const struct engine_seq *s);
 
 /* The same in the split form that storage.h documents, where the backend makes and undoes that itself: what is left to
  * do for whoever stores it is to pack it. It is in a buffer of a bounded pool, which the backend reads and writes.

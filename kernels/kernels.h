@@ -331,6 +331,17 @@ struct kernels_mixture {
     enum kernels_glu_kind glu;
 };
 
+/* Positions [first, first + n) of a sequence whose keys and values are kept elsewhere. */
+struct kernels_kv_part {
+    int first, n;
+    /* Array 2 l has the keys of layer l, 2 l + 1 its values, as in a staging. Returns where its rows are, which may be
+     * `buf`, that has room for them and is aligned to 64 bytes; NULL: they cannot be had. Any worker, several at once.
+     */
+    const void *(*rows)(void *arg, int array, void *buf);
+    void *arg;
+    bool failed; /* false before; some rows could not be had */
+};
+
 /* Shapes are row-major; `n` is a number of rows, the batch's or the wanted ones'. Outputs do not overlap inputs unless
  * an operation says so. */
 struct kernels_ops {
@@ -451,6 +462,13 @@ struct kernels_ops {
                       const struct kernels_pages *pages, int first, int n, void *staging);
     void (*kv_import)(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                       const struct kernels_pages *pages, int first, int n, const void *staging);
+
+    /* A backend of the host alone (else NULL): as kv_import for every part, but its rows come from where they are
+     * kept, array by array, on all workers; where all pages of an array have been dropped it is not asked for. What
+     * parts get that have `failed` is undefined. Allocates when parts are larger than ever before: -ENOMEM, and then
+     * nothing was done. */
+    int (*kv_fill)(struct kernels *k, const struct kernels_kv *layers, int n_layers, const struct kernels_pages *pages,
+                   struct kernels_kv_part *parts, int n_parts);
 
     /* The same in the split form, in which exponents and the rest of each element lie apart as planes of bits, so that
      * what the codec of a store has left to do is to pack them: an array for keys and one for values of each layer, as

@@ -20,6 +20,8 @@ void plan_release(struct planned *p)
         s->aside_bytes -= (size_t)p->found.count * s->info->kv_token_bytes;
     (p->split ? engine_kv_buffer_release : free)(p->payload);
     p->payload = NULL;
+    storage_stored_free(p->result.stored);
+    p->result.stored = NULL;
 }
 
 void plan_drop(struct turn *t)
@@ -88,6 +90,7 @@ void aside_put(struct turn *t)
     struct hot *h = t->hot;
     int rc = 0;
     plan_drop(t);
+    hot_mend(h);
     memset(t->aside_last, 0, sizeof t->aside_last);
     if (h->in_ledger) {
         rc = hot_save(s, h, true, t->aside_last);

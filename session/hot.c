@@ -83,6 +83,11 @@ int hot_truncate(struct hot *h, int n)
     return rc;
 }
 
+void hot_mend(struct hot *h)
+{
+    (void)hot_truncate(h, engine_seq_usable(h->seq));
+}
+
 static struct segment_ref *full_at(struct hot *h, int k)
 {
     if (k >= h->full_capacity) {

@@ -1,7 +1,12 @@
 /* restore.c - stored segments of a turn's context come back into pages. Engine thread.
  *
- * Some are read and decoded ahead by storage's readers while the one before them is put into pages. A segment that
- * cannot be used costs its own tokens: they are prefilled, and the ones behind them are restored on top.
+ * Some are read ahead by storage's readers while those before them are put into pages: decoded where they are copied
+ * there, array by array, on all of the engine's workers. A segment that turns out to be damaged is read once more,
+ * which looks for another copy of it or has it forgotten. One that cannot be used costs its own tokens: they are
+ * prefilled, and the ones behind them are restored on top.
+ *
+ * Window layers get their window at the end of the plan alone. When a segment cannot be used and what it leaves to be
+ * prefilled would see more than that, the plan begins again, with all of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,11 +15,12 @@
 
 #include "session/session_internal.h"
 
-/* Of one turn, decoded and not yet in pages: as much as comes back while a step runs, but some segments at least. Those
- * that wait for a place have as much together. */
+/* Of one turn, read and not yet in pages: as much as comes back while a step runs, but some segments at least. Those
+ * that wait for a place have as much together. (Bytes are those in pages.) */
 #define READ_AHEAD_BYTES ((size_t)64 << 20)
 #define READ_AHEAD       4
-#define IMPORT_NS        20000000 /* that imports may keep the next step waiting, all together */
+#define IMPORT_BYTES     ((size_t)16 << 20) /* that are put into pages at once, or a segment */
+#define IMPORT_NS        20000000           /* that imports may keep the next step waiting, all together */
 
 int restore_end(const struct turn *t)
 {
@@ -66,10 +72,12 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         p->result.rc = -ENOMEM;
         p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
         p->split = p->payload != NULL;
-        if (!p->split)
+        t->whole_windows |= p->split; /* it brings them all */
+        if (p->again && !p->split)
             p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
-        if (!p->payload || (p->split ? storage_segment_read_split : storage_segment_read)(
-                               s->storage, &p->found, s->info->kv_identity, &s->layout, p->payload, read_done, p)) {
+        if ((p->again && !p->payload) ||
+            (p->split ? storage_segment_read_split : storage_segment_read)(s->storage, &p->found, s->info->kv_identity,
+                                                                           &s->layout, p->payload, read_done, p)) {
             p->state = PLAN_FAILED;
             continue;
         }
@@ -85,11 +93,28 @@ static const char *damage(int rc)
     return rc == -EBADMSG ? "blob_damaged" : rc == -ENOENT ? "blob_missing" : "blob_unreadable";
 }
 
-/* Puts a segment's rows into pages. 0, -ENOSPC (later), or another error: it is lost for this turn. */
-static int import(struct turn *t, struct planned *p)
+static const void *rows(void *arg, int array, void *buf)
+{
+    const struct planned *p = arg;
+    const struct storage_layout *layout = &p->turn->session->layout;
+    if (!p->payload)
+        return storage_stored_decode(p->result.stored, (uint32_t)array, buf) ? NULL : buf;
+    const uint8_t *at = p->payload;
+    for (int i = 0; i < array; i++)
+        at += (size_t)layout->arrays[i].channels * p->found.count * sizeof(uint16_t);
+    return at;
+}
+
+/* Puts segments that are there into pages, some at once. *n gets how many came in. 0, -ENOSPC (later), or another error
+ * of the one behind these. */
+static int import(struct turn *t, int *n)
 {
     struct hot *h = t->hot;
-    int length = engine_seq_length(h->seq);
+    struct planned *p = &t->plan[t->next_plan];
+    struct engine_kv_part parts[READ_AHEAD];
+    size_t bytes = 0;
+    int length = engine_seq_length(h->seq), most = t->n_plan - t->next_plan, count = 0;
+    *n = 0;
     if (length > p->first) {
         /* The head of this segment is in pages already: the segment brings it again, whole. */
         int rc = hot_truncate(h, p->first);
@@ -100,21 +125,51 @@ static int import(struct turn *t, struct planned *p)
             t->n_counted = p->first;
         }
     }
-    int n = (int)p->found.count, rc = p->split ? engine_kv_import_split(h->seq, p->found.label, n, p->payload)
-                                               : engine_kv_import(h->seq, p->found.label, n, p->payload);
-    if (rc)
-        return rc;
-    if (p->split)
-        p->payload = NULL; /* the engine's again */
-    h->mixed = h->mixed || strcmp(p->found.producer, t->session->info->numerics) != 0;
-    if (p->used < (int)p->found.count) {
-        if ((rc = engine_seq_truncate(h->seq, p->first + p->used)))
-            return rc;
+    int until = t->whole_windows || p->kept ? 0 : restore_end(t), rc;
+    if (p->split) {
+        rc = engine_kv_import_split(h->seq, p->found.label, (int)p->found.count, p->payload);
+        if (!rc)
+            p->payload = NULL; /* the engine's again */
+        *n = rc == 0;
     } else {
-        rc = hot_note_stored(h, p->first, p->used, p->found.key);
+        do {
+            parts[count] = (struct engine_kv_part){p[count].found.label, (int)p[count].found.count, rows, &p[count]};
+            bytes += (size_t)p[count].found.count * t->session->info->kv_token_bytes;
+            count++;
+        } while (count < most && count < READ_AHEAD && bytes < IMPORT_BYTES && p[count].state == PLAN_READY &&
+                 !p[count].split && p[count - 1].used == (int)p[count - 1].found.count &&
+                 p[count].first == p[count - 1].first + p[count - 1].used);
+        rc = engine_kv_restore(h->seq, parts, count, until, n);
     }
-    engine_seq_settle(h->seq);
+    for (int i = 0; i < *n; i++) {
+        int failed = p[i].used < (int)p[i].found.count ? engine_seq_truncate(h->seq, p[i].first + p[i].used)
+                                                       : hot_note_stored(h, p[i].first, p[i].used, p[i].found.key);
+        if (failed) { /* as if it had not come */
+            (void)hot_truncate(h, p[i].first);
+            *n = i;
+            rc = failed;
+        } else {
+            h->mixed = h->mixed || strcmp(p[i].found.producer, t->session->info->numerics) != 0;
+        }
+    }
+    if (!until || *n == most)
+        engine_seq_settle(h->seq);
     return rc;
+}
+
+/* What comes next cannot be used. Where window layers lack what the tokens in its place see, all comes once more from
+ * where they have it. */
+static bool begin_again(struct turn *t)
+{
+    int usable = engine_seq_usable(t->hot->seq);
+    if (usable == engine_seq_length(t->hot->seq) || hot_truncate(t->hot, usable))
+        return false;
+    t->whole_windows = true;
+    for (int i = 0; i < t->next_plan; i++)
+        if (t->plan[i].state == PLAN_DONE)
+            t->plan[i].state = PLAN_IDLE;
+    t->next_plan = 0;
+    return true;
 }
 
 /* The receipt names who made what other numerics did. What there is no place for counts as of the last one. */
@@ -135,6 +190,50 @@ static void add_accepted(struct turn *t, const struct planned *p, int tokens)
     r->accepted[i].tokens += tokens;
 }
 
+/* A segment is over, one way or the other. */
+static void over(struct turn *t, struct planned *p)
+{
+    p->state = PLAN_DONE;
+    plan_release(p);
+    if (!t->n_aside)
+        t->restored_ns = session_now_ns();
+}
+
+/* A segment is in pages. */
+static void account(struct turn *t, struct planned *p)
+{
+    int end = p->first + p->used, from = p->first > t->n_counted ? p->first : t->n_counted;
+    if (end > from) {
+        *(p->result.tier == STORAGE_TIER_RAM ? &t->receipt.ram : &t->receipt.disk) += end - from;
+        add_accepted(t, p, end - from);
+        t->n_counted = end;
+    }
+    t->session->status.tokens_restored += (uint64_t)p->used;
+    t->receipt.bytes_read += p->result.bytes_read;
+    turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
+                                         .stage = "restore",
+                                         .done = p->first + p->used,
+                                         .total = restore_end(t)});
+    over(t, p);
+}
+
+/* It cannot be used: its tokens are prefilled. */
+static void account_failed(struct turn *t, struct planned *p, int rc)
+{
+    int end = p->first + p->used;
+    if (rc == -ENOENT && end > t->n_expected) /* what others had as well, and deleted meanwhile, is new here */
+        end = t->n_expected;
+    int lost = end - engine_seq_length(t->hot->seq);
+    if (!t->n_aside) { /* what it had once is counted when it runs again */
+        turn_add_reprefilled(t, lost, damage(rc));
+        t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
+    }
+    if (lost > 0)
+        session_log(t->session, LOG_WARNING,
+                    "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used, damage(rc));
+    over(t, p);
+}
+
 /* Moves one turn on, for `most_ns` if others' step is due. */
 static bool restore(struct turn *t, int64_t most_ns)
 {
@@ -147,8 +246,8 @@ static bool restore(struct turn *t, int64_t most_ns)
     bool moved = false;
     t->out_of_pages = false;
     int64_t start_ns = session_now_ns();
-    for (int n = 0; t->next_plan < t->n_plan; n++) {
-        if ((n > 0 && session_now_ns() - start_ns > most_ns) || (n >= READ_AHEAD && session_commands_wait(t->session)))
+    while (t->next_plan < t->n_plan) {
+        if (moved && (session_now_ns() - start_ns > most_ns || session_commands_wait(t->session)))
             break; /* the others' step is due, or this turn may have been stopped */
         struct planned *p = &t->plan[t->next_plan];
         if (p->state != PLAN_READING && p->first + p->used <= engine_seq_length(t->hot->seq)) {
@@ -159,45 +258,32 @@ static bool restore(struct turn *t, int64_t most_ns)
         (void)start_reads(t, READ_AHEAD_BYTES, READ_AHEAD);
         if (p->state == PLAN_READING || engine_seq_length(t->hot->seq) < p->first)
             break;
-        int rc = p->state == PLAN_FAILED ? p->result.rc : import(t, p);
+        int came = 0, rc = p->state == PLAN_FAILED ? p->result.rc : import(t, &came);
+        for (int i = 0; i < came; i++)
+            account(t, &p[i]);
+        t->next_plan += came;
+        moved |= came > 0;
+        if (came > 0 || !rc)
+            continue;
         if (rc == -ENOSPC && hot_evict_one(t->session))
             continue;
         if (rc == -ENOSPC) {
             t->out_of_pages = true;
             break;
         }
-        if (rc) {
-            int end = p->first + p->used;
-            if (rc == -ENOENT && end > t->n_expected) /* what others had as well, and deleted meanwhile, is new here */
-                end = t->n_expected;
-            int lost = end - engine_seq_length(t->hot->seq);
-            if (!t->n_aside) { /* what it had once is counted when it runs again */
-                turn_add_reprefilled(t, lost, damage(rc));
-                t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
-            }
-            if (lost > 0)
-                session_log(t->session, LOG_WARNING,
-                            "a stored KV segment of %d tokens cannot be used (%s); prefilling it again", p->used,
-                            damage(rc));
-        } else {
-            int end = p->first + p->used, from = p->first > t->n_counted ? p->first : t->n_counted;
-            if (end > from) {
-                *(p->result.tier == STORAGE_TIER_RAM ? &t->receipt.ram : &t->receipt.disk) += end - from;
-                add_accepted(t, p, end - from);
-                t->n_counted = end;
-            }
-            t->receipt.bytes_read += p->result.bytes_read;
-            t->session->status.tokens_restored += (uint64_t)p->used;
-            turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
-                                                 .stage = "restore",
-                                                 .done = p->first + p->used,
-                                                 .total = restore_end(t)});
+        if (rc == -EBADMSG && p->state == PLAN_READY && !p->again) {
+            plan_release(p);
+            p->again = true;
+            p->state = PLAN_IDLE;
+            continue;
         }
-        p->state = PLAN_DONE;
-        plan_release(p);
+        if (begin_again(t)) {
+            p->state = PLAN_FAILED;
+            p->result.rc = rc;
+            continue;
+        }
+        account_failed(t, p, rc);
         t->next_plan++;
-        if (!t->n_aside)
-            t->restored_ns = session_now_ns();
         moved = true;
     }
     if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {

@@ -95,6 +95,8 @@ bool hot_within(struct session *s, const struct turn *t);
 void hot_evict_idle(struct session *s, int64_t before_ms);
 /* Cuts to n tokens; 0, or -ERANGE when the pages for that are gone. */
 int hot_truncate(struct hot *h, int n);
+/* Before somebody else uses it: cuts what a restore that has not come to its end left unusable. */
+void hot_mend(struct hot *h);
 /* After a deletion: what contexts of this owner took for stored may have gone with it, so it is put again. */
 void hot_distrust(struct session *s, int64_t owner);
 /* After a failed saving: of a conversation's contexts, what lies behind `from` tokens is put again. */
@@ -144,9 +146,10 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
-    bool kept;  /* in memory, by aside.c */
-    bool split; /* the payload is a buffer of the engine's, in the split form */
-    void *payload;
+    bool kept;     /* in memory, by aside.c */
+    bool split;    /* the payload is a buffer of the engine's, in the split form */
+    bool again;    /* what was read was damaged: it is read once more, and decoded meanwhile */
+    void *payload; /* kept, split, or read again; otherwise the result has the segment as it is stored */
     struct storage_read_result result;
     struct turn *turn;
 };
@@ -255,7 +258,8 @@ struct turn {
     struct planned *plan;
     int n_plan, next_plan, n_reading;
     bool planned_once, out_of_pages, rerun_last;
-    int plan_most; /* tokens that may come from storage */
+    bool whole_windows; /* restoring begins again, with all that window layers had */
+    int plan_most;      /* tokens that may come from storage */
     /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
      * again when there is a place. */
     enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;

@@ -97,6 +97,7 @@ void turn_let_go(struct turn *t, bool keep_pages)
     t->hot->user = NULL;
     t->hot->last_used_ms = session_now_ns() / 1000000;
     if (keep_pages) {
+        hot_mend(t->hot);
         idle_put(t->session, t->hot);
         t->hot = NULL;
         hot_keep_within(t->session, t->owner, owner);

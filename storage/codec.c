@@ -531,6 +531,41 @@ int codec_array_decode(const struct codec_loops *loops, const struct storage_arr
     return rc;
 }
 
+/* Whether the container's head is whole and made for so many arrays, whose sections fill the rest. */
+static int table_check(const struct codec_loops *loops, const uint8_t *in, size_t n, uint32_t arrays)
+{
+    size_t table = table_bytes(arrays), at = table;
+    uint64_t sum;
+    if (n < table || get32(in) != MAGIC || get32(in + 4) != arrays)
+        return -EBADMSG;
+    memcpy(&sum, in + table - 8, 8);
+    if (sum != loops->sum(in, table - 8))
+        return -EBADMSG;
+    for (uint32_t i = 0; i < arrays; i++) {
+        size_t bytes = get32(in + 8 + (size_t)i * TABLE_ROW);
+        if (bytes > n - at)
+            return -EBADMSG;
+        at += bytes;
+    }
+    return at == n ? 0 : -EBADMSG;
+}
+
+/* Array i of a container whose head was checked: its section's checksum is, and it is decoded. */
+static int section_decode(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,
+                          const uint8_t *in, uint32_t i, bool stream, void *out)
+{
+    size_t at = table_bytes(layout->n_arrays);
+    for (uint32_t k = 0; k < i; k++)
+        at += get32(in + 8 + (size_t)k * TABLE_ROW);
+    const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
+    size_t bytes = get32(row);
+    uint64_t sum;
+    memcpy(&sum, row + 8, 8);
+    if (sum != loops->sum(in + at, bytes))
+        return -EBADMSG;
+    return codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
+}
+
 /* How many of n codes of a level are 3: whose both bits are set. */
 static size_t codes_beyond(const uint8_t *low, const uint8_t *high, size_t n)
 {
@@ -605,29 +640,26 @@ int codec_decode_with(const struct codec_loops *loops, const struct storage_layo
     size_t payload_bytes = codec_payload_bytes(layout, count);
     if (!payload_bytes)
         return -EINVAL;
-    bool stream = payload_bytes >= STREAM_BYTES;
-    const uint8_t *in = encoded;
-    size_t table = table_bytes(layout->n_arrays), at = table;
-    uint64_t sum;
-    if (n < table || get32(in) != MAGIC || get32(in + 4) != layout->n_arrays)
-        return -EBADMSG;
-    memcpy(&sum, in + table - 8, 8);
-    if (sum != loops->sum(in, table - 8))
-        return -EBADMSG;
     uint8_t *out = payload;
-    for (uint32_t i = 0; i < layout->n_arrays; i++) {
-        const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
-        size_t bytes = get32(row);
-        memcpy(&sum, row + 8, 8);
-        if (bytes > n - at || sum != loops->sum(in + at, bytes))
-            return -EBADMSG;
-        int rc = codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
-        if (rc)
-            return rc;
-        at += bytes;
+    int rc = table_check(loops, encoded, n, layout->n_arrays);
+    for (uint32_t i = 0; i < layout->n_arrays && !rc; i++) {
+        rc = section_decode(loops, layout, count, encoded, i, payload_bytes >= STREAM_BYTES, out);
         out += elements(&layout->arrays[i], count) * 2;
     }
-    return at == n ? 0 : -EBADMSG;
+    return rc;
+}
+
+int codec_check(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n)
+{
+    if (!codec_payload_bytes(layout, count))
+        return -EINVAL;
+    return table_check(codec_loops_best(), encoded, n, layout->n_arrays);
+}
+
+int codec_decode_one(const struct storage_layout *layout, uint32_t count, const void *encoded, uint32_t array,
+                     void *rows)
+{
+    return section_decode(codec_loops_best(), layout, count, encoded, array, false, rows);
 }
 
 /* As decoding, to the split form. */
@@ -654,27 +686,21 @@ int storage_split_decode(const struct storage_layout *layout, uint32_t count, co
 
 int codec_verify(const void *encoded, size_t n)
 {
-    uint64_t (*sum_of)(const void *p, size_t n) = codec_loops_best()->sum;
+    const struct codec_loops *loops = codec_loops_best();
     const uint8_t *in = encoded;
-    uint64_t sum;
-    if (n < table_bytes(0) || get32(in) != MAGIC || get32(in + 4) > STORAGE_ARRAYS_MAX)
+    if (n < table_bytes(0) || get32(in + 4) > STORAGE_ARRAYS_MAX)
         return -EBADMSG;
     uint32_t arrays = get32(in + 4);
-    size_t table = table_bytes(arrays), at = table;
-    if (n < table)
-        return -EBADMSG;
-    memcpy(&sum, in + table - 8, 8);
-    if (sum != sum_of(in, table - 8))
-        return -EBADMSG;
-    for (uint32_t i = 0; i < arrays; i++) {
+    size_t at = table_bytes(arrays);
+    int rc = table_check(loops, in, n, arrays);
+    for (uint32_t i = 0; i < arrays && !rc; i++) {
         const uint8_t *row = in + 8 + (size_t)i * TABLE_ROW;
-        size_t bytes = get32(row);
+        uint64_t sum;
         memcpy(&sum, row + 8, 8);
-        if (bytes > n - at || sum != sum_of(in + at, bytes))
-            return -EBADMSG;
-        at += bytes;
+        rc = sum == loops->sum(in + at, get32(row)) ? 0 : -EBADMSG;
+        at += get32(row);
     }
-    return at == n ? 0 : -EBADMSG;
+    return rc;
 }
 
 int64_t storage_codec_encode(const struct storage_layout *layout, uint32_t count, const void *payload, void *out,

@@ -1,9 +1,10 @@
-/* reader.c - the KV reader threads: find a segment in RAM or read it from its pack, verify it, decode it.
+/* reader.c - the KV reader threads: find a segment in RAM or read it from its pack, verify it, and decode it or hand it
+ * over as it is.
  *
  * A record is believed only when its header, its label and its description are what was asked for; the payload carries
- * checksums of its own that the decoder looks at. A read pins its record from the call until its end: eviction passes
- * over it, and the holes of a deleted one are cut only afterwards. What is found damaged or missing is forgotten by a
- * job that is queued before the caller is told, so that a put that follows stores it anew.
+ * checksums of its own that the decoder looks at, of each array by itself. A read pins its record from the call until
+ * its end: eviction passes over it, and the holes of a deleted one are cut only afterwards. What is found damaged or
+ * missing is forgotten by a job that is queued before the caller is told, so that a put that follows stores it anew.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,10 +23,19 @@ struct read_op {
     int pin_rc;
     struct storage_array *arrays;
     struct storage_layout layout;
-    void *payload;
-    bool split; /* it is to be in its split form */
+    void *payload;                 /* NULL: the record is wanted */
+    bool split;                    /* it is to be in its split form */
+    struct storage_stored *stored; /* which gets the record */
     void (*done)(void *arg, struct storage_read_result result);
     void *arg;
+};
+
+struct storage_stored {
+    struct blob *blob;
+    const uint8_t *payload; /* of it, encoded */
+    uint32_t count;
+    struct storage_layout layout;
+    struct storage_array arrays[];
 };
 
 /* ---- pins -------------------------------------------------------------------------------------------------------- */
@@ -109,11 +119,13 @@ bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset)
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-/* Checks a record against what was asked for and decodes it. */
-static int record_decode(const struct read_op *op, const uint8_t *record, size_t n)
+/* Checks a record against what was asked for, and decodes it; or, where it is wanted as it is, looks at the head of its
+ * payload, and the segment refers to it. */
+static int record_take(struct read_op *op, struct blob *b)
 {
     struct pack_record r;
-    int rc = pack_record_parse(record, n, true, &r);
+    const uint8_t *record = b->record;
+    int rc = pack_record_parse(record, b->bytes, true, &r);
     if (rc)
         return rc;
     if (memcmp(r.key, op->key, sizeof r.key) || memcmp(r.fingerprint, op->fingerprint, sizeof r.fingerprint) ||
@@ -121,8 +133,35 @@ static int record_decode(const struct read_op *op, const uint8_t *record, size_t
         r.layout_sum != pack_layout_sum(&op->layout, op->count) ||
         op->label_sum != pack_label_sum(record + PACK_HEADER_BYTES, r.label_bytes))
         return -EBADMSG;
-    return (op->split ? storage_split_decode : storage_codec_decode)(
-        &op->layout, op->count, record + pack_payload_offset(r.label_bytes), (size_t)r.payload_bytes, op->payload);
+    const uint8_t *payload = record + pack_payload_offset(r.label_bytes);
+    if (op->payload)
+        return (op->split ? storage_split_decode : storage_codec_decode)(&op->layout, op->count, payload,
+                                                                         (size_t)r.payload_bytes, op->payload);
+    if ((rc = codec_check(&op->layout, op->count, payload, (size_t)r.payload_bytes)))
+        return rc;
+    size_t arrays = op->layout.n_arrays * sizeof *op->arrays;
+    struct storage_stored *g = malloc(sizeof *g + arrays);
+    if (!g)
+        return -ENOMEM;
+    *g = (struct storage_stored){.blob = b, .payload = payload, .count = op->count, .layout = op->layout};
+    memcpy(g->arrays, op->arrays, arrays);
+    g->layout.arrays = g->arrays;
+    atomic_fetch_add(&b->refs, 1);
+    op->stored = g;
+    return 0;
+}
+
+int storage_stored_decode(const struct storage_stored *g, uint32_t array, void *rows)
+{
+    return array < g->layout.n_arrays ? codec_decode_one(&g->layout, g->count, g->payload, array, rows) : -EINVAL;
+}
+
+void storage_stored_free(struct storage_stored *g)
+{
+    if (!g)
+        return;
+    blob_unref(g->blob);
+    free(g);
 }
 
 struct forget {
@@ -173,18 +212,18 @@ static struct storage_read_result read_disk(struct storage *st, struct read_op *
         return res;
     }
     res.rc = packs_read(&st->packs, op->pack, op->offset, record, op->bytes);
-    if (!res.rc) {
-        res.bytes_read = op->bytes;
-        res.rc = record_decode(op, record, op->bytes);
-        if (res.rc == -EBADMSG && pack_is_zero(record, PACK_HEADER_BYTES))
-            res.rc = -ENOENT; /* cut out */
-    }
-    if (res.rc) {
+    struct blob *b = NULL;
+    if (res.rc)
         free(record);
+    else if (!(b = blob_new(record, op->bytes)))
+        res.rc = -ENOMEM;
+    if (res.rc)
         return res;
-    }
-    struct blob *b = blob_new(record, op->bytes);
-    if (b && ram_put(&st->ram, op->key, b, RAM_DURABLE))
+    res.bytes_read = op->bytes;
+    res.rc = record_take(op, b);
+    if (res.rc == -EBADMSG && pack_is_zero(record, PACK_HEADER_BYTES))
+        res.rc = -ENOENT; /* cut out */
+    if (!res.rc && ram_put(&st->ram, op->key, b, RAM_DURABLE))
         storage_log(st, LOG_WARNING, "no memory to keep a segment in RAM");
     blob_unref(b);
     return res;
@@ -241,7 +280,7 @@ static void read_run(struct storage *st, struct read_op *op)
     struct storage_read_result res = {.rc = -ENOENT, .tier = STORAGE_TIER_RAM};
     struct blob *b = ram_get(&st->ram, op->key);
     if (b) {
-        res.rc = record_decode(op, b->record, b->bytes);
+        res.rc = record_take(op, b);
         if (res.rc == -EBADMSG) {
             atomic_fetch_add(&st->damaged, 1);
             ram_remove(&st->ram, op->key);
@@ -271,6 +310,7 @@ static void read_run(struct storage *st, struct read_op *op)
     }
     if (op->pack != STORAGE_PACK_NONE && !op->pin_rc)
         pin_release(st, op->pack, op->offset);
+    res.stored = op->stored;
     op->done(op->arg, res);
     free(op->arrays);
     free(op);

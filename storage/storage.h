@@ -8,7 +8,7 @@
  *   - the ledger thread, the only one that owns SQLite write connections. It runs jobs (storage_submit) in order, as
  * many as are waiting in one transaction, and reports them after the commit (group commit);
  *   - KV encoders and the KV writer: encode segments, append them to packs and sync, in order of submission;
- *   - KV readers: read, verify and decode segments.
+ *   - KV readers: read segments, and verify and decode them where that is asked for.
  * Functions marked [any thread] only take a lock for moments and never touch the disk. Functions that take a
  * `struct storage_ledger *` may be called from inside a job only. `done` callbacks run on a storage thread and must be
  * brief: hand the result to the thread that waits for it.
@@ -423,20 +423,30 @@ int storage_segment_nearest(struct storage_ledger *l, int64_t owner, const uint8
                             struct storage_found rows[2], size_t *n);
 
 enum storage_tier { STORAGE_TIER_RAM, STORAGE_TIER_DISK };
+/* A segment as it is stored: its record, in memory. */
+struct storage_stored;
 struct storage_read_result {
-    int rc;                 /* 0; -ENOENT: gone; -EBADMSG: damaged (header, checksum or content); -EIO */
-    enum storage_tier tier; /* where it came from */
-    uint64_t bytes_read;    /* from disk */
+    int rc;                        /* 0; -ENOENT: gone; -EBADMSG: damaged (header, checksum or content); -EIO */
+    enum storage_tier tier;        /* where it came from */
+    uint64_t bytes_read;           /* from disk */
+    struct storage_stored *stored; /* where no payload was given: the caller's; NULL after an error */
 };
-/* Reads, verifies and decodes a segment into payload (count * sum of channels * 2 bytes; contents undefined after an
- * error). Verified against the description: key, fingerprint, layout, range. done is called exactly once. The segment
- * cannot be dropped meanwhile. A damaged one is forgotten (row and RAM), so that a later put can store it anew. [any
- * thread] -ENOMEM: done is not called. */
+/* Reads a segment, verifies it against the description (key, fingerprint, layout, range), and decodes it into payload
+ * (count * sum of channels * 2 bytes; contents undefined after an error). A damaged one is forgotten (row and RAM), so
+ * that a later put can store it anew. With payload NULL it is handed over as it is, and its arrays are verified when
+ * they are decoded: one that turns out to be damaged is read again, with a payload, so that it is forgotten, or comes
+ * from another tier. done is called exactly once. The segment cannot be dropped meanwhile. [any thread] -EINVAL: the
+ * layout; -ENOMEM: done is not called. */
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
+/* Verifies and decodes one array of the layout into rows (count * channels elements; undefined after an error). 0,
+ * -EBADMSG, -EINVAL (no such array), -ENOMEM. [any thread, several at once] */
+int storage_stored_decode(const struct storage_stored *g, uint32_t array, void *rows);
+/* NULL is fine. [any thread, also when the storage has been closed] */
+void storage_stored_free(struct storage_stored *g);
 
-/* The same into memory of storage_split_bytes(). */
+/* As storage_segment_read() with a payload, into memory of storage_split_bytes(). */
 int storage_segment_read_split(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                                const struct storage_layout *layout, void *split,
                                void (*done)(void *arg, struct storage_read_result result), void *arg);

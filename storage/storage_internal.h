@@ -702,6 +702,12 @@ bool pin_doom(struct storage *st, uint32_t pack, uint64_t offset);
 /* codec.c */
 /* Whether an encoded payload is as it was written, by its checksums: 0 or -EBADMSG. */
 int codec_verify(const void *encoded, size_t n);
+/* Of an encoded payload of this layout, in two steps: its head, by its checksum, and then one array after the other, in
+ * any order and by any thread, by theirs: 0, -EBADMSG, -EINVAL (the layout), -ENOMEM. `rows` holds the array's count *
+ * channels elements. */
+int codec_check(const struct storage_layout *layout, uint32_t count, const void *encoded, size_t n);
+int codec_decode_one(const struct storage_layout *layout, uint32_t count, const void *encoded, uint32_t array,
+                     void *rows);
 /* Bytes of a payload; 0: the layout or count is out of range. */
 size_t codec_payload_bytes(const struct storage_layout *layout, uint32_t count);
 

@@ -272,14 +272,27 @@ int engine_seq_truncate(struct engine_seq *s, int n)
     return 0;
 }
 
+int engine_seq_usable(const struct engine_seq *s)
+{
+    int n = engine_seq_length(s);
+    while (!window_intact(s, n))
+        n = (n - 1) / KERNELS_PAGE_TOKENS * KERNELS_PAGE_TOKENS;
+    return n;
+}
+
+/* First page that a sequence of this length keeps for window layers: what the next query sees, and its block, which is
+ * stored when it is full. */
+static int window_first_page(const struct engine *e, int length)
+{
+    int keep = window_start(e, length), block = length / KERNELS_ATTENTION_BLOCK * KERNELS_ATTENTION_BLOCK;
+    return (keep < block ? keep : block) / KERNELS_PAGE_TOKENS;
+}
+
 void engine_seq_settle(struct engine_seq *s)
 {
     struct engine *e = s->engine;
     struct kv_table *t = &s->table[MODEL_WINDOW];
-    int keep = window_start(e, engine_seq_length(s)), block = engine_seq_length(s) / KERNELS_ATTENTION_BLOCK;
-    if (keep > block * KERNELS_ATTENTION_BLOCK)
-        keep = block * KERNELS_ATTENTION_BLOCK;
-    keep /= KERNELS_PAGE_TOKENS;
+    int keep = window_first_page(e, engine_seq_length(s));
     for (int i = 0; i < keep && i < t->count; i++)
         if (t->pages[i] >= 0) {
             abandon(s);
@@ -303,8 +316,9 @@ static int table_grow(struct kv_table *t, int count)
     return 0;
 }
 
-/* Pages that n more tokens take in a group: new ones, and a copy when the last one is partly filled and shared. */
-static int pages_needed(const struct engine *e, const struct engine_seq *s, int g, int n, bool *copy_last)
+/* Pages that n more tokens take in a group: new ones from page `from` on, and a copy when the last one is partly filled
+ * and shared. */
+static int pages_needed(const struct engine *e, const struct engine_seq *s, int g, int n, int from, bool *copy_last)
 {
     *copy_last = false;
     if (e->pools[g].page_bytes == 0 || n == 0)
@@ -312,7 +326,8 @@ static int pages_needed(const struct engine *e, const struct engine_seq *s, int 
     int length = s ? engine_seq_length(s) : 0;
     if (n > INT_MAX - length)
         return INT_MAX;
-    int need = pages_for(length + n) - pages_for(length);
+    int have = pages_for(length) > from ? pages_for(length) : from;
+    int need = pages_for(length + n) > have ? pages_for(length + n) - have : 0;
     if (length % KERNELS_PAGE_TOKENS != 0) {
         int32_t last = s->table[g].pages[s->table[g].count - 1];
         if (last >= 0 && e->pools[g].uses[last] > 1) {
@@ -324,15 +339,17 @@ static int pages_needed(const struct engine *e, const struct engine_seq *s, int 
 }
 
 /* Makes pages for n more tokens writable (copying a shared last page). `import`: all n are written before anyone reads
- * them. Nothing has changed when it fails. */
-static int reserve(struct engine_seq *s, int n, bool import)
+ * them; with `until` window layers get only the pages that they keep at that length. Nothing has changed when it fails.
+ */
+static int reserve(struct engine_seq *s, int n, bool import, int until)
 {
     struct engine *e = s->engine;
     bool copy_last[MODEL_GROUPS];
+    const int from[MODEL_GROUPS] = {[MODEL_WINDOW] = window_first_page(e, until)};
     int count = pages_for(engine_seq_length(s) + n);
     enum kernels_stream stream = import ? KERNELS_IN : KERNELS_COMPUTE;
     for (int g = 0; g < MODEL_GROUPS; g++) {
-        if (pages_needed(e, s, g, n, &copy_last[g]) > e->pools[g].n_free)
+        if (pages_needed(e, s, g, n, from[g], &copy_last[g]) > e->pools[g].n_free)
             return -ENOSPC;
         if (e->pools[g].page_bytes && table_grow(&s->table[g], count))
             return -ENOMEM;
@@ -350,12 +367,12 @@ static int reserve(struct engine_seq *s, int n, bool import)
         }
         int whole = import ? (engine_seq_length(s) + n) / KERNELS_PAGE_TOKENS : 0; /* pages that will be full */
         for (; t->count < count; t->count++)
-            t->pages[t->count] = page_take(e, pool, stream, t->count < whole);
+            t->pages[t->count] = t->count < from[g] ? -1 : page_take(e, pool, stream, t->count < whole);
     }
     return 0;
 }
 
-static int extend(struct engine_seq *s, const engine_token *tokens, int n, bool import)
+static int extend(struct engine_seq *s, const engine_token *tokens, int n, bool import, int until)
 {
     size_t length = s->tokens.n;
     if (n > s->engine->info.ctx_tokens - (int)length)
@@ -365,7 +382,7 @@ static int extend(struct engine_seq *s, const engine_token *tokens, int n, bool 
     if (rc)
         return rc;
     s->tokens.n = length;
-    rc = reserve(s, n, import);
+    rc = reserve(s, n, import, until);
     if (rc == 0)
         s->tokens.n = length + (size_t)n;
     return rc;
@@ -373,7 +390,7 @@ static int extend(struct engine_seq *s, const engine_token *tokens, int n, bool 
 
 int kv_seq_extend(struct engine_seq *s, const engine_token *tokens, int n)
 {
-    return extend(s, tokens, n, false);
+    return extend(s, tokens, n, false, 0);
 }
 
 void kv_seq_order(struct engine_seq *s)
@@ -430,7 +447,7 @@ bool engine_kv_fits(const struct engine *e, const struct engine_seq *s, int n)
 {
     bool copy_last;
     for (int g = 0; g < MODEL_GROUPS; g++)
-        if (pages_needed(e, s, g, n, &copy_last) > e->pools[g].n_free)
+        if (pages_needed(e, s, g, n, 0, &copy_last) > e->pools[g].n_free)
             return false;
     return true;
 }
@@ -501,6 +518,112 @@ int engine_kv_export(struct engine_seq *s, int first, int n, void *buf)
     return rc;
 }
 
+/* Bytes of array i of n tokens' KV. */
+static size_t array_bytes(const struct engine *e, int i, int n)
+{
+    return (size_t)e->layout[i].channels * (size_t)n * sizeof(uint16_t);
+}
+
+/* One part of KV that came in canonical form. */
+struct whole {
+    const struct engine *e;
+    const uint8_t *buf;
+    int n;
+};
+
+static const void *rows_of_whole(void *arg, int array, void *buf)
+{
+    const struct whole *w = arg;
+    const uint8_t *at = w->buf;
+    (void)buf;
+    for (int i = 0; i < array; i++)
+        at += array_bytes(w->e, i, w->n);
+    return at;
+}
+
+/* A part's rows into pages that are another device's, over pinned memory. -EBADMSG, -ENOMEM, -EIO. */
+static int part_to_device(struct engine *e, const struct kernels_pages *pages, const struct kernels_kv_part *p)
+{
+    struct kv_staging *staging;
+    int rc = staging_take(e, (size_t)p->n * e->info.kv_token_bytes, &staging);
+    if (rc)
+        return rc;
+    uint8_t *at = staging->p;
+    for (int i = 0; i < 2 * e->model.n_layers; i++) {
+        const struct kernels_pages *group = &pages[e->kv[i / 2].group];
+        bool any = false;
+        for (int k = p->first / KERNELS_PAGE_TOKENS; k < pages_for(p->first + p->n) && !any; k++)
+            any = group->pages[k] >= 0;
+        const void *rows = any ? p->rows(p->arg, i, at) : at;
+        if (!rows)
+            return -EBADMSG;
+        if (rows != at)
+            memcpy(at, rows, array_bytes(e, i, p->n));
+        at += array_bytes(e, i, p->n);
+    }
+    e->ops->kv_import(e->kernels, e->kv, e->model.n_layers, pages, p->first, p->n, staging->p);
+    staging->used = e->ops->record(e->kernels, KERNELS_IN);
+    return 0;
+}
+
+/* Rows of parts that have their pages; *n_taken gets how many came before the first that did not come in. */
+static int fill(struct engine_seq *s, struct kernels_kv_part *parts, int n_parts, int *n_taken)
+{
+    struct engine *e = s->engine;
+    struct kernels_pages pages[MODEL_GROUPS];
+    int rc = 0, n = 0;
+    pages_of(s, pages);
+    if (e->ops->kv_fill) {
+        rc = e->ops->kv_fill(e->kernels, e->kv, e->model.n_layers, pages, parts, n_parts);
+        while (rc == 0 && n < n_parts && !parts[n].failed)
+            n++;
+        if (rc == 0 && n < n_parts)
+            rc = -EBADMSG;
+    }
+    while (!e->ops->kv_fill && n < n_parts && rc == 0)
+        n += (rc = part_to_device(e, pages, &parts[n])) == 0;
+    /* Nobody waits here: the next step with this sequence does, on the device (kv_seq_order()). */
+    s->imported = e->ops->record(e->kernels, KERNELS_IN);
+    if (rc == 0 && e->ops->error(e->kernels)) {
+        n = 0;
+        rc = -EIO;
+    }
+    *n_taken = n;
+    return rc;
+}
+
+int engine_kv_restore(struct engine_seq *s, const struct engine_kv_part *parts, int n_parts, int until, int *n_taken)
+{
+    struct engine *e = s->engine;
+    int n = 0, rc = 0, first = engine_seq_length(s);
+    *n_taken = 0;
+    struct kernels_kv_part *p = calloc(n_parts > 0 ? (size_t)n_parts : 1, sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    e->ops->after(e->kernels, KERNELS_IN, e->exported);
+    for (; n < n_parts && rc == 0; n += rc == 0) {
+        p[n] = (struct kernels_kv_part){engine_seq_length(s), parts[n].n, parts[n].rows, parts[n].arg, false};
+        rc = parts[n].n > 0 ? extend(s, parts[n].tokens, parts[n].n, true, until) : -EINVAL;
+    }
+    if (n > 0) {
+        int filled = fill(s, p, n, n_taken);
+        rc = filled ? filled : rc;
+    }
+    if (*n_taken < n)
+        kv_seq_take_back(s, *n_taken ? p[*n_taken].first : first);
+    free(p);
+    return rc;
+}
+
+int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf)
+{
+    struct whole w = {s->engine, buf, n};
+    int taken;
+    return engine_kv_restore(s, &(struct engine_kv_part){tokens, n, rows_of_whole, &w}, 1, 0, &taken);
+}
+
+/* ---- the split form ---- */
+
 /* Makes pages for n more tokens. */
 static int import_begin(struct engine_seq *s, const engine_token *tokens, int n,
                         struct kernels_pages pages[MODEL_GROUPS])
@@ -509,7 +632,7 @@ static int import_begin(struct engine_seq *s, const engine_token *tokens, int n,
     if (n <= 0)
         return -EINVAL;
     e->ops->after(e->kernels, KERNELS_IN, e->exported);
-    int rc = extend(s, tokens, n, true);
+    int rc = extend(s, tokens, n, true, 0);
     if (rc == 0)
         pages_of(s, pages);
     return rc;
@@ -525,32 +648,6 @@ static int import_end(struct engine_seq *s, int first)
     kv_seq_take_back(s, first);
     return -EIO;
 }
-
-int engine_kv_import(struct engine_seq *s, const engine_token *tokens, int n, const void *buf)
-{
-    struct engine *e = s->engine;
-    struct kernels_pages pages[MODEL_GROUPS];
-    struct kv_staging *staging = NULL;
-    int first = engine_seq_length(s);
-    if (n <= 0)
-        return -EINVAL;
-    size_t bytes = (size_t)n * e->info.kv_token_bytes;
-    int rc = e->ops->host ? 0 : staging_take(e, bytes, &staging);
-    if (rc)
-        return rc;
-    if (staging)
-        memcpy(staging->p, buf, bytes);
-    rc = import_begin(s, tokens, n, pages);
-    if (rc)
-        return rc;
-    e->ops->kv_import(e->kernels, e->kv, e->model.n_layers, pages, first, n, staging ? staging->p : buf);
-    rc = import_end(s, first);
-    if (staging)
-        staging->used = s->imported;
-    return rc;
-}
-
-/* ---- the split form ---- */
 
 void *engine_kv_buffer(struct engine *e, int n)
 {

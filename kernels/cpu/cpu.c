@@ -165,6 +165,7 @@ void kernels_cpu_close(struct kernels *k)
 {
     kernels_pool_close(k->pool);
     kernels_cpu_release(k->up, k->up_bytes);
+    kernels_cpu_release(k->fill, k->fill_bytes);
     kernels_linear_release(k);
     kernels_attention_release(k);
     kernels_mixture_release(k);

@@ -26,6 +26,8 @@ struct kernels {
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
     struct kernels_mixture_scratch *mixture;     /* owned by mixture.c, likewise */
     struct kernels_pick_scratch *pick;           /* owned by pick.c, likewise */
+    uint8_t *fill;                               /* of kv_fill, grows: [workers], rows of an array */
+    size_t fill_bytes;
 };
 
 /* ---- the backend (cpu.c), and its operations (table.c)
@@ -153,6 +155,8 @@ void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *layers, in
                           const struct kernels_pages *pages, int first, int n, void *staging);
 void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                           const struct kernels_pages *pages, int first, int n, const void *staging);
+int kernels_op_kv_fill(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                       const struct kernels_pages *pages, struct kernels_kv_part *parts, int n_parts);
 
 /* The batch's rows: out [rows][heads][head_dim]. attention.c: */
 void kernels_op_attention(struct kernels *k, const struct kernels_attention *a, float *out);

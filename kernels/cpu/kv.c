@@ -6,6 +6,11 @@
  */
 #include "kernels/cpu/rows_internal.h"
 
+#include <errno.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #define GROUP        KERNELS_KEY_GROUP
 #define PAGE         KERNELS_PAGE_TOKENS
 #define NARROW_CHUNK 256
@@ -47,66 +52,76 @@ void kernels_kv_write_row(const struct kernels_set *set, const struct kernels_kv
 
 /* ---- canonical layout -------------------------------------------------------------------------------------------- */
 
+/* Positions [first, first + n) of one layer's keys, [kv_heads * head_dim][n], or values, [n][kv_heads * head_dim]. */
 struct copy_job {
     const struct kernels_kv *kv;
     struct kernels_pages pages;
     int first, n;
-    uint16_t *keys, *values; /* [kv_heads * head_dim][n], [n][kv_heads * head_dim]; import only reads them */
-    bool import;
+    bool values;
+    const uint16_t *from; /* into pages; or: */
+    uint16_t *to;         /* out of pages */
 };
 
-/* Moves `count` tokens of one dimension: side by side in a group, and in the canonical row. */
-static void copy_tokens(uint16_t *canonical, uint16_t *group, int count, bool import)
+/* Copies n elements, a multiple of 8, to where they will not be read soon: past the caches, where the processor can.
+ * Other threads see them after streamed(). */
+static inline void stream(uint16_t *to, const uint16_t *from, size_t n)
 {
-    if (import)
-        memcpy(group, canonical, (size_t)count * sizeof(*group));
-    else
-        memcpy(canonical, group, (size_t)count * sizeof(*group));
+#ifdef __SSE2__
+    for (size_t i = 0; i < n; i += 8)
+        _mm_stream_si128((__m128i *)(void *)(to + i), _mm_loadu_si128((const __m128i *)(const void *)(from + i)));
+#else
+    memcpy(to, from, n * sizeof *to);
+#endif
 }
 
-/* Keys of one head in slots [slot, slot + count) of a page; `canonical` is at the first of them, rows n apart. */
-static void copy_keys(const struct copy_job *job, uint16_t *keys, int slot, int count, uint16_t *canonical)
+static inline void streamed(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+/* Keys of one head in slots [slot, slot + count) of a page, NULL: it was dropped; the first of them is element `at`,
+ * rows n apart. Group by group, so that a page is written from its beginning to its end. */
+static void copy_keys(const struct copy_job *job, uint16_t *page, int slot, int count, size_t at)
 {
     size_t dim = (size_t)job->kv->head_dim, n = (size_t)job->n;
-    if (count == PAGE) {
-        for (size_t d = 0; d < dim; d++)
-            for (size_t g = 0; g < PAGE / GROUP; g++)
-                copy_tokens(canonical + d * n + g * GROUP, keys + (g * dim + d) * GROUP, GROUP, job->import);
+    if (!page) {
+        for (size_t d = 0; job->to && d < dim; d++)
+            memset(job->to + at + d * n, 0, (size_t)count * sizeof *job->to);
         return;
     }
-    for (int at = slot; at < slot + count;) {
-        int lane = at % GROUP, left = slot + count - at;
-        int part = left < GROUP - lane ? left : GROUP - lane;
-        uint16_t *group = keys + (size_t)(at / GROUP) * dim * GROUP + lane, *row = canonical + (at - slot);
-        if (part == GROUP)
-            for (size_t d = 0; d < dim; d++)
-                copy_tokens(row + d * n, group + d * GROUP, GROUP, job->import);
-        else
-            for (size_t d = 0; d < dim; d++)
-                copy_tokens(row + d * n, group + d * GROUP, part, job->import);
-        at += part;
+    for (int end = slot + count; slot < end;) {
+        int lane = slot % GROUP, part = end - slot < GROUP - lane ? end - slot : GROUP - lane;
+        uint16_t *group = page + (size_t)(slot / GROUP) * dim * GROUP + lane;
+        for (size_t d = 0; d < dim; d++)
+            if (job->to && part == GROUP)
+                memcpy(job->to + at + d * n, group + d * GROUP, GROUP * sizeof *group);
+            else if (job->to)
+                memcpy(job->to + at + d * n, group + d * GROUP, (size_t)part * sizeof *group);
+            else if (part == GROUP)
+                stream(group + d * GROUP, job->from + at + d * n, GROUP);
+            else
+                memcpy(group + d * GROUP, job->from + at + d * n, (size_t)part * sizeof *group);
+        slot += part;
+        at += (size_t)part;
     }
 }
 
-static void copy_values(const struct copy_job *job, uint16_t *values, int slot, int count, uint16_t *canonical)
+static void copy_values(const struct copy_job *job, uint16_t *page, int slot, int count, size_t at)
 {
     size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
-    for (int i = 0; i < count; i++) {
-        uint16_t *in_page = values + (size_t)(slot + i) * dim, *out = canonical + (size_t)i * row;
-        if (job->import)
-            memcpy(in_page, out, dim * sizeof(*out));
-        else
-            memcpy(out, in_page, dim * sizeof(*out));
+    for (int i = 0; i < count; i++, at += row) {
+        uint16_t *in_page = page ? page + (size_t)(slot + i) * dim : NULL;
+        if (!page && job->to)
+            memset(job->to + at, 0, dim * sizeof *job->to);
+        else if (page && job->to)
+            memcpy(job->to + at, in_page, dim * sizeof *in_page);
+        else if (page && dim % 8 == 0)
+            stream(in_page, job->from + at, dim);
+        else if (page)
+            memcpy(in_page, job->from + at, dim * sizeof *in_page);
     }
-}
-
-static void zero_tokens(const struct copy_job *job, uint16_t *keys, uint16_t *values, int count)
-{
-    size_t dim = (size_t)job->kv->head_dim, row = dim * (size_t)job->kv->kv_heads;
-    for (size_t d = 0; d < dim; d++)
-        memset(keys + d * (size_t)job->n, 0, (size_t)count * sizeof(*keys));
-    for (int i = 0; i < count; i++)
-        memset(values + (size_t)i * row, 0, dim * sizeof(*values));
 }
 
 /* Page by page, head by head. */
@@ -116,72 +131,133 @@ static void copy(const struct copy_job *job)
         return;
     int heads = job->kv->kv_heads;
     int pages = (job->first + job->n - 1) / PAGE - job->first / PAGE + 1;
-    size_t dim = (size_t)job->kv->head_dim, channels = dim * (size_t)heads;
+    size_t dim = (size_t)job->kv->head_dim;
     for (int i = 0; i < pages * heads; i++) {
         int head = i % heads, page = job->first / PAGE + i / heads;
         int from = page * PAGE > job->first ? page * PAGE : job->first;
         int to = job->first + job->n - page * PAGE < PAGE ? job->first + job->n : (page + 1) * PAGE;
         size_t at = (size_t)(from - job->first);
-        uint16_t *keys = job->keys + (size_t)head * dim * (size_t)job->n + at;
-        uint16_t *values = job->values + at * channels + (size_t)head * dim;
-        uint16_t *page_keys = page_rows(job->kv, &job->pages, page, head, false);
-        uint16_t *page_values = page_rows(job->kv, &job->pages, page, head, true);
-        if (page_keys && page_values) {
-            copy_keys(job, page_keys, from % PAGE, to - from, keys);
-            copy_values(job, page_values, from % PAGE, to - from, values);
-        } else if (!job->import) {
-            zero_tokens(job, keys, values, to - from);
-        }
+        uint16_t *in_page = page_rows(job->kv, &job->pages, page, head, job->values);
+        if (job->values)
+            copy_values(job, in_page, from % PAGE, to - from, (at * (size_t)heads + (size_t)head) * dim);
+        else
+            copy_keys(job, in_page, from % PAGE, to - from, (size_t)head * dim * (size_t)job->n + at);
     }
+    if (job->from)
+        streamed();
 }
 
 void kernels_kv_export_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n, void *keys,
                              void *values)
 {
-    copy(&(struct copy_job){kv, pages, first, n, keys, values, false});
+    copy(&(struct copy_job){kv, pages, first, n, false, NULL, keys});
+    copy(&(struct copy_job){kv, pages, first, n, true, NULL, values});
 }
 
 void kernels_kv_import_layer(const struct kernels_kv *kv, struct kernels_pages pages, int first, int n,
                              const void *keys, const void *values)
 {
-    copy(&(struct copy_job){kv, pages, first, n, (uint16_t *)(uintptr_t)keys, (uint16_t *)(uintptr_t)values, true});
+    copy(&(struct copy_job){kv, pages, first, n, false, keys, NULL});
+    copy(&(struct copy_job){kv, pages, first, n, true, values, NULL});
 }
 
 /* ---- all layers of a sequence ------------------------------------------------------------------------------------ */
-
-struct move {
-    const struct kernels_kv *layers;
-    const struct kernels_pages *pages; /* [groups] */
-    int first, n;
-    uint16_t *staging; /* import only reads it */
-    bool import;
-};
 
 static size_t half_of(const struct kernels_kv *kv, int n)
 {
     return (size_t)kv->kv_heads * (size_t)kv->head_dim * (size_t)n;
 }
 
+struct move {
+    const struct kernels_kv *layers;
+    const struct kernels_pages *pages; /* [groups] */
+    int first, n;
+    const uint16_t *from; /* staging; or: */
+    uint16_t *to;
+};
+
 static void move_layer(void *arg, int l)
 {
     const struct move *m = arg;
     const struct kernels_kv *kv = &m->layers[l];
-    uint16_t *keys = m->staging;
+    size_t at = 0, half = half_of(kv, m->n);
     for (int i = 0; i < l; i++)
-        keys += 2 * half_of(&m->layers[i], m->n);
-    copy(&(struct copy_job){kv, m->pages[kv->group], m->first, m->n, keys, keys + half_of(kv, m->n), m->import});
+        at += 2 * half_of(&m->layers[i], m->n);
+    if (m->to)
+        kernels_kv_export_layer(kv, m->pages[kv->group], m->first, m->n, m->to + at, m->to + at + half);
+    else
+        kernels_kv_import_layer(kv, m->pages[kv->group], m->first, m->n, m->from + at, m->from + at + half);
 }
 
 void kernels_op_kv_export(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                           const struct kernels_pages *pages, int first, int n, void *staging)
 {
-    struct move m = {layers, pages, first, n, staging, false};
+    struct move m = {layers, pages, first, n, NULL, staging};
     kernels_parallel(k, n_layers, move_layer, &m);
 }
 
 void kernels_op_kv_import(struct kernels *k, const struct kernels_kv *layers, int n_layers,
                           const struct kernels_pages *pages, int first, int n, const void *staging)
 {
-    struct move m = {layers, pages, first, n, (uint16_t *)(uintptr_t)staging, true};
+    struct move m = {layers, pages, first, n, staging, NULL};
     kernels_parallel(k, n_layers, move_layer, &m);
+}
+
+/* ---- straight from where they are kept ---- */
+
+struct fill {
+    const struct kernels_kv *layers;
+    int arrays;
+    const struct kernels_pages *pages; /* [groups] */
+    struct kernels_kv_part *parts;
+    uint8_t *scratch; /* [workers][stride] */
+    size_t stride;
+};
+
+static bool any_page(const struct kernels_pages *pages, int first, int n)
+{
+    for (int i = first / PAGE; i <= (first + n - 1) / PAGE && i < pages->count; i++)
+        if (pages->pages[i] >= 0)
+            return true;
+    return false;
+}
+
+static void fill_range(void *arg, int worker, int first, int end)
+{
+    const struct fill *f = arg;
+    for (int i = first; i < end; i++) {
+        struct kernels_kv_part *part = &f->parts[i / f->arrays];
+        int array = i % f->arrays;
+        const struct kernels_kv *kv = &f->layers[array / 2];
+        if (!any_page(&f->pages[kv->group], part->first, part->n) || __atomic_load_n(&part->failed, __ATOMIC_RELAXED))
+            continue;
+        const uint16_t *rows = part->rows(part->arg, array, f->scratch + (size_t)worker * f->stride);
+        if (rows)
+            copy(&(struct copy_job){kv, f->pages[kv->group], part->first, part->n, array % 2 == 1, rows, NULL});
+        else
+            __atomic_store_n(&part->failed, true, __ATOMIC_RELAXED);
+    }
+}
+
+int kernels_op_kv_fill(struct kernels *k, const struct kernels_kv *layers, int n_layers,
+                       const struct kernels_pages *pages, struct kernels_kv_part *parts, int n_parts)
+{
+    struct fill f = {.layers = layers, .arrays = 2 * n_layers, .pages = pages, .parts = parts};
+    for (int i = 0; i < n_parts; i++)
+        for (int l = 0; l < n_layers; l++) {
+            size_t bytes = half_of(&layers[l], parts[i].n) * sizeof(uint16_t);
+            f.stride = bytes > f.stride ? bytes : f.stride;
+        }
+    f.stride = (f.stride + 63) & ~(size_t)63;
+    size_t bytes = f.stride * (size_t)k->threads;
+    if (bytes > k->fill_bytes) {
+        kernels_cpu_release(k->fill, k->fill_bytes);
+        k->fill = kernels_cpu_alloc(bytes);
+        k->fill_bytes = k->fill ? bytes : 0;
+        if (!k->fill)
+            return -ENOMEM;
+    }
+    f.scratch = k->fill;
+    kernels_pool_run(k->pool, n_parts * f.arrays, 1, fill_range, &f);
+    return 0;
 }

@@ -210,5 +210,6 @@ const struct kernels_ops kernels_cpu_ops = {
     .pick = kernels_op_pick,
     .kv_export = kernels_op_kv_export,
     .kv_import = kernels_op_kv_import,
+    .kv_fill = kernels_op_kv_fill,
     .close = kernels_cpu_close,
 };

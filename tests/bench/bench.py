@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Measures convod beside its peer on this machine, in one run: `make bench` calls it.
 
-usage: bench.py [--models 0.5b,1.5b] [--rounds N] [--json FILE] [--no-peer] [--sets cpu-avx2,cpu-avx512]
+usage: bench.py [--models 0.5b,1.5b] [--rounds N] [--json FILE] [--markdown FILE] [--no-peer] [--sets cpu-avx2,cpu-avx512]
 
 Prefill and decode, at the start of a context and behind 7,680 tokens: engine_bench and the peer are both loaded and take
-turns, round by round; printed are medians, the spread, and the ratio of medians. Restore: a daemon, a conversation of
-about 2,000 tokens, warm-up turns after evictions; beside it the peer's load of a saved state. Serving: what several
-turns at once, saving, and idle connections cost. Every figure is from this run; what cannot be measured here says why.
+turns, round by round; printed are medians, the spread, and the ratio of medians. Together: what 2, 4 and 8 sequences
+decode in one step, against one. Restore: a daemon, a conversation of about 2,000 tokens, warm-up turns after evictions;
+beside it the peer's load of a saved state. Serving: what several turns at once, saving, and idle connections cost.
+Sampling: pick_bench. Every figure is from this run; what cannot be measured here says why. Figures that have a floor
+stand beside it, those against the peer only where its build has the same instruction set. The README's tables come last,
+and go to the file that --markdown names.
 """
 
 import argparse
@@ -35,6 +38,17 @@ PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
 PROMPT, DECODE = 512, 48
 DEEP = 8192 - PROMPT  # tokens of history for the figures at 8k
 ACTIVE = 8
+TOGETHER, TOGETHER_PROMPT = (1, 2, 4, 8), 256
+SLOW_ROUNDS = 3  # at most, of what takes minutes
+
+# What must hold, as this program measures it: (model, set) -> sequences together -> times the rate of one; times the
+# peer's prefill at the start and behind DEEP; ms of sampling a token; restore against the peer's load and prefill.
+TOGETHER_FLOORS = {("1.5b", "cpu-avx2"): {2: 1.6, 4: 2.4, 8: 3.0}, ("1.5b", "cpu-avx512"): {2: 1.7, 4: 2.8, 8: 4.0}}
+PREFILL_FLOORS = {("1.5b", "cpu-avx512"): (2.3, 3.0)}
+SAMPLING_CEILINGS = {"cpu-avx2": 0.3, "cpu-avx512": 0.15}
+LOAD_CEILING = 1.0
+RESTORE_FLOORS = {"ram": 1000, "disk": 300}
+SET_NAMES = {"cpu-avx2": "AVX2", "cpu-avxvnni": "AVX-VNNI", "cpu-avx512": "AVX-512"}
 
 
 class Process:
@@ -78,14 +92,15 @@ def speed(path, sets, rounds, peer):
     ours = {s: Process([os.path.join(BUILD, "bench", "engine_bench"), path, s, str(THREADS)]) for s in sets}
     other = Process([PEER_PYTHON, os.path.join(HERE, "peer.py"), path, str(THREADS)]) if peer else None
     both = [*ours.items(), *([("peer", other)] if other else [])]
-    runs, deep, together, reads = {s: [] for s, _ in both}, {s: [] for s, _ in both}, {s: [] for s in sets}, []
+    runs, deep, together, reads = {s: [] for s, _ in both}, {s: [] for s, _ in both}, {s: {} for s in sets}, []
     for i in range(rounds + 1):
         for s, p in both:
             runs[s].append(p.command(f"run {PROMPT} {DECODE} 0 1"))
         for s, p in ours.items():
-            together[s].append(p.command(f"run {PROMPT} {DECODE} 0 {ACTIVE}"))
+            for n in TOGETHER:
+                together[s].setdefault(n, []).append(p.command(f"run {TOGETHER_PROMPT} {DECODE} 0 {n} greedy"))
         reads.append(ours[sets[0]].command("read")["read_bytes_per_s"])
-    for i in range(rounds + 1):
+    for i in range(min(rounds, SLOW_ROUNDS) + 1):
         for s, p in both:
             deep[s].append(p.command(f"run {PROMPT} {DECODE} {DEEP} 1"))
     loads = [other.command("load 1878") for i in range(rounds + 1)] if other else []
@@ -94,12 +109,12 @@ def speed(path, sets, rounds, peer):
     token_bytes = about["token_weight_bytes"] + (PROMPT + DECODE / 2) * about["kv_token_bytes"]
     for s in sets:
         result["sets"][s] = {**rates(runs[s][1:]), "deep": rates(deep[s][1:])}
-        result["sets"][s]["together_tokens_per_s"] = rates(together[s][1:])["decode_tokens_per_s"]
+        result["sets"][s]["together_tokens_per_s"] = {n: rates(r[1:])["decode_tokens_per_s"] for n, r in together[s].items()}
         result["sets"][s]["share_of_read_bandwidth"] = (
             result["sets"][s]["decode_tokens_per_s"]["median"] * token_bytes / result["read_bytes_per_s"]["median"]
         )
     if other:
-        result["peer"] = {**rates(runs["peer"][1:]), "deep": rates(deep["peer"][1:])}
+        result["peer"] = {**rates(runs["peer"][1:]), "deep": rates(deep["peer"][1:]), "set": other.about["set"], "version": other.about["version"]}
         result["peer"]["load"] = {**loads[-1], "load_ms": spread([r["load_ms"] for r in loads[1:]])}
     for _, p in both:
         p.close()
@@ -199,10 +214,62 @@ def serving(path, rounds):
     return result
 
 
+def sampling():
+    """ms per token of picking with the default settings from 151,936 logits: per set, one row and eight."""
+    out = subprocess.run([os.path.join(BUILD, "bench", "pick_bench"), str(THREADS)], check=True, capture_output=True, text=True).stdout
+    print(out)
+    found, current = {}, None
+    for line in out.splitlines():
+        if line.startswith("cpu-"):
+            current = line.split(",")[0]
+        elif line.startswith("defaults (") and current:
+            one, eight = line.split()[-2:]
+            found[current] = {1: float(one) / 1e3, ACTIVE: float(eight) / 1e3}
+    return found
+
+
 def table(rows):
     widths = [max(len(str(r[i])) for r in rows) for i in range(len(rows[0]))]
     for r in rows:
         print("  ".join(str(v).ljust(w) for v, w in zip(r, widths)).rstrip())
+
+
+def held(value, floor=None, ceiling=None):
+    """What a bound says of a figure, as text; empty where there is none."""
+    if floor is not None:
+        return f"at least {floor:g}: {'yes' if value >= floor else 'NO'}"
+    if ceiling is not None:
+        return f"at most {ceiling:g}: {'yes' if value <= ceiling else 'NO'}"
+    return ""
+
+
+def equal_set(result, s):
+    """Whether the peer's build has the same instructions as a set of ours."""
+    return "peer" in result and result["peer"]["set"] == SET_NAMES.get(s)
+
+
+def bounds(name, result):
+    """Rows of (what, figure, what its bound says) of one model."""
+    rows = []
+    for s, r in result["sets"].items():
+        for at, kind, deep in ((0, "prefill", r), (1, "prefill at 8k", r["deep"])):
+            if equal_set(result, s):
+                theirs = result["peer"] if at == 0 else result["peer"]["deep"]
+                x = deep["prefill_tokens_per_s"]["median"] / theirs["prefill_tokens_per_s"]["median"]
+                floors = PREFILL_FLOORS.get((name, s))
+                rows.append((f"{SET_NAMES[s]}: {kind}, times the peer ({result['peer']['set']} too)", f"{x:.2f}", held(x, floor=floors and floors[at])))
+        rate = {n: v["median"] for n, v in r["together_tokens_per_s"].items()}
+        for n in TOGETHER[1:]:
+            x = rate[n] / rate[1]
+            rows.append((f"{SET_NAMES[s]}: {n} sequences together, times one", f"{x:.2f}", held(x, floor=TOGETHER_FLOORS.get((name, s), {}).get(n))))
+    r = result.get("restore")
+    for source in ("ram", "page cache", "disk") if r else ():
+        x = r[source]["times_faster_than_prefill"]
+        rows.append((f"restore from {source}, times faster than prefill", f"{x:.0f}", held(x, floor=RESTORE_FLOORS.get(source))))
+        if "peer" in result and source != "disk":
+            x = r[source]["median"] / result["peer"]["load"]["load_ms"]["median"]
+            rows.append((f"restore from {source}, times the peer's load of raw state", f"{x:.2f}", held(x, ceiling=LOAD_CEILING)))
+    return rows
 
 
 def report(name, result, peer_wanted):
@@ -219,19 +286,15 @@ def report(name, result, peer_wanted):
         return (*cells, f"{share:.0%}" if share else "-")
 
     peer = result.get("peer")
-    for s, r in result["sets"].items():
-        rows.append(line(s, r, peer))
-    if peer:
-        rows.append(line("peer (AVX2 build)", peer, peer))
-    table(rows)
+    everyone = [*result["sets"].items(), *([(f"peer ({peer['set']} build)", peer)] if peer else [])]
+    table([*rows, *(line(s, r, peer) for s, r in everyone)])
     if not peer:
         print("peer: not measured" + (" (build/peer is missing)" if peer_wanted else ""))
     print(f"plain read: {result['read_bytes_per_s']['median'] / 1e9:.1f} GB/s")
     print(f"\nbehind {DEEP} tokens:")
-    table([rows[0][:-1], *(line(s, r["deep"], peer and peer["deep"])[:-1] for s, r in [*result["sets"].items(), *([("peer", peer)] if peer else [])])])
+    table([rows[0][:-1], *(line(s, r["deep"], peer and peer["deep"])[:-1] for s, r in everyone)])
     for s, r in result["sets"].items():
-        v = r["together_tokens_per_s"]["median"]
-        print(f"{s}: {ACTIVE} sequences together decode {v:.1f} tok/s, {v / r['decode_tokens_per_s']['median']:.2f}x one")
+        print(f"{s}: sequences together decode, tok/s: " + ", ".join(f"{n}: {v['median']:.1f}" for n, v in r["together_tokens_per_s"].items()))
     r = result.get("restore")
     if r:
         print(
@@ -254,6 +317,54 @@ def report(name, result, peer_wanted):
             f"turns through the daemon: {alone:.1f} tok/s not saved, {saved:.1f} saved ({saved / alone - 1:+.1%}), {ACTIVE} at once {together:.1f} ({together / saved:.2f}x); "
             f"an idle WebSocket takes {r['idle_connection_bytes'] / 1024:.1f} KiB"
         )
+    print("\nagainst what must hold:")
+    table([("what", "measured", "bound"), *bounds(name, result)])
+
+
+# ---- the README's tables ---------------------------------------------------------------------------------------------
+
+
+def cell(x):
+    return f"{x:,.0f}" if x >= 10 else f"{x:.1f}"
+
+
+def markdown(results, picks):
+    """The tables of the README's part "Measured", in its words."""
+    out = ["| | prefill, tokens/s | x peer | decode, tokens/s | x peer | prefill at 8k | x peer | decode at 8k | x peer |", "|---|" + "---|" * 8]
+
+    def row(label, r, peer):
+        cells = []
+        for part, theirs in ((r, peer), (r["deep"], peer and peer["deep"])):
+            for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+                v = part[key]["median"]
+                cells += [cell(v), f"{v / theirs[key]['median']:.1f}" if theirs else ""]
+        return f"| {label} | " + " | ".join(cells) + " |"
+
+    for result in results.values():
+        model, peer = result["about"]["model"], result.get("peer")
+        for i, (s, r) in enumerate(result["sets"].items()):
+            out.append(row(f"{model if i == 0 else 'the same'}, {SET_NAMES[s]}", r, peer))
+        if peer:
+            out.append(row(f"the same, peer ({peer['set']})", peer, None))
+    out += ["", "| against what must hold | measured | bound |", "|---|---|---|"]
+    for name, result in results.items():
+        out += [f"| {name.upper()}, {what} | {value} | {bound} |" for what, value, bound in bounds(name, result)]
+    for s, r in picks.items():
+        out.append(f"| {SET_NAMES[s]}: sampling a token of eight, default settings, 152k tokens, ms | {r[ACTIVE]:.2f} | {held(r[ACTIVE], ceiling=SAMPLING_CEILINGS.get(s))} |")
+    restored = [r for r in results.values() if "restore" in r]
+    if restored:
+        tokens = restored[0]["restore"]["tokens"]
+        out += ["", f"| a conversation of {tokens:,} tokens | " + " | ".join(n.upper() for n, r in results.items() if "restore" in r) + " |", "|---|" + "---|" * len(restored)]
+        lines = [("prefilling it", lambda r: f"{r['restore']['prefill_ms']:,.0f} ms")]
+        for label, source in (("restoring it from RAM", "ram"), ("restoring it from disk, page cache warm", "page cache"), ("restoring it from disk, page cache dropped", "disk")):
+            lines.append((label, lambda r, source=source: f"{cell(r['restore'][source]['median'])} ms"))
+        if all("peer" in r for r in restored):
+            lines.append(("the peer's load of its uncompressed state, page cache warm", lambda r: f"{cell(r['peer']['load']['load_ms']['median'])} ms"))
+        lines.append(
+            ("its KV, raw and as stored", lambda r: f"{r['restore']['raw_bytes'] / 1e6:.1f} MB, {r['restore']['stored_bytes'] / 1e6:.1f} MB: {r['restore']['ratio']:.2f}x smaller")
+        )
+        out += [f"| {label} | " + " | ".join(f(r) for r in restored) + " |" for label, f in lines]
+    return "\n".join(out) + "\n"
 
 
 def main():
@@ -261,6 +372,7 @@ def main():
     parser.add_argument("--models", default="0.5b,1.5b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--markdown")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--sets", default="")
     a = parser.parse_args()
@@ -276,11 +388,17 @@ def main():
             continue
         results[name] = speed(path, sets, a.rounds, peer)
         results[name]["restore"] = restore(path, a.rounds)
-        results[name]["serving"] = serving(path, a.rounds)
+        results[name]["serving"] = serving(path, min(a.rounds, SLOW_ROUNDS))
         report(name, results[name], not a.no_peer)
+    picks = {s: r for s, r in sampling().items() if s in sets}
+    tables = markdown(results, picks)
+    print("\nFor the README:\n\n" + tables)
+    if a.markdown:
+        with open(a.markdown, "w") as f:
+            f.write(tables)
     if a.json:
         with open(a.json, "w") as f:
-            json.dump(results, f, indent=1)
+            json.dump({**results, "sampling_ms": picks}, f, indent=1)
 
 
 if __name__ == "__main__":

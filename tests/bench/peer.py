@@ -63,7 +63,10 @@ def load(n):
     return {"tokens": r["n_restored"], "bytes": r["n_read"], "load_ms": r["timings"]["restore_ms"]}
 
 
-print(json.dumps({"peer": "xllamacpp", "version": getattr(xllamacpp, "__version__", "")}), flush=True)
+# What its build was made for, in its own words.
+has = {word.strip() for part in xllamacpp.get_system_info().split("|") for word in part.split(":")}
+built_for = "AVX-512" if "AVX512 = 1" in has else "AVX-VNNI" if "AVX_VNNI = 1" in has else "AVX2" if "AVX2 = 1" in has else "no AVX2"
+print(json.dumps({"peer": "xllamacpp", "version": getattr(xllamacpp, "__version__", ""), "set": built_for}), flush=True)
 for number, line in enumerate(sys.stdin):
     command, *numbers = line.split()
     numbers = [int(n) for n in numbers]

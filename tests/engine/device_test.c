@@ -327,6 +327,7 @@ static struct kernels_ops checked_ops(void)
     ops.pick = check_pick;
     ops.kv_export = check_export;
     ops.kv_import = check_import;
+    ops.kv_fill = NULL; /* a host's */
     return ops;
 }
 

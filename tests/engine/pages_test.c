@@ -544,6 +544,153 @@ static void test_pages_come_zeroed(void **state)
     fixture_close(&f);
 }
 
+/* ---- restore ---- */
+
+enum { RESTORED = 556, LAST = 512 }; /* tokens that come back, and where the last part begins */
+
+/* Parts of a scene's KV, and what was asked of them. */
+struct kept {
+    const struct engine *e;
+    int first, n, bad; /* bad: the array that cannot be had; -1: none */
+    uint8_t *kv;
+    int asked[64]; /* by array */
+};
+
+static const void *kept_rows(void *arg, int array, void *buf)
+{
+    struct kept *k = arg;
+    int arrays;
+    const struct engine_kv_array *layout = engine_kv_layout(k->e, &arrays);
+    size_t at = 0, bytes = (size_t)layout[array].channels * (size_t)k->n * 2;
+    for (int i = 0; i < array; i++)
+        at += (size_t)layout[i].channels * (size_t)k->n * 2;
+    k->asked[array]++;
+    return array == k->bad ? NULL : memcpy(buf, k->kv + at, bytes);
+}
+
+static void keep(struct scene *c, struct kept kept[3], struct engine_kv_part parts[3])
+{
+    static const int firsts[] = {0, 256, LAST, RESTORED};
+    struct engine_seq *whole = fixture_seq(c->f.e);
+    assert_int_equal(engine_kv_import(whole, c->tokens, TOKENS, c->truth.kv), 0);
+    for (int i = 0; i < 3; i++) {
+        size_t bytes;
+        kept[i] = (struct kept){.e = c->f.e, .first = firsts[i], .n = firsts[i + 1] - firsts[i], .bad = -1};
+        kept[i].kv = fixture_export(whole, kept[i].first, kept[i].n, &bytes);
+        parts[i] = (struct engine_kv_part){c->tokens + firsts[i], kept[i].n, kept_rows, &kept[i]};
+    }
+    engine_seq_free(whole);
+}
+
+static void kept_free(struct kept kept[3])
+{
+    for (int i = 0; i < 3; i++)
+        free(kept[i].kv);
+}
+
+/* At once or one by one, from nothing or behind what was computed: the bits are those of a sequence that never left,
+ * and of window layers nothing was asked for that no query sees. */
+static void check_restore(struct scene *c, const struct tiny_model *m, int computed, bool at_once)
+{
+    struct kept kept[3];
+    struct engine_kv_part parts[3];
+    int n = 0, first = computed ? 1 : 0, arrays;
+    (void)engine_kv_layout(c->f.e, &arrays);
+    keep(c, kept, parts);
+    struct engine_seq *s = fixture_seq(c->f.e);
+    if (computed)
+        fixture_run(c->f.e, s, c->tokens, computed, computed, NULL);
+    for (int i = first; i < 3; i += n) {
+        assert_int_equal(engine_kv_restore(s, parts + i, at_once ? 3 - i : 1, RESTORED, &n), 0);
+        assert_int_equal(n, at_once ? 3 - i : 1);
+        if (i + n < 3 && m->window) {
+            assert_int_equal(engine_seq_usable(s), computed);
+            assert_null(engine_seq_fork(s, 300));
+            assert_int_equal(engine_seq_truncate(s, LAST - 1), i + n == 1 ? -EINVAL : -ERANGE);
+        }
+    }
+    assert_int_equal(engine_seq_length(s), RESTORED);
+    assert_int_equal(engine_seq_usable(s), RESTORED);
+    for (int i = first; i < 3; i++)
+        for (int a = 0; a < arrays; a++)
+            assert_int_equal(kept[i].asked[a], i == 2 || !tiny_model_windowed(m, a / 2));
+    engine_seq_settle(s);
+    finish(c, s, 7, "restored");
+    engine_seq_free(s);
+    kept_free(kept);
+}
+
+static void test_restore(void **state)
+{
+    (void)state;
+    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += TINY_GEMMA3 - TINY_QWEN2) {
+        struct tiny_model m = tiny_model_of(a);
+        struct scene c = scene_open(m, FAST);
+        size_t before = used(c.f.e);
+        check_restore(&c, &m, 0, true);
+        check_restore(&c, &m, 0, false);
+        check_restore(&c, &m, 256, true);
+        check_restore(&c, &m, 256, false);
+        assert_int_equal(used(c.f.e), before);
+        scene_close(&c);
+    }
+}
+
+/* Of parts some of which cannot be had, those before the first such come in, and the sequence is as it was then. */
+static void test_restore_of_damaged(void **state)
+{
+    (void)state;
+    for (enum tiny_arch a = TINY_QWEN2; a <= TINY_GEMMA3; a += TINY_GEMMA3 - TINY_QWEN2) {
+        struct scene c = scene_open(tiny_model_of(a), FAST);
+        size_t before = used(c.f.e);
+        for (int bad = 0; bad < 3; bad++) {
+            struct kept kept[3];
+            struct engine_kv_part parts[3];
+            int n;
+            keep(&c, kept, parts);
+            kept[bad].bad = 3;
+            struct engine_seq *s = fixture_seq(c.f.e);
+            assert_int_equal(engine_kv_restore(s, parts, 3, 0, &n), -EBADMSG);
+            assert_int_equal(n, bad);
+            assert_int_equal(engine_seq_length(s), kept[bad].first);
+            finish(&c, s, 100, "behind what was damaged");
+            engine_seq_free(s);
+            assert_int_equal(used(c.f.e), before);
+            kept_free(kept);
+        }
+        scene_close(&c);
+    }
+}
+
+/* As many parts as there are pages for. */
+static void test_restore_without_pages(void **state)
+{
+    (void)state;
+    struct scene c = scene_open(tiny_model_of(TINY_QWEN2), FAST);
+    struct kept kept[3];
+    struct engine_kv_part parts[3];
+    int n, few = 7;
+    keep(&c, kept, parts);
+    struct kv_pool *pool = &c.f.e->pools[MODEL_FULL];
+    int32_t hidden = pool->n_free - few;
+    pool->n_free = few; /* of a stack: what lies below is as if it were in use */
+    memmove(pool->free, pool->free + hidden, (size_t)few * sizeof *pool->free);
+    struct engine_seq *s = fixture_seq(c.f.e);
+    assert_int_equal(engine_kv_restore(s, parts, 3, RESTORED, &n), -ENOSPC);
+    assert_int_equal(n, 1);
+    assert_int_equal(engine_seq_length(s), 256);
+    assert_int_equal(pool->n_free, few - 4);
+    assert_int_equal(engine_kv_restore(s, parts + 1, 0, RESTORED, &n), 0);
+    assert_int_equal(n, 0);
+    parts[1].n = 0;
+    assert_int_equal(engine_kv_restore(s, parts + 1, 1, RESTORED, &n), -EINVAL);
+    engine_seq_free(s);
+    assert_int_equal(pool->n_free, few);
+    pool->n_free += hidden;
+    kept_free(kept);
+    scene_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -560,6 +707,9 @@ int main(void)
         cmocka_unit_test(test_no_space),
         cmocka_unit_test(test_no_space_for_a_copy),
         cmocka_unit_test(test_fits_of_any_size),
+        cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_restore_of_damaged),
+        cmocka_unit_test(test_restore_without_pages),
         cmocka_unit_test(test_pages_come_zeroed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -256,10 +256,116 @@ static void test_dropped(void **state)
     free(p.kv.pool);
 }
 
+/* ---- straight into pages ---- */
+
+/* A part's rows in canonical layout, of which every array is asked for once at most, by any worker. */
+struct kept {
+    const uint16_t *rows;
+    int layers, n, bad; /* bad: the array that cannot be had; -1: none */
+    size_t half;
+    bool in_place;
+    int wrong, asked[2 * 3];
+};
+
+static const void *kept_rows(void *arg, int array, void *buf)
+{
+    struct kept *p = arg;
+    if (array < 0 || array >= 2 * p->layers || (uintptr_t)buf % 64) {
+        __atomic_fetch_add(&p->wrong, 1, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    __atomic_fetch_add(&p->asked[array], 1, __ATOMIC_RELAXED);
+    if (array == p->bad)
+        return NULL;
+    const uint16_t *at = p->rows + (size_t)array * p->half;
+    return p->in_place ? at : memcpy(buf, at, p->half * sizeof *at);
+}
+
+enum { LAYERS = 3, PARTS = 3 };
+
+static void check_fill(const char *backend, int threads, size_t shape, bool in_place, int bad)
+{
+    static const int firsts[PARTS] = {37, 192, 320}, counts[PARTS] = {155, 128, 51};
+    struct kernels *k = rows_open(backend, threads);
+    if (!k)
+        return;
+    struct pool a, b;
+    int heads = shapes[shape].kv_heads, dim = shapes[shape].head_dim;
+    pool_open(&a, heads, dim);
+    pool_open(&b, heads, dim);
+    /* Layers 0 and 2 lie in pages of their own group, of which the first three were dropped. */
+    size_t layer_bytes = a.kv.page_bytes;
+    struct kernels_kv la[LAYERS], lb[LAYERS];
+    int32_t window[8] = {-1, -1, -1, 5, 1, 6, 2, 4};
+    const struct kernels_pages pages[2] = {{a.ids, 8}, {window, 8}};
+    uint8_t *pa = rows_calloc(LAYERS * 8 * layer_bytes, 1), *pb = rows_calloc(LAYERS * 8 * layer_bytes, 1);
+    memset(pa, 0xa5, LAYERS * 8 * layer_bytes);
+    memset(pb, 0xa5, LAYERS * 8 * layer_bytes);
+    for (int l = 0; l < LAYERS; l++) {
+        la[l] = lb[l] = a.kv;
+        la[l].group = lb[l].group = l != 1;
+        la[l].pool = pa + (size_t)l * 8 * layer_bytes;
+        lb[l].pool = pb + (size_t)l * 8 * layer_bytes;
+    }
+    struct kept kept[PARTS];
+    struct kernels_kv_part parts[PARTS];
+    uint16_t *rows[PARTS];
+    uint64_t seed = 11;
+    for (int i = 0; i < PARTS; i++) {
+        size_t half = (size_t)(heads * dim * counts[i]);
+        rows[i] = rows_calloc(2 * LAYERS * half, 2);
+        for (size_t j = 0; j < 2 * LAYERS * half; j++)
+            rows[i][j] = (uint16_t)rows_random(&seed);
+        kept[i] = (struct kept){rows[i], LAYERS, counts[i], i == 1 ? bad : -1, half, in_place, 0, {0}};
+        parts[i] = (struct kernels_kv_part){firsts[i], counts[i], kept_rows, &kept[i], false};
+        if (i != 1 || bad < 0)
+            kernels_ops(k)->kv_import(k, la, LAYERS, pages, firsts[i], counts[i], rows[i]);
+    }
+    assert_int_equal(kernels_ops(k)->kv_fill(k, lb, LAYERS, pages, parts, PARTS), 0);
+    for (int i = 0; i < PARTS; i++) {
+        assert_int_equal(kept[i].wrong, 0);
+        assert_int_equal(parts[i].failed, i == 1 && bad >= 0);
+        for (int array = 0; array < 2 * LAYERS; array++)
+            if (i == 0 && array / 2 != 1)
+                assert_int_equal(kept[i].asked[array], 0); /* all its pages were dropped */
+            else if (!parts[i].failed)
+                assert_int_equal(kept[i].asked[array], 1);
+            else
+                assert_in_range(kept[i].asked[array], 0, 1);
+        free(rows[i]);
+    }
+    /* Pages of the part that failed hold anything; all others are as after an import, to the last byte. */
+    for (int l = 0; l < LAYERS; l++)
+        for (int page = 0; page < 8; page++) {
+            bool mine = bad >= 0 && (page == pages[la[l].group].pages[3] || page == pages[la[l].group].pages[4]);
+            size_t at = ((size_t)l * 8 + (size_t)page) * layer_bytes;
+            if (!mine)
+                assert_memory_equal(pa + at, pb + at, layer_bytes);
+        }
+    free(pa);
+    free(pb);
+    free(a.kv.pool);
+    free(b.kv.pool);
+    kernels_close(k);
+}
+
+static void test_fill(void **state)
+{
+    (void)state;
+    for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++)
+        for (int b = 0; b < 3; b++) {
+            check_fill(backends[b], 1 + b, shape, false, -1);
+            check_fill(backends[b], 3, shape, true, -1);
+        }
+    check_fill("cpu-portable", 1, 1, false, 0);
+    check_fill("cpu-portable", 3, 1, false, 2);
+    check_fill("cpu-portable", 3, 1, true, 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_rounding), cmocka_unit_test(test_all_values),
-                                       cmocka_unit_test(test_write), cmocka_unit_test(test_export_import),
-                                       cmocka_unit_test(test_dropped)};
+                                       cmocka_unit_test(test_write),    cmocka_unit_test(test_export_import),
+                                       cmocka_unit_test(test_fill),     cmocka_unit_test(test_dropped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -200,6 +200,90 @@ static void test_half_cut_out(void **state)
     assert_int_equal(stats.damaged, 0);
 }
 
+/* What was read as it is stored stays, whatever becomes of it: each array by itself, in any order. */
+static void test_as_stored(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    for (int from_disk = 0; from_disk < 2; from_disk++) {
+        if (from_disk)
+            storage_ram_drop(st, NULL, 0);
+        struct storage_read_result r = testing_read_stored(st, &f, 2);
+        assert_int_equal(r.rc, 0);
+        assert_int_equal(r.tier, from_disk ? STORAGE_TIER_DISK : STORAGE_TIER_RAM);
+        assert_int_equal(r.bytes_read, from_disk ? f.encoded_bytes : 0);
+        if (from_disk)
+            assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+        for (uint32_t i = testing_layout.n_arrays; i-- > 0;)
+            assert_int_equal(testing_decode(r.stored, 2, i), 0);
+        uint16_t none[1];
+        assert_int_equal(storage_stored_decode(r.stored, testing_layout.n_arrays, none), -EINVAL);
+        storage_stored_free(r.stored);
+    }
+    struct storage_read_result gone = testing_read_stored(st, &f, 2);
+    assert_int_equal(gone.rc, -ENOENT);
+    assert_null(gone.stored);
+    storage_stored_free(NULL);
+}
+
+/* Damage to an array shows when it is decoded, and in no other array; read again with a payload, the segment is
+ * forgotten. */
+static void test_array_flip(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    int damaged = 0;
+    flip(f.offset + f.encoded_bytes / 2);
+    storage_ram_drop(st, NULL, 0);
+    struct storage_read_result r = testing_read_stored(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++) {
+        int rc = testing_decode(r.stored, 2, i);
+        assert_true(rc == 0 || rc == -EBADMSG);
+        damaged += rc != 0;
+    }
+    assert_int_equal(damaged, 1);
+    storage_stored_free(r.stored);
+    heals(&f, -EBADMSG);
+}
+
+/* A damaged copy in RAM: what is on disk is taken instead. */
+static void test_ram_flip(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    struct blob *b = ram_get(&st->ram, f.key);
+    assert_non_null(b);
+    b->record[b->bytes / 2] ^= 1;
+    blob_unref(b);
+    struct storage_read_result r = testing_read_stored(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    int damaged = 0;
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++)
+        damaged += testing_decode(r.stored, 2, i) != 0;
+    assert_int_equal(damaged, 1);
+    storage_stored_free(r.stored);
+    r = testing_read(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.tier, STORAGE_TIER_DISK);
+    r = testing_read_stored(st, &f, 2);
+    assert_int_equal(r.tier, STORAGE_TIER_RAM);
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++)
+        assert_int_equal(testing_decode(r.stored, 2, i), 0);
+    storage_stored_free(r.stored);
+}
+
+/* A head that is damaged is found when it is read, as it is with a payload. */
+static void test_head_flip_as_stored(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2), g;
+    flip(f.offset + pack_payload_offset(f.label_bytes) + 9);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_read_stored(st, &f, 2).rc, -EBADMSG);
+    assert_int_equal(testing_find(st, owner, 1, 2, &g), -ENOENT);
+}
+
 struct reader {
     pthread_t thread;
     struct storage_found found[3];
@@ -254,6 +338,8 @@ int main(void)
         T(test_hole),         T(test_truncated),
         T(test_missing_pack), T(test_wrong_question),
         T(test_half_cut_out), T(test_reads_while_deleting),
+        T(test_as_stored),    T(test_array_flip),
+        T(test_ram_flip),     T(test_head_flip_as_stored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

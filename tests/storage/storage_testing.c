@@ -485,3 +485,34 @@ struct storage_read_result testing_read(struct storage *st, const struct storage
     free(got);
     return w.read;
 }
+
+struct storage_read_result testing_read_stored(struct storage *st, const struct storage_found *f, unsigned id)
+{
+    struct waiter w = waiter_new();
+    struct storage_found found = *f;
+    char label[32];
+    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u;", id);
+    found.label = label;
+    assert_int_equal(storage_segment_read(st, &found, testing_fingerprint, &testing_layout, NULL, read_done, &w), 0);
+    waiter_wait(&w);
+    assert_true(!w.read.rc == (w.read.stored != NULL));
+    return w.read;
+}
+
+int testing_decode(const struct storage_stored *g, unsigned id, uint32_t array)
+{
+    size_t at = 0;
+    for (uint32_t i = 0; i < array; i++)
+        at += (size_t)testing_layout.arrays[i].channels * TESTING_COUNT;
+    size_t n = (size_t)testing_layout.arrays[array].channels * TESTING_COUNT;
+    uint16_t *want = malloc(PAYLOAD_ELEMENTS * 2), *got = malloc(n * 2);
+    assert_true(want && got);
+    memset(got, 0xa5, n * 2);
+    int rc = storage_stored_decode(g, array, got);
+    testing_fill_kv(want, PAYLOAD_ELEMENTS, STORAGE_BF16, id);
+    if (!rc)
+        assert_memory_equal(want + at, got, n * 2);
+    free(want);
+    free(got);
+    return rc;
+}

@@ -81,5 +81,8 @@ size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const
                        struct storage_found rows[2]);
 /* Reads and compares with what was put. */
 struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id);
+/* The same as it is stored, and one of its arrays, which must be what was put when it is not damaged. */
+struct storage_read_result testing_read_stored(struct storage *st, const struct storage_found *f, unsigned id);
+int testing_decode(const struct storage_stored *g, unsigned id, uint32_t array);
 
 #endif
