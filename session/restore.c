@@ -146,6 +146,8 @@ static int import(struct turn *t, int *n)
                                                        : hot_note_stored(h, p[i].first, p[i].used, p[i].found.key);
         if (failed) { /* as if it had not come */
             (void)hot_truncate(h, p[i].first);
+            if (p[i].split)
+                p[i].state = PLAN_IDLE; /* its buffer is the engine's again: it is read once more */
             *n = i;
             rc = failed;
         } else {
