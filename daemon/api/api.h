@@ -290,7 +290,8 @@ int message_role(const char *name, enum engine_role *role);
 #define LARK_BYTES_MAX   (64 * 1024)
 #define LARK_RULES_MAX   256
 #define LARK_DEPTH_MAX   64
-#define LARK_PATTERN_MAX 4080 /* what a pattern may have, with what is put around it */
+#define LARK_PATTERN_MAX 4080  /* what a pattern may have, with what is put around it */
+#define LARK_STEPS_MAX   65536 /* marks, strings and names that are looked at on the way to it */
 
 /* A grammar in Lark's language as a regular expression of the texts that it has from `start` on. *out is malloc'd. -1
  * and err: it is none, or has no such expression. */

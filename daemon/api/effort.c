@@ -37,6 +37,7 @@ int effort_parse(const char *word, const char *param, struct turn_request *q, st
     for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
         if (strcmp(word, words[i].word) == 0) {
             q->effort = words[i].effort;
+            q->thinking_tokens = q->thinking_tokens < 0 ? 0 : q->thinking_tokens; /* the last one counts, all of it */
             return 0;
         }
     }

@@ -7,7 +7,7 @@
  * that there is, may refuse a text that is taken here.
  *
  * The text is cut into tokens once; a name's right side is read from them again wherever it stands. What comes out is
- * bounded (LARK_PATTERN_MAX), and every step writes something, so that the work is bounded by it.
+ * bounded (LARK_PATTERN_MAX), and so are the steps to it, not all of which write something.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct token {
 };
 
 struct rule {
-    const struct token *name, *body;
+    const struct token *name, *body, *end;
     bool open; /* its right side is being written */
 };
 
@@ -37,7 +37,7 @@ struct lark {
     struct rule rules[LARK_RULES_MAX];
     size_t n_rules;
     char out[LARK_PATTERN_MAX + 1];
-    size_t len;
+    size_t len, steps;
     int depth;
     char *err;
     size_t err_size;
@@ -146,25 +146,35 @@ static const char *read_token(struct lark *l, const char *p)
     return p + 1;
 }
 
+static bool is_mark(const struct token *t, char mark)
+{
+    return t->kind == MARK && *t->text == mark;
+}
+
+/* Lines that end nothing are left out: empty ones, those within parentheses, and those that an alternative goes on. */
 static void read_tokens(struct lark *l, const char *text)
 {
+    int open = 0;
     for (const char *p = text; *p && !l->failed;) {
+        const struct token *last = l->n_tokens ? &l->tokens[l->n_tokens - 1] : NULL;
         if (*p == '\n') {
-            add(l, (struct token){.kind = LINE, .text = p++, .len = 1});
+            if (last && last->kind != LINE && open <= 0) {
+                add(l, (struct token){.kind = LINE, .text = p, .len = 1});
+            }
+            p++;
         } else if (*p == ' ' || *p == '\t' || *p == '\r') {
             p++;
         } else if (*p == '#' || strncmp(p, "//", 2) == 0) {
             p += strcspn(p, "\n");
         } else {
+            if (*p == '|' && last && last->kind == LINE) {
+                l->n_tokens--;
+            }
+            open += (*p == '(' || *p == '[') - (*p == ')' || *p == ']');
             p = read_token(l, p);
         }
     }
     add(l, (struct token){.kind = END, .text = "", .len = 0});
-}
-
-static bool is_mark(const struct token *t, char mark)
-{
-    return t->kind == MARK && *t->text == mark;
 }
 
 /* ---- rules --------------------------------------------------------------------------------------------------------
@@ -221,23 +231,6 @@ static const struct token *read_import(struct lark *l, const struct token *t)
     return t;
 }
 
-/* Behind a right side: at the end of a line of which the next one does not go on. */
-static const struct token *behind_body(const struct token *t)
-{
-    int depth = 0;
-    for (; t->kind != END; t++) {
-        depth += is_mark(t, '(') || is_mark(t, '[') ? 1 : is_mark(t, ')') || is_mark(t, ']') ? -1 : 0;
-        const struct token *next = t;
-        while (next->kind == LINE) {
-            next++;
-        }
-        if (t->kind == LINE && depth <= 0 && !is_mark(next, '|')) {
-            break;
-        }
-    }
-    return t;
-}
-
 static void read_rules(struct lark *l)
 {
     for (const struct token *t = l->tokens; t->kind != END && !l->failed;) {
@@ -269,8 +262,12 @@ static void read_rules(struct lark *l)
         } else if (l->n_rules == LARK_RULES_MAX) {
             fail(l, "there are more than %d rules", LARK_RULES_MAX);
         } else {
-            l->rules[l->n_rules++] = (struct rule){.name = name, .body = t + 1};
-            t = behind_body(t + 1);
+            struct rule *r = &l->rules[l->n_rules++];
+            *r = (struct rule){.name = name, .body = ++t};
+            while (t->kind != LINE && t->kind != END) {
+                t++;
+            }
+            r->end = t;
         }
     }
 }
@@ -317,15 +314,32 @@ static bool is_letter(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* A string's characters as themselves. Its escapes are those of regular expressions, but of quotes. */
+/* Behind an escape of a string, which is one of a regular expression, too; NULL: it is none that is known. */
+static const char *escape_end(const char *p)
+{
+    static const char hex[] = "0123456789abcdefABCDEF";
+    size_t digits = p[1] == 'x' ? 2 : p[1] == 'u' ? 4 : 0;
+    return !strchr("ntrf\\xu", p[1]) || strspn(p + 2, hex) < digits ? NULL : p + 2 + digits;
+}
+
+/* A string's characters as themselves. */
 static void put_string(struct lark *l, const struct token *t)
 {
     put_text(l, "(?:");
-    for (size_t i = 0; i < t->len; i++) {
-        const char *p = t->text + i;
-        if (*p == '\\' && i + 1 < t->len) {
-            put(l, p + (p[1] == '"'), p[1] == '"' ? 1 : 2);
-            i++;
+    for (const char *p = t->text, *end = t->text + t->len; p < end && !l->failed;) {
+        const char *next = p + 1;
+        if (*p == '\\' && p[1] == '"') {
+            put(l, "\"", 1);
+            next = p + 2;
+        } else if (*p == '\\') {
+            next = escape_end(p);
+            if (next) {
+                put(l, p, (size_t)(next - p));
+            } else {
+                fail(l, "the escape '%.2s' in a string is not supported", p);
+            }
+        } else if (t->folds && (*p & 0x80)) {
+            fail(l, "a string with the flag 'i' is of ASCII characters: \"%.*s\"", (int)t->len, t->text);
         } else if (strchr("^$.*+?()[]{}|/", *p)) {
             put(l, (const char[]){'\\', *p}, 2);
         } else if (t->folds && is_letter(*p)) {
@@ -333,11 +347,12 @@ static void put_string(struct lark *l, const struct token *t)
         } else {
             put(l, p, 1);
         }
+        p = next;
     }
     put_text(l, ")");
 }
 
-static const struct token *put_choices(struct lark *l, const struct token *t, char end);
+static const struct token *put_choices(struct lark *l, const struct token *t, const struct token *stop, char end);
 
 /* "a".."z" */
 static const struct token *put_range(struct lark *l, const struct token *t)
@@ -371,7 +386,7 @@ static void put_name(struct lark *l, const struct token *t)
     } else {
         rule->open = true;
         put_text(l, "(?:");
-        (void)put_choices(l, rule->body, '\0');
+        (void)put_choices(l, rule->body, rule->end, '\0');
         put_text(l, ")");
         rule->open = false;
     }
@@ -382,7 +397,7 @@ static const struct token *put_atom(struct lark *l, const struct token *t)
     bool optional = is_mark(t, '[');
     if (optional || is_mark(t, '(')) {
         put_text(l, optional ? "(?:(?:" : "(?:"); /* what is repeated is the whole of it */
-        t = put_choices(l, t + 1, optional ? ']' : ')');
+        t = put_choices(l, t + 1, NULL, optional ? ']' : ')');
         put_text(l, optional ? ")?)" : ")");
         return t;
     }
@@ -428,16 +443,15 @@ static const struct token *put_count(struct lark *l, const struct token *t)
     return t + (range ? 3 : 1);
 }
 
-/* Alternatives up to `end`, or, where that is NUL, up to the end of a rule. Returns what is behind it. */
-static const struct token *put_choices(struct lark *l, const struct token *t, char end)
+/* Alternatives up to a rule's end, `stop`, or up to the mark `end`. Returns what is behind it. */
+static const struct token *put_choices(struct lark *l, const struct token *t, const struct token *stop, char end)
 {
     if (++l->depth > LARK_DEPTH_MAX) {
         fail(l, "it is nested deeper than %d levels", LARK_DEPTH_MAX);
     }
-    const struct token *stop = end ? NULL : behind_body(t);
     while (!l->failed && t != stop && !(end && is_mark(t, end))) {
-        if (t->kind == LINE) {
-            t++;
+        if (++l->steps > LARK_STEPS_MAX) {
+            fail(l, "it is more than %d steps of work", LARK_STEPS_MAX);
         } else if (is_mark(t, '|')) {
             put_text(l, "|");
             t++;

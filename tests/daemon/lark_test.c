@@ -44,6 +44,8 @@ static void is_an_expression(void **state)
         {"start: INT\n%import common.INT", "(?:(?:[0-9]+))"},
         {"start: n n\nn: \"x\" |", "(?:(?:(?:x)|)(?:(?:x)|))"},
         {"%import common (LF, WS)\nstart: \"a\" LF", "(?:(?:a)(?:\\n))"},
+        {"start: \"a\"\n\n  # or\n  | \"b\"\n\n\n  | \"c\"\n\n", "(?:(?:a)|(?:b)|(?:c))"},
+        {"start: \"\\x41\\u00e9\\t\" \"é\"", "(?:(?:\\x41\\u00e9\\t)(?:é))"},
         {PATCH, NULL},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
@@ -87,6 +89,10 @@ static void is_none(void **state)
         {"start: \"ab\"..\"z\"", "plain characters"},
         {"start: /a)|(b/", "does not close"},
         {"start: /[a/ /b]/", "does not close"},
+        {"start: \"\\d+\"", "escape '\\d'"},
+        {"start: \"\\x4\"", "escape '\\x'"},
+        {"start: \"é\"i", "ASCII"},
+        {"start: (\"a\"\n\nb: \"x\"", "no rule 'b'"},
         {"start \"x\"", "a rule is"},
         {"start: \"x\" * *", "not understood"},
         {"\xf0\x9f\x98\x80: \"x\"", "not understood"},
@@ -118,6 +124,21 @@ static void is_bounded(void **state)
     text[LARK_BYTES_MAX + 1] = '\0';
     assert_int_equal(lark_pattern(text, &pattern, err, sizeof(err)), -1);
     assert_non_null(strstr(err, "longer than"));
+    /* Rules of many lines or names that say nothing, each looked at many times. */
+    for (int names = 0; names < 2; names++) {
+        n = (size_t)sprintf(text, "start:");
+        for (int i = 0; i < 400; i++)
+            n += (size_t)sprintf(text + n, " a");
+        n += (size_t)sprintf(text + n, "\na: (");
+        while (n < LARK_BYTES_MAX - 16)
+            n += (size_t)sprintf(text + n, names ? "-> x " : "\n\n");
+        sprintf(text + n, ")\n");
+        int rc = lark_pattern(text, &pattern, err, sizeof(err));
+        assert_int_equal(rc, names ? -1 : 0);
+        assert_true(!names || strstr(err, "steps of work"));
+        free(pattern);
+        pattern = NULL;
+    }
     n = 0;
     for (int i = 0; i <= LARK_RULES_MAX; i++)
         n += (size_t)sprintf(text + n, "r%d: \"x\"\n", i);
