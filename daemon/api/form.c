@@ -63,13 +63,13 @@ static int parse_schema(const cJSON *o, const char *prefix, struct turn_request 
         return missing(prefix, name ? "schema" : "name", e);
     }
     snprintf(param, sizeof(param), "%sschema", prefix);
-    char *text = cJSON_PrintUnformatted(schema);
+    char *text = json_print(schema);
     if (!text) {
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return -1;
     }
     int rc = compile(ENGINE_FORM_SCHEMA, text, strict, param, q, e);
-    cJSON_free(text);
+    free(text);
     return rc;
 }
 

@@ -37,9 +37,51 @@ void json_start(void)
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = free});
 }
 
+/* cJSON prints 15 digits of a number where those are nearly it. */
+static bool is_exact(const cJSON *o)
+{
+    char digits[32];
+    if (!cJSON_IsNumber(o) || o->valuedouble == (double)o->valueint) {
+        return true;
+    }
+    snprintf(digits, sizeof(digits), "%1.15g", o->valuedouble);
+    return strtod(digits, NULL) == o->valuedouble;
+}
+
+static bool all_exact(const cJSON *o)
+{
+    bool exact = is_exact(o);
+    for (const cJSON *child = o->child; child && exact; child = child->next) {
+        exact = all_exact(child);
+    }
+    return exact;
+}
+
+/* Numbers with the digits that read back as themselves. */
+static void make_exact(cJSON *o)
+{
+    char digits[32];
+    if (!is_exact(o)) {
+        snprintf(digits, sizeof(digits), "%.17g", o->valuedouble);
+        o->type = cJSON_Raw;
+        o->valuestring = allocate(strlen(digits) + 1);
+        if (o->valuestring) {
+            strcpy(o->valuestring, digits);
+        }
+    }
+    for (cJSON *child = o->child; child; child = child->next) {
+        make_exact(child);
+    }
+}
+
 char *json_print(const cJSON *o)
 {
-    char *text = o ? cJSON_PrintUnformatted(o) : NULL;
+    cJSON *exact = o && !all_exact(o) ? cJSON_Duplicate(o, true) : NULL;
+    if (exact) {
+        make_exact(exact);
+    }
+    char *text = o ? cJSON_PrintUnformatted(exact ? exact : o) : NULL;
+    cJSON_Delete(exact);
     if (lost) {
         free(text);
         text = NULL;

@@ -18,7 +18,8 @@
 void json_start(void);
 /* [its hook] An allocation of this thread has failed. */
 void json_lost(void);
-/* The text of what this thread has built; takes it. NULL: out of memory, now or while it was built. */
+/* The text of what this thread has built, in which numbers read back as they are; takes it. NULL: out of memory, now or
+ * while it was built. */
 char *json_text(cJSON *o);
 /* The same; o stays the caller's. */
 char *json_print(const cJSON *o);

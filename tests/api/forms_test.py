@@ -268,6 +268,22 @@ def names_of_control_tokens():
         d.stop()
 
 
+def numbers_are_exact():
+    """A constant's digits are those of the schema, also where they are the last ones that a double has."""
+    want = {"a": 9007199254740991, "b": 0.30000000000000004, "c": 1.0000000000000002}
+    schema = {"type": "object", "properties": {k: {"const": v} for k, v in want.items()}, "required": list(want), "additionalProperties": False}
+    tool = {"type": "function", "name": "measure", "strict": True, "parameters": schema}
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        form = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+        answer = c.responses.create(model=MODEL, input="Measure.", text=form, max_output_tokens=200)
+        assert json.loads(answer.output_text) == want, answer
+        called = c.responses.create(model=MODEL, input="Measure.", tools=[tool], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200)
+        assert [json.loads(i.arguments) for i in called.output if i.type == "function_call"] == [want], called
+        d.stop()
+
+
 def cut_answers_are_incomplete():
     with Scratch() as data:
         d = Daemon(data)
@@ -325,4 +341,4 @@ def refused():
 
 need(QWEN)
 need(GEMMA)
-run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, names_of_control_tokens, cut_answers_are_incomplete, refused)
+run(parsed_by_pydantic, every_answer_is_valid, objects_streams_and_turns, beside_tools, strict_tools, patterns, examples_of_the_page, names_of_control_tokens, numbers_are_exact, cut_answers_are_incomplete, refused)

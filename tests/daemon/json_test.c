@@ -138,6 +138,20 @@ static void typed_access(void **state)
     assert_string_equal(e.param, "p??");
 }
 
+static void numbers_read_back(void **state)
+{
+    (void)state;
+    static const char numbers[] = "{\"a\":[9007199254740991,-9007199254740991,0.10000000000000001,5000000000000001],"
+                                  "\"b\":{\"c\":0.30000000000000004},\"d\":1.0000000000000002,\"e\":7,\"f\":0.5}";
+    cJSON *o = cJSON_Parse(numbers);
+    char *text = json_print(o);
+    assert_string_equal(text, "{\"a\":[9007199254740991,-9007199254740991,0.1,5000000000000001],"
+                              "\"b\":{\"c\":0.30000000000000004},\"d\":1.0000000000000002,\"e\":7,\"f\":0.5}");
+    assert_true(cJSON_IsNumber(cJSON_GetObjectItem(o, "d"))); /* what was printed is as it was */
+    free(text);
+    cJSON_Delete(o);
+}
+
 /* What lost a member for lack of memory is not printed; what is built after that is. */
 static void nothing_partial_is_printed(void **state)
 {
@@ -184,6 +198,7 @@ int main(void)
         cmocka_unit_test(shapes),
         cmocka_unit_test(depth_and_count),
         cmocka_unit_test(typed_access),
+        cmocka_unit_test(numbers_read_back),
         cmocka_unit_test(nothing_partial_is_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
