@@ -388,7 +388,7 @@ struct session {
 
     pthread_t thread;
     bool thread_started, wake_made;
-    pthread_mutex_t lock; /* guards commands, stop, status and live */
+    pthread_mutex_t lock; /* guards commands, stop, status, live and usages */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
     bool stop;
@@ -396,6 +396,7 @@ struct session {
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
     struct live live;
+    struct usage *usages; /* limits.c: that wait for the engine thread */
 
     /* engine thread */
     struct session_status status;

@@ -253,6 +253,45 @@ struct meeting {
     struct gate there, on;
 };
 
+static void hang(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct meeting *m = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || a->n_delta != 3)
+        return;
+    gate_open(&m->there);
+    gate_wait(&m->on, 1);
+}
+
+/* What is in pages is the engine's to say; when it hangs, who asks hears of the rest. */
+static void test_usage_while_the_engine_hangs(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+    struct usage early = {.gate = GATE_CLOSED}, u = {.gate = GATE_CLOSED};
+    (void)rig_ask(rig, (struct ask){.text = "hello", .seed = 1});
+    struct answer *a = rig_begin(rig, (struct ask){.text = "on", .seed = 2, .max = 30, .hook = hang, .hook_arg = &m});
+    gate_wait(&m.there, 1);
+    assert_int_equal(session_usage(rig->s, "ann", on_usage, &early), 0);
+    rig_ledger(rig);
+    pthread_mutex_lock(&rig->s->lock);
+    rig->s->published_progress_ms = 1;
+    pthread_mutex_unlock(&rig->s->lock);
+    struct session_status st;
+    session_status(rig->s, &st);
+    assert_true(st.stuck);
+    assert_int_equal(session_usage(rig->s, "ann", on_usage, &u), 0);
+    gate_wait(&u.gate, 1);
+    gate_wait(&early.gate, 1);
+    assert_true(u.known && early.known);
+    assert_false(u.usage.kv_known || early.usage.kv_known);
+    assert_int_equal(u.usage.conversations, 2);
+    gate_open(&m.on);
+    rig_end(a);
+    assert_true(tokens_in_pages(rig, "ann") > 0);
+    rig_close(rig);
+}
+
 static void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
 {
     struct meeting *m = arg;
@@ -349,7 +388,8 @@ static void test_pages_while_saving(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_background_makes_room),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_usage_while_the_engine_hangs),
+                                       cmocka_unit_test(test_background_makes_room),
                                        cmocka_unit_test(test_pages_while_saving),
                                        cmocka_unit_test(test_conversations),
                                        cmocka_unit_test(test_bytes),
