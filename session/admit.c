@@ -186,14 +186,18 @@ static struct turn *next_waiting(struct session *s, struct places *p)
     return next;
 }
 
-/* A turn that somebody waits for finds no place or no room, and a warm-up or a background turn has it: that one is put
- * aside. True: it was. */
-static bool take_from_background(struct session *s)
+bool turn_gives_way(const struct turn *t)
+{
+    return t->state == TURN_RUNNING && t->background && t->n_reading == 0 && !t->cancelled;
+}
+
+/* A turn that somebody waits for finds no place or no room, and a warm-up or a background turn (of this owner; 0: of
+ * anybody) has it: that one is put aside. True: it was. */
+static bool take_from_background(struct session *s, int64_t owner)
 {
     struct turn *last = NULL;
     for (struct turn *t = s->turns; t; t = t->next)
-        if (t->state == TURN_RUNNING && t->background && t->n_reading == 0 && !t->cancelled &&
-            !(last && t->generate && !last->generate))
+        if (turn_gives_way(t) && (!owner || t->found.owner.id == owner) && !(last && t->generate && !last->generate))
             last = t;
     if (last)
         aside_put(last);
@@ -277,13 +281,26 @@ static void admit(struct turn *t)
     }
 }
 
+/* Whether its owner may have it in pages as well. What of that owner's the background has in use makes room for one
+ * that somebody waits for, where that is enough. */
+static bool make_within(struct session *s, const struct turn *t, struct places *p)
+{
+    while (!hot_within(s, t)) {
+        if (t->background || !ready(t) || !hot_may_be_within(s, t, true) || !take_from_background(s, t->found.owner.id))
+            return false;
+        count(s, p);
+    }
+    return true;
+}
+
 static void let_in(struct session *s)
 {
     struct places places;
     count(s, &places);
     for (struct turn *t; (t = next_waiting(s, &places));) {
         /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
-        if (t->n_aside ? !ready(t) && t->background : being_saved(s, t) || being_computed(s, t) || !hot_within(s, t)) {
+        bool own = t->n_aside ? t->background && !ready(t) : being_saved(s, t) || being_computed(s, t);
+        if (own || ((t->background || !t->n_aside) && !make_within(s, t, &places))) {
             t->passed = true;
             continue;
         }
@@ -292,7 +309,7 @@ static void let_in(struct session *s)
             count(s, &places);
             continue;
         }
-        if (t->background || !ready(t) || !(take_from_background(s) || take_from_others(s, t)))
+        if (t->background || !ready(t) || !(take_from_background(s, 0) || take_from_others(s, t)))
             return; /* nobody overtakes one that waits for pages */
         count(s, &places);
     }

@@ -198,6 +198,7 @@ static void count_saves(struct session *s, int change)
 void saving_free(struct saving *saving)
 {
     free(saving->holders);
+    free(saving->owner);
     free(saving);
 }
 
@@ -214,8 +215,10 @@ static void saving_over(struct session *s, void *arg)
         }
     if (saving->rc && saving->hot && saving->told && s->storage && !s->closing)
         unsaved_add(s, saving);
-    else
+    else {
+        hot_keep_within(s, saving->owner, saving->owner_id); /* its context had to stay until now */
         saving_free(saving);
+    }
     hot_sweep(s);
 }
 
@@ -344,8 +347,13 @@ static struct saving *saving_new(struct turn *t, int64_t turn)
 {
     struct session *s = t->session;
     struct saving *saving = calloc(1, sizeof *saving);
-    if (!saving)
+    char *owner = saving ? strdup(t->owner) : NULL;
+    if (!owner) {
+        free(saving);
         return NULL; /* the receipt stays at "pending": nothing was promised */
+    }
+    saving->owner = owner;
+    saving->owner_id = t->found.owner.id;
     saving->session = s;
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;

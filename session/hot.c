@@ -281,25 +281,71 @@ bool hot_make_room(struct session *s, const struct turn *t, int64_t tokens)
 
 /* ---- what an owner may have in pages ---- */
 
-int64_t hot_tokens_of(const struct session *s, int64_t owner)
+/* Whether a saving still needs its pages: it is under way, or has failed and is tried again. */
+static bool unsaved(const struct session *s, const struct hot *h)
+{
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        if (saving->hot == h)
+            return true;
+    for (const struct saving *saving = s->unsaved; saving; saving = saving->next)
+        if (saving->hot == h)
+            return true;
+    return false;
+}
+
+/* Which of an owner's contexts are counted: all, or those that stay where it has more than it may have. */
+struct counted {
+    int64_t owner;
+    bool staying;
+    const struct hot *but; /* stays as well */
+    bool waited_for;       /* of those in use only the ones that do not give way to a turn that somebody waits for */
+};
+
+static bool stays(const struct session *s, const struct hot *h, const struct hot *but)
+{
+    return h == but || about_to_be_used(s, h) || unsaved(s, h);
+}
+
+static bool counts(const struct turn *t, const struct counted *c)
+{
+    return t->hot && t->hot->owner == c->owner && !(c->waited_for && turn_gives_way(t));
+}
+
+/* The first of those that count from session.idle[i] on, upwards or downwards. NULL: there is none. */
+static const struct hot *beside(const struct session *s, const struct counted *c, size_t i, bool up)
+{
+    for (; i < s->n_idle && s->idle[i]->owner == c->owner; i += up ? 1 : SIZE_MAX)
+        if (!c->staying || stays(s, s->idle[i], c->but))
+            return s->idle[i];
+    return NULL;
+}
+
+/* What several begin with counts once. */
+static int64_t tokens_of(const struct session *s, const struct counted *c)
 {
     int64_t n = 0;
-    for (size_t i = idle_place(s, owner, NULL, 0), first = i; i < s->n_idle && s->idle[i]->owner == owner; i++) {
-        const struct engine_seq *before = i > first ? s->idle[i - 1]->seq : NULL;
-        n += engine_seq_length(s->idle[i]->seq);
-        n -= before ? hot_common(s->idle[i], engine_seq_tokens(before), engine_seq_length(before)) : 0;
+    const struct hot *before = NULL;
+    for (size_t i = idle_place(s, c->owner, NULL, 0); i < s->n_idle && s->idle[i]->owner == c->owner; i++) {
+        const struct hot *h = s->idle[i];
+        if (c->staying && !stays(s, h, c->but))
+            continue;
+        n += engine_seq_length(h->seq);
+        n -= before ? hot_common(h, engine_seq_tokens(before->seq), engine_seq_length(before->seq)) : 0;
+        before = h;
     }
     for (const struct turn *t = s->turns; t; t = t->next) {
-        if (!t->hot || t->hot->owner != owner)
+        if (!counts(t, c))
             continue;
         const engine_token *ids = engine_seq_tokens(t->hot->seq);
         int length = engine_seq_length(t->hot->seq), shared = 0;
-        for (size_t at = idle_place(s, owner, ids, length), i = at ? at - 1 : at; i <= at && i < s->n_idle; i++) {
-            int common = s->idle[i]->owner == owner ? hot_common(s->idle[i], ids, length) : 0;
+        size_t at = idle_place(s, c->owner, ids, length);
+        for (int up = 0; up < 2; up++) {
+            const struct hot *h = beside(s, c, up ? at : at - 1, up);
+            int common = h ? hot_common(h, ids, length) : 0;
             shared = common > shared ? common : shared;
         }
         for (const struct turn *o = s->turns; o != t; o = o->next) {
-            int common = o->hot && o->hot->owner == owner ? hot_common(o->hot, ids, length) : 0;
+            int common = counts(o, c) ? hot_common(o->hot, ids, length) : 0;
             shared = common > shared ? common : shared;
         }
         n += length - shared;
@@ -307,14 +353,24 @@ int64_t hot_tokens_of(const struct session *s, int64_t owner)
     return n;
 }
 
+int64_t hot_tokens_of(const struct session *s, int64_t owner)
+{
+    return tokens_of(s, &(struct counted){.owner = owner});
+}
+
+static uint64_t most_of(const struct session *s, const char *name)
+{
+    return s->storage ? storage_limits_of(s->storage, name).kv_bytes : 0;
+}
+
 /* Lets idle contexts of an owner go, those used longest ago first, until with `more` tokens it has as many as it may.
- * False: it has more all the same. */
+ * False: it has more all the same. One that is not saved yet stays until it is: its pages are all there is of it. */
 static bool keep_within(struct session *s, const char *name, int64_t owner, const struct hot *but, int64_t more)
 {
-    uint64_t most = s->storage ? storage_limits_of(s->storage, name).kv_bytes : 0;
+    uint64_t most = most_of(s, name);
     while (most && (uint64_t)(hot_tokens_of(s, owner) + more) * s->info->kv_token_bytes > most) {
         struct hot *h = s->oldest_hot;
-        while (h && (h->user || h->owner != owner || h == but || about_to_be_used(s, h)))
+        while (h && (h->user || h->owner != owner || stays(s, h, but)))
             h = h->previous;
         if (!h)
             return false;
@@ -329,17 +385,39 @@ void hot_keep_within(struct session *s, const char *name, int64_t owner)
     (void)keep_within(s, name, owner, NULL, 0);
 }
 
+/* What a turn and those of its owner that run have yet to bring into pages. */
+static int64_t tokens_to_come(const struct session *s, const struct turn *t, const struct counted *c, int shared)
+{
+    int64_t n = (int)t->context.n - shared;
+    for (const struct turn *o = s->turns; o; o = o->next)
+        if (counts(o, c) && (int)o->context.n > engine_seq_length(o->hot->seq))
+            n += (int)o->context.n - engine_seq_length(o->hot->seq);
+    return n;
+}
+
+bool hot_may_be_within(const struct session *s, const struct turn *t, bool waited_for)
+{
+    struct counted c = {.owner = t->found.owner.id, .staying = true, .waited_for = waited_for};
+    uint64_t most = most_of(s, t->owner);
+    bool alone = true;
+    for (const struct turn *o = s->turns; o && alone; o = o->next)
+        alone = !counts(o, &c) || o->state == TURN_COMMITTING;
+    if (!most || alone)
+        return true;
+    int shared = hot_shared(s, t, &c.but);
+    return (uint64_t)(tokens_of(s, &c) + tokens_to_come(s, t, &c, shared)) * s->info->kv_token_bytes <= most;
+}
+
 bool hot_within(struct session *s, const struct turn *t)
 {
-    int64_t owner = t->found.owner.id;
+    struct counted c = {.owner = t->found.owner.id};
     const struct hot *best;
-    if (!turns_running(s, owner))
+    if (!turns_running(s, c.owner))
         return true;
-    int64_t more = (int)t->context.n - hot_shared(s, t, &best);
-    for (const struct turn *o = s->turns; o; o = o->next)
-        if (o->hot && o->hot->owner == owner && (int)o->context.n > engine_seq_length(o->hot->seq))
-            more += (int)o->context.n - engine_seq_length(o->hot->seq);
-    return keep_within(s, t->owner, owner, best, more);
+    if (!hot_may_be_within(s, t, false))
+        return false;
+    int shared = hot_shared(s, t, &best);
+    return keep_within(s, t->owner, c.owner, best, tokens_to_come(s, t, &c, shared));
 }
 
 void hot_evict_idle(struct session *s, int64_t before_ms)

@@ -69,6 +69,7 @@ int limits_check(struct storage_ledger *l, struct session *s, int64_t owner, con
 /* ---- what is used ---- */
 
 struct usage {
+    struct usage *next;
     char *owner;
     struct session *session;
     int64_t owner_id;
@@ -88,30 +89,61 @@ static int usage_run(struct storage_ledger *l, void *arg)
     return rc ? rc : storage_usage(l, owner.id, &u->used);
 }
 
+/* Those that have come from the ledger, oldest first; whoever takes them answers them. */
+static struct usage *take(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct usage *list = s->usages;
+    s->usages = NULL;
+    pthread_mutex_unlock(&s->lock);
+    return list;
+}
+
+static void answer(struct session *s, struct usage *u, bool kv_known)
+{
+    for (struct usage *next; u; u = next) {
+        const struct storage_limits *most = &u->most;
+        const struct session_usage usage = {
+            u->used.conversations,
+            u->used.ledger_bytes,
+            u->used.disk_bytes,
+            u->used.ram_bytes,
+            u->rc || !kv_known ? 0 : (uint64_t)hot_tokens_of(s, u->owner_id) * s->info->kv_token_bytes,
+            kv_known,
+            {most->conversations, most->ledger_bytes, most->disk_bytes, most->ram_bytes, most->kv_bytes,
+             most->retain_ms}};
+        next = u->next;
+        u->done(u->arg, &(struct session_result){.usage = u->rc ? NULL : &usage});
+        free(u->owner);
+        free(u);
+    }
+}
+
 /* On the engine thread, which knows what is in pages. */
 static void usage_over(struct session *s, void *arg)
 {
-    struct usage *u = arg;
-    const struct storage_limits *most = &u->most;
-    const struct session_usage usage = {
-        u->used.conversations,
-        u->used.ledger_bytes,
-        u->used.disk_bytes,
-        u->used.ram_bytes,
-        u->rc ? 0 : (uint64_t)hot_tokens_of(s, u->owner_id) * s->info->kv_token_bytes,
-        {most->conversations, most->ledger_bytes, most->disk_bytes, most->ram_bytes, most->kv_bytes, most->retain_ms}};
-    u->done(u->arg, &(struct session_result){.usage = u->rc ? NULL : &usage});
-    free(u->owner);
-    free(u);
+    (void)arg;
+    answer(s, take(s), true);
 }
 
 static void usage_done(void *arg, int rc)
 {
     struct usage *u = arg;
-    u->most = storage_limits_of(u->session->storage, u->owner);
+    struct session *s = u->session;
+    struct session_status status;
+    u->most = storage_limits_of(s->storage, u->owner);
     u->rc = rc;
-    while (session_post(u->session, usage_over, u))
+    pthread_mutex_lock(&s->lock);
+    struct usage **end = &s->usages;
+    while (*end)
+        end = &(*end)->next;
+    *end = u;
+    pthread_mutex_unlock(&s->lock);
+    while (session_post(s, usage_over, NULL))
         ;
+    session_status(s, &status);
+    if (status.stuck) /* who asks wants to know that */
+        answer(s, take(s), false);
 }
 
 int session_usage(struct session *s, const char *owner, session_done *done, void *arg)

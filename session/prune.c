@@ -97,13 +97,15 @@ static void hold_done(void *arg, int rc)
         ;
 }
 
-/* In the transaction in which the first one holds it. Those that were deleted meanwhile hold nothing. */
+/* In the transaction in which the first one holds it. Those that were deleted meanwhile hold nothing. Where the chain
+ * has a gap (rc) they hold what they held; that undoes nothing of what others have put. */
 static int hold_too(struct storage_ledger *l, void *arg, int rc)
 {
     struct rehold *r = arg;
-    for (size_t i = 0; i < r->n && (!rc || rc == -ENOENT); i++)
-        rc = storage_turn_hold(l, r->turns[i], r->key);
-    return rc == -ENOENT ? 0 : rc;
+    int hold_rc = 0;
+    for (size_t i = 0; !rc && i < r->n && (!hold_rc || hold_rc == -ENOENT); i++)
+        hold_rc = storage_turn_hold(l, r->turns[i], r->key);
+    return hold_rc == -ENOENT ? 0 : hold_rc;
 }
 
 int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],

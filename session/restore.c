@@ -267,9 +267,10 @@ static bool restore(struct turn *t, int64_t most_ns)
         moved |= came > 0;
         if (came > 0 || !rc)
             continue;
-        if (rc == -ENOSPC && hot_evict_one(t->session))
+        bool no_pages = rc == -ENOSPC && p->state != PLAN_FAILED; /* else it was given up for want of them */
+        if (no_pages && hot_evict_one(t->session))
             continue;
-        if (rc == -ENOSPC) {
+        if (no_pages) {
             t->out_of_pages = true;
             break;
         }

@@ -357,6 +357,7 @@ struct session_conversation {
 
 struct session_usage {
     uint64_t conversations, ledger_bytes, disk_bytes, ram_bytes, kv_bytes; /* as in session_limits */
+    bool kv_known; /* what is in pages; not while the engine is stuck */
     struct session_limits limits;
 };
 

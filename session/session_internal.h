@@ -91,6 +91,9 @@ void hot_keep_within(struct session *s, const char *name, int64_t owner);
 /* Whether a waiting turn is within what its owner may have in pages, beside the turns of that owner that run (alone it
  * always is); drops idle contexts for it. */
 bool hot_within(struct session *s, const struct turn *t);
+/* Whether it would be when all had gone that may go; with `waited_for` also those turns that give way to it. Drops
+ * nothing. */
+bool hot_may_be_within(const struct session *s, const struct turn *t, bool waited_for);
 /* Drops all that are idle since before `before_ms`. */
 void hot_evict_idle(struct session *s, int64_t before_ms);
 /* Cuts to n tokens; 0, or -ERANGE when the pages for that are gone. */
@@ -353,7 +356,8 @@ struct live {
 struct saving {
     struct saving *next;
     struct session *session;
-    int64_t turn, conversation;
+    int64_t turn, conversation, owner_id;
+    char *owner;
     uint64_t clock;           /* of its turn */
     struct hot *hot;          /* that has the pages; NULL: they have gone */
     bool failed;              /* that is told already */
@@ -384,7 +388,7 @@ struct session {
 
     pthread_t thread;
     bool thread_started, wake_made;
-    pthread_mutex_t lock; /* guards commands, stop, status and live */
+    pthread_mutex_t lock; /* guards commands, stop, status, live and usages */
     pthread_cond_t wake;
     struct command *commands, **commands_end;
     bool stop;
@@ -392,6 +396,7 @@ struct session {
     struct session_status published; /* as the last loop left it */
     int64_t published_progress_ms;
     struct live live;
+    struct usage *usages; /* limits.c: that wait for the engine thread */
 
     /* engine thread */
     struct session_status status;
@@ -459,6 +464,8 @@ void turn_step_failed(struct turn *t, int rc);
 void turn_admit(struct session *s);
 /* Turns of an owner that have a place. */
 int turns_running(const struct session *s, int64_t owner);
+/* Whether a turn runs that is put aside for one that somebody waits for. */
+bool turn_gives_way(const struct turn *t);
 
 /* restore.c */
 /* Moves the reads and imports of the running turns on, and reads of those that wait. True: something moved. */

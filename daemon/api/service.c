@@ -70,14 +70,19 @@ static void add_usage(cJSON *o, const char *owner, const struct session_usage *u
     const struct {
         const char *name;
         uint64_t used, limit;
-    } rows[] = {{"conversations", u->conversations, u->limits.conversations},
-                {"ledger_bytes", u->ledger_bytes, u->limits.ledger_bytes},
-                {"disk_bytes", u->disk_bytes, u->limits.disk_bytes},
-                {"ram_bytes", u->ram_bytes, u->limits.ram_bytes},
-                {"kv_bytes", u->kv_bytes, u->limits.kv_bytes}};
+        bool known;
+    } rows[] = {{"conversations", u->conversations, u->limits.conversations, true},
+                {"ledger_bytes", u->ledger_bytes, u->limits.ledger_bytes, true},
+                {"disk_bytes", u->disk_bytes, u->limits.disk_bytes, true},
+                {"ram_bytes", u->ram_bytes, u->limits.ram_bytes, true},
+                {"kv_bytes", u->kv_bytes, u->limits.kv_bytes, u->kv_known}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         cJSON *row = cJSON_AddObjectToObject(usage, rows[i].name);
-        cJSON_AddNumberToObject(row, "used", (double)rows[i].used);
+        if (rows[i].known) {
+            cJSON_AddNumberToObject(row, "used", (double)rows[i].used);
+        } else {
+            cJSON_AddNullToObject(row, "used");
+        }
         if (rows[i].limit) {
             cJSON_AddNumberToObject(row, "limit", (double)rows[i].limit);
         } else {

@@ -100,6 +100,7 @@ static void test_is_stopped_while_it_is_read(void **state)
 
 struct gone {
     struct ahead ahead;
+    int rc;
     int expected, from; /* tokens that were there once; of these, what comes before what is gone */
 };
 
@@ -114,7 +115,7 @@ static void lose_last(struct answer *a, const struct session_event *ev, void *ar
         if (t->state == TURN_WAITING) {
             struct planned *last = &t->plan[t->n_plan - 1];
             last->state = PLAN_FAILED;
-            last->result.rc = -ENOENT;
+            last->result.rc = gone->rc;
             gone->expected = t->n_expected;
             gone->from = last->first;
             assert_true(last->first + last->used > t->n_expected);
@@ -126,7 +127,7 @@ static void test_gone(void **state)
 {
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
-    struct gone gone = {0};
+    struct gone gone = {.rc = -ENOENT};
     char *text = rig_text(1, 700);
     struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
     (void)rig_ask(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
@@ -144,6 +145,32 @@ static void test_gone(void **state)
     assert_string_equal(waits->receipt.reprefilled[0].reason, "blob_missing");
     assert_int_equal(waits->receipt.reprefilled[0].tokens, gone.expected - gone.from);
     assert_int_equal(waits->receipt.history, gone.expected);
+    free(text);
+    rig_close(rig);
+}
+
+/* One that was given up because there are no pages for it is computed, and no pages are waited for. */
+static void test_given_up(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct gone gone = {.rc = -ENOSPC};
+    char *text = rig_text(1, 700);
+    struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    (void)rig_ask(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 2});
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+    struct answer *runs = rig_begin(
+        rig,
+        (struct ask){
+            .owner = "bob", .text = "on and on", .max = 3000, .hook = lose_last, .hook_arg = &gone, .ephemeral = true});
+    struct answer *waits = rig_begin(rig, (struct ask){.text = "go on", .previous = first->id, .seed = 3});
+    rig_end(runs);
+    rig_end(waits);
+    assert_true(gone.ahead.looked);
+    assert_false(waits->failed);
+    assert_int_equal(waits->receipt.disk, gone.from);
+    assert_int_equal(waits->receipt.prefilled, waits->input - gone.from);
     free(text);
     rig_close(rig);
 }
@@ -204,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_reads_while_it_waits),
         cmocka_unit_test(test_is_stopped_while_it_is_read),
         cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_short_behind_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

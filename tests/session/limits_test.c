@@ -117,8 +117,12 @@ static void on_usage(void *arg, const struct session_result *r)
     gate_open(&u->gate);
 }
 
+/* When what was begun is over: a turn gives its pages back behind its last event, and they may go when they are saved.
+ */
 static int64_t tokens_in_pages(struct rig *rig, const char *owner)
 {
+    rig_saved(rig);
+    rig_saved(rig);
     struct usage u = {.gate = GATE_CLOSED};
     assert_int_equal(session_usage(rig->s, owner, on_usage, &u), 0);
     gate_wait(&u.gate, 1);
@@ -135,7 +139,7 @@ static void limit_tokens(struct rig *rig, int64_t tokens)
 static void tier_is(struct rig *rig, const char *owner, const char *conversation, const char *wanted)
 {
     char tier[64];
-    (void)tokens_in_pages(rig, owner); /* a turn gives its pages back behind its last event: that is over now */
+    (void)tokens_in_pages(rig, owner);
     assert_int_equal(rig_tier(rig, owner, conversation, tier), 0);
     assert_string_equal(tier, wanted);
 }
@@ -196,6 +200,7 @@ static void test_shared_pages(void **state)
 
 struct beside {
     bool waits, runs; /* the other turn, for room; or beside this one */
+    uint64_t evicted; /* until then */
 };
 
 /* Goes on until the other one has been let in, or passed over, and then ends. */
@@ -209,20 +214,23 @@ static void look_beside(struct answer *a, const struct session_event *ev, void *
         b->waits |= other && t->state == TURN_WAITING && t->passed;
         b->runs |= other && (t->state == TURN_PLANNING || t->state == TURN_RUNNING);
     }
+    b->evicted = a->rig->s->status.quota_evictions;
     for (struct turn *t = a->rig->s->turns; t; t = t->next)
         t->cancelled |= (b->waits || b->runs) && !strcmp(t->response_id, a->id);
     if (!b->waits && !b->runs)
         usleep(1000);
 }
 
-/* A turn that has no room beside those of its owner waits for one of them to end. */
+/* A turn that has no room beside those of its owner waits for one of them to end; until then nothing goes for it. */
 static void test_pages_of_turns(void **state)
 {
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){.max_running = 4});
     char *text[2] = {rig_text(1, 100), rig_text(2, 100)};
+    (void)rig_ask(rig, (struct ask){.text = "idle", .seed = 1});
     for (int limited = 0; limited < 2; limited++) {
         struct beside b = {0};
+        (void)tokens_in_pages(rig, "ann"); /* nothing is still to go */
         limit_tokens(rig, limited ? 50 : 0); /* the second one alone has more */
         struct answer *first = rig_begin(
             rig,
@@ -234,16 +242,160 @@ static void test_pages_of_turns(void **state)
         assert_false(second->failed);
         assert_int_equal(b.waits, limited);
         assert_int_equal(b.runs, !limited);
+        assert_int_equal(b.evicted, 0);
     }
     free(text[0]);
     free(text[1]);
     rig_close(rig);
 }
 
+struct meeting {
+    struct gate there, on;
+};
+
+static void hang(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct meeting *m = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || a->n_delta != 3)
+        return;
+    gate_open(&m->there);
+    gate_wait(&m->on, 1);
+}
+
+/* What is in pages is the engine's to say; when it hangs, who asks hears of the rest. */
+static void test_usage_while_the_engine_hangs(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+    struct usage early = {.gate = GATE_CLOSED}, u = {.gate = GATE_CLOSED};
+    (void)rig_ask(rig, (struct ask){.text = "hello", .seed = 1});
+    struct answer *a = rig_begin(rig, (struct ask){.text = "on", .seed = 2, .max = 30, .hook = hang, .hook_arg = &m});
+    gate_wait(&m.there, 1);
+    assert_int_equal(session_usage(rig->s, "ann", on_usage, &early), 0);
+    rig_ledger(rig);
+    pthread_mutex_lock(&rig->s->lock);
+    rig->s->published_progress_ms = 1;
+    pthread_mutex_unlock(&rig->s->lock);
+    struct session_status st;
+    session_status(rig->s, &st);
+    assert_true(st.stuck);
+    assert_int_equal(session_usage(rig->s, "ann", on_usage, &u), 0);
+    gate_wait(&u.gate, 1);
+    gate_wait(&early.gate, 1);
+    assert_true(u.known && early.known);
+    assert_false(u.usage.kv_known || early.usage.kv_known);
+    assert_int_equal(u.usage.conversations, 2);
+    gate_open(&m.on);
+    rig_end(a);
+    assert_true(tokens_in_pages(rig, "ann") > 0);
+    rig_close(rig);
+}
+
+static void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct meeting *m = arg;
+    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || a->n_prefill > 1)
+        return;
+    gate_open(&m->there);
+    gate_wait(&m->on, 1);
+}
+
+/* Its owner's own warm-up, or background turn, has the room that a turn wants: it is put aside, and comes back. */
+static void test_background_makes_room(void **state)
+{
+    (void)state;
+    for (int warm = 0; warm < 2; warm++) {
+        struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64, .max_running = 4});
+        struct meeting m = {GATE_CLOSED, GATE_CLOSED};
+        char *text = rig_text(1, 2000);
+        limit_tokens(rig, 1000);
+        struct answer *behind = rig_begin(rig, (struct ask){.text = text,
+                                                            .warm = warm,
+                                                            .request = warm ? NULL : "{}",
+                                                            .seed = 1,
+                                                            .max = 30,
+                                                            .hook = meet_at_prefill,
+                                                            .hook_arg = &m});
+        gate_wait(&m.there, 1);
+        struct answer *a = rig_begin(rig, (struct ask){.text = "hello", .seed = 2, .max = 4});
+        gate_open(&m.on);
+        rig_end(a);
+        assert_false(a->failed);
+        pthread_mutex_lock(&rig->lock);
+        assert_false(behind->over);
+        pthread_mutex_unlock(&rig->lock);
+        rig_end(behind);
+        assert_false(behind->failed);
+        rig_only_new(behind);
+        free(text);
+        rig_close(rig);
+    }
+}
+
+static int wait_for_it(struct storage_ledger *l, void *arg)
+{
+    (void)l;
+    gate_wait(arg, 1);
+    return 0;
+}
+
+static void nothing(void *arg, int rc)
+{
+    (void)arg, (void)rc;
+}
+
+static void hold_the_ledger(struct answer *a, const struct session_event *ev, void *arg)
+{
+    if (ev->kind == SESSION_EVENT_DONE)
+        assert_int_equal(storage_submit(a->rig->s->storage, (struct storage_job){wait_for_it, nothing, arg, false}), 0);
+}
+
+struct look {
+    struct gate gate;
+    bool lost;
+};
+
+static void look_at_savings(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    for (const struct saving *saving = s->savings; saving; saving = saving->next)
+        look->lost |= !saving->hot;
+    gate_open(&look->gate);
+}
+
+/* What its owner has too much of goes when it is saved: a saving that fails finds its pages. */
+static void test_pages_while_saving(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct gate ledger = GATE_CLOSED;
+    struct look look = {.gate = GATE_CLOSED};
+    limit_tokens(rig, 20);
+    char *text = rig_text(1, 600);
+    struct answer *a =
+        rig_ask(rig, (struct ask){.text = text, .seed = 1, .hook = hold_the_ledger, .hook_arg = &ledger});
+    assert_int_equal(session_post(rig->s, look_at_savings, &look), 0);
+    gate_wait(&look.gate, 1);
+    gate_open(&ledger);
+    assert_false(look.lost);
+    tier_is(rig, "ann", a->conversation, "stored");
+    struct answer *b = rig_ask(rig, (struct ask){.text = "more", .previous = a->id, .seed = 2});
+    rig_only_new(b);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conversations), cmocka_unit_test(test_bytes),
-                                       cmocka_unit_test(test_texts),         cmocka_unit_test(test_pages),
-                                       cmocka_unit_test(test_shared_pages),  cmocka_unit_test(test_pages_of_turns)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_usage_while_the_engine_hangs),
+                                       cmocka_unit_test(test_background_makes_room),
+                                       cmocka_unit_test(test_pages_while_saving),
+                                       cmocka_unit_test(test_conversations),
+                                       cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_texts),
+                                       cmocka_unit_test(test_pages),
+                                       cmocka_unit_test(test_shared_pages),
+                                       cmocka_unit_test(test_pages_of_turns)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
