@@ -212,6 +212,7 @@ static const struct {
     {"CR", "\\r"},
     {"LF", "\\n"},
     {"NEWLINE", "(?:\\r?\\n)+"},
+    {"ESCAPED_STRING", "\"(?:[^\"\\\\\\n]|\\\\.)*\""},
 };
 
 /* Behind an import: names of `common` are known without it, all others are refused. */
@@ -270,6 +271,32 @@ static void read_rules(struct lark *l)
             r->end = t;
         }
     }
+}
+
+/* What Lark's regular expressions, which are Python's, say otherwise than ours; NULL: nothing that is known. */
+static const char *pythons_own(const char *pattern, size_t len)
+{
+    bool class = false;
+    for (size_t i = 0; i < len; i++) {
+        const char *p = pattern + i;
+        size_t left = len - i;
+        if (*p == '\\') {
+            i++;
+        } else if (class) {
+            class = *p != ']';
+        } else if (left > 1 && memcmp(p, "{,", 2) == 0) {
+            return "{,n}";
+        } else if (*p == '[') {
+            class = true;
+            if (left > 1 && p[1] == ']') {
+                return "[]";
+            }
+            if (left > 2 && memcmp(p, "[^]", 3) == 0) {
+                return "[^]";
+            }
+        }
+    }
+    return NULL;
 }
 
 bool pattern_is_whole(const char *pattern, size_t len)
@@ -332,11 +359,11 @@ static void put_string(struct lark *l, const struct token *t)
             put(l, "\"", 1);
             next = p + 2;
         } else if (*p == '\\') {
-            next = escape_end(p);
+            next = t->folds && (p[1] == 'x' || p[1] == 'u') ? NULL : escape_end(p);
             if (next) {
                 put(l, p, (size_t)(next - p));
             } else {
-                fail(l, "the escape '%.2s' in a string is not supported", p);
+                fail(l, "the escape '%.2s' in a string%s is not supported", p, t->folds ? " with the flag 'i'" : "");
             }
         } else if (t->folds && (*p & 0x80)) {
             fail(l, "a string with the flag 'i' is of ASCII characters: \"%.*s\"", (int)t->len, t->text);
@@ -411,6 +438,9 @@ static const struct token *put_atom(struct lark *l, const struct token *t)
     case REGEXP:
         if (!pattern_is_whole(t->text, t->len)) {
             fail(l, "a group or class of /%.*s/ does not close, or was not begun", (int)t->len, t->text);
+        }
+        if (pythons_own(t->text, t->len)) {
+            fail(l, "%s in /%.*s/ is not supported", pythons_own(t->text, t->len), (int)t->len, t->text);
         }
         put_text(l, "(?:");
         put(l, t->text, t->len);

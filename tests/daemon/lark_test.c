@@ -46,6 +46,8 @@ static void is_an_expression(void **state)
         {"%import common (LF, WS)\nstart: \"a\" LF", "(?:(?:a)(?:\\n))"},
         {"start: \"a\"\n\n  # or\n  | \"b\"\n\n\n  | \"c\"\n\n", "(?:(?:a)|(?:b)|(?:c))"},
         {"start: \"\\x41\\u00e9\\t\" \"é\"", "(?:(?:\\x41\\u00e9\\t)(?:é))"},
+        {"start: \"a\"? ESCAPED_STRING\n%import common.ESCAPED_STRING", "(?:(?:a)?(?:\"(?:[^\"\\\\\\n]|\\\\.)*\"))"},
+        {"start: /[^\\]a]{2,3}[{,]\\{,/", "(?:(?:[^\\]a]{2,3}[{,]\\{,))"},
         {PATCH, NULL},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
@@ -92,6 +94,10 @@ static void is_none(void **state)
         {"start: \"\\d+\"", "escape '\\d'"},
         {"start: \"\\x4\"", "escape '\\x'"},
         {"start: \"é\"i", "ASCII"},
+        {"start: \"\\x61\"i", "with the flag 'i'"},
+        {"start: /a{,2}b/", "{,n} in"},
+        {"start: /[^]a]/", "[^] in"},
+        {"start: /x[]a]/", "[] in"},
         {"start: (\"a\"\n\nb: \"x\"", "no rule 'b'"},
         {"start \"x\"", "a rule is"},
         {"start: \"x\" * *", "not understood"},
