@@ -69,6 +69,7 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         ahead += (size_t)p->found.count * s->info->kv_token_bytes;
         if (p->state != PLAN_IDLE)
             continue;
+        p->again |= t->hot && p->first < engine_seq_length(t->hot->seq); /* see import() */
         p->result.rc = -ENOMEM;
         p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
         p->split = p->payload != NULL;
@@ -105,8 +106,16 @@ static const void *rows(void *arg, int array, void *buf)
     return at;
 }
 
+/* It is read once more, and decoded meanwhile. */
+static void read_again(struct planned *p)
+{
+    plan_release(p);
+    p->again = true;
+    p->state = PLAN_IDLE;
+}
+
 /* Puts segments that are there into pages, some at once. *n gets how many came in. 0, -ENOSPC (later), or another error
- * of the one behind these. */
+ * of the one behind these, which may be read once more. */
 static int import(struct turn *t, int *n)
 {
     struct hot *h = t->hot;
@@ -116,7 +125,12 @@ static int import(struct turn *t, int *n)
     int length = engine_seq_length(h->seq), most = t->n_plan - t->next_plan, count = 0;
     *n = 0;
     if (length > p->first) {
-        /* The head of this segment is in pages already: the segment brings it again, whole. */
+        /* The head of this segment is in pages already: the segment brings it again, whole. That nothing goes for one
+         * that turns out to be damaged, it is decoded before. */
+        if (!p->payload) {
+            read_again(p);
+            return -EAGAIN;
+        }
         int rc = hot_truncate(h, p->first);
         if (rc)
             return rc;
@@ -146,8 +160,8 @@ static int import(struct turn *t, int *n)
                                                        : hot_note_stored(h, p[i].first, p[i].used, p[i].found.key);
         if (failed) { /* as if it had not come */
             (void)hot_truncate(h, p[i].first);
-            if (p[i].split)
-                p[i].state = PLAN_IDLE; /* its buffer is the engine's again: it is read once more */
+            if (p[i].split && !p[i].again)
+                read_again(&p[i]); /* its buffer is the engine's again */
             *n = i;
             rc = failed;
         } else {
@@ -265,7 +279,7 @@ static bool restore(struct turn *t, int64_t most_ns)
             account(t, &p[i]);
         t->next_plan += came;
         moved |= came > 0;
-        if (came > 0 || !rc)
+        if (came > 0 || !rc || p->state == PLAN_IDLE)
             continue;
         bool no_pages = rc == -ENOSPC && p->state != PLAN_FAILED; /* else it was given up for want of them */
         if (no_pages && hot_evict_one(t->session))
@@ -275,9 +289,7 @@ static bool restore(struct turn *t, int64_t most_ns)
             break;
         }
         if (rc == -EBADMSG && p->state == PLAN_READY && !p->again) {
-            plan_release(p);
-            p->again = true;
-            p->state = PLAN_IDLE;
+            read_again(p);
             continue;
         }
         if (begin_again(t)) {

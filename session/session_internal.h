@@ -149,9 +149,10 @@ struct planned {
     struct storage_found found;
     int first, used; /* tokens of it that the context shares */
     enum { PLAN_IDLE, PLAN_READING, PLAN_READY, PLAN_FAILED, PLAN_DONE } state;
-    bool kept;     /* in memory, by aside.c */
-    bool split;    /* the payload is a buffer of the engine's, in the split form */
-    bool again;    /* what was read was damaged: it is read once more, and decoded meanwhile */
+    bool kept;  /* in memory, by aside.c */
+    bool split; /* the payload is a buffer of the engine's, in the split form */
+    bool
+        again; /* it is decoded where it is read: once more, as what was read was damaged; or before others go for it */
     void *payload; /* kept, split, or read again; otherwise the result has the segment as it is stored */
     struct storage_read_result result;
     struct turn *turn;

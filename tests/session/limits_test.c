@@ -230,7 +230,7 @@ static void test_pages_of_turns(void **state)
     (void)rig_ask(rig, (struct ask){.text = "idle", .seed = 1});
     for (int limited = 0; limited < 2; limited++) {
         struct beside b = {0};
-        (void)tokens_in_pages(rig, "ann"); /* nothing is still to go */
+        (void)tokens_in_pages(rig, "ann");   /* nothing is still to go */
         limit_tokens(rig, limited ? 50 : 0); /* the second one alone has more */
         struct answer *first = rig_begin(
             rig,
