@@ -111,7 +111,7 @@ unsigned schema_types(struct compiler *c, const struct set *s)
         if (!type)
             continue;
         if (cJSON_IsArray(type))
-            for (const cJSON *t = type->child; t; t = t->next)
+            for (const cJSON *t = type->child; t && expr_work(c->g); t = t->next)
                 own |= type_named(c, t);
         else
             own = type_named(c, type);
@@ -128,32 +128,69 @@ enum keyword_kind {
     KEYWORD_UNSUPPORTED,
 };
 
+struct keyword {
+    const char *name;
+    enum keyword_kind kind;
+};
+
+static int by_keyword(const void *name, const void *keyword)
+{
+    return strcmp(name, ((const struct keyword *)keyword)->name);
+}
+
 static enum keyword_kind kind_of(const char *name)
 {
-    static const char *const ASSERTIONS[] = {
-        "type",          "enum",     "const",    "properties",  "required",          "additionalProperties",
-        "propertyNames", "items",    "$ref",     "prefixItems", "patternProperties", "minProperties",
-        "maxProperties", "minItems", "maxItems", "uniqueItems", "minLength",         "maxLength",
-        "pattern",       "format",   "minimum",  "maximum",     "exclusiveMinimum",  "exclusiveMaximum",
-        "multipleOf",    "anyOf",    "oneOf",    "allOf",
+    /* In the order of strcmp(). */
+    static const struct keyword KEYWORDS[] = {
+        {"$dynamicRef", KEYWORD_UNSUPPORTED},
+        {"$recursiveRef", KEYWORD_UNSUPPORTED},
+        {"$ref", KEYWORD_ASSERTION},
+        {"additionalItems", KEYWORD_UNSUPPORTED},
+        {"additionalProperties", KEYWORD_ASSERTION},
+        {"allOf", KEYWORD_ASSERTION},
+        {"anyOf", KEYWORD_ASSERTION},
+        {"const", KEYWORD_ASSERTION},
+        {"contains", KEYWORD_UNSUPPORTED},
+        {"dependencies", KEYWORD_UNSUPPORTED},
+        {"dependentRequired", KEYWORD_UNSUPPORTED},
+        {"dependentSchemas", KEYWORD_UNSUPPORTED},
+        {"enum", KEYWORD_ASSERTION},
+        {"exclusiveMaximum", KEYWORD_ASSERTION},
+        {"exclusiveMinimum", KEYWORD_ASSERTION},
+        {"format", KEYWORD_ASSERTION},
+        {"if", KEYWORD_UNSUPPORTED},
+        {"items", KEYWORD_ASSERTION},
+        {"maxItems", KEYWORD_ASSERTION},
+        {"maxLength", KEYWORD_ASSERTION},
+        {"maxProperties", KEYWORD_ASSERTION},
+        {"maximum", KEYWORD_ASSERTION},
+        {"minItems", KEYWORD_ASSERTION},
+        {"minLength", KEYWORD_ASSERTION},
+        {"minProperties", KEYWORD_ASSERTION},
+        {"minimum", KEYWORD_ASSERTION},
+        {"multipleOf", KEYWORD_ASSERTION},
+        {"not", KEYWORD_UNSUPPORTED},
+        {"oneOf", KEYWORD_ASSERTION},
+        {"pattern", KEYWORD_ASSERTION},
+        {"patternProperties", KEYWORD_ASSERTION},
+        {"prefixItems", KEYWORD_ASSERTION},
+        {"properties", KEYWORD_ASSERTION},
+        {"propertyNames", KEYWORD_ASSERTION},
+        {"required", KEYWORD_ASSERTION},
+        {"type", KEYWORD_ASSERTION},
+        {"unevaluatedItems", KEYWORD_UNSUPPORTED},
+        {"unevaluatedProperties", KEYWORD_UNSUPPORTED},
+        {"uniqueItems", KEYWORD_ASSERTION},
     };
-    static const char *const UNSUPPORTED[] = {
-        "not",      "if",          "dependentSchemas", "dependentRequired", "dependencies",    "unevaluatedProperties",
-        "contains", "$dynamicRef", "$recursiveRef",    "unevaluatedItems",  "additionalItems",
-    };
-    for (size_t i = 0; i < sizeof ASSERTIONS / sizeof ASSERTIONS[0]; i++)
-        if (strcmp(name, ASSERTIONS[i]) == 0)
-            return KEYWORD_ASSERTION;
-    for (size_t i = 0; i < sizeof UNSUPPORTED / sizeof UNSUPPORTED[0]; i++)
-        if (strcmp(name, UNSUPPORTED[i]) == 0)
-            return KEYWORD_UNSUPPORTED;
-    return KEYWORD_ANNOTATION;
+    const struct keyword *k =
+        bsearch(name, KEYWORDS, sizeof KEYWORDS / sizeof KEYWORDS[0], sizeof KEYWORDS[0], by_keyword);
+    return k ? k->kind : KEYWORD_ANNOTATION;
 }
 
 /* Whether a node says more than where its alternatives and references are. */
-static bool says_something(const cJSON *node, unsigned used)
+static bool says_something(struct compiler *c, const cJSON *node, unsigned used)
 {
-    for (const cJSON *k = node->child; k; k = k->next) {
+    for (const cJSON *k = node->child; k && expr_work(c->g); k = k->next) {
         const char *name = k->string;
         if (kind_of(name) == KEYWORD_ASSERTION && strcmp(name, "$ref") != 0 && strcmp(name, "allOf") != 0 &&
             !(used & USED_ANY_OF && strcmp(name, "anyOf") == 0) && !(used & USED_ONE_OF && strcmp(name, "oneOf") == 0))
@@ -164,7 +201,7 @@ static bool says_something(const cJSON *node, unsigned used)
 
 static void check_keywords(struct compiler *c, const cJSON *node)
 {
-    for (const cJSON *k = node->child; k; k = k->next) {
+    for (const cJSON *k = node->child; k && expr_work(c->g); k = k->next) {
         if (kind_of(k->string) == KEYWORD_UNSUPPORTED)
             schema_unsupported(c, k, k->string);
         if (strcmp(k->string, "$id") == 0 && node != c->root)
@@ -230,12 +267,14 @@ static const cJSON *resolve(struct compiler *c, const cJSON *ref)
         } else if (cJSON_IsArray(node)) {
             char *end;
             unsigned long i = strtoul(part, &end, 10);
-            node = *end == 0 && part[0] && i < 1000000 ? cJSON_GetArrayItem(node, (int)i) : NULL;
+            node = *end == 0 && part[0] ? node->child : NULL;
+            for (; node && i > 0 && expr_work(c->g); i--)
+                node = node->next;
         } else {
             node = schema_get(c, node, part);
         }
     }
-    if (!node) {
+    if (!node && !c->g->failed) {
         snprintf(text, sizeof text, "$ref \"%.100s\" leads nowhere", ref->valuestring);
         schema_refuse(c, -EINVAL, ref, text);
     }
@@ -244,7 +283,7 @@ static const cJSON *resolve(struct compiler *c, const cJSON *ref)
 
 static void add(struct compiler *c, struct set *s, const cJSON *node, unsigned used)
 {
-    if (c->rc || cJSON_IsTrue(node))
+    if (c->rc || !expr_work(c->g) || cJSON_IsTrue(node))
         return;
     if (cJSON_IsFalse(node)) {
         s->never = true;
@@ -283,11 +322,11 @@ static void add(struct compiler *c, struct set *s, const cJSON *node, unsigned u
 }
 
 /* Entries that say nothing more are dropped, so that equal sets are equal. */
-static void tidy(struct set *s)
+static void tidy(struct compiler *c, struct set *s)
 {
     size_t kept = 0;
     for (size_t i = 0; i < s->n; i++)
-        if (says_something(s->of[i].node, s->of[i].used))
+        if (says_something(c, s->of[i].node, s->of[i].used))
             s->of[kept++] = s->of[i];
     s->n = kept;
 }
@@ -365,7 +404,7 @@ expr schema_value(struct compiler *c, const struct set *set)
     if (set->never || c->rc || c->g->failed || !make_room(c))
         return EXPR_NOTHING;
     struct set s = *set;
-    tidy(&s);
+    tidy(c, &s);
     uint64_t hash = hash_of(&s);
     size_t at = hash & c->table_mask;
     for (; c->table[at]; at = (at + 1) & c->table_mask)
@@ -388,10 +427,10 @@ static expr alternatives(struct compiler *c, const struct set *s, size_t i, cons
                              used == USED_ANY_OF ? "anyOf is not a list of schemas" : "oneOf is not a list of schemas");
     for (const cJSON *a = list->child; a && used == USED_ONE_OF && !c->lenient; a = a->next)
         for (const cJSON *b = a->next; b && c->rc == 0 && !c->g->failed; b = b->next)
-            if (!schema_disjoint(c, a, b))
+            if (!schema_disjoint(c, a, b) && !c->g->failed)
                 schema_unsupported(c, list,
                                    "oneOf whose schemas cannot be told apart by a type or a required constant");
-    for (const cJSON *a = list->child; a && c->rc == 0 && !c->g->failed; a = a->next) {
+    for (const cJSON *a = list->child; a && c->rc == 0 && expr_work(c->g); a = a->next) {
         struct set with = *s;
         with.of[i].used |= used;
         schema_add(c, &with, a);

@@ -99,6 +99,8 @@ expr schema_number(struct compiler *c, const struct set *s, bool integer);
 int schema_values(struct compiler *c, const struct set *s, const cJSON **values, int most);
 /* The set's enum and const as one expression; false: it has none. */
 bool schema_enum(struct compiler *c, const struct set *s, unsigned types, expr *out);
+/* Whether two values are the same: numbers as doubles, objects in any order of their keys. */
+bool schema_equal(struct compiler *c, const cJSON *a, const cJSON *b);
 /* This value as JSON text may write it. */
 expr schema_literal(struct compiler *c, const cJSON *value);
 /* Whether this key is one of the strings of e. */

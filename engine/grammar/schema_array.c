@@ -11,7 +11,7 @@ static void item_set(struct compiler *c, const struct set *s, size_t i, struct s
     memset(out, 0, sizeof *out);
     for (size_t k = 0; k < s->n; k++) {
         const cJSON *prefix = schema_get(c, s->of[k].node, "prefixItems"), *item = prefix ? prefix->child : NULL;
-        for (size_t at = 0; item && at < i; at++)
+        for (size_t at = 0; item && at < i && expr_work(c->g); at++)
             item = item->next;
         if (!item)
             item = schema_get(c, s->of[k].node, "items");

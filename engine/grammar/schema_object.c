@@ -292,7 +292,7 @@ static unsigned types_of(struct compiler *c, const struct set *s)
     for (size_t i = 0; i < s->n; i++) {
         const cJSON *one = schema_get(c, s->of[i].node, "const"), *list = schema_get(c, s->of[i].node, "enum");
         unsigned own = 0;
-        for (const cJSON *v = one ? one : list ? list->child : NULL; v; v = one ? NULL : v->next)
+        for (const cJSON *v = one ? one : list ? list->child : NULL; v && expr_work(c->g); v = one ? NULL : v->next)
             for (size_t k = 0; k < sizeof KINDS / sizeof KINDS[0]; k++)
                 own |= KINDS[k].is(v) ? KINDS[k].types : 0;
         if (one || list)
@@ -310,16 +310,16 @@ static bool lists_apart(struct compiler *c, const struct set *a, const struct se
     int n = schema_values(c, a, x, 64), m = schema_values(c, b, y, 64);
     for (int i = 0; i < n; i++)
         for (int k = 0; k < m; k++)
-            if (cJSON_Compare(x[i], y[k], true))
+            if (schema_equal(c, x[i], y[k]))
                 return false;
-    return n >= 0 && m >= 0;
+    return n >= 0 && m >= 0 && !c->g->failed;
 }
 
 static bool is_required(struct compiler *c, const struct set *s, const char *name)
 {
     for (size_t i = 0; i < s->n; i++) {
         const cJSON *required = schema_get(c, s->of[i].node, "required");
-        for (const cJSON *r = required ? required->child : NULL; r; r = r->next)
+        for (const cJSON *r = required ? required->child : NULL; r && expr_work(c->g); r = r->next)
             if (cJSON_IsString(r) && strcmp(r->valuestring, name) == 0)
                 return true;
     }

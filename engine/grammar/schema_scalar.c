@@ -155,6 +155,44 @@ static unsigned type_of(const cJSON *v)
                                : TYPE_OBJECT;
 }
 
+static bool same_members(struct compiler *c, const cJSON *a, const cJSON *b)
+{
+    size_t n = 0, m = 0;
+    for (const cJSON *k = a->child; k && expr_work(c->g); k = k->next)
+        n++;
+    for (const cJSON *k = b->child; k && expr_work(c->g); k = k->next)
+        m++;
+    if (n != m || c->g->failed)
+        return false;
+    /* Keys in the same order are found without a search. */
+    const cJSON *same_place = b->child;
+    for (const cJSON *k = a->child; k; k = k->next, same_place = same_place->next) {
+        bool here = strcmp(k->string, same_place->string) == 0;
+        const cJSON *other = here ? same_place : schema_get(c, b, k->string);
+        if (!other || !schema_equal(c, k, other))
+            return false;
+    }
+    return true;
+}
+
+bool schema_equal(struct compiler *c, const cJSON *a, const cJSON *b)
+{
+    if (!expr_work(c->g) || (a->type & 0xff) != (b->type & 0xff))
+        return false;
+    if (a == b)
+        return true;
+    if (cJSON_IsNumber(a))
+        return a->valuedouble == b->valuedouble;
+    if (cJSON_IsString(a))
+        return strcmp(a->valuestring, b->valuestring) == 0;
+    if (cJSON_IsObject(a))
+        return same_members(c, a, b);
+    const cJSON *x = a->child, *y = b->child;
+    while (x && y && schema_equal(c, x, y))
+        x = x->next, y = y->next;
+    return !x && !y;
+}
+
 expr schema_literal(struct compiler *c, const cJSON *v)
 {
     struct grammar *g = c->g;
@@ -210,12 +248,9 @@ bool schema_key_matches(struct compiler *c, expr e, const char *key)
 
 static bool listed_in(struct compiler *c, const cJSON *list, const cJSON *v)
 {
-    for (const cJSON *k = list->child; k; k = k->next) {
-        if (!expr_work(c->g))
-            return false;
-        if (k == v || cJSON_Compare(k, v, true))
+    for (const cJSON *k = list->child; k && !c->g->failed; k = k->next)
+        if (schema_equal(c, k, v))
             return true;
-    }
     return false;
 }
 
@@ -246,7 +281,7 @@ static bool fulfils(struct compiler *c, const struct set *s, unsigned types, str
         return false;
     for (size_t i = 0; i < s->n; i++) {
         const cJSON *list = schema_get(c, s->of[i].node, "enum"), *one = schema_get(c, s->of[i].node, "const");
-        if ((list && list != of && !listed_in(c, list, v)) || (one && !cJSON_Compare(one, v, true)))
+        if ((list && list != of && !listed_in(c, list, v)) || (one && !schema_equal(c, one, v)))
             return false;
     }
     if (type == TYPE_STRING) {
@@ -299,10 +334,10 @@ int schema_values(struct compiler *c, const struct set *s, const cJSON **values,
             values[n++] = &NULL_VALUE;
         return n;
     }
-    for (const cJSON *v = single ? list : list->child; v && !c->g->failed; v = single ? NULL : v->next) {
+    for (const cJSON *v = single ? list : list->child; v && expr_work(c->g); v = single ? NULL : v->next) {
         bool twice = false;
         for (int i = 0; i < n; i++)
-            twice |= cJSON_Compare(values[i], v, true);
+            twice |= schema_equal(c, values[i], v);
         if (twice || c->rc || !fulfils(c, s, types, &k, list, v))
             continue;
         if (n == most)
@@ -331,7 +366,7 @@ bool schema_enum(struct compiler *c, const struct set *s, unsigned types, expr *
         expr_fail(c->g, -ENOMEM);
         return true;
     }
-    for (const cJSON *v = single ? list : list->child; v && c->rc == 0 && !c->g->failed; v = single ? NULL : v->next)
+    for (const cJSON *v = single ? list : list->child; v && c->rc == 0 && expr_work(c->g); v = single ? NULL : v->next)
         if (fulfils(c, s, types, &k, list, v))
             parts[n++] = schema_literal(c, v);
     *out = expr_alts(c->g, parts, n);
