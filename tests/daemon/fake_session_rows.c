@@ -364,8 +364,11 @@ int session_hand_over(struct session *s, const char *from, const char *to, const
 int session_usage(struct session *s, const char *owner, session_done *done, void *arg)
 {
     (void)s, (void)owner;
-    const struct session_usage usage = {
-        .conversations = 3, .ledger_bytes = 4000, .kv_bytes = 500, .limits = {.conversations = 10, .kv_bytes = 600}};
+    const struct session_usage usage = {.conversations = 3,
+                                        .ledger_bytes = 4000,
+                                        .kv_bytes = 500,
+                                        .kv_known = true,
+                                        .limits = {.conversations = 10, .kv_bytes = 600}};
     done(arg, &(struct session_result){.usage = &usage});
     return 0;
 }
