@@ -1,0 +1,106 @@
+/* schema_test.c - what schemas mean at their limits: values that are the same, large numbers and counts, alternatives
+ * that are told apart, what is passed over, and schemas that are cheap to write and dear to compile. */
+#include "engine/grammar/grammar.h"
+#include "tests/engine/grammar_says.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_same_values(void **state)
+{
+    (void)state;
+    /* The same constant is the same to the last bit, and in any order of keys. */
+    refused("{\"allOf\":[{\"const\":0.3},{\"const\":0.30000000000000004}]}", -EINVAL, "contradict");
+    expect("{\"allOf\":[{\"enum\":[0.3,1]},{\"enum\":[0.30000000000000004,1]}]}", LIST("1"), LIST("0.3"));
+    expect("{\"oneOf\":[{\"const\":0.3},{\"const\":0.30000000000000004}]}", LIST("0.3", "0.30000000000000004"),
+           LIST("0.4"));
+    expect("{\"allOf\":[{\"const\":{\"a\":[1],\"b\":2}},{\"enum\":[{\"b\":2,\"a\":[1]}]}]}",
+           LIST("{\"a\":[1],\"b\":2}"), LIST("{}"));
+    refused("{\"allOf\":[{\"const\":[1,2]},{\"enum\":[[1],[1,2,3],[2,1],{\"a\":1},\"1\"]}]}", -EINVAL, "contradict");
+}
+
+/* An object of n keys, in this order or the other way round, and a last one of its own. */
+static char *object_of(int n, bool reversed, int last)
+{
+    char *text = malloc((size_t)n * 12 + 40), *at = text;
+    assert_non_null(text);
+    *at++ = '{';
+    for (int i = 0; i < n; i++)
+        at += sprintf(at, "\"%x\":0,", reversed ? n - 1 - i : i);
+    sprintf(at, "\"last\":%d}", last);
+    return text;
+}
+
+/* Comparing values and looking through keys is work that counts, too: what is cheap to write is refused before it is
+ * dear. */
+static void test_hostile_comparisons(void **state)
+{
+    (void)state;
+    enum { KEYS = 40000 };
+    char *forth = object_of(KEYS, false, 0), *back = object_of(KEYS, true, 0);
+    char *schema = malloc(2 * (strlen(forth) + strlen(back)) + 40000);
+    assert_non_null(schema);
+    sprintf(schema, "{\"allOf\":[{\"const\":%s},{\"const\":%s}]}", forth, back);
+    refused(schema, -E2BIG, "more work");
+    /* A definition of many keys, referred to again and again; each as part of another set. */
+    char *at = stpcpy(schema, "{\"anyOf\":[true");
+    for (int i = 0; i < 400; i++)
+        at += sprintf(at, ",{\"$ref\":\"#/$defs/x\",\"minItems\":%d}", i);
+    sprintf(at, "],\"$defs\":{\"x\":%s}}", forth);
+    refused(schema, -E2BIG, "more work");
+    /* The same with alternatives that are nothing, with names of types, and a long list that references count off. */
+    static const char *const LISTS[] = {"{\"anyOf\":[false",   ",false",   "{\"allOf\":[true", ",true",
+                                        "{\"type\":[\"null\"", ",\"null\""};
+    for (size_t k = 0; k < sizeof LISTS / sizeof *LISTS; k += 2) {
+        char *list = repeated(LISTS[k], LISTS[k + 1], 20000, "]}");
+        at = stpcpy(schema, "{\"anyOf\":[true");
+        for (int i = 0; i < 400; i++)
+            at += sprintf(at, ",{\"$ref\":\"#/$defs/x\",\"minItems\":%d}", i);
+        sprintf(at, "],\"$defs\":{\"x\":%s}}", list);
+        refused(schema, -E2BIG, "more work");
+        free(list);
+    }
+    char *list = repeated("[true", ",true", 20000, "]");
+    at = stpcpy(schema, "{\"anyOf\":[true");
+    for (int i = 0; i < 400; i++)
+        at += sprintf(at, ",{\"$ref\":\"#/x/%d\"}", 20000 - i);
+    sprintf(at, "],\"x\":%s}", list);
+    refused(schema, -E2BIG, "more work");
+    free(list);
+    /* A reference whose end was not looked for to the last leads somewhere all the same. */
+    at = stpcpy(schema, "{\"anyOf\":[true");
+    for (int i = 0; i < 400; i++)
+        at += sprintf(at, ",{\"$ref\":\"#/x/last\",\"minItems\":%d}", i);
+    at += sprintf(at, "],\"x\":%s", forth);
+    strcpy(at - 2, "true}}");
+    refused(schema, -E2BIG, "more work");
+    free(forth);
+    free(back);
+    /* Lists of objects that differ in their last member only. */
+    at = stpcpy(schema, "{\"allOf\":[{\"enum\":[0");
+    for (int i = 0; i < 100; i++) {
+        if (i == 50)
+            at = stpcpy(at, "]},{\"enum\":[1");
+        char *object = object_of(400, false, i);
+        at += sprintf(at, ",%s", object);
+        free(object);
+    }
+    strcpy(at, "]}]}");
+    refused(schema, -E2BIG, "more work");
+    free(schema);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_values),
+        cmocka_unit_test(test_hostile_comparisons),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
