@@ -80,7 +80,8 @@ uint32_t schema_count(struct compiler *c, const struct set *s, const char *keywo
             schema_refuse(c, -E2BIG, v, text);
             return count;
         }
-        uint32_t n = x > GRAMMAR_MAX_COUNT ? EXPR_INFINITE : (uint32_t)x;
+        /* Of a greatest count that is greater: a lower one keeps to the schema, too. */
+        uint32_t n = x > GRAMMAR_MAX_COUNT ? GRAMMAR_MAX_COUNT : (uint32_t)x;
         if (greatest ? n > count : n < count)
             count = n;
     }

@@ -56,13 +56,17 @@ expr schema_string(struct compiler *c, const struct set *s)
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-static double bound(struct compiler *c, const cJSON *node, const char *keyword)
+/* A bound as a double. From 2^53 on one may stand for several whole numbers: then it is the next one inwards, `to`, so
+ * that nothing beyond the schema's own digits is allowed. */
+static double bound(struct compiler *c, const cJSON *node, const char *keyword, double to)
 {
     const cJSON *v = schema_get(c, node, keyword);
     if (!v)
         return NAN;
-    if (cJSON_IsNumber(v) && isfinite(v->valuedouble))
-        return v->valuedouble;
+    if (cJSON_IsNumber(v) && isfinite(v->valuedouble)) {
+        double inwards = fabs(v->valuedouble) < 0x1p53 ? v->valuedouble : nextafter(v->valuedouble, to);
+        return isfinite(inwards) ? inwards : v->valuedouble;
+    }
     char text[96];
     snprintf(text, sizeof text, "%s is not a number, or not one that a double holds", keyword);
     schema_refuse(c, -EINVAL, v, text);
@@ -101,8 +105,9 @@ static struct number_bounds bounds_of(struct compiler *c, const struct set *s)
     struct number_bounds b = {.min = NAN, .max = NAN};
     for (size_t i = 0; i < s->n; i++) {
         const cJSON *node = s->of[i].node;
-        double min = bound(c, node, "minimum"), max = bound(c, node, "maximum");
-        double above = bound(c, node, "exclusiveMinimum"), below = bound(c, node, "exclusiveMaximum");
+        double min = bound(c, node, "minimum", INFINITY), max = bound(c, node, "maximum", -INFINITY);
+        double above = bound(c, node, "exclusiveMinimum", INFINITY);
+        double below = bound(c, node, "exclusiveMaximum", -INFINITY);
         if (!isnan(min) && !(min <= b.min))
             b.min = min, b.above = false;
         if (!isnan(max) && !(max >= b.max))

@@ -25,6 +25,58 @@ static void test_same_values(void **state)
     refused("{\"allOf\":[{\"const\":[1,2]},{\"enum\":[[1],[1,2,3],[2,1],{\"a\":1},\"1\"]}]}", -EINVAL, "contradict");
 }
 
+/* Bounds that a double does not hold to the last digit are narrower, not wider; each such list is of texts beyond. */
+static void test_large_bounds(void **state)
+{
+    (void)state;
+    expect("{\"type\":\"integer\",\"maximum\":9223372036854775807}",
+           LIST("9223372036854774784", "-99999999999999999999999"),
+           LIST("9223372036854775808", "10000000000000000000"));
+    expect("{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"exclusiveMaximum\":9007199254740993}",
+           LIST("-9223372036854774784", "9007199254740990"), LIST("-9223372036854775809", "9007199254740993"));
+    expect("{\"type\":\"integer\",\"maximum\":9007199254740991,\"minimum\":-9007199254740991}",
+           LIST("9007199254740991", "-9007199254740991"), LIST("9007199254740992", "-9007199254740992"));
+    expect("{\"type\":\"number\",\"maximum\":9223372036854775807}", LIST("9223372036854774000", "9.2e18"),
+           LIST("9223372036854775808", "9223372036854775807.5", "9.2233720368547758075e18"));
+    expect("{\"type\":\"number\",\"minimum\":9007199254740993}", LIST("9007199254740996"),
+           LIST("9007199254740992", "9.007199254740992e15"));
+    expect("{\"type\":\"number\",\"exclusiveMinimum\":-9223372036854775807}", LIST("-9.2e18"),
+           LIST("-9223372036854775807", "-9223372036854775808"));
+}
+
+/* What pushing a text in pieces ends with. */
+static int pushed(struct grammar_match *m, char *text)
+{
+    int rc = 0;
+    size_t len = strlen(text), piece;
+    for (size_t at = 0; at < len && rc == 0; at += piece) {
+        piece = len - at < 1000 ? len - at : 1000;
+        rc = grammar_match_push(m, text + at, piece);
+    }
+    free(text);
+    return rc;
+}
+
+/* A greatest count above the greatest there is, is that one. */
+static void test_large_counts(void **state)
+{
+    (void)state;
+    static const char *const SCHEMAS[] = {"{\"type\":\"string\",\"maxLength\":70000}", "\"",    "a",  "\"",
+                                          "{\"type\":\"array\",\"maxItems\":70000}",   "[true", ",1", "]"};
+    for (size_t i = 0; i < sizeof SCHEMAS / sizeof *SCHEMAS; i += 4) {
+        struct grammar *g = compiled(SCHEMAS[i]);
+        struct grammar_match *m = begin(g), *more = begin(g);
+        size_t n = GRAMMAR_MAX_COUNT - (i > 0); /* one stands in the opening */
+        assert_int_equal(pushed(m, repeated(SCHEMAS[i + 1], SCHEMAS[i + 2], n, SCHEMAS[i + 3])), 0);
+        assert_true(grammar_match_complete(m));
+        assert_int_equal(pushed(more, repeated(SCHEMAS[i + 1], SCHEMAS[i + 2], n + 1, SCHEMAS[i + 3])), -EILSEQ);
+        grammar_match_free(m);
+        grammar_match_free(more);
+        grammar_free(g);
+    }
+    refused("{\"type\":\"object\",\"maxProperties\":70000}", -E2BIG, "maxProperties is too large here");
+}
+
 /* An object of n keys, in this order or the other way round, and a last one of its own. */
 static char *object_of(int n, bool reversed, int last)
 {
@@ -100,6 +152,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_values),
+        cmocka_unit_test(test_large_bounds),
+        cmocka_unit_test(test_large_counts),
         cmocka_unit_test(test_hostile_comparisons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
