@@ -336,26 +336,66 @@ static void property_set(struct compiler *c, const struct set *s, const char *na
     }
 }
 
-bool schema_disjoint(struct compiler *c, const cJSON *a, const cJSON *b)
+/* By types, by lists of values, or by those of a property that both require. */
+static bool plainly_apart(struct compiler *c, const struct set *x, const struct set *y)
 {
-    struct set x = {.n = 0}, y = {.n = 0}, px, py;
-    schema_add(c, &x, a);
-    schema_add(c, &y, b);
-    unsigned both = types_of(c, &x) & types_of(c, &y);
-    if (x.never || y.never || both == 0 || c->rc)
+    struct set px, py;
+    unsigned both = types_of(c, x) & types_of(c, y);
+    if (x->never || y->never || both == 0 || c->rc)
         return true;
     if (both != TYPE_OBJECT)
-        return lists_apart(c, &x, &y);
-    for (size_t i = 0; i < x.n; i++) {
-        const cJSON *properties = schema_get(c, x.of[i].node, "properties");
+        return lists_apart(c, x, y);
+    for (size_t i = 0; i < x->n; i++) {
+        const cJSON *properties = schema_get(c, x->of[i].node, "properties");
         for (const cJSON *p = properties ? properties->child : NULL; p; p = p->next) {
-            if (!is_required(c, &x, p->string) || !is_required(c, &y, p->string))
+            if (!is_required(c, x, p->string) || !is_required(c, y, p->string))
                 continue;
-            property_set(c, &x, p->string, &px);
-            property_set(c, &y, p->string, &py);
+            property_set(c, x, p->string, &px);
+            property_set(c, y, p->string, &py);
             if (px.n && py.n && ((types_of(c, &px) & types_of(c, &py)) == 0 || lists_apart(c, &px, &py)))
                 return true;
         }
     }
     return false;
+}
+
+static bool apart(struct compiler *c, const struct set *x, const struct set *y, int depth);
+
+/* Whether x has alternatives, and each of them is apart from y. */
+static bool alternatives_apart(struct compiler *c, const struct set *x, const struct set *y, int depth)
+{
+    static const struct {
+        const char *keyword;
+        unsigned used;
+    } KINDS[] = {{"anyOf", USED_ANY_OF}, {"oneOf", USED_ONE_OF}};
+    for (size_t i = 0; i < x->n; i++)
+        for (size_t k = 0; k < 2; k++) {
+            const cJSON *list = schema_get(c, x->of[i].node, KINDS[k].keyword);
+            if (!cJSON_IsArray(list) || !list->child || x->of[i].used & KINDS[k].used)
+                continue;
+            for (const cJSON *a = list->child; a; a = a->next) {
+                struct set with = *x;
+                with.of[i].used |= KINDS[k].used;
+                schema_add(c, &with, a);
+                if (!apart(c, &with, y, depth + 1))
+                    return false;
+            }
+            return true;
+        }
+    return false;
+}
+
+static bool apart(struct compiler *c, const struct set *x, const struct set *y, int depth)
+{
+    if (c->rc || c->g->failed || plainly_apart(c, x, y))
+        return true;
+    return depth < SCHEMA_MAX_APART && (alternatives_apart(c, x, y, depth) || alternatives_apart(c, y, x, depth));
+}
+
+bool schema_disjoint(struct compiler *c, const cJSON *a, const cJSON *b)
+{
+    struct set x = {.n = 0}, y = {.n = 0};
+    schema_add(c, &x, a);
+    schema_add(c, &y, b);
+    return apart(c, &x, &y, 0);
 }

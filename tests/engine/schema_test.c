@@ -77,6 +77,37 @@ static void test_large_counts(void **state)
     refused("{\"type\":\"object\",\"maxProperties\":70000}", -E2BIG, "maxProperties is too large here");
 }
 
+/* oneOf tells schemas apart that are alternatives themselves, as tools write unions of unions. */
+static void test_one_of_alternatives(void **state)
+{
+    (void)state;
+#define KIND(name)                                                                                                     \
+    "{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"" name "\"}},\"required\":[\"kind\"],"                 \
+    "\"additionalProperties\":false}"
+    static const char DEFS[] = "\"$defs\":{\"Cat\":" KIND("cat") ",\"Dog\":" KIND("dog") ",\"Bird\":" KIND("bird") "}";
+    static const char *const LISTS[] = {
+        "{\"oneOf\":[{\"oneOf\":[{\"$ref\":\"#/$defs/Cat\"},{\"$ref\":\"#/$defs/Dog\"}],\"discriminator\":"
+        "{\"propertyName\":\"kind\"}},{\"$ref\":\"#/$defs/Bird\"}],",
+        "{\"oneOf\":[{\"$ref\":\"#/$defs/Bird\"},{\"anyOf\":[{\"oneOf\":[{\"$ref\":\"#/$defs/Dog\"}]},{\"$ref\":"
+        "\"#/$defs/Cat\"}]}],"};
+    for (size_t i = 0; i < sizeof LISTS / sizeof *LISTS; i++) {
+        char schema[1024];
+        snprintf(schema, sizeof schema, "%s%s}", LISTS[i], DEFS);
+        expect(schema, LIST("{\"kind\":\"cat\"}", "{\"kind\":\"dog\"}", "{\"kind\":\"bird\"}"),
+               LIST("{\"kind\":\"cow\"}", "{}", "1"));
+    }
+    expect("{\"oneOf\":[{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]},{\"type\":\"string\"}]}",
+           LIST("1", "null", "\"a\""), LIST("true", "1.5", "[]"));
+    expect("{\"oneOf\":[{\"type\":\"string\"},{\"anyOf\":[{\"type\":\"integer\"},{\"oneOf\":[{\"type\":\"null\"},"
+           "{\"const\":true}]}]},{\"const\":false}]}",
+           LIST("1", "null", "\"a\"", "true", "false"), LIST("1.5", "[]"));
+    /* One that is not apart is enough; what refers to itself is not looked at without end. */
+    refused("{\"oneOf\":[{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]},{\"type\":\"string\"}]}", -ENOTSUP,
+            "cannot be told apart");
+    refused("{\"oneOf\":[{\"type\":\"string\"},{\"anyOf\":[{\"type\":\"null\"},{\"$ref\":\"#\"}]}]}", -ENOTSUP,
+            "cannot be told apart");
+}
+
 /* An object of n keys, in this order or the other way round, and a last one of its own. */
 static char *object_of(int n, bool reversed, int last)
 {
@@ -151,9 +182,8 @@ static void test_hostile_comparisons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values),
-        cmocka_unit_test(test_large_bounds),
-        cmocka_unit_test(test_large_counts),
+        cmocka_unit_test(test_same_values),         cmocka_unit_test(test_large_bounds),
+        cmocka_unit_test(test_large_counts),        cmocka_unit_test(test_one_of_alternatives),
         cmocka_unit_test(test_hostile_comparisons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
