@@ -108,6 +108,34 @@ static void test_one_of_alternatives(void **state)
             "cannot be told apart");
 }
 
+/* As many required names as there may be, and one more; each set of schemas that say something of a name counts. */
+static void test_many_required(void **state)
+{
+    (void)state;
+    for (int n = 4096; n <= 4097; n++) {
+        char *schema = malloc((size_t)n * 60 + 200), *at = stpcpy(schema, "{\"properties\":{\"p0\":{\"const\":0}");
+        assert_non_null(schema);
+        for (int i = 1; i < n; i++)
+            at += sprintf(at, ",\"p%d\":{\"type\":\"integer\"}", i);
+        at = stpcpy(at, "},\"required\":[\"p0\"");
+        for (int i = 1; i < n; i++)
+            at += sprintf(at, ",\"p%d\"", i);
+        strcpy(at, "],\"additionalProperties\":false}");
+        if (n > 4096)
+            refused(schema, -E2BIG, "more than 4096 properties");
+        else
+            grammar_free(compiled(schema));
+        free(schema);
+    }
+    expect(
+        "{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"minimum\":2}}},{\"required\":[\"b\",\"c\"],"
+        "\"properties\":{\"c\":{\"const\":1}}},{\"properties\":{\"b\":{\"maximum\":3},\"a\":{\"minimum\":5}},"
+        "\"additionalProperties\":{\"type\":\"integer\"}}],\"properties\":{\"b\":{\"type\":\"integer\"}}}",
+        LIST("{\"b\":2,\"a\":5,\"c\":1}", "{\"b\":3,\"c\":1,\"d\":7}"),
+        LIST("{\"b\":4,\"c\":1}", "{\"b\":1,\"c\":1}", "{\"b\":2,\"a\":4,\"c\":1}", "{\"b\":2,\"c\":1,\"d\":\"x\"}",
+             "{\"b\":2.5,\"c\":1}", "{\"b\":2}"));
+}
+
 /* An object of n keys, in this order or the other way round, and a last one of its own. */
 static char *object_of(int n, bool reversed, int last)
 {
@@ -182,9 +210,9 @@ static void test_hostile_comparisons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values),         cmocka_unit_test(test_large_bounds),
-        cmocka_unit_test(test_large_counts),        cmocka_unit_test(test_one_of_alternatives),
-        cmocka_unit_test(test_hostile_comparisons),
+        cmocka_unit_test(test_same_values),   cmocka_unit_test(test_large_bounds),
+        cmocka_unit_test(test_large_counts),  cmocka_unit_test(test_one_of_alternatives),
+        cmocka_unit_test(test_many_required), cmocka_unit_test(test_hostile_comparisons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
