@@ -150,6 +150,8 @@ static void read_patterns(struct compiler *c, const struct set *s, struct object
                 at++;
             if (at < o->n_patterns)
                 continue;
+            if (at == SCHEMA_MAX_PATTERNS && c->lenient)
+                return;
             if (at == SCHEMA_MAX_PATTERNS) {
                 schema_refuse(c, -E2BIG, patterns, "more than 6 patterns of properties");
                 return;
@@ -267,14 +269,25 @@ static expr close_with(struct compiler *c, expr others, uint32_t min, uint32_t m
     return expr_cat(g, expr_repeat(g, again, min, max), expr_bytes(g, '}', '}'));
 }
 
+/* Beyond them, more members change nothing or are not allowed. */
+static uint32_t columns_of(const struct object *o)
+{
+    return o->max != EXPR_INFINITE ? o->max : o->min;
+}
+
+static bool counts_fit(const struct object *o)
+{
+    return ((uint64_t)columns_of(o) + 1) * (o->n + 1) <= GRAMMAR_MAX_COUNT;
+}
+
 /* after[k]: what may follow the properties before i when k of all members are there; first[k]: the same behind a comma
  * or the opening brace. Both from the last property back to the first. */
 static expr make_object(struct compiler *c, const struct object *o)
 {
     struct grammar *g = c->g;
     bool counted = o->max != EXPR_INFINITE;
-    uint32_t columns = counted ? o->max : o->min; /* beyond it, more members change nothing or are not allowed */
-    if ((uint64_t)(columns + 1) * (o->n + 1) > GRAMMAR_MAX_COUNT)
+    uint32_t columns = columns_of(o);
+    if (!counts_fit(o))
         return schema_refuse(c, -E2BIG, NULL, "minProperties or maxProperties is too large here");
     expr *after = malloc((columns + 2) * 2 * sizeof *after), e;
     if (!after)
@@ -329,6 +342,8 @@ expr schema_object(struct compiler *c, const struct set *s)
         o.min = 0;
     else if (o.min > 1 && o.other != EXPR_NOTHING)
         schema_unsupported(c, s->n ? s->of[0].node : NULL, "minProperties above 1 where names are open");
+    if (c->lenient && !counts_fit(&o))
+        o.min = 0, o.max = EXPR_INFINITE;
     if (c->rc == 0 && !c->g->failed && o.min <= o.max)
         e = make_object(c, &o);
     free(o.properties);

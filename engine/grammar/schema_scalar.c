@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ENUM 16384
+#define MAX_ENUM             16384
+#define MAX_LENIENT_MULTIPLE 1000
 
 /* ---- strings ----------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +62,7 @@ expr schema_string(struct compiler *c, const struct set *s)
 static double bound(struct compiler *c, const cJSON *node, const char *keyword, double to)
 {
     const cJSON *v = schema_get(c, node, keyword);
-    if (!v)
+    if (!v || (c->lenient && cJSON_IsBool(v))) /* true and false are of draft 4 */
         return NAN;
     if (cJSON_IsNumber(v) && isfinite(v->valuedouble)) {
         double inwards = fabs(v->valuedouble) < 0x1p53 ? v->valuedouble : nextafter(v->valuedouble, to);
@@ -87,6 +88,9 @@ static uint32_t common_multiple(struct compiler *c, const cJSON *node, uint32_t 
         schema_unsupported(c, v, "multipleOf that is not a whole number up to 1000000");
         return so_far;
     }
+    /* Greater ones may be more work than is done, also of a step. */
+    if (c->lenient && x > MAX_LENIENT_MULTIPLE)
+        return so_far ? so_far : 1;
     uint64_t a = (uint64_t)x, b = so_far ? so_far : 1, high = a, low = b;
     while (low) {
         uint64_t rest = high % low;
@@ -211,6 +215,8 @@ expr schema_literal(struct compiler *c, const cJSON *v)
         return schema_quoted(c, v->valuestring);
     case TYPE_INTEGER:
     case TYPE_NUMBER:
+        if (!number_text(v->valuedouble, text, sizeof text) && c->lenient)
+            return number_within(g, &(struct number_bounds){.min = NAN, .max = NAN});
         if (!number_text(v->valuedouble, text, sizeof text))
             return schema_refuse(c, -ENOTSUP, v, "a number beyond 2^53 is not exact");
         return expr_text(g, text);

@@ -136,6 +136,39 @@ static void test_many_required(void **state)
              "{\"b\":2.5,\"c\":1}", "{\"b\":2}"));
 }
 
+/* What is passed over where an answer need not fulfil the schema: the rest of it holds. */
+static void test_passes_over(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *schema, *good, *bad;
+    } CASES[] = {
+        {"{\"type\":\"array\",\"items\":[{\"type\":\"string\"}],\"minItems\":1}", "[1]", "[]"},
+        {"{\"$ref\":\"https://example.com/a\",\"type\":\"object\"}", "{\"a\":1}", "1"},
+        {"{\"$ref\":\"#name\",\"type\":\"object\"}", "{\"a\":1}", "1"},
+        {"{\"enum\":[1e22,\"a\"]}", "10000000000000000000000", "\"b\""},
+        {"{\"type\":\"integer\",\"minimum\":3,\"exclusiveMinimum\":true}", "4", "2"},
+        {"{\"type\":\"string\",\"minLength\":70000,\"maxLength\":2}", "\"a\"", "\"abc\""},
+        {"{\"type\":\"integer\",\"multipleOf\":49999}", "49999", "0.5"},
+        {"{\"type\":\"object\",\"maxProperties\":65536,\"required\":[\"a\"]}", "{\"a\":1}", "{}"},
+        {"{\"patternProperties\":{\"^a\":{\"type\":\"null\"},\"^b\":true,\"^c\":true,\"^d\":true,\"^e\":true,\"^f\":"
+         "true,"
+         "\"^g\":{\"type\":\"null\"}},\"type\":\"object\"}",
+         "{\"a\":null,\"g\":1}", "{\"a\":1}"},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        char err[256] = "";
+        struct grammar *g = NULL;
+        if (grammar_from_schema(CASES[i].schema, strlen(CASES[i].schema), NULL, GRAMMAR_LENIENT, &g, err, sizeof err))
+            fail_msg("%s: %s", CASES[i].schema, err);
+        if (!accepts(g, CASES[i].good) || accepts(g, CASES[i].bad))
+            fail_msg("%s: %s or not %s", CASES[i].schema, CASES[i].bad, CASES[i].good);
+        grammar_free(g);
+    }
+    refused("{\"items\":[{\"type\":\"string\"}]}", -ENOTSUP, "of older drafts: prefixItems");
+    refused("{\"$ref\":\"#name\"}", -ENOTSUP, "$anchor");
+}
+
 /* An object of n keys, in this order or the other way round, and a last one of its own. */
 static char *object_of(int n, bool reversed, int last)
 {
@@ -210,9 +243,10 @@ static void test_hostile_comparisons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values),   cmocka_unit_test(test_large_bounds),
-        cmocka_unit_test(test_large_counts),  cmocka_unit_test(test_one_of_alternatives),
-        cmocka_unit_test(test_many_required), cmocka_unit_test(test_hostile_comparisons),
+        cmocka_unit_test(test_same_values),         cmocka_unit_test(test_large_bounds),
+        cmocka_unit_test(test_large_counts),        cmocka_unit_test(test_one_of_alternatives),
+        cmocka_unit_test(test_many_required),       cmocka_unit_test(test_passes_over),
+        cmocka_unit_test(test_hostile_comparisons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
