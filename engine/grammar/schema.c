@@ -75,12 +75,15 @@ uint32_t schema_count(struct compiler *c, const struct set *s, const char *keywo
             schema_refuse(c, -EINVAL, v, text);
             return count;
         }
+        if (x > GRAMMAR_MAX_COUNT && greatest && c->lenient)
+            continue;
         if (x > GRAMMAR_MAX_COUNT && greatest) {
             snprintf(text, sizeof text, "%s is more than %d", keyword, GRAMMAR_MAX_COUNT);
             schema_refuse(c, -E2BIG, v, text);
             return count;
         }
-        uint32_t n = x > GRAMMAR_MAX_COUNT ? EXPR_INFINITE : (uint32_t)x;
+        /* Of a greatest count that is greater: a lower one keeps to the schema, too. */
+        uint32_t n = x > GRAMMAR_MAX_COUNT ? GRAMMAR_MAX_COUNT : (uint32_t)x;
         if (greatest ? n > count : n < count)
             count = n;
     }
@@ -239,6 +242,7 @@ static bool pointer_part(const char **at, char *out, size_t size)
     return true;
 }
 
+/* NULL: it was refused, or is passed over. */
 static const cJSON *resolve(struct compiler *c, const cJSON *ref)
 {
     char part[512], text[160];
@@ -250,13 +254,16 @@ static const cJSON *resolve(struct compiler *c, const cJSON *ref)
     const cJSON *id = schema_get(c, c->root, "$id"), *node = c->root;
     if (cJSON_IsString(id) && strncmp(at, id->valuestring, strcspn(id->valuestring, "#")) == 0)
         at += strcspn(id->valuestring, "#");
-    if (*at != 0 && *at != '#') {
+    bool elsewhere = *at != 0 && *at != '#', anchor = *at == '#' && at[1] && at[1] != '/';
+    if (c->lenient && (elsewhere || anchor))
+        return NULL;
+    if (elsewhere) {
         snprintf(text, sizeof text, "$ref \"%.100s\": schemas elsewhere are not fetched", ref->valuestring);
         schema_refuse(c, -ENOTSUP, ref, text);
         return NULL;
     }
     at += *at == '#';
-    if (*at && *at != '/') {
+    if (anchor) {
         schema_refuse(c, -ENOTSUP, ref, "$ref to an $anchor is not supported");
         return NULL;
     }

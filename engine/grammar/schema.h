@@ -15,6 +15,7 @@
 #define SCHEMA_MAX_SETS       20000 /* different ones */
 #define SCHEMA_MAX_PROPERTIES 4096  /* of one object */
 #define SCHEMA_MAX_PATTERNS   6     /* patternProperties of one object */
+#define SCHEMA_MAX_APART      8     /* alternatives in one another that oneOf tells apart */
 #define SCHEMA_MAX_UNIQUE     10    /* values that uniqueItems tells apart */
 
 enum {

@@ -11,12 +11,12 @@ static void item_set(struct compiler *c, const struct set *s, size_t i, struct s
     memset(out, 0, sizeof *out);
     for (size_t k = 0; k < s->n; k++) {
         const cJSON *prefix = schema_get(c, s->of[k].node, "prefixItems"), *item = prefix ? prefix->child : NULL;
-        for (size_t at = 0; item && at < i && expr_work(c->g); at++)
+        for (size_t at = 0; item && at < i && (at % 16 || expr_work(c->g)); at++)
             item = item->next;
         if (!item)
             item = schema_get(c, s->of[k].node, "items");
         if (cJSON_IsArray(item))
-            schema_refuse(c, -ENOTSUP, item, "items as a list is of older drafts: prefixItems");
+            schema_unsupported(c, item, "items as a list (of older drafts: prefixItems)");
         else if (item)
             schema_add(c, out, item);
     }

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ENUM 16384
+#define MAX_ENUM             16384
+#define MAX_LENIENT_MULTIPLE 1000
 
 /* ---- strings ----------------------------------------------------------------------------------------------------- */
 
@@ -56,13 +57,17 @@ expr schema_string(struct compiler *c, const struct set *s)
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-static double bound(struct compiler *c, const cJSON *node, const char *keyword)
+/* A bound as a double. From 2^53 on one may stand for several whole numbers: then it is the next one inwards, `to`, so
+ * that nothing beyond the schema's own digits is allowed. */
+static double bound(struct compiler *c, const cJSON *node, const char *keyword, double to)
 {
     const cJSON *v = schema_get(c, node, keyword);
-    if (!v)
+    if (!v || (c->lenient && cJSON_IsBool(v))) /* true and false are of draft 4 */
         return NAN;
-    if (cJSON_IsNumber(v) && isfinite(v->valuedouble))
-        return v->valuedouble;
+    if (cJSON_IsNumber(v) && isfinite(v->valuedouble)) {
+        double inwards = fabs(v->valuedouble) < 0x1p53 ? v->valuedouble : nextafter(v->valuedouble, to);
+        return isfinite(inwards) ? inwards : v->valuedouble;
+    }
     char text[96];
     snprintf(text, sizeof text, "%s is not a number, or not one that a double holds", keyword);
     schema_refuse(c, -EINVAL, v, text);
@@ -83,6 +88,9 @@ static uint32_t common_multiple(struct compiler *c, const cJSON *node, uint32_t 
         schema_unsupported(c, v, "multipleOf that is not a whole number up to 1000000");
         return so_far;
     }
+    /* Greater ones may be more work than is done, also of a step. */
+    if (c->lenient && x > MAX_LENIENT_MULTIPLE)
+        return so_far ? so_far : 1;
     uint64_t a = (uint64_t)x, b = so_far ? so_far : 1, high = a, low = b;
     while (low) {
         uint64_t rest = high % low;
@@ -101,8 +109,9 @@ static struct number_bounds bounds_of(struct compiler *c, const struct set *s)
     struct number_bounds b = {.min = NAN, .max = NAN};
     for (size_t i = 0; i < s->n; i++) {
         const cJSON *node = s->of[i].node;
-        double min = bound(c, node, "minimum"), max = bound(c, node, "maximum");
-        double above = bound(c, node, "exclusiveMinimum"), below = bound(c, node, "exclusiveMaximum");
+        double min = bound(c, node, "minimum", INFINITY), max = bound(c, node, "maximum", -INFINITY);
+        double above = bound(c, node, "exclusiveMinimum", INFINITY);
+        double below = bound(c, node, "exclusiveMaximum", -INFINITY);
         if (!isnan(min) && !(min <= b.min))
             b.min = min, b.above = false;
         if (!isnan(max) && !(max >= b.max))
@@ -206,6 +215,8 @@ expr schema_literal(struct compiler *c, const cJSON *v)
         return schema_quoted(c, v->valuestring);
     case TYPE_INTEGER:
     case TYPE_NUMBER:
+        if (!number_text(v->valuedouble, text, sizeof text) && c->lenient)
+            return number_within(g, &(struct number_bounds){.min = NAN, .max = NAN});
         if (!number_text(v->valuedouble, text, sizeof text))
             return schema_refuse(c, -ENOTSUP, v, "a number beyond 2^53 is not exact");
         return expr_text(g, text);
