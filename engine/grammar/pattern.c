@@ -23,6 +23,8 @@ struct pattern {
     size_t len, at;
     int depth;
     int anchors; /* so far */
+    int dropped; /* of them, that say nothing where they stand */
+    bool begun;  /* ^ holds here: one stands before, with no character in between */
     int rc;
     char *err;
     size_t err_size;
@@ -375,9 +377,36 @@ static bool take_counts(struct pattern *p, uint32_t *min, uint32_t *max)
     return true;
 }
 
+/* Whether, where an alternative ends here, its groups end, too, and $ comes behind them. */
+static bool ends_before_anchor(const struct pattern *p)
+{
+    for (size_t at = p->at; at < p->len; at++) {
+        int depth = 0;
+        bool class = false;
+        if (p->text[at] == '|') /* to the end of the group */
+            for (; at < p->len && (class || depth > 0 || p->text[at] != ')'); at++) {
+                char c = p->text[at];
+                if (c == '\\')
+                    at++;
+                else if (class || c == '[')
+                    class = c != ']';
+                else if (c == '(' || c == ')')
+                    depth += c == '(' ? 1 : -1;
+            }
+        if (at + 1 >= p->len || p->text[at] != ')')
+            return false;
+        while (at + 1 < p->len && strchr("?*+", p->text[at + 1]))
+            at++;
+        if (at + 1 < p->len && p->text[at + 1] == '$')
+            return true;
+    }
+    return false;
+}
+
 static expr take_repeated(struct pattern *p)
 {
     char which;
+    int dropped = p->dropped;
     if (is_anchor(p, &which)) {
         p->at += p->text[p->at] == '\\' ? 2 : 1;
         for (char again; is_anchor(p, &again) && again == which;)
@@ -387,10 +416,17 @@ static expr take_repeated(struct pattern *p)
             return refuse(p, -ENOTSUP, "a repeated anchor is not supported,");
         if (p->writing != CHAR_IN_JSON)
             return p->depth == 0 ? EXPR_EMPTY : refuse(p, -ENOTSUP, "an anchor in a group is not supported,");
+        /* Where the same holds already it says nothing. */
+        bool known = which == '^' ? p->begun : ends_before_anchor(p);
+        p->begun |= which == '^';
+        p->dropped += known;
+        if (known)
+            return EXPR_EMPTY;
         expr quote = expr_bytes(p->g, '"', '"');
         return which == '^' ? expr_cat(p->g, expr_bytes(p->g, BEFORE, BEFORE), quote) : quote;
     }
     expr e = take_atom(p);
+    p->begun = false;
     while (p->at < p->len && p->rc == 0) {
         uint32_t min, max;
         if (take(p, "*"))
@@ -402,6 +438,8 @@ static expr take_repeated(struct pattern *p)
         else if (!next_is(p, "{") || !take_counts(p, &min, &max))
             break;
         take(p, "?"); /* lazy: the same texts */
+        if (p->dropped > dropped && max > 1)
+            return refuse(p, -ENOTSUP, "a repeated anchor is not supported,");
         if (p->rc == 0)
             e = expr_repeat(p->g, e, min, max);
         if (next_is(p, "*") || next_is(p, "+") || next_is(p, "?"))
@@ -434,9 +472,12 @@ static expr take_sequence(struct pattern *p)
 
 static expr take_alternatives(struct pattern *p)
 {
+    bool begun = p->begun;
     expr e = take_sequence(p);
-    while (p->rc == 0 && !p->g->failed && take(p, "|"))
+    while (p->rc == 0 && !p->g->failed && take(p, "|")) {
+        p->begun = begun;
         e = expr_alt(p->g, e, take_sequence(p));
+    }
     return e;
 }
 
@@ -491,7 +532,7 @@ int pattern_compile(struct grammar *g, enum char_writing writing, const char *pa
     if (searched) {
         expr quote = expr_bytes(g, '"', '"'), any = expr_repeat(g, g->character, 0, EXPR_INFINITE);
         expr open = expr_cat(g, expr_bytes(g, BEFORE, BEFORE), quote);
-        if (p.anchors == start + end && !(p.anchors > 0 && has_alternatives(&p))) {
+        if (p.anchors - p.dropped == start + end && !(p.anchors > 0 && has_alternatives(&p))) {
             e = start ? e : expr_cat(g, open, expr_cat(g, any, e));
             e = end ? e : expr_cat(g, e, expr_cat(g, any, quote));
         } else {

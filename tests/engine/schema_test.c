@@ -169,6 +169,22 @@ static void test_passes_over(void **state)
     refused("{\"$ref\":\"#name\"}", -ENOTSUP, "$anchor");
 }
 
+/* An anchor where another holds already says nothing. */
+static void test_anchors_within_anchors(void **state)
+{
+    (void)state;
+    expect("{\"type\":\"string\",\"pattern\":\"^(^a$|^b$)$\"}", LIST("\"a\"", "\"b\""),
+           LIST("\"\"", "\"ab\"", "\"c\""));
+    expect("{\"type\":\"string\",\"pattern\":\"^([a-z]+|$)$\"}", LIST("\"\"", "\"ab\""), LIST("\"A\"", "\"a1\""));
+    expect("{\"type\":\"string\",\"pattern\":\"^(?:(x$|[)(|]y$)|[$]$)?$\"}", LIST("\"\"", "\"x\"", "\"|y\"", "\"$\""),
+           LIST("\"y\"", "\"xx\"", "\"x$\""));
+    expect("{\"type\":\"string\",\"pattern\":\"^(^a|b)?c\"}", LIST("\"ac\"", "\"bcd\"", "\"c\""),
+           LIST("\"xc\"", "\"aac\""));
+    expect("{\"type\":\"string\",\"pattern\":\"(^a|b$)\"}", LIST("\"ac\"", "\"cb\""), LIST("\"ca\"", "\"bc\""));
+    refused("{\"type\":\"string\",\"pattern\":\"^(^a)*$\"}", -ENOTSUP, "a repeated anchor");
+    refused("{\"type\":\"string\",\"pattern\":\"^(a$)+$\"}", -ENOTSUP, "a repeated anchor");
+}
+
 /* An object of n keys, in this order or the other way round, and a last one of its own. */
 static char *object_of(int n, bool reversed, int last)
 {
@@ -243,9 +259,13 @@ static void test_hostile_comparisons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_values),         cmocka_unit_test(test_large_bounds),
-        cmocka_unit_test(test_large_counts),        cmocka_unit_test(test_one_of_alternatives),
-        cmocka_unit_test(test_many_required),       cmocka_unit_test(test_passes_over),
+        cmocka_unit_test(test_same_values),
+        cmocka_unit_test(test_large_bounds),
+        cmocka_unit_test(test_large_counts),
+        cmocka_unit_test(test_one_of_alternatives),
+        cmocka_unit_test(test_many_required),
+        cmocka_unit_test(test_passes_over),
+        cmocka_unit_test(test_anchors_within_anchors),
         cmocka_unit_test(test_hostile_comparisons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
