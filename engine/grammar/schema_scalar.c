@@ -9,6 +9,7 @@
 
 #define MAX_ENUM             16384
 #define MAX_LENIENT_MULTIPLE 1000
+#define MAX_BOUNDED_MULTIPLE 20000 /* with bounds beside it; more can be too much work for a step of an answer */
 
 /* ---- strings ----------------------------------------------------------------------------------------------------- */
 
@@ -129,6 +130,8 @@ expr schema_number(struct compiler *c, const struct set *s, bool integer)
 {
     struct number_bounds b = bounds_of(c, s);
     b.integer = integer || b.multiple > 0;
+    if (b.multiple > MAX_BOUNDED_MULTIPLE && (!isnan(b.min) || !isnan(b.max)))
+        schema_unsupported(c, s->of[0].node, "multipleOf above 20000 beside bounds");
     if (b.min > b.max)
         return EXPR_NOTHING;
     return number_within(c->g, &b);

@@ -420,6 +420,7 @@ static void test_refuses(void **state)
     refused("{\"oneOf\":[{\"minimum\":1},{\"maximum\":5}]}", -ENOTSUP, "oneOf whose schemas cannot be told apart");
     refused("{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}", -ENOTSUP, "uniqueItems");
     refused("{\"type\":\"number\",\"multipleOf\":0.01}", -ENOTSUP, "multipleOf");
+    refused("{\"multipleOf\":39999,\"minimum\":0,\"maximum\":1000000000}", -ENOTSUP, "beside bounds");
     refused("{\"type\":\"object\",\"type\":\"object\"}", -EINVAL, "\"type\" stands there twice");
     refused("{\"const\":\"a\\u0000b\"}", -ENOTSUP, "U+0000");
     refused("{\"const\":9007199254740993}", -ENOTSUP, "2^53");
