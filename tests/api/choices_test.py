@@ -3,10 +3,9 @@
 middle."""
 
 import json
-import socket
 import time
 
-from daemon import QWEN, Daemon, Scratch, need, run
+from daemon import QWEN, Daemon, Scratch, need, read_events, run, send
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen", "Narvik"]}}, "required": ["city"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}]
@@ -15,29 +14,19 @@ LONG = {"messages": [{"role": "user", "content": "Explain in detail how a sundia
 
 
 def post(d, body):
-    s = socket.create_connection((d.address, d.port), timeout=120)
-    text = json.dumps(body)
-    s.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: {d.address}:{d.port}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
-    return s
+    return send(d, body, path="/v1/chat/completions")
 
 
 def chunks(s, until=lambda c: False):
     """Those of a stream, up to one that is wanted or its end; whether it was ended as it should be."""
-    seen, rest = [], b""
-    while True:
-        piece = s.recv(65536)
-        rest += piece
-        while b"\n\n" in rest:
-            event, rest = rest.split(b"\n\n", 1)
-            for line in event.split(b"\n"):
-                if line.startswith(b"data: {"):
-                    seen.append(json.loads(line[6:]))
-                    if until(seen[-1]):
-                        return seen, False
-                elif line == b"data: [DONE]":
-                    return seen, True
-        if not piece:
-            return seen, False
+    seen = []
+    for c in read_events(s):
+        if c == "[DONE]":
+            return seen, True
+        seen.append(c)
+        if until(c):
+            break
+    return seen, False
 
 
 def written(n):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,34 @@ class Daemon:
                 return
             time.sleep(0.02)
         raise AssertionError("saves are still pending")
+
+
+def send(d, body, headers=None, path="/v1/responses", receive_buffer=0):
+    """A POST on a bare socket, whose answer is left to be read, or not."""
+    s = socket.socket()
+    if receive_buffer:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    s.settimeout(300)
+    s.connect((d.address, d.port))
+    text = json.dumps(body)
+    lines = {"Host": f"{d.address}:{d.port}", "Content-Type": "application/json", "Content-Length": len(text), **(headers or {})}
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+    s.sendall((head + "\r\n" + text).encode())
+    return s
+
+
+def read_events(s):
+    """The server-sent events of such a socket, as they come: objects, and "[DONE]"."""
+    rest = b""
+    while piece := s.recv(65536):
+        rest += piece
+        while b"\n\n" in rest:
+            event, rest = rest.split(b"\n\n", 1)
+            for line in event.split(b"\n"):
+                at = line.find(b"data: ")  # in the first, behind the head and a chunk's size
+                if at >= 0:
+                    data = line[at + 6 :]
+                    yield json.loads(data) if data.startswith(b"{") else data.decode().strip()
 
 
 def client_of(d):

@@ -2,40 +2,19 @@
 """Turns that wait, beside a clock that jumps and beside a client that does not read."""
 
 import glob
-import json
 import os
-import socket
 import sys
 import threading
 import time
 
-from daemon import QWEN, Daemon, Scratch, need, run
+from daemon import QWEN, Daemon, Scratch, need, read_events, run, send
 
 FAKETIME = sorted(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1"))
 TALE = "Tell a very long tale of a ferry, a bridge, a lamp and a garden in winter."
 
 
 def stream(d, body, receive_buffer=0):
-    """A POST whose answer comes as events, on a bare socket."""
-    s = socket.socket()
-    if receive_buffer:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    s.settimeout(300)
-    s.connect((d.address, d.port))
-    text = json.dumps({**body, "stream": True, "temperature": 0})
-    s.sendall(f"POST /v1/responses HTTP/1.1\r\nHost: {d.address}:{d.port}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
-    return s
-
-
-def events(s):
-    rest = b""
-    while piece := s.recv(65536):
-        rest += piece
-        while b"\n\n" in rest:
-            event, rest = rest.split(b"\n\n", 1)
-            at = event.find(b"data: {")
-            if at >= 0:
-                yield json.loads(event[at + 6 :])
+    return send(d, {**body, "stream": True, "temperature": 0}, receive_buffer=receive_buffer)
 
 
 def queue(d):
@@ -71,7 +50,7 @@ def clock_jumps():
         status, first = d.call("POST", "/v1/responses", {"input": "Name a town.", "max_output_tokens": 4}, key)
         assert status == 200, first
         running, waiting = stream(d, {"input": TALE, "max_output_tokens": 150}), None
-        seen, said = [], events(running)
+        seen, said = [], read_events(running)
         for e in said:
             seen.append(e)
             if e["type"] == "response.output_text.delta":
@@ -88,7 +67,7 @@ def clock_jumps():
         assert abs(now - (time.time() - 3 * 86400)) < 3600, "the clock did not jump"
         seen += said
         assert seen[-1]["type"] == "response.incomplete" and sum(e["type"] == "response.output_text.delta" for e in seen) > 100, seen[-1]
-        assert list(events(waiting))[-1]["type"] in ("response.completed", "response.incomplete")
+        assert list(read_events(waiting))[-1]["type"] in ("response.completed", "response.incomplete")
         again = d.call("POST", "/v1/responses", {"input": "Name a town.", "max_output_tokens": 4}, key)[1]
         assert again["id"] == first["id"], again
         more = d.turn("Another one.", conversation=c, max_output_tokens=4)["convod"]
@@ -105,11 +84,11 @@ def nobody_reads_who_is_put_aside():
         others = [stream(d, {**body, "input": f"{n}. " + TALE}) for n in range(3)]
         ends, readers = {}, []
         for n, s in enumerate(others):
-            readers.append(threading.Thread(target=lambda n=n, s=s: ends.update({n: list(events(s))[-1]}), daemon=True))
+            readers.append(threading.Thread(target=lambda n=n, s=s: ends.update({n: list(read_events(s))[-1]}), daemon=True))
             readers[-1].start()
         until(lambda: queue(d)["running"] == 3)
         silent = stream(d, {**body, "input": "Silent. " + TALE}, receive_buffer=2048)  # the youngest
-        id_of = next(events(silent))["response"]["id"]
+        id_of = next(read_events(silent))["response"]["id"]
         for t in readers:
             t.join(300)
         assert len(ends) == 3 and all(e["type"] in ("response.completed", "response.incomplete") for e in ends.values()), ends

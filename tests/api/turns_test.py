@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import time
 
-from daemon import BUILD, QWEN, Daemon, Scratch, need, run, text_of
+from daemon import BUILD, QWEN, Daemon, Scratch, need, read_events, run, send, text_of
 
 MODEL = os.path.join(BUILD, "tests", "service", "model")
 LONG = {"input": "Explain in detail how a sundial is built and read.", "temperature": 0, "max_output_tokens": 400}
@@ -26,31 +26,14 @@ def questions(d, c):
     return [i for i in items if i["role"] == "user"]
 
 
-def send(d, body, headers=None, path="/v1/responses"):
-    s = socket.create_connection((d.address, d.port), timeout=120)
-    text = json.dumps(body)
-    lines = {"Host": f"{d.address}:{d.port}", "Content-Type": "application/json", "Content-Length": len(text), **(headers or {})}
-    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
-    s.sendall((head + "\r\n" + text).encode())
-    return s
-
-
 def events(s, until=lambda e: False):
-    """Server-sent events of a socket, until one is wanted or the stream ends."""
-    seen, rest = [], b""
-    while True:
-        piece = s.recv(65536)
-        rest += piece
-        while b"\n\n" in rest:
-            event, rest = rest.split(b"\n\n", 1)
-            for line in event.split(b"\n"):
-                at = line.find(b"data: {")
-                if at >= 0:
-                    seen.append(json.loads(line[at + 6 :]))
-                    if until(seen[-1]):
-                        return seen
-        if not piece:
-            return seen
+    """Those of a socket, until one is wanted or the stream ends."""
+    seen = []
+    for e in read_events(s):
+        seen.append(e)
+        if until(e):
+            break
+    return seen
 
 
 def delta(n):
