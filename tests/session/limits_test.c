@@ -1,5 +1,5 @@
 /* limits_test.c - who has as much as it may have is refused before any work, and goes on when it has deleted some. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -249,10 +249,6 @@ static void test_pages_of_turns(void **state)
     rig_close(rig);
 }
 
-struct meeting {
-    struct gate there, on;
-};
-
 static void hang(struct answer *a, const struct session_event *ev, void *arg)
 {
     struct meeting *m = arg;
@@ -292,43 +288,14 @@ static void test_usage_while_the_engine_hangs(void **state)
     rig_close(rig);
 }
 
-static void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
-{
-    struct meeting *m = arg;
-    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || a->n_prefill > 1)
-        return;
-    gate_open(&m->there);
-    gate_wait(&m->on, 1);
-}
-
 /* Its owner's own warm-up, or background turn, has the room that a turn wants: it is put aside, and comes back. */
 static void test_background_makes_room(void **state)
 {
     (void)state;
     for (int warm = 0; warm < 2; warm++) {
         struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64, .max_running = 4});
-        struct meeting m = {GATE_CLOSED, GATE_CLOSED};
-        char *text = rig_text(1, 2000);
         limit_tokens(rig, 1000);
-        struct answer *behind = rig_begin(rig, (struct ask){.text = text,
-                                                            .warm = warm,
-                                                            .request = warm ? NULL : "{}",
-                                                            .seed = 1,
-                                                            .max = 30,
-                                                            .hook = meet_at_prefill,
-                                                            .hook_arg = &m});
-        gate_wait(&m.there, 1);
-        struct answer *a = rig_begin(rig, (struct ask){.text = "hello", .seed = 2, .max = 4});
-        gate_open(&m.on);
-        rig_end(a);
-        assert_false(a->failed);
-        pthread_mutex_lock(&rig->lock);
-        assert_false(behind->over);
-        pthread_mutex_unlock(&rig->lock);
-        rig_end(behind);
-        assert_false(behind->failed);
-        rig_only_new(behind);
-        free(text);
+        meeting_of_background(rig, warm);
         rig_close(rig);
     }
 }

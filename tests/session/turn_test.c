@@ -1,6 +1,6 @@
 /* turn_test.c - a turn's life: what is prefilled, what its answer is, and that neither depends on where its past was.
  */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <dirent.h>
 #include <unistd.h>
@@ -277,20 +277,6 @@ static void test_warm_up_with_messages(void **state)
     rig_close(rig);
 }
 
-struct meeting {
-    struct gate there, on;
-};
-
-/* Lets the test go on at the first piece of the prompt, and waits for it. */
-static void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg)
-{
-    struct meeting *m = arg;
-    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || a->n_prefill > 1)
-        return;
-    gate_open(&m->there);
-    gate_wait(&m->on, 1);
-}
-
 /* Who sends while a warm-up of the conversation is on its way is not refused, and what that has done is not lost. */
 static void test_warm_up_yields(void **state)
 {
@@ -330,27 +316,7 @@ static void test_background_gives_its_place_back(void **state)
     (void)state;
     for (int warm = 0; warm < 2; warm++) {
         struct rig *rig = rig_open((struct rig_opts){.step_tokens = 64, .max_running = 1});
-        struct meeting m = {GATE_CLOSED, GATE_CLOSED};
-        char *text = rig_text(1, 2000);
-        struct answer *behind = rig_begin(rig, (struct ask){.text = text,
-                                                            .warm = warm,
-                                                            .request = warm ? NULL : "{}",
-                                                            .seed = 1,
-                                                            .max = 30,
-                                                            .hook = meet_at_prefill,
-                                                            .hook_arg = &m});
-        gate_wait(&m.there, 1);
-        struct answer *a = rig_begin(rig, (struct ask){.text = "hello", .seed = 2, .max = 4});
-        gate_open(&m.on);
-        rig_end(a);
-        assert_false(a->failed);
-        pthread_mutex_lock(&rig->lock);
-        assert_false(behind->over);
-        pthread_mutex_unlock(&rig->lock);
-        rig_end(behind);
-        assert_false(behind->failed);
-        rig_only_new(behind);
-        free(text);
+        meeting_of_background(rig, warm);
         rig_close(rig);
     }
 }

@@ -168,10 +168,23 @@ static void test_first_version(void **state)
 
 /* ---- an index of a version that had labels in it ---- */
 
+/* As a program of another version would leave it; its log `stays`, or goes into the file. */
+static void change_index(const char *path, bool stays, const char *sql)
+{
+    sqlite3 *db;
+    char *message = NULL;
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
+    if (stays)
+        assert_int_equal(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
+    if (sqlite3_exec(db, sql, NULL, NULL, &message) != SQLITE_OK)
+        fail_msg("%s", message);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+}
+
 static void test_older_index(void **state)
 {
     (void)state;
-    char *dir = testing_dir(), *message = NULL;
+    char *dir = testing_dir();
     struct storage *st = testing_open(dir);
     int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
     int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
@@ -182,14 +195,9 @@ static void test_older_index(void **state)
     char *path = testing_path(dir, "kv.db"), *other = testing_path(dir, "other");
     assert_true(testing_contains(dir, "pack-00000001", "label 2"));
     assert_false(testing_contains(dir, "kv.db", "label 2"));
-    sqlite3 *db;
-    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
-    if (sqlite3_exec(db,
-                     "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 2');"
-                     "PRAGMA user_version = 4",
-                     NULL, NULL, &message) != SQLITE_OK)
-        fail_msg("%s", message);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    change_index(path, false,
+                 "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 2');"
+                 "PRAGMA user_version = 4");
     /* Whoever still has the old one, as the disk does, finds no label in it. */
     assert_int_equal(link(path, other), 0);
     assert_true(testing_contains(dir, "other", "label 2"));
@@ -217,7 +225,7 @@ static void note_anew(void *arg, int priority, const char *text)
 static void test_older_index_by_its_log(void **state)
 {
     (void)state;
-    char *dir = testing_dir(), *message = NULL;
+    char *dir = testing_dir();
     struct storage *st = testing_open(dir);
     int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
     int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
@@ -225,15 +233,9 @@ static void test_older_index_by_its_log(void **state)
     assert_int_equal(testing_commit(st, turn, 1), 0);
     storage_close(st);
     char *path = testing_path(dir, "kv.db");
-    sqlite3 *db;
-    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
-    assert_int_equal(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
-    if (sqlite3_exec(db,
-                     "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 1');"
-                     "PRAGMA user_version = 4",
-                     NULL, NULL, &message) != SQLITE_OK)
-        fail_msg("%s", message);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    change_index(path, true,
+                 "DROP TABLE segments; CREATE TABLE segments(label BLOB); INSERT INTO segments VALUES('label 1');"
+                 "PRAGMA user_version = 4");
     assert_true(testing_contains(dir, "kv.db-wal", "label 1"));
     assert_false(testing_contains(dir, "kv.db", "label 1"));
     int said = 0;
@@ -263,7 +265,7 @@ static int spaces_run(struct storage_ledger *l, void *arg)
 static void test_index_with_triggers(void **state)
 {
     (void)state;
-    char *dir = testing_dir(), *message = NULL;
+    char *dir = testing_dir();
     struct storage *st = testing_open(dir);
     int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
     int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
@@ -271,19 +273,14 @@ static void test_index_with_triggers(void **state)
     assert_int_equal(testing_commit(st, turn, 1), 0);
     storage_close(st);
     char *path = testing_path(dir, "kv.db");
-    sqlite3 *db;
-    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, "unix"), SQLITE_OK);
-    if (sqlite3_exec(db,
-                     "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
-                     " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
-                     "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
-                     " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
-                     "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
-                     " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;"
-                     "PRAGMA user_version = 5",
-                     NULL, NULL, &message) != SQLITE_OK)
-        fail_msg("%s", message);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    change_index(path, false,
+                 "CREATE TRIGGER segments_count AFTER INSERT ON segments BEGIN"
+                 " UPDATE spaces SET bytes = bytes + new.bytes WHERE id = new.space; END;"
+                 "CREATE TRIGGER segments_recount AFTER UPDATE OF bytes ON segments BEGIN"
+                 " UPDATE spaces SET bytes = bytes + new.bytes - old.bytes WHERE id = new.space; END;"
+                 "CREATE TRIGGER segments_discount AFTER DELETE ON segments BEGIN"
+                 " UPDATE spaces SET bytes = bytes - old.bytes WHERE id = old.space; END;"
+                 "PRAGMA user_version = 5");
     st = testing_open(dir);
     assert_int_equal(testing_put(st, owner, 2, 1), 0);
     assert_int_equal(testing_commit(st, turn, 2), 0);

@@ -458,13 +458,22 @@ static void read_done(void *arg, struct storage_read_result result)
     waiter_wake(w);
 }
 
+enum { LABEL_ROOM = 32 };
+
+/* What was found, with the label that the segment was put with. */
+static struct storage_found labelled(const struct storage_found *f, unsigned id, char label[LABEL_ROOM])
+{
+    struct storage_found found = *f;
+    found.label_bytes = (uint32_t)snprintf(label, LABEL_ROOM, "label %u;", id);
+    found.label = label;
+    return found;
+}
+
 struct storage_read_result testing_read(struct storage *st, const struct storage_found *f, unsigned id)
 {
     struct waiter w = waiter_new();
-    struct storage_found found = *f;
-    char label[32];
-    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u;", id);
-    found.label = label;
+    char label[LABEL_ROOM];
+    struct storage_found found = labelled(f, id, label);
     uint16_t *want = malloc(PAYLOAD_ELEMENTS * 2), *got = malloc(PAYLOAD_ELEMENTS * 2);
     assert_true(want && got);
     memset(got, 0xa5, PAYLOAD_ELEMENTS * 2);
@@ -489,10 +498,8 @@ struct storage_read_result testing_read(struct storage *st, const struct storage
 struct storage_read_result testing_read_stored(struct storage *st, const struct storage_found *f, unsigned id)
 {
     struct waiter w = waiter_new();
-    struct storage_found found = *f;
-    char label[32];
-    found.label_bytes = (uint32_t)snprintf(label, sizeof label, "label %u;", id);
-    found.label = label;
+    char label[LABEL_ROOM];
+    struct storage_found found = labelled(f, id, label);
     assert_int_equal(storage_segment_read(st, &found, testing_fingerprint, &testing_layout, NULL, read_done, &w), 0);
     waiter_wait(&w);
     assert_true(!w.read.rc == (w.read.stored != NULL));

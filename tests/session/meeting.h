@@ -1,0 +1,18 @@
+/* meeting.h - a test and a turn wait for each other. */
+#ifndef CONVOD_TESTS_SESSION_MEETING_H
+#define CONVOD_TESTS_SESSION_MEETING_H
+
+#include "tests/session/harness.h"
+
+struct meeting {
+    struct gate there, on;
+};
+
+/* A hook, whose argument is a meeting: lets the test go on at the first piece of the prompt, and waits for it. */
+void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg);
+
+/* A long warm-up, or background turn, of "ann" has the room that a short turn of hers wants: it is put aside for that
+ * one, comes back, and computes nothing twice. */
+void meeting_of_background(struct rig *rig, bool warm);
+
+#endif
