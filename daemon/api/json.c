@@ -74,14 +74,9 @@ static void make_exact(cJSON *o)
     }
 }
 
-char *json_print(const cJSON *o)
+static char *print(const cJSON *o)
 {
-    cJSON *exact = o && !all_exact(o) ? cJSON_Duplicate(o, true) : NULL;
-    if (exact) {
-        make_exact(exact);
-    }
-    char *text = o ? cJSON_PrintUnformatted(exact ? exact : o) : NULL;
-    cJSON_Delete(exact);
+    char *text = o ? cJSON_PrintUnformatted(o) : NULL;
     if (lost) {
         free(text);
         text = NULL;
@@ -90,9 +85,20 @@ char *json_print(const cJSON *o)
     return text;
 }
 
+char *json_print(const cJSON *o)
+{
+    cJSON *exact = o && !all_exact(o) ? cJSON_Duplicate(o, true) : NULL;
+    if (exact) {
+        make_exact(exact);
+    }
+    char *text = print(exact ? exact : o);
+    cJSON_Delete(exact);
+    return text;
+}
+
 char *json_text(cJSON *o)
 {
-    char *text = json_print(o);
+    char *text = print(o);
     cJSON_Delete(o);
     return text;
 }
