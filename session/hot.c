@@ -412,7 +412,7 @@ bool hot_within(struct session *s, const struct turn *t)
 {
     struct counted c = {.owner = t->found.owner.id};
     const struct hot *best;
-    if (!turns_running(s, c.owner))
+    if (!most_of(s, t->owner) || !turns_running(s, c.owner))
         return true;
     if (!hot_may_be_within(s, t, false))
         return false;
