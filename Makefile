@@ -258,27 +258,26 @@ $(BUILD)/servers: tests/service/servers
 	@tests/service/servers $@
 
 $(BUILD)/peer/.complete:
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install -q --disable-pip-version-check xllamacpp numpy
+	@tests/bench/peer $(@D)
 	@touch $@
 
 bench:
-	@clients/setup/packages check
+	@clients/setup/packages bench
 	@clients/setup/fetch-model $(BENCH_MODELS) >/dev/null
 	@$(MAKE) $(QUIET) bench-run
 
 # Many conversations at once, beside the peer's server where it can be installed.
 bench-serve:
-	@clients/setup/packages check
+	@clients/setup/packages bench
 	@clients/setup/fetch-model >/dev/null
 	@$(MAKE) $(QUIET) all
-	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'The peer could not be installed.'
+	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'Measuring without the peer.'
 	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
 
 .PHONY: bench-run
 bench-run: all bench-programs $(BUILD)/peer/.complete
 	@set -e; for b in $(filter-out %/engine_bench %/pick_bench %/grammar_bench %/form_bench %/perplexity_bench,$(BENCHES)); do echo "== $$b"; $$b; done
-	$(if $(wildcard tests/bench/bench.py),BUILD='$(BUILD)' $(BUILD)/peer/bin/python tests/bench/bench.py --json $(BUILD)/bench.json --markdown $(BUILD)/bench.md)
+	@BUILD='$(BUILD)' $(PYTHON) tests/bench/bench.py --json $(BUILD)/bench.json --markdown $(BUILD)/bench.md
 
 # The package is built from a copy of what makes it, as dpkg wants it: debian/ at the top, its changelog from VERSION.
 DEB := $(BUILD)/deb/convod-$(VERSION)

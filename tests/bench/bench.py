@@ -3,13 +3,13 @@
 
 usage: bench.py [--models 0.5b,1.5b] [--rounds N] [--json FILE] [--markdown FILE] [--no-peer] [--sets cpu-avx2,cpu-avx512]
 
-Prefill and decode, at the start of a context and behind 7,680 tokens: engine_bench and the peer are both loaded and take
-turns, round by round; printed are medians, the spread, and the ratio of medians. Together: what 2, 4 and 8 sequences
+Prefill and decode, at the start of a context and behind 7,680 tokens: engine_bench and the peer, once for each instruction
+set, are all loaded and take turns, round by round; printed are medians, the spread, and the ratio of medians. Together: what 2, 4 and 8 sequences
 decode in one step, against one. Restore: a daemon, a conversation of about 2,000 tokens, warm-up turns after evictions;
 beside it the peer's load of a saved state. Serving: what several turns at once, saving, and idle connections cost.
 Sampling: pick_bench. Every figure is from this run; what cannot be measured here says why. Figures that have a floor
-stand beside it, those against the peer only where its build has the same instruction set. The README's tables come last,
-and go to the file that --markdown names.
+stand beside it; ratios are against the peer's build for the same instruction set, and say so where there is none. The
+README's tables come last, and go to the file that --markdown names.
 """
 
 import argparse
@@ -25,7 +25,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "tests", "api"))
+sys.path[:0] = [os.path.join(ROOT, "tests", "api"), HERE]
+import peer  # noqa: E402
 from daemon import BUILD, MODELS, Daemon  # noqa: E402
 
 FILES = {
@@ -34,7 +35,7 @@ FILES = {
     "270m": "gemma-3-270m-q4_k_m.gguf",
 }
 THREADS = len(os.sched_getaffinity(0))
-PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
+PEERS = os.path.join(BUILD, "peer")
 PROMPT, DECODE = 512, 48
 DEEP = 8192 - PROMPT  # tokens of history for the figures at 8k
 ACTIVE = 8
@@ -48,7 +49,7 @@ PREFILL_FLOORS = {("1.5b", "cpu-avx512"): (2.3, 3.0)}
 SAMPLING_CEILINGS = {"cpu-avx2": 0.3, "cpu-avx512": 0.15}
 LOAD_CEILING = 1.0
 RESTORE_FLOORS = {"ram": 1000, "disk": 300}
-SET_NAMES = {"cpu-avx2": "AVX2", "cpu-avxvnni": "AVX-VNNI", "cpu-avx512": "AVX-512"}
+SET_NAMES = {"cpu-avx2": "AVX2", "cpu-avxvnni": "AVX-VNNI", "cpu-avx512": "AVX-512 VNNI"}
 
 
 class Process:
@@ -87,25 +88,29 @@ def rates(runs):
     }
 
 
-def speed(path, sets, rounds, peer):
-    """Takes turns between our kernel sets and the peer; the first round warms up and is not counted."""
+def speed(path, sets, rounds, peers):
+    """Takes turns between our kernel sets and the peer's builds; the first round warms up and is not counted."""
     ours = {s: Process([os.path.join(BUILD, "bench", "engine_bench"), path, s, str(THREADS)]) for s in sets}
-    other = Process([PEER_PYTHON, os.path.join(HERE, "peer.py"), path, str(THREADS)]) if peer else None
-    both = [*ours.items(), *([("peer", other)] if other else [])]
-    runs, deep, together, reads = {s: [] for s, _ in both}, {s: [] for s, _ in both}, {s: {} for s in sets}, []
+    theirs = {s: peer.Server(folder, path, THREADS, 16384) for s, folder in peers.items()}
+    everyone = [*ours, *theirs]
+    runs, deep, together, reads = {s: [] for s in everyone}, {s: [] for s in everyone}, {s: {} for s in sets}, []
+
+    def one(s, number, history):
+        return ours[s].command(f"run {PROMPT} {DECODE} {history} 1") if s in ours else theirs[s].run(number, PROMPT, DECODE, history)
+
     for i in range(rounds + 1):
-        for s, p in both:
-            runs[s].append(p.command(f"run {PROMPT} {DECODE} 0 1"))
+        for s in everyone:
+            runs[s].append(one(s, i, 0))
         for s, p in ours.items():
             for n in TOGETHER:
                 together[s].setdefault(n, []).append(p.command(f"run {TOGETHER_PROMPT} {DECODE} 0 {n} greedy"))
         reads.append(ours[sets[0]].command("read")["read_bytes_per_s"])
     for i in range(min(rounds, SLOW_ROUNDS) + 1):
-        for s, p in both:
-            deep[s].append(p.command(f"run {PROMPT} {DECODE} {DEEP} 1"))
-    loads = [other.command("load 1878") for i in range(rounds + 1)] if other else []
+        for s in everyone:
+            deep[s].append(one(s, rounds + 1 + i, DEEP))
+    loads = {s: [p.load(1878) for i in range(rounds + 1)] for s, p in theirs.items()}
     about = ours[sets[0]].about
-    result = {"about": about, "read_bytes_per_s": spread(reads[1:]), "sets": {}}
+    result = {"about": about, "read_bytes_per_s": spread(reads[1:]), "sets": {}, "peers": {}}
     token_bytes = about["token_weight_bytes"] + (PROMPT + DECODE / 2) * about["kv_token_bytes"]
     for s in sets:
         result["sets"][s] = {**rates(runs[s][1:]), "deep": rates(deep[s][1:])}
@@ -113,10 +118,9 @@ def speed(path, sets, rounds, peer):
         result["sets"][s]["share_of_read_bandwidth"] = (
             result["sets"][s]["decode_tokens_per_s"]["median"] * token_bytes / result["read_bytes_per_s"]["median"]
         )
-    if other:
-        result["peer"] = {**rates(runs["peer"][1:]), "deep": rates(deep["peer"][1:]), "set": other.about["set"], "version": other.about["version"]}
-        result["peer"]["load"] = {**loads[-1], "load_ms": spread([r["load_ms"] for r in loads[1:]])}
-    for _, p in both:
+    for s in theirs:
+        result["peers"][s] = {**rates(runs[s][1:]), "deep": rates(deep[s][1:]), "load": {**loads[s][-1], "load_ms": spread([r["load_ms"] for r in loads[s][1:]])}}
+    for p in [*ours.values(), *theirs.values()]:
         p.close()
     return result
 
@@ -243,21 +247,21 @@ def held(value, floor=None, ceiling=None):
     return ""
 
 
-def equal_set(result, s):
-    """Whether the peer's build has the same instructions as a set of ours."""
-    return "peer" in result and result["peer"]["set"] == SET_NAMES.get(s)
+def peer_of(result, s):
+    """The peer's build with the instructions of a set of ours: (its set, its figures); else the best there is, or (None, None)."""
+    found = SET_NAMES[s] if SET_NAMES[s] in result["peers"] else next(reversed(result["peers"]), None)
+    return found, result["peers"].get(found)
 
 
 def bounds(name, result):
     """Rows of (what, figure, what its bound says) of one model."""
     rows = []
     for s, r in result["sets"].items():
-        for at, kind, deep in ((0, "prefill", r), (1, "prefill at 8k", r["deep"])):
-            if equal_set(result, s):
-                theirs = result["peer"] if at == 0 else result["peer"]["deep"]
-                x = deep["prefill_tokens_per_s"]["median"] / theirs["prefill_tokens_per_s"]["median"]
-                floors = PREFILL_FLOORS.get((name, s))
-                rows.append((f"{SET_NAMES[s]}: {kind}, times the peer ({result['peer']['set']} too)", f"{x:.2f}", held(x, floor=floors and floors[at])))
+        their_set, theirs = peer_of(result, s)
+        for at, kind in ((0, "prefill"), (1, "prefill at 8k")) if their_set == SET_NAMES[s] else ():
+            x = (r["deep"] if at else r)["prefill_tokens_per_s"]["median"] / (theirs["deep"] if at else theirs)["prefill_tokens_per_s"]["median"]
+            floors = PREFILL_FLOORS.get((name, s))
+            rows.append((f"{their_set}: {kind}, times the peer ({their_set} too)", f"{x:.2f}", held(x, floor=floors and floors[at])))
         rate = {n: v["median"] for n, v in r["together_tokens_per_s"].items()}
         for n in TOGETHER[1:]:
             x = rate[n] / rate[1]
@@ -266,33 +270,37 @@ def bounds(name, result):
     for source in ("ram", "page cache", "disk") if r else ():
         x = r[source]["times_faster_than_prefill"]
         rows.append((f"restore from {source}, times faster than prefill", f"{x:.0f}", held(x, floor=RESTORE_FLOORS.get(source))))
-        if "peer" in result and source != "disk":
-            x = r[source]["median"] / result["peer"]["load"]["load_ms"]["median"]
+        if result["peers"] and source != "disk":
+            x = r[source]["median"] / best_load(result)
             rows.append((f"restore from {source}, times the peer's load of raw state", f"{x:.2f}", held(x, ceiling=LOAD_CEILING)))
     return rows
+
+
+def best_load(result):
+    """ms that the peer takes to read a saved state, the faster of its builds."""
+    return min(p["load"]["load_ms"]["median"] for p in result["peers"].values())
 
 
 def report(name, result, peer_wanted):
     print(f"\n{name}: {result['about']['model']}, {THREADS} threads, prompt {PROMPT}, decode {DECODE}")
     rows = [("set", "prefill tok/s (min-max)", "x peer", "decode tok/s (min-max)", "x peer", "of read bandwidth")]
 
-    def line(label, r, peer):
+    def line(label, r, theirs):
         cells = [label]
         for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             v = r[key]
             cells.append(f"{v['median']:.1f} ({v['min']:.1f}-{v['max']:.1f})")
-            cells.append(f"{v['median'] / peer[key]['median']:.2f}" if peer else "-")
+            cells.append(f"{v['median'] / theirs[key]['median']:.2f}" if theirs else "-")
         share = r.get("share_of_read_bandwidth")
         return (*cells, f"{share:.0%}" if share else "-")
 
-    peer = result.get("peer")
-    everyone = [*result["sets"].items(), *([(f"peer ({peer['set']} build)", peer)] if peer else [])]
-    table([*rows, *(line(s, r, peer) for s, r in everyone)])
-    if not peer:
+    everyone = [(s, r, peer_of(result, s)[1]) for s, r in result["sets"].items()] + [(f"peer ({s})", r, None) for s, r in result["peers"].items()]
+    table([*rows, *(line(*who) for who in everyone)])
+    if not result["peers"]:
         print("peer: not measured" + (" (build/peer is missing)" if peer_wanted else ""))
     print(f"plain read: {result['read_bytes_per_s']['median'] / 1e9:.1f} GB/s")
     print(f"\nbehind {DEEP} tokens:")
-    table([rows[0][:-1], *(line(s, r["deep"], peer and peer["deep"])[:-1] for s, r in everyone)])
+    table([rows[0][:-1], *(line(s, r["deep"], theirs and theirs["deep"])[:-1] for s, r, theirs in everyone)])
     for s, r in result["sets"].items():
         print(f"{s}: sequences together decode, tok/s: " + ", ".join(f"{n}: {v['median']:.1f}" for n, v in r["together_tokens_per_s"].items()))
     r = result.get("restore")
@@ -307,9 +315,9 @@ def report(name, result, peer_wanted):
                 f"  from {source}: {v['median']:.1f} ms ({v['min']:.1f}-{v['max']:.1f}), {v['times_faster_than_prefill']:.0f}x faster than prefill, "
                 f"{v['raw_bytes_per_s'] / 1e9:.2f} GB/s of raw KV"
             )
-        if peer:
-            v = peer["load"]
-            print(f"  the peer loads its state of {v['tokens']} tokens ({v['bytes'] / 1e6:.1f} MB, from the page cache) in {v['load_ms']['median']:.1f} ms")
+        for s, theirs in result["peers"].items():
+            v = theirs["load"]
+            print(f"  the peer ({s}) loads its state of {v['tokens']} tokens ({v['bytes'] / 1e6:.1f} MB, from the page cache) in {v['load_ms']['median']:.1f} ms")
     r = result.get("serving")
     if r:
         alone, saved, together = (r[k]["median"] for k in ("not saved", "saved", "together"))
@@ -332,20 +340,18 @@ def markdown(results, picks):
     """The tables of the README's part "Measured", in its words."""
     out = ["| | prefill, tokens/s | x peer | decode, tokens/s | x peer | prefill at 8k | x peer | decode at 8k | x peer |", "|---|" + "---|" * 8]
 
-    def row(label, r, peer):
+    def row(label, r, theirs):
         cells = []
-        for part, theirs in ((r, peer), (r["deep"], peer and peer["deep"])):
+        for part, other in ((r, theirs), (r["deep"], theirs and theirs["deep"])):
             for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
                 v = part[key]["median"]
-                cells += [cell(v), f"{v / theirs[key]['median']:.1f}" if theirs else ""]
+                cells += [cell(v), f"{v / other[key]['median']:.1f}" if other else ""]
         return f"| {label} | " + " | ".join(cells) + " |"
 
     for result in results.values():
-        model, peer = result["about"]["model"], result.get("peer")
         for i, (s, r) in enumerate(result["sets"].items()):
-            out.append(row(f"{model if i == 0 else 'the same'}, {SET_NAMES[s]}", r, peer))
-        if peer:
-            out.append(row(f"the same, peer ({peer['set']})", peer, None))
+            out.append(row(f"{result['about']['model'] if i == 0 else 'the same'}, {SET_NAMES[s]}", r, peer_of(result, s)[1]))
+        out += [row(f"the same, peer ({s})", r, None) for s, r in result["peers"].items()]
     out += ["", "| against what must hold | measured | bound |", "|---|---|---|"]
     for name, result in results.items():
         out += [f"| {name.upper()}, {what} | {value} | {bound} |" for what, value, bound in bounds(name, result)]
@@ -358,8 +364,8 @@ def markdown(results, picks):
         lines = [("prefilling it", lambda r: f"{r['restore']['prefill_ms']:,.0f} ms")]
         for label, source in (("restoring it from RAM", "ram"), ("restoring it from disk, page cache warm", "page cache"), ("restoring it from disk, page cache dropped", "disk")):
             lines.append((label, lambda r, source=source: f"{cell(r['restore'][source]['median'])} ms"))
-        if all("peer" in r for r in restored):
-            lines.append(("the peer's load of its uncompressed state, page cache warm", lambda r: f"{cell(r['peer']['load']['load_ms']['median'])} ms"))
+        if all(r["peers"] for r in restored):
+            lines.append(("the peer's load of its uncompressed state, page cache warm", lambda r: f"{cell(best_load(r))} ms"))
         lines.append(
             ("its KV, raw and as stored", lambda r: f"{r['restore']['raw_bytes'] / 1e6:.1f} MB, {r['restore']['stored_bytes'] / 1e6:.1f} MB: {r['restore']['ratio']:.2f}x smaller")
         )
@@ -379,14 +385,14 @@ def main():
     with open("/proc/cpuinfo") as f:
         flags = f.read()
     sets = a.sets.split(",") if a.sets else ["cpu-avx2"] + (["cpu-avx512"] if "avx512_vnni" in flags else [])
-    peer = not a.no_peer and os.path.exists(PEER_PYTHON)
+    peers = {} if a.no_peer else {s: f for s, f in peer.built(PEERS).items() if s in [SET_NAMES[ours] for ours in sets]} or peer.built(PEERS)
     results = {}
     for name in a.models.split(","):
         path = os.path.join(MODELS, FILES[name])
         if not os.path.exists(path):
             print(f"{name}: skipped, {path} is missing")
             continue
-        results[name] = speed(path, sets, a.rounds, peer)
+        results[name] = speed(path, sets, a.rounds, peers)
         results[name]["restore"] = restore(path, a.rounds)
         results[name]["serving"] = serving(path, min(a.rounds, SLOW_ROUNDS))
         report(name, results[name], not a.no_peer)

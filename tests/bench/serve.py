@@ -6,7 +6,8 @@ usage: serve.py [--conversations N] [--turns N] [--active N] [--model FILE] [--j
 The load: conversations whose first prompt is log-normal around 1,000 tokens, whose later messages have 120 to 160 and whose
 answers 80 to 120; who speaks next is Zipf-like, so that some are always hot and others come back after a long time. So many
 speak at once (--active); a third of the conversations fits into the KV pages. Two owners share convod: one has two thirds of
-the conversations. convod is sent the new message alone, the peer the whole history, with its prompt cache on and the same bytes of KV.
+the conversations. convod is sent the new message alone, the peer the whole history, with its prompt caches on (of a slot, and in
+RAM), and KV for as many of the longest conversations as speak at once, which is more than convod's: with less it fails.
 
 Then, for convod alone: two of the conversations again, one turn after the other, whose answers must be the same; the gaps of a
 running answer while a prompt of 4,000 tokens is read, and what that does to the prompt, for several values of max-step-ms; the
@@ -33,11 +34,12 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "tests", "api"))
+sys.path[:0] = [os.path.join(ROOT, "tests", "api"), HERE]
+import peer  # noqa: E402
 from daemon import BUILD, QWEN, Daemon  # noqa: E402
 
 THREADS = len(os.sched_getaffinity(0))
-PEER_PYTHON = os.path.join(BUILD, "peer", "bin", "python")
+PEER = os.path.join(BUILD, "peer", "native")
 WORDS = "river stone cloud paper green seven lamp horse ocean quiet window bridge garden music winter number street letter".split()
 KV_TOKEN_BYTES = 12288  # of the default model: 24 layers, 2 KV heads of 64, keys and values of 2 bytes
 
@@ -63,11 +65,16 @@ class Load:
             i = r.choices(alive, [1 / (1 + i) for i in alive])[0]
             self.order.append(i)
             left[i] -= 1
-        # What each holds in the end, on average.
-        self.tokens = sum(len(f.split()) + sum(len(m.split()) + 20 for m in ms) + sum(ls) for f, ms, ls in zip(self.first, self.messages, self.limits))
+        # What each holds in the end, about.
+        ends = [len(f.split()) + sum(len(m.split()) + 20 for m in ms) + sum(ls) for f, ms, ls in zip(self.first, self.messages, self.limits)]
+        self.tokens, self.longest = sum(ends), max(ends)
 
     def kv_tokens(self):
         return max(8192, self.tokens // 3)
+
+    def peer_kv_tokens(self):
+        """It answers 500 when conversations that speak at once do not fit together; a fifth more, for words of two tokens."""
+        return max(self.kv_tokens(), self.active * self.longest * 6 // 5)
 
 
 def events(address, path, body, headers):
@@ -127,15 +134,8 @@ class Peer:
     name = "peer"
 
     def __init__(self, load, o, folder):
-        self.p = subprocess.Popen([PEER_PYTHON, os.path.join(HERE, "peer_server.py"), o.model, str(THREADS), str(o.active), str(load.kv_tokens())],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        line = ""
-        while not line.startswith("{"):
-            line = self.p.stdout.readline()
-            if not line:
-                raise RuntimeError("the peer did not start")
-        self.about = json.loads(line)
-        self.address = self.about["address"].split("//")[-1].rstrip("/")
+        self.server = peer.Server(PEER, o.model, THREADS, load.peer_kv_tokens(), o.active)
+        self.address = self.server.address
         self.load, self.history = load, [[] for _ in range(load.n)]
 
     def turn(self, i, k):
@@ -156,8 +156,7 @@ class Peer:
                 "prefilled": timings.get("prompt_n"), "new": None, "restored": None, "again": []}
 
     def close(self):
-        self.p.stdin.close()
-        self.p.wait(timeout=60)
+        self.server.close()
 
 
 def drive(server, load):
@@ -414,16 +413,18 @@ def main():
     o = p.parse_args()
     load, results = Load(o), {}
     print(f"{load.n} conversations, {len(load.order)} turns, {load.active} at once; pages for {load.kv_tokens()} of {load.tokens} tokens", flush=True)
-    servers = [Convod] + ([] if o.no_peer or not os.path.exists(PEER_PYTHON) else [Peer])
+    servers = [Convod] + ([] if o.no_peer or not os.path.exists(PEER) else [Peer])
     if len(servers) == 1 and not o.no_peer:
         print("the peer is not installed: convod alone", flush=True)
     for kind in [] if o.no_load else servers:
         with tempfile.TemporaryDirectory() as folder:
             server = kind(load, o, folder)
-            turns, seconds = drive(server, load)
+            try:
+                turns, seconds = drive(server, load)
+            finally:
+                server.close()
             results[kind.name] = summary(turns, seconds)
             print(f"{kind.name}: {len(turns)} turns in {seconds:.0f} s", flush=True)
-            server.close()
         if kind is Convod:
             results["alone"] = alone(load, o, turns)
     results["steps"] = {str(ms): beside(load, o, ms) for ms in (50, 100, 250)}
