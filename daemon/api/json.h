@@ -28,7 +28,7 @@ char *json_text_of_bytes(const char *bytes, size_t len);
 cJSON *api_error_json(const struct api_error *e);
 
 /* Parses a request body: an object of valid UTF-8 without NUL, not nested deeper than JSON_DEPTH_MAX, of at most
- * JSON_VALUES_MAX values, every number finite. NULL and *e otherwise. */
+ * JSON_VALUES_MAX values, every number finite, no name twice in an object. NULL and *e otherwise. */
 cJSON *json_parse_request(const char *text, size_t len, struct api_error *e);
 
 /* Typed access to fields of `o`. A field that is missing or null leaves *out as it is and is fine. Each returns 0, or
