@@ -27,7 +27,8 @@
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define DETOKENIZE_IDS_MAX   131072
 #define LOGPROBS_AGAIN_MAX   16384 /* tokens and their alternatives in an event that repeats those of the deltas */
-#define TOKENIZE_RUNNING_MAX 2     /* of the threads that work, so that bodies are parsed meanwhile */
+#define DESCRIPTION_MAX      (256 * 1024) /* of a tool, and of a form */
+#define TOKENIZE_RUNNING_MAX 2            /* of the threads that work, so that bodies are parsed meanwhile */
 
 /* ---- work away from the network thread (work.c) --------------------------------------------------------------------
  */

@@ -304,6 +304,30 @@ const cJSON *json_get(const cJSON *o, const char *key)
     return v && !cJSON_IsNull(v) ? v : NULL;
 }
 
+cJSON *json_pick(const cJSON *o, const char *const *keys)
+{
+    cJSON *picked = cJSON_CreateObject();
+    for (; *keys; keys++) {
+        const cJSON *v = json_get(o, *keys);
+        if (v) {
+            cJSON_AddItemToObject(picked, *keys, cJSON_Duplicate(v, true));
+        }
+    }
+    return picked;
+}
+
+void json_add_text(cJSON *o, const char *key, const cJSON *v)
+{
+    char *text = json_print(v);
+    cJSON *raw = text ? cJSON_CreateRaw(text) : NULL;
+    if (raw) {
+        cJSON_AddItemToObject(o, key, raw);
+    } else {
+        json_lost();
+    }
+    free(text);
+}
+
 void json_add_integer(cJSON *o, const char *key, int64_t value)
 {
     char digits[24];

@@ -48,6 +48,10 @@ int json_stops(const cJSON *o, const char *prefix, const char *key, char **stops
                struct api_error *e);
 /* Field that is present and not null. */
 const cJSON *json_get(const cJSON *o, const char *key);
+/* A copy of an object with these of its members alone; the list ends with NULL. */
+cJSON *json_pick(const cJSON *o, const char *const *keys);
+/* Adds a copy of v as its text, for what is long and will be written more than once. */
+void json_add_text(cJSON *o, const char *key, const cJSON *v);
 /* Adds a whole number with all its digits; cJSON itself prints 15. */
 void json_add_integer(cJSON *o, const char *key, int64_t value);
 
