@@ -50,6 +50,8 @@ int workers_start(struct events *events, struct workers **out);
 void workers_stop(struct workers *ws);
 /* owner: whose it is; copied. */
 void work_submit(struct workers *ws, struct work *w, const char *owner);
+/* Frees what a request held, which may be very many values. */
+void work_free_json(struct workers *ws, cJSON *json, const char *owner);
 
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */
@@ -179,6 +181,8 @@ void client_free(struct client *c);
 void client_request_clear(struct client *c);
 /* The request's body; the caller's. An empty one is {} where that is allowed. NULL and *e: it is refused. */
 cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e);
+/* Frees it: a long one, of very many values, where nobody waits for that. */
+void client_json_free(struct client *c, cJSON *json);
 /* The turn that it asks for, as its route parses it; the caller's. Its digest is in retry. */
 struct turn_request *client_turn(struct client *c, struct api_error *e);
 void client_answer(struct client *c, int status, const char *content_type, char *body); /* takes body */

@@ -393,6 +393,15 @@ cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
     return json;
 }
 
+void client_json_free(struct client *c, cJSON *json)
+{
+    if (c->request.body_len > WORK_BYTES_MIN) {
+        work_free_json(c->api->workers, json, c->owner);
+    } else {
+        cJSON_Delete(json);
+    }
+}
+
 struct turn_request *client_turn(struct client *c, struct api_error *e)
 {
     struct client_request *r = &c->request;
