@@ -195,8 +195,8 @@ void client_read(struct client *c, struct run *run, int kind, size_t from, const
 void client_pump(struct client *c);
 /* Does it wait for an event stream? */
 bool client_streams(const struct client *c);
-/* The answer has left: one line in the log. */
-void client_answered(const struct client *c, int status, int64_t ms);
+/* The answer has left, or was cut off (whole: false; status 0: before it had one): one line in the log. */
+void client_answered(const struct client *c, int status, int64_t ms, bool whole);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 
