@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/config_private.h"
@@ -292,6 +293,11 @@ const char *setting_near(const char *name, size_t len)
     return near;
 }
 
+bool setting_is_default(const struct daemon_config *c, const char *name)
+{
+    return c->given[setting_find(name, strlen(name)) - settings] == SETTING_DEFAULT;
+}
+
 const char *setting_place(const struct daemon_config *c, const char *name, char *out, size_t size)
 {
     const struct setting *s = setting_find(name, strlen(name));
@@ -491,7 +497,7 @@ static void check_together(const struct daemon_config *c, struct daemon_faults *
 {
     char address[64], place[256];
     int port;
-    if (!c->model && c->given[setting_find("model", 5) - settings] == SETTING_DEFAULT) {
+    if (!c->model && setting_is_default(c, "model")) {
         daemon_fault(faults, "%s%sno model: give --model FILE, or `model = FILE` in the configuration",
                      c->file ? c->file : "", c->file ? ": " : "");
     }
@@ -543,6 +549,22 @@ int daemon_config_load(struct daemon_config *c, int argc, char **argv, const cha
     }
     check_together(c, faults);
     return faults->n + faults->left_out ? -EINVAL : 0;
+}
+
+void daemon_config_folders(const struct daemon_config *c)
+{
+    const struct {
+        const char *name, *path;
+    } rows[] = {{"data", c->data}, {"cache", c->cache}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        char *path = rows[i].path && setting_is_default(c, rows[i].name) ? strdup(rows[i].path) : NULL;
+        for (char *slash = path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
+            *slash = '\0';
+            (void)mkdir(path, 0700); /* what is wrong is told of the folder itself */
+            *slash = '/';
+        }
+        free(path);
+    }
 }
 
 void daemon_config_free(struct daemon_config *c)

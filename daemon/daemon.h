@@ -64,6 +64,9 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
  * that a start would try, without changing or loading anything: the model's header, format and size, the backend, the
  * folders, the address, the budgets against this machine. */
 void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
+/* Makes what the default folders are in, as XDG has it: a fresh account has no ~/.local/share. One that is named is
+ * made alone, or a slip would make others. */
+void daemon_config_folders(const struct daemon_config *c);
 void daemon_config_free(struct daemon_config *c);
 /* Opens the model and prints to standard output where the time of its steps goes (profile.c). 0, or as
  * session_profile(). */

@@ -123,6 +123,7 @@ static bool stays_wrong(int rc)
 static int run(const struct daemon_config *config, struct daemon_log log)
 {
     struct signals signals;
+    daemon_config_folders(config);
     if (signals_open(&signals, config->data, &log)) {
         daemon_log(&log, LOG_ERR, "signals cannot be set up");
         return EXIT_FAILURE;

@@ -142,6 +142,57 @@ static void hold_loading(void)
     fake_hold_loading(true);
 }
 
+static char home[64];
+
+/* Of an account that was made a moment ago. */
+static void fresh_home(void)
+{
+    setenv("HOME", home, 1);
+    unsetenv("XDG_DATA_HOME");
+    unsetenv("XDG_CACHE_HOME");
+}
+
+/* The folders by default are made with what they are in, and --check-config knows that. */
+static void fresh_account(void **state)
+{
+    (void)state;
+    static const char *const check[] = {"--model", "/dev/null", "--check-config", NULL};
+    static const char *const serve[] = {"--model", "/dev/null", "--listen", "127.0.0.1:0", NULL};
+    static const char *const token[] = {"token", "add", "ann", NULL};
+    static const char *const made[] = {
+        "/.local/share/convod/tokens", "/.local/share/convod", "/.local/share", "/.local", "/.cache/convod", "/.cache"};
+    struct stat st;
+    char text[4096] = "", path[128];
+    snprintf(home, sizeof(home), "/tmp/convod-home-XXXXXX");
+    assert_non_null(mkdtemp(home));
+    struct child c = start(check, fresh_home);
+    expect(&c, "configuration is fine", text, sizeof(text));
+    assert_int_equal(wait_exit(&c), 0);
+    assert_int_equal(rmdir(home), 0); /* nothing is in it */
+    assert_int_equal(mkdir(home, 0700), 0);
+    c = start(serve, fresh_home);
+    text[0] = '\0';
+    expect(&c, "ready on http://127.0.0.1:", text, sizeof(text));
+    snprintf(path, sizeof(path), "%s/.local/share/convod", home);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0700);
+    assert_int_equal(kill(c.pid, SIGTERM), 0);
+    assert_int_equal(wait_exit(&c), 0);
+    for (size_t i = 1; i < sizeof(made) / sizeof(*made); i++) {
+        snprintf(path, sizeof(path), "%s%s", home, made[i]);
+        (void)rmdir(path);
+    }
+    c = start(token, fresh_home);
+    text[0] = '\0';
+    expect(&c, "convod_", text, sizeof(text));
+    assert_int_equal(wait_exit(&c), 0);
+    for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++) {
+        snprintf(path, sizeof(path), "%s%s", home, made[i]);
+        (void)remove(path);
+    }
+    assert_int_equal(rmdir(home), 0);
+}
+
 static void fail_loading(void)
 {
     fake_fail_loading(true);
@@ -185,10 +236,8 @@ static void address_in_use(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(short_answers),
-        cmocka_unit_test(signals_end_it),
-        cmocka_unit_test(loading),
-        cmocka_unit_test(address_in_use),
+        cmocka_unit_test(short_answers),  cmocka_unit_test(signals_end_it), cmocka_unit_test(loading),
+        cmocka_unit_test(address_in_use), cmocka_unit_test(fresh_account),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
