@@ -80,12 +80,12 @@ static void *take_signals(void *arg)
         if (!fds[0].revents || read(s->fd, &info, sizeof(info)) != (ssize_t)sizeof(info)) {
             continue;
         }
-        if (info.ssi_signo == SIGUSR1) {
-            return NULL;
+        if (info.ssi_signo == SIGUSR1 && info.ssi_pid == (uint32_t)getpid()) {
+            return NULL; /* run() wants it to end; from others it says nothing */
         }
         if (info.ssi_signo == SIGHUP) {
             server_reload(s->server);
-        } else {
+        } else if (info.ssi_signo != SIGUSR1) {
             server_stop(s->server);
         }
     }
