@@ -5,12 +5,14 @@
  * given up) is ignored. Sizes that the daemon controls: a message or an answer of more than NET_MAX_BYTES ends its
  * connection.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include <libwebsockets.h>
@@ -345,6 +347,46 @@ static int parse_url(struct net *n, const char *url)
     return 0;
 }
 
+/* Whether a host ends with one of the names in no_proxy. */
+static bool in_no_proxy(const char *host)
+{
+    const char *list = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
+    size_t host_len = strlen(host), len;
+    for (; list && *list; list += len) {
+        list += strspn(list, ", .");
+        len = strcspn(list, ", ");
+        const char *end = host_len >= len ? host + host_len - len : NULL;
+        if ((len == 1 && *list == '*') ||
+            (len > 0 && end && strncasecmp(end, list, len) == 0 && (end == host || end[-1] == '.')))
+            return true;
+    }
+    return false;
+}
+
+/* This machine is reached without a proxy, whatever the environment says of others. */
+static bool is_here(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    return strcasecmp(host, "localhost") == 0 ||
+           (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127) ||
+           (inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
+}
+
+/* The library takes http_proxy from the environment, for all hosts: so it is not there while it looks. */
+static struct lws_context *create_context(const struct net *n, const struct lws_context_creation_info *info)
+{
+    const char *set = is_here(n->host) || in_no_proxy(n->host) ? getenv("http_proxy") : NULL;
+    char *proxy = set ? text_copy(set) : NULL;
+    if (proxy)
+        unsetenv("http_proxy");
+    struct lws_context *context = lws_create_context(info);
+    if (proxy)
+        setenv("http_proxy", proxy, 1);
+    free(proxy);
+    return context;
+}
+
 int net_open(const char *url, const char *token, struct net **out, char *err, size_t err_size)
 {
     struct net *n = calloc(1, sizeof(*n));
@@ -377,7 +419,7 @@ int net_open(const char *url, const char *token, struct net **out, char *err, si
         .timeout_secs = NET_TIMEOUT_S,
         .options = n->tls ? LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT : 0,
     };
-    n->context = lws_create_context(&info);
+    n->context = create_context(n, &info);
     if (!n->context) {
         snprintf(err, err_size, "the network could not be set up");
         net_close(n);
