@@ -64,6 +64,8 @@ void text_title(const char *message, size_t max_chars, struct buf *out);
 
 /* Appends text without what would steer a terminal: control characters except newline and tab, and invalid UTF-8. */
 void text_printable(const char *text, size_t len, struct buf *out);
+/* Appends JSON in which that stands as escapes, which mean the same. */
+void text_json_printable(const char *json, struct buf *out);
 
 /* A string or number field of an object; absent or of another kind: fallback. */
 const char *json_string(const cJSON *object, const char *name, const char *fallback);

@@ -475,6 +475,20 @@ class OnATerminal(Case):
         self.assertNotIn("\033[31malert", t.text)
         self.assertNotIn("\007", t.text)
 
+    def test_json_and_names_cannot_either(self):
+        t = self.terminal("ask", "--json", "evil")
+        t.leave()
+        self.assertNotRegex(t.text, "[\033\007\u0085\u202e]")
+        said = json.loads(t.text)["output"][0]["content"][0]["text"]
+        self.assertEqual(said, "red \033[31malert\007 and \u202ereversed\u0085 end")
+        self.double.create({"id": "conv_\033[31m1", "tier": "\033[32mhot", "title": "one\ttwo \u0085three"})
+        self.double.status = {"\033[33mname\u0085": "\033[34mvalue"}
+        for command in ("list", "status"):
+            t = self.terminal(command)
+            t.leave()
+            self.assertNotRegex(t.text, "[\033\u0085]")
+        self.assertIn("[33mname", t.text)
+
     def test_no_colour(self):
         t = self.terminal(NO_COLOR="1")
         t.prompt()
