@@ -30,6 +30,7 @@ _Static_assert(TOKEN_DIGEST_BYTES == SHA256_DIGEST_LENGTH, "the digest is SHA-25
 struct auth {
     bool required;
     struct token_list tokens;
+    const struct token_row **by_digest;
 };
 
 static int parse_line(struct auth *a, char *line, int number, const char *path, char *err, size_t err_size)
@@ -164,6 +165,28 @@ static int read_made(struct auth *a, const char *data, char *err, size_t err_siz
     return rc;
 }
 
+/* Of one token that stands twice, the last is the last. */
+static int by_digest(const void *a, const void *b)
+{
+    const struct token_row *x = *(const struct token_row *const *)a, *y = *(const struct token_row *const *)b;
+    int rc = memcmp(x->digest, y->digest, TOKEN_DIGEST_BYTES);
+    return rc ? rc : (x > y) - (x < y);
+}
+
+static int sort(struct auth *a, char *err, size_t err_size)
+{
+    a->by_digest = calloc(a->tokens.n + 1, sizeof(const struct token_row *));
+    if (!a->by_digest) {
+        snprintf(err, err_size, "out of memory");
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < a->tokens.n; i++) {
+        a->by_digest[i] = &a->tokens.rows[i];
+    }
+    qsort(a->by_digest, a->tokens.n, sizeof(const struct token_row *), by_digest);
+    return 0;
+}
+
 int auth_open(const char *token_file, const char *data, struct auth **out, char *err, size_t err_size)
 {
     struct auth *a = calloc(1, sizeof(*a));
@@ -174,6 +197,7 @@ int auth_open(const char *token_file, const char *data, struct auth **out, char 
     a->required = token_file != NULL;
     int rc = token_file ? read_token_file(a, token_file, err, err_size) : 0;
     rc = rc || !data ? rc : read_made(a, data, err, err_size);
+    rc = rc ? rc : sort(a, err, err_size);
     if (rc) {
         auth_free(a);
         return rc;
@@ -188,6 +212,7 @@ void auth_free(struct auth *a)
         return;
     }
     tokens_free(&a->tokens);
+    free(a->by_digest);
     free(a);
 }
 
@@ -213,12 +238,29 @@ static const struct token_row *find(const struct auth *a, const unsigned char di
     return found && !ended(found) ? found : NULL;
 }
 
+/* The same for a token that was taken before, of which nothing can be learnt: it is asked for all connections at once.
+ */
+static const struct token_row *find_again(const struct auth *a, const unsigned char digest[TOKEN_DIGEST_BYTES])
+{
+    size_t from = 0, to = a->tokens.n;
+    while (from < to) {
+        size_t middle = from + (to - from) / 2;
+        if (memcmp(a->by_digest[middle]->digest, digest, TOKEN_DIGEST_BYTES) <= 0) {
+            from = middle + 1;
+        } else {
+            to = middle;
+        }
+    }
+    const struct token_row *last = from > 0 ? a->by_digest[from - 1] : NULL;
+    return last && memcmp(last->digest, digest, TOKEN_DIGEST_BYTES) == 0 && !ended(last) ? last : NULL;
+}
+
 bool auth_known(const struct auth *a, const struct auth_who *who)
 {
     if (!a->required) {
         return true;
     }
-    const struct token_row *t = find(a, who->digest);
+    const struct token_row *t = find_again(a, who->digest);
     size_t n = t ? strlen(t->owner) : 0;
     return t && t->scope == who->scope && strncmp(t->owner, who->owner, n) == 0 &&
            (who->owner[n] == '\0' || (t->scope == AUTH_GATEWAY && who->owner[n] == '/'));
@@ -263,11 +305,11 @@ int64_t auth_next_end(const struct auth *a)
     return next;
 }
 
-bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why)
+bool auth_inherits(const struct auth *a, size_t *at, const char **from, const char **to, const char **why)
 {
-    for (size_t j = 0; j < a->tokens.n; j++) {
-        const struct token_row *t = &a->tokens.rows[j];
-        if (t->inherits[0] && i-- == 0) {
+    while (*at < a->tokens.n) {
+        const struct token_row *t = &a->tokens.rows[(*at)++];
+        if (t->inherits[0]) {
             *from = t->inherits;
             *to = t->owner;
             *why = t->id;
@@ -277,11 +319,11 @@ bool auth_inherits(const struct auth *a, size_t i, const char **from, const char
     return false;
 }
 
-bool auth_limits(const struct auth *a, size_t i, struct auth_limits *out)
+bool auth_limits(const struct auth *a, size_t *at, struct auth_limits *out)
 {
-    for (size_t j = a->tokens.n; j-- > 0;) {
-        const struct token_row *t = &a->tokens.rows[j];
-        if (t->limits.given && i-- == 0) {
+    while (*at < a->tokens.n) {
+        const struct token_row *t = &a->tokens.rows[a->tokens.n - ++*at];
+        if (t->limits.given) {
             *out = t->limits;
             out->owner = t->owner;
             return true;

@@ -35,6 +35,9 @@ char *command_data(int argc, char **argv, const struct daemon_log *log)
         daemon_log(log, LOG_ERR, "%s", faults.lines[i]);
     }
     char *data = NULL;
+    if (!log) { /* for a token, which may be the first thing there */
+        daemon_config_folders(&config);
+    }
     if (!log || !rc) {
         data = config.data;
         config.data = NULL;

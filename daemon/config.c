@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/config_private.h"
@@ -164,7 +165,7 @@ static const struct setting settings[] = {
      "another name under which this machine is reached; may be repeated", FITS(host)},
     {"trusted-proxy", LIST, AT(proxies), AT(n_proxies), 0, 0, "ADDRESS[/BITS]", NULL,
      "a proxy whose X-Forwarded-For is believed; may be repeated", FITS(proxy)},
-    {"idle-seconds", INTEGER, AT(idle_seconds), 0, 0, 7 * 24 * 3600, "N", "600",
+    {"idle-seconds", INTEGER, AT(idle_seconds), 0, 1, 7 * 24 * 3600, "N", "600",
      "a conversation's pages are dropped after this time without a turn", ANY},
     {"retain-days", INTEGER, AT(retain_days), 0, 0, 36500, "N", "0",
      "a conversation is deleted after so many days without a turn; 0 = never", ANY},
@@ -177,8 +178,8 @@ static const struct setting settings[] = {
     {"owner-ram-bytes", BYTES, AT(owner_ram_bytes), 0, 0, 0, "SIZE", "0", "the same in memory; 0 = no bound", ANY},
     {"owner-kv-bytes", BYTES, AT(owner_kv_bytes), 0, 0, 0, "SIZE", "0",
      "KV pages that one owner's conversations may take; 0 = no bound", ANY},
-    {"max-running", INTEGER, AT(max_running), 0, 0, 1024, "N", "8", "turns that run at once", ANY},
-    {"max-waiting", INTEGER, AT(max_waiting), 0, 0, 65536, "N", "256", "turns that may wait", ANY},
+    {"max-running", INTEGER, AT(max_running), 0, 1, 256, "N", "8", "turns that run at once", ANY},
+    {"max-waiting", INTEGER, AT(max_waiting), 0, 1, 65536, "N", "256", "turns that may wait", ANY},
     {"max-step-ms", INTEGER, AT(max_step_ms), 0, 0, 60000, "N", "0",
      "prompts are read in pieces that keep others' next tokens waiting this long; 0 = 100, or four tokens' time", ANY},
     {"readers", INTEGER, AT(readers), 0, 0, 64, "N", "0",
@@ -290,6 +291,11 @@ const char *setting_near(const char *name, size_t len)
         }
     }
     return near;
+}
+
+bool setting_is_default(const struct daemon_config *c, const char *name)
+{
+    return c->given[setting_find(name, strlen(name)) - settings] == SETTING_DEFAULT;
 }
 
 const char *setting_place(const struct daemon_config *c, const char *name, char *out, size_t size)
@@ -491,7 +497,7 @@ static void check_together(const struct daemon_config *c, struct daemon_faults *
 {
     char address[64], place[256];
     int port;
-    if (!c->model && c->given[setting_find("model", 5) - settings] == SETTING_DEFAULT) {
+    if (!c->model && setting_is_default(c, "model")) {
         daemon_fault(faults, "%s%sno model: give --model FILE, or `model = FILE` in the configuration",
                      c->file ? c->file : "", c->file ? ": " : "");
     }
@@ -543,6 +549,22 @@ int daemon_config_load(struct daemon_config *c, int argc, char **argv, const cha
     }
     check_together(c, faults);
     return faults->n + faults->left_out ? -EINVAL : 0;
+}
+
+void daemon_config_folders(const struct daemon_config *c)
+{
+    const struct {
+        const char *name, *path;
+    } rows[] = {{"data", c->data}, {"cache", c->cache}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        char *path = rows[i].path && setting_is_default(c, rows[i].name) ? strdup(rows[i].path) : NULL;
+        for (char *slash = path ? strchr(path + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
+            *slash = '\0';
+            (void)mkdir(path, 0700); /* what is wrong is told of the folder itself */
+            *slash = '/';
+        }
+        free(path);
+    }
 }
 
 void daemon_config_free(struct daemon_config *c)

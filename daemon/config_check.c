@@ -30,22 +30,45 @@ static void check_model_file(const struct daemon_config *c, struct daemon_faults
     }
 }
 
-static void check_tokens(const struct daemon_config *c, struct daemon_faults *faults)
+/* What systemd lays there for a service while it runs, and nobody else can look at. */
+static bool is_elsewhere(const char *path)
+{
+    static const char folder[] = "/run/credentials/";
+    return path && strncmp(path, folder, sizeof(folder) - 1) == 0 && access(path, F_OK) != 0;
+}
+
+static void check_tokens(const struct daemon_config *c, bool whole, struct daemon_faults *faults)
 {
     char place[PLACE_SIZE], err[512] = "out of memory";
     struct auth *auth;
-    if (auth_open(c->token_file, c->data, &auth, err, sizeof(err))) {
+    if (auth_open(whole && is_elsewhere(c->token_file) ? NULL : c->token_file, c->data, &auth, err, sizeof(err))) {
         daemon_fault(faults, "%s%s", setting_place(c, "token-file", place, sizeof(place)), err);
     } else {
         auth_free(auth);
     }
 }
 
-/* Can files be made in the folder, or the folder itself? Missing parents are not made by a start. */
-static int try_folder(const char *path)
+/* Can folders be made where the path's first missing one would be? */
+static int try_parents(const char *path)
+{
+    char *copy = strdup(path), *slash = copy;
+    while (slash && access(copy, F_OK) != 0 && (slash = strrchr(copy, '/')) != NULL) {
+        *slash = '\0';
+    }
+    int rc = !copy ? -ENOMEM : access(*copy ? copy : "/", W_OK | X_OK) == 0 ? 0 : -errno;
+    free(copy);
+    return rc;
+}
+
+/* Can files be made in the folder, or the folder itself? Missing parents are made by a start where it is the default.
+ */
+static int try_folder(const char *path, bool is_default)
 {
     bool made = mkdir(path, 0700) == 0;
     int rc = made || errno == EEXIST ? 0 : -errno;
+    if (rc == -ENOENT && is_default) {
+        return try_parents(path);
+    }
     int fd = rc ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     char name[] = "convod-check-XXXXXX", *file = NULL;
     if (!rc && fd < 0) {
@@ -77,7 +100,7 @@ static void check_folder(const struct daemon_config *c, const char *name, const 
                          struct daemon_faults *faults)
 {
     char place[PLACE_SIZE];
-    int rc = path ? try_folder(path) : 0;
+    int rc = path ? try_folder(path, setting_is_default(c, name)) : 0;
     if (rc) {
         daemon_fault(faults, "%s%s %s: %s%s", setting_place(c, name, place, sizeof(place)), name, path, strerror(-rc),
                      rc == -ENOENT ? "; it is made where its parent folder is there and lets us" : "");
@@ -176,7 +199,7 @@ void daemon_config_verify(const struct daemon_config *c, bool whole, struct daem
         check_model_file(c, faults);
     }
     bool readable = c->model && *c->model && faults->n + faults->left_out == before;
-    check_tokens(c, faults);
+    check_tokens(c, whole, faults);
     if (!whole) {
         return;
     }

@@ -27,6 +27,8 @@ void setting_assign(struct daemon_config *c, const struct setting *s, const char
                     struct daemon_faults *faults);
 /* Notes that a setting was tried, so that nobody misses it. */
 void setting_was_given(struct daemon_config *c, const struct setting *s, int line);
+/* Whether nobody made it. */
+bool setting_is_default(const struct daemon_config *c, const char *name);
 /* Where a setting was made, for messages: "FILE:3: ", "command line: " or "". */
 const char *setting_place(const struct daemon_config *c, const char *name, char *out, size_t size);
 

@@ -64,6 +64,9 @@ int daemon_config_parse(struct daemon_config *c, const char *text, size_t len, c
  * that a start would try, without changing or loading anything: the model's header, format and size, the backend, the
  * folders, the address, the budgets against this machine. */
 void daemon_config_verify(const struct daemon_config *c, bool whole, struct daemon_faults *faults);
+/* Makes what the default folders are in, as XDG has it: a fresh account has no ~/.local/share. One that is named is
+ * made alone, or a slip would make others. */
+void daemon_config_folders(const struct daemon_config *c);
 void daemon_config_free(struct daemon_config *c);
 /* Opens the model and prints to standard output where the time of its steps goes (profile.c). 0, or as
  * session_profile(). */
@@ -135,8 +138,9 @@ int auth_owner(const struct auth *a, const char *authorization, const char *user
 bool auth_known(const struct auth *a, const struct auth_who *who);
 /* When the first of the tokens ends that have not ended yet; 0: none will. Seconds of the wall clock. */
 int64_t auth_next_end(const struct auth *a);
-/* The i-th pair of owners of which one inherits what the other has, by which token. False: there are no more. */
-bool auth_inherits(const struct auth *a, size_t i, const char **from, const char **to, const char **why);
+/* The next pair of owners of which one inherits what the other has, by which token. *at is 0 before the first. False:
+ * there are no more. */
+bool auth_inherits(const struct auth *a, size_t *at, const char **from, const char **to, const char **why);
 /* What a token says that its owner may have: of `given`, a bit each, the values are set. */
 enum auth_limit {
     LIMIT_CONVERSATIONS,
@@ -152,8 +156,8 @@ struct auth_limits {
     unsigned given;
     uint64_t values[AUTH_LIMITS]; /* 0: no limit */
 };
-/* The i-th token that says something, the newest first. False: there are no more. */
-bool auth_limits(const struct auth *a, size_t i, struct auth_limits *out);
+/* The next token that says something, the newest first. *at is 0 before it. False: there are no more. */
+bool auth_limits(const struct auth *a, size_t *at, struct auth_limits *out);
 /* Is this Host header one that belongs to us? Guards a loopback listener against DNS rebinding. */
 bool auth_host_allowed(const struct daemon_config *c, const char *host);
 /* Same host as the request, or configured. */
@@ -244,7 +248,7 @@ bool server_loading(const struct server *s);
 int server_run(struct server *s);
 /* [any thread] Begins the shutdown: running turns end as incomplete, sockets are closed with 1001. */
 void server_stop(struct server *s);
-/* [any thread] Reads the token file again. */
+/* [any thread but the network's, since it reads from a disk] Reads the tokens again. */
 void server_reload(struct server *s);
 /* After server_run(). NULL is fine. */
 void server_free(struct server *s);

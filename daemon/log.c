@@ -1,7 +1,8 @@
 /* log.c - one line to standard error, with the priority that journald understands when it is listening.
  *
  * What may be said here: addresses, ids, counts, names of files. Never a prompt, an answer or a token. Control
- * characters in names, and what is no UTF-8, are shown as '?', so that nothing can forge a line or steer a terminal.
+ * characters in names, marks that turn the direction of writing, and what is no UTF-8, are shown as '?', so that
+ * nothing can forge a line or steer a terminal.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,9 +19,11 @@ static size_t look(const char *text, size_t len, bool *shown)
     while (n < 4 && n < len && !utf8_valid(text, n)) {
         n++;
     }
-    unsigned char c = (unsigned char)text[0];
-    bool whole = utf8_valid(text, n), c1 = c == 0xc2 && whole && (unsigned char)text[1] < 0xa0;
-    *shown = whole && c >= 0x20 && c != 0x7f && !c1;
+    const unsigned char *c = (const unsigned char *)text;
+    bool whole = utf8_valid(text, n), c1 = c[0] == 0xc2 && whole && c[1] < 0xa0;
+    bool turns = c[0] == 0xe2 && whole &&
+                 ((c[1] == 0x80 && c[2] >= 0xaa && c[2] <= 0xae) || (c[1] == 0x81 && c[2] >= 0xa6 && c[2] <= 0xa9));
+    *shown = whole && c[0] >= 0x20 && c[0] != 0x7f && !c1 && !turns;
     return whole ? n : 1;
 }
 

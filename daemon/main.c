@@ -80,12 +80,12 @@ static void *take_signals(void *arg)
         if (!fds[0].revents || read(s->fd, &info, sizeof(info)) != (ssize_t)sizeof(info)) {
             continue;
         }
-        if (info.ssi_signo == SIGUSR1) {
-            return NULL;
+        if (info.ssi_signo == SIGUSR1 && info.ssi_pid == (uint32_t)getpid()) {
+            return NULL; /* run() wants it to end; from others it says nothing */
         }
         if (info.ssi_signo == SIGHUP) {
             server_reload(s->server);
-        } else {
+        } else if (info.ssi_signo != SIGUSR1) {
             server_stop(s->server);
         }
     }
@@ -123,6 +123,7 @@ static bool stays_wrong(int rc)
 static int run(const struct daemon_config *config, struct daemon_log log)
 {
     struct signals signals;
+    daemon_config_folders(config);
     if (signals_open(&signals, config->data, &log)) {
         daemon_log(&log, LOG_ERR, "signals cannot be set up");
         return EXIT_FAILURE;

@@ -49,6 +49,7 @@ struct server_event {
     int number;
     char *text;
     struct session *session;
+    struct auth *auth;
 };
 
 static void take_event(struct event *event, bool closing)
@@ -59,6 +60,7 @@ static void take_event(struct event *event, bool closing)
     } else if (e->session) {
         session_close(e->session, 0);
     }
+    auth_free(e->auth);
     free(e->text);
     free(e);
 }
@@ -363,7 +365,7 @@ static void begin_stop(struct server_event *e)
 static void hand_over(struct server *s)
 {
     const char *from, *to, *why;
-    for (size_t i = 0; s->api.runs.session && auth_inherits(s->auth, i, &from, &to, &why); i++) {
+    for (size_t at = 0; s->api.runs.session && auth_inherits(s->auth, &at, &from, &to, &why);) {
         if (session_hand_over(s->api.runs.session, from, to, why)) {
             daemon_log(s->log, LOG_ERR, "out of memory: what `%s` has stays", from);
         }
@@ -375,13 +377,14 @@ static void limit_owners(struct server *s)
 {
     struct session *session = s->api.runs.session;
     struct auth_limits said;
-    size_t n = 0;
-    while (auth_limits(s->auth, n, &said)) {
+    size_t n = 0, at = 0;
+    while (auth_limits(s->auth, &at, &said)) {
         n++;
     }
+    at = 0;
     struct session_limits all = everyone(s->config);
     struct session_owner_limits *rows = calloc(n + 1, sizeof(*rows));
-    for (size_t i = 0; rows && i < n && auth_limits(s->auth, i, &said); i++) {
+    for (size_t i = 0; rows && i < n && auth_limits(s->auth, &at, &said); i++) {
         const uint64_t *v = said.values;
         rows[i] = (struct session_owner_limits){said.owner, all};
         struct session_limits *l = &rows[i].limits;
@@ -402,19 +405,13 @@ static void limit_owners(struct server *s)
 static void reload(struct server_event *e)
 {
     struct server *s = e->server;
-    char err[256] = "";
-    struct auth *fresh;
-    int rc = auth_open(s->config->token_file, s->config->data, &fresh, err, sizeof(err));
-    if (rc) {
-        daemon_log(s->log, LOG_ERR, "the tokens were not read again, the old ones stay: %s", err);
-        return;
-    }
+    struct auth *fresh = e->auth;
     if (auth_required(s->auth) && !auth_required(fresh)) {
         /* A file that went, by mistake most likely, opens nothing. */
         daemon_log(s->log, LOG_ERR, "the tokens are gone; the old ones stay until the service is started again");
-        auth_free(fresh);
         return;
     }
+    e->auth = NULL;
     net_auth(s->net, fresh);
     auth_free(s->auth);
     s->auth = fresh;
@@ -608,7 +605,19 @@ void server_stop(struct server *s)
 
 void server_reload(struct server *s)
 {
-    post(s, reload);
+    char err[256] = "";
+    struct auth *fresh;
+    if (auth_open(s->config->token_file, s->config->data, &fresh, err, sizeof(err))) {
+        daemon_log(s->log, LOG_ERR, "the tokens were not read again, the old ones stay: %s", err);
+        return;
+    }
+    struct server_event *e = event_new(s, reload);
+    if (!e) {
+        auth_free(fresh);
+        return;
+    }
+    e->auth = fresh;
+    events_post(&s->events, &e->event);
 }
 
 void server_free(struct server *s)

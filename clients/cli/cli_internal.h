@@ -64,6 +64,8 @@ void text_title(const char *message, size_t max_chars, struct buf *out);
 
 /* Appends text without what would steer a terminal: control characters except newline and tab, and invalid UTF-8. */
 void text_printable(const char *text, size_t len, struct buf *out);
+/* Appends JSON in which that stands as escapes, which mean the same. */
+void text_json_printable(const char *json, struct buf *out);
 
 /* A string or number field of an object; absent or of another kind: fallback. */
 const char *json_string(const cJSON *object, const char *name, const char *fallback);
@@ -122,6 +124,9 @@ struct net_reply {
  * when the status is 200, and ends the request by returning false. */
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size);
+
+/* From now on an answer may take as long as it takes: the model works on it. Otherwise it has two minutes. */
+void net_patience(struct net *n, bool patient);
 
 /* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: something answers there
  * and refuses. */

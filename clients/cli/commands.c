@@ -104,7 +104,8 @@ int cli_print_json(struct cli *c, cJSON *object)
 {
     char *text = text_json(object);
     struct buf line = {0};
-    buf_printf(&line, "%s\n", text);
+    text_json_printable(text, &line);
+    buf_str(&line, "\n");
     free(text);
     print_out(c, &line);
     return CLI_OK;
@@ -344,26 +345,29 @@ static void print_row(struct cli *c, const cJSON *row, int number)
 {
     char when[32];
     double updated = number_of(row, "updated_at"), seconds = updated > 0 ? updated : number_of(row, "created_at");
-    const char *title = string_of(row, "title"), *tier = string_of(row, "tier"), *id = json_string(row, "id", "");
-    struct buf clean = {0}, line = {0};
-    buf_str(&clean, "");
-    text_title(title, 200, &clean);
+    struct buf clean = {0}, line = {0}, id = {0}, tier = {0};
+    text_title(json_string(row, "id", ""), 200, &id);
+    text_title(string_of(row, "tier"), 16, &tier);
+    text_title(string_of(row, "title"), 200, &clean);
     if (!c->term.out_tty) {
         time_text(seconds, "%Y-%m-%d %H:%M", when, sizeof(when));
-        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", id, when, number_of(row, "turns"), tier, clean.data);
+        buf_printf(&line, "%s\t%s\t%.0f\t%s\t%s\n", id.data, when, number_of(row, "turns"), tier.data, clean.data);
     } else {
         double turns = number_of(row, "turns");
         short_time(seconds, when, sizeof(when));
         if (number > 0)
-            buf_printf(&line, "%3d  %-11s  %3.0f turn%s  %-4s  ", number, when, turns, turns == 1 ? " " : "s", tier);
+            buf_printf(&line, "%3d  %-11s  %3.0f turn%s  %-6s  ", number, when, turns, turns == 1 ? " " : "s",
+                       tier.data);
         else
-            buf_printf(&line, "%s  %-11s  ", id, when);
+            buf_printf(&line, "%s  %-11s  ", id.data, when);
         int left = term_columns() - (int)line.len;
         text_cut(clean.len ? clean.data : "(no title)", left > 10 ? left : 10, &line);
         buf_str(&line, "\n");
     }
     print_out(c, &line);
     buf_free(&clean);
+    buf_free(&id);
+    buf_free(&tier);
 }
 
 int cli_list(struct cli *c, const char *query, bool numbers, cJSON **ids)
@@ -643,11 +647,12 @@ static void print_flat(const cJSON *value, bool human, struct buf *name, struct 
     }
     struct buf shown = {0}, clean = {0};
     const char *rest = name->data ? name->data : "";
+    buf_str(&shown, "");
     if (unit) { /* the number's unit says it */
-        buf_add(&shown, rest, (size_t)(unit - rest));
+        text_printable(rest, (size_t)(unit - rest), &shown);
         rest = unit + strlen("_bytes");
     }
-    buf_str(&shown, rest);
+    text_printable(rest, strlen(rest), &shown);
     if (plain)
         text_printable(plain, strlen(plain), &clean);
     buf_printf(out, "%-28s %s\n", shown.data, clean.data ? clean.data : "");

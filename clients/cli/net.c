@@ -5,12 +5,14 @@
  * given up) is ignored. Sizes that the daemon controls: a message or an answer of more than NET_MAX_BYTES ends its
  * connection.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include <libwebsockets.h>
@@ -66,6 +68,7 @@ struct net {
     char why[160];     /* the library's reason for the last failed connection */
     long refused_cert; /* what is wrong with the certificate that was shown then (X509_V_ERR_...), or 0 */
     bool answered;     /* a daemon was there before */
+    bool patient;      /* answers take as long as they take */
 };
 
 /* ---- message queues ------------------------------------------------------------------------------------------------
@@ -345,6 +348,46 @@ static int parse_url(struct net *n, const char *url)
     return 0;
 }
 
+/* Whether a host ends with one of the names in no_proxy. */
+static bool in_no_proxy(const char *host)
+{
+    const char *list = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
+    size_t host_len = strlen(host), len;
+    for (; list && *list; list += len) {
+        list += strspn(list, ", .");
+        len = strcspn(list, ", ");
+        const char *end = host_len >= len ? host + host_len - len : NULL;
+        if ((len == 1 && *list == '*') ||
+            (len > 0 && end && strncasecmp(end, list, len) == 0 && (end == host || end[-1] == '.')))
+            return true;
+    }
+    return false;
+}
+
+/* This machine is reached without a proxy, whatever the environment says of others. */
+static bool is_here(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    return strcasecmp(host, "localhost") == 0 ||
+           (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127) ||
+           (inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
+}
+
+/* The library takes http_proxy from the environment, for all hosts: so it is not there while it looks. */
+static struct lws_context *create_context(const struct net *n, const struct lws_context_creation_info *info)
+{
+    const char *set = is_here(n->host) || in_no_proxy(n->host) ? getenv("http_proxy") : NULL;
+    char *proxy = set ? text_copy(set) : NULL;
+    if (proxy)
+        unsetenv("http_proxy");
+    struct lws_context *context = lws_create_context(info);
+    if (proxy)
+        setenv("http_proxy", proxy, 1);
+    free(proxy);
+    return context;
+}
+
 int net_open(const char *url, const char *token, struct net **out, char *err, size_t err_size)
 {
     struct net *n = calloc(1, sizeof(*n));
@@ -377,7 +420,7 @@ int net_open(const char *url, const char *token, struct net **out, char *err, si
         .timeout_secs = NET_TIMEOUT_S,
         .options = n->tls ? LWS_SERVER_OPTION_DO_SSL_GLOBAL_INIT : 0,
     };
-    n->context = lws_create_context(&info);
+    n->context = create_context(n, &info);
     if (!n->context) {
         snprintf(err, err_size, "the network could not be set up");
         net_close(n);
@@ -475,6 +518,11 @@ static int no_daemon(const struct net *n, char *err, size_t err_size)
     return -ECONNREFUSED;
 }
 
+void net_patience(struct net *n, bool patient)
+{
+    n->patient = patient;
+}
+
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size)
 {
@@ -495,6 +543,8 @@ int net_http(struct net *n, const char *method, const char *path, const char *bo
     buf_free(&full);
     int rc = 0;
     while (h->wsi && h->state != SLOT_NONE) {
+        if (n->patient && rc == 0 && h->state == SLOT_CONNECTING && h->body_sent == h->body_len)
+            lws_set_timeout(h->wsi, PENDING_TIMEOUT_AWAITING_SERVER_RESPONSE, NET_TIMEOUT_S);
         if (interrupts_pending() && rc == 0) {
             rc = -EINTR;
             lws_set_timeout(h->wsi, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <termios.h>
@@ -500,25 +501,44 @@ static char *history_path(void)
     return path.data;
 }
 
+/* The file, for its owner alone to read; what is written goes to its end. NULL: it cannot be. */
+static FILE *history_open(const char *path)
+{
+    int fd = path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    FILE *file = fd >= 0 && flock(fd, LOCK_EX) == 0 ? fdopen(fd, "a") : NULL;
+    if (!file && fd >= 0)
+        close(fd);
+    return file;
+}
+
+/* A file that has grown is written anew, with the newest lines. */
 static void history_load(struct line_reader *r)
 {
     HistEvent event;
     char *path = history_path();
-    if (path)
-        history(r->history, &event, H_LOAD, path);
+    bool grown = path && history(r->history, &event, H_LOAD, path) > 2 * HISTORY_LINES;
+    FILE *file = grown ? history_open(path) : NULL;
+    if (file) {
+        history(r->history, &event, H_SAVE, path);
+        fclose(file);
+    }
     free(path);
 }
 
-/* Written with what was said here, for the owner alone to read. */
-static void history_keep(struct line_reader *r)
+/* Added as it is said: other chats add to the same file, and any may be ended at any time. */
+static void history_keep(const char *line)
 {
     HistEvent event;
     char *path = history_path();
-    int fd = path ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
-    if (fd >= 0) {
-        close(fd);
-        history(r->history, &event, H_SAVE, path);
-    }
+    FILE *file = history_open(path);
+    History *one = file ? history_init() : NULL;
+    if (one && fseek(file, 0, SEEK_END) == 0 && history(one, &event, H_SETSIZE, 1) >= 0 &&
+        history(one, &event, H_ENTER, line) >= 0)
+        history(one, &event, H_SAVE_FP, file);
+    if (one)
+        history_end(one);
+    if (file)
+        fclose(file);
     free(path);
 }
 
@@ -568,11 +588,8 @@ void line_reader_close(struct line_reader *r)
     loud();
     if (!r)
         return;
-    if (r->history) {
-        if (r->edit)
-            history_keep(r);
+    if (r->history)
         history_end(r->history);
-    }
     if (r->edit)
         el_end(r->edit);
     buf_free(&r->input);
@@ -597,6 +614,7 @@ void line_reader_remember(struct line_reader *r, const char *message)
     replace_all(breaks.data, "\t", TAB_SIGN, &line);
     HistEvent event;
     history(r->history, &event, H_ENTER, line.data);
+    history_keep(line.data);
     buf_free(&breaks);
     buf_free(&line);
 }

@@ -132,6 +132,23 @@ void text_printable(const char *text, size_t len, struct buf *out)
     }
 }
 
+void text_json_printable(const char *json, struct buf *out)
+{
+    const unsigned char *p = (const unsigned char *)json;
+    for (size_t left = strlen(json), n; left > 0; p += n, left -= n) {
+        uint32_t c;
+        n = utf8_char(p, left, &c);
+        if (n == 0) {
+            buf_str(out, "\xef\xbf\xbd");
+            n = 1;
+        } else if (steers_terminal(c)) {
+            buf_printf(out, "\\u%04x", c);
+        } else {
+            buf_add(out, (const char *)p, n);
+        }
+    }
+}
+
 size_t text_sound(const char *text, size_t len)
 {
     size_t at = 0, n;
@@ -148,6 +165,9 @@ void text_title(const char *message, size_t max_chars, struct buf *out)
         len--;
     struct buf clean = {0};
     text_printable(message, len, &clean);
+    for (size_t i = 0; i < clean.len; i++)
+        if (clean.data[i] == '\t')
+            clean.data[i] = ' ';
     size_t at = 0, chars = 0, keep = 0;
     while (at < clean.len) {
         uint32_t c;

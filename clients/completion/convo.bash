@@ -31,7 +31,8 @@ _convo()
     else
         case $command in
         resume | show | rename | delete | evict)
-            mapfile -t COMPREPLY < <(compgen -W "$("$1" list 2>/dev/null | cut -f 1)" -- "$word")
+            # compgen expands its words: those that could be more than words are left out.
+            mapfile -t COMPREPLY < <(compgen -W "$("$1" list 2>/dev/null | cut -f 1 | grep -xE '[A-Za-z0-9_-]+')" -- "$word")
             ;;
         esac
     fi

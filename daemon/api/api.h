@@ -27,7 +27,8 @@
 #define TOKENIZE_BYTES_MAX   (1024 * 1024)
 #define DETOKENIZE_IDS_MAX   131072
 #define LOGPROBS_AGAIN_MAX   16384 /* tokens and their alternatives in an event that repeats those of the deltas */
-#define TOKENIZE_RUNNING_MAX 2     /* of the threads that work, so that bodies are parsed meanwhile */
+#define DESCRIPTION_MAX      (256 * 1024) /* of a tool, and of a form */
+#define TOKENIZE_RUNNING_MAX 2            /* of the threads that work, so that bodies are parsed meanwhile */
 
 /* ---- work away from the network thread (work.c) --------------------------------------------------------------------
  */
@@ -49,6 +50,8 @@ int workers_start(struct events *events, struct workers **out);
 void workers_stop(struct workers *ws);
 /* owner: whose it is; copied. */
 void work_submit(struct workers *ws, struct work *w, const char *owner);
+/* Frees what a request held, which may be very many values. */
+void work_free_json(struct workers *ws, cJSON *json, const char *owner);
 
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */
@@ -178,6 +181,8 @@ void client_free(struct client *c);
 void client_request_clear(struct client *c);
 /* The request's body; the caller's. An empty one is {} where that is allowed. NULL and *e: it is refused. */
 cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e);
+/* Frees it: a long one, of very many values, where nobody waits for that. */
+void client_json_free(struct client *c, cJSON *json);
 /* The turn that it asks for, as its route parses it; the caller's. Its digest is in retry. */
 struct turn_request *client_turn(struct client *c, struct api_error *e);
 void client_answer(struct client *c, int status, const char *content_type, char *body); /* takes body */
@@ -190,8 +195,8 @@ void client_read(struct client *c, struct run *run, int kind, size_t from, const
 void client_pump(struct client *c);
 /* Does it wait for an event stream? */
 bool client_streams(const struct client *c);
-/* The answer has left: one line in the log. */
-void client_answered(const struct client *c, int status, int64_t ms);
+/* The answer has left, or was cut off (whole: false; status 0: before it had one): one line in the log. */
+void client_answered(const struct client *c, int status, int64_t ms, bool whole);
 /* The handler of a request whose body is complete. */
 void api_dispatch(struct client *c);
 

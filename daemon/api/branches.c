@@ -365,7 +365,7 @@ void conversations_fork(struct client *c)
                   ? session_conversation_made(session, c->owner, retry->idempotency_key, retry->digest, op_done, op)
                   : session_conversation_get(session, c->owner, op->id, op_done, op));
 cleanup:
-    cJSON_Delete(body);
+    client_json_free(c, body);
     cJSON_Delete(settings);
 }
 

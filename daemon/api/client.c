@@ -43,10 +43,21 @@ static void reader_free(struct reader *r)
     free(r);
 }
 
+static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms, bool whole)
+{
+    daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms%s",
+               c->owner[0] ? c->owner : "-", method, what, status, c->tokens_in, c->tokens_cached, c->tokens_out,
+               (long long)ms, whole ? "" : ", cut off");
+}
+
 void client_free(struct client *c)
 {
     c->dropped = true;
     while (c->readers) {
+        if (c->readers->kind == READ_WS) { /* a lane's turn, whose answer this client does not get */
+            count_tokens(c, c->readers->sub.run);
+            log_answer(c, "WS", "response.create", 0, now_ms() - c->readers->sub.run->created_ms, false);
+        }
         reader_free(c->readers);
     }
     ws_free(c);
@@ -194,13 +205,6 @@ void client_acknowledged(struct client *c)
     }
 }
 
-static void log_answer(const struct client *c, const char *method, const char *what, int status, int64_t ms)
-{
-    daemon_log(c->api->log, LOG_INFO, "%s %s %s %d, tokens %d in (%d cached) %d out, %lld ms",
-               c->owner[0] ? c->owner : "-", method, what, status, c->tokens_in, c->tokens_cached, c->tokens_out,
-               (long long)ms);
-}
-
 /* One entry of the run's log to this reader, or its end. False: it has nothing to take now. */
 static bool deliver(struct reader *r)
 {
@@ -275,7 +279,7 @@ static bool deliver(struct reader *r)
         r->stream_id = NULL;
         reader_free(r);
         if (lane) {
-            log_answer(c, "WS", "response.create", status, ms);
+            log_answer(c, "WS", "response.create", status, ms, true);
             ws_lane_ended(c, stream_id);
         }
         free(stream_id);
@@ -304,13 +308,13 @@ void client_pump(struct client *c)
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-void client_answered(const struct client *c, int status, int64_t ms)
+void client_answered(const struct client *c, int status, int64_t ms, bool whole)
 {
     static const char *const methods[] = {
         [METHOD_GET] = "GET",         [METHOD_POST] = "POST", [METHOD_DELETE] = "DELETE",
         [METHOD_OPTIONS] = "OPTIONS", [METHOD_HEAD] = "HEAD", [METHOD_OTHER] = "-"};
     const struct route *route = c->request.route;
-    log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms);
+    log_answer(c, methods[c->request.method], route ? route->pattern : "-", status, ms, whole);
 }
 
 /* A large body on its way to being parsed. */
@@ -391,6 +395,15 @@ cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
     r->json = NULL;
     *e = r->refused;
     return json;
+}
+
+void client_json_free(struct client *c, cJSON *json)
+{
+    if (c->request.body_len > WORK_BYTES_MIN) {
+        work_free_json(c->api->workers, json, c->owner);
+    } else {
+        cJSON_Delete(json);
+    }
 }
 
 struct turn_request *client_turn(struct client *c, struct api_error *e)

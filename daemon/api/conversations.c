@@ -114,7 +114,7 @@ static int read_fields(struct client *c, cJSON *body, struct fields *f)
     }
     return 0;
 refuse:
-    cJSON_Delete(f->body);
+    client_json_free(c, f->body);
     client_answer_error(c, &e);
     return -1;
 }
@@ -327,7 +327,7 @@ void conversations_create(struct client *c)
         turn_request_free(q);
         client_answer_error(c, &e);
         free(f.metadata);
-        cJSON_Delete(f.body);
+        client_json_free(c, f.body);
         return;
     }
     struct run_retry *retry = &c->request.retry;
@@ -344,7 +344,7 @@ void conversations_create(struct client *c)
         client_answer(c, 500, NULL, NULL);
     }
     free(f.metadata);
-    cJSON_Delete(f.body);
+    client_json_free(c, f.body);
 }
 
 void conversations_get(struct client *c)
@@ -379,7 +379,7 @@ void conversations_update(struct client *c)
                                               f.instructions, f.head, op_done, op));
     }
     free(f.metadata);
-    cJSON_Delete(f.body);
+    client_json_free(c, f.body);
 }
 
 static void deleted(struct client *c, struct op *op, const struct session_result *r)
@@ -479,9 +479,9 @@ void conversations_evict(struct client *c)
         op->flag = !to || strcmp(to, "disk") == 0;
         op_posted(c, op, session_conversation_evict(c->api->runs.session, c->owner, op->id, op->flag, op_done, op));
     }
-    cJSON_Delete(body);
+    client_json_free(c, body);
     return;
 refuse:
-    cJSON_Delete(body);
+    client_json_free(c, body);
     client_answer_error(c, &e);
 }

@@ -52,11 +52,12 @@ static int missing(const char *prefix, const char *key, struct api_error *e)
 static int parse_schema(const cJSON *o, const char *prefix, struct turn_request *q, struct api_error *e)
 {
     char param[96];
-    const char *name = NULL;
+    const char *name = NULL, *description = NULL;
     const cJSON *schema = NULL;
     bool strict = false;
-    if (json_string(o, prefix, "name", SCHEMA_NAME_MAX, &name, e) || json_object(o, prefix, "schema", &schema, e) ||
-        json_bool(o, prefix, "strict", &strict, e)) {
+    if (json_string(o, prefix, "name", SCHEMA_NAME_MAX, &name, e) ||
+        json_string(o, prefix, "description", DESCRIPTION_MAX, &description, e) ||
+        json_object(o, prefix, "schema", &schema, e) || json_bool(o, prefix, "strict", &strict, e)) {
         return -1;
     }
     if (!name || !schema) {
@@ -101,6 +102,19 @@ static int parse_grammar(const cJSON *o, const char *prefix, struct turn_request
     return rc;
 }
 
+/* As the response shows it: what was read of it, for the rest could be of any length. */
+static void echo_form(const cJSON *format, const char *type, cJSON *echo)
+{
+    static const char *const object[] = {"type", NULL}, *const schema[] = {"type",   "name",   "description",
+                                                                           "schema", "strict", NULL},
+                             *const grammar[] = {"type", "syntax", "definition", NULL};
+    cJSON *shown = json_pick(format, strcmp(type, "json_schema") == 0 ? schema
+                                     : strcmp(type, "grammar") == 0   ? grammar
+                                                                      : object);
+    json_add_text(cJSON_AddObjectToObject(echo, "text"), "format", shown);
+    cJSON_Delete(shown);
+}
+
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e)
 {
@@ -135,8 +149,7 @@ int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn
                       within);
     }
     if (rc == 0 && echo) {
-        cJSON *text = cJSON_AddObjectToObject(echo, "text");
-        cJSON_AddItemToObject(text, "format", cJSON_Duplicate(format, true));
+        echo_form(format, type, echo);
     }
     return rc;
 }

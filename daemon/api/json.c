@@ -1,8 +1,9 @@
 /* json.c - reading requests.
  *
- * cJSON recurses for every level, takes invalid UTF-8, cuts a string at \u0000 and turns 1e999 into infinity. So one
- * pass over the text, without recursion, refuses all of that before cJSON sees it; then every field is read through a
- * function that checks its type and names it when it is wrong.
+ * cJSON recurses for every level, takes invalid UTF-8, cuts a string at \u0000, turns 1e999 into infinity and finds the
+ * first of two members with one name. So one pass over the text, without recursion, refuses what cJSON must not see,
+ * and one over the tree what it must not keep; then every field is read through a function that checks its type and
+ * names it when it is wrong.
  */
 #include "daemon/api/json.h"
 
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define METADATA_PAIRS_MAX 16
 #define METADATA_KEY_MAX   64
@@ -187,6 +189,56 @@ static int check_shape(const char *text, size_t len, struct api_error *e)
     return 0;
 }
 
+struct name {
+    uint64_t hash;
+    const char *text;
+};
+
+static int by_hash(const void *a, const void *b)
+{
+    const struct name *x = a, *y = b;
+    return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash) : strcmp(x->text, y->text);
+}
+
+/* No name twice in an object: its readers take the first, or the last, and so do not read the same. At most
+ * JSON_DEPTH_MAX levels. */
+static int check_names(const cJSON *v, struct api_error *e)
+{
+    size_t n = 0;
+    const cJSON *child;
+    cJSON_ArrayForEach(child, v)
+    {
+        n++;
+        if (child->child && check_names(child, e)) {
+            return -1;
+        }
+    }
+    if (n < 2 || !cJSON_IsObject(v)) {
+        return 0;
+    }
+    struct name *names = malloc(n * sizeof(*names));
+    if (!names) {
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+        return -1;
+    }
+    n = 0;
+    cJSON_ArrayForEach(child, v)
+    {
+        names[n++] = (struct name){XXH3_64bits(child->string, strlen(child->string)), child->string};
+    }
+    qsort(names, n, sizeof(*names), by_hash);
+    const char *twice = NULL;
+    for (size_t i = 1; i < n && !twice; i++) {
+        twice = by_hash(&names[i - 1], &names[i]) == 0 ? names[i].text : NULL;
+    }
+    free(names);
+    if (!twice) {
+        return 0;
+    }
+    api_error_set(e, 400, "invalid_json", twice, "The name '%.100s' stands twice in one object.", twice);
+    return -1;
+}
+
 /* Infinity cannot be sent, so a number that is not finite was too large. At most JSON_DEPTH_MAX levels. */
 static bool all_finite(const cJSON *v)
 {
@@ -234,6 +286,10 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
         cJSON_Delete(o);
         return NULL;
     }
+    if (check_names(o, e)) {
+        cJSON_Delete(o);
+        return NULL;
+    }
     if (!all_finite(o)) {
         api_error_set(e, 400, "invalid_json", NULL, "A number is too large.");
         cJSON_Delete(o);
@@ -246,6 +302,30 @@ const cJSON *json_get(const cJSON *o, const char *key)
 {
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, key);
     return v && !cJSON_IsNull(v) ? v : NULL;
+}
+
+cJSON *json_pick(const cJSON *o, const char *const *keys)
+{
+    cJSON *picked = cJSON_CreateObject();
+    for (; *keys; keys++) {
+        const cJSON *v = json_get(o, *keys);
+        if (v) {
+            cJSON_AddItemToObject(picked, *keys, cJSON_Duplicate(v, true));
+        }
+    }
+    return picked;
+}
+
+void json_add_text(cJSON *o, const char *key, const cJSON *v)
+{
+    char *text = json_print(v);
+    cJSON *raw = text ? cJSON_CreateRaw(text) : NULL;
+    if (raw) {
+        cJSON_AddItemToObject(o, key, raw);
+    } else {
+        json_lost();
+    }
+    free(text);
 }
 
 void json_add_integer(cJSON *o, const char *key, int64_t value)

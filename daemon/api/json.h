@@ -28,7 +28,7 @@ char *json_text_of_bytes(const char *bytes, size_t len);
 cJSON *api_error_json(const struct api_error *e);
 
 /* Parses a request body: an object of valid UTF-8 without NUL, not nested deeper than JSON_DEPTH_MAX, of at most
- * JSON_VALUES_MAX values, every number finite. NULL and *e otherwise. */
+ * JSON_VALUES_MAX values, every number finite, no name twice in an object. NULL and *e otherwise. */
 cJSON *json_parse_request(const char *text, size_t len, struct api_error *e);
 
 /* Typed access to fields of `o`. A field that is missing or null leaves *out as it is and is fine. Each returns 0, or
@@ -48,6 +48,10 @@ int json_stops(const cJSON *o, const char *prefix, const char *key, char **stops
                struct api_error *e);
 /* Field that is present and not null. */
 const cJSON *json_get(const cJSON *o, const char *key);
+/* A copy of an object with these of its members alone; the list ends with NULL. */
+cJSON *json_pick(const cJSON *o, const char *const *keys);
+/* Adds a copy of v as its text, for what is long and will be written more than once. */
+void json_add_text(cJSON *o, const char *key, const cJSON *v);
 /* Adds a whole number with all its digits; cJSON itself prints 15. */
 void json_add_integer(cJSON *o, const char *key, int64_t value);
 

@@ -209,18 +209,47 @@ void service_metrics(struct client *c)
 /* ---- tokenizer ------------------------------------------------------------------------------------------------------
  */
 
-/* A long text takes a while, and so does the list of its tokens. */
+/* A long text takes a while, and so does a long list of tokens. */
 struct tokenizing {
     struct work work; /* first */
     struct api *api;
     const struct session *session;
     uint64_t client_id;
     cJSON *body;
-    const char *content;
+    const char *content; /* to be tokenized, */
     bool special;
-    int rc;
+    const cJSON *tokens; /* or these are a text, */
+    size_t len;          /* of so many bytes */
+    struct api_error e;
     char *answer;
 };
+
+/* Takes body. NULL: out of memory. */
+static struct tokenizing *tokenizing_new(struct client *c, cJSON *body)
+{
+    struct tokenizing *t = calloc(1, sizeof(*t));
+    if (!t) {
+        client_json_free(c, body);
+        return NULL;
+    }
+    t->api = c->api;
+    t->session = c->api->runs.session;
+    t->client_id = c->id;
+    t->body = body;
+    return t;
+}
+
+static void tokenizing_free(struct tokenizing *t)
+{
+    free(t->answer);
+    cJSON_Delete(t->body);
+    free(t);
+}
+
+static void no_memory(struct api_error *e)
+{
+    api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+}
 
 /* [worker] {"tokens":[1,2]} */
 static char *token_list(const struct engine_tokens *tokens)
@@ -248,9 +277,26 @@ static void tokenize(struct work *w)
 {
     struct tokenizing *t = (struct tokenizing *)w;
     struct engine_tokens tokens = {0};
-    t->rc = session_tokenize(t->session, t->content, strlen(t->content), t->special, &tokens);
-    t->answer = t->rc ? NULL : token_list(&tokens);
+    int rc = session_tokenize(t->session, t->content, strlen(t->content), t->special, &tokens);
+    t->answer = rc ? NULL : token_list(&tokens);
     engine_tokens_free(&tokens);
+    cJSON_Delete(t->body);
+    t->body = NULL;
+    if (rc == -EINVAL) {
+        api_error_set(&t->e, 400, "invalid_value", NULL, "The request was not accepted.");
+    } else if (rc) {
+        api_error_set(&t->e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-rc));
+    }
+}
+
+static void answer_tokenized(struct client *c, struct tokenizing *t)
+{
+    if (t->e.status) {
+        client_answer_error(c, &t->e);
+    } else {
+        client_answer(c, 200, "application/json", t->answer);
+        t->answer = NULL;
+    }
 }
 
 static void tokenized(struct work *w, bool closing)
@@ -259,29 +305,35 @@ static void tokenized(struct work *w, bool closing)
     struct api *api = t->api;
     api->n_workers--;
     struct client *c = closing ? NULL : api->find(api, t->client_id);
-    if (c && t->rc) {
-        struct api_error e;
-        if (t->rc == -EINVAL) {
-            api_error_set(&e, 400, "invalid_value", NULL, "The request was not accepted.");
-        } else {
-            api_error_set(&e, 500, "server_error", NULL, "The operation failed (%s).", strerror(-t->rc));
-        }
-        client_answer_error(c, &e);
-    } else if (c) {
-        client_answer(c, 200, "application/json", t->answer);
-        t->answer = NULL;
+    if (c) {
+        answer_tokenized(c, t);
     }
-    free(t->answer);
-    cJSON_Delete(t->body);
-    free(t);
+    tokenizing_free(t);
     if (api->worker_ended) {
         api->worker_ended(api);
     }
 }
 
-void service_tokenize(struct client *c)
+/* Takes t. */
+static void tokenize_away(struct client *c, struct tokenizing *t, void (*run)(struct work *w))
 {
     struct api *api = c->api;
+    if (api->n_workers >= TOKENIZE_RUNNING_MAX) {
+        api_error_set(&t->e, 429, "rate_limit_exceeded", NULL, "Too many texts are being tokenized.");
+        client_answer_error(c, &t->e);
+        client_json_free(c, t->body);
+        t->body = NULL;
+        tokenizing_free(t);
+        return;
+    }
+    t->work.run = run;
+    t->work.done = tokenized;
+    api->n_workers++;
+    work_submit(api->workers, &t->work, c->owner);
+}
+
+void service_tokenize(struct client *c)
+{
     struct api_error e = {0};
     const char *content = NULL;
     bool special = false;
@@ -295,91 +347,117 @@ void service_tokenize(struct client *c)
         api_error_set(&e, 400, "missing_required_parameter", "content", "'content' is missing.");
         goto refuse;
     }
-    if (api->n_workers >= TOKENIZE_RUNNING_MAX) {
-        api_error_set(&e, 429, "rate_limit_exceeded", NULL, "Too many texts are being tokenized.");
-        goto refuse;
-    }
-    t = calloc(1, sizeof(*t));
+    t = tokenizing_new(c, body);
+    body = NULL;
     if (!t) {
-        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+        no_memory(&e);
         goto refuse;
     }
-    *t = (struct tokenizing){.work = {.run = tokenize, .done = tokenized},
-                             .api = api,
-                             .session = api->runs.session,
-                             .client_id = c->id,
-                             .body = body,
-                             .content = content,
-                             .special = special};
-    api->n_workers++;
-    work_submit(api->workers, &t->work, c->owner);
+    t->content = content;
+    t->special = special;
+    tokenize_away(c, t, tokenize);
     return;
 refuse:
-    cJSON_Delete(body);
+    client_json_free(c, body);
     client_answer_error(c, &e);
 }
 
-/* The text of tokens, in one buffer; bytes that are no character are U+FFFD. */
-void service_detokenize(struct client *c)
+/* How long the text of the tokens is, or what is wrong with them. False: that. */
+static bool measure(struct tokenizing *t)
 {
-    const struct session *session = c->api->runs.session;
-    const int n_vocab = session_model(session)->n_vocab;
-    struct api_error e = {0};
-    char param[32], *bytes = NULL, *text = NULL;
-    size_t len = 0, at = 0, n = 0;
-    cJSON *body = client_json(c, false, &e);
-    const cJSON *tokens = body ? json_get(body, "tokens") : NULL, *token;
-    if (body && !cJSON_IsArray(tokens)) {
-        api_error_set(&e, 400, tokens ? "invalid_type" : "missing_required_parameter", "tokens",
-                      "'tokens' must be a list of token ids.");
-    }
-    if (!e.status && cJSON_GetArraySize(tokens) > DETOKENIZE_IDS_MAX) {
-        api_error_set(&e, 400, "invalid_value", "tokens", "'tokens' must have at most %d ids.", DETOKENIZE_IDS_MAX);
-    }
-    /* How long it is, then what it is. */
-    for (int pass = 0; pass < 2 && !e.status; pass++) {
-        bytes = pass ? malloc(len + 1) : NULL;
-        if (pass && !bytes) {
-            api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
-            break;
+    const int n_vocab = session_model(t->session)->n_vocab;
+    const cJSON *token;
+    size_t n = 0, more;
+    char param[32];
+    t->len = 0;
+    cJSON_ArrayForEach(token, t->tokens)
+    {
+        double id = cJSON_IsNumber(token) ? token->valuedouble : -1;
+        if (n == DETOKENIZE_IDS_MAX) {
+            api_error_set(&t->e, 400, "invalid_value", "tokens", "'tokens' must have at most %d ids.",
+                          DETOKENIZE_IDS_MAX);
+            return false;
         }
-        n = 0;
-        cJSON_ArrayForEach(token, tokens)
-        {
-            size_t more;
-            double id = cJSON_IsNumber(token) ? token->valuedouble : -1;
-            if (!(id >= 0 && id < n_vocab && id == (double)(int)id)) {
-                snprintf(param, sizeof(param), "tokens[%zu]", n);
-                api_error_set(&e, 400, "invalid_value", param, "'%s' must be a token id, from 0 to %d.", param,
-                              n_vocab - 1);
-                break;
-            }
-            const char *from = session_token_bytes(session, (engine_token)id, &more);
-            if (pass) {
-                memcpy(bytes + at, from, more);
-                at += more;
-            } else {
-                len += more;
-            }
-            if (len > TOKENIZE_BYTES_MAX) {
-                api_error_set(&e, 400, "invalid_value", "tokens", "The text would be longer than %d bytes.",
-                              TOKENIZE_BYTES_MAX);
-                break;
-            }
-            n++;
+        if (!(id >= 0 && id < n_vocab && id == (double)(int)id)) {
+            snprintf(param, sizeof(param), "tokens[%zu]", n);
+            api_error_set(&t->e, 400, "invalid_value", param, "'%s' must be a token id, from 0 to %d.", param,
+                          n_vocab - 1);
+            return false;
+        }
+        (void)session_token_bytes(t->session, (engine_token)id, &more);
+        t->len += more;
+        n++;
+        if (t->len > TOKENIZE_BYTES_MAX) {
+            api_error_set(&t->e, 400, "invalid_value", "tokens", "The text would be longer than %d bytes.",
+                          TOKENIZE_BYTES_MAX);
+            return false;
         }
     }
-    if (!e.status && !(text = json_text_of_bytes(bytes, len))) {
-        api_error_set(&e, 500, "server_error", NULL, "Out of memory.");
+    return true;
+}
+
+/* The text of tokens that were measured, in one buffer; bytes that are no character are U+FFFD. */
+static void write_text(struct tokenizing *t)
+{
+    char *bytes = malloc(t->len + 1), *text = NULL;
+    size_t at = 0, n;
+    const cJSON *list = bytes ? t->tokens : NULL, *token;
+    cJSON_ArrayForEach(token, list)
+    {
+        const char *from = session_token_bytes(t->session, (engine_token)token->valuedouble, &n);
+        memcpy(bytes + at, from, n);
+        at += n;
     }
-    if (e.status) {
-        client_answer_error(c, &e);
-    } else {
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddStringToObject(o, "content", text);
-        client_answer_json(c, 200, o);
+    text = bytes ? json_text_of_bytes(bytes, at) : NULL;
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "content", text ? text : "");
+    t->answer = json_text(o);
+    if (!text || !t->answer) {
+        no_memory(&t->e);
     }
     free(bytes);
     free(text);
-    cJSON_Delete(body);
+}
+
+/* [worker] */
+static void detokenize(struct work *w)
+{
+    struct tokenizing *t = (struct tokenizing *)w;
+    if (measure(t)) {
+        write_text(t);
+    }
+    cJSON_Delete(t->body);
+    t->body = NULL;
+}
+
+/* What is short is answered at once, however many ask. */
+void service_detokenize(struct client *c)
+{
+    struct api_error e = {0};
+    cJSON *body = client_json(c, false, &e);
+    const cJSON *tokens = body ? json_get(body, "tokens") : NULL;
+    struct tokenizing *t = NULL;
+    if (body && !cJSON_IsArray(tokens)) {
+        api_error_set(&e, 400, tokens ? "invalid_type" : "missing_required_parameter", "tokens",
+                      "'tokens' must be a list of token ids.");
+    } else if (body && !(t = tokenizing_new(c, body))) {
+        body = NULL;
+        no_memory(&e);
+    }
+    if (e.status) {
+        client_json_free(c, body);
+        client_answer_error(c, &e);
+        return;
+    }
+    t->tokens = tokens;
+    bool right = c->request.body_len > WORK_BYTES_MIN || measure(t);
+    if (right && (c->request.body_len > WORK_BYTES_MIN || t->len > WORK_BYTES_MIN)) {
+        tokenize_away(c, t, detokenize);
+        return;
+    }
+    if (right) {
+        write_text(t);
+    }
+    answer_tokenized(c, t);
+    tokenizing_free(t);
 }

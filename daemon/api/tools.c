@@ -14,8 +14,7 @@
 
 #include "daemon/api/api.h"
 
-#define TOOLS_MAX       1024
-#define DESCRIPTION_MAX (256 * 1024)
+#define TOOLS_MAX 1024
 
 bool tool_name_valid(const char *name)
 {
@@ -254,20 +253,56 @@ static int compile_calls(struct turn_request *q, const struct tool_reader *r, co
     return rc ? -1 : 0;
 }
 
-/* As the response shows it: what is known of it as it was asked for. */
-static cJSON *shown_tool(const char *type, const cJSON *o)
+/* One of the kinds that the model knows. */
+static bool is_tool(const char *type)
+{
+    return type && (strcmp(type, "function") == 0 || strcmp(type, "custom") == 0);
+}
+
+static const char *type_of(const cJSON *o)
+{
+    return cJSON_GetStringValue(json_get(o, "type"));
+}
+
+static cJSON *shown_tool(const cJSON *o);
+
+/* The tools of a namespace. */
+static cJSON *shown_tools(const cJSON *tools)
+{
+    cJSON *shown = cJSON_CreateArray();
+    const cJSON *tool;
+    cJSON_ArrayForEach(tool, tools)
+    {
+        if (is_tool(type_of(tool))) {
+            cJSON_AddItemToArray(shown, shown_tool(tool));
+        }
+    }
+    return shown;
+}
+
+/* As the response shows it: what was read of it, for the rest could be of any length. */
+static cJSON *shown_tool(const cJSON *o)
 {
     static const char *const function[] = {"name", "description", "parameters", "strict", NULL},
-                             *const custom[] = {"name", "description", "format", NULL},
-                             *const space[] = {"name", "description", "tools", NULL};
-    const char *const *keys = strcmp(type, "function") == 0 ? function : strcmp(type, "custom") == 0 ? custom : space;
+                             *const other[] = {"type", "name", "description", NULL}, *const text[] = {"type", NULL},
+                             *const grammar[] = {"type", "syntax", "definition", NULL};
+    const cJSON *format = json_get(o, "format");
+    const char *type = type_of(o), *kind = type_of(format);
+    if (strcmp(type, "function") != 0) {
+        cJSON *shown = json_pick(o, other);
+        if (strcmp(type, "namespace") == 0) {
+            cJSON_AddItemToObject(shown, "tools", shown_tools(json_get(o, "tools")));
+        } else if (format) {
+            bool is_text = !kind || strcmp(kind, "text") == 0;
+            cJSON_AddItemToObject(shown, "format", json_pick(format, is_text ? text : grammar));
+        }
+        return shown;
+    }
     cJSON *shown = cJSON_CreateObject();
     cJSON_AddStringToObject(shown, "type", type);
-    for (; *keys; keys++) {
+    for (const char *const *keys = function; *keys; keys++) {
         const cJSON *v = json_get(o, *keys);
-        if (v || strcmp(type, "function") == 0) {
-            cJSON_AddItemToObject(shown, *keys, v ? cJSON_Duplicate(v, true) : cJSON_CreateNull());
-        }
+        cJSON_AddItemToObject(shown, *keys, v ? cJSON_Duplicate(v, true) : cJSON_CreateNull());
     }
     return shown;
 }
@@ -288,12 +323,13 @@ static int read_tool(struct tool_reader *r, const cJSON *tool, const char *space
         strcat(prefix, "type");
         return refuse(r, "missing_required_parameter", prefix, "is missing.");
     }
-    bool function = strcmp(type, "function") == 0, custom = strcmp(type, "custom") == 0;
-    *shown = function || custom;
+    *shown = is_tool(type);
     if (!space && !r->nested && strcmp(type, "namespace") == 0) {
         char inner[80];
+        const char *description = NULL;
         *shown = true;
-        if (json_string(tool, prefix, "name", 256, &name, r->e)) {
+        if (json_string(tool, prefix, "name", 256, &name, r->e) ||
+            json_string(tool, prefix, "description", DESCRIPTION_MAX, &description, r->e)) {
             return -1;
         }
         if (!name || !tool_name_valid(name)) {
@@ -319,7 +355,7 @@ static int read_tool(struct tool_reader *r, const cJSON *tool, const char *space
         }
         strcat(prefix, ".");
     }
-    return function ? add_function(r, o, space, prefix) : add_custom(r, o, space, prefix);
+    return strcmp(type, "function") == 0 ? add_function(r, o, space, prefix) : add_custom(r, o, space, prefix);
 }
 
 static int read_tools(struct tool_reader *r, const cJSON *tools, const char *where, const char *space)
@@ -347,7 +383,7 @@ static int read_tools(struct tool_reader *r, const cJSON *tools, const char *whe
             return -1;
         }
         if (shown && r->echo && !space) {
-            cJSON_AddItemToArray(r->echo, shown_tool(json_get(tool, "type")->valuestring, tool));
+            cJSON_AddItemToArray(r->echo, shown_tool(tool));
         }
     }
     return 0;
@@ -541,17 +577,24 @@ static int parse_choice(struct turn_request *q, const cJSON *body, struct tool_r
     return 0;
 }
 
-/* Of an object, what parse_choice() read: the rest of it could be of any length. */
-static void echo_choice(cJSON *echo, const cJSON *choice, const char *tool)
+/* Of an object, what parse_choice() read. */
+static void echo_choice(cJSON *echo, const cJSON *choice, bool names_tool)
 {
-    const cJSON *type = cJSON_IsObject(choice) ? json_get(choice, "type") : NULL;
-    if (!tool) {
-        cJSON_AddItemToObject(echo, "tool_choice", cJSON_Duplicate(choice, true));
+    static const char *const named[] = {"type", "name", "namespace", NULL}, *const allowed[] = {"type", "mode", NULL},
+                             *const other[] = {"type", NULL};
+    const cJSON *list = names_tool ? NULL : json_get(choice, "tools"), *one;
+    if (cJSON_IsString(choice)) {
+        cJSON_AddStringToObject(echo, "tool_choice", choice->valuestring);
         return;
     }
-    cJSON *shown = cJSON_AddObjectToObject(echo, "tool_choice");
-    cJSON_AddStringToObject(shown, "type", cJSON_IsString(type) ? type->valuestring : "function");
-    cJSON_AddStringToObject(shown, "name", tool);
+    cJSON *shown = json_pick(choice, names_tool ? named : allowed);
+    cJSON *tools = names_tool ? NULL : cJSON_AddArrayToObject(shown, "tools");
+    cJSON_ArrayForEach(one, list)
+    {
+        cJSON_AddItemToArray(tools, json_pick(one, is_tool(type_of(one)) ? named : other));
+    }
+    json_add_text(echo, "tool_choice", shown);
+    cJSON_Delete(shown);
 }
 
 int tools_parse(struct turn_request *q, const cJSON *body, const char *schema, cJSON *echo, struct api_error *e)
@@ -586,11 +629,10 @@ int tools_parse(struct turn_request *q, const cJSON *body, const char *schema, c
     if (echo) {
         const cJSON *choice = json_get(body, "tool_choice");
         if (r.echo->child) {
-            cJSON_AddItemToObject(echo, "tools", r.echo);
-            r.echo = NULL;
+            json_add_text(echo, "tools", r.echo);
         }
         if (choice) {
-            echo_choice(echo, choice, q->tool);
+            echo_choice(echo, choice, q->tool != NULL);
         }
         if (!parallel) {
             cJSON_AddBoolToObject(echo, "parallel_tool_calls", false);

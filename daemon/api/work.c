@@ -156,3 +156,39 @@ void work_submit(struct workers *ws, struct work *w, const char *owner)
     pthread_cond_signal(&ws->changed);
     pthread_mutex_unlock(&ws->lock);
 }
+
+/* ---- what is freed -------------------------------------------------------------------------------------------------
+ */
+
+struct freed {
+    struct work work; /* first */
+    cJSON *json;
+};
+
+/* [worker] */
+static void free_json(struct work *w)
+{
+    struct freed *f = (struct freed *)w;
+    cJSON_Delete(f->json);
+    f->json = NULL;
+}
+
+static void freed(struct work *w, bool closing)
+{
+    (void)closing;
+    free_json(w); /* where it was not begun */
+    free(w);
+}
+
+void work_free_json(struct workers *ws, cJSON *json, const char *owner)
+{
+    struct freed *f = json ? calloc(1, sizeof(*f)) : NULL;
+    if (!f) {
+        cJSON_Delete(json);
+        return;
+    }
+    f->work.run = free_json;
+    f->work.done = freed;
+    f->json = json;
+    work_submit(ws, &f->work, owner);
+}

@@ -405,6 +405,10 @@ static void message_done(struct work *w, bool closing)
             message_submit(c->inbox);
         }
     }
+    if (!closing) {
+        work_free_json(m->api->workers, m->body, m->owner);
+        m->body = NULL;
+    }
     message_free(m);
 }
 

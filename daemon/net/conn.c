@@ -105,15 +105,34 @@ void conn_look_acknowledged(struct conn *c)
     }
 }
 
+/* A request leaves one line in the log. whole: its answer has left. */
+static void tell(struct conn *c, bool whole)
+{
+    if (c->counted && !c->told) {
+        c->told = true;
+        client_answered(&c->client, c->status, (clock_us() - c->began_us) / 1000, whole);
+    }
+}
+
+/* The first that is queued. */
+static void chunk_free(struct conn *c)
+{
+    struct chunk *chunk = c->out_head;
+    c->out_head = chunk->next;
+    free(chunk->own);
+    free(chunk);
+}
+
 void conn_free(struct conn *c)
 {
     struct net *n = c->net;
     conn_look_acknowledged(c);
+    if (!c->client.websocket) {
+        tell(c, false);
+    }
     client_free(&c->client);
     while (c->out_head) {
-        struct chunk *next = c->out_head->next;
-        free(c->out_head);
-        c->out_head = next;
+        chunk_free(c);
     }
     request_free(c);
     frames_free(c);
@@ -245,6 +264,31 @@ void conn_take(struct conn *c)
     }
 }
 
+static void queue(struct conn *c, struct chunk *chunk)
+{
+    if (c->out_tail) {
+        c->out_tail->next = chunk;
+    } else {
+        c->out_head = chunk;
+        c->stalled_since_ms = clock_ms();
+    }
+    c->out_tail = chunk;
+    c->client.queued_bytes += chunk->len;
+    conn_wake(c);
+}
+
+void conn_give(struct conn *c, char *text, size_t len)
+{
+    struct chunk *chunk = c->client.dropped ? NULL : malloc(sizeof(*chunk));
+    if (!chunk) {
+        free(text);
+        conn_drop(c);
+        return;
+    }
+    *chunk = (struct chunk){.len = len, .at = text, .own = text};
+    queue(c, chunk);
+}
+
 void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len)
 {
     if (c->client.dropped) {
@@ -256,10 +300,8 @@ void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size
         conn_drop(c);
         return;
     }
-    chunk->next = NULL;
-    chunk->len = len;
-    chunk->sent = 0;
-    char *to = chunk->data + LWS_PRE;
+    *chunk = (struct chunk){.len = len, .at = chunk->data + LWS_PRE};
+    char *to = chunk->at;
     const struct {
         const void *data;
         size_t len;
@@ -270,15 +312,7 @@ void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size
             to += parts[i].len;
         }
     }
-    if (c->out_tail) {
-        c->out_tail->next = chunk;
-    } else {
-        c->out_head = chunk;
-        c->stalled_since_ms = clock_ms();
-    }
-    c->out_tail = chunk;
-    c->client.queued_bytes += len;
-    conn_wake(c);
+    queue(c, chunk);
 }
 
 void conn_linger(struct conn *c)
@@ -306,7 +340,7 @@ static ssize_t send_some(struct conn *c)
     struct iovec iov[IOV_MAX_CHUNKS];
     size_t n = 0;
     for (struct chunk *k = c->out_head; k && n < IOV_MAX_CHUNKS; k = k->next) {
-        iov[n++] = (struct iovec){k->data + LWS_PRE + k->sent, k->len - k->sent};
+        iov[n++] = (struct iovec){k->at + k->sent, k->len - k->sent};
     }
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = n};
     ssize_t sent = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -320,10 +354,8 @@ static void take_off(struct conn *c, size_t sent)
 {
     c->client.queued_bytes -= sent;
     while (c->out_head && sent >= c->out_head->len - c->out_head->sent) {
-        struct chunk *chunk = c->out_head;
-        sent -= chunk->len - chunk->sent;
-        c->out_head = chunk->next;
-        free(chunk);
+        sent -= c->out_head->len - c->out_head->sent;
+        chunk_free(c);
     }
     if (c->out_head) {
         c->out_head->sent += sent;
@@ -337,7 +369,7 @@ static void written(struct conn *c)
 {
     c->stalled_since_ms = 0;
     if (c->client.answered && c->phase != CONN_LINGER) {
-        client_answered(&c->client, c->status, (clock_us() - c->began_us) / 1000);
+        tell(c, true);
         conn_linger(c);
     }
 }
@@ -380,7 +412,7 @@ static int write_message(struct conn *c)
     struct chunk *chunk = c->out_head;
     size_t left = chunk->len - chunk->sent, n = left < WRITE_BYTES ? left : WRITE_BYTES;
     int flags = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
-    unsigned char *data = (unsigned char *)chunk->data + LWS_PRE + chunk->sent;
+    unsigned char *data = (unsigned char *)chunk->at + chunk->sent;
     if (lws_write(c->wsi, data, n, (enum lws_write_protocol)flags) < 0) {
         return -1;
     }

@@ -167,10 +167,14 @@ void http_answer(struct client *client, int status, const char *content_type, ch
         }
         c->phase = CONN_ANSWERING;
         send_head(c, status, content_type, (int64_t)len, allow);
+        client->answered = true;
+        if (client->request.method != METHOD_HEAD && body) {
+            conn_give(c, body, len); /* it may be long */
+            return;
+        }
         if (client->request.method != METHOD_HEAD) {
             conn_queue(c, text, len, NULL, 0, NULL, 0);
         }
-        client->answered = true;
     }
     free(body);
 }
@@ -521,8 +525,15 @@ static bool lend(struct conn *c)
     return conn_lend(c, head, sizeof(head) - 1);
 }
 
+static void count_request(struct conn *c)
+{
+    c->net->api->metrics.requests += !c->counted;
+    c->counted = true;
+}
+
 void http_refuse(struct conn *c, const struct api_error *e)
 {
+    count_request(c);
     bool half_closed = c->half_closed;
     if (half_closed || c->over_limit) {
         c->deadline_ms = 0;
@@ -607,13 +618,14 @@ static void begin(struct conn *c, char *text, size_t len, bool more)
 {
     struct head h;
     struct api_error e = {0};
-    c->net->api->metrics.requests++;
+    count_request(c);
     if (recv(c->fd, text, len, MSG_DONTWAIT) != (ssize_t)len) {
         conn_drop(c); /* it was there a moment ago */
         return;
     }
     if (head_parse(text, len, &h, &e)) {
         c->http10 = h.http10;
+        c->client.request.method = h.method; /* as far as it was read: HEAD has no body */
         http_refuse(c, &e);
         return;
     }

@@ -27,6 +27,8 @@
 struct chunk {
     struct chunk *next;
     size_t len, sent;
+    char *at;    /* what is sent: `own`, or behind LWS_PRE bytes of `data`, as a message needs it */
+    char *own;   /* freed with it; NULL: it is in `data` */
     char data[]; /* LWS_PRE bytes, then len */
 };
 
@@ -75,6 +77,8 @@ struct conn {
     size_t discarded;   /* bytes that were read and thrown away */
     int status;         /* of the answer */
     bool http10;
+    bool counted;     /* as a request, */
+    bool told;        /* and how it ended is in the log */
     bool over_limit;  /* it is only told so */
     bool half_closed; /* the peer sends no more */
     int64_t half_closed_ms;
@@ -140,6 +144,8 @@ void conn_forget_body(struct conn *c);
 void conn_wake(struct conn *c);
 /* Queues the parts as one chunk. */
 void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len);
+/* Queues text as it is, of any length: takes it. Not for a WebSocket. */
+void conn_give(struct conn *c, char *text, size_t len);
 /* [at the door] Writes what the socket takes. */
 void conn_write(struct conn *c);
 /* [WRITEABLE] Gives the library one write. -1: close the connection. */

@@ -4,9 +4,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from double import Double  # noqa: E402
 
 BUILD = Path(os.environ.get("BUILD", "build")).resolve()
 FILES = Path("clients/completion").resolve()
@@ -21,22 +25,22 @@ complete "$1"
 """
 
 
-def bash(*words):
+def bash(*words, url="http://127.0.0.1:1"):
     program = words[0].rpartition("/")[2]
     script = f'. {FILES}/{program}.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _{program} "$1"; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    return run("bash", "--norc", "-c", script, "bash", *words)
+    return run("bash", "--norc", "-c", script, "bash", *words, url=url)
 
 
-def zsh(*words):
+def zsh(*words, url="http://127.0.0.1:1"):
     program = words[0].rpartition("/")[2]
     script = f"words=({' '.join(repr(w) for w in words)}); CURRENT={len(words)}; PREFIX={words[-1]!r}\n" + ZSH
-    return run("zsh", "--no-rcs", "-c", script, "zsh", f"{FILES}/{program}.zsh")
+    return run("zsh", "--no-rcs", "-c", script, "zsh", f"{FILES}/{program}.zsh", url=url)
 
 
-def run(*words):
+def run(*words, url):
     with tempfile.TemporaryDirectory() as empty:
         r = subprocess.run(words, capture_output=True, text=True, cwd=empty, timeout=60,
-                           env=os.environ | {"CONVOD_URL": "http://127.0.0.1:1"})
+                           env=os.environ | {"CONVOD_URL": url})
     assert r.returncode == 0 and not r.stderr, r.stderr
     return [line for line in r.stdout.splitlines() if line]
 
@@ -62,6 +66,19 @@ class Completion(unittest.TestCase):
         self.assertEqual(bash(self.convod, "--kv-type", ""), ["bf16", "f16"])
         self.assertEqual(bash(self.convod, "--kv-type", "=", "b"), ["bf16"])
         self.assertEqual(bash(self.convod, "--threads", ""), [])
+
+    def test_ids_are_offered_and_never_run(self):
+        double = Double()
+        self.addCleanup(double.close)
+        with tempfile.TemporaryDirectory() as folder:
+            run_by = {"bash": bash} | ({"zsh": zsh} if shutil.which("zsh") else {})
+            for shell, offer in run_by.items():
+                double.conversations.clear()
+                double.create({"id": f"$(touch {folder}/{shell})"})
+                double.create({"id": f"`touch {folder}/{shell}`"})
+                double.create({"id": "conv_1a"})
+                self.assertIn("conv_1a", offer(self.convo, "show", "", url=double.url))
+            self.assertEqual(os.listdir(folder), [])
 
     @unittest.skipUnless(shutil.which("zsh"), "zsh is not here")
     def test_zsh_offers_every_option(self):

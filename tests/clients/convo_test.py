@@ -229,6 +229,26 @@ class Pipes(Case):
                 self.assertIn(told, r.stderr)
                 self.assertEqual(r.returncode, 3 if "invalid" in url else 1)
 
+    def test_a_proxy_is_for_other_machines(self):
+        asked = []
+
+        class Proxy(socketserver.StreamRequestHandler):
+            def handle(self):
+                asked.append(self.rfile.readline().decode().split()[:2])
+
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+            threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            via = {"http_proxy": f"http://127.0.0.1:{proxy.server_address[1]}", "no_proxy": "elsewhere.example"}
+            r = self.convo("ask", "say hi", **via)
+            self.assertEqual((r.returncode, r.stdout, asked), (0, "hi\n", []))
+            self.assertEqual(run("--url", "http://box.invalid:8642", "status", **via).returncode, 3)
+            self.assertEqual(asked[0], ["CONNECT", "box.invalid:8642"])
+            asked.clear()
+            for names in ("other, .invalid", "box.invalid", "*"):
+                self.assertEqual(run("--url", "http://box.invalid:8642", "status", **via | {"no_proxy": names}).returncode, 3)
+            self.assertEqual(asked, [])
+            proxy.shutdown()
+
     def test_a_value_out_of_range_is_named(self):
         for option, value, allowed in (("--top-p", "200", "from 0 to 1,"), ("--temperature", "hot", "from 0 to 10,"),
                                        ("--max-tokens", "-3", "from 1 to "), ("--seed", "x", "from 0 to ")):
@@ -454,6 +474,20 @@ class OnATerminal(Case):
         t.expect(re.escape("red [31malert and reversed end\r\n"))
         self.assertNotIn("\033[31malert", t.text)
         self.assertNotIn("\007", t.text)
+
+    def test_json_and_names_cannot_either(self):
+        t = self.terminal("ask", "--json", "evil")
+        t.leave()
+        self.assertNotRegex(t.text, "[\033\007\u0085\u202e]")
+        said = json.loads(t.text)["output"][0]["content"][0]["text"]
+        self.assertEqual(said, "red \033[31malert\007 and \u202ereversed\u0085 end")
+        self.double.create({"id": "conv_\033[31m1", "tier": "\033[32mhot", "title": "one\ttwo \u0085three"})
+        self.double.status = {"\033[33mname\u0085": "\033[34mvalue"}
+        for command in ("list", "status"):
+            t = self.terminal(command)
+            t.leave()
+            self.assertNotRegex(t.text, "[\033\u0085]")
+        self.assertIn("[33mname", t.text)
 
     def test_no_colour(self):
         t = self.terminal(NO_COLOR="1")

@@ -108,8 +108,7 @@ class Handler(socketserver.BaseRequestHandler):
             else:
                 self.answer(200, {"status": "ready"})
         elif path == "/v1/convod/status":
-            self.answer(200, {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}},
-                              "usage": {"disk_bytes": {"used": 3 << 20, "limit": None}, "turns": 7}})
+            self.answer(200, double.status)
         elif path == "/v1/conversations" and method == "POST":
             self.answer(200, double.create(body))
         elif path == "/v1/conversations":
@@ -355,6 +354,8 @@ class Double:
         self.go_on = threading.Event()
         self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
         self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
+        self.status = {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}},
+                       "usage": {"disk_bytes": {"used": 3 << 20, "limit": None}, "turns": 7}}
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0
         self.lock = threading.Condition()

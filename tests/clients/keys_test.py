@@ -85,6 +85,28 @@ class Keys(Case):
             self.assertEqual((Path(folder) / "said").stat().st_mode & 0o777, 0o600)
         self.assertEqual([b["input"][0]["content"] for b in self.sent()], ["say remember me"] * 2)
 
+    def test_chats_side_by_side_share_a_history(self):
+        with tempfile.TemporaryDirectory() as folder:
+            said = Path(folder) / "said"
+            chats = [self.terminal(CONVO_HISTORY=str(said)) for _ in range(3)]
+            for i, t in enumerate(chats):
+                t.prompt()
+                t.type(f"say number{i}\r")
+                t.expect("to first token")
+                t.prompt()
+            os.kill(chats[2].pid, signal.SIGHUP)  # its window was closed
+            chats[2].leave()
+            for t in chats[:2]:
+                t.type("/quit\r")
+                t.leave()
+            first, *lines = said.read_text().splitlines()
+            self.assertEqual((first, sorted(line[-7:] for line in lines if "number" in line)),
+                             ("_HiStOrY_V2_", [f"number{i}" for i in range(3)]))
+            t = self.terminal(CONVO_HISTORY=str(said))
+            t.prompt()
+            t.type("\x1b[A\x1b[A\x1b[A")
+            t.expect("say number")
+
     def test_tab_completes_commands(self):
         t = self.terminal()
         t.prompt()

@@ -95,6 +95,19 @@ char *harness_log(struct harness *h)
     return text;
 }
 
+int harness_logged(struct harness *h, const char *what, const char *end)
+{
+    char *log = harness_log(h), *save = NULL;
+    int n = 0;
+    for (const char *line = strtok_r(log, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        const char *at = strstr(line, what);
+        size_t len = strlen(line), end_len = strlen(end);
+        n += at && len >= end_len && strcmp(line + len - end_len, end) == 0;
+    }
+    free(log);
+    return n;
+}
+
 int harness_stop(struct harness *h)
 {
     server_stop(h->server);

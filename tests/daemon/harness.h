@@ -39,6 +39,8 @@ void harness_wait_ready(struct harness *h);
 int harness_stop(struct harness *h);
 /* What was logged so far, malloc'd. */
 char *harness_log(struct harness *h);
+/* Lines of it that have `what` in them and end with `end`. */
+int harness_logged(struct harness *h, const char *what, const char *end);
 
 /* ---- sockets ---- */
 

@@ -334,6 +334,14 @@ static void errors_are_objects(void **state)
         reply_free(&r);
         close(fd);
     }
+    /* To HEAD there is none, only how long it would be. */
+    int fd = dial(h);
+    send_text(fd, "HEAD /v1/models HTTP/1.1\r\n\r\n");
+    char *text = read_all(fd);
+    assert_true(strncmp(text, "HTTP/1.1 400 ", 13) == 0 && strstr(text, "\r\nContent-Length: "));
+    assert_string_equal(strstr(text, "\r\n\r\n"), "\r\n\r\n");
+    free(text);
+    close(fd);
     struct reply r = call(h, "DELETE", "/v1/conversations", NULL, NULL);
     assert_non_null(strstr(r.head, "\r\nAllow: GET, HEAD, POST, OPTIONS\r\n"));
     reply_free(&r);
@@ -544,6 +552,7 @@ static void disconnect_cancels(void **state)
         close(fd);
         fake_wait_cancelled(i + 1);
     }
+    assert_int_equal(harness_logged(h, " POST /v1/responses ", ", cut off"), 4);
     /* finish: the answer is there for who comes back. */
     fake_reset();
     int fd = dial(h);

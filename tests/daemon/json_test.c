@@ -30,6 +30,8 @@ static void shapes(void **state)
         "{\"a\":\"\xf0\x9f\x98\x80\"}",
         "{\"a\":[[[[]]]],\"b\":\"[[[[\"}",
         "{\"a\":1e308}",
+        "{\"a\":1,\"A\":1}",
+        "{\"a\":{\"a\":1},\"b\":[{\"a\":1},{\"a\":1}]}",
     };
     static const char *const bad[] = {
         "",
@@ -51,6 +53,10 @@ static void shapes(void **state)
         "{\"a\":\"\xf4\x90\x80\x80\"}",
         "{\"a\":\"\xe2\x82\"}",
         "{\"a\":\"\x80\"}",
+        "{\"a\":1,\"a\":1}",
+        "{\"a\":1,\"b\":2,\"\\u0061\":null}",
+        "{\"a\":[{},{\"b\":{\"c\":1,\"d\":2,\"c\":3}}]}",
+        "{\"\":1,\"\":1}",
     };
     for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
         if (!parses(good[i], strlen(good[i]))) {
@@ -64,6 +70,27 @@ static void shapes(void **state)
     }
     assert_false(parses("{\"a\":\"x\0y\"}", 11));
     assert_false(parses("{}\0", 3));
+}
+
+/* The name that stands twice is told, and among very many it is found. */
+static void names(void **state)
+{
+    (void)state;
+    enum { MANY = 100000 };
+    struct api_error e = {0};
+    char *text = malloc(MANY * 16);
+    assert_non_null(text);
+    char *at = text + sprintf(text, "{\"n7\":1");
+    for (int i = 0; i < MANY; i++) {
+        at += sprintf(at, ",\"%c%d\":1", i == 7 ? 'n' : 'm', i);
+    }
+    strcpy(at, "}");
+    assert_null(json_parse_request(text, strlen(text), &e));
+    assert_string_equal(e.param, "n7");
+    assert_string_equal(e.code, "invalid_json");
+    text[2] = 'o';
+    assert_true(parses(text, strlen(text)));
+    free(text);
 }
 
 static void depth_and_count(void **state)
@@ -196,6 +223,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes),
+        cmocka_unit_test(names),
         cmocka_unit_test(depth_and_count),
         cmocka_unit_test(typed_access),
         cmocka_unit_test(numbers_read_back),

@@ -121,6 +121,7 @@ static void signals_end_it(void **state)
         ws_create(fd, "hold one two", NULL);
         cJSON *e = ws_until(fd, "response.output_text.delta");
         cJSON_Delete(e);
+        assert_int_equal(kill(c.pid, SIGUSR1), 0); /* says nothing, and what comes behind it is still heard */
         assert_int_equal(kill(c.pid, SIGHUP), 0);
         expect(&c, "tokens read again", text, sizeof(text));
         struct timespec before, after;
@@ -140,6 +141,57 @@ static void signals_end_it(void **state)
 static void hold_loading(void)
 {
     fake_hold_loading(true);
+}
+
+static char home[64];
+
+/* Of an account that was made a moment ago. */
+static void fresh_home(void)
+{
+    setenv("HOME", home, 1);
+    unsetenv("XDG_DATA_HOME");
+    unsetenv("XDG_CACHE_HOME");
+}
+
+/* The folders by default are made with what they are in, and --check-config knows that. */
+static void fresh_account(void **state)
+{
+    (void)state;
+    static const char *const check[] = {"--model", "/dev/null", "--check-config", NULL};
+    static const char *const serve[] = {"--model", "/dev/null", "--listen", "127.0.0.1:0", NULL};
+    static const char *const token[] = {"token", "add", "ann", NULL};
+    static const char *const made[] = {
+        "/.local/share/convod/tokens", "/.local/share/convod", "/.local/share", "/.local", "/.cache/convod", "/.cache"};
+    struct stat st;
+    char text[4096] = "", path[128];
+    snprintf(home, sizeof(home), "/tmp/convod-home-XXXXXX");
+    assert_non_null(mkdtemp(home));
+    struct child c = start(check, fresh_home);
+    expect(&c, "configuration is fine", text, sizeof(text));
+    assert_int_equal(wait_exit(&c), 0);
+    assert_int_equal(rmdir(home), 0); /* nothing is in it */
+    assert_int_equal(mkdir(home, 0700), 0);
+    c = start(serve, fresh_home);
+    text[0] = '\0';
+    expect(&c, "ready on http://127.0.0.1:", text, sizeof(text));
+    snprintf(path, sizeof(path), "%s/.local/share/convod", home);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0700);
+    assert_int_equal(kill(c.pid, SIGTERM), 0);
+    assert_int_equal(wait_exit(&c), 0);
+    for (size_t i = 1; i < sizeof(made) / sizeof(*made); i++) {
+        snprintf(path, sizeof(path), "%s%s", home, made[i]);
+        (void)rmdir(path);
+    }
+    c = start(token, fresh_home);
+    text[0] = '\0';
+    expect(&c, "convod_", text, sizeof(text));
+    assert_int_equal(wait_exit(&c), 0);
+    for (size_t i = 0; i < sizeof(made) / sizeof(*made); i++) {
+        snprintf(path, sizeof(path), "%s%s", home, made[i]);
+        (void)remove(path);
+    }
+    assert_int_equal(rmdir(home), 0);
 }
 
 static void fail_loading(void)
@@ -185,10 +237,8 @@ static void address_in_use(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(short_answers),
-        cmocka_unit_test(signals_end_it),
-        cmocka_unit_test(loading),
-        cmocka_unit_test(address_in_use),
+        cmocka_unit_test(short_answers),  cmocka_unit_test(signals_end_it), cmocka_unit_test(loading),
+        cmocka_unit_test(address_in_use), cmocka_unit_test(fresh_account),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

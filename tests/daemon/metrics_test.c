@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "session/session.h"
 #include "tests/daemon/harness.h"
@@ -52,6 +53,26 @@ static void counts(void **state)
     free(text);
 }
 
+/* What is refused before it is understood is a request as well: errors are some of them. */
+static void refusals_are_requests(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    for (int i = 0; i < 3; i++) {
+        int fd = dial(h);
+        send_text(fd, "GET /health HTTP/1.1\nHost: localhost\n\n");
+        struct reply r = read_reply(fd);
+        assert_int_equal(r.status, 400);
+        reply_free(&r);
+        close(fd);
+    }
+    struct reply r = call(h, "GET", "/metrics", NULL, NULL);
+    assert_true(value(r.body, "convod_http_requests_total") == 4);
+    assert_true(value(r.body, "convod_http_errors_total") == 3);
+    reply_free(&r);
+    harness_stop(h);
+}
+
 /* Every row belongs to the metric whose HELP and TYPE stand before it; counters end in _total. */
 static void form(void **state)
 {
@@ -80,6 +101,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counts),
         cmocka_unit_test(form),
+        cmocka_unit_test(refusals_are_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/api/api.h"
 #include "tests/daemon/harness.h"
 
 static void simple_routes(void **state)
@@ -85,6 +86,44 @@ static void simple_routes(void **state)
     r = call(h, "POST", "/health", NULL, "{}");
     assert_int_equal(r.status, 405);
     reply_free(&r);
+    assert_int_equal(harness_stop(h), 0);
+}
+
+/* A long text is made where others do not wait for it; a short one at once, whoever is being worked for. */
+static void long_texts_are_made_away(void **state)
+{
+    (void)state;
+    enum { MANY = 1000, BELL = 64 };
+    struct harness *h = harness_start(NULL);
+    char many[2 * MANY + 32], *at = many;
+    for (int i = 0; i < MANY; i++) {
+        at += sprintf(at, i ? ",7" : "{\"tokens\":[7");
+    }
+    strcpy(at, "]}");
+    struct reply r = call(h, "POST", "/detokenize", NULL, many);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(strlen(str(r.json, "content")), MANY * BELL);
+    reply_free(&r);
+    int waiting[TOKENIZE_RUNNING_MAX];
+    for (int i = 0; i < TOKENIZE_RUNNING_MAX; i++) {
+        waiting[i] = dial(h);
+        send_request(waiting[i], "POST", "/tokenize", NULL, "{\"content\":\"wait\"}");
+    }
+    fake_wait_started(TOKENIZE_RUNNING_MAX);
+    r = call(h, "POST", "/detokenize", NULL, many);
+    assert_int_equal(r.status, 429);
+    reply_free(&r);
+    r = call(h, "POST", "/detokenize", NULL, "{\"tokens\":[65,66]}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(r.body, "{\"content\":\"AB\"}");
+    reply_free(&r);
+    fake_release(TOKENIZE_RUNNING_MAX);
+    for (int i = 0; i < TOKENIZE_RUNNING_MAX; i++) {
+        r = read_reply(waiting[i]);
+        assert_int_equal(r.status, 200);
+        reply_free(&r);
+        close(waiting[i]);
+    }
     assert_int_equal(harness_stop(h), 0);
 }
 
@@ -366,7 +405,7 @@ int main(void)
         cmocka_unit_test(serves_while_loading),   cmocka_unit_test(loading_fails),
         cmocka_unit_test(device_fails),           cmocka_unit_test(stop_ends_turns_and_says_goodbye),
         cmocka_unit_test(stop_waits_for_workers), cmocka_unit_test(requests_share_a_budget),
-        cmocka_unit_test(nothing_happens),
+        cmocka_unit_test(nothing_happens),        cmocka_unit_test(long_texts_are_made_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

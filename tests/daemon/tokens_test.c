@@ -212,6 +212,7 @@ static void limits(void **state)
     char token[TOKEN_TEXT_SIZE], err[256] = "";
     struct auth *a;
     struct auth_limits said;
+    size_t at = 0;
     assert_int_equal(token_limit_set(&older, "conversations", 13, "5"), 0);
     assert_int_equal(token_limit_set(&newer, "disk-bytes", 10, "2G"), 0);
     assert_int_equal(token_limit_set(&newer, "retain-days", 11, "0"), 0);
@@ -221,14 +222,14 @@ static void limits(void **state)
     assert_int_equal(tokens_add(dir, &newer, token, err, sizeof(err)), 0);
     assert_int_equal(tokens_add(dir, &plain, token, err, sizeof(err)), 0);
     assert_int_equal(auth_open(NULL, dir, &a, err, sizeof(err)), 0);
-    assert_true(auth_limits(a, 0, &said));
+    assert_true(auth_limits(a, &at, &said));
     assert_string_equal(said.owner, "alice");
     assert_int_equal(said.given, 1U << LIMIT_DISK_BYTES | 1U << LIMIT_RETAIN_DAYS);
     assert_int_equal(said.values[LIMIT_DISK_BYTES], 2ULL << 30);
     assert_int_equal(said.values[LIMIT_RETAIN_DAYS], 0);
-    assert_true(auth_limits(a, 1, &said));
+    assert_true(auth_limits(a, &at, &said));
     assert_int_equal(said.values[LIMIT_CONVERSATIONS], 5);
-    assert_false(auth_limits(a, 2, &said));
+    assert_false(auth_limits(a, &at, &said));
     auth_free(a);
 }
 

@@ -52,6 +52,57 @@ static void choice(void **state)
     harness_stop(h);
 }
 
+/* Of tools, a choice and a form what was read is shown, and what else they say is kept nowhere. */
+static void shown(void **state)
+{
+    (void)state;
+#define MORE ",\"more\":[1,2,3]"
+#define INNER                                                                                                          \
+    "{\"type\":\"function\",\"name\":\"g\"" MORE "},{\"type\":\"custom\",\"name\":\"c\"" MORE                          \
+    ",\"format\":{\"type\":\"grammar\",\"syntax\":\"regex\",\"definition\":\"a\"" MORE                                 \
+    "}},{\"type\":\"web_search\"" MORE "}"
+    static const char *const bodies[] = {
+        "{\"input\":\"echo a\",\"tools\":[{\"type\":\"namespace\",\"name\":\"n\",\"description\":\"d\"" MORE
+        ",\"tools\":[" INNER "]}],\"tool_choice\":{\"type\":\"allowed_tools\",\"mode\":\"auto\"" MORE
+        ",\"tools\":[{\"type\":\"function\",\"name\":\"g\",\"namespace\":\"n\"" MORE "},{\"type\":\"mcp\"" MORE "}]}}",
+        "{\"input\":\"echo a\",\"text\":{\"format\":{\"type\":\"json_object\"" MORE "}}}",
+        "{\"input\":\"echo "
+        "a\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"s\",\"description\":\"d\",\"strict\":true,"
+        "\"schema\":{\"type\":\"integer\",\"maximum\":0.1}" MORE "}}}"};
+#undef MORE
+#undef INNER
+    struct harness *h = harness_start(NULL);
+    for (size_t i = 0; i < sizeof(bodies) / sizeof(*bodies); i++) {
+        struct reply r = call(h, "POST", "/v1/responses", NULL, bodies[i]);
+        assert_int_equal(r.status, 200);
+        assert_null(strstr(r.body, "more"));
+        char path[128];
+        snprintf(path, sizeof(path), "/v1/responses/%s", str(r.json, "id"));
+        for (int again = 0; again < 2; again++) {
+            if (i == 0) {
+                assert_string_equal(str(r.json, "tools.0.name"), "n");
+                assert_string_equal(str(r.json, "tools.0.description"), "d");
+                assert_int_equal(cJSON_GetArraySize(at(r.json, "tools.0.tools")), 2);
+                assert_string_equal(str(r.json, "tools.0.tools.0.name"), "g");
+                assert_string_equal(str(r.json, "tools.0.tools.1.format.definition"), "a");
+                assert_string_equal(str(r.json, "tool_choice.mode"), "auto");
+                assert_string_equal(str(r.json, "tool_choice.tools.0.namespace"), "n");
+                assert_string_equal(str(r.json, "tool_choice.tools.1.type"), "mcp");
+            } else if (i == 1) {
+                assert_string_equal(str(r.json, "text.format.type"), "json_object");
+            } else {
+                assert_string_equal(str(r.json, "text.format.description"), "d");
+                assert_true(cJSON_IsTrue(at(r.json, "text.format.strict")));
+                assert_true(num(r.json, "text.format.schema.maximum") == 0.1);
+            }
+            reply_free(&r);
+            r = call(h, "GET", path, NULL, NULL);
+        }
+        reply_free(&r);
+    }
+    harness_stop(h);
+}
+
 static void responses(void **state)
 {
     (void)state;
@@ -451,6 +502,7 @@ int main(void)
         cmocka_unit_test(responses),   cmocka_unit_test(choice),      cmocka_unit_test(broken_calls),
         cmocka_unit_test(completions), cmocka_unit_test(thinking),    cmocka_unit_test(refusals),
         cmocka_unit_test(inputs),      cmocka_unit_test(parentheses), cmocka_unit_test(allowed),
+        cmocka_unit_test(shown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

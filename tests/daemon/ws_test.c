@@ -389,6 +389,7 @@ static void disconnect_policy(void **state)
     fake_wait_started(2);
     close(fd);
     fake_wait_cancelled(2);
+    assert_int_equal(harness_logged(h, " WS response.create 0, ", ", cut off"), 2);
     char path[128];
     snprintf(path, sizeof(path), "/v1/conversations/%s", conversation);
     for (bool running = true; running;) { /* it was told to end; now it does */

@@ -51,7 +51,9 @@ class CheckConfig(unittest.TestCase):
 
     def test_what_is_right(self):
         for lines in ([], ["kv-bytes = 64M", "ctx = 512  # short"], [f"token-file = {self.tokens}", "listen = 0.0.0.0:8642"],
-                      ["backend = cpu-portable", "threads = 1", "chat-format = chatml"]):
+                      ["backend = cpu-portable", "threads = 1", "chat-format = chatml"],
+                      # Where the service is told to find its tokens, and where they are while it runs alone.
+                      ["token-file = /run/credentials/convod.service/tokens"]):
             self.assertEqual(self.check(*lines), (0, "convod: the configuration is fine\n"))
 
     def test_what_a_start_would_refuse(self):

@@ -168,7 +168,8 @@ class Proxies(unittest.TestCase):
 
     def goes_through(self):
         self.assertEqual(self.status("GET", "/ready"), 200)
-        self.assertEqual(self.status("GET", "/metrics"), 404)
+        for path in ("/metrics", "/metrics?x=1", "/%6detrics", "/m%65tric%73"):
+            self.assertEqual(self.status("GET", path), 404, path)
         origin = f"https://localhost:{self.port}"
         self.assertEqual(self.status("GET", "/v1/models", headers=[f"Origin: {origin}"]), 200)
         self.assertEqual(self.status("GET", "/v1/models", headers=["Origin: https://elsewhere.example"]), 403)

@@ -92,6 +92,8 @@ class Tests:
         systemctl("start", "convod")
         assert show("ActiveState", "SubState", "Result") == ["active", "running", "success"]
         assert ready()
+        assert {"network-online.target", "remote-fs.target"} <= set(show("After").split())
+        assert "network-online.target" in show("Wants")
 
     def test_runs_as_a_user_of_its_own(self):
         status = process_status()
