@@ -484,7 +484,7 @@ static cudaError_t attend(cudaStream_t s, const struct cuda_attention *a, const 
     constexpr int blocks = warps / share;
     int parts = a->partial ? (a->most_blocks + blocks - 1) / blocks : 1;
     cudaError_t e = cudaFuncSetAttribute(attend_tile<type, most, warps, share>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(most, warps, share));
     if (e == cudaSuccess)
         e = launch(attend_tile<type, most, warps, share>, dim3(rows->rows, a->kv.kv_heads, parts), warps * WARP, bytes,
                    s, *a, *rows);

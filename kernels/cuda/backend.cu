@@ -167,6 +167,7 @@ int backend_wait(struct kernels *k, kernels_event event, int timeout_ms)
         int64_t end = now_ms() + timeout_ms;
         cudaError_t said;
         while ((said = cudaEventQuery(e)) == cudaErrorNotReady) {
+            cudaGetLastError(); /* where that stays otherwise, as if it were one */
             if (now_ms() >= end)
                 return -ETIMEDOUT;
             const struct timespec pause = {0, POLL_NS};

@@ -156,11 +156,12 @@ $(BUILD)/cuda/check: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/q
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(CUDA_LIBS) -lm -o $@
 
-# Whole models want the engine's libraries, which lie beside it in the bundle.
+# Whole models want the engine's libraries, which lie beside it in the bundle, and so do those that these want in turn (RPATH:
+# RUNPATH is for the program's own alone).
 $(BUILD)/cuda/models: $(MODELS_OBJ) $(CUDA_OBJ) $(BUILD)/libconvod.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/lib' -Wl,--as-needed $^ $(DEP_LIBS) $(CUDA_LIBS) -lm -o $@
+	$(Q)$(CC) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN/lib' -Wl,--disable-new-dtags -Wl,--as-needed $^ $(DEP_LIBS) $(CUDA_LIBS) -lm -o $@
 
 # Compiles everything for every chip, and writes what each kernel takes of it, as the compiler's reports have it.
 cuda: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models $(CUDA_PTX)
@@ -168,12 +169,12 @@ cuda: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models $(CUDA_PTX)
 
 # What a bare machine with a GPU needs to run tests/gpu/limits and tests/gpu/check: the programs, and the sources of the first
 # should it have to be built there.
-BUNDLE_FILES := tests/gpu/check tests/gpu/limits tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h kernels/cuda/lt.h
+BUNDLE_FILES := tests/gpu/check tests/gpu/limits tests/gpu/machine.py tests/gpu/limits.cu $(wildcard tests/gpu/*.h) kernels/cuda/device.h kernels/cuda/lt.h
 gpu-bundle: $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models
 	@rm -rf $(BUILD)/cuda/bundle && mkdir -p $(BUILD)/cuda/bundle/convod-gpu/bin/lib
 	@cp --parents $(BUNDLE_FILES) $(BUILD)/cuda/bundle/convod-gpu/
 	@cp $(BUILD)/cuda/limits $(BUILD)/cuda/check $(BUILD)/cuda/models $(BUILD)/cuda/bundle/convod-gpu/bin/
-	@ldd $(BUILD)/cuda/models | awk '/lib(cjson|pcre2-8|crypto|xxhash)\.so/ { print $$3 }' | xargs cp -L -t $(BUILD)/cuda/bundle/convod-gpu/bin/lib
+	@ldd $(BUILD)/cuda/models | awk '$$3 ~ "^/" && $$1 !~ "^(libc|libm|libdl|librt|libpthread)\\.so" { print $$3 }' | xargs cp -L -t $(BUILD)/cuda/bundle/convod-gpu/bin/lib
 	@tar -C $(BUILD)/cuda/bundle -czf $(BUILD)/convod-gpu.tar.gz convod-gpu
 	@bytes=$$(stat -c %s $(BUILD)/convod-gpu.tar.gz); [ $$bytes -lt 50000000 ] || { echo "The bundle has $$bytes bytes, more than 50 MB" >&2; exit 1; }
 	@echo '$(BUILD)/convod-gpu.tar.gz: unpack it on the machine with the GPU and run convod-gpu/tests/gpu/limits and convod-gpu/tests/gpu/check'

@@ -90,6 +90,13 @@ static void test_memory(void **)
     assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
     for (int i = 0; i < 1000; i++)
         assert_int_equal(pinned[i], 0);
+    /* What is not there yet is no error, and leaves none behind. */
+    for (int i = 0; i < 5; i++)
+        ops->zero(k, KERNELS_COMPUTE, device, 1000);
+    kernels_event event = ops->record(k, KERNELS_COMPUTE);
+    assert_int_equal(ops->wait(k, event, 0), -ETIMEDOUT);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(ops->wait(k, event, 5000), 0);
     ops->release(k, KERNELS_DEVICE, device, 1000);
     ops->release(k, KERNELS_PINNED, pinned, 1000);
     kernels_close(k);

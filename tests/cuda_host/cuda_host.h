@@ -11,7 +11,8 @@
  * device memory likewise. AddressSanitizer sees every access past an end, and accesses of the host to device memory;
  * without it a write past an end of a shared array is a fault at the end of its block.
  *   - A barrier or warp operation that not all threads reach, or at which they meet with different ones, is a fault.
- *   - cp.async copies into shared memory when the thread waits for it, not before.
+ *   - cp.async copies into shared memory when the thread waits for it, not before; in programs with CUDA_HOST_RACES it
+ *     counts as a write from when it is asked for, too.
  *   - Work in streams is done when somebody waits for it, as late as that, and of the streams only what the awaited
  * work depends on: what nothing orders has not happened yet. With a seed above 1 some of it happens at once instead.
  *   - Pinned memory is read and written when the copy is done, not when it is asked for.

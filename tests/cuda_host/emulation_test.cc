@@ -375,6 +375,32 @@ static void run_copy_without_barrier(void)
     free(copied_in<0, false>());
 }
 
+/* Copies over what others read, behind a barrier or before it; that they are waited for behind one says nothing. */
+template <bool barrier> __global__ static void copy_over(const uint4 *from, uint32_t *out)
+{
+    SHARED(uint4, part, [32]);
+    part[threadIdx.x] = from[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = part[31 - threadIdx.x].x;
+    if (barrier)
+        __syncthreads();
+    copy_async_16(&part[threadIdx.x], from + threadIdx.x);
+    copy_async_commit();
+    __syncthreads();
+    copy_async_wait<0>();
+}
+
+template <bool barrier> static void run_copy_over(void)
+{
+    const uint4 numbers[32] = {};
+    uint4 *from = support_upload(numbers, 32);
+    uint32_t *out = (uint32_t *)support_device(nullptr, 32 * 4);
+    launch(copy_over<barrier>, 1, 32, 0, nullptr, from, out);
+    cudaDeviceSynchronize();
+    cudaFree(from);
+    cudaFree(out);
+}
+
 __global__ static void never_wait(const uint4 *from)
 {
     SHARED(uint4, part, [1]);
@@ -405,9 +431,12 @@ static void test_async_copies(void **)
             assert_int_equal(h[32 + i], 0xffffffffu);
         }
         free(h);
+        run_copy_over<true>();
     }
-    if (support_has_races())
+    if (support_has_races()) {
         support_expect_fault(run_copy_without_barrier, "nothing between that orders them");
+        support_expect_fault(run_copy_over<false>, "nothing between that orders them");
+    }
     support_expect_fault(run_never_wait, "never waited for");
 }
 

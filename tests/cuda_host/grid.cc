@@ -314,6 +314,7 @@ void cuda_host_cp_async(void *to, const void *from, int bytes, int from_bytes)
         cuda_host_fault("cp.async of %d bytes reads %d", bytes, from_bytes);
     if (self->early)
         cuda_host_touch(from, (size_t)from_bytes, false);
+    cuda_host_touch(to, (size_t)bytes, true); /* from now on it may be written at any time */
     self->open.push_back({to, from, bytes, from_bytes});
 }
 

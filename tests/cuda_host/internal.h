@@ -70,6 +70,8 @@ std::string grid_where(void); /* "block (x, y, z) thread (x, y, z): ", or empty 
 
 /* Puts work of the device into a stream. */
 void stream_enqueue(cudaStream_t s, std::function<void()> run);
+/* Whether a stream is being recorded, so that what cannot be recorded is refused; the recording is lost with it. */
+bool stream_refuses(void);
 
 /* ---- races.cc and its stand-in in grid.cc ------------------------------------------------------------------------ */
 

@@ -100,6 +100,8 @@ void device_leave(void)
 static cudaError_t area_new(void **p, size_t bytes, bool pinned)
 {
     size_t left, all;
+    if (stream_refuses())
+        return cudaErrorStreamCaptureUnsupported;
     cudaMemGetInfo(&left, &all);
     if (!pinned && bytes > left)
         return cudaErrorMemoryAllocation;
@@ -118,7 +120,8 @@ static cudaError_t area_new(void **p, size_t bytes, bool pinned)
 /* Freeing waits for the device, as cudaFree does. */
 static cudaError_t area_free(void *p, bool pinned)
 {
-    cudaDeviceSynchronize();
+    if (cudaDeviceSynchronize())
+        return cudaErrorStreamCaptureUnsupported;
     if (!p)
         return cudaSuccess;
     auto at = areas.find((const char *)p);

@@ -30,6 +30,13 @@ MUTANTS = {
     "ring_of_one_lane": ("linear.cu", "linear", "__syncwarp(); /* record i is there, and the place of i - 1 is free */", "",
                          "nothing between that orders them"),
     "string_overlaps": ("split.cu", "split", "int at = (int)(used[k] % 32) +", "int at =", "error: Failure!"),
+    "copied_over": ("halves.cu", "tiles", """            __syncthreads(); /* step s is there, and the stage of s - 1 is free */
+            copy_w(s + stages - 1);
+            copy_x(s + stages - 1);
+""", """            copy_w(s + stages - 1);
+            copy_x(s + stages - 1);
+            __syncthreads();
+""", "nothing between that orders them"),
     "copy_not_awaited": ("halves.cu", "library", "copy_async_wait<stages - 2>();", "copy_async_wait<stages - 1>();", "nothing between that orders them"),
 }
 

@@ -26,6 +26,7 @@ struct cuda_host_graph {
         std::vector<size_t> after;
     };
     std::vector<struct node> nodes;
+    bool relaxed = false, lost = false; /* while it is recorded */
 };
 
 struct cuda_host_stream {
@@ -155,6 +156,18 @@ static cudaError_t enqueue(struct cuda_host_stream *s, std::function<void()> run
     return cudaSuccess;
 }
 
+bool stream_refuses(void)
+{
+    locked lock(mutex);
+    bool refused = false;
+    for (auto s : streams)
+        if (s->capture && !s->capture->relaxed)
+            refused = s->capture->lost = true;
+    if (refused)
+        failed(cudaErrorStreamCaptureUnsupported);
+    return refused;
+}
+
 void stream_enqueue(cudaStream_t s, std::function<void()> run)
 {
     locked lock(mutex);
@@ -186,6 +199,8 @@ const char *cudaGetErrorString(cudaError_t error)
         return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureUnjoined:
         return "capture was not ended in the same stream as it began, or a forked stream was not joined";
     }
@@ -269,6 +284,8 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 cudaError_t cudaDeviceSynchronize(void)
 {
     locked lock(mutex);
+    if (stream_refuses())
+        return cudaErrorStreamCaptureUnsupported;
     for (auto s : streams)
         if (s->capture)
             return failed(cudaErrorStreamCaptureUnsupported);
@@ -385,8 +402,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     locked lock(mutex);
     s = s ? s : &default_stream;
-    if (s->capture)
+    if (s->capture) {
+        s->capture->lost = true;
         return failed(cudaErrorStreamCaptureUnsupported);
+    }
     finish(s->last);
     return failed(broken ? cudaErrorLaunchFailure : cudaSuccess);
 }
@@ -394,6 +413,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 /* Somebody who asks again and again must get there in the end: each question does a piece of work. */
 static cudaError_t query(const op_ref &wanted)
 {
+    if (stream_refuses())
+        return cudaErrorStreamCaptureUnsupported;
     if (broken)
         return failed(cudaErrorLaunchFailure);
     if (!wanted || wanted->done)
@@ -401,7 +422,7 @@ static cudaError_t query(const op_ref &wanted)
     cuda_host_stream s;
     s.last = wanted;
     finish(ready_op(&s));
-    return wanted->done ? cudaSuccess : cudaErrorNotReady;
+    return wanted->done ? cudaSuccess : failed(cudaErrorNotReady); /* as on a device, where it stays to be asked for */
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t s)
@@ -469,6 +490,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     locked lock(mutex);
+    if (stream_refuses())
+        return cudaErrorStreamCaptureUnsupported;
     finish(e->op);
     return failed(broken ? cudaErrorLaunchFailure : cudaSuccess);
 }
@@ -492,12 +515,13 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode)
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
 {
     locked lock(mutex);
     if (!s || s->capture)
         return failed(cudaErrorStreamCaptureUnsupported);
     s->capture = new cuda_host_graph();
+    s->capture->relaxed = mode == cudaStreamCaptureModeRelaxed;
     s->origin = true;
     s->captured_after.clear();
     return cudaSuccess;
@@ -530,9 +554,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
             other->capture = nullptr;
             other->captured_after.clear();
         }
-    if (!joined) {
+    if (!joined || g->lost) {
+        cudaError_t e = g->lost ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
         delete g;
-        return failed(cudaErrorStreamCaptureUnjoined);
+        return failed(e);
     }
     *graph = g;
     return cudaSuccess;

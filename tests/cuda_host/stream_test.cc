@@ -185,11 +185,20 @@ static void test_graphs(void **)
         assert_int_equal(value_after(&s, s.first, s.a), 22);
         assert_int_equal(value_after(&s, s.first, s.c), 112);
         CHECK(cudaGraphExecDestroy(exec));
-        /* Waiting has no place in a recording. */
-        CHECK(cudaStreamBeginCapture(s.first, cudaStreamCaptureModeThreadLocal));
-        assert_int_equal(cudaStreamSynchronize(s.first), cudaErrorStreamCaptureUnsupported);
-        CHECK(cudaStreamEndCapture(s.first, &graph));
-        CHECK(cudaGraphDestroy(graph));
+        /* What waits, frees or takes memory has no place in a recording, which is lost with it. */
+        int *taken = nullptr;
+        for (int call = 0; call < 7; call++) {
+            CHECK(cudaStreamBeginCapture(s.first, cudaStreamCaptureModeThreadLocal));
+            assert_int_equal(call == 0   ? cudaStreamSynchronize(s.first)
+                             : call == 1 ? cudaMalloc(&taken, 4)
+                             : call == 2 ? cudaMallocHost(&taken, 4)
+                             : call == 3 ? cudaFree(s.c)
+                             : call == 4 ? cudaEventQuery(s.event)
+                             : call == 5 ? cudaEventSynchronize(s.event)
+                                         : cudaDeviceSynchronize(),
+                             cudaErrorStreamCaptureUnsupported);
+            assert_int_equal(cudaStreamEndCapture(s.first, &graph), cudaErrorStreamCaptureInvalidated);
+        }
         cudaGetLastError();
         set_close(&s);
     }

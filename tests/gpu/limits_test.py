@@ -3,6 +3,7 @@
 part that fails or hangs hides nothing; and what nvcc says of the kernels, where it is."""
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -110,6 +111,12 @@ class Compiled(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             with tarfile.open(bundle) as tar:
                 tar.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else tar.extractall(folder)
+            # All but the C library comes along, and what that wants too.
+            programs = Path(folder) / "convod-gpu" / "bin"
+            for line in subprocess.run(["ldd", programs / "models"], capture_output=True, text=True).stdout.splitlines():
+                name, _, place = line.strip().partition(" => ")
+                if place and not re.match(r"lib(c|m|dl|rt|pthread)\.so", name):
+                    self.assertTrue(place.startswith(str(programs / "lib")), line)
             limits = Path(folder) / "convod-gpu" / "tests" / "gpu" / "limits"
             done = subprocess.run([sys.executable, limits, "--out", Path(folder) / "out.json", "device"], capture_output=True, text=True)
             part = json.loads((Path(folder) / "out.json").read_text())["parts"]["device"]

@@ -1,26 +1,21 @@
 /* models.c - whole models on a CUDA device: what a conversation's next token depends on is its tokens alone.
  *
- * usage: models [--tiny] [--seconds N]
+ * usage: models [--tiny] [--seconds N] [--from N]
  *
- * Makes a model file per kind, with random weights, and prints a line of JSON per result as check.c does. For each:
- * under `exact` the device's logits are the processor's to the bit; under `device` a conversation of three turns has
- * the same bits when its KV was taken out behind the first turn by a process that was killed in the middle of a later
- * step, and put back, in segments, into an engine that was opened anew, and when its turns run in steps with other
- * conversations. Shapes are those of real models with few layers; with
+ * Makes a model file per kind, with random weights, and prints results as said.h has them. For each:
+ * how long steps take; under `exact` the device's logits are the processor's to the bit; under `device` a conversation
+ * of three turns has the same bits when its KV was taken out behind the first turn by a process that was killed in the
+ * middle of a later step, and put back, in segments, into an engine that was opened anew, and when its turns run in
+ * steps with other conversations. Shapes are those of real models with few layers; with
  * --tiny such that an emulation can do them. Exit status: 0, or 1 when something was not as it should be.
  */
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "engine/engine.h"
 #include "tests/engine/tiny_model.h"
+#include "tests/gpu/said.h"
 
 #define TURNS   3
 #define DECODED 4   /* tokens of a turn that are run one by one */
@@ -28,33 +23,11 @@
 #define OTHERS  7   /* most conversations beside the one that is looked at */
 #define NEAR    0.08
 
-static bool tiny, failed;
-
-static double now(void)
+static void say_model(const char *model, const char *what, bool fine)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void stop(const char *why)
-{
-    printf("{\"name\": \"stopped\", \"text\": \"%s\"}\n", why);
-    exit(1);
-}
-
-static void *need(void *p)
-{
-    if (!p)
-        stop("no memory");
-    return p;
-}
-
-static void say_fine(const char *model, const char *what, bool fine)
-{
-    printf("{\"name\": \"%s: %s\", \"fine\": %s}\n", model, what, fine ? "true" : "false");
-    fflush(stdout);
-    failed = failed || !fine;
+    char name[200];
+    snprintf(name, sizeof name, "%s: %s", model, what);
+    say_fine(name, fine);
 }
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */
@@ -76,7 +49,7 @@ static const struct kind kinds[] = {
 
 static struct tiny_model model_of(const struct kind *k)
 {
-    if (tiny) {
+    if (said.tiny) {
         struct tiny_model m = tiny_model_typed(k->arch, k->type);
         m.n_layers = m.n_layers > 2 ? 2 : m.n_layers;
         m.ctx = 1024;
@@ -104,7 +77,7 @@ static struct engine *open_engine(const char *path, const char *backend, const c
     const struct engine_opts opts = {.model_path = path,
                                      .backend = backend,
                                      .numerics = numerics,
-                                     .kv_bytes = (size_t)(tiny ? 64 : 1024) << 20,
+                                     .kv_bytes = (size_t)(said.tiny ? 64 : 1024) << 20,
                                      .step_tokens = 512,
                                      .step_logits = 8};
     if (engine_open(&opts, &e, err, sizeof err))
@@ -205,12 +178,12 @@ static struct talk run_alone(struct engine *e, const struct tiny_model *m, int l
 /* How long a conversation's turn is, and the pieces of it that are run at once. */
 static int turn_tokens(void)
 {
-    return tiny ? 12 : 700;
+    return said.tiny ? 12 : 700;
 }
 
 static int piece_tokens(void)
 {
-    return tiny ? 8 : 512;
+    return said.tiny ? 8 : 512;
 }
 
 static FILE *kv_file(const char *path, const char *mode)
@@ -266,20 +239,21 @@ static void run_and_kill(const char *path, const struct kind *k)
         dup2(pipe_ends[1], STDOUT_FILENO);
         close(pipe_ends[0]);
         close(pipe_ends[1]);
-        execl("/proc/self/exe", "models", "--first-turn", index, path, tiny ? "--tiny" : (char *)NULL, (char *)NULL);
+        execl("/proc/self/exe", "models", "--first-turn", index, path, said.tiny ? "--tiny" : (char *)NULL,
+              (char *)NULL);
         _exit(127);
     }
     if (pid < 0)
         stop("no second process");
     close(pipe_ends[1]);
-    FILE *said = fdopen(pipe_ends[0], "r");
-    bool saved = said && fgets(line, sizeof line, said) && !strcmp(line, "saved\n");
+    FILE *child = fdopen(pipe_ends[0], "r");
+    bool saved = child && fgets(line, sizeof line, child) && !strcmp(line, "saved\n");
     kill(pid, SIGKILL);
     if (waitpid(pid, &status, 0) != pid || !saved || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
         fputs(line, stdout); /* what it said instead, if anything */
         stop("the process that was to be killed ended before");
     }
-    fclose(said);
+    fclose(child);
 }
 
 /* The other turns, in an engine that has what the killed process left. */
@@ -315,7 +289,7 @@ static struct talk run_beside(struct engine *e, const struct tiny_model *m, int 
 {
     struct talk talks[OTHERS + 1];
     struct engine_seq *s[OTHERS + 1];
-    int n = tiny ? 3 : OTHERS + 1;
+    int n = said.tiny ? 3 : OTHERS + 1;
     for (int i = 0; i < n; i++) {
         talks[i] = talk_new(m, (uint64_t)i + 1, length);
         s[i] = need(engine_seq_new(e));
@@ -334,6 +308,22 @@ static struct talk run_beside(struct engine *e, const struct tiny_model *m, int 
     return talks[0];
 }
 
+/* How long steps take as they do in service: with picks, and kept by the backend where they are of few rows. */
+static void measure(struct engine *e, const struct kind *k)
+{
+    static const int real[][3] = {{1, 1, 2048}, {8, 1, 2048}, {32, 1, 2048}, {1, 512, 2048}}, small[][3] = {{2, 1, 70}};
+    const int(*steps)[3] = said.tiny ? small : real;
+    for (int i = 0; i < (said.tiny ? 1 : 4); i++) {
+        struct engine_profile p;
+        char name[200];
+        snprintf(name, sizeof name, "%s, %d layers: a step of %d x %d tokens behind %d", k->name,
+                 engine_info(e)->n_layers, steps[i][0], steps[i][1], steps[i][2]);
+        if (engine_profile(e, steps[i][0], steps[i][1], steps[i][2], &p))
+            stop(engine_failure(e) ? engine_failure(e) : "a step was not measured");
+        say(name, p.whole_ms * 1e3, "us");
+    }
+}
+
 static void check_model(const struct kind *k)
 {
     struct tiny_model m = model_of(k);
@@ -341,19 +331,23 @@ static void check_model(const struct kind *k)
     char *path = need(tiny_model_save(&m));
     struct engine *cpu = open_engine(path, "cpu", NULL), *exact = open_engine(path, "cuda", "exact");
     struct talk want = run_alone(cpu, &m, length, piece), same = run_alone(exact, &m, length, piece);
-    say_fine(k->name, "exact, the CPU's bits", !memcmp(same.logits, want.logits, logits_bytes(&want)));
+    say_model(k->name, "exact, the CPU's bits", !memcmp(same.logits, want.logits, logits_bytes(&want)));
     engine_close(cpu);
     engine_close(exact);
     struct engine *device = open_engine(path, "cuda", "device");
     struct talk whole = run_alone(device, &m, length, piece), beside = run_beside(device, &m, length, piece),
                 pieces = run_alone(device, &m, length, piece / 3);
+    say_model(k->name, "device, near the CPU", is_near(&want, &whole));
+    say_model(k->name, "the same bits in other pieces", !memcmp(pieces.logits, whole.logits, logits_bytes(&whole)));
+    say_model(k->name, "the same bits beside others", !memcmp(beside.logits, whole.logits, logits_bytes(&whole)));
+    if (engine_info(device)->backend_notes)
+        say_text(k->name, engine_info(device)->backend_notes);
+    if (!said.tiny || k == kinds) /* the emulation is slow */
+        measure(device, k);
     engine_close(device);
     struct talk restored = run_restored(path, k, &m);
-    say_fine(k->name, "device, near the CPU", is_near(&want, &whole));
-    say_fine(k->name, "the same bits in other pieces", !memcmp(pieces.logits, whole.logits, logits_bytes(&whole)));
-    say_fine(k->name, "the same bits beside others", !memcmp(beside.logits, whole.logits, logits_bytes(&whole)));
-    say_fine(k->name, "the same bits when restored after kill -9",
-             !memcmp(restored.logits, whole.logits, logits_bytes(&whole)));
+    say_model(k->name, "the same bits when restored after kill -9",
+              !memcmp(restored.logits, whole.logits, logits_bytes(&whole)));
     talk_free(&want);
     talk_free(&same);
     talk_free(&whole);
@@ -365,12 +359,7 @@ static void check_model(const struct kind *k)
 
 int main(int argc, char **argv)
 {
-    double seconds = 1e6, began = now();
-    for (int i = 1; i < argc; i++) {
-        tiny = tiny || !strcmp(argv[i], "--tiny");
-        if (!strcmp(argv[i], "--seconds") && i + 1 < argc)
-            seconds = atof(argv[i + 1]);
-    }
+    said_options(argc, argv);
     if (argc > 3 && !strcmp(argv[1], "--first-turn")) {
         size_t index = (size_t)atoi(argv[2]);
         if (index < sizeof kinds / sizeof *kinds)
@@ -378,9 +367,7 @@ int main(int argc, char **argv)
         return 2;
     }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (now() - began < seconds)
+        if (unit_begins(kinds[i].name))
             check_model(&kinds[i]);
-        else
-            printf("{\"name\": \"%s\", \"text\": \"left out: no time\"}\n", kinds[i].name);
-    return failed;
+    return said_done();
 }
