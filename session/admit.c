@@ -260,6 +260,8 @@ static void admit(struct turn *t)
             turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
+    if (t->hot->in_ledger && t->n_aside) /* it may end in an unfinished segment, which nothing holds */
+        memcpy(t->hot->cut, t->aside_last, sizeof t->hot->cut);
     int hot = engine_seq_length(t->hot->seq);
     t->plan_most = most;
     t->state = TURN_RUNNING;

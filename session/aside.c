@@ -88,18 +88,24 @@ void aside_put(struct turn *t)
     static const uint8_t none[STORAGE_KEY_BYTES];
     struct session *s = t->session;
     struct hot *h = t->hot;
-    int rc = 0;
+    uint8_t last[STORAGE_KEY_BYTES];
+    int rc = 0, end;
     plan_drop(t);
     hot_mend(h);
-    memset(t->aside_last, 0, sizeof t->aside_last);
+    end = engine_seq_length(h->seq);
     if (h->in_ledger) {
-        rc = hot_save(s, h, true, t->aside_last);
+        rc = hot_save(s, h, true, last);
         if (!rc)
             rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
         if (!rc) {
             t->aside_saving = true;
             s->jobs++;
             t->n_jobs++;
+        }
+        if (!rc && end >= t->aside_end) { /* all that it had when it was here before is in this chain */
+            memcpy(t->aside_last, last, sizeof t->aside_last);
+            t->aside_end = end;
+            hot_drop_cut(s, h);
         }
     } else if (!keep_in_memory(t)) {
         rc = -ENOMEM;

@@ -312,7 +312,10 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
 {
     static const uint8_t none[STORAGE_KEY_BYTES];
     if (!saving->rc && memcmp(last, none, sizeof none)) {
+        struct hot *h = saving->hot;
         int rc = storage_kv_commit(s->storage, saving->turn, last, with_commit, kv_commit_done, saving);
+        if (!rc && h)
+            hot_drop_cut(s, h);
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;

@@ -539,6 +539,8 @@ static bool runs_on(const struct turn *t, const struct query *q)
 
 bool conversation_settle(struct session *s, int64_t conversation)
 {
+    if (s->discards)
+        return false;
     for (const struct saving *saving = s->savings; saving; saving = saving->next)
         if (saving->conversation == conversation)
             return false;

@@ -70,6 +70,8 @@ static void forget_beyond(struct hot *h, int n)
     if (h->n_full * SESSION_SEGMENT_TOKENS + h->tail_count > n)
         h->tail_count = 0;
     if (h->n_full > n / SESSION_SEGMENT_TOKENS) {
+        if (h->in_ledger)
+            memcpy(h->cut, h->full[h->n_full - 1].key, sizeof h->cut);
         h->n_full = n / SESSION_SEGMENT_TOKENS;
         h->tail_count = 0;
     }
@@ -324,14 +326,14 @@ static const struct hot *beside(const struct session *s, const struct counted *c
 static int64_t tokens_of(const struct session *s, const struct counted *c)
 {
     int64_t n = 0;
-    const struct hot *before = NULL;
+    int along = 0; /* tokens that it has in common with the last one that counts */
     for (size_t i = idle_place(s, c->owner, NULL, 0); i < s->n_idle && s->idle[i]->owner == c->owner; i++) {
         const struct hot *h = s->idle[i];
+        along = h->shared < along ? h->shared : along;
         if (c->staying && !stays(s, h, c->but))
             continue;
-        n += engine_seq_length(h->seq);
-        n -= before ? hot_common(h, engine_seq_tokens(before->seq), engine_seq_length(before->seq)) : 0;
-        before = h;
+        n += engine_seq_length(h->seq) - along;
+        along = INT_MAX;
     }
     for (const struct turn *t = s->turns; t; t = t->next) {
         if (!counts(t, c))
@@ -481,6 +483,52 @@ static int common_full(const struct hot *a, const struct hot *b)
     return n;
 }
 
+static void discarded(struct session *s, void *arg)
+{
+    (void)arg;
+    s->jobs--;
+    s->discards--;
+}
+
+static void discard_done(void *arg, int rc)
+{
+    struct session *s = arg;
+    (void)rc; /* what is left is searched for */
+    while (session_post(s, discarded, NULL))
+        ;
+}
+
+/* Of the chain that ends with `last` goes what nobody holds. */
+static int discard(struct session *s, const uint8_t last[STORAGE_KEY_BYTES])
+{
+    int rc = storage_kv_commit(s->storage, 0, last, NULL, discard_done, s);
+    if (rc)
+        return rc;
+    s->jobs++;
+    s->discards++;
+    return 0;
+}
+
+/* Whether a context has this segment. */
+static bool has(const struct hot *h, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    bool it = h->tail_count && !memcmp(h->tail_key, key, STORAGE_KEY_BYTES);
+    for (int k = h->n_full; k-- > 0 && !it;)
+        it = !memcmp(h->full[k].key, key, STORAGE_KEY_BYTES);
+    return it;
+}
+
+void hot_drop_cut(struct session *s, struct hot *h)
+{
+    static const uint8_t none[STORAGE_KEY_BYTES];
+    bool wanted = !memcmp(h->cut, none, sizeof none);
+    for (const struct hot *other = s->hots; other && !wanted; other = other->next)
+        wanted = other->owner == h->owner && has(other, h->cut);
+    if (!wanted)
+        (void)discard(s, h->cut);
+    memset(h->cut, 0, sizeof h->cut);
+}
+
 void hot_discard(struct session *s, struct hot *h)
 {
     int shared = 0;
@@ -489,10 +537,11 @@ void hot_discard(struct session *s, struct hot *h)
             shared = common_full(other, h);
     if (!h->in_ledger || h->n_full <= shared)
         return;
-    if (storage_kv_commit(s->storage, 0, h->full[h->n_full - 1].key, NULL, NULL, NULL)) {
+    if (discard(s, h->full[h->n_full - 1].key)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }
+    hot_drop_cut(s, h);
     /* Those before them that nothing holds yet go as well: who has put them does so again. */
     for (struct hot *other = s->hots; other; other = other->next)
         if (other != h && other->owner == h->owner && common_full(other, h))

@@ -82,6 +82,13 @@ void idle_unlink(struct session *s, struct hot *h)
     s->n_hots--;
 }
 
+static int shared(const struct hot *h, const struct hot *before)
+{
+    return before && before->owner == h->owner
+               ? hot_common(h, engine_seq_tokens(before->seq), engine_seq_length(before->seq))
+               : 0;
+}
+
 void idle_put(struct session *s, struct hot *h)
 {
     size_t at = place_of(s, h);
@@ -89,6 +96,9 @@ void idle_put(struct session *s, struct hot *h)
     s->idle[at] = h;
     s->n_idle++;
     h->idle = true;
+    h->shared = shared(h, at ? s->idle[at - 1] : NULL);
+    if (at + 1 < s->n_idle)
+        s->idle[at + 1]->shared = shared(s->idle[at + 1], h);
     unlink_use(s, h);
     h->previous = NULL;
     h->next = s->hots;
@@ -103,6 +113,9 @@ void idle_take(struct session *s, struct hot *h)
     size_t at = place_of(s, h);
     while (s->idle[at] != h) /* among those with the same tokens */
         at++;
+    struct hot *next = at + 1 < s->n_idle ? s->idle[at + 1] : NULL;
+    if (next && next->shared > h->shared) /* what is common to three in their order, the outer ones have in common */
+        next->shared = h->shared;
     s->n_idle--;
     memmove(s->idle + at, s->idle + at + 1, (s->n_idle - at) * sizeof(struct hot *));
     h->idle = false;

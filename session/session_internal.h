@@ -60,13 +60,15 @@ struct hot {
     uint8_t owner_key[32];
     bool counted;      /* in what others are told of the conversation */
     struct turn *user; /* NULL: idle, evictable */
-    bool idle;         /* in session.idle */
+    bool idle;         /* in session.idle: */
+    int shared;        /* tokens that it has in common with the one before it there, of the same owner */
     bool over;         /* while one is evicted: idle, of an owner that has more than its share of the idle ones */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
     uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
     int tail_count;                      /* 0 = none */
+    uint8_t cut[STORAGE_KEY_BYTES];      /* the last one that was put and is in it no longer; zero: none */
     bool in_ledger;                      /* its turns are stored: segments may be put */
     bool mixed; /* some of it was restored that other numerics made: what is computed behind that is nobody's own */
     char *ephemeral; /* store:false: the response it belongs to */
@@ -106,6 +108,8 @@ void hot_distrust(struct session *s, int64_t owner);
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
+/* The same of what was put of a context and is in it no longer, behind a commit of what is in it. */
+void hot_drop_cut(struct session *s, struct hot *h);
 /* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */
 void hot_sweep(struct session *s);
 /* Notes that segment [first, first + count) is stored under key. */
@@ -275,6 +279,7 @@ struct turn {
     int n_aside;                           /* how often it gave its pages up */
     bool aside_saving;                     /* what it had is on its way to the index */
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
+    int aside_end;                         /* tokens in it */
 
     struct engine_stream *stream;
     struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
@@ -423,6 +428,7 @@ struct session {
     size_t aside_bytes, aside_most; /* raw KV of turns put aside that leave nothing on disk */
     int saves;                      /* turns whose saving has not ended */
     int prunes;                     /* under way */
+    int discards;                   /* segments being dropped: of turns that failed, or that were cut off */
 };
 
 int session_post(struct session *s, void (*run)(struct session *s, void *arg), void *arg);
@@ -621,8 +627,8 @@ enum engine_role stored_role(const char *name);
 const char *stored_role_name(enum engine_role role);
 
 /* conversations.c */
-/* Before something of a conversation is deleted: false while a saving of it is under way; else its idle contexts have
- * gone. */
+/* Before something of a conversation is deleted: false while a saving of it is under way, or anybody's segments are
+ * being dropped; else its idle contexts have gone. */
 bool conversation_settle(struct session *s, int64_t conversation);
 /* Goes on with queries that waited for savings. */
 void query_retry(struct session *s);

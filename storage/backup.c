@@ -2,9 +2,10 @@
  *
  * The ledger is copied by SQLite's backup, some pages at a time: the ledger thread takes a piece between two batches,
  * so that nobody's transaction waits for more than that, and what is written meanwhile through its connection goes into
- * the copy as well. The copy is the ledger of the moment at which it was finished. It carries the pair id: put back
- * beside newer or older packs, or beside none, it is still their ledger, and what is missing of the KV is computed
- * again.
+ * the copy as well. The copy is the ledger of the moment at which it was finished. Its pages come from SQLite's cache,
+ * and go through the layer that writes zeros where nothing is allocated (vfs.c): what was deleted until then is not in
+ * it either. It carries the pair id: put back beside newer or older packs, or beside none, it is still their ledger,
+ * and what is missing of the KV is computed again.
  *
  * Packs are copied only when that is asked for, after the ledger. Records never change, so that one is whole in the
  * copy or is found not to be when it is read. The index is not copied: it is made from the packs.
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,11 +93,14 @@ static int folder_open(const char *to, int *fd, char *err, size_t err_size)
 static int ledger_copy(struct storage *st, const char *to, int tofd)
 {
     struct backup *b = calloc(1, sizeof *b);
-    char *path = realpath(to, NULL), *file = path ? sqlite3_mprintf("%s/%s", path, PART) : NULL;
+    const char *vfs = vfs_name();
+    char *path = realpath(to, NULL), *file = path && vfs ? sqlite3_mprintf("%s/%s", path, PART) : NULL;
     int fd = b && file ? openat(tofd, PART, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
     int rc = !b || !file ? -ENOMEM : fd < 0 ? -errno : 0;
     if (!rc)
-        rc = schema_errno(sqlite3_open_v2(file, &b->to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL));
+        rc = schema_errno(sqlite3_open_v2(file, &b->to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, vfs));
+    if (!rc) /* vfs.c has no shared memory */
+        rc = schema_errno(sqlite3_exec(b->to, "PRAGMA locking_mode = EXCLUSIVE", NULL, NULL, NULL));
     if (!rc) {
         pthread_mutex_lock(&st->jobs_lock);
         if (st->backup)
@@ -122,6 +127,16 @@ static int ledger_copy(struct storage *st, const char *to, int tofd)
     return rc;
 }
 
+/* How much it was, or negative. Where the two files are on different file systems they do not share their blocks. */
+static ssize_t piece_copy(int from, int to, off_t at, size_t most)
+{
+    off_t in = at, out = at;
+    ssize_t n = copy_file_range(from, &in, to, &out, most, 0);
+    if (n < 0 && lseek(to, at, SEEK_SET) == at)
+        n = sendfile(to, from, &in, most);
+    return n < 0 ? -errno : n;
+}
+
 /* Holes stay holes. */
 static int data_copy(struct storage *st, int from, int to, off_t size)
 {
@@ -132,11 +147,10 @@ static int data_copy(struct storage *st, int from, int to, off_t size)
         if (data < 0 || hole < 0)
             return -errno;
         for (at = data; at < hole && at < size;) {
-            off_t in = at, out = at;
             size_t most = hole - at < (off_t)COPY_BYTES ? (size_t)(hole - at) : COPY_BYTES;
-            ssize_t n = copy_file_range(from, &in, to, &out, most, 0);
+            ssize_t n = piece_copy(from, to, at, most);
             if (n < 0)
-                return -errno;
+                return (int)n;
             if (n == 0)
                 return 0; /* it became shorter */
             at += n;

@@ -5,7 +5,8 @@
  * in use. The budget counts it, so room is made by moving the live records of the pack that has the most of it to the
  * active pack: copied and synced first, then the rows, then the old places are overwritten, and the pack, which has no
  * rows any more, is unlinked. A pack that keeps more space than it uses is emptied as soon as nothing waits to be
- * written. A crash in between leaves a second copy that the next start takes for what it is.
+ * written. Copies that did not become anybody's record are overwritten; a crash in between leaves some, which the next
+ * start takes for what they are.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,8 +17,8 @@
 struct move {
     uint8_t key[STORAGE_KEY_BYTES];
     int64_t owner;
-    uint64_t from, bytes, to;
-    uint32_t to_pack;
+    uint64_t from;
+    struct place_of to; /* pack STORAGE_PACK_NONE: nothing was written */
     bool copied;
 };
 
@@ -55,7 +56,8 @@ static int victim_run(struct storage_ledger *l, void *arg)
             c->cap = cap;
         }
         struct move *m = &c->moves[c->n];
-        *m = (struct move){.from = (uint64_t)sqlite3_column_int64(s, 1), .bytes = (uint64_t)sqlite3_column_int64(s, 2)};
+        *m = (struct move){.from = (uint64_t)sqlite3_column_int64(s, 1),
+                           .to = {STORAGE_PACK_NONE, 0, (uint64_t)sqlite3_column_int64(s, 2)}};
         m->owner = sqlite3_column_int64(s, 3);
         rc = column_bytes(s, 0, m->key, sizeof m->key);
         if (rc)
@@ -65,33 +67,37 @@ static int victim_run(struct storage_ledger *l, void *arg)
     stmt_reset(s);
     uint64_t live = 0;
     for (size_t i = 0; i < c->n; i++)
-        live += c->moves[i].bytes;
+        live += c->moves[i].to.bytes;
     if (!rc && c->idle && live >= dead)
         rc = -ENOENT;
-    l->moving = !rc; /* a deletion is not over while there may be copies */
+    atomic_store(&l->st->moving, !rc);
     return rc;
 }
 
 /* Copies a record to the active pack. One that cannot be read goes with its pack. */
 static int copy(struct storage *st, uint32_t pack, struct move *m)
 {
-    uint8_t *record = m->bytes <= PACK_RECORD_MAX ? malloc(m->bytes) : NULL;
+    uint64_t bytes = m->to.bytes;
+    uint8_t *record = bytes <= PACK_RECORD_MAX ? malloc(bytes) : NULL;
     if (!record)
         return -ENOMEM;
-    int rc = packs_read(&st->packs, pack, m->from, record, m->bytes);
-    if (!rc && packs_full(&st->packs, m->bytes)) {
+    int rc = packs_read(&st->packs, pack, m->from, record, bytes);
+    if (rc == -EIO || rc == -EBADMSG || rc == -ENOENT) {
+        free(record);
+        return 0;
+    }
+    if (!rc && packs_full(&st->packs, bytes)) {
         rc = packs_sync(&st->packs);
         if (!rc)
             packs_release(&st->packs);
     }
-    if (!rc) {
-        rc = packs_append(&st->packs, record, m->bytes, &m->to_pack, &m->to);
-        m->copied = !rc;
-        if (!rc)
-            atomic_fetch_add(&st->disk_used, m->bytes);
-    } else if (rc == -EIO || rc == -EBADMSG || rc == -ENOENT) {
-        rc = 0;
-    }
+    if (!rc && !room_for_kv(st, bytes))
+        rc = -ENOSPC;
+    if (!rc)
+        rc = packs_append(&st->packs, record, bytes, &m->to.pack, &m->to.offset);
+    m->copied = !rc;
+    if (m->to.pack != STORAGE_PACK_NONE)
+        atomic_fetch_add(&st->disk_used, bytes);
     free(record);
     return rc;
 }
@@ -101,7 +107,8 @@ static int move_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     int rc = 0;
     l->deferred = l->wrote_kv = true;
-    l->moving = false;
+    if (!c->n && !l->n_cuts) /* what the cutter has may lie there */
+        erase_pack(l, c->pack);
     for (size_t i = 0; i < c->n && !rc; i++) {
         struct move *m = &c->moves[i];
         struct segment_row row;
@@ -110,18 +117,45 @@ static int move_run(struct storage_ledger *l, void *arg)
         if (rc < 0)
             break;
         rc = 0;
-        if (there && m->copied) {
-            rc = segment_move(l, &row, m->to_pack, m->to);
-            m->copied = rc != 0;
-        } else if (there && !c->rc) {
+        if (there && m->copied)
+            rc = segment_move(l, &row, m->to.pack, m->to.offset);
+        else if (there && !c->rc)
             rc = segment_forget(l, m->key, c->pack, m->from);
-        }
-        if (!rc && m->copied) { /* it went meanwhile */
-            atomic_fetch_add(&l->st->segments, 1);
-            rc = segment_drop_record(l, m->owner, m->key, m->to_pack, m->to, m->bytes);
-        }
     }
     return rc;
+}
+
+/* Copies that are nobody's record go again: their segment went meanwhile, or they could not be written or synced, or
+ * the transaction failed. What cannot be written of that now is tried again (erase.c). */
+static int strays_run(struct storage_ledger *l, void *arg)
+{
+    struct compaction *c = arg;
+    int rc = 0;
+    size_t before = l->n_drops;
+    l->deferred = true;
+    for (size_t i = 0; i < c->n && rc >= 0; i++) {
+        const struct move *m = &c->moves[i];
+        struct segment_row row;
+        if (m->to.pack == STORAGE_PACK_NONE)
+            continue;
+        rc = segment_get(l, m->key, &row);
+        if (rc == 0 || (rc == 1 && (row.pack != m->to.pack || row.offset != m->to.offset)))
+            rc = segment_drop_record(l, m->owner, m->key, m->to.pack, m->to.offset, m->to.bytes);
+    }
+    if (rc < 0)
+        return rc;
+    atomic_fetch_add(&l->st->segments, l->n_drops - before); /* they are none, but each drop counts for one */
+    return 0;
+}
+
+/* A deletion is not over while there may be copies. */
+static void moved(struct storage *st)
+{
+    atomic_store(&st->moving, false);
+    pthread_mutex_lock(&st->jobs_lock);
+    st->unpinned = true; /* it looks again */
+    pthread_cond_broadcast(&st->jobs_cond);
+    pthread_mutex_unlock(&st->jobs_lock);
 }
 
 int compact(struct storage *st, bool idle)
@@ -139,6 +173,11 @@ int compact(struct storage *st, bool idle)
     for (size_t i = 0; i < c.n && sync_rc; i++)
         c.moves[i].copied = false;
     rc = jobs_call(st, move_run, &c);
+    int strays_rc = jobs_call(st, strays_run, &c);
+    if (strays_rc)
+        storage_log(st, LOG_ERR, "pack %u: copies of what was in it could not be overwritten: %s", c.pack,
+                    strerror(-strays_rc));
+    moved(st);
     free(c.moves);
     return rc ? rc : c.rc;
 }

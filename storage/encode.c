@@ -40,7 +40,8 @@ void encode_over(struct storage *st, uint64_t bytes)
 static int op_queue(struct storage *st, struct write_op *op)
 {
     pthread_mutex_lock(&st->writer_lock);
-    int rc = st->queue_bytes && op->queued > st->queue_most - st->queue_bytes && !op->commit ? -ENOBUFS : 0;
+    bool full = st->queue_bytes && (op->queued > st->queue_most || st->queue_bytes > st->queue_most - op->queued);
+    int rc = full && !op->commit ? -ENOBUFS : 0;
     if (!rc) {
         st->queue_bytes += op->queued;
         *st->writes_tail = op;

@@ -181,29 +181,29 @@ static void wait_add(struct storage_ledger *l, struct drop d, enum drop_wait why
         retry_later(&l->retry_cuts);
 }
 
-/* A deletion that the owner of this waits for, and that has to wait for it as well. */
-static struct job *deletion_of(struct storage_ledger *l, int64_t owner)
+/* What the cutter has now, deletions wait for: one that was just committed does, or with `all` every one. */
+static void wait_for_cuts(struct storage_ledger *l, bool all)
 {
-    struct job *j = owner ? l->pending : NULL;
-    while (j && !(j->marks && j->marks->owner == owner))
-        j = j->next;
-    return j;
+    for (struct job *j = l->pending; j; j = j->next)
+        if (j->marks && (all || !j->waits)) {
+            j->waits = true;
+            j->cuts_back = l->cuts_given;
+        }
 }
 
-/* A deletion that was just committed also waits for what is left of its owner's records from before. */
-static void wait_for_earlier(struct storage_ledger *l)
+/* A deletion also waits for what is left of its owner's records from before, and of those whose owner is not known.
+ * Those of another deletion are that one's. *failed: some of it could not be cut out, and is tried again. */
+static bool earlier_left(const struct storage_ledger *l, const struct job *j, bool *failed)
 {
-    for (struct job *j = l->pending; j; j = j->next) {
-        if (!j->marks || j->waits)
+    bool left = false;
+    for (size_t i = 0; i < l->n_waiting; i++) {
+        const struct drop *d = &l->waiting[i];
+        if (d->job || (d->owner && j->marks->owner && d->owner != j->marks->owner))
             continue;
-        j->waits = true;
-        j->cuts_back = l->cuts_given;
-        for (size_t i = 0; i < l->n_waiting; i++)
-            if (!l->waiting[i].job && l->waiting[i].owner == j->marks->owner) {
-                l->waiting[i].job = j;
-                j->n_drops++;
-            }
+        left = true;
+        *failed |= d->wait != WAIT_READER;
     }
+    return left;
 }
 
 /* It is tried again later; who waits hears of it. A job that deleted nothing for its owner does not wait longer. */
@@ -251,12 +251,14 @@ static void dead_given_back(struct storage_ledger *l, uint32_t pack)
         }
 }
 
-/* A pack without live records that will get no more goes as a whole. */
-static void pack_collect(struct storage_ledger *l, uint32_t pack)
+void erase_pack(struct storage_ledger *l, uint32_t pack)
 {
     struct storage *st = l->st;
     if (pack >= atomic_load(&st->oldest_open_pack))
         return;
+    for (size_t i = 0; i < l->n_waiting; i++) /* what is unlinked cannot be overwritten */
+        if (l->waiting[i].pack == pack)
+            return;
     sqlite3_stmt *s = STMT_WITH(l, S_SEG_IN_PACK, pack);
     int rc = stmt_step(l, s);
     stmt_reset(s);
@@ -303,7 +305,7 @@ void erase_drops(struct storage_ledger *l, int kv_rc)
     struct storage *st = l->st;
     size_t n = l->n_drops;
     l->n_drops = 0;
-    wait_for_earlier(l);
+    wait_for_cuts(l, false);
     if (!kv_rc)
         atomic_fetch_sub(&st->segments, n);
     if (!kv_rc && n)
@@ -327,8 +329,6 @@ void erase_results(struct storage_ledger *l, struct cut *c)
                     storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s",
                                 d->pack, strerror(-d->rc));
                 l->cut_said = d->rc;
-                if (!d->job && (d->job = deletion_of(l, d->owner)))
-                    d->job->n_drops++;
                 drop_failed(l, *d, WAIT_FAILED, d->rc);
                 continue;
             }
@@ -338,7 +338,7 @@ void erase_results(struct storage_ledger *l, struct cut *c)
                 atomic_fetch_sub(&st->disk_used, d->bytes);
             else
                 erase_dead(l, d->pack, d->bytes);
-            pack_collect(l, d->pack);
+            erase_pack(l, d->pack);
             if (d->intent)
                 (void)intent_done(l, d->intent);
             job_drop_over(l, d->job, 0);
@@ -365,6 +365,7 @@ static void waiting_hand_over(struct storage_ledger *l, bool readers)
     }
     l->n_waiting = kept;
     drops_hand_over(l, ready, n);
+    wait_for_cuts(l, true);
     free(ready);
 }
 
@@ -433,16 +434,22 @@ int erase_logs(struct storage_ledger *l)
     return rc ? rc : kv_rc;
 }
 
-/* Whether all that a deletion took away is overwritten, but for the logs. */
-static bool cut_out_all(const struct storage_ledger *l, const struct job *j)
+/* Whether all that a deletion took away is overwritten, but for the logs. Who waits for what failed hears of it. */
+static bool cut_out_all(const struct storage_ledger *l, struct job *j)
 {
-    return j->marks && !j->n_drops && l->cuts_given - l->n_cuts >= j->cuts_back && !l->moving;
+    bool failed = false;
+    if (!j->marks || j->n_drops || l->cuts_given - l->n_cuts < j->cuts_back || atomic_load(&l->st->moving))
+        return false;
+    bool left = earlier_left(l, j, &failed);
+    if (failed)
+        tell(j, -EINPROGRESS);
+    return !left;
 }
 
 void erase_finish(struct storage_ledger *l)
 {
     bool any = false;
-    for (const struct job *j = l->pending; j; j = j->next)
+    for (struct job *j = l->pending; j; j = j->next)
         any |= cut_out_all(l, j);
     if (!any)
         return;
@@ -520,6 +527,51 @@ void erase_give_up(struct storage_ledger *l)
     }
 }
 
+/* ---- records without a row --------------------------------------------------------------------------------------- */
+
+struct stray {
+    struct storage *st;
+    struct drop drop;
+};
+
+static int stray_run(struct storage_ledger *l, void *arg)
+{
+    const struct drop *d = &((const struct stray *)arg)->drop;
+    return segment_drop_record(l, d->owner, d->key, d->pack, d->offset, d->bytes);
+}
+
+/* Without an intent it is tried again as long as this process lives. */
+static void stray_done(void *arg, int rc)
+{
+    struct stray *s = arg;
+    if (rc) {
+        atomic_fetch_sub(&s->st->segments, 1);
+        wait_add(&s->st->ledger, s->drop, WAIT_FAILED);
+    }
+    free(s);
+}
+
+void erase_record(struct storage *st, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], const struct place_of *at)
+{
+    bool given_back;
+    int rc = packs_cut(&st->packs, at->pack, &(struct place){at->offset, at->bytes}, 1, &given_back);
+    if (!rc) {
+        if (given_back) /* otherwise the next open finds out */
+            atomic_fetch_sub(&st->disk_used, at->bytes);
+        atomic_fetch_sub(&st->segments, 1);
+        return;
+    }
+    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s", at->pack,
+                strerror(-rc));
+    struct stray *s = malloc(sizeof *s);
+    if (!s)
+        return;
+    *s = (struct stray){st, {.owner = owner, .pack = at->pack, .offset = at->offset, .bytes = at->bytes}};
+    memcpy(s->drop.key, key, STORAGE_KEY_BYTES);
+    if (storage_submit(st, (struct storage_job){.run = stray_run, .done = stray_done, .arg = s}))
+        free(s);
+}
+
 /* ---- at open ----------------------------------------------------------------------------------------------------- */
 
 int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
@@ -541,13 +593,12 @@ int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
     bool marked = !rc && j->marks;
     for (size_t i = 0; i < n; i++) {
         struct drop d = drops[i];
-        d.job = marked ? j : NULL;
+        d.job = NULL;
         atomic_fetch_add(&l->st->disk_used, d.bytes); /* until it is cut out */
         wait_add(l, d, WAIT_FAILED);
     }
     if (marked) {
-        j->n_drops = n;
-        l->pending = j;
+        l->pending = j; /* its owner is not known: it waits for all of them */
     } else if (j) {
         erase_job_free(j);
     }

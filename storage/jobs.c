@@ -9,8 +9,9 @@
  * What a job took away is cut out of the packs after the commit; see erase.c. Jobs that wait for that, because they
  * made room or deleted something for its owner, are reported later.
  *
- * When nothing waits the thread looks through the index for segments that nothing holds, a few rows at a time: once
- * after open, and again for what is newer when storage_sweep() says that turns have ended.
+ * When nothing waits, or now and then where something always does, the thread looks through the index for segments that
+ * nothing holds, a few rows at a time: once after open, and again for what is newer when storage_sweep() says that
+ * turns have ended.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #define JOBS_BATCH      256
 #define SWEEP_ROWS      64
 #define SWEEP_PAUSE_MS  10
+#define SWEEP_BUSY_MS   100 /* that a piece of the search waits for a moment in which nothing else is to be done */
 #define IDLE_MS         5000
 #define SUPERSEDED_MOST 64
 
@@ -404,10 +406,11 @@ void *jobs_thread(void *arg)
 {
     struct storage *st = arg;
     struct storage_ledger *l = &st->ledger;
-    bool started = false, let_go = false; /* at the end, what was superseded */
+    bool started = false, stop = false, let_go = false; /* at the end, what was superseded */
+    int64_t swept_ms = monotonic_ms();
     for (;;) {
         changes_note(l);
-        int64_t sweep_due = l->sweep_at == INT64_MAX ? 0 : monotonic_ms() + SWEEP_PAUSE_MS;
+        int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + SWEEP_PAUSE_MS;
         int64_t due = soonest(sweep_due, soonest(erase_due_ms(l), idle_due_ms(l)));
         bool timeout = false;
         pthread_mutex_lock(&st->jobs_lock);
@@ -424,7 +427,8 @@ void *jobs_thread(void *arg)
         if (!st->jobs)
             st->jobs_tail = &st->jobs;
         *end = NULL;
-        bool stop = st->jobs_stop, unpinned = st->unpinned;
+        bool unpinned = st->unpinned;
+        stop = st->jobs_stop;
         struct cut *results = st->cut_results;
         struct backup *backup = st->backup;
         st->unpinned = false;
@@ -452,10 +456,13 @@ void *jobs_thread(void *arg)
         erase_finish(l);
         if (timeout)
             idle(l);
-        if (sweep_begins)
+        if (sweep_begins) {
             segment_sweep_begin(l, sweep_clock);
-        else if (timeout && !stop && sweep_due && sweep_due <= monotonic_ms())
+            swept_ms = monotonic_ms();
+        } else if (sweep_due && !stop && sweep_due + (timeout ? 0 : SWEEP_BUSY_MS) <= monotonic_ms()) {
             sweep(l);
+            swept_ms = monotonic_ms();
+        }
     }
     /* Which intents are done. */
     (void)batch_run(l, NULL);

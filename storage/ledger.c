@@ -208,36 +208,33 @@ int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
     return 0;
 }
 
-/* Collects the keys that the conversation's turns hold. */
-static int holds_of(struct storage_ledger *l, int64_t conversation, uint8_t (**keys)[STORAGE_KEY_BYTES], size_t *n)
+int keys_add(struct key_list *keys, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    uint8_t(*k)[STORAGE_KEY_BYTES] = NULL;
-    size_t cap = 0;
+    if (keys->n == keys->cap) {
+        size_t cap = keys->cap ? keys->cap * 2 : 64;
+        uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(keys->keys, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        keys->keys = grown;
+        keys->cap = cap;
+    }
+    memcpy(keys->keys[keys->n++], key, STORAGE_KEY_BYTES);
+    return 0;
+}
+
+/* Collects the keys that the conversation's turns hold. */
+static int holds_of(struct storage_ledger *l, int64_t conversation, struct key_list *keys)
+{
     int rc;
-    *n = 0;
     sqlite3_stmt *s = stmt_get(l, S_HOLDS_OF);
     (void)sqlite3_bind_int64(s, 1, conversation);
     while ((rc = stmt_step(l, s)) == 1) {
-        if (*n == cap) {
-            size_t more = cap ? cap * 2 : 64;
-            uint8_t(*grown)[STORAGE_KEY_BYTES] = realloc(k, more * sizeof *grown);
-            if (!grown) {
-                rc = -ENOMEM;
-                break;
-            }
-            k = grown;
-            cap = more;
-        }
-        rc = column_bytes(s, 0, k[*n], STORAGE_KEY_BYTES);
-        if (rc)
+        uint8_t key[STORAGE_KEY_BYTES];
+        rc = column_bytes(s, 0, key, sizeof key);
+        if (rc || (rc = keys_add(keys, key)))
             break;
-        ++*n;
     }
     stmt_reset(s);
-    if (rc)
-        free(k);
-    else
-        *keys = k;
     return rc;
 }
 
@@ -250,13 +247,12 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     int64_t id = c.id;
     storage_conversation_free(&c);
 
-    uint8_t(*keys)[STORAGE_KEY_BYTES] = NULL;
-    size_t n = 0;
-    rc = holds_of(l, id, &keys, &n);
-    if (rc)
-        return rc;
-    sqlite3_stmt *s = STMT_WITH(l, S_TURNS_OF, id);
-    while ((rc = stmt_step(l, s)) == 1) {
+    struct key_list keys = {0};
+    rc = holds_of(l, id, &keys);
+    if (!rc && l->gaps)
+        rc = turns_before_gaps(l, owner, id, &keys);
+    sqlite3_stmt *s = rc ? NULL : STMT_WITH(l, S_TURNS_OF, id);
+    while (!rc && (rc = stmt_step(l, s)) == 1) {
         rc = ledger_dead_turn(l, sqlite3_column_int64(s, 0));
         if (rc)
             break;
@@ -264,9 +260,9 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
     stmt_reset(s);
     if (!rc)
         rc = stmt_run(l, STMT_WITH(l, S_CONV_DELETE, id), NULL);
-    for (size_t i = 0; i < n && !rc; i++)
-        rc = segment_release(l, keys[i]);
-    free(keys);
+    for (size_t i = 0; i < keys.n && !rc; i++)
+        rc = segment_release(l, keys.keys[i]);
+    free(keys.keys);
     titles_forget(l, owner, id);
     if (!rc)
         rc = segment_let_go(l);

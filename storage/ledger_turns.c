@@ -10,6 +10,8 @@
 
 #include "storage/storage_internal.h"
 
+#define HOLD_AGAIN_MS 5 /* that others' transactions wait for turns that hold again what they can */
+
 void storage_turn_free(struct storage_turn *t)
 {
     if (!t)
@@ -131,12 +133,6 @@ int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
 }
 
 /* ---- a turn's life ---- */
-
-static int count_turns(struct storage_ledger *l, int64_t conversation, int change)
-{
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_COUNT, conversation, change);
-    return stmt_run(l, s, NULL);
-}
 
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
 {
@@ -299,27 +295,58 @@ static bool from_hex(const char *text, uint8_t *out, size_t n)
     return i == n;
 }
 
+/* The same of a turn's context. */
+static int find_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, int64_t n_tokens,
+                      uint8_t key[STORAGE_KEY_BYTES])
+{
+    uint8_t fingerprint[32];
+    struct space space;
+    void *tokens = NULL;
+    size_t bytes = 0;
+    memset(key, 0, STORAGE_KEY_BYTES);
+    int rc = n_tokens > 1 && from_hex(kv, fingerprint, sizeof fingerprint) ? 1 : 0;
+    if (rc == 1)
+        rc = space_get(l, owner, fingerprint, &space); /* without one there is nothing of it */
+    if (rc == 1 && (rc = storage_turn_context(l, owner, id, &tokens, &bytes)) == 0)
+        rc = bytes % (size_t)n_tokens ? 0 : find_segments(l, owner, fingerprint, tokens, bytes, n_tokens, key);
+    free(tokens);
+    return rc;
+}
+
 /* Makes the turn hold what there is of its KV, when it holds nothing that is there: the transaction that made it hold
  * that was not synced, and may have been lost, or the ledger is an older one. 1: that is all of it; 0: it is not. */
 static int hold_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, int64_t n_tokens)
 {
-    uint8_t fingerprint[32], key[STORAGE_KEY_BYTES] = {0};
-    void *tokens = NULL;
-    size_t bytes = 0;
-    int rc = n_tokens > 1 && from_hex(kv, fingerprint, sizeof fingerprint) ? 1 : 0;
-    if (rc == 1 && (rc = storage_turn_context(l, owner, id, &tokens, &bytes)) == 0)
-        rc = bytes % (size_t)n_tokens ? 0 : find_segments(l, owner, fingerprint, tokens, bytes, n_tokens, key);
-    free(tokens);
+    uint8_t key[STORAGE_KEY_BYTES];
+    int rc = find_again(l, id, owner, kv, n_tokens, key);
     if (rc < 0 || pack_is_zero(key, sizeof key))
         return rc;
     int hold_rc = segment_hold(l, id, key);
     return hold_rc ? hold_rc : rc;
 }
 
+int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversation, struct key_list *keys)
+{
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ENDS, conversation);
+    while ((rc = stmt_step(l, s)) == 1) {
+        uint8_t key[STORAGE_KEY_BYTES] = {0};
+        char *kv = NULL;
+        rc = column_text(s, 1, &kv);
+        if (!rc) /* what cannot be found is no reason to keep the rest */
+            (void)find_again(l, sqlite3_column_int64(s, 0), owner, kv, sqlite3_column_int64(s, 2), key);
+        free(kv);
+        if (rc || (!pack_is_zero(key, sizeof key) && (rc = keys_add(keys, key))))
+            break;
+    }
+    stmt_reset(s);
+    return rc;
+}
+
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
 {
     int rc = 1;
-    while (n-- > 0 && rc == 1) {
+    for (int64_t until_ms = monotonic_ms() + HOLD_AGAIN_MS; n-- > 0 && rc == 1 && monotonic_ms() < until_ms;) {
         uint8_t key[STORAGE_KEY_BYTES];
         char *kv = NULL;
         sqlite3_stmt *s = STMT_WITH(l, S_HOLD_NEXT, *after);
@@ -559,12 +586,14 @@ static int holds_within(struct storage_ledger *l, int64_t turn)
 /* Takes a leaf out of the tree. */
 static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
 {
-    uint8_t held[STORAGE_KEY_BYTES] = {0};
+    uint8_t held[STORAGE_KEY_BYTES] = {0}, before[STORAGE_KEY_BYTES] = {0};
     int rc = storage_turn_is_leaf(l, t->id);
     if (rc <= 0)
         return rc ? rc : -EBUSY;
     if ((rc = segment_held_by(l, t->id, held)) < 0)
         return rc;
+    if (l->gaps)
+        (void)find_again(l, t->id, t->owner, t->kv, t->n_tokens, before);
     /* What was asked behind it in vain stays, behind the one before. */
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent);
     if ((rc = stmt_run(l, s, NULL)))
@@ -576,12 +605,14 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
     if (t->status <= STORAGE_TURN_INCOMPLETE)
-        rc = count_turns(l, t->conversation, -1);
+        rc = stmt_run(l, STMT_WITH(l, S_TURN_UNCOUNT, t->conversation), NULL);
     if (!rc)
         rc = ledger_dead_turn(l, t->id);
     if (!rc && !t->rebased)
         rc = holds_within(l, t->parent);
-    return rc ? rc : segment_release(l, held);
+    if (!rc)
+        rc = segment_release(l, held);
+    return rc ? rc : segment_release(l, before);
 }
 
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id)
@@ -591,6 +622,8 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
     if (rc)
         return rc;
     rc = turn_remove(l, &t);
+    if (!rc)
+        rc = stmt_run(l, STMT_WITH(l, S_CONV_DROP_EMPTY, t.conversation), NULL);
     storage_turn_free(&t);
     if (!rc)
         rc = segment_let_go(l);

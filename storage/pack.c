@@ -256,8 +256,12 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end)
     int fd = open_pack(p, n, end ? O_RDWR : O_RDWR | O_CREAT | O_EXCL);
     if (fd < 0)
         return fd;
-    /* What a crash left allocated ahead goes back. */
-    int rc = end && ftruncate(fd, (off_t)end) ? -errno : 0;
+    /* What a crash left allocated ahead goes back, and what it left there of a record with it. */
+    off_t size = end ? lseek(fd, 0, SEEK_END) : 0;
+    bool given_back;
+    int rc = size > (off_t)end ? packs_cut(p, n, &(struct place){end, (uint64_t)size - end}, 1, &given_back) : 0;
+    if (!rc && end && ftruncate(fd, (off_t)end))
+        rc = -errno;
     if (!rc && !end) {
         uint8_t block[PACK_ALIGN] = {0};
         memcpy(block, pack_magic, 8);
@@ -285,13 +289,25 @@ int packs_activate(struct packs *p, uint32_t n, uint64_t end)
 
 bool packs_full(const struct packs *p, uint64_t bytes)
 {
-    return p->fd < 0 || (p->end > PACK_ALIGN && p->end + bytes > p->pack_bytes);
+    return p->fd < 0 || p->failed || (p->end > PACK_ALIGN && p->end + bytes > p->pack_bytes);
+}
+
+/* A number that a file has which is none of ours is passed over. */
+static int next_pack(struct packs *p)
+{
+    uint32_t n = p->n;
+    int rc;
+    do
+        rc = packs_activate(p, ++n, 0);
+    while (rc == -EEXIST && n < STORAGE_PACK_NONE - 1);
+    return rc;
 }
 
 int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset)
 {
+    *pack = STORAGE_PACK_NONE;
     if (packs_full(p, bytes)) {
-        int rc = packs_activate(p, p->n + 1, 0);
+        int rc = next_pack(p);
         if (rc)
             return rc;
     }
@@ -310,25 +326,29 @@ int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *
             p->allocated = p->end + want;
     }
     int rc = write_all(p, p->fd, record, bytes, p->end);
-    if (rc)
+    bool given_back;
+    /* The first bytes of it say what it is. */
+    if (rc && !packs_cut(p, p->n, &(struct place){p->end, bytes}, 1, &given_back))
         return rc;
     *pack = p->n;
     *offset = p->end;
     p->end += bytes;
     if (p->allocated < p->end)
         p->allocated = p->end;
-    return 0;
+    return rc;
 }
 
+/* The system tells an error once, and may have dropped what it could not write. */
 int packs_sync(struct packs *p)
 {
-    if (p->fd < 0)
-        return 0;
-    return p->io->fdatasync(p->io->ctx, p->fd) ? -errno : 0;
+    if (p->fd >= 0 && !p->failed && p->io->fdatasync(p->io->ctx, p->fd))
+        p->failed = -errno;
+    return p->failed;
 }
 
 void packs_release(struct packs *p)
 {
+    p->failed = 0;
     if (p->fd < 0)
         return;
     /* What was allocated ahead goes back; if that fails it is only space. */
@@ -512,6 +532,8 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
             *end = at;
             continue;
         }
+        if (!skip && !pack_is_zero(head, sizeof head))
+            rc = fn(arg, pack, at, PACK_ALIGN, NULL, NULL);
         at += PACK_ALIGN;
         off_t data = lseek(fd, (off_t)at, SEEK_DATA);
         if (data < 0 && errno == ENXIO)

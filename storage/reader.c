@@ -4,7 +4,8 @@
  * A record is believed only when its header, its label and its description are what was asked for; the payload carries
  * checksums of its own that the decoder looks at, of each array by itself. A read pins its record from the call until
  * its end: eviction passes over it, and the holes of a deleted one are cut only afterwards. What is found damaged or
- * missing is forgotten by a job that is queued before the caller is told, so that a put that follows stores it anew.
+ * missing, or lies where the disk cannot read, is forgotten by a job that is queued before the caller is told, so that
+ * a put that follows stores it anew.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -299,10 +300,13 @@ static void read_run(struct storage *st, struct read_op *op)
             res.rc = -ENOENT;
         if (res.rc == -EBADMSG)
             atomic_fetch_add(&st->damaged, 1);
+        /* A disk that can read nothing at all takes no transaction that forgets either. */
         if (f != FATE_GONE && op->pack != STORAGE_PACK_NONE && !op->pin_rc &&
-            (res.rc == -EBADMSG || res.rc == -ENOENT)) {
+            (res.rc == -EBADMSG || res.rc == -ENOENT || res.rc == -EIO)) {
             storage_log(st, LOG_WARNING, "pack %u: the segment at %llu is %s", op->pack, (unsigned long long)op->offset,
-                        res.rc == -EBADMSG ? "damaged" : "missing");
+                        res.rc == -EBADMSG ? "damaged"
+                        : res.rc == -EIO   ? "unreadable"
+                                           : "missing");
             forget(st, op);
         }
         if (res.rc == -ENOENT && before == -EBADMSG)

@@ -6,7 +6,9 @@
  * the index knows for its pack: it is taken in again, also behind holes that were cut since, when all of it is there.
  * Without such a loss there is nothing behind that end.
  *   - Without an index every record of every pack is read and the rows are made anew, some hundred in a transaction.
+ *   - What lies there and is no record is overwritten.
  *   - A pack that cannot be read is not used further; what can be read of it still is. It keeps nobody from starting.
+ *   - A pack of ours in which nothing is any more goes.
  *
  * Whatever nothing holds is found later, in the background.
  */
@@ -23,12 +25,14 @@
 struct recovery {
     struct storage_ledger *l;
     bool rebuild;
+    bool put_off;    /* records that have no row yet are not looked for now */
     uint32_t newest; /* highest pack number */
     uint32_t last;   /* highest that was looked at */
     uint64_t last_end;
     struct drop *intents;
     size_t n, cap;
-    uint64_t taken; /* records, with `rebuild` */
+    struct place_of garbage; /* that was found last */
+    uint64_t taken;          /* records, with `rebuild` */
     int64_t told_ms;
     int rc; /* the index's while records are taken in; that of a pack does not matter */
 };
@@ -67,13 +71,17 @@ static int intents_read(struct recovery *r)
     return rc;
 }
 
-/* Whether another segment lies there: packs that were put back from a backup have used the place again. */
-static bool place_is_anothers(const struct storage_ledger *l, const struct drop *d)
+/* Whether another segment lies there: packs that were put back from a backup have used the place again. If not, whose
+ * it is, as far as it can be read. */
+static bool place_is_anothers(const struct storage_ledger *l, struct drop *d)
 {
     uint8_t head[PACK_HEADER_BYTES];
     struct pack_record r;
-    return !packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) &&
-           !pack_record_parse(head, sizeof head, false, &r) && memcmp(r.key, d->key, sizeof r.key);
+    if (packs_read(&l->st->packs, d->pack, d->offset, head, sizeof head) ||
+        pack_record_parse(head, sizeof head, false, &r))
+        return false;
+    d->owner = r.owner;
+    return memcmp(r.key, d->key, sizeof r.key) != 0;
 }
 
 /* A transaction that failed, of either database. */
@@ -114,7 +122,7 @@ static int intents_carry_out(struct recovery *r)
     int logs_rc = erase_logs(l);
     rc = stmt_do(l, S_BEGIN);
     for (size_t i = 0; i < r->n && !rc; i++) {
-        const struct drop *d = &r->intents[i];
+        struct drop *d = &r->intents[i];
         bool given_back;
         int cut = place_is_anothers(l, d)
                       ? 0
@@ -165,10 +173,35 @@ static int piece(struct recovery *r, uint32_t pack)
     return rc ? rc : stmt_do(r->l, S_KV_BEGIN);
 }
 
+/* What is no record any more is found by no deletion, though it may have the tokens of one: it is overwritten now. */
+static void garbage_cut(struct recovery *r)
+{
+    bool given_back;
+    struct place_of *g = &r->garbage;
+    int rc = g->bytes ? packs_cut(&r->l->st->packs, g->pack, &(struct place){g->offset, g->bytes}, 1, &given_back) : 0;
+    if (rc)
+        storage_log(r->l->st, LOG_ERR, "pack %u: a damaged record cannot be overwritten: %s", g->pack, strerror(-rc));
+    g->bytes = 0;
+}
+
+static void garbage_add(struct recovery *r, uint32_t pack, uint64_t offset, uint64_t bytes)
+{
+    struct place_of *g = &r->garbage;
+    if (g->pack != pack || g->offset + g->bytes != offset) {
+        garbage_cut(r);
+        *g = (struct place_of){pack, offset, 0};
+    }
+    g->bytes += bytes;
+}
+
 static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *rec,
                    const uint8_t *label)
 {
     struct recovery *r = arg;
+    if (!rec) {
+        garbage_add(r, pack, offset, bytes);
+        return 0;
+    }
     /* Without an index there are too many to read all: those that are damaged are found when they are wanted. */
     int rc = r->rebuild && pack < r->newest ? 0 : whole(r->l, pack, offset, bytes, rec);
     if (rc == -ENOMEM)
@@ -183,9 +216,13 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     /* Torn, or stored twice: then the later copy goes. */
     bool given_back;
     rc = packs_cut(&r->l->st->packs, pack, &(struct place){offset, bytes}, 1, &given_back);
-    if (rc)
-        storage_log(r->l->st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", pack, strerror(-rc));
-    return 0;
+    if (!rc)
+        return 0;
+    storage_log(r->l->st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s", pack,
+                strerror(-rc));
+    struct drop d = {.owner = rec->owner, .pack = pack, .offset = offset, .bytes = bytes};
+    memcpy(d.key, rec->key, sizeof d.key);
+    return r->rc = intents_add(r, &d);
 }
 
 static int pack_look(void *arg, uint32_t pack)
@@ -205,11 +242,14 @@ static int pack_look(void *arg, uint32_t pack)
             return rc;
     }
     rc = packs_scan(&l->st->packs, pack, known, take_in, r, &end);
+    garbage_cut(r);
     if (rc && !r->rc && rc != -ENOMEM) {
         storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", pack,
                     strerror(-rc));
         rc = 0;
         end = 0;
+    } else if (!rc) { /* its space is looked after, though nothing may be in it */
+        rc = r->rc = stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, (int64_t)end, 0, 0), NULL);
     }
     if (pack >= r->last) {
         r->last = pack;
@@ -255,12 +295,26 @@ static int totals(struct recovery *r)
     return rc;
 }
 
+/* A crash, or the end of the process, came before it could go. Those that could not be read stay. */
+static int collect(void *arg, uint32_t pack)
+{
+    struct storage_ledger *l = arg;
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_END, pack);
+    int rc = stmt_step(l, s);
+    stmt_reset(s);
+    if (rc == 1)
+        erase_pack(l, pack);
+    return rc < 0 ? rc : 0;
+}
+
 /* What packs take on the disk beyond their records, where it is more than the file system's rounding: it could not be
  * given back, or a crash came before. */
 static int deads(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
-    int rc;
+    int rc = r->put_off ? 0 : packs_list(&l->st->packs, collect, l);
+    if (rc)
+        return rc;
     sqlite3_stmt *s = stmt_get(l, S_PACKS);
     while ((rc = stmt_step(l, s)) == 1) {
         uint32_t pack = (uint32_t)sqlite3_column_int64(s, 0);
@@ -307,6 +361,7 @@ static int recover(struct recovery *r)
         r->last = r->newest; /* the packs stay as they are, so that the next start looks again */
         r->last_end = 0;
         l->n_drops = 0; /* their rows are there again */
+        r->put_off = true;
         rc = 0;
     }
     /* Records whose places others have taken, and those that could not be cut out before. */
@@ -327,7 +382,12 @@ static int recover(struct recovery *r)
         l->sweep_at = INT64_MAX;
         l->sweep_from = l->sweep_end;
         st->sweep_done = true;
+        l->gaps = true;
     }
+    /* What is still to be overwritten behind the last record must not be where others are put. */
+    for (size_t i = 0; i < l->n_waiting; i++)
+        if (l->waiting[i].pack == r->last && l->waiting[i].offset >= r->last_end)
+            r->last_end = 0;
     /* After a rebuild places behind the last record may have been in use: begin a new pack. */
     if (!r->rebuild && r->last_end && r->last_end < st->packs.pack_bytes) {
         rc = packs_activate(&st->packs, r->last, r->last_end);

@@ -292,9 +292,7 @@ static int snapshot(const struct schema *s, sqlite3 *db, int dirfd, const char *
 {
     char *file = sqlite3_mprintf("%s.v%d", s->file, version);
     char *sql = sqlite3_mprintf("VACUUM INTO '%q/%q.v%d'", dir, s->file, version);
-    int rc = file && sql ? 0 : -ENOMEM;
-    if (!rc && unlinkat(dirfd, file, 0) && errno != ENOENT)
-        rc = -errno;
+    int rc = file && sql ? vfs_erase(dirfd, file) : -ENOMEM; /* what an earlier try left */
     if (!rc)
         rc = exec(db, sql);
     if (!rc) {

@@ -141,7 +141,8 @@ struct storage_conversation {
     char *instructions; /* may be NULL */
     int64_t head;       /* turn that the next one follows; 0 = none */
     int64_t created_ms, updated_ms;
-    int64_t n_turns;  /* out: turns of the conversation, all branches */
+    int64_t n_turns;  /* out: turns of the conversation, all branches; those up to its head where that was moved, and
+                         what came since */
     int64_t n_tokens; /* out: tokens up to and with the head */
 };
 void storage_conversation_free(struct storage_conversation *c);
@@ -310,7 +311,8 @@ int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t ch
 /* 1: no turn follows this one (those that failed do not count); 0: one does, or negative. */
 int storage_turn_is_leaf(struct storage_ledger *l, int64_t id);
 /* Deletes one turn that has no children (else -EBUSY); the conversation's head moves to its parent. Segments that reach
- * beyond the parent are held by none of the turns before it afterwards. */
+ * beyond the parent are held by none of the turns before it afterwards. A conversation that grew from turns goes with
+ * its last one. */
 int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *public_id);
 /* The same by row id for a turn whose place is taken by another one: not a deletion that its owner asked for. */
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id);
@@ -432,11 +434,11 @@ struct storage_read_result {
     struct storage_stored *stored; /* where no payload was given: the caller's; NULL after an error */
 };
 /* Reads a segment, verifies it against the description (key, fingerprint, layout, range), and decodes it into payload
- * (count * sum of channels * 2 bytes; contents undefined after an error). A damaged one is forgotten (row and RAM), so
- * that a later put can store it anew. With payload NULL it is handed over as it is, and its arrays are verified when
- * they are decoded: one that turns out to be damaged is read again, with a payload, so that it is forgotten, or comes
- * from another tier. done is called exactly once. The segment cannot be dropped meanwhile. [any thread] -EINVAL: the
- * layout; -ENOMEM: done is not called. */
+ * (count * sum of channels * 2 bytes; contents undefined after an error). One that is damaged, or that the disk cannot
+ * read, is forgotten (row and RAM), so that a later put can store it anew. With payload NULL it is handed over as it
+ * is, and its arrays are verified when they are decoded: one that turns out to be damaged is read again, with a
+ * payload, so that it is forgotten, or comes from another tier. done is called exactly once. The segment cannot be
+ * dropped meanwhile. [any thread] -EINVAL: the layout; -ENOMEM: done is not called. */
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);

@@ -95,13 +95,16 @@ struct packs {
     int fd; /* -1: none */
     uint32_t n;
     uint64_t end, allocated;
+    int failed; /* why it could not be synced: nothing that was written to it since counts, and it gets no more */
 };
 /* Continues pack n at `end`, or with end == 0 begins it (fails if it is there). */
 int packs_activate(struct packs *p, uint32_t n, uint64_t end);
-/* Appends a record; *pack and *offset get its place. Not durable before packs_sync(). */
+/* Appends a record; *pack and *offset get its place. Not durable before packs_sync(). After an error *pack is
+ * STORAGE_PACK_NONE, or the place that has some of it, which could not be overwritten. */
 int packs_append(struct packs *p, const void *record, uint64_t bytes, uint32_t *pack, uint64_t *offset);
 /* Whether a record of this size goes to a new pack. */
 bool packs_full(const struct packs *p, uint64_t bytes);
+/* An error stays until the pack is released. */
 int packs_sync(struct packs *p);
 /* Closes the active pack, giving back what was allocated beyond its end. */
 void packs_release(struct packs *p);
@@ -124,9 +127,9 @@ int packs_read_label(const struct packs *p, const struct place_of *at, struct pa
 int packs_unlink(const struct packs *p, uint32_t pack);
 /* The pair id of a pack; all zero: it is from before there was one. */
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
-/* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage. *end gets the
- * end of the last record. -EIO: some of the pack cannot be read; fn was called for the rest. -ESTALE: it belongs to
- * another ledger. */
+/* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage, and with r NULL
+ * for each block of what is none. *end gets the end of the last record. -EIO: some of the pack cannot be read; fn was
+ * called for the rest. -ESTALE: it belongs to another ledger. */
 int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                int (*fn)(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const struct pack_record *r,
                          const uint8_t *label),
@@ -268,8 +271,8 @@ struct storage_ledger {
     size_t n_cuts;       /* the cutter has */
     uint64_t cuts_given; /* to the cutter, which gives them back in order */
     struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
-    bool moving;         /* records are being copied to another pack */
     bool heads_logged;   /* the index's log may have long heads of rows that are gone (segments.c) */
+    bool gaps;           /* the index was made anew: a damaged record may have cut a chain in two */
     uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
     size_t n_superseded, cap_superseded;
     size_t n_let_go; /* of them, released by this batch */
@@ -348,8 +351,8 @@ int ledger_clock_start(struct storage_ledger *l);
 /* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
  * not. */
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
-/* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), those that hold
- * something which is not in the index hold what there is of their context. */
+/* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), or of fewer where
+ * they take long, those that hold something which is not in the index hold what there is of their context. */
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n);
 
 /* ledger_items.c */
@@ -358,6 +361,14 @@ int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows,
 
 /* ledger.c: notes a deleted turn, whose segments in RAM go after the commit. */
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn);
+struct key_list {
+    uint8_t (*keys)[STORAGE_KEY_BYTES];
+    size_t n, cap;
+};
+int keys_add(struct key_list *keys, const uint8_t key[STORAGE_KEY_BYTES]); /* 0 or -ENOMEM */
+/* ledger_turns.c: where chains may have gaps, that what is before one is found by its tokens: adds the last segments
+ * from the beginning of each context of a conversation on. */
+int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversation, struct key_list *keys);
 
 /* ---- labels (labels.c); ledger thread only but for coding ---------------------------------------------------------
  */
@@ -622,6 +633,7 @@ struct storage {
     atomic_uint_fast64_t disk_dead;        /* of disk_used: space of packs in which nothing lies */
     atomic_uint_fast64_t disk_used, segments, pending_puts, raw_bytes, encoded_bytes, damaged, save_failures, save_us;
     atomic_bool kv_damaged; /* kv.db is to be rebuilt at the next open */
+    atomic_bool moving;     /* records are being copied to another pack */
 };
 
 __attribute__((format(printf, 3, 4))) void storage_log(struct storage *st, int priority, const char *fmt, ...);
@@ -658,6 +670,11 @@ void erase_marks_cleared(struct storage_ledger *l, int rc);
 int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n);
 /* Reports all that is left as not finished. */
 void erase_give_up(struct storage_ledger *l);
+/* Overwrites a record that has no row; where that fails it is tried again, and its owner's deletions wait for it. It
+ * counts in disk_used and among the segments until then. [any thread] */
+void erase_record(struct storage *st, int64_t owner, const uint8_t key[STORAGE_KEY_BYTES], const struct place_of *at);
+/* A pack without records that will get no more goes as a whole. */
+void erase_pack(struct storage_ledger *l, uint32_t pack);
 /* Space of a pack that stays in use although nothing lies there, until the pack goes as a whole. Counted in disk_used.
  */
 void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes);

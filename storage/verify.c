@@ -61,9 +61,9 @@ static const char *const of_ledger[] = {
     "NOT EXISTS(SELECT 1 FROM turns t WHERE t.id = c.head AND t.conversation = c.id AND t.status < 2)",
     "SELECT 'conversation ' || public_id || ': it has ' || (SELECT count(*) FROM turns t WHERE t.conversation = c.id "
     "AND "
-    "t.status < 2) || ' turns, and not ' || n_turns FROM conversations c WHERE n_turns <> (SELECT count(*) FROM turns "
-    "t "
-    "WHERE t.conversation = c.id AND t.status < 2)",
+    "t.status < 2) || ' turns, and not ' || n_turns FROM conversations c WHERE n_turns > (SELECT count(*) FROM turns "
+    "t WHERE t.conversation = c.id AND t.status < 2) OR n_turns < ifnull((SELECT depth FROM turns t WHERE t.id = "
+    "c.head), 0)",
     "SELECT 'response ' || t.public_id || ': it follows one that cannot be followed' FROM turns t JOIN turns p ON "
     "p.id = t.parent WHERE p.conversation <> t.conversation OR p.owner <> t.owner OR p.id >= t.id OR p.status >= 2 OR "
     "t.depth <> p.depth + 1 AND t.status < 2",

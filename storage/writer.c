@@ -41,11 +41,18 @@ struct item { /* one segment of a group */
     int rc;    /* why it is not saved */
 };
 
+struct owner { /* of some of a group's segments */
+    int64_t id;
+    uint64_t ram_most; /* what it may have in RAM; 0: no limit */
+};
+
 struct group {
     struct storage *st;
     uint64_t queued; /* bytes that its puts count for in the queue */
     struct item *items;
     size_t n, cap;
+    struct owner *owners;
+    size_t n_owners;
     uint8_t (*stored)[STORAGE_KEY_BYTES]; /* put, but there already */
     size_t n_stored, cap_stored;
     int rc;    /* a segment was lost before it became an item */
@@ -53,7 +60,7 @@ struct group {
     /* The commit. */
     int64_t turn;
     uint8_t last[STORAGE_KEY_BYTES];
-    uint64_t ram_most; /* what its owner may have in RAM; 0: no limit */
+    bool gone; /* the turn: it was deleted, or there was none */
     uint32_t active_pack;
     int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
@@ -132,8 +139,11 @@ static int make_room(const struct group *g, uint64_t bytes)
     if (want && st->disk_budget / EVICT_SHARE > bytes)
         want += EVICT_MORE * bytes;
     int rc = want ? evict(g, want, &freed) : 0;
-    while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && atomic_load(&st->disk_dead))
+    while (!rc && atomic_load(&st->disk_used) + bytes > st->disk_budget && (dead = atomic_load(&st->disk_dead))) {
         rc = compact(st, false);
+        if (!rc && atomic_load(&st->disk_dead) >= dead)
+            break; /* the pack could not go */
+    }
     if (rc == -ENOENT)
         rc = 0;
     if (rc)
@@ -145,13 +155,7 @@ static int make_room(const struct group *g, uint64_t bytes)
 static void discard(struct storage *st, struct item *it)
 {
     it->written = false;
-    bool given_back;
-    int rc = packs_cut(&st->packs, it->pack, &(struct place){it->offset, it->blob->bytes}, 1, &given_back);
-    if (rc)
-        storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten: %s", it->pack, strerror(-rc));
-    if (given_back) /* otherwise the next open finds out */
-        atomic_fetch_sub(&st->disk_used, it->blob->bytes);
-    atomic_fetch_sub(&st->segments, 1);
+    erase_record(st, it->owner, it->key, &(struct place_of){it->pack, it->offset, it->blob->bytes});
 }
 
 static void item_fail(struct storage *st, struct item *it, int rc)
@@ -169,9 +173,7 @@ static void group_sync(struct group *g)
     bool dirty = false;
     for (size_t i = 0; i < g->n; i++)
         dirty |= g->items[i].written && g->items[i].pack == st->packs.n;
-    if (!dirty || st->packs.fd < 0)
-        return;
-    int rc = packs_sync(&st->packs);
+    int rc = dirty || st->packs.failed ? packs_sync(&st->packs) : 0;
     if (!rc)
         return;
     for (size_t i = 0; i < g->n; i++) {
@@ -191,13 +193,23 @@ static int place(struct group *g, struct item *it, uint64_t bytes)
     if (free < ROOM_LEDGER_BYTES + bytes)
         return -ENOSPC;
     st->packs.ahead_bytes = free / AHEAD_SHARE < AHEAD_BYTES ? free / AHEAD_SHARE : AHEAD_BYTES;
-    return packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+    int rc = packs_append(&st->packs, it->blob->record, bytes, &it->pack, &it->offset);
+    if (!rc || it->pack != STORAGE_PACK_NONE) {
+        atomic_fetch_add(&st->disk_used, bytes);
+        atomic_fetch_add(&st->segments, 1);
+    }
+    it->written = !rc;
+    if (rc && it->pack != STORAGE_PACK_NONE)
+        discard(st, it);
+    return rc;
 }
 
 static int append(struct group *g, struct item *it)
 {
     struct storage *st = g->st;
     uint64_t bytes = it->blob->bytes;
+    if (st->packs.failed) /* which compact.c has found out */
+        group_sync(g);
     int rc = make_room(g, bytes);
     if (rc)
         return rc;
@@ -214,12 +226,8 @@ static int append(struct group *g, struct item *it)
             rc = place(g, it, bytes);
         st->evict_in_vain = rc != 0;
     }
-    if (!rc) {
+    if (!rc)
         st->evict_in_vain = false;
-        it->written = true;
-        atomic_fetch_add(&st->disk_used, bytes);
-        atomic_fetch_add(&st->segments, 1);
-    }
     return rc;
 }
 
@@ -415,19 +423,31 @@ static int own_result(const struct group *g)
     return rc ? rc : g->stale;
 }
 
-/* What the group has stored stays, whatever its owner may have. */
-static int keep_limit(struct storage_ledger *l, struct group *g)
+/* What the group has stored stays, whatever its owners may have. */
+static int keep_limits(struct storage_ledger *l, struct group *g)
 {
-    uint8_t(*keys)[STORAGE_KEY_BYTES] = NULL;
+    if (!g->n)
+        return 0;
+    uint8_t(*keys)[STORAGE_KEY_BYTES] = malloc((g->n + g->n_stored + 1) * sizeof *keys);
+    g->owners = calloc(g->n, sizeof *g->owners);
     size_t n = 0;
-    if (!g->n || !(keys = malloc((g->n + g->n_stored + 1) * sizeof *keys)))
-        return g->n ? -ENOMEM : 0;
-    for (size_t i = 0; i < g->n; i++)
+    int rc = keys && g->owners ? 0 : -ENOMEM;
+    for (size_t i = 0; i < g->n && !rc; i++)
         memcpy(keys[n++], g->items[i].key, sizeof *keys);
-    for (size_t i = 0; i < g->n_stored; i++)
+    for (size_t i = 0; i < g->n_stored && !rc; i++)
         memcpy(keys[n++], g->stored[i], sizeof *keys);
-    memcpy(keys[n++], g->last, sizeof *keys);
-    int rc = limits_keep(l, g->items[0].owner, (const uint8_t(*)[STORAGE_KEY_BYTES])keys, n, &g->ram_most);
+    if (!rc)
+        memcpy(keys[n++], g->last, sizeof *keys);
+    for (size_t i = 0; i < g->n && !rc; i++) {
+        struct owner *o = g->owners;
+        while (o < g->owners + g->n_owners && o->id != g->items[i].owner)
+            o++;
+        if (o < g->owners + g->n_owners)
+            continue;
+        g->n_owners++;
+        o->id = g->items[i].owner;
+        rc = limits_keep(l, o->id, (const uint8_t(*)[STORAGE_KEY_BYTES])keys, n, &o->ram_most);
+    }
     free(keys);
     return rc;
 }
@@ -447,13 +467,14 @@ static int commit_run(struct storage_ledger *l, void *arg)
     rc = g->turn ? segment_hold(l, g->turn, end) : -ENOENT;
     if (rc == -ENOENT) { /* there is none, or it was deleted meanwhile */
         g->stale = 0;
+        g->gone = true;
         rc = segment_release(l, g->last);
         if (!rc)
             rc = segment_release(l, end);
         return rc;
     }
     if (!rc)
-        rc = keep_limit(l, g);
+        rc = keep_limits(l, g);
     return !rc && g->with ? g->with(l, g->arg, own_result(g)) : rc;
 }
 
@@ -464,6 +485,7 @@ static void group_free(struct group *g)
         blob_unref(g->items[i].blob);
     free(g->items);
     free(g->stored);
+    free(g->owners);
     free(g);
 }
 
@@ -479,12 +501,15 @@ static void commit_done(void *arg, int rc)
             discard(st, it);
         if (it->rc == -ESTALE || (it->blob && !it->rc && rc))
             item_fail(st, it, it->rc ? it->rc : rc);
-        if (it->blob)
+        if (it->blob && it->rc && it->mine && g->gone) /* nobody would ever let go of it */
+            ram_remove(&st->ram, it->key);
+        else if (it->blob)
             ram_set_state(&st->ram, it->key, it->rc ? RAM_ONLY : RAM_DURABLE, g->turn);
         atomic_fetch_sub(&st->pending_puts, 1);
     }
-    if (g->ram_most)
-        ram_keep(&st->ram, g->items[0].owner, g->ram_most);
+    for (size_t i = 0; i < g->n_owners; i++)
+        if (g->owners[i].ram_most)
+            ram_keep(&st->ram, g->owners[i].id, g->owners[i].ram_most);
     atomic_store(&st->oldest_open_pack, g->active_pack);
     if (g->done)
         g->done(g->arg, result);

@@ -41,6 +41,7 @@ static void together_as_alone(struct crowd c)
         o.kv_pages = crowded ? PAGES : 0;
         o.ctx = 512;
         struct rig *rig = rigs[crowded] = rig_open(o);
+        rig_no_sweep(rig);
         for (int i = 0; c.follow && i < N; i++) {
             char *text = rig_text(90u + (uint64_t)i, 60);
             struct ask ask = ask_of(&c, i, text, NULL);
@@ -88,6 +89,11 @@ static void together_as_alone(struct crowd c)
                 rig_only_new(next);
         }
     assert_int_equal(rigs[1]->s->aside_bytes, 0);
+    /* What they had stored on the way goes with them, without a search for what nobody holds. */
+    for (int i = 0; !c.ephemeral && i < N; i++)
+        assert_int_equal(rig_delete(rigs[1], ask_of(&c, i, NULL, NULL).owner, together[i]->conversation), 0);
+    if (!c.ephemeral)
+        assert_int_equal(rig_segments(rigs[1]), 0);
     rig_close(rigs[0]);
     rig_close(rigs[1]);
 }

@@ -36,6 +36,81 @@ static void test_delete_removes(void **state)
     rig_close(rig);
 }
 
+/* A stop string that begins before the end of a segment and ends behind it: that segment was put, and is in no context
+ * any more. With the conversation it goes, and all before it. */
+static void test_delete_what_was_cut(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = NULL;
+    char *text = NULL;
+    for (int n = 200; !a && n < 260; n++) {
+        free(text);
+        text = rig_text(3, n);
+        a = rig_ask(rig,
+                    (struct ask){.text = text, .max = 24, .temperature = 1e-6f, .logprobs = true, .ephemeral = true});
+        if (a->input < SESSION_SEGMENT_TOKENS - 12 || a->input > SESSION_SEGMENT_TOKENS - 8 || a->output < 24)
+            a = NULL;
+    }
+    assert_non_null(a);
+    size_t from = 0;
+    for (size_t i = 1; i < 6; i++)
+        from = ((unsigned char)a->text[a->logprobs[i].at] & 0xc0) != 0x80 ? a->logprobs[i].at : from;
+    assert_true(from > 0);
+    char *stop = strndup(a->text + from, a->len - from);
+    rig_no_sweep(rig);
+    struct answer *b = rig_ask(rig, (struct ask){.text = text, .max = 30, .temperature = 1e-6f, .stop = stop});
+    assert_true(b->stopped_by_string && b->len == from);
+    rig_saved(rig);
+    assert_int_equal(rig_delete(rig, "ann", b->conversation), 0);
+    assert_int_equal(rig_segments(rig), 0);
+    free(stop);
+    free(text);
+    rig_close(rig);
+}
+
+static int second_run(struct storage_ledger *l, void *arg)
+{
+    sqlite3_stmt *s = NULL;
+    int rc = sqlite3_prepare_v2(l->kv, "SELECT offset FROM segments WHERE first = 256 AND pack = 1", -1, &s, NULL);
+    if (rc == SQLITE_OK && (rc = sqlite3_step(s)) == SQLITE_ROW)
+        *(int64_t *)arg = sqlite3_column_int64(s, 0);
+    (void)sqlite3_finalize(s);
+    return rc == SQLITE_ROW ? 0 : -EIO;
+}
+
+/* The index is made anew, and the second of four segments is not readable as one: nothing is left of that, and the
+ * first goes with the others. */
+static void test_delete_behind_a_gap(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 800), path[300];
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    int64_t offset;
+    rig_saved(rig);
+    assert_int_equal(rig_segments(rig), 4);
+    assert_int_equal(jobs_call(rig->s->storage, second_run, &offset), 0);
+    rig_stop(rig);
+    (void)snprintf(path, sizeof path, "%s/pack-00000001", rig->dir);
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)offset, SEEK_SET), 0);
+    assert_int_equal(fputc('?', f), '?');
+    assert_int_equal(fclose(f), 0);
+    (void)snprintf(path, sizeof path, "%s/kv.db", rig->dir);
+    assert_int_equal(remove(path), 0);
+    rig_start(rig, (struct rig_opts){0});
+    assert_int_equal(rig_segments(rig), 3);
+    uint8_t block[PACK_ALIGN];
+    assert_int_equal(packs_read(&rig->s->storage->packs, 1, (uint64_t)offset, block, sizeof block), 0);
+    assert_true(pack_is_zero(block, sizeof block));
+    assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
+    assert_int_equal(rig_segments(rig), 0);
+    free(text);
+    rig_close(rig);
+}
+
 /* Right behind a turn's end, while it is being saved: it does not come back to life. */
 static void test_delete_while_saving(void **state)
 {
@@ -679,6 +754,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delete_removes),
+        cmocka_unit_test(test_delete_what_was_cut),
+        cmocka_unit_test(test_delete_behind_a_gap),
         cmocka_unit_test(test_delete_while_saving),
         cmocka_unit_test(test_deleting),
         cmocka_unit_test(test_busy),

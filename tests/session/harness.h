@@ -143,6 +143,8 @@ char *rig_text(uint64_t seed, int n);
 void rig_saved(struct rig *rig);
 /* Waits until the ledger thread has done what it was asked for until now. */
 void rig_ledger(struct rig *rig);
+/* From now on nobody searches for what no turn holds (sweep.c). */
+void rig_no_sweep(struct rig *rig);
 /* What longer segments have taken the place of is dropped, as it is when nothing else is to be done. */
 void rig_settle(struct rig *rig);
 int rig_evict(struct rig *rig, const char *owner, const char *conversation, bool to_disk);

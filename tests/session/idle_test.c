@@ -48,6 +48,20 @@ static void compare(struct session *s, void *arg)
         look->shared += most > 0;
         engine_tokens_free(&tokens);
     }
+    /* Tokens of an owner: each context's, but for what it begins with as one before it does. */
+    for (int i = 0; i < 2; i++) {
+        int64_t owner = s->idle[i ? s->n_idle - 1 : 0]->owner, tokens = 0;
+        for (const struct hot *h = s->hots; h; h = h->next) {
+            int most = 0;
+            for (const struct hot *o = s->hots; o != h && h->owner == owner; o = o->next) {
+                int common =
+                    o->owner == owner ? hot_common(o, engine_seq_tokens(h->seq), engine_seq_length(h->seq)) : 0;
+                most = common > most ? common : most;
+            }
+            tokens += h->owner == owner ? engine_seq_length(h->seq) - most : 0;
+        }
+        look->wrong += hot_tokens_of(s, owner) != tokens;
+    }
     size_t n = 0;
     for (const struct hot *h = s->oldest_hot; h; h = h->previous, n++)
         look->wrong += h->previous && !h->previous->user && h->previous->last_used_ms < h->last_used_ms;

@@ -158,10 +158,114 @@ static void test_mostly_holes(void **state)
     assert_int_equal(testing_read(st, &f, 600).rc, 0);
 }
 
+static int drop_pack_run(struct storage_ledger *l, void *arg)
+{
+    uint64_t freed;
+    uint8_t keep[100][STORAGE_KEY_BYTES];
+    size_t n = 0;
+    for (unsigned id = *(unsigned *)arg; id <= 100; id++)
+        testing_key(keep[n++], id);
+    return segment_evict(l, UINT64_MAX, (const uint8_t(*)[STORAGE_KEY_BYTES])keep, n, &freed);
+}
+
+/* Space in a pack that has no records, and no file either. */
+static int dead_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    atomic_fetch_add(&st->disk_used, (uint64_t)1 << 30);
+    erase_dead(l, 1, (uint64_t)1 << 30);
+    return 0;
+}
+
+static bool is_there(const char *file)
+{
+    char *path = testing_path(dir, file);
+    bool is = access(path, F_OK) == 0;
+    free(path);
+    return is;
+}
+
+/* The process ended between the drop of a pack's last records and their cut: the next start cuts them, and then the
+ * pack goes, though nothing of it is dropped any more. */
+static void test_pack_without_records(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    unsigned first = 1;
+    for (unsigned id = 1; id <= 100; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 100), 0);
+    do
+        assert_int_equal(testing_find(st, owner, 0, first, &f), 0);
+    while (f.pack == 1 && ++first <= 100);
+    assert_true(first > 1 && first < 100);
+    faults_set(&faults, EIO, 0, false);
+    assert_int_equal(jobs_call(st, drop_pack_run, &first), 0);
+    storage_close(st);
+    assert_true(is_there("pack-00000001"));
+    faults_set(&faults, 0, 0, false);
+    st = testing_open_with(dir, &io, BUDGET);
+    assert_false(is_there("pack-00000001"));
+    assert_true(is_there("pack-00000002"));
+    /* Nor is it a reason to look for room in vain for ever. */
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    assert_int_equal(jobs_call(st, dead_run, NULL), 0);
+    assert_int_equal(compact(st, false), 0);
+    assert_true(atomic_load(&st->disk_dead) < (uint64_t)1 << 30);
+}
+
+static int no_commit(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg, (void)b, (void)c, (void)d;
+    return action == SQLITE_TRANSACTION && !strcmp(a, "COMMIT") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int no_commit_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l); /* they are prepared again */
+    return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+static bool any_pack_contains(const char *text)
+{
+    bool found = false;
+    for (int i = 1; i < 10; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof name, "pack-%08d", i);
+        found |= is_there(name) && testing_contains(dir, name, text);
+    }
+    return found;
+}
+
+/* Copied, but the transaction that moves the rows fails: neither the old record nor the copy stays. */
+static void test_move_fails(void **state)
+{
+    (void)state;
+    static char yes;
+    struct storage_found f;
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 10, &f), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_true(any_pack_contains("label 10;"));
+    assert_int_equal(jobs_call(st, no_commit_run, &yes), 0);
+    assert_true(compact(st, false) < 0);
+    assert_int_equal(jobs_call(st, no_commit_run, NULL), 0);
+    assert_false(atomic_load(&st->moving));
+    for (int i = 0; any_pack_contains("label 10;"); i++) {
+        assert_true(i < 1000);
+        (void)usleep(10000);
+    }
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T(test_hard_budget), T(test_read_of_what_moved), T(test_mostly_holes)};
+    const struct CMUnitTest tests[] = {T(test_hard_budget), T(test_read_of_what_moved), T(test_mostly_holes),
+                                       T(test_pack_without_records), T(test_move_fails)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

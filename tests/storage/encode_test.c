@@ -74,12 +74,16 @@ static void test_bound(void **state)
     assert_int_equal(queued(), 0);
 }
 
-/* One that is larger than the bound is taken when nothing else waits. */
+/* One that is larger than the bound is taken when nothing else waits, and nothing beside it. */
 static void test_large(void **state)
 {
     (void)state;
     st->queue_most = 1000;
+    atomic_store(&faults.stalled, true);
     assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    int rc = testing_put(st, owner, 2, 1);
+    atomic_store(&faults.stalled, false);
+    assert_int_equal(rc, -ENOBUFS);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     while (queued())
         (void)usleep(1000);

@@ -324,6 +324,76 @@ static void test_codes_stay(void **state)
     assert_false(has("kv.db", &h));
 }
 
+static int evict_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    uint64_t freed;
+    uint8_t keep[3][STORAGE_KEY_BYTES];
+    for (unsigned id = 1; id <= 3; id++)
+        testing_key(keep[id - 1], id);
+    return segment_evict(l, UINT64_MAX, (const uint8_t(*)[STORAGE_KEY_BYTES])keep, 3, &freed);
+}
+
+/* Of an owner's records that went before one could not be overwritten: no deletion of that owner is over until it is,
+ * also after a restart; those of others are. */
+static void test_left_from_before(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"conv_2", "conv_3", "conv_4"};
+    int64_t other = testing_owner(st, "b");
+    for (int i = 0; i < 3; i++)
+        (void)testing_conversation(st, owner, names[i]);
+    (void)testing_conversation(st, other, "conv_b");
+    (void)testing_conversation(st, other, "conv_c");
+    int64_t second = testing_turn(st, owner, conv, 0, "resp_2");
+    assert_int_equal(testing_put(st, owner, 9, 0), 0);
+    assert_int_equal(testing_commit(st, second, 9), 0);
+    assert_true(testing_contains(dir, "pack-00000001", "label 9;"));
+    faults_set(&faults, EIO, 0, false);
+    assert_int_equal(jobs_call(st, evict_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_int_equal(testing_conversation_delete(st, owner, names[0]), -EINPROGRESS);
+    assert_int_equal(testing_conversation_delete(st, owner, names[1]), -EINPROGRESS);
+    assert_int_equal(testing_conversation_delete(st, other, "conv_b"), 0);
+    reopen();
+    assert_int_equal(testing_conversation_delete(st, owner, names[2]), -EINPROGRESS);
+    assert_int_equal(testing_conversation_delete(st, other, "conv_c"), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(testing_deleting(st, owner, names[i]), 1);
+    assert_true(testing_contains(dir, "pack-00000001", "label 9;"));
+    faults_set(&faults, 0, 0, false);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; testing_deleting(st, owner, names[i]); k++) {
+            assert_true(k < 1000);
+            (void)usleep(10000);
+        }
+    assert_false(testing_contains(dir, "pack-00000001", "label 9;"));
+}
+
+/* One that could be written and not synced, nor overwritten after that: it has no row, and is waited for all the same.
+ */
+static void test_without_a_row(void **state)
+{
+    (void)state;
+    struct storage_stats before, stats;
+    (void)testing_conversation(st, owner, "conv_2");
+    int64_t second = testing_turn(st, owner, conv, turn, "resp_2");
+    storage_stats(st, &before);
+    faults_set(&faults, 0, EIO, false);
+    assert_int_equal(testing_put(st, owner, 4, 3), 0);
+    assert_int_equal(testing_commit(st, second, 4), -EIO);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), -EINPROGRESS);
+    faults_set(&faults, 0, 0, false);
+    for (int k = 0; testing_deleting(st, owner, "conv_2"); k++) {
+        assert_true(k < 1000);
+        (void)usleep(10000);
+    }
+    testing_cuts_wait(st);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.disk_used, before.disk_used);
+    assert_int_equal(stats.segments, before.segments);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -331,7 +401,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_in_order),      T(test_not_overwritten), T(test_not_synced), T(test_no_holes),
         T(test_record_in_use), T(test_close_meanwhile), T(test_log_stays),  T(test_index_behind),
-        T(test_codes),         T(test_codes_of_before), T(test_codes_stay),
+        T(test_codes),         T(test_codes_of_before), T(test_codes_stay), T(test_left_from_before),
+        T(test_without_a_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -339,6 +339,52 @@ static void test_many_threads(void **state)
     testing_dir_remove(dir);
 }
 
+struct busy {
+    struct storage *st;
+    pthread_mutex_t lock; /* guards left and stopped */
+    pthread_cond_t cond;
+    int left;
+    bool stopped;
+};
+
+static int busy_run(struct storage_ledger *l, void *arg)
+{
+    struct busy *b = arg;
+    (void)l;
+    /* The next one waits before this one is over: the thread never finds nothing to do. */
+    pthread_mutex_lock(&b->lock);
+    bool more = atomic_load(&b->st->segments) && b->left-- > 0;
+    if (!more || storage_submit(b->st, (struct storage_job){.run = busy_run, .arg = b})) {
+        b->stopped = true;
+        pthread_cond_signal(&b->cond);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return 0;
+}
+
+/* Somebody always asks for something: what nobody holds is found all the same. */
+static void test_sweep_of_a_busy_ledger(void **state)
+{
+    (void)state;
+    char *dir = testing_dir_in_memory();
+    struct busy b = {
+        .st = testing_open(dir), .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER, .left = 300000};
+    int64_t owner = testing_owner(b.st, "a");
+    jobs_sweep_wait(b.st);
+    assert_int_equal(testing_put(b.st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(b.st, 0, 0), 0);
+    assert_int_equal(atomic_load(&b.st->segments), 1);
+    assert_int_equal(storage_submit(b.st, (struct storage_job){.run = busy_run, .arg = &b}), 0);
+    storage_sweep(b.st, storage_clock(b.st));
+    pthread_mutex_lock(&b.lock);
+    while (!b.stopped)
+        pthread_cond_wait(&b.cond, &b.lock);
+    assert_true(b.left > 0);
+    pthread_mutex_unlock(&b.lock);
+    storage_close(b.st);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -347,6 +393,7 @@ int main(void)
         cmocka_unit_test(test_index_refuses_a_use),
         cmocka_unit_test(test_index_lost),
         cmocka_unit_test(test_many_threads),
+        cmocka_unit_test(test_sweep_of_a_busy_ledger),
         cmocka_unit_test(test_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

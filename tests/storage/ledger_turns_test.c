@@ -385,6 +385,63 @@ static void test_context(void **state)
     assert_int_equal(jobs_call(st, context_run, turns), 0);
 }
 
+static int64_t n_turns(struct storage_ledger *l)
+{
+    struct storage_conversation c;
+    int rc = storage_conversation_get(l, owner, "conv_1", &c);
+    int64_t n = rc ? rc : c.n_turns;
+    storage_conversation_free(&c);
+    return n;
+}
+
+static int gone_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    JOB_CHECK(n_turns(l) == 1);
+    JOB_CHECK(storage_turn_delete(l, owner, "c") == 0);
+    JOB_CHECK(storage_turn_delete(l, owner, "b") == 0);
+    JOB_CHECK(n_turns(l) == 1);
+    return 0;
+}
+
+static int head_back_run(struct storage_ledger *l, void *arg)
+{
+    struct storage_conversation c;
+    JOB_CHECK(storage_conversation_get(l, owner, "conv_1", &c) == 0);
+    c.head = *(int64_t *)arg;
+    JOB_CHECK(storage_conversation_update(l, &c) == 0);
+    storage_conversation_free(&c);
+    return 0;
+}
+
+static void note(void *arg, const char *text)
+{
+    (void)arg;
+    print_message("%s\n", text);
+}
+
+/* A head that was moved back counts the turns up to it, which a check takes for right; those behind it that go were not
+ * among them. */
+static void test_count_of_a_moved_head(void **state)
+{
+    (void)state;
+    char err[256];
+    struct storage_checked checked;
+    int64_t a = testing_turn(st, owner, conv, 0, "a"), b = testing_turn(st, owner, conv, a, "b");
+    (void)testing_turn(st, owner, conv, b, "c");
+    assert_int_equal(jobs_call(st, head_back_run, &a), 0);
+    assert_int_equal(jobs_call(st, gone_run, NULL), 0);
+    (void)testing_turn(st, owner, conv, a, "d");
+    (void)testing_turn(st, owner, conv, a, "e");
+    assert_int_equal(jobs_call(st, head_back_run, &a), 0);
+    storage_close(st);
+    assert_int_equal(storage_verify(&(struct storage_opts){.dir = dir}, false, note, NULL, &checked, err, sizeof err),
+                     0);
+    assert_int_equal(checked.turns, 3);
+    assert_int_equal(checked.wrong, 0);
+    st = testing_open(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +451,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_match, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_context, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_count_of_a_moved_head, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

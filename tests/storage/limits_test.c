@@ -15,6 +15,11 @@ static int usage_run(struct storage_ledger *l, void *arg)
     return storage_usage(l, a->owner, &a->usage);
 }
 
+static int sql_run(struct storage_ledger *l, void *arg)
+{
+    return schema_errno(sqlite3_exec(l->db, arg, NULL, NULL, NULL));
+}
+
 static struct storage_usage usage(struct storage *st, int64_t owner)
 {
     struct asked a = {.owner = owner};
@@ -141,6 +146,26 @@ static void test_deletion_counts(void **state)
     assert_int_equal(testing_conversation_delete(st, a.owner, "conv_1"), 0); /* its turns go with it */
     assert_int_equal(usage(st, a.owner).ledger_bytes, 0);
     assert_int_equal(usage(st, a.owner).conversations, 1);
+    /* One that nobody made goes with its last turn; one that somebody made stays, or that somebody named. */
+    static char chain[] = "UPDATE conversations SET kind = 1 WHERE public_id IN ('conv_4', 'conv_5');"
+                          "UPDATE conversations SET title = 'x' WHERE public_id = 'conv_5'";
+    for (int i = 3; i < 6; i++) {
+        char id[32], turn[32];
+        (void)snprintf(id, sizeof id, "conv_%d", i);
+        (void)snprintf(turn, sizeof turn, "resp_%d", i);
+        int64_t conv = testing_conversation(st, a.owner, id);
+        (void)testing_turn(st, a.owner, conv, testing_turn(st, a.owner, conv, 0, turn), id);
+    }
+    assert_int_equal(jobs_call(st, sql_run, chain), 0);
+    for (int i = 3; i < 6; i++) {
+        char id[32], turn[32];
+        (void)snprintf(id, sizeof id, "conv_%d", i);
+        (void)snprintf(turn, sizeof turn, "resp_%d", i);
+        assert_int_equal(testing_turn_delete(st, a.owner, id), 0);
+        assert_int_equal(usage(st, a.owner).conversations, i < 5 ? 4 : 3);
+        assert_int_equal(testing_turn_delete(st, a.owner, turn), 0);
+        assert_int_equal(usage(st, a.owner).conversations, i < 4 ? 4 : 3);
+    }
     storage_close(st);
     testing_dir_remove(dir);
 }
@@ -222,6 +247,31 @@ static void test_ram_gives_way(void **state)
     testing_dir_remove(dir);
 }
 
+/* What several owners have put since the last commit is stored together: each has its own limits. */
+static void test_stored_together(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), other = testing_owner(st, "b");
+    int64_t conv = testing_conversation(st, owner, "conv_1"), theirs = testing_conversation(st, other, "conv_2");
+    put_chains(st, owner, conv, 1, 1);
+    uint64_t one = usage(st, owner).disk_bytes;
+    put_chains(st, other, theirs, 100, 3);
+    const struct storage_owner_limits rows[] = {{"b", {.disk_bytes = 4 * one, .ram_bytes = 5 * one}}};
+    assert_int_equal(storage_limits_set(st, &(struct storage_limits){0}, rows, 1), 0);
+    assert_int_equal(testing_put(st, owner, 2, 0), 0);
+    for (unsigned id = 103; id < 106; id++)
+        assert_int_equal(testing_put(st, other, id, 0), 0);
+    assert_int_equal(testing_commit(st, testing_turn(st, owner, conv, 0, "resp_2"), 2), 0);
+    testing_cuts_wait(st);
+    assert_int_equal(usage(st, owner).disk_bytes, 2 * one);
+    assert_int_equal(usage(st, other).disk_bytes, 4 * one);
+    assert_true(usage(st, other).ram_bytes <= 5 * one);
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 static int expired_run(struct storage_ledger *l, void *arg)
 {
     struct asked *a = arg;
@@ -273,13 +323,26 @@ static void test_age(void **state)
     if (expired(st, 9 * DAY_MS, "a", "conv_old") == -ENOENT)
         assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
     assert_int_equal(expired(st, 9 * DAY_MS, "a", "conv_old"), 0);
+    /* What is asked just now has its answer first, and who asked in vain may ask once more. */
+    (void)testing_turn(st, owner, testing_conversation(st, owner, "conv_asked"), 0, "resp_1");
+    for (int i = 0; i < 4; i++) {
+        const struct {
+            const char *sql;
+            bool stays;
+        } cases[] = {{"status = 3", true},
+                     {"status = 4", true},
+                     {"status = 2, created_ms = 8 * 86400000", true},
+                     {"status = 2, created_ms = 1", false}};
+        char sql[200];
+        (void)snprintf(sql, sizeof sql,
+                       "UPDATE turns SET %s; UPDATE conversations SET updated_ms = 900 WHERE public_id = 'conv_asked'",
+                       cases[i].sql);
+        assert_int_equal(jobs_call(st, sql_run, sql), 0);
+        if (expired(st, 9 * DAY_MS, "a", cases[i].stays ? "conv_old" : "conv_asked") == -ENOENT)
+            assert_int_equal(expired(st, 9 * DAY_MS, "a", cases[i].stays ? "conv_old" : "conv_asked"), 0);
+    }
     storage_close(st);
     testing_dir_remove(dir);
-}
-
-static int owners_run(struct storage_ledger *l, void *arg)
-{
-    return schema_errno(sqlite3_exec(l->db, arg, NULL, NULL, NULL));
 }
 
 /* However many owners there are, one look goes through some of them, and the next goes on there. */
@@ -292,7 +355,7 @@ static void test_age_of_many(void **state)
                    "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < %d) "
                    "INSERT INTO owners(name, key) SELECT 'o' || n, zeroblob(32) FROM c",
                    2 * STORAGE_EXPIRED_OWNERS);
-    assert_int_equal(jobs_call(st, owners_run, sql), 0);
+    assert_int_equal(jobs_call(st, sql_run, sql), 0);
     (void)testing_conversation(st, testing_owner(st, "last"), "conv_old");
     assert_int_equal(jobs_call(st, age_run, NULL), 0);
     assert_int_equal(storage_limits_set(st, &(struct storage_limits){.retain_ms = DAY_MS}, NULL, 0), 0);
@@ -309,9 +372,13 @@ static void test_age_of_many(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts),   cmocka_unit_test(test_texts_count),
-                                       cmocka_unit_test(test_deletion_counts), cmocka_unit_test(test_disk_gives_way),
-                                       cmocka_unit_test(test_ram_gives_way),   cmocka_unit_test(test_age),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ledger_counts),
+                                       cmocka_unit_test(test_texts_count),
+                                       cmocka_unit_test(test_deletion_counts),
+                                       cmocka_unit_test(test_disk_gives_way),
+                                       cmocka_unit_test(test_ram_gives_way),
+                                       cmocka_unit_test(test_stored_together),
+                                       cmocka_unit_test(test_age),
                                        cmocka_unit_test(test_age_of_many)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* pack_test.c - records: sealed and parsed, every byte of a header guarded, scanned around holes. */
-#include "tests/storage/storage_testing.h"
+#include "tests/storage/storage_faults.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -196,12 +196,62 @@ static void test_files(void **state)
     testing_dir_remove(dir);
 }
 
+/* What cannot be written or synced: none of it counts later, nothing of it can be read, and what others have named like
+ * a pack is passed over. */
+static void test_faults(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage_io io;
+    struct faults faults;
+    faults_init(&faults, &io);
+    struct packs p = {.io = &io, .dirfd = open(dir, O_RDONLY | O_DIRECTORY), .fd = -1, .pack_bytes = 1 << 20};
+    assert_true(p.dirfd >= 0);
+    struct pack_record r = example(10, 9000);
+    size_t n;
+    uint8_t *record = sealed(&r, &n), *got = malloc(n);
+    assert_non_null(got);
+    uint32_t pack;
+    uint64_t offset;
+    assert_int_equal(packs_append(&p, record, n, &pack, &offset), 0);
+    faults_set(&faults, EIO, 0, true);
+    faults.short_writes = true;
+    faults_after(&faults, 3);
+    assert_int_equal(packs_append(&p, record, n, &pack, &offset), -EIO);
+    assert_int_equal(pack, STORAGE_PACK_NONE);
+    faults.short_writes = false;
+    assert_int_equal(packs_read(&p, 1, PACK_ALIGN + n, got, n), 0);
+    assert_true(pack_is_zero(got, n));
+    assert_int_equal(packs_append(&p, record, n, &pack, &offset), 0);
+    assert_int_equal(offset, PACK_ALIGN + n);
+
+    faults_set(&faults, 0, EIO, true);
+    assert_int_equal(packs_sync(&p), -EIO);
+    assert_int_equal(packs_sync(&p), -EIO); /* the disk says it once */
+    assert_true(packs_full(&p, n));
+    packs_release(&p);
+    char *path = testing_path(dir, "pack-00000002");
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fclose(f), 0);
+    free(path);
+    assert_int_equal(packs_append(&p, record, n, &pack, &offset), 0);
+    assert_int_equal(pack, 3);
+    assert_int_equal(packs_sync(&p), 0);
+    packs_release(&p);
+    free(record);
+    free(got);
+    assert_int_equal(close(p.dirfd), 0);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse),
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_files),
+        cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

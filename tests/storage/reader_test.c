@@ -119,6 +119,22 @@ static void test_foreign(void **state)
     heals(&f, -EBADMSG);
 }
 
+/* A place that the disk cannot read any more: it is not asked again and again. */
+static void test_unreadable(void **state)
+{
+    (void)state;
+    static struct faults faults;
+    static struct storage_io io;
+    faults_init(&faults, &io);
+    storage_close(st);
+    st = testing_open_with(dir, &io, 1 << 30);
+    struct storage_found f = find(2);
+    faults.read_from = (off_t)f.offset;
+    faults.read_to = (off_t)(f.offset + f.encoded_bytes);
+    faults.read_errno = EIO;
+    heals(&f, -EIO);
+}
+
 static void test_hole(void **state)
 {
     (void)state;
@@ -340,6 +356,7 @@ int main(void)
         T(test_half_cut_out), T(test_reads_while_deleting),
         T(test_as_stored),    T(test_array_flip),
         T(test_ram_flip),     T(test_head_flip_as_stored),
+        T(test_unreadable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,15 +32,21 @@ static void test_migration(void **state)
     assert_int_equal(sqlite3_exec(db, "INSERT INTO t VALUES(5)", NULL, NULL, NULL), SQLITE_OK);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
 
+    /* Half a copy of an earlier try is overwritten, as who still has it sees. */
+    int fd = openat(dirfd, "x.db.v1", O_CREAT | O_WRONLY, 0600);
+    assert_int_equal(write(fd, "secret", 6), 6);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(linkat(dirfd, "x.db.v1", dirfd, "other", 0), 0);
     s.n_steps = 2;
     assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
     assert_int_equal(value(db, "PRAGMA user_version"), 2);
     assert_int_equal(value(db, "SELECT x + y FROM t"), 12);
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_false(testing_contains(dir, "other", "secret"));
 
     /* The copy is gone when the new file is found to be whole, and one that was left goes at the next start. */
     assert_int_equal(faccessat(dirfd, "x.db.v1", F_OK, 0), -1);
-    int fd = openat(dirfd, "x.db.v1", O_CREAT | O_WRONLY, 0600);
+    fd = openat(dirfd, "x.db.v1", O_CREAT | O_WRONLY, 0600);
     assert_int_equal(write(fd, "secret", 6), 6);
     assert_int_equal(close(fd), 0);
     assert_int_equal(schema_open(&s, dirfd, dir, &db, err, sizeof err), 0);
