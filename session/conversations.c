@@ -24,6 +24,7 @@ struct query {
     int limit;
     bool to_disk, descending;
     bool started, again; /* LIST: the cursor is set; there are more titles to look at */
+    bool cut;            /* it ended since its rows are long: there may be others */
     struct storage_cursor at;
     session_done *done;
     void *arg;
@@ -128,6 +129,7 @@ static void answer(struct query *q, int rc)
             n = (size_t)q->limit;
             result.more = true;
         }
+        result.more |= q->cut;
         conversations = calloc(n, sizeof *conversations);
         running = calloc(n, sizeof *running);
         for (size_t i = 0; conversations && running && i < n; i++)
@@ -286,24 +288,18 @@ static int move_head(struct storage_ledger *l, const struct query *q, struct sto
     return c->head ? 0 : -ESRCH;
 }
 
-static size_t texts_bytes(const struct storage_conversation *c)
-{
-    return (c->title ? strlen(c->title) : 0) + (c->metadata ? strlen(c->metadata) : 0) +
-           (c->instructions ? strlen(c->instructions) : 0);
-}
-
 static int update(struct storage_ledger *l, struct query *q)
 {
     int rc = get_conversation(l, q);
     if (rc)
         return rc;
     struct storage_conversation *c = &q->conversations[0];
-    size_t before = texts_bytes(c);
+    size_t before = storage_conversation_bytes(c);
     char why[128];
     if (replace(&c->title, q->title) || replace(&c->metadata, q->metadata) ||
         replace(&c->instructions, q->instructions))
         return -ENOMEM;
-    if (texts_bytes(c) > before)
+    if (storage_conversation_bytes(c) > before)
         rc = limits_check(l, q->session, q->owner_row.id, q->owner, false, why, sizeof why);
     if (rc)
         return rc;
@@ -327,8 +323,12 @@ static int list(struct storage_ledger *l, struct query *q)
     else if (!rc)
         rc = storage_conversation_search(l, q->owner_row.id, &q->at, q->text, q->conversations + q->n_conversations,
                                          most - q->n_conversations, &n, &over);
+    size_t bytes = 0;
     q->n_conversations += n;
-    q->again = !rc && !over;
+    for (size_t i = 0; i < q->n_conversations; i++)
+        bytes += storage_conversation_bytes(&q->conversations[i]);
+    q->cut = bytes >= STORAGE_LIST_BYTES;
+    q->again = !rc && !over && !q->cut;
     return rc;
 }
 

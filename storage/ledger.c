@@ -291,18 +291,28 @@ static void rows_free(struct storage_conversation *rows, size_t n)
         storage_conversation_free(&rows[i]);
 }
 
+static size_t length(const char *text)
+{
+    return text ? strlen(text) : 0;
+}
+
+size_t storage_conversation_bytes(const struct storage_conversation *c)
+{
+    return length(c->title) + length(c->metadata) + length(c->instructions);
+}
+
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,
                               struct storage_conversation *rows, size_t max, size_t *n)
 {
-    size_t found = 0;
+    size_t found = 0, bytes = 0;
     int rc = 0;
     sqlite3_stmt *s =
         STMT_WITH(l, S_CONV_LIST, owner, at.updated_ms, at.id, max > INT32_MAX ? INT32_MAX : (int64_t)max);
-    while (found < max && (rc = stmt_step(l, s)) == 1) {
+    while (found < max && bytes < STORAGE_LIST_BYTES && (rc = stmt_step(l, s)) == 1) {
         rc = conversation_read(s, &rows[found]);
         if (rc)
             break;
-        found++;
+        bytes += storage_conversation_bytes(&rows[found++]);
     }
     stmt_reset(s);
     if (rc < 0) {

@@ -181,6 +181,10 @@ struct storage_cursor {
 };
 /* Behind the conversation with this public id; NULL: at the beginning. -ENOENT. */
 int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const char *after, struct storage_cursor *out);
+/* Title, metadata and instructions of one, which may be long. */
+size_t storage_conversation_bytes(const struct storage_conversation *c);
+/* A list ends with the row by which it has so many of them, however many it may have. */
+#define STORAGE_LIST_BYTES ((size_t)4 << 20)
 /* Listed conversations of an owner, latest update first, behind the cursor. Writes up to max rows, *n gets their
  * number. */
 int storage_conversation_list(struct storage_ledger *l, int64_t owner, struct storage_cursor at,

@@ -227,8 +227,13 @@ struct search {
     const char *word;
     struct storage_cursor *at;
     struct storage_conversation *rows;
-    size_t max, n;
+    size_t max, n, bytes;
 };
+
+static bool enough(const struct search *s)
+{
+    return s->n == s->max || s->bytes >= STORAGE_LIST_BYTES;
+}
 
 /* Takes a row if its title is still one that is wanted. */
 static int take(struct search *s, int64_t id)
@@ -237,10 +242,12 @@ static int take(struct search *s, int64_t id)
     int rc = storage_conversation_by_id(s->l, s->owner, id, &c);
     if (rc)
         return rc == -ENOENT ? 0 : rc;
-    if (c.kind == STORAGE_CONVERSATION_LISTED && c.title && strcasestr(c.title, s->word))
+    if (c.kind == STORAGE_CONVERSATION_LISTED && c.title && strcasestr(c.title, s->word)) {
+        s->bytes += storage_conversation_bytes(&c);
         s->rows[s->n++] = c;
-    else
+    } else {
         storage_conversation_free(&c);
+    }
     return 0;
 }
 
@@ -277,7 +284,7 @@ static int search_few(struct search *s, const int64_t *ids, size_t n)
     rc = 0;
     if (found)
         qsort(places, found, sizeof *places, latest_first);
-    for (size_t i = 0; i < found && s->n < s->max && !rc; i++) {
+    for (size_t i = 0; i < found && !enough(s) && !rc; i++) {
         *s->at = places[i];
         rc = take(s, places[i].id);
     }
@@ -297,12 +304,12 @@ static int search_many(struct search *s, const int64_t *ids, size_t n, bool *ove
         places[seen++] = (struct storage_cursor){sqlite3_column_int64(q, 0), sqlite3_column_int64(q, 1)};
     stmt_reset(q);
     rc = rc < 0 ? rc : 0;
-    for (; i < seen && s->n < s->max && !rc; i++) {
+    for (; i < seen && !enough(s) && !rc; i++) {
         *s->at = places[i];
         if (bsearch(&places[i].id, ids, n, sizeof *ids, by_id))
             rc = take(s, places[i].id);
     }
-    *over = s->n == s->max || seen < PIECE_ROWS;
+    *over = enough(s) || seen < PIECE_ROWS;
     free(places);
     return rc;
 }
@@ -310,7 +317,7 @@ static int search_many(struct search *s, const int64_t *ids, size_t n, bool *ove
 int storage_conversation_search(struct storage_ledger *l, int64_t owner, struct storage_cursor *at, const char *query,
                                 struct storage_conversation *rows, size_t max, size_t *n, bool *over)
 {
-    struct search s = {l, owner, query, at, rows, max, 0};
+    struct search s = {.l = l, .owner = owner, .word = query, .at = at, .rows = rows, .max = max};
     struct titles *t = titles_get(l, owner);
     if (!t)
         return -ENOMEM;

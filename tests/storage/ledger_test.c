@@ -194,6 +194,49 @@ static void test_list(void **state)
     assert_int_equal(jobs_call(st, page_run, &p), -ENOENT);
 }
 
+static int long_run(struct storage_ledger *l, void *arg)
+{
+    struct fields *f = arg;
+    char *text = malloc(STORAGE_LIST_BYTES / 2 + 1);
+    int rc = text ? 0 : -ENOMEM;
+    if (text) {
+        memset(text, 'x', STORAGE_LIST_BYTES / 2);
+        text[STORAGE_LIST_BYTES / 2] = '\0';
+    }
+    for (int i = 0; i < 5 && !rc; i++) {
+        char id[16], title[] = "long";
+        (void)snprintf(id, sizeof id, "conv_%02d", i);
+        struct storage_conversation c = {
+            .owner = f->owner, .public_id = id, .title = title, .instructions = text, .updated_ms = i};
+        rc = storage_conversation_insert(l, &c);
+    }
+    free(text);
+    return rc;
+}
+
+/* Where rows are long, a page ends with those that have so many bytes; the next goes on behind them. */
+static void test_long_rows_end_a_page(void **state)
+{
+    (void)state;
+    static const char *const queries[] = {NULL, "long"};
+    struct fields f = {.owner = testing_owner(st, "a")};
+    assert_int_equal(jobs_call(st, long_run, &f), 0);
+    for (int i = 0; i < 2; i++) {
+        struct page p = {.owner = f.owner, .max = 10, .query = queries[i]};
+        size_t seen = 0;
+        char last[16];
+        for (int pages = 0; pages < 3; pages++) {
+            assert_int_equal(jobs_call(st, page_run, &p), 0);
+            assert_int_equal(p.n, pages < 2 ? 2 : 1);
+            seen += p.n;
+            memcpy(last, p.ids[p.n - 1], sizeof last);
+            p.after = last;
+        }
+        assert_int_equal(seen, 5);
+        assert_string_equal(last, "conv_00");
+    }
+}
+
 static int thousands_run(struct storage_ledger *l, void *arg)
 {
     struct fields *f = arg;
@@ -335,6 +378,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_owners, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
         cmocka_unit_test_setup_teardown(test_list, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_long_rows_end_a_page, setup, teardown),
         cmocka_unit_test_setup_teardown(test_search_in_pieces, setup, teardown),
         cmocka_unit_test_setup_teardown(test_search_follows, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deleted_is_gone, setup, teardown),
