@@ -255,9 +255,13 @@ static char *literal_around(const struct template *t, const char *p, const char 
 /* Hermes' and Qwen3-Coder's definitions: what stands before the first and behind the last. */
 static int read_marked_tools(struct chat *c, const struct template *t, enum engine_call_syntax syntax)
 {
-    static const char OPENING[] = "<tools>";
+    static const char OPENING[] = "<tools>", ACCESS[] = "You have access to the following functions:";
     bool no_memory = false;
-    const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n");
+    const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n"), *mark = "# Tools\n";
+    if (begin == NULL && syntax == ENGINE_CALLS_XML) { /* as it was first */
+        begin = find(t, ACCESS);
+        mark = ACCESS;
+    }
     bool apart = end == NULL && (end = find(t, "\\n\\nIf you choose to call")) != NULL;
     if (begin == NULL || end == NULL)
         return 0;
@@ -266,7 +270,7 @@ static int read_marked_tools(struct chat *c, const struct template *t, enum engi
     if (last == NULL && !no_memory) /* the literal ends before */
         last = literal_around(t, end, NULL, &no_memory);
     /* Before the heading there may be what divides it from a system prompt. */
-    const char *heading = first != NULL ? strstr(first, "# Tools\n") : NULL;
+    const char *heading = first != NULL ? strstr(first, mark) : NULL;
     if (heading != NULL && last != NULL) {
         size_t n = strlen(heading), k = strlen(OPENING);
         bool opened = n >= k && strcmp(heading + n - k, OPENING) == 0;
@@ -276,6 +280,11 @@ static int read_marked_tools(struct chat *c, const struct template *t, enum engi
             c->tools_tail_text = NULL;
         no_memory = no_memory || c->tools_head_text == NULL || c->tools_tail_text == NULL;
         c->syntax = syntax;
+        /* QwQ divides also where there is no system prompt. */
+        if (c->system_default == NULL && c->tools_system == NULL && heading == first + 2 && heading[-1] == '\n') {
+            c->tools_system = strdup("");
+            no_memory |= c->tools_system == NULL;
+        }
     }
     free(first);
     free(last);
@@ -289,6 +298,7 @@ static int read_xml_tools(struct chat *c, const struct template *t)
     bool no_memory = false;
     if (!find(t, "<parameter=") || !find(t, "\\n<function>\\n<name>") || !find(t, "<tool_response>\\n"))
         return 0;
+    c->ticks = find(t, "render_item_list") != NULL;
     for (const char *p = find(t, SYSTEM); p != NULL && c->tools_system == NULL; p = find_from(t, p + 1, SYSTEM)) {
         char *text = p > t->text && (p[-1] == '"' || p[-1] == '\'')
                          ? literal(t, p + strlen(SYSTEM), p[-1], NULL, &no_memory)
