@@ -118,7 +118,7 @@ static int load_bytes(struct vocab *v, const struct gguf *g, char *err, size_t e
         v->bytes_at[i] = (uint32_t)n;
         if (v->type[i] == TYPE_CONTROL || v->type[i] == TYPE_UNKNOWN || v->type[i] == TYPE_UNUSED)
             continue;
-        if (v->type[i] == TYPE_USER) {
+        if (v->type[i] == TYPE_USER && !v->is_spm) {
             memcpy(v->bytes + n, s->text, s->len);
             n += s->len;
         } else if (v->is_spm && v->type[i] == TYPE_BYTE) {
