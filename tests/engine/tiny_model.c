@@ -438,6 +438,8 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
                                           "</tool_call>",  "<think>",      "</think>"};
     if (m->no_template)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
+    else if (m->spm)
+        tiny_vocab_spm_with(w, CONTROL + 1, 2, "<s>", "</s>", "<|im_start|>");
     else if (m->tools)
         tiny_vocab_family(w, m->tools);
     else if (m->thinks == TINY_THINKS)
