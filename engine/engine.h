@@ -134,6 +134,8 @@ int engine_tokens_append(struct engine_tokens *t, const engine_token *ids, size_
  * tokens that the chat format gives a meaning (such as <tool_call>) neither. Bytes that are not UTF-8 are tokenized
  * as bytes. add_special: also the model's BOS/EOS as its file says. -ENOMEM; out is unchanged on error. */
 int engine_tokenize(const struct engine *e, const char *text, size_t len, bool add_special, struct engine_tokens *out);
+/* [any thread] The same of a text that goes on with another: nothing is put in front of it. */
+int engine_tokenize_rest(const struct engine *e, const char *text, size_t len, struct engine_tokens *out);
 
 /* [any thread] The bytes of one token, not terminated, valid for the engine's life; *len may be 0 (control tokens, and
  * ids outside the vocabulary). The bytes may end within a UTF-8 character. */
@@ -481,6 +483,9 @@ struct engine_stream;
 /* stops: n_stops terminated strings (copied), at most 16 of at most 256 bytes. NULL: out of memory. */
 struct engine_stream *engine_stream_new(const struct engine *e, const char *const *stops, size_t n_stops);
 void engine_stream_free(struct engine_stream *s);
+/* What comes goes on with a text: a space that it begins with is part of it. (Where a vocabulary puts one in front of
+ * every text, that of an answer's own beginning is not.) */
+void engine_stream_goes_on(struct engine_stream *s);
 /* The stop string that was completed, valid as long as the stream; NULL: none. */
 const char *engine_stream_stop(const struct engine_stream *s);
 /* Bytes that came and were not given out yet. */

@@ -13,6 +13,11 @@ int engine_tokenize(const struct engine *e, const char *text, size_t len, bool a
     return vocab_tokenize(engine_vocab(e), text, len, add_special ? VOCAB_ADD_SPECIAL : 0, out);
 }
 
+int engine_tokenize_rest(const struct engine *e, const char *text, size_t len, struct engine_tokens *out)
+{
+    return vocab_tokenize(engine_vocab(e), text, len, VOCAB_CONTINUES, out);
+}
+
 const char *engine_token_bytes(const struct engine *e, engine_token id, size_t *len)
 {
     return vocab_token_bytes(engine_vocab(e), id, len);

@@ -272,6 +272,8 @@ int answer_begin(struct turn *t)
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
     const char *tools = t->tool_choice == SESSION_TOOLS_NONE ? NULL : t->callable ? t->callable : t->tools;
+    if (t->stream && t->raw)
+        engine_stream_goes_on(t->stream); /* with the context's text */
     if (t->stream && !t->raw && (tools || engine_chat_thinks(e)) &&
         !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;
@@ -310,6 +312,8 @@ static int take_opening_text(struct turn *t)
     len = strlen(t->opening);
     if (rc)
         return rc;
+    if (len)
+        engine_stream_goes_on(t->stream);
     return t->calls ? engine_calls_text(t->calls, t->opening, len)
                     : take_part(t, &(struct engine_part){.kind = ENGINE_PART_TEXT, .text = t->opening, .len = len});
 }
@@ -335,10 +339,13 @@ int answer_open(struct turn *t)
  * in place of broken ones), the rest of it is tokenized anew. */
 static int cut(struct turn *t)
 {
+    const struct engine *e = t->session->engine;
     size_t bytes = 0, len;
     size_t keep = (size_t)(t->n_prompt - t->n_opened);
     while (keep < t->context.n && bytes < t->text.len) {
-        const char *token = engine_token_bytes(t->session->engine, t->context.ids[keep], &len);
+        const char *token = engine_token_bytes(e, t->context.ids[keep], &len);
+        if (bytes == 0 && len && token[0] == ' ' && t->text.text[0] != ' ') /* which the stream has taken off */
+            token++, len--;
         if (len > t->text.len - bytes || (len && memcmp(token, t->text.text + bytes, len) != 0))
             break;
         bytes += len;
@@ -347,9 +354,10 @@ static int cut(struct turn *t)
     if (keep < (size_t)t->n_prompt)
         return 0; /* within what it was made to begin with, which stays */
     t->context.n = keep;
-    int rc = bytes < t->text.len
-                 ? engine_tokenize(t->session->engine, t->text.text + bytes, t->text.len - bytes, false, &t->context)
-                 : 0;
+    size_t rest = t->text.len - bytes;
+    int rc = !rest   ? 0
+             : bytes ? engine_tokenize_rest(e, t->text.text + bytes, rest, &t->context)
+                     : engine_tokenize(e, t->text.text, rest, false, &t->context);
     if (!rc && engine_seq_length(t->hot->seq) > (int)keep)
         rc = hot_truncate(t->hot, (int)keep);
     t->n_output = (int)t->context.n - t->n_prompt;

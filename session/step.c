@@ -10,12 +10,22 @@
 
 #include "session/session_internal.h"
 
+/* Whether nobody waits for it: neither for its answer, nor for what a turn that somebody waits for begins with as well
+ * (admit.c). */
+static bool is_background(const struct turn *t)
+{
+    bool waited_for = !t->background;
+    for (const struct turn *o = t->session->turns; o && !waited_for; o = o->next)
+        waited_for = o->state == TURN_WAITING && o->twin == t && !o->background;
+    return !waited_for;
+}
+
 /* What the scheduler is to know of a turn. */
 static struct schedule_turn describe(struct turn *t)
 {
     int first = 0, wants = turn_wants(t, &first);
     struct schedule_turn d = {
-        .owner = t->found.owner.id, .background = t->background, .position = first, .wants = wants > 0 ? wants : 0};
+        .owner = t->found.owner.id, .background = is_background(t), .position = first, .wants = wants > 0 ? wants : 0};
     if (first < t->n_prompt)
         d.rest = t->n_prompt - first;
     else

@@ -151,7 +151,6 @@ static const struct model_arch ARCHS[] = {
         .name = "mistral3",
         .rope_kind = KERNELS_ROPE_PAIRS,
         .temperature = true,
-        .plain_yarn = true,
         .tensors = {BLOCK, QKV},
         DENSE,
     },

@@ -111,7 +111,6 @@ struct model_arch {
     struct model_key attn_softcap, final_softcap;
     bool temperature; /* queries grow with the logarithm of their position */
     bool exact_yarn;  /* YaRN's borders lie where they are computed, not at whole dimensions */
-    bool plain_yarn;  /* YaRN without its factor on cos and sin */
     bool long_rope;   /* two lists of divisors, for short and for long contexts */
     enum { MIXTURE_NEVER, MIXTURE_MAYBE, MIXTURE_ALWAYS } mixture;
     const char *expert_ff_key;                      /* width of an expert; NULL: feed_forward_length */

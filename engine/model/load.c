@@ -175,8 +175,10 @@ static bool device_failed(struct loader *ld)
     return why != NULL;
 }
 
-/* Reads the `rows` rows of the file that come next, in pieces, and hands each to the backend. expert: of a matrix. */
-static int load_rows(struct loader *ld, const struct model_job *job, int expert, int rows, size_t row_bytes)
+/* Reads the `rows` rows of the file that come next, in pieces, and hands each to the backend. expert: of a matrix;
+ * vector: where its values go. */
+static int load_rows(struct loader *ld, const struct model_job *job, int expert, float *vector, int rows,
+                     size_t row_bytes)
 {
     int most = (int)(ld->piece_bytes / row_bytes / ROW_GROUP * ROW_GROUP), rc;
     for (int row = 0, n; row < rows; row += n) {
@@ -184,10 +186,9 @@ static int load_rows(struct loader *ld, const struct model_job *job, int expert,
         struct piece p = {ld, (size_t)n * row_bytes};
         if ((rc = read_piece(ld, job->t->part, ld->at, p.bytes)))
             return rc;
-        if (job->vector) {
-            float *to = (float *)(uintptr_t) * (const float **)job->to;
+        if (vector) {
             widen_vector(job, ld->piece, n, ld->widened);
-            ld->ops->upload(ld->k, to + row, ld->widened, (size_t)n * sizeof *to);
+            ld->ops->upload(ld->k, vector + row, ld->widened, (size_t)n * sizeof *vector);
             if (ld->hash)
                 hash_piece(&p);
         } else {
@@ -214,12 +215,12 @@ static int load_job(struct loader *ld, const struct model_job *job)
         return rc;
     if (job->vector) {
         *(const float **)job->to = to;
-        return load_rows(ld, job, 0, job->cols, kernels_row_bytes(t->type, 1));
+        return load_rows(ld, job, 0, to, job->cols, kernels_row_bytes(t->type, 1));
     }
     *(struct kernels_matrix *)job->to = (struct kernels_matrix){
         .type = t->type, .rows = job->rows, .cols = job->cols, .experts = job->experts, .data = to};
     for (int i = 0; rc == 0 && i < (job->experts ? job->experts : 1); i++)
-        rc = load_rows(ld, job, i, job->rows, kernels_row_bytes(t->type, job->cols));
+        rc = load_rows(ld, job, i, NULL, job->rows, kernels_row_bytes(t->type, job->cols));
     return rc;
 }
 

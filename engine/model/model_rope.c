@@ -25,9 +25,15 @@ struct scaling {
     float factor;
     uint32_t original_ctx;
     float beta_fast, beta_slow, attn_factor;
-    bool exact; /* YaRN's borders are not rounded to whole dimensions */
-    bool plain; /* YaRN without its factor on cos and sin */
+    float log_multiplier; /* YaRN's factor on cos and sin is divided by the one with this in it; 0: by nothing */
+    bool exact;           /* YaRN's borders are not rounded to whole dimensions */
 };
+
+/* YaRN's factor on cos and sin. */
+static double yarn_magnitude(float factor, float multiplier)
+{
+    return factor > 1.0f ? 1.0 + 0.1 * (double)multiplier * elementary_log(factor) : 1.0;
+}
 
 /* YaRN: dimension whose wavelength fits `turns` times into the original context. */
 static double yarn_dim(int rot, double base, uint32_t ctx, double turns)
@@ -53,7 +59,7 @@ static int set_rope(struct model_rope *r, int rot, double base, const struct sca
         low = low < 0 ? 0 : low;
         high = high > rot - 1 ? rot - 1 : high;
         r->magnitude =
-            (double)s->attn_factor * (s->factor > 1.0f && !s->plain ? 1.0 + 0.1 * elementary_log(s->factor) : 1.0);
+            (double)s->attn_factor * (yarn_magnitude(s->factor, 1.0f) / yarn_magnitude(s->factor, s->log_multiplier));
     } else if (s->kind == SCALE_LONG) {
         r->magnitude = s->attn_factor;
     }
@@ -91,13 +97,13 @@ static int read_scaling(const struct gguf *g, const struct model *m, struct scal
                           .beta_fast = YARN_BETA_FAST,
                           .beta_slow = YARN_BETA_SLOW,
                           .attn_factor = 1.0f,
-                          .exact = m->arch->exact_yarn,
-                          .plain = m->arch->plain_yarn};
+                          .exact = m->arch->exact_yarn};
 #define KEY(suffix) (snprintf(key, sizeof key, "%s.rope." suffix, m->arch->name), key)
     if ((rc = gguf_get_string(g, KEY("scaling.type"), GGUF_OPTIONAL, &kind, err, err_size)) ||
         (rc = gguf_get_f32(g, KEY("scale_linear"), GGUF_OPTIONAL, &s->factor, err, err_size)) ||
         (rc = gguf_get_f32(g, KEY("scaling.factor"), GGUF_OPTIONAL, &s->factor, err, err_size)) ||
         (rc = gguf_get_f32(g, KEY("scaling.attn_factor"), GGUF_OPTIONAL, &s->attn_factor, err, err_size)) ||
+        (rc = gguf_get_f32(g, KEY("scaling.yarn_log_multiplier"), GGUF_OPTIONAL, &s->log_multiplier, err, err_size)) ||
         (rc = gguf_get_f32(g, KEY("scaling.yarn_beta_fast"), GGUF_OPTIONAL, &s->beta_fast, err, err_size)) ||
         (rc = gguf_get_f32(g, KEY("scaling.yarn_beta_slow"), GGUF_OPTIONAL, &s->beta_slow, err, err_size)) ||
         (rc = gguf_get_u32(g, KEY("scaling.original_context_length"), GGUF_OPTIONAL, &s->original_ctx, err, err_size)))
@@ -117,7 +123,8 @@ static int read_scaling(const struct gguf *g, const struct model *m, struct scal
             "and yarn%s",
             gguf_show(kind.text, kind.len).text, m->arch->long_rope ? " and longrope" : "");
     if (!(s->factor >= 0.0f && s->factor <= 1e6f && s->attn_factor > 0.0f && s->attn_factor <= 100.0f &&
-          s->beta_slow > 0.0f && s->beta_fast >= s->beta_slow && s->beta_fast <= 1e6f && s->original_ctx > 0))
+          s->log_multiplier >= 0.0f && s->log_multiplier <= 100.0f && s->beta_slow > 0.0f &&
+          s->beta_fast >= s->beta_slow && s->beta_fast <= 1e6f && s->original_ctx > 0))
         return gguf_fail(g, err, err_size, -EBADMSG, "the RoPE scaling settings (%s.rope.scaling.*) are out of range",
                          m->arch->name);
     return 0;

@@ -27,7 +27,7 @@ int chat_cut_pieces(const struct vocab *v, const char *text, struct chat_pieces 
     for (const char *p = text, *start = text;; p++) {
         engine_token id = -1;
         size_t len = 0;
-        const char *close = *p == '<' ? strchr(p, '>') : NULL;
+        const char *close = *p == '<' ? strchr(p, '>') : *p == '[' ? strchr(p, ']') : NULL;
         if (close != NULL) {
             char name[64];
             len = (size_t)(close + 1 - p);
@@ -262,6 +262,16 @@ void chat_add_pieces(struct builder *b, const struct chat_pieces *pieces)
     }
 }
 
+/* A text that the template brings along: marks in it are tokens. */
+static void add_own(struct builder *b, const char *text)
+{
+    struct chat_pieces pieces;
+    if (chat_cut_pieces(b->v, text, &pieces) == 0)
+        chat_add_pieces(b, &pieces);
+    else
+        chat_add(b, text); /* more than there is room for */
+}
+
 /* A mark that is a token in some vocabularies and plain text in others. */
 static void add_mark(struct builder *b, engine_token id, const char *text)
 {
@@ -364,7 +374,7 @@ static void render_tools(const struct chat *c, struct builder *b, const struct e
     if (system != NULL)
         add_message(b, system, c->trim_user, c->trim_user);
     else if (otherwise != NULL)
-        chat_add(b, otherwise);
+        add_own(b, otherwise);
     if (any)
         chat_add(b, "\n\n");
     chat_add_pieces(b, &c->tools_head);
@@ -497,7 +507,7 @@ static void render_headed(const struct chat *c, struct builder *b, const struct 
                           flags);
     if (first && head != ENGINE_SYSTEM && head != ENGINE_TOOLS && (c->system_default || c->system_prefix)) {
         chat_add_pieces(b, &c->before[ENGINE_SYSTEM]);
-        chat_add(b, c->system_prefix ? c->system_prefix : c->system_default);
+        add_own(b, c->system_default ? c->system_default : c->system_prefix);
         close_message(c, b, ENGINE_SYSTEM);
     }
     for (size_t i = 0; i < n;) {
@@ -539,10 +549,26 @@ static size_t render_inst_answer(const struct chat *c, struct builder *b, const 
     return i;
 }
 
+/* The system prompt, NULL: the template's own, where it has marks of its own. */
+static void add_inst_system(const struct chat *c, struct builder *b, const struct engine_message *system)
+{
+    chat_add_token(b, c->system_start);
+    if (c->space_after_inst)
+        chat_add(b, " ");
+    if (system != NULL)
+        add_message(b, system, false, false);
+    else
+        add_own(b, c->system_default);
+    add_mark(b, c->system_end, "[/SYSTEM_PROMPT]");
+}
+
 static void render_inst(const struct chat *c, struct builder *b, const struct engine_message *messages, size_t n,
                         bool first)
 {
     const struct engine_message *tools = NULL;
+    size_t head = n > 0 && messages[0].role == ENGINE_TOOLS;
+    if (first && c->system_default != NULL && (n == head || messages[head].role != ENGINE_SYSTEM))
+        add_inst_system(c, b, NULL);
     for (size_t i = 0; i < n; i++) {
         const struct engine_message *m = &messages[i], *system = NULL;
         if (m->role == ENGINE_TOOLS) {
@@ -564,13 +590,8 @@ static void render_inst(const struct chat *c, struct builder *b, const struct en
         }
         if (c->bos_each_turn && c->bos && !(first && i <= 1))
             chat_add_token(b, vocab_bos(b->v));
-        if (system != NULL && c->system_start >= 0) {
-            chat_add_token(b, c->system_start);
-            if (c->space_after_inst)
-                chat_add(b, " ");
-            add_message(b, system, false, false);
-            add_mark(b, c->system_end, "[/SYSTEM_PROMPT]");
-        }
+        if (system != NULL && c->system_start >= 0)
+            add_inst_system(c, b, system);
         if (tools != NULL)
             chat_add_definitions(c, b, tools);
         tools = NULL;
@@ -759,25 +780,6 @@ int chat_open_text(const struct chat *c, const struct vocab *v, const char *text
     if (c->format->inst && c->space_before_answer)
         chat_add(&b, " ");
     chat_add_bytes(&b, text, len);
-    chat_flush(&b);
-    free(b.text);
-    if (b.rc)
-        out->n = before;
-    return b.rc;
-}
-
-int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out)
-{
-    size_t before = out->n;
-    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
-    if (!chat_thinks(c))
-        return -ENOTSUP;
-    if (c->start >= 0) { /* Harmony: the next message is the answer's text */
-        chat_add_token(&b, c->end);
-        chat_add_pieces(&b, &c->before[ENGINE_ASSISTANT]);
-    } else {
-        chat_add_token(&b, c->think_end_mark);
-    }
     chat_flush(&b);
     free(b.text);
     if (b.rc)

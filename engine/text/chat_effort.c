@@ -1,8 +1,10 @@
 /* chat_effort.c - how much an answer is to be thought about, as far as a template says it: a word in what a context
- * begins with, or empty thinking that an answer opens with; and what of that the tokens of a context tell.
+ * begins with, or empty thinking that an answer opens with; what of that the tokens of a context tell; and what ends
+ * thinking.
  */
 #include "engine/text/chat_private.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,4 +82,23 @@ unsigned chat_effort(const struct chat *c, const struct vocab *v, const engine_t
             flags |= EFFORTS[i].flag;
     }
     return flags;
+}
+
+int chat_end_thinking(const struct chat *c, const struct vocab *v, struct engine_tokens *out)
+{
+    size_t before = out->n;
+    struct builder b = {.v = v, .out = out, .before = VOCAB_CONTINUES, .strip = c->strip};
+    if (!chat_thinks(c))
+        return -ENOTSUP;
+    if (c->start >= 0) { /* Harmony: the next message is the answer's text */
+        chat_add_token(&b, c->end);
+        chat_add_pieces(&b, &c->before[ENGINE_ASSISTANT]);
+    } else {
+        chat_add_token(&b, c->think_end_mark);
+    }
+    chat_flush(&b);
+    free(b.text);
+    if (b.rc)
+        out->n = before;
+    return b.rc;
 }

@@ -65,22 +65,56 @@ static char *literal_after(const struct template *t, const char *before, bool *n
     return NULL;
 }
 
+/* Mistral: the literal of default_system_message, where it is one and no more. One with the date in it changes from day
+ * to day. */
+static char *mistral_default(const struct template *t, bool *no_memory)
+{
+    static const char SET[] = "set default_system_message = ";
+    const char *p = find(t, SET), *end = t->text + t->len;
+    const char *quote = p != NULL ? p + strlen(SET) : end;
+    if (quote >= end || (*quote != '\'' && *quote != '"'))
+        return NULL;
+    const char *close = quote + 1;
+    while (close < end && *close != *quote)
+        close += *close == '\\' && end - close > 1 ? 2 : 1;
+    close += close < end;
+    while (close < end && *close == ' ')
+        close++;
+    bool whole = end - close >= 2 && (memcmp(close, "%}", 2) == 0 || memcmp(close, "-%", 2) == 0);
+    bool empty = quote + 1 < end && quote[1] == *quote;
+    return whole && !empty ? literal(t, quote + 1, *quote, NULL, no_memory) : NULL;
+}
+
+/* A system prompt that a template begins with as it stands, outside of its language. */
+static char *plain_default(const struct chat *c, const struct template *t, bool *no_memory)
+{
+    const char *before = c->format->role[ENGINE_SYSTEM].before, *after = c->format->role[ENGINE_SYSTEM].after;
+    size_t n = strlen(before);
+    const char *end = *before != '\0' && t->len > n && memcmp(t->text, before, n) == 0 ? find(t, after) : NULL;
+    size_t len = end != NULL ? (size_t)(end - t->text) - n : 0;
+    if (end == NULL || memmem(t->text + n, len, "{{", 2) != NULL || memmem(t->text + n, len, "{%", 2) != NULL)
+        return NULL;
+    char *text = strndup(t->text + n, len);
+    *no_memory |= text == NULL;
+    return text;
+}
+
 /* ChatML: the text of a literal "<|im_start|>system\nTEXT<|im_end|>", which templates write when there is no system
- * message. A system message of the user's is written by closing the literal and adding the message. */
+ * message; Phi 4 has <|im_sep|> for the newline. A system message of the user's is written by closing the literal and
+ * adding the message. */
 static char *chatml_default(const struct template *t, bool *no_memory)
 {
-    static const char START[] = "<|im_start|>system";
+    static const char START[] = "<|im_start|>system", *const BEHIND[] = {"\\n", "\n", "<|im_sep|>"};
     for (const char *p = find(t, START); p != NULL; p = find_from(t, p + 1, START)) {
-        const char *text = p + strlen(START), *end = t->text + t->len;
+        const char *text = p + strlen(START), *end = t->text + t->len, *begin = NULL;
         if (p == t->text || (p[-1] != '\'' && p[-1] != '"'))
             continue;
-        if (end - text >= 2 && text[0] == '\\' && text[1] == 'n')
-            text += 2;
-        else if (end - text >= 1 && text[0] == '\n')
-            text += 1;
-        else
+        for (size_t i = 0; begin == NULL && i < sizeof BEHIND / sizeof *BEHIND; i++)
+            if ((size_t)(end - text) >= strlen(BEHIND[i]) && memcmp(text, BEHIND[i], strlen(BEHIND[i])) == 0)
+                begin = text + strlen(BEHIND[i]);
+        if (begin == NULL)
             continue;
-        char *found = literal(t, text, p[-1], "<|im_end|>", no_memory);
+        char *found = literal(t, begin, p[-1], "<|im_end|>", no_memory);
         if (found != NULL && found[0] != '\0')
             return found;
         free(found);
@@ -160,9 +194,35 @@ static int read_inst(struct chat *c, const struct template *t)
 
 static int read_mistral(struct chat *c, const struct template *t)
 {
+    bool no_memory = false;
     if (!find(t, "[SYSTEM_PROMPT]"))
         c->system_start = c->system_end = -1;
-    return read_inst(c, t);
+    c->system_default = c->system_start >= 0 ? mistral_default(t, &no_memory) : NULL;
+    return no_memory ? -ENOMEM : read_inst(c, t);
+}
+
+static int read_phi4(struct chat *c, const struct template *t)
+{
+    bool no_memory = false;
+    c->system_default = chatml_default(t, &no_memory);
+    if (c->system_default == NULL && !no_memory)
+        c->system_default = plain_default(c, t, &no_memory);
+    return no_memory ? -ENOMEM : 0;
+}
+
+/* Phi 4 mini that reasons says who it is before every system prompt, and a space. */
+static int read_phi4_mini(struct chat *c, const struct template *t)
+{
+    static const char START[] = "{{ '<|system|>";
+    const char *p = find(t, START);
+    bool no_memory = false,
+         has = p != NULL && t->len > (size_t)(p - t->text) + strlen(START) && p[strlen(START)] != '\'';
+    c->system_default = has ? literal(t, p + strlen(START), '\'', NULL, &no_memory) : NULL;
+    if (c->system_default != NULL && asprintf(&c->system_prefix, "%s ", c->system_default) < 0) {
+        c->system_prefix = NULL;
+        no_memory = true;
+    }
+    return no_memory ? -ENOMEM : 0;
 }
 
 static int read_chatml(struct chat *c, const struct template *t)
@@ -217,13 +277,13 @@ int chat_read_common(struct chat *c, const struct template *t)
     static const char THINK[] = "<think>", CUT[] = "split('</think>')", NEWLINES[] = ".lstrip('\\n')";
     if (find(t, "bos_token"))
         c->bos = true;
-    const char *cut = find(t, CUT);
-    if (cut != NULL) {
+    /* Of several cuts one gives the thinking, and one what is behind it. */
+    for (const char *cut = find(t, CUT); cut != NULL; cut = find_from(t, cut + 1, CUT)) {
         size_t left = (size_t)(t->text + t->len - cut), near = left < 48 ? left : 48;
         c->drops_thinking = true;
-        c->drops_newlines = memmem(cut, near, NEWLINES, strlen(NEWLINES)) != NULL;
-        c->drops_newlines_always = c->drops_newlines && !find(t, "'</think>' in ");
+        c->drops_newlines |= memmem(cut, near, NEWLINES, strlen(NEWLINES)) != NULL;
     }
+    c->drops_newlines_always = c->drops_newlines && !find(t, "'</think>' in ");
     /* The opening as a template writes it: what is before an answer, with newlines spelled out, then the tag. */
     const char *before = c->format->role[ENGINE_ASSISTANT].before;
     char written[160];
@@ -255,9 +315,13 @@ static char *literal_around(const struct template *t, const char *p, const char 
 /* Hermes' and Qwen3-Coder's definitions: what stands before the first and behind the last. */
 static int read_marked_tools(struct chat *c, const struct template *t, enum engine_call_syntax syntax)
 {
-    static const char OPENING[] = "<tools>";
+    static const char OPENING[] = "<tools>", ACCESS[] = "You have access to the following functions:";
     bool no_memory = false;
-    const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n");
+    const char *begin = find(t, "# Tools\\n"), *end = find(t, "\\n</tools>\\n"), *mark = "# Tools\n";
+    if (begin == NULL && syntax == ENGINE_CALLS_XML) { /* as it was first */
+        begin = find(t, ACCESS);
+        mark = ACCESS;
+    }
     bool apart = end == NULL && (end = find(t, "\\n\\nIf you choose to call")) != NULL;
     if (begin == NULL || end == NULL)
         return 0;
@@ -266,7 +330,7 @@ static int read_marked_tools(struct chat *c, const struct template *t, enum engi
     if (last == NULL && !no_memory) /* the literal ends before */
         last = literal_around(t, end, NULL, &no_memory);
     /* Before the heading there may be what divides it from a system prompt. */
-    const char *heading = first != NULL ? strstr(first, "# Tools\n") : NULL;
+    const char *heading = first != NULL ? strstr(first, mark) : NULL;
     if (heading != NULL && last != NULL) {
         size_t n = strlen(heading), k = strlen(OPENING);
         bool opened = n >= k && strcmp(heading + n - k, OPENING) == 0;
@@ -276,6 +340,11 @@ static int read_marked_tools(struct chat *c, const struct template *t, enum engi
             c->tools_tail_text = NULL;
         no_memory = no_memory || c->tools_head_text == NULL || c->tools_tail_text == NULL;
         c->syntax = syntax;
+        /* QwQ divides also where there is no system prompt. */
+        if (c->system_default == NULL && c->tools_system == NULL && heading == first + 2 && heading[-1] == '\n') {
+            c->tools_system = strdup("");
+            no_memory |= c->tools_system == NULL;
+        }
     }
     free(first);
     free(last);
@@ -289,6 +358,7 @@ static int read_xml_tools(struct chat *c, const struct template *t)
     bool no_memory = false;
     if (!find(t, "<parameter=") || !find(t, "\\n<function>\\n<name>") || !find(t, "<tool_response>\\n"))
         return 0;
+    c->ticks = find(t, "render_item_list") != NULL;
     for (const char *p = find(t, SYSTEM); p != NULL && c->tools_system == NULL; p = find_from(t, p + 1, SYSTEM)) {
         char *text = p > t->text && (p[-1] == '"' || p[-1] == '\'')
                          ? literal(t, p + strlen(SYSTEM), p[-1], NULL, &no_memory)
@@ -400,6 +470,7 @@ static const struct chat_format FORMATS[] = {
         .role = {[ENGINE_SYSTEM] = {"<|im_start|>system<|im_sep|>", "<|im_end|>"},
                  [ENGINE_USER] = {"<|im_start|>user<|im_sep|>", "<|im_end|>"},
                  [ENGINE_ASSISTANT] = {"<|im_start|>assistant<|im_sep|>", "<|im_end|>"}},
+        .read = read_phi4,
     },
     {
         .name = "chatml",
@@ -498,6 +569,7 @@ static const struct chat_format FORMATS[] = {
         .role = {[ENGINE_SYSTEM] = {"<|system|>", "<|end|>"},
                  [ENGINE_USER] = {"<|user|>", "<|end|>"},
                  [ENGINE_ASSISTANT] = {"<|assistant|>", "<|end|>"}},
+        .read = read_phi4_mini,
     },
     {
         .name = "phi3",

@@ -70,6 +70,47 @@ void chat_add_plain(struct builder *b, const cJSON *value)
         chat_add_value(b, value);
 }
 
+static void add_printed_text(struct builder *b, const char *text)
+{
+    bool twice = strchr(text, '\'') != NULL && strchr(text, '"') == NULL;
+    const char *quote = twice ? "\"" : "'";
+    chat_add(b, quote);
+    for (const char *p = text; *p != '\0'; p++) {
+        const char *known = strchr("\nn\rr\tt", *p);
+        if (*p == '\\' || *p == *quote) {
+            chat_add(b, "\\");
+            chat_add_bytes(b, p, 1);
+        } else if ((unsigned char)*p < 0x20 && known != NULL) {
+            chat_add(b, "\\");
+            chat_add_bytes(b, known + 1, 1);
+        } else {
+            chat_add_bytes(b, p, 1);
+        }
+    }
+    chat_add(b, quote);
+}
+
+void chat_add_printed(struct builder *b, const cJSON *value)
+{
+    bool object = cJSON_IsObject(value);
+    if (cJSON_IsString(value)) {
+        add_printed_text(b, value->valuestring);
+    } else if (!object && !cJSON_IsArray(value)) {
+        chat_add_plain(b, value);
+    } else {
+        chat_add(b, object ? "{" : "[");
+        for (const cJSON *one = value->child; one != NULL; one = one->next) {
+            if (object) {
+                add_printed_text(b, one->string);
+                chat_add(b, ": ");
+            }
+            chat_add_printed(b, one);
+            chat_add(b, one->next != NULL ? ", " : "");
+        }
+        chat_add(b, object ? "}" : "]");
+    }
+}
+
 /* ---- TypeScript ---- */
 
 #define DEPTH_MAX 32

@@ -93,6 +93,7 @@ struct chat {
     struct chat_pieces result, result_end;
     char *tools_system; /* the system prompt where there are tools and no other; NULL: as without them */
     bool bare_calls;    /* the model is known to write calls without the marks */
+    bool ticks;         /* Qwen3-Coder's first way: what is in lists stands between backticks */
     bool list_space;    /* Mistral: a space stands behind the marks */
     bool call_ids, result_ids, result_json; /* Mistral: calls and results have ids; results are objects */
     engine_token args, call_id;             /* Mistral: marks within a call */
@@ -153,6 +154,8 @@ void chat_add_value(struct builder *b, const cJSON *value);
 void chat_add_lines(struct builder *b, const char *text, size_t len, size_t indent);
 /* A string as it is, true, false and null as the template language names them, all else as JSON. */
 void chat_add_plain(struct builder *b, const cJSON *value);
+/* As the template language prints values: strings between quotes, and within lists and objects. */
+void chat_add_printed(struct builder *b, const cJSON *value);
 /* Definitions as a namespace of TypeScript: Harmony's way. */
 void chat_add_typescript(struct builder *b, const cJSON *list);
 

@@ -144,57 +144,102 @@ static void add_each(struct builder *b, const struct engine_message *m, size_t i
 
 static void add_json(struct builder *b, const struct engine_message *m);
 
-static void add_element(struct builder *b, const char *key, const cJSON *value, bool trim)
+static void open_element(struct builder *b, const char *key)
 {
     chat_add(b, "\n<");
     chat_add(b, key);
     chat_add(b, ">");
-    if (trim && cJSON_IsString(value))
-        chat_add_trimmed(b, value->valuestring, strlen(value->valuestring));
-    else
-        chat_add_plain(b, value);
+}
+
+static void close_element(struct builder *b, const char *key)
+{
     chat_add(b, "</");
     chat_add(b, key);
     chat_add(b, ">");
 }
 
-/* A type, or a list of them as the template language writes one. */
-static void add_type(struct builder *b, const cJSON *type)
+static void add_element(struct builder *b, const char *key, const cJSON *value, bool trim)
 {
-    const cJSON *one;
-    if (!cJSON_IsArray(type)) {
-        add_element(b, "type", type, false);
+    open_element(b, key);
+    if (trim && cJSON_IsString(value))
+        chat_add_trimmed(b, value->valuestring, strlen(value->valuestring));
+    else
+        chat_add_plain(b, value);
+    close_element(b, key);
+}
+
+/* The same of a list as the template language prints one. */
+static void add_printed(struct builder *b, const char *key, const cJSON *value)
+{
+    if (!cJSON_IsArray(value)) {
+        add_element(b, key, value, false);
         return;
     }
-    chat_add(b, "\n<type>[");
-    cJSON_ArrayForEach(one, type)
+    open_element(b, key);
+    chat_add_printed(b, value);
+    close_element(b, key);
+}
+
+/* A list, its texts between backticks. An empty one, or none, is not there. */
+static void add_ticked(struct builder *b, const char *key, const cJSON *list)
+{
+    const cJSON *one;
+    if (!cJSON_IsArray(list) || list->child == NULL)
+        return;
+    open_element(b, key);
+    chat_add(b, "[");
+    cJSON_ArrayForEach(one, list)
     {
-        const char *quote = cJSON_IsString(one) ? "'" : "";
-        chat_add(b, quote);
+        const char *tick = cJSON_IsString(one) ? "`" : "";
+        chat_add(b, tick);
         chat_add_plain(b, one);
-        chat_add(b, quote);
+        chat_add(b, tick);
         chat_add(b, one->next != NULL ? ", " : "");
     }
-    chat_add(b, "]</type>");
+    chat_add(b, "]");
+    close_element(b, key);
 }
 
 /* Members that were not written by name. */
-static void add_others(struct builder *b, const cJSON *o, const char *const *written)
+static void add_others(struct builder *b, const cJSON *o, const char *const *written, bool printed)
 {
     for (const cJSON *member = cJSON_IsObject(o) ? o->child : NULL; member != NULL; member = member->next) {
         const char *const *w = written;
         while (*w != NULL && strcmp(*w, member->string) != 0)
             w++;
-        if (*w == NULL)
+        if (*w == NULL && printed)
+            add_printed(b, member->string, member);
+        else if (*w == NULL)
             add_element(b, member->string, member, false);
     }
 }
 
-static void add_elements(struct builder *b, const cJSON *list)
+static void add_parameter(struct builder *b, const cJSON *p, bool ticks)
+{
+    static const char *const WRITTEN[] = {"name", "type", "description", NULL}, *const TICKED[] = {
+                                                                                    "type", "description", "enum",
+                                                                                    "required", NULL};
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(p, "type");
+    const cJSON *description = cJSON_GetObjectItemCaseSensitive(p, "description");
+    chat_add(b, "\n<parameter>\n<name>");
+    chat_add(b, p->string != NULL ? p->string : "");
+    chat_add(b, "</name>");
+    if (type != NULL)
+        add_printed(b, "type", type);
+    if (description != NULL)
+        add_element(b, "description", description, true);
+    if (ticks)
+        add_ticked(b, "enum", cJSON_GetObjectItemCaseSensitive(p, "enum"));
+    add_others(b, p, ticks ? TICKED : WRITTEN, ticks);
+    if (ticks)
+        add_ticked(b, "required", cJSON_GetObjectItemCaseSensitive(p, "required"));
+    chat_add(b, "\n</parameter>");
+}
+
+static void add_elements(struct builder *b, const cJSON *list, bool ticks)
 {
     static const char *const OF_FUNCTION[] = {"type", "name", "description", "parameters", NULL},
-                             *const OF_PARAMETERS[] = {"type", "properties", NULL},
-                             *const OF_PARAMETER[] = {"name", "type", "description", NULL};
+                             *const OF_PARAMETERS[] = {"type", "properties", NULL};
     const cJSON *tool, *p;
     cJSON_ArrayForEach(tool, list)
     {
@@ -205,23 +250,20 @@ static void add_elements(struct builder *b, const cJSON *list)
         add_element(b, "name", cJSON_GetObjectItemCaseSensitive(f, "name"), false);
         if (description != NULL)
             add_element(b, "description", description, true);
+        else if (ticks)
+            chat_add(b, "\n<description></description>");
         chat_add(b, "\n<parameters>");
         cJSON_ArrayForEach(p, cJSON_GetObjectItemCaseSensitive(parameters, "properties"))
         {
-            const cJSON *type = cJSON_GetObjectItemCaseSensitive(p, "type");
-            chat_add(b, "\n<parameter>\n<name>");
-            chat_add(b, p->string != NULL ? p->string : "");
-            chat_add(b, "</name>");
-            if (type != NULL)
-                add_type(b, type);
-            if ((description = cJSON_GetObjectItemCaseSensitive(p, "description")) != NULL)
-                add_element(b, "description", description, true);
-            add_others(b, p, OF_PARAMETER);
-            chat_add(b, "\n</parameter>");
+            add_parameter(b, p, ticks);
         }
-        add_others(b, parameters, OF_PARAMETERS);
+        if (ticks)
+            add_ticked(b, "required", cJSON_GetObjectItemCaseSensitive(parameters, "required"));
+        else
+            add_others(b, parameters, OF_PARAMETERS, false);
         chat_add(b, "\n</parameters>");
-        add_others(b, f, OF_FUNCTION);
+        if (!ticks)
+            add_others(b, f, OF_FUNCTION, false);
         chat_add(b, "\n</function>");
     }
 }
@@ -238,7 +280,7 @@ void chat_add_definitions(const struct chat *c, struct builder *b, const struct 
         add_each(b, m, 0, "\n", "");
         break;
     case ENGINE_CALLS_XML:
-        add_elements(b, list);
+        add_elements(b, list, c->ticks);
         break;
     case ENGINE_CALLS_LLAMA:
         add_each(b, m, 4, "", "\n\n");

@@ -92,6 +92,11 @@ void engine_stream_free(struct engine_stream *s)
     free(s);
 }
 
+void engine_stream_goes_on(struct engine_stream *s)
+{
+    s->started = true;
+}
+
 /* A byte of a character that is not its first. */
 static bool is_inner_byte(char byte)
 {

@@ -118,7 +118,7 @@ static int load_bytes(struct vocab *v, const struct gguf *g, char *err, size_t e
         v->bytes_at[i] = (uint32_t)n;
         if (v->type[i] == TYPE_CONTROL || v->type[i] == TYPE_UNKNOWN || v->type[i] == TYPE_UNUSED)
             continue;
-        if (v->type[i] == TYPE_USER) {
+        if (v->type[i] == TYPE_USER && !v->is_spm) {
             memcpy(v->bytes + n, s->text, s->len);
             n += s->len;
         } else if (v->is_spm && v->type[i] == TYPE_BYTE) {
@@ -313,6 +313,9 @@ static int load_ids(struct vocab *v, const struct gguf *g, char *err, size_t err
         rc = load_spare_id(v, g, OTHERS[i], &other, err, err_size);
     if (rc)
         return rc;
+    /* In place of what the vocabulary cannot write a text gets no control token: rather nothing. */
+    if (v->unknown >= 0 && v->type[v->unknown] == TYPE_CONTROL)
+        v->unknown = -1;
     engine_token ends[] = {v->eos, eot, eom};
     for (size_t i = 0; i < LENGTH(ends); i++)
         if (ends[i] >= 0)

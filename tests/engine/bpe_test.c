@@ -89,6 +89,33 @@ static void test_special_tokens(void **state)
     text_fixture_close(&f);
 }
 
+/* A byte that the vocabulary lacks is nothing where the file's unknown token is a control token, as of SmolLM2: no text
+ * makes one. Where it is another token it is that. */
+static void test_unknown_bytes(void **state)
+{
+    (void)state;
+    static const char *const MERGES[] = {"a b"};
+    for (int type = 1; type <= 3; type++) {
+        const char *tokens[] = {"a", "b", "ab", type == 3 ? "<|endoftext|>" : "<unk>"};
+        struct gguf_writer *w = gguf_writer_new();
+        gguf_writer_string(w, "tokenizer.ggml.model", "gpt2");
+        gguf_writer_string(w, "tokenizer.ggml.pre", "smollm");
+        gguf_writer_strings(w, "tokenizer.ggml.tokens", tokens, 4);
+        gguf_writer_i32s(w, "tokenizer.ggml.token_type", (int32_t[]){1, 1, 1, type}, 4);
+        gguf_writer_strings(w, "tokenizer.ggml.merges", MERGES, 1);
+        gguf_writer_u32(w, "tokenizer.ggml.unknown_token_id", 3);
+        struct text_fixture f = text_fixture_written(w);
+        if (type == 3)
+            EXPECT_TOKENS(&f, "a\x1b\xc0 ab", 0, 0, 2);
+        else
+            EXPECT_TOKENS(&f,
+                          "a\x1b"
+                          "ab",
+                          0, 0, 3, 2);
+        text_fixture_close(&f);
+    }
+}
+
 static void test_bos_once(void **state)
 {
     (void)state;
@@ -175,8 +202,8 @@ static void test_too_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),         cmocka_unit_test(test_merges),
-                                       cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_bos_once),
-                                       cmocka_unit_test(test_not_utf8),       cmocka_unit_test(test_long_runs),
-                                       cmocka_unit_test(test_too_long)};
+                                       cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_unknown_bytes),
+                                       cmocka_unit_test(test_bos_once),       cmocka_unit_test(test_not_utf8),
+                                       cmocka_unit_test(test_long_runs),      cmocka_unit_test(test_too_long)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

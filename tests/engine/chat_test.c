@@ -465,6 +465,47 @@ static void test_odd_templates(void **state)
     free(huge);
 }
 
+/* Mistral's default system prompt, where it is a literal of the template and no more; the marks that it is written
+ * with are counted. */
+static void test_mistral_defaults(void **state)
+{
+    (void)state;
+#define MARKS "[INST][/INST][SYSTEM_PROMPT]"
+    static const struct {
+        const char *text;
+        bool written;
+    } TEMPLATES[] = {
+        {MARKS "{% set default_system_message = 'kind' %}", true},
+        {MARKS "{%- set default_system_message = \"it's\\\"kind\" -%}", true},
+        {MARKS "{% set default_system_message = 'on ' + today + ', kind' %}", false},
+        {MARKS "{% set default_system_message = today %}", false},
+        {MARKS "{% set default_system_message = '' %}", false},
+        {MARKS "{% set default_system_message = 'kind", false},
+        {MARKS "{% set default_system_message = 'kind\\", false},
+        {MARKS "{% set default_system_message = 'kind'", false},
+        {MARKS "{% set default_system_message = ", false},
+        {"[INST][/INST]{% set default_system_message = 'kind' %}", false}, /* no place for it */
+    };
+    static const char *const CONTROL[] = {"<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"};
+    for (size_t i = 0; i < sizeof TEMPLATES / sizeof *TEMPLATES; i++) {
+        struct gguf_writer *w = gguf_writer_new();
+        tiny_vocab_bpe_with(w, "tekken", CONTROL, 6, "<s>", "</s>", TEMPLATES[i].text);
+        struct text_fixture f = text_fixture_written(w);
+        struct chat *c = NULL;
+        assert_int_equal(chat_open(f.g, f.v, NULL, &c, err, sizeof err), 0);
+        struct conversation k = one(ENGINE_USER, "hello");
+        for (size_t n = 0; n <= k.n; n++) { /* also before its first message */
+            struct engine_tokens t = {0};
+            render(c, f.v, k.messages, n, ENGINE_CHAT_FIRST, &t);
+            assert_int_equal(count_special(f.v, &t), 1 + 2 * n + (TEMPLATES[i].written ? 2 : 0));
+            engine_tokens_free(&t);
+        }
+        chat_free(c);
+        text_fixture_close(&f);
+    }
+#undef MARKS
+}
+
 static void test_orders(void **state)
 {
     (void)state;
@@ -525,10 +566,10 @@ static void test_orders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rendered),    cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_joined_text), cmocka_unit_test(test_nothing_can_be_forged),
-        cmocka_unit_test(test_recognition), cmocka_unit_test(test_odd_templates),
-        cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_rendered),         cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_joined_text),      cmocka_unit_test(test_nothing_can_be_forged),
+        cmocka_unit_test(test_recognition),      cmocka_unit_test(test_odd_templates),
+        cmocka_unit_test(test_mistral_defaults), cmocka_unit_test(test_orders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,6 +133,8 @@ static void test_settings_that_are_refused(void **state)
         {NULL, "rope.scaling.factor", GGUF_F32, 1e-30, NULL, -EBADMSG, "frequencies are out of range"},
         {NULL, "rope.scaling.attn_factor", GGUF_F32, 0, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.attn_factor", GGUF_F32, 101, NULL, -EBADMSG, "rope.scaling"},
+        {NULL, "rope.scaling.yarn_log_multiplier", GGUF_F32, -1, NULL, -EBADMSG, "rope.scaling"},
+        {NULL, "rope.scaling.yarn_log_multiplier", GGUF_F32, NAN, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.yarn_beta_fast", GGUF_F32, 0.5, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.yarn_beta_slow", GGUF_F32, 0, NULL, -EBADMSG, "rope.scaling"},
         {NULL, "rope.scaling.original_context_length", GGUF_U32, 0, NULL, -EBADMSG, "rope.scaling"},
@@ -200,6 +202,31 @@ static void test_settings_that_mean_no_scaling(void **state)
     }
 }
 
+/* By what YaRN's factor on cosine and sine is divided, the file says, whatever the architecture; 0 is nothing. */
+static void test_yarn_factor(void **state)
+{
+    (void)state;
+    static const float MULTIPLIERS[] = {NAN, 0, 0.5f, 1, 2}; /* NaN: the key is not there */
+    for (size_t i = 0; i < sizeof MULTIPLIERS / sizeof *MULTIPLIERS; i++)
+        for (int ministral = 0; ministral < 2; ministral++) {
+            struct tiny_model t = tiny_model_of(ministral ? TINY_MISTRAL3 : TINY_QWEN3);
+            struct rope_file f;
+            char err[512] = "";
+            double factor = 0.1 * log(TINY_ROPE_FACTOR);
+            t.rope = TINY_ROPE_YARN;
+            t.omit = "rope.scaling.yarn_log_multiplier";
+            struct gguf_writer *w = gguf_writer_new();
+            tiny_model_write(&t, w);
+            if (!isnan(MULTIPLIERS[i]))
+                tiny_model_f32(&t, w, t.omit, MULTIPLIERS[i]);
+            if (open_rope(&t, w, &f, err, sizeof err) != 0)
+                fail_msg("%s", err);
+            double wanted = (1 + factor) / (isnan(MULTIPLIERS[i]) ? 1 : 1 + (double)MULTIPLIERS[i] * factor);
+            assert_true(fabs(f.m.rope[0].magnitude - wanted) <= 1e-12);
+            close_rope(&f);
+        }
+}
+
 static void test_divisors_that_are_refused(void **state)
 {
     (void)state;
@@ -232,6 +259,7 @@ int main(void)
         cmocka_unit_test(test_settings_that_are_refused),
         cmocka_unit_test(test_temperature_wants_whole_heads),
         cmocka_unit_test(test_settings_that_mean_no_scaling),
+        cmocka_unit_test(test_yarn_factor),
         cmocka_unit_test(test_divisors_that_are_refused),
         cmocka_unit_test(test_elementary_functions),
     };

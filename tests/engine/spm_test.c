@@ -117,6 +117,24 @@ static void test_without_bytes(void **state)
     text_fixture_close(&f);
 }
 
+/* Older files write the spaces of user-defined tokens as those of pieces, newer ones as they are: both are spaces. */
+static void test_spaces_of_user_defined_tokens(void **state)
+{
+    (void)state;
+    static const char *const TOKENS[] = {"<unk>", "\xe2\x96\x81", "\xe2\x96\x81\xe2\x96\x81", "   "};
+    struct text_fixture f =
+        text_fixture_written(write_pieces(TOKENS, (int32_t[]){2, 1, 4, 4}, (float[]){0, 0, 0, 0}, 4));
+    size_t len;
+    for (engine_token id = 1; id < 4; id++) {
+        assert_memory_equal(vocab_token_bytes(f.v, id, &len), "   ", (size_t)id);
+        assert_int_equal(len, id);
+    }
+    EXPECT_TOKENS(&f, " ", 0, 1);
+    EXPECT_TOKENS(&f, "  ", 0, 2);
+    EXPECT_TOKENS(&f, "   ", 0, 3);
+    text_fixture_close(&f);
+}
+
 static void test_refuses(void **state)
 {
     (void)state;
@@ -173,8 +191,13 @@ static void test_long_runs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),        cmocka_unit_test(test_pieces),  cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_without_bytes), cmocka_unit_test(test_refuses), cmocka_unit_test(test_long_runs),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_without_bytes),
+        cmocka_unit_test(test_spaces_of_user_defined_tokens),
+        cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_long_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

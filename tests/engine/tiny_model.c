@@ -390,6 +390,8 @@ static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
         gguf_writer_string(w, full_key(m, "rope.scaling.type", key), m->rope == TINY_ROPE_YARN ? "yarn" : "linear");
         maybe_f32(m, w, "rope.scaling.factor", TINY_ROPE_FACTOR);
     }
+    if (m->rope == TINY_ROPE_YARN && tiny_facts(m)->plain_yarn)
+        maybe_f32(m, w, "rope.scaling.yarn_log_multiplier", 1);
     if (m->rope == TINY_ROPE_YARN || m->rope == TINY_ROPE_LONG || tiny_facts(m)->temperature != 0)
         maybe_u32(m, w, "rope.scaling.original_context_length", TINY_YARN_ORIGINAL);
     if (tiny_facts(m)->temperature != 0)
@@ -436,6 +438,8 @@ void tiny_model_write(const struct tiny_model *m, struct gguf_writer *w)
                                           "</tool_call>",  "<think>",      "</think>"};
     if (m->no_template)
         tiny_vocab_bpe_with(w, "qwen2", CONTROL, 3, "", "<|im_end|>", NULL);
+    else if (m->spm)
+        tiny_vocab_spm_with(w, CONTROL + 1, 2, "<s>", "</s>", "<|im_start|>");
     else if (m->tools)
         tiny_vocab_family(w, m->tools);
     else if (m->thinks == TINY_THINKS)

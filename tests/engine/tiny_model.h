@@ -61,6 +61,7 @@ struct tiny_model {
     enum tiny_family tools; /* of its chat format; n_vocab must hold TINY_FAMILY_TOKENS for most */
     bool no_template;
     enum tiny_thinking thinks;
+    bool spm; /* a vocabulary of SentencePiece's, without tools and thinking */
     uint64_t seed;
     const char *omit; /* a key (without the architecture) or tensor that is left out; NULL: none */
     const char *also; /* a second one */

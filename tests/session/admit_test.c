@@ -219,6 +219,70 @@ static void test_short_behind_long(void **state)
     rig_close(rig);
 }
 
+/* ---- a prompt that the background computes ---- */
+
+struct shared {
+    struct gate there, on; /* the long prompt is being read, the background turn has its place; the last was sent */
+    bool placed, answered;
+    int left; /* of the long prompt when the last turn answered */
+};
+
+static void reads_on(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct shared *shared = arg;
+    if (ev->kind != SESSION_EVENT_PROGRESS || strcmp(ev->stage, "prefill") != 0 || shared->placed)
+        return;
+    if (a->n_prefill == 1)
+        gate_open(&shared->there);
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next)
+        shared->placed |= t->background && t->state == TURN_RUNNING;
+    if (shared->placed) {
+        gate_open(&shared->there);
+        gate_wait(&shared->on, 1);
+    } else {
+        usleep(2000); /* the ledger's time */
+    }
+}
+
+static void answers(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct shared *shared = arg;
+    if (ev->kind != SESSION_EVENT_DELTA || shared->answered)
+        return;
+    shared->answered = true;
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next)
+        if (!strcmp(t->owner, "bob") && t->hot)
+            shared->left = t->n_prompt - engine_seq_length(t->hot->seq);
+}
+
+/* Whoever waits for what a background turn computes is not behind all others for that. */
+static void test_waits_for_the_background(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 16384, .step_tokens = 64});
+    struct shared shared = {.there = GATE_CLOSED, .on = GATE_CLOSED};
+    char *long_text = rig_text(5, 12000), *text = rig_text(6, 1500);
+    struct answer *a = rig_begin(
+        rig,
+        (struct ask){
+            .owner = "bob", .text = long_text, .max = 1, .hook = reads_on, .hook_arg = &shared, .ephemeral = true});
+    gate_wait(&shared.there, 1);
+    struct answer *b = rig_begin(rig, (struct ask){.text = text, .request = "{}", .max = 1});
+    gate_wait(&shared.there, 2);
+    struct answer *c =
+        rig_begin(rig, (struct ask){.text = text, .hook = answers, .hook_arg = &shared, .ephemeral = true});
+    gate_open(&shared.on);
+    rig_end(c);
+    rig_end(b);
+    rig_end(a);
+    assert_true(shared.answered);
+    assert_true(shared.left > 0);
+    assert_true(c->receipt.hot > 1000);
+    free(long_text);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +291,7 @@ int main(void)
         cmocka_unit_test(test_gone),
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_short_behind_long),
+        cmocka_unit_test(test_waits_for_the_background),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

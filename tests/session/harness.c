@@ -63,14 +63,13 @@ static struct tiny_model model_of(struct rig_opts o)
     struct tiny_model m = tiny_model_of((enum tiny_arch)o.arch);
     m.ctx = o.ctx ? o.ctx : 4096;
     m.tools = o.tools;
-    if (o.tools > TINY_HERMES)
-        m.n_vocab = TINY_FAMILY_TOKENS;
+    m.n_vocab = o.tools > TINY_HERMES ? TINY_FAMILY_TOKENS : m.n_vocab;
+    m.spm = o.spm;
     m.thinks = o.thinks;
     if (m.arch == TINY_QWEN2) { /* smaller still: many tokens run through it, also under sanitizers */
-        m.n_layers = 2;
+        m.n_layers = m.n_heads = 2;
         m.n_embd = 32;
         m.n_ff = 48;
-        m.n_heads = 2;
         m.n_kv_heads = 1;
     }
     return m;
@@ -341,17 +340,14 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
 {
     struct answer *a = calloc(1, sizeof *a);
     assert_non_null(a);
-    a->rig = rig;
-    a->next = rig->answers;
+    *a = (struct answer){
+        .rig = rig, .next = rig->answers, .opening = ask.opening, .hook = ask.hook, .hook_arg = ask.hook_arg};
     rig->answers = a;
-    a->opening = ask.opening;
-    a->hook = ask.hook;
-    a->hook_arg = ask.hook_arg;
     snprintf(a->id, sizeof a->id, "resp_%u", ++rig->n_ids);
     struct session_item items[64];
     struct engine_message one = {.role = ENGINE_USER, .text = ask.text, .len = ask.text ? strlen(ask.text) : 0};
     const struct engine_message *messages = ask.messages ? ask.messages : &one;
-    size_t n = ask.messages ? ask.n_messages : ask.text != NULL;
+    size_t at, n = ask.messages ? ask.n_messages : ask.text != NULL;
     assert_true(n <= sizeof items / sizeof *items);
     for (size_t i = 0; i < n; i++)
         items[i] = (struct session_item){
@@ -361,7 +357,6 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
     n = ask.items ? ask.n_items : n;
     const unsigned char digest[SESSION_DIGEST_BYTES] = {(unsigned char)ask.digest, (unsigned char)(ask.digest >> 8)};
     struct engine_form *form = NULL, *call_form = NULL;
-    size_t at;
     char err[256];
     if (ask.schema)
         assert_int_equal(
@@ -393,6 +388,8 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                                 .top_p = 1.0f,
                                                 .repetition_penalty = 1.0f,
                                                 .seed = ask.seed},
+                                   .bias = ask.bias,
+                                   .n_bias = ask.n_bias,
                                    .form = form,
                                    .call_form = call_form,
                                    .stops = &ask.stop,
@@ -403,6 +400,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .store = !ask.ephemeral,
                                    .generate = !ask.warm,
                                    .count = ask.count,
+                                   .raw = ask.raw,
                                    .truncate = ask.truncate,
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,

@@ -36,6 +36,7 @@ struct rig_opts {
     int kv_pages;           /* pages of 64 tokens; 0: plenty */
     enum tiny_family tools; /* of the model's chat format */
     enum tiny_thinking thinks;
+    bool spm; /* its vocabulary puts a space in front of texts; without the two above */
     size_t ram_bytes;
     uint64_t disk_bytes;
     struct session_limits limits;
@@ -102,12 +103,14 @@ struct ask {
     unsigned effort;
     uint64_t seed;
     float temperature; /* 0: 1 */
+    const struct engine_bias *bias;
+    int n_bias;
     const char *stop;
     bool logprobs;
     int n_top;
     const char *schema; /* of the answer; NULL: none */
     const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
-    bool match, ephemeral, warm, count, truncate;
+    bool match, ephemeral, warm, count, raw, truncate;
     const char *key;
     int digest; /* stands for one; 0: none */
     bool retry, requeued;

@@ -490,6 +490,59 @@ static void test_stop_inside_a_token(void **state)
     rig_close(rig);
 }
 
+/* Where a vocabulary puts a space in front of texts, an answer's own first is not told; in the middle of an answer none
+ * is put, neither in what is told nor in what stays of a token behind which a stop string ends. */
+static void test_spaces_in_front(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.spm = true});
+    const struct engine_bias biases[] = {{TINY_SPM_SPACE_HELLO, 100}, {TINY_SPM_NEWLINE, 100}};
+    struct ask ask = {.text = "hello", .max = 3, .bias = biases, .n_bias = 1};
+    struct answer *a = rig_ask(rig, ask);
+    assert_int_equal(a->len, 17);
+    assert_memory_equal(a->text, "hello hello hello", 17);
+    ask.opening = "It is";
+    a = rig_ask(rig, ask);
+    assert_int_equal(a->len, 18);
+    assert_memory_equal(a->text, " hello hello hello", 18);
+    ask.opening = NULL;
+    ask.raw = ask.ephemeral = true;
+    a = rig_ask(rig, ask);
+    assert_int_equal(a->len, 18);
+    assert_memory_equal(a->text, " hello hello hello", 18);
+    static const char *const STOPS[] = {"\n", "ello\n"};
+    ask = (struct ask){.text = "hello", .max = 40, .bias = biases, .n_bias = 2, .temperature = 5};
+    for (int i = 0; i < 2; i++) {
+        int longer = 0; /* than a token */
+        ask.stop = STOPS[i];
+        for (ask.seed = 1; ask.seed < 40 && longer < 3; ask.seed++) {
+            a = rig_ask(rig, ask);
+            if (a->len <= 5)
+                continue;
+            longer++;
+            assert_true(a->stopped_by_string);
+            struct kept kept = rig_kept(rig, NULL, a->id);
+            char said[512], text[16]; /* the latter such as no other turn had */
+            size_t n = 0, len;
+            for (int k = kept.n_tokens - a->output; k < kept.n_tokens; k++, n += len) {
+                const char *bytes = engine_token_bytes(rig->s->engine, kept.tokens[k], &len);
+                assert_true(n + len <= sizeof said);
+                memcpy(said + n, bytes, len);
+            }
+            kept_free(&kept);
+            size_t off = said[0] == ' ';
+            assert_int_equal(n, a->len + off);
+            assert_memory_equal(said + off, a->text, a->len);
+            snprintf(text, sizeof text, "%d", i * 40 + (int)ask.seed);
+            struct answer *next = rig_ask(rig, (struct ask){.text = text, .previous = a->id});
+            rig_only_new(next);
+            assert_true(next->receipt.history >= a->input + a->output - 2 * i); /* but for a token's rest */
+        }
+        assert_int_equal(longer, 3);
+    }
+    rig_close(rig);
+}
+
 static void test_max_output_tokens(void **state)
 {
     (void)state;
@@ -692,6 +745,7 @@ int main(void)
         cmocka_unit_test(test_not_a_number_beside_others),
         cmocka_unit_test(test_nothing_to_run),
         cmocka_unit_test(test_stop_inside_a_token),
+        cmocka_unit_test(test_spaces_in_front),
         cmocka_unit_test(test_max_output_tokens),
         cmocka_unit_test(test_context_ends),
         cmocka_unit_test(test_windows),
