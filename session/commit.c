@@ -98,10 +98,11 @@ static int fill_row(struct turn *t)
     struct session *s = t->session;
     size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
     char kv[CONTEXT_KV_TEXT];
+    const char *stop = t->stopped_by_string ? engine_stream_stop(t->stream) : NULL;
     context_kv_text(s->info, t->hot && t->hot->mixed, kv);
     t->row = (struct storage_turn){
         .status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED,
-        .reason = (char *)t->reason,
+        .reason = (char *)(t->reason ? t->reason : stop),
         .answered = t->generate,
         .tokens = t->context.ids + from,
         .tokens_bytes = (t->context.n - from) * sizeof(engine_token),

@@ -137,20 +137,14 @@ static int render(struct turn *t, const struct engine_message *messages, size_t 
     return rc;
 }
 
-static void chain_all(struct turn *t, const struct messages *list)
-{
-    for (size_t i = 0; t->base_known && i < list->n; i++)
-        t->base_known = items_chain(t->base_hash, &list->m[i]) == 0;
-}
-
 /* The new messages of the turn behind what is in the context; what a context begins with comes first when it is empty.
  */
 static int render_new(struct turn *t)
 {
     struct messages list = {0};
     int rc = t->context.n == 0 ? add_head(&list, t) : 0;
-    if (!rc && t->context.n == 0)
-        chain_all(t, &list);
+    if (!rc && t->context.n == 0 && t->base_known)
+        t->base_known = items_chain(t->base_hash, list.m, list.n, NULL) == 0;
     if (!rc)
         rc = add_new(&list, t);
     if (rc)
@@ -177,8 +171,9 @@ static int rebuild(struct turn *t, bool same_model)
         size_t asked = list.n;
         if (!rc && row->answered)
             rc = add_items(&list, row, true);
-        for (; !rc && t->base_known && chained < list.n; chained++)
-            t->base_known = items_chain(t->base_hash, &list.m[chained]) == 0;
+        if (!rc && t->base_known)
+            t->base_known = items_chain(t->base_hash, list.m + chained, list.n - chained, NULL) == 0;
+        chained = list.n;
         if (rc || !row->answered)
             continue;
         /* Its tokens are what the model wrote; for another one they say nothing. */
@@ -508,12 +503,11 @@ int context_build(struct turn *t)
 
 bool context_answer_ends(const struct turn *t, size_t i)
 {
-    enum engine_role role = t->messages[i].role;
-    if (role != ENGINE_ASSISTANT && role != ENGINE_CALL)
+    if (!items_answers(&t->messages[i]))
         return false;
     if (i + 1 == t->n_messages)
         return !t->generate; /* the last one need not be followed where nothing is answered */
-    return t->messages[i + 1].role != ENGINE_CALL && t->messages[i + 1].role != ENGINE_ASSISTANT;
+    return !items_answers(&t->messages[i + 1]);
 }
 
 int context_chat_hashes(const struct turn *t, uint8_t (*out)[32])
@@ -525,12 +519,8 @@ int context_chat_hashes(const struct turn *t, uint8_t (*out)[32])
         {.role = ENGINE_SYSTEM, .text = instructions, .len = instructions ? strlen(instructions) : 0}};
     int rc = 0;
     for (size_t i = 0; !rc && i < 2; i++)
-        rc = head[i].text ? items_chain(hash, &head[i]) : 0;
-    for (size_t i = 0; !rc && i < t->n_messages; i++) {
-        rc = items_chain(hash, &t->messages[i]);
-        memcpy(out[i], hash, sizeof hash);
-    }
-    return rc;
+        rc = head[i].text ? items_chain(hash, &head[i], 1, NULL) : 0;
+    return rc ? rc : items_chain(hash, t->messages, t->n_messages, out);
 }
 
 void context_chat_hash(const struct turn *t, uint8_t out[32])
@@ -538,23 +528,32 @@ void context_chat_hash(const struct turn *t, uint8_t out[32])
     static const uint8_t unknown[32];
     uint8_t hash[32] = {0};
     bool known = t->hashes ? t->n_messages > 0 : t->base_known;
+    struct messages list = {0};
+    size_t from = t->found.matched;
     memset(out, 0, sizeof hash);
+    if (t->hashes) { /* an answer that the list ends with is one with that which was given */
+        for (from = t->n_messages; from > 0 && items_answers(&t->messages[from - 1]);)
+            from--;
+        from = from ? from : t->n_messages;
+    }
     if (t->hashes && known)
-        memcpy(hash, t->hashes[t->n_messages - 1], sizeof hash);
+        memcpy(hash, t->hashes[from - 1], sizeof hash);
     else if (known)
         memcpy(hash, t->base_hash, sizeof hash);
     /* What follows a turn of which it is not known is not known either. */
     if (!t->hashes && t->n_inherited && !t->past_changed)
         known &= memcmp(hash, unknown, sizeof hash) != 0;
-    for (size_t i = t->found.matched; !t->hashes && known && i < t->n_messages; i++)
-        known = items_chain(hash, &t->messages[i]) == 0;
+    for (size_t i = from; known && i < t->n_messages; i++)
+        known = add_message(&list, &t->messages[i], NULL) == 0;
     for (size_t i = 0; known && i < t->n_output_items; i++) {
         struct engine_message m;
         char *name;
         int rc = items_message(&t->output[i], &m, &name);
-        known = rc == -ENOENT || (!rc && !items_chain(hash, &m));
-        free(name);
+        known = rc == -ENOENT || (!rc && !add_message(&list, &m, name));
     }
-    if (known)
+    if (known && items_chain(hash, list.m, list.n, NULL) == 0)
         memcpy(out, hash, sizeof hash);
+    clear(&list);
+    free(list.m);
+    free(list.names);
 }

@@ -4,7 +4,8 @@
  * has the tool's name), "function_call_output", "reasoning" (which is in the
  * context as tokens alone), "tools" (definitions, from the turn on that has them; listed nowhere).
  * Whether an item that a client sends again is one that is stored, its content decides: white space around it does not
- * count, arguments are equal as JSON values, and ids mean nothing.
+ * count, nor does thinking before an answer, or whether its calls stand before, behind or between its texts (Chat
+ * Completions have one text beside the calls); arguments are equal as JSON values, and ids mean nothing.
  */
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -59,6 +60,10 @@ int items_message(const struct storage_item *row, struct engine_message *out, ch
     if (!row->text || items_role(row->kind, row->role, &role))
         return -ENOENT;
     *out = (struct engine_message){.role = role, .text = row->text, .len = strlen(row->text)};
+    if (role == ENGINE_CALL && !row->text[strspn(row->text, " \t\r\n")]) { /* as some clients write no arguments */
+        out->text = "{}";
+        out->len = 2;
+    }
     return role == ENGINE_CALL || role == ENGINE_RESULT ? name_message(row->body, out, name) : 0;
 }
 
@@ -71,7 +76,22 @@ static size_t trimmed(const char **text, size_t len)
     return len;
 }
 
-int items_chain(uint8_t hash[32], const struct engine_message *m)
+/* Some clients put an answer's thinking before its text. */
+static size_t without_thinking(const char **text, size_t len)
+{
+    static const char OPEN[] = "<think>", CLOSE[] = "</think>";
+    const char *end = NULL;
+    if (len >= strlen(OPEN) && !memcmp(*text, OPEN, strlen(OPEN)))
+        end = memmem(*text, len, CLOSE, strlen(CLOSE));
+    if (!end)
+        return len;
+    end += strlen(CLOSE);
+    len -= (size_t)(end - *text);
+    *text = end;
+    return trimmed(text, len);
+}
+
+static int chain(uint8_t hash[32], const struct engine_message *m)
 {
     uint8_t role = (uint8_t)m->role;
     const char *text = m->text, *name = m->name ? m->name : "";
@@ -85,6 +105,8 @@ int items_chain(uint8_t hash[32], const struct engine_message *m)
         len = rc ? m->len : len;
     }
     len = trimmed(&text, len);
+    if (m->role == ENGINE_ASSISTANT && !(len = without_thinking(&text, len)))
+        return 0; /* of thinking alone, which is stored as that, some clients send an empty text again */
     EVP_MD_CTX *md = EVP_MD_CTX_new();
     bool ok = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) && EVP_DigestUpdate(md, hash, 32) &&
               EVP_DigestUpdate(md, &role, 1) &&
@@ -93,6 +115,53 @@ int items_chain(uint8_t hash[32], const struct engine_message *m)
     EVP_MD_CTX_free(md);
     free(value);
     return ok ? 0 : -ENOMEM;
+}
+
+bool items_answers(const struct engine_message *m)
+{
+    return m->role == ENGINE_ASSISTANT || m->role == ENGINE_CALL;
+}
+
+/* An answer: its texts as one, then its calls, wherever among them the texts stood. */
+static int chain_answer(uint8_t hash[32], const struct engine_message *m, size_t n)
+{
+    struct engine_message said = {.role = ENGINE_ASSISTANT};
+    size_t texts = 0;
+    char *text = NULL, *to = NULL;
+    for (size_t i = 0; i < n; i++)
+        if (m[i].role == ENGINE_ASSISTANT) {
+            said.text = m[i].text;
+            said.len += m[i].len;
+            texts++;
+        }
+    if (texts > 1) {
+        said.text = to = text = malloc(said.len + 1);
+        if (!text)
+            return -ENOMEM;
+        for (size_t i = 0; i < n; i++)
+            if (m[i].role == ENGINE_ASSISTANT && m[i].len) {
+                memcpy(to, m[i].text, m[i].len);
+                to += m[i].len;
+            }
+    }
+    int rc = texts ? chain(hash, &said) : 0;
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = m[i].role == ENGINE_CALL ? chain(hash, &m[i]) : 0;
+    free(text);
+    return rc;
+}
+
+int items_chain(uint8_t hash[32], const struct engine_message *m, size_t n, uint8_t (*after)[32])
+{
+    int rc = 0;
+    for (size_t i = 0, end; !rc && i < n; i = end) {
+        for (end = i + 1; items_answers(&m[i]) && end < n && items_answers(&m[end]);)
+            end++;
+        rc = items_answers(&m[i]) ? chain_answer(hash, &m[i], end - i) : chain(hash, &m[i]);
+        for (size_t k = i; after && k < end; k++)
+            memcpy(after[k], hash, 32);
+    }
+    return rc;
 }
 
 /* ---- references ---- */
@@ -273,15 +342,17 @@ static int take_item(struct calls *c, const struct storage_item *item, const str
     return 0;
 }
 
+#define UNANSWERED_MAX 64 /* turns without an answer that a call is looked for behind */
+
 /* The calls of the answer that the turn follows; what was said to it without an answer counts as well. */
 static int calls_before(struct storage_ledger *l, const struct turn *t, struct calls *c)
 {
     int64_t id = t->found.parent.id;
-    struct storage_turn rows[8];
+    struct storage_turn rows[UNANSWERED_MAX];
     int rc = 0, n = 0;
     const char *ignored = NULL;
     const struct call *of;
-    while (id && n < 8 && !rc) {
+    while (id && n < UNANSWERED_MAX && !rc) {
         rc = storage_turn_by_id(l, t->found.owner.id, id, STORAGE_TURN_ITEMS, &rows[n]);
         if (rc)
             break;

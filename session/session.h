@@ -178,6 +178,7 @@ struct session_response {
     bool listed;                              /* its conversation was made by /v1/conversations */
     const char *status;                       /* "completed", "incomplete", "failed", "in_progress", "queued" */
     const char *reason, *instructions;        /* may be NULL */
+    const char *stop;                         /* the stop string that ended it; NULL: none */
     const struct session_item *items;         /* input, then output */
     size_t n_items;
     bool answered;       /* there is an output, be it empty */

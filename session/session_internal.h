@@ -591,8 +591,11 @@ char *items_field(const char *body, const char *key);
 /* A row as a message, whose text is the row's and whose name and id are in *name (malloc'd; may be NULL). -ENOENT: it
  * is no part of a context; -ENOMEM. */
 int items_message(const struct storage_item *row, struct engine_message *out, char **name);
-/* Goes on with a chain of hashes, so that equal histories have equal hashes. 0 or -ENOMEM. */
-int items_chain(uint8_t hash[32], const struct engine_message *m);
+/* Whether a message is part of an answer. */
+bool items_answers(const struct engine_message *m);
+/* Goes on with a chain of hashes, so that equal histories have equal hashes; after (NULL: nobody asks): that behind
+ * each message, of an answer's the one behind all of it. 0 or -ENOMEM. */
+int items_chain(uint8_t hash[32], const struct engine_message *m, size_t n, uint8_t (*after)[32]);
 bool items_is_reference(const char *kind);
 /* [ledger thread] Puts what references mean in their place; thinking is left out. *wrong: one means nothing. */
 int items_resolve(struct storage_ledger *l, struct turn *t, const char **wrong);

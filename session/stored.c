@@ -58,12 +58,14 @@ int stored_response(const struct storage_turn *row, const struct storage_convers
         stored_free(s);
         return -ENOMEM;
     }
+    const bool completed = row->status == STORAGE_TURN_COMPLETED;
     *out = (struct session_response){.id = row->public_id,
                                      .conversation = c->public_id,
                                      .previous = previous,
                                      .listed = c->kind == STORAGE_CONVERSATION_LISTED,
                                      .status = statuses[row->status],
-                                     .reason = row->reason,
+                                     .reason = completed ? NULL : row->reason,
+                                     .stop = completed ? row->reason : NULL,
                                      .instructions = row->instructions,
                                      .items = s->items,
                                      .n_items = row->n_items,

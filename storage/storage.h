@@ -239,8 +239,8 @@ struct storage_turn {
     int64_t parent; /* 0: the conversation's first */
     char *public_id;
     enum storage_turn_status status;
-    int depth;                            /* out: 1 = the first on its branch */
-    char *reason;                         /* why it is incomplete or failed ("max_output_tokens"), may be NULL */
+    int depth;    /* out: 1 = the first on its branch */
+    char *reason; /* why it is incomplete or failed ("max_output_tokens"), or the stop string that ended it; or NULL */
     char *instructions;                   /* in force for this turn, may be NULL */
     char *params;                         /* JSON object: request parameters to echo; may be NULL */
     char *request;                        /* of a QUEUED one: what it takes to run it; opaque text */

@@ -83,10 +83,19 @@ static int add_tool_result(struct message_list *l, const cJSON *block, const cha
     if (message_need_string(l, block, prefix, "tool_use_id", CALL_ID_MAX, &id)) {
         return -1;
     }
-    const cJSON *content = json_get(block, "content");
-    cJSON *nothing = content ? NULL : cJSON_CreateString("");
-    int rc = message_add_result(l, id, content ? content : nothing, where);
-    cJSON_Delete(nothing);
+    const cJSON *content = json_get(block, "content"), *part;
+    bool texts = cJSON_IsArray(content);
+    cJSON_ArrayForEach(part, content)
+    {
+        texts = texts && block_text(part);
+    }
+    char *text = texts ? join(l->q, content->child, NULL, "\n") : NULL;
+    if (texts && !text) {
+        return message_no_memory(l->e);
+    }
+    cJSON *own = texts ? cJSON_CreateStringReference(text) : content ? NULL : cJSON_CreateString("");
+    int rc = message_add_result(l, id, own ? own : content, where);
+    cJSON_Delete(own);
     return rc;
 }
 
@@ -214,15 +223,18 @@ static int parse_messages(struct turn_request *q, const cJSON *body, struct api_
     if (add_system(&l, json_get(body, "system"))) {
         return -1;
     }
+    bool nothing = false; /* the last message has no blocks; one of the model may have none that count */
     cJSON_ArrayForEach(message, list)
     {
+        size_t before = q->n_items;
         if (add_message(&l, message)) {
             return -1;
         }
+        nothing = q->n_items == before && strcmp(json_get(message, "role")->valuestring, "assistant") != 0;
         l.index++;
     }
     const struct session_item *last = q->n_items ? &q->items[q->n_items - 1] : NULL;
-    if (!last || (strcmp(last->kind, "message") == 0 && last->len == 0)) {
+    if (!last || nothing || (strcmp(last->kind, "message") == 0 && last->len == 0)) {
         char param[32];
         snprintf(param, sizeof(param), "messages[%zu].content", l.index - 1);
         api_error_set(e, 400, "invalid_value", param, "The last message is empty.");
@@ -437,6 +449,11 @@ cJSON *anthropic_error(const struct api_error *e)
     cJSON *o = cJSON_CreateObject(), *error = api_error_json(e);
     cJSON_AddStringToObject(o, "type", "error");
     cJSON_ReplaceItemInObject(error, "type", cJSON_CreateString(type));
+    if (e->code && strcmp(e->code, "context_length_exceeded") == 0) { /* agents know it by these words */
+        char message[sizeof(e->message) + 32];
+        snprintf(message, sizeof(message), "prompt is too long: %s", e->message);
+        cJSON_ReplaceItemInObject(error, "message", cJSON_CreateString(message));
+    }
     cJSON_AddItemToObject(o, "error", error);
     return o;
 }
@@ -507,14 +524,15 @@ static cJSON *block_of(const struct run *run, size_t i, bool whole)
         cJSON_AddStringToObject(o, "type", "tool_use");
         cJSON_AddStringToObject(o, "id", cJSON_IsString(id) ? id->valuestring : "");
         cJSON_AddStringToObject(o, "name", cJSON_IsString(name) ? name->valuestring : "");
-        input = whole ? cJSON_Parse(item->text) : cJSON_CreateObject();
+        input = whole ? cJSON_ParseWithOpts(item->text, NULL, true) : cJSON_CreateObject();
+        bool fine = cJSON_IsObject(input) && !(whole && item->incomplete);
         cJSON_Delete(body);
-        if ((whole && item->incomplete) || !cJSON_IsObject(input)) {
-            cJSON_Delete(input);
+        cJSON_Delete(input);
+        if (!fine) {
             cJSON_Delete(o);
             return NULL;
         }
-        cJSON_AddItemToObject(o, "input", input);
+        cJSON_AddRawToObject(o, "input", whole ? item->text : "{}"); /* its numbers have all their digits */
         return o;
     }
     bool thinking = is(run, i, "reasoning");
@@ -593,7 +611,7 @@ static char *whole(const struct run *run)
     }
     add_stop(o, run);
     cJSON_AddItemToObject(o, "usage", usage(run));
-    receipt_add(o, run, true);
+    receipt_add(o, run);
     return json_text(o);
 }
 
@@ -608,7 +626,7 @@ static void message_done(struct run *run)
     cJSON *e = cJSON_CreateObject();
     add_stop(cJSON_AddObjectToObject(e, "delta"), run);
     cJSON_AddItemToObject(e, "usage", usage(run));
-    receipt_add(e, run, true);
+    receipt_add(e, run);
     emit(run, "message_delta", e);
     emit(run, "message_stop", cJSON_CreateObject());
     run->answer = whole(run);

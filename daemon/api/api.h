@@ -188,6 +188,8 @@ struct turn_request *client_turn(struct client *c, struct api_error *e);
 void client_answer(struct client *c, int status, const char *content_type, char *body); /* takes body */
 void client_answer_json(struct client *c, int status, cJSON *json);                     /* takes json */
 void client_answer_error(struct client *c, const struct api_error *e);
+/* A message of a WebSocket; takes o. stream_id: of whom it is; NULL: nobody in particular. */
+void client_ws_answer(struct client *c, cJSON *o, const char *stream_id);
 void client_ws_error(struct client *c, const struct api_error *e, const char *stream_id);
 /* Reads a run's log on this client from entry `from` on. */
 void client_read(struct client *c, struct run *run, int kind, size_t from, const char *stream_id);
@@ -242,10 +244,12 @@ struct turn_request *responses_parse(cJSON *body, bool websocket, struct api_err
 struct turn_request *responses_parse_post(cJSON *body, struct api_error *e);
 cJSON *response_object(const struct run *run);
 cJSON *response_usage(const struct run *run);
+/* Tokens of the answer that were thinking. */
+double answer_thinking(const struct run *run);
 /* Whether the answer was cut where it, or the context, had as many tokens as it may have. */
 bool answer_is_too_long(const struct run *run);
-/* The run's receipt as `convod` of o, if it has one; reason: with why the answer was cut, where o does not say it. */
-void receipt_add(cJSON *o, const struct run *run, bool reason);
+/* The run's receipt as `convod` of o, if it has one, with why the answer was cut, where it was. */
+void receipt_add(cJSON *o, const struct run *run);
 /* Fills its log with the whole sequence, or with what follows `starting_after`; the deltas are one. Returns the index
  * of the first entry that follows; SIZE_MAX: there never was such an event. */
 size_t responses_replay(struct run *run, int64_t starting_after);
@@ -328,7 +332,7 @@ char *call_arguments(const char *input);
 /* ---- tools (tools.c) ----------------------------------------------------------------------------------------------
  */
 
-#define TOOL_NAME_MAX 64
+#define TOOL_NAME_MAX 128
 
 bool tool_name_valid(const char *name);
 /* How the process's model writes calls: what strict ones are compiled for. Before anything is parsed. */
@@ -380,6 +384,8 @@ bool form_may_be_in(const char *body, size_t len);
  * strict are within "json_schema", as in Chat Completions. echo (may be NULL) gets the format as it is. */
 int form_parse(const cJSON *format, const char *prefix, bool nested, struct turn_request *q, cJSON *echo,
                struct api_error *e);
+/* Reads `verbosity` of o, a word that no template has: it is checked and shown again. 0, or -1 and *e. */
+int verbosity_parse(const cJSON *o, const char *prefix, const char **out, struct api_error *e);
 /* Whether the form can be kept beside what else was read into q; stops: what the field of stop strings is called. 0, or
  * -1 and *e. */
 int form_check(const struct turn_request *q, const char *stops, struct api_error *e);

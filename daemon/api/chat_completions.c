@@ -92,10 +92,11 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
     q->store = q->generate = q->match = true;
     int64_t max_tokens = 0;
     const cJSON *options = NULL, *format = NULL;
+    const char *verbosity = NULL;
     if (unsupported_check(body, UNSUPPORTED_COMPLETIONS, e) || choices_parse(body, q, e) ||
         parse_logprobs(q, body, e) || json_object(body, "", "response_format", &format, e) ||
-        form_parse(format, "response_format.", true, q, NULL, e) || json_bool(body, "", "stream", &q->stream, e) ||
-        json_object(body, "", "stream_options", &options, e) ||
+        form_parse(format, "response_format.", true, q, NULL, e) || verbosity_parse(body, "", &verbosity, e) ||
+        json_bool(body, "", "stream", &q->stream, e) || json_object(body, "", "stream_options", &options, e) ||
         (options && json_bool(options, "stream_options.", "include_usage", &q->include_usage, e)) ||
         json_bool(body, "", "store", &q->store, e) || parse_limit(body, "max_tokens", &max_tokens, e) ||
         parse_limit(body, "max_completion_tokens", &max_tokens, e) || sampling_parse(body, body, "", &q->sampling, e) ||

@@ -18,11 +18,17 @@ int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e
 cJSON *chat_usage(const struct run *run)
 {
     cJSON *u = cJSON_CreateObject();
+    double thinking = 0;
+    for (int i = 0; i <= run->n_others; i++) {
+        thinking += answer_thinking(run_choice(run, i));
+    }
     cJSON_AddNumberToObject(u, "prompt_tokens", run->input_tokens);
     cJSON_AddNumberToObject(u, "completion_tokens", run->output_tokens);
     cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
     cJSON *details = cJSON_AddObjectToObject(u, "prompt_tokens_details");
     cJSON_AddNumberToObject(details, "cached_tokens", run->cached_tokens);
+    details = cJSON_AddObjectToObject(u, "completion_tokens_details");
+    cJSON_AddNumberToObject(details, "reasoning_tokens", thinking);
     return u;
 }
 
@@ -49,7 +55,7 @@ void choices_log(struct run *run, const struct choices *form, cJSON *choice, boo
     cJSON *o = head(run_first(run), form, form->chunk);
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
     if (last) {
-        receipt_add(o, run, false);
+        receipt_add(o, run);
     }
     run_log(run, NULL, json_text(o));
 }
@@ -61,12 +67,12 @@ static char *whole(const struct run *first, const struct choices *form)
         const struct run *run = run_choice(first, i);
         cJSON *choice = form->choice(run);
         if (i) {
-            receipt_add(choice, run, false);
+            receipt_add(choice, run);
         }
         cJSON_AddItemToArray(choices, choice);
     }
     cJSON_AddItemToObject(o, "usage", chat_usage(first));
-    receipt_add(o, first, false);
+    receipt_add(o, first);
     return json_text(o);
 }
 

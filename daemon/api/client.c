@@ -99,13 +99,16 @@ void client_answer_error(struct client *c, const struct api_error *e)
         client_ws_error(c, e, NULL);
         return;
     }
-    if (c->streaming) {
-        cJSON *flat = anthropic_speaks(c) ? anthropic_error(e) : api_error_json(e);
-        if (!anthropic_speaks(c)) {
-            cJSON_AddStringToObject(flat, "type", "error");
+    if (c->streaming) { /* as its interface's own streams tell it */
+        const struct route *route = c->request.route;
+        bool chat = route && (route->turn == chat_parse || route->turn == completions_parse);
+        cJSON *o = chat || anthropic_speaks(c) ? error_object(c, e) : api_error_json(e);
+        if (!chat && !anthropic_speaks(c)) {
+            cJSON_ReplaceItemInObject(o, "type", cJSON_CreateString("error"));
+            cJSON_AddNumberToObject(o, "sequence_number", 0);
         }
-        char *text = json_text(flat);
-        c->ops->stream_event(c, "error", text ? text : "{}");
+        char *text = json_text(o);
+        c->ops->stream_event(c, chat ? NULL : "error", text ? text : "{}");
         free(text);
         c->ops->stream_end(c);
         return;
@@ -131,8 +134,13 @@ void client_ws_error(struct client *c, const struct api_error *e, const char *st
     cJSON_AddStringToObject(o, "type", "error");
     cJSON_AddNumberToObject(o, "status", e->status);
     cJSON_AddItemToObject(o, "error", api_error_json(e));
-    char *text = json_text(o);
     c->api->metrics.errors++;
+    client_ws_answer(c, o, stream_id);
+}
+
+void client_ws_answer(struct client *c, cJSON *o, const char *stream_id)
+{
+    char *text = json_text(o);
     if (!text) {
         c->ops->drop(c);
         return;

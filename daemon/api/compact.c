@@ -115,7 +115,7 @@ static void compacted(struct run *run)
     cJSON_AddStringToObject(item, "encrypted_content", content);
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "output"), item);
     cJSON_AddItemToObject(o, "usage", response_usage(run));
-    receipt_add(o, run, true); /* with why the summary was cut: the object has no place of its own for that */
+    receipt_add(o, run);
     free(content);
     run->answer = json_text(o);
     run->answer_status = 200;

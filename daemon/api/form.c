@@ -17,6 +17,23 @@ bool form_may_be_in(const char *body, size_t len)
                    memmem(body, len, "grammar", 7) || memmem(body, len, "\\u00", 4));
 }
 
+int verbosity_parse(const cJSON *o, const char *prefix, const char **out, struct api_error *e)
+{
+    static const char *const words[] = {"low", "medium", "high"};
+    char param[32];
+    if (json_string(o, prefix, "verbosity", 16, out, e) || !*out) {
+        return e->status ? -1 : 0;
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+        if (strcmp(*out, words[i]) == 0) {
+            return 0;
+        }
+    }
+    snprintf(param, sizeof(param), "%sverbosity", prefix);
+    api_error_set(e, 400, "invalid_value", param, "'%s' is low, medium or high.", param);
+    return -1;
+}
+
 int form_check(const struct turn_request *q, const char *stops, struct api_error *e)
 {
     if (q->form && q->n_stops) {

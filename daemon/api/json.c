@@ -19,6 +19,7 @@
 #define METADATA_KEY_MAX   64
 #define METADATA_VALUE_MAX 512
 #define STOP_BYTES_MAX     256
+#define DIGITS_KEPT        15 /* a whole number of so many is a double, and is printed as it was */
 
 static _Thread_local bool lost;
 
@@ -39,10 +40,13 @@ void json_start(void)
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = free});
 }
 
-/* cJSON prints 15 digits of a number where those are nearly it. */
+/* cJSON prints 15 digits of a number where those are nearly it. One with a text of its own is that text. */
 static bool is_exact(const cJSON *o)
 {
     char digits[32];
+    if (cJSON_IsNumber(o) && o->valuestring) {
+        return false;
+    }
     if (!cJSON_IsNumber(o) || o->valuedouble == (double)o->valueint) {
         return true;
     }
@@ -64,10 +68,9 @@ static void make_exact(cJSON *o)
 {
     char digits[32];
     if (!is_exact(o)) {
-        snprintf(digits, sizeof(digits), "%.17g", o->valuedouble);
         o->type = cJSON_Raw;
-        o->valuestring = allocate(strlen(digits) + 1);
-        if (o->valuestring) {
+        snprintf(digits, sizeof(digits), "%.17g", o->valuedouble);
+        if (!o->valuestring && (o->valuestring = allocate(strlen(digits) + 1))) {
             strcpy(o->valuestring, digits);
         }
     }
@@ -143,10 +146,10 @@ cJSON *api_error_json(const struct api_error *e)
     return o;
 }
 
-/* Depth, number of values, NUL and \u0000, in one pass. */
-static int check_shape(const char *text, size_t len, struct api_error *e)
+/* Depth, number of values, NUL and \u0000, in one pass. *long_digits: some number has more digits than a double. */
+static int check_shape(const char *text, size_t len, bool *long_digits, struct api_error *e)
 {
-    int depth = 0;
+    int depth = 0, digits = 0;
     size_t values = 0;
     bool in_string = false;
     for (size_t i = 0; i < len; i++) {
@@ -167,6 +170,8 @@ static int check_shape(const char *text, size_t len, struct api_error *e)
             }
             continue;
         }
+        digits = c >= '0' && c <= '9' ? digits + 1 : 0;
+        *long_digits |= digits > DIGITS_KEPT;
         if (c == '"') {
             in_string = true;
         } else if (c == '[' || c == '{') {
@@ -253,13 +258,49 @@ static bool all_finite(const cJSON *v)
     return true;
 }
 
+/* The next number of a text that was parsed; NULL: there is none. */
+static const char *next_number(const char *text, const char *end)
+{
+    for (; text < end; text++) {
+        if (*text == '-' || (*text >= '0' && *text <= '9')) {
+            return text;
+        }
+        if (*text == '"') {
+            for (text++; *text != '"'; text++) {
+                text += *text == '\\';
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Gives whole numbers that are no doubles their text: an id of 64 bits is to be sent on as it is. They stand in the
+ * text in the order in which they stand in the tree. */
+static void keep_digits(cJSON *v, const char **at, const char *end)
+{
+    for (; v; v = v->next) {
+        const char *number = cJSON_IsNumber(v) ? next_number(*at, end) : NULL;
+        if (number) {
+            size_t sign = *number == '-', n = sign + strspn(number + sign, "0123456789");
+            size_t all = strspn(number, "+-.0123456789eE");
+            if (n == all && n - sign > DIGITS_KEPT && (v->valuestring = allocate(n + 1))) {
+                memcpy(v->valuestring, number, n);
+                v->valuestring[n] = '\0';
+            }
+            *at = number + all;
+        }
+        keep_digits(v->child, at, end);
+    }
+}
+
 cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
 {
+    bool long_digits = false;
     if (!utf8_valid(text, len)) {
         api_error_set(e, 400, "invalid_json", NULL, "The body is not valid UTF-8.");
         return NULL;
     }
-    if (check_shape(text, len, e)) {
+    if (check_shape(text, len, &long_digits, e)) {
         return NULL;
     }
     const char *end = NULL;
@@ -292,6 +333,16 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
     }
     if (!all_finite(o)) {
         api_error_set(e, 400, "invalid_json", NULL, "A number is too large.");
+        cJSON_Delete(o);
+        return NULL;
+    }
+    const char *at = text;
+    if (long_digits) {
+        keep_digits(o, &at, end);
+    }
+    if (lost) {
+        lost = false;
+        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         cJSON_Delete(o);
         return NULL;
     }

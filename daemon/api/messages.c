@@ -99,9 +99,11 @@ int message_text(struct turn_request *q, const cJSON *content, const char *where
         const char *t = part_text(part);
         if (!t) {
             char param[128];
+            const cJSON *type = json_get(part, "type");
             snprintf(param, sizeof(param), "%s[%d]", where, i);
-            api_error_set(e, 400, "invalid_value", param, "Invalid value for '%s': only text parts are supported.",
-                          param);
+            api_error_set(e, 400, "invalid_value", param,
+                          "Invalid value for '%s': only text parts are supported, not '%.40s'.", param,
+                          cJSON_IsString(type) ? type->valuestring : "");
             return -1;
         }
         len += strlen(t);
@@ -327,7 +329,17 @@ static int add_message(struct message_list *l, const cJSON *message, const char 
         return -1;
     }
     const cJSON *content = json_get(message, "content");
-    const cJSON *calls = !l->ids && role == ENGINE_ASSISTANT ? json_get(message, "tool_calls") : NULL;
+    const bool answer = !l->ids && role == ENGINE_ASSISTANT; /* of Chat Completions */
+    static const char *const others[] = {"function_call", "audio"};
+    for (size_t i = 0; answer && i < sizeof(others) / sizeof(*others); i++) {
+        if (json_get(message, others[i])) {
+            where(l, others[i], param);
+            api_error_set(l->e, 400, "unsupported_parameter", param, "'%s' is not supported.", param);
+            return -1;
+        }
+    }
+    content = !content && answer ? json_get(message, "refusal") : content;
+    const cJSON *calls = answer ? json_get(message, "tool_calls") : NULL;
     if (calls && !cJSON_IsArray(calls)) {
         where(l, "tool_calls", param);
         api_error_set(l->e, 400, "invalid_type", param, "Invalid type for '%s': expected a list.", param);
@@ -335,7 +347,7 @@ static int add_message(struct message_list *l, const cJSON *message, const char 
     }
     where(l, "content", param);
     /* An assistant's message that only called tools has none. */
-    if (!content && !l->ids && role == ENGINE_ASSISTANT) {
+    if (!content && answer) {
         text = message_keep(l->q, "");
         if (!text) {
             return message_no_memory(l->e);

@@ -174,8 +174,7 @@ static cJSON *output_object(const struct run *run, size_t i, bool event)
     return o;
 }
 
-/* Tokens of an answer that were thinking. */
-static double thinking_tokens(const struct run *run)
+double answer_thinking(const struct run *run)
 {
     double n = 0;
     for (size_t i = 0; i < run->n_items; i++) {
@@ -196,7 +195,7 @@ cJSON *response_usage(const struct run *run)
     cJSON_AddNumberToObject(in, "cache_write_tokens", 0);
     cJSON_AddNumberToObject(u, "output_tokens", run->output_tokens);
     cJSON *out = cJSON_AddObjectToObject(u, "output_tokens_details");
-    cJSON_AddNumberToObject(out, "reasoning_tokens", thinking_tokens(run));
+    cJSON_AddNumberToObject(out, "reasoning_tokens", answer_thinking(run));
     cJSON_AddNumberToObject(u, "total_tokens", run->input_tokens + run->output_tokens);
     return u;
 }
@@ -207,10 +206,10 @@ bool answer_is_too_long(const struct run *run)
            (strcmp(run->reason, "max_output_tokens") == 0 || strcmp(run->reason, "context_length") == 0);
 }
 
-void receipt_add(cJSON *o, const struct run *run, bool reason)
+void receipt_add(cJSON *o, const struct run *run)
 {
     cJSON *receipt = run->receipt ? cJSON_Parse(run->receipt) : NULL;
-    if (receipt && reason && run->reason) {
+    if (receipt && run->reason) {
         cJSON_AddStringToObject(receipt, "incomplete_reason", run->reason);
     }
     if (receipt) {

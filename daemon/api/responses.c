@@ -222,10 +222,20 @@ static int parse_logprobs(struct turn_request *q, const cJSON *body, cJSON *echo
 static int parse_text(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     const cJSON *text = NULL, *format = NULL;
-    if (json_object(body, "", "text", &text, e) || (text && json_object(text, "text.", "format", &format, e))) {
+    const char *verbosity = NULL;
+    if (json_object(body, "", "text", &text, e) || json_object(text, "text.", "format", &format, e) ||
+        verbosity_parse(text, "text.", &verbosity, e) || form_parse(format, "text.format.", false, q, echo, e)) {
         return -1;
     }
-    return form_parse(format, "text.format.", false, q, echo, e);
+    if (verbosity) {
+        cJSON *shown = cJSON_GetObjectItemCaseSensitive(echo, "text");
+        if (!shown) {
+            shown = cJSON_AddObjectToObject(echo, "text");
+            cJSON_AddStringToObject(cJSON_AddObjectToObject(shown, "format"), "type", "text");
+        }
+        cJSON_AddStringToObject(shown, "verbosity", verbosity);
+    }
+    return 0;
 }
 
 /* Whether a word is one of a list that ends with NULL; NULL is. */
@@ -327,6 +337,8 @@ static int parse(struct turn_request *q, const cJSON *body, bool websocket, cJSO
         parse_truncation(q, body, echo, e)) {
         return -1;
     }
+    /* Where nothing was said yet there is nothing to be stored: it is followed on the connection that read it in. */
+    q->store &= !(websocket && !q->generate && !q->n_items && !q->conversation && !q->previous);
     q->instructions = instructions ? strdup(instructions) : NULL;
     q->max_output_tokens = (int)max_output;
     if (max_output) {

@@ -58,6 +58,13 @@ static int refuse(struct tool_reader *r, const char *code, const char *param, co
     return -1;
 }
 
+static int refuse_name(struct tool_reader *r, const char *name, const char *param, const char *more)
+{
+    api_error_set(r->e, 400, name ? "invalid_value" : "missing_required_parameter", param,
+                  "'%s' has 1 to %d characters of A-Z a-z 0-9 _ . -%s", param, TOOL_NAME_MAX, more);
+    return -1;
+}
+
 #define NAME_SIZE (TOOL_NAME_MAX + 2) /* with room for one that is too long */
 
 /* A name in its namespace; NULL: it is in none. */
@@ -82,10 +89,7 @@ static int add_definition(struct tool_reader *r, const char *space, const char *
     join(whole, space, name ? name : "");
     if (!name || !tool_name_valid(name) || !tool_name_valid(whole)) {
         cJSON_Delete(label);
-        api_error_set(r->e, 400, name ? "invalid_value" : "missing_required_parameter", param,
-                      "'%s' has 1 to %d characters of A-Z a-z 0-9 _ . -%s", param, TOOL_NAME_MAX,
-                      space ? ", with its namespace" : "");
-        return -1;
+        return refuse_name(r, name, param, space ? ", with its namespace" : "");
     }
     if (has(r->list, whole)) {
         cJSON_Delete(label);
@@ -334,8 +338,7 @@ static int read_tool(struct tool_reader *r, const cJSON *tool, const char *space
         }
         if (!name || !tool_name_valid(name)) {
             strcat(prefix, "name");
-            return refuse(r, name ? "invalid_value" : "missing_required_parameter", prefix,
-                          "has 1 to 64 characters of A-Z a-z 0-9 _ . -");
+            return refuse_name(r, name, prefix, "");
         }
         snprintf(inner, sizeof(inner), "%.60s.tools", where);
         return read_tools(r, json_get(tool, "tools"), inner, name);
@@ -453,7 +456,8 @@ static int read_name(struct tool_reader *r, const cJSON *o, const char *prefix, 
         strcat(param, type);
         strcat(param, ".");
     }
-    if (json_string(of, param, "name", 256, &own, r->e) || json_string(of, param, "namespace", 64, &space, r->e)) {
+    if (json_string(of, param, "name", 256, &own, r->e) ||
+        json_string(of, param, "namespace", TOOL_NAME_MAX, &space, r->e)) {
         return -1;
     }
     join(name, space, own ? own : "");

@@ -15,12 +15,14 @@ struct row {
 static const struct row responses[] = {
     {"prompt", {0}},
     {"context_management", {0}},
+    {"moderation", {0}},
 };
 
 static const struct row completions[] = {
     {"functions", {0}},
     {"function_call", {"auto", "none"}},
     {"audio", {0}},
+    {"moderation", {0}},
     {"web_search_options", {0}},
     {"grammar", {0}},
     {"json_schema", {0}},

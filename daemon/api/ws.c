@@ -262,6 +262,27 @@ static void cancel(struct client *c, const cJSON *body, const char *stream_id)
     run_cancel(run);
 }
 
+/* Nothing is put into an answer that is being written. It is told in the event that its sender waits for, with what it
+ * sent. */
+static void refuse_steer(struct client *c, const cJSON *body, const char *stream_id)
+{
+    static const char *const kept[] = {"previous_response_id", "input"};
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "type", "response.steer.failed");
+    cJSON_AddNumberToObject(o, "sequence_number", 0);
+    cJSON *steer = cJSON_AddObjectToObject(o, "steer");
+    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
+        const cJSON *v = json_get(body, kept[i]);
+        cJSON_AddItemToObject(steer, kept[i], v ? cJSON_Duplicate(v, true) : cJSON_CreateString(""));
+    }
+    cJSON *error = cJSON_AddObjectToObject(o, "error");
+    cJSON_AddStringToObject(error, "type", "invalid_request_error");
+    cJSON_AddStringToObject(error, "code", "steering_not_supported");
+    cJSON_AddStringToObject(error, "message",
+                            "An answer takes nothing more once it was asked for: cancel it, then ask.");
+    client_ws_answer(c, o, stream_id);
+}
+
 static void attach_stored(struct client *c, struct op *op, const struct session_result *r)
 {
     (void)r;
@@ -356,6 +377,8 @@ static void message_act(struct client *c, struct message *m)
         cancel(c, m->body, m->lane);
     } else if (strcmp(m->type, "convod.response.attach") == 0) {
         attach(c, m->body, m->lane);
+    } else if (strcmp(m->type, "response.steer") == 0) {
+        refuse_steer(c, m->body, m->lane);
     } else {
         api_error_set(&m->e, 400, m->type[0] ? "invalid_value" : "missing_required_parameter", "type",
                       "'type' must be response.create, response.cancel or convod.response.attach.");

@@ -47,8 +47,8 @@ struct session_item *items_copy(const struct session_item *from, size_t n)
 
 #define RESPONSE_STRINGS(r)                                                                                            \
     {                                                                                                                  \
-        &(r)->id, &(r)->conversation, &(r)->previous, &(r)->status, &(r)->reason, &(r)->instructions, &(r)->params,    \
-            &(r)->receipt                                                                                              \
+        &(r)->id, &(r)->conversation, &(r)->previous, &(r)->status, &(r)->reason, &(r)->stop, &(r)->instructions,      \
+            &(r)->params, &(r)->receipt                                                                                \
     }
 
 void response_free(struct session_response *r)
@@ -117,6 +117,7 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     run->cached_tokens = r->cached_tokens;
     run->output_tokens += r->output_tokens;
     replace(&run->reason, r->reason);
+    replace(&run->stop, r->stop);
     replace(&run->receipt, r->receipt);
     replace(&q->instructions, r->instructions);
     replace(&q->previous, r->listed ? NULL : r->previous);

@@ -279,12 +279,20 @@ static int end(struct engine_calls *c)
 #define FENCE_WORD_MAX 16
 #define BLANK_MAX      8 /* as a form of calls allows */
 
-/* Holds text against ```json {"name": "TOOL", where all but the object's beginning may be missing. 1: it is that, and
- * *object is where the object begins; 0: it may become that; -1: it is not. */
+/* Whether a call without marks may begin with this byte: at a line's beginning, or behind what divides it from the one
+ * before it. */
+static bool may_begin(const struct engine_calls *c, char byte)
+{
+    return engine_calls_may_be_bare(c) &&
+           ((c->line && (byte == '`' || byte == '{')) || (c->behind_call && byte == ';'));
+}
+
+/* Holds text against ```json {"name": "TOOL", where all but the object's beginning may be missing, or a semicolon
+ * stands instead. 1: it is that, and *object is where the object begins; 0: it may become that; -1: it is not. */
 static int begins_call(const struct engine_calls *c, const char *text, size_t len, size_t *object, bool *fenced)
 {
     static const char *const WORDS[] = {"{", "\"name\"", ":", "\""};
-    size_t i = 0;
+    size_t i = text[0] == ';';
     *fenced = text[0] == '`';
     if (*fenced) {
         for (; i < 3; i++) {
@@ -381,11 +389,12 @@ static int maybe(struct engine_calls *c)
 
 static int text_byte(struct engine_calls *c, char byte)
 {
-    bool line = c->line;
-    c->line = byte == '\n' || (line && calls_is_space(byte));
+    bool begins = c->state == TEXT && may_begin(c, byte);
+    c->line = byte == '\n' || (c->line && calls_is_space(byte));
+    c->behind_call = c->behind_call && calls_is_space(byte);
     if (c->state == CALL)
         return call_byte(c, byte);
-    if (c->state == TEXT && line && engine_calls_may_be_bare(c) && (byte == '`' || byte == '{')) {
+    if (begins) {
         c->state = MAYBE;
         c->lead = c->held.n;
     }
@@ -539,9 +548,8 @@ int engine_calls_text(struct engine_calls *c, const char *text, size_t len)
     for (size_t i = 0; i < len;) {
         /* Plain text goes out in one piece. */
         size_t n = 0;
-        while (c->state == TEXT && i + n < len && !calls_is_space(text[i + n]) &&
-               !(c->line && engine_calls_may_be_bare(c) && (text[i + n] == '`' || text[i + n] == '{')))
-            n++, c->line = false;
+        while (c->state == TEXT && i + n < len && !calls_is_space(text[i + n]) && !may_begin(c, text[i + n]))
+            n++, c->line = c->behind_call = false;
         if (n > 0) {
             int rc = buffer_append(&c->held, text + i, n);
             rc = rc ? rc : give_held(c);

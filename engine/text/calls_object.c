@@ -120,7 +120,7 @@ int calls_end(struct engine_calls *c, bool *text)
     if (rc)
         return rc;
     c->state = TEXT;
-    if (!c->begun && c->has_name && (!broken || waits(c))) {
+    if (!c->begun && c->has_name && (!broken || c->marked)) {
         enum place place = c->place;
         rc = begin(c);
         broken |= c->place == BROKEN && place != BROKEN;
@@ -144,6 +144,7 @@ int calls_end(struct engine_calls *c, bool *text)
     }
     c->held.n = c->lead = 0;
     c->line = true;
+    c->behind_call = c->chat->syntax == ENGINE_CALLS_LLAMA;
     return rc ? rc : calls_give(c, ENGINE_PART_CALL_END, NULL, 0, broken);
 }
 

@@ -6,7 +6,7 @@
 
 #include "engine/text/chat_private.h"
 
-#define CALL_NAME_MAX 64
+#define CALL_NAME_MAX 128
 #define KEY_MAX       32 /* of names of members that mean something; longer ones do not */
 
 struct buffer {
@@ -43,6 +43,7 @@ struct engine_calls {
     enum { TEXT, MAYBE, CALL, THINK, HEAD } state;
     bool thought;       /* THINK: some of it was given out; TEXT: what comes stands behind it */
     bool line;          /* the next byte begins a line */
+    bool behind_call;   /* TEXT: only white space has come since a call of Llama's, which divides them by semicolons */
     bool marked;        /* CALL: a mark is before it */
     bool fenced;        /* or ``` */
     bool text_only;     /* nothing is a call any more */

@@ -171,6 +171,16 @@ def ends():
         ask = [{"role": "user", "content": "Count: 1 2 3 4 5. Repeat it."}]
         stopped = c.messages.create(messages=ask, stop_sequences=["never", "4"], **LIMITS)
         assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == "4" and "4" not in text_of(stopped), stopped
+        # Asked for again with its key it is the same answer, with its end, also after a restart.
+        key = {"extra_headers": {"Idempotency-Key": "one"}}
+        first = c.messages.create(messages=ask, stop_sequences=["4"], **LIMITS, **key)
+        for _ in range(2):
+            again = c.messages.create(messages=ask, stop_sequences=["4"], **LIMITS, **key)
+            assert (again.content, again.stop_reason, again.stop_sequence) == (first.content, "stop_sequence", "4"), again
+            d.settle()
+            d.kill()
+            d.start()
+            c = client_of(d)
         cut = c.messages.create(messages=ask, **{**LIMITS, "max_tokens": 2})
         assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 2, cut
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}

@@ -86,6 +86,7 @@ static void events(void **state)
     assert_int_equal(r.status, 400);
     assert_string_equal(str(r.json, "type"), "error");
     assert_string_equal(str(r.json, "error.type"), "invalid_request_error");
+    assert_true(strncmp(str(r.json, "error.message"), "prompt is too long: ", 20) == 0);
     reply_free(&r);
     harness_stop(h);
 }
@@ -120,6 +121,10 @@ static void calls(void **state)
     r = call(h, "POST", "/v1/messages", NULL, "{" USER("call add [1]") "," ADD "}");
     assert_int_equal(cJSON_GetArraySize(at(r.json, "content")), 1);
     reply_free(&r);
+    r = call(h, "POST", "/v1/messages", NULL,
+             "{" USER("call add {\\\"id\\\":1183649871234567890,\\\"s\\\":\\\"\\\"}") "," ADD "}");
+    assert_non_null(strstr(r.body, "\"input\":{\"id\":1183649871234567890,"));
+    reply_free(&r);
     harness_stop(h);
 }
 
@@ -138,6 +143,9 @@ static void refusals(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}]}", "messages[0].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[]}]}", "messages[0].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[5]}]}", "messages[0].content[0]"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"},"
+         "{\"role\":\"user\",\"content\":[]}]}",
+         "messages[2].content"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
          "\"text\":\"b\"},{\"type\":\"image\"}]}]}",
          "messages[0].content[2]"},
@@ -241,6 +249,25 @@ static void the_same_items(void **state)
     turn_request_free(b);
 }
 
+/* An id of 64 bits in what a tool was called with reaches the model with all its digits, and what it gave as lines. */
+static void calls_in_a_history(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_"
+        "use\","
+        "\"id\":\"c1\",\"name\":\"add\",\"input\":{\"id\":1183649871234567890}}]},{\"role\":\"user\",\"content\":[{"
+        "\"type\":"
+        "\"tool_result\",\"tool_use_id\":\"c1\",\"content\":[{\"type\":\"text\",\"text\":\"one\"},{\"type\":\"text\","
+        "\"text\":\"two\"}]}]}]}";
+    struct api_error e = {0};
+    struct turn_request *q = anthropic_parse(json_parse_request(body, strlen(body), &e), &e);
+    assert_non_null(q);
+    assert_string_equal(q->items[1].text, "{\"id\":1183649871234567890}");
+    assert_string_equal(q->items[2].text, "one\ntwo");
+    turn_request_free(q);
+}
+
 static void tools(void **state)
 {
     (void)state;
@@ -264,8 +291,9 @@ static void tools(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_answer), cmocka_unit_test(events),         cmocka_unit_test(calls),
-        cmocka_unit_test(refusals),     cmocka_unit_test(the_same_items), cmocka_unit_test(tools),
+        cmocka_unit_test(whole_answer),       cmocka_unit_test(events),         cmocka_unit_test(calls),
+        cmocka_unit_test(refusals),           cmocka_unit_test(the_same_items), cmocka_unit_test(tools),
+        cmocka_unit_test(calls_in_a_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,6 +229,21 @@ static void goes_on(void **state)
     }
 }
 
+/* What the model would not say is what it said. */
+static void refusal_is_text(void **state)
+{
+    (void)state;
+    struct api_error e = {0};
+    struct turn_request *q = chat_parse(
+        cJSON_Parse(
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,"
+            "\"refusal\":\"No.\",\"function_call\":null,\"audio\":null},{\"role\":\"user\",\"content\":\"why\"}]}"),
+        &e);
+    assert_non_null(q);
+    assert_string_equal(q->items[1].text, "No.");
+    turn_request_free(q);
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -283,7 +298,7 @@ int main(void)
         cmocka_unit_test(whole_answer),      cmocka_unit_test(chunks),
         cmocka_unit_test(logprobs),          cmocka_unit_test(several),
         cmocka_unit_test(several_abandoned), cmocka_unit_test(goes_on),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(refusals),          cmocka_unit_test(refusal_is_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -559,7 +559,7 @@ static void run(struct turn *t)
         return;
     }
     if (sscanf(text, "refuse %d", &number) == 1) {
-        fail(t, (enum session_failure)number);
+        fail(t, (enum session_failure)(strstr(text, "late") && !wait_release(t) ? SESSION_INTERNAL : number));
         return;
     }
     if (t->count) {

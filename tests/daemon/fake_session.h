@@ -6,7 +6,7 @@
  *   "wait"         waits before the first delta until fake_release() (or a cancel)
  *   "many N"       N deltas of "word "
  *   "fail"         STARTED, then FAILED (internal)
- *   "refuse N"     FAILED with enum session_failure N, without STARTED
+ *   "refuse N"     FAILED with enum session_failure N, without STARTED; "refuse N late" after fake_release()
  *   "start N"      session_turn_start() returns N
  *   "call F ARGS"  the answer is a message and a call of F; ARGS without a } at the end is a broken one
  *   "think WORDS"  the answer is thinking, of three tokens, and WORDS

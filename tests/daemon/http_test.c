@@ -219,6 +219,31 @@ static void half_closed(void **state)
         reply_free(&r);
         close(fd);
     }
+    /* A stream that was begun ends with an error in its interface's own form. */
+    static const char late[] =
+        "{\"input\":\"refuse 7 late\",\"messages\":[{\"role\":\"user\",\"content\":\"refuse 7 late\"}],"
+        "\"stream\":true}";
+    static const char *const streams[][3] = {
+        {"/v1/responses", "\"type\":\"error\"", "event: error\ndata: {\"message\":"},
+        {"/v1/chat/completions", "\"code\":\"insufficient_memory\"", "\n\ndata: {\"error\":{"},
+        {"/v1/messages", "\"type\":\"overloaded_error\"", "event: error\ndata: {\"type\":\"error\",\"error\":{"}};
+    for (size_t i = 0; i < sizeof(streams) / sizeof(*streams); i++) {
+        fake_reset();
+        int fd = dial(h);
+        send_request(fd, "POST", streams[i][0], NULL, late);
+        shutdown_send(fd);
+        fake_wait_started(1);
+        assert_false(quiet(fd, 5000));
+        fake_release(1);
+        struct reply r = read_reply(fd);
+        if (!strstr(r.body, streams[i][1]) || !strstr(r.body, streams[i][2])) {
+            fail_msg("%s: %s", streams[i][0], r.body);
+        }
+        assert_int_equal(strstr(r.body, "\"sequence_number\":0") != NULL, i == 0);
+        assert_true(i > 0 || !strstr(r.body, "\"type\":\"server_error\"")); /* one type */
+        reply_free(&r);
+        close(fd);
+    }
     /* What failed after that is cut off, not told as a success. */
     fake_reset();
     int fd = dial(h);

@@ -179,6 +179,31 @@ static void numbers_read_back(void **state)
     cJSON_Delete(o);
 }
 
+/* Whole numbers that no double has are sent on as they came, and are numbers for who reads them. */
+static void long_numbers_keep_digits(void **state)
+{
+    (void)state;
+    static const char numbers[] =
+        "{\"1234567890123456789\":-1183649871234567890,\"a\\\\\":[\"9,\\\"8\",1234567890123456,[],18446744073709551615]"
+        ","
+        "\"b\":{\"c\":123456789012345678901234567890,\"d\":1.5},\"e\":0.1234567890123456789,\"f\":7}";
+    struct api_error e = {0};
+    cJSON *o = json_parse_request(numbers, strlen(numbers), &e);
+    assert_non_null(o);
+    int64_t n = 0;
+    assert_int_equal(json_int(o, "", "1234567890123456789", INT64_MIN, 0, &n, &e), 0);
+    assert_int_equal(n, (int64_t)-1183649871234567890.0);
+    cJSON *copy = cJSON_Duplicate(o, true);
+    char *text = json_print(copy);
+    assert_string_equal(text,
+                        "{\"1234567890123456789\":-1183649871234567890,\"a\\\\\":[\"9,\\\"8\",1234567890123456,[],"
+                        "18446744073709551615],\"b\":{\"c\":123456789012345678901234567890,\"d\":1.5},"
+                        "\"e\":0.12345678901234568,\"f\":7}");
+    free(text);
+    cJSON_Delete(copy);
+    cJSON_Delete(o);
+}
+
 /* What lost a member for lack of memory is not printed; what is built after that is. */
 static void nothing_partial_is_printed(void **state)
 {
@@ -227,6 +252,7 @@ int main(void)
         cmocka_unit_test(depth_and_count),
         cmocka_unit_test(typed_access),
         cmocka_unit_test(numbers_read_back),
+        cmocka_unit_test(long_numbers_keep_digits),
         cmocka_unit_test(nothing_partial_is_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

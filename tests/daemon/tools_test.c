@@ -11,6 +11,10 @@
 #define NESTED   "\"tools\":[{\"type\":\"function\",\"function\":{" FUNCTION "}}]"
 #define CALL     "call f {\\\"a\\\": 1}"
 
+#define A63       "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+#define A64       A63 "a"
+#define LONG_NAME A64 A64 "a"
+
 static void in_order(const char *text, const char *const *expected, size_t n)
 {
     const char *p = text;
@@ -48,6 +52,21 @@ static void choice(void **state)
     assert_string_equal(str(r.json, "tool_choice.type"), "function");
     assert_string_equal(str(r.json, "tool_choice.name"), "f");
     assert_int_equal(cJSON_GetArraySize(at(r.json, "tool_choice")), 2);
+    reply_free(&r);
+    r = call(
+        h, "POST", "/v1/responses", NULL,
+        "{\"input\":\"echo a\",\"tools\":[{\"type\":\"namespace\",\"name\":\"n\",\"tools\":[{\"type\":\"function\","
+        "\"name\":\"f\"}]}],\"tool_choice\":{\"type\":\"function\",\"name\":\"f\",\"namespace\":\"n\"}}");
+    assert_int_equal(r.status, 200);
+    assert_string_equal(str(r.json, "tool_choice.name"), "f");
+    assert_string_equal(str(r.json, "tool_choice.namespace"), "n");
+    reply_free(&r);
+    /* As long as it may be, with its namespace. */
+    r = call(h, "POST", "/v1/responses", NULL,
+             "{\"input\":\"echo a\",\"tools\":[{\"type\":\"namespace\",\"name\":\"" A64 "\",\"tools\":[{\"type\":"
+             "\"function\",\"name\":\"" A63 "\"}]}],\"tool_choice\":{\"type\":\"function\",\"name\":\"" A63
+             "\",\"namespace\":\"" A64 "\"}}");
+    assert_int_equal(r.status, 200);
     reply_free(&r);
     harness_stop(h);
 }
@@ -188,6 +207,7 @@ static void broken_calls(void **state)
     r = call(h, "POST", "/v1/chat/completions", NULL,
              "{\"messages\":[{\"role\":\"user\",\"content\":\"call f {\\\"a\\\":\"}]," NESTED "}");
     assert_string_equal(str(r.json, "choices.0.finish_reason"), "stop");
+    assert_string_equal(str(r.json, "convod.incomplete_reason"), "malformed_call");
     reply_free(&r);
     harness_stop(h);
 }
@@ -317,7 +337,25 @@ static void refused(struct harness *h, const char *path, const char *input, cons
     assert_int_equal(fake_turns_started(), 0);
 }
 
-#define LONG_NAME "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+/* What thinking took is told in Chat Completions too, of all answers together. */
+static void thinking_in_usage(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    for (int stream = 0; stream < 2; stream++) {
+        char body[256];
+        snprintf(
+            body, sizeof(body),
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"think hard\"}],\"n\":2,\"stream\":%s,\"stream_options\":"
+            "{\"include_usage\":true}}",
+            stream ? "true" : "false");
+        struct reply r = call(h, "POST", "/v1/chat/completions", NULL, body);
+        assert_int_equal(r.status, 200);
+        assert_non_null(strstr(r.body, "\"completion_tokens_details\":{\"reasoning_tokens\":6}"));
+        reply_free(&r);
+    }
+    harness_stop(h);
+}
 
 static void refusals(void **state)
 {
@@ -402,6 +440,10 @@ static void refusals(void **state)
     static const struct refusal messages[] = {
         {"\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]", "missing_required_parameter",
          "messages[0].tool_call_id"},
+        {"\"messages\":[{\"role\":\"assistant\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}}]",
+         "unsupported_parameter", "messages[0].function_call"},
+        {"\"messages\":[{\"role\":\"assistant\",\"audio\":{\"id\":\"a\"}}]", "unsupported_parameter",
+         "messages[0].audio"},
         {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":5}]", "invalid_type", "messages[0].tool_calls"},
         {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[5]}]", "invalid_type", "messages[0].tool_calls[0]"},
         {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]", "missing_required_parameter",
@@ -499,10 +541,17 @@ static void allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(responses),   cmocka_unit_test(choice),      cmocka_unit_test(broken_calls),
-        cmocka_unit_test(completions), cmocka_unit_test(thinking),    cmocka_unit_test(refusals),
-        cmocka_unit_test(inputs),      cmocka_unit_test(parentheses), cmocka_unit_test(allowed),
+        cmocka_unit_test(responses),
+        cmocka_unit_test(choice),
+        cmocka_unit_test(broken_calls),
+        cmocka_unit_test(completions),
+        cmocka_unit_test(thinking),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(inputs),
+        cmocka_unit_test(parentheses),
+        cmocka_unit_test(allowed),
         cmocka_unit_test(shown),
+        cmocka_unit_test(thinking_in_usage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,8 @@ static void each_field(void **state)
         {UNSUPPORTED_RESPONSES, "{\"tools\":[{}],\"reasoning\":{\"effort\":\"low\"},\"include\":[\"x\"]}", ""},
         {UNSUPPORTED_RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt"},
         {UNSUPPORTED_RESPONSES, "{\"context_management\":[{}]}", "context_management"},
+        {UNSUPPORTED_RESPONSES, "{\"moderation\":{\"model\":\"m\"}}", "moderation"},
+        {UNSUPPORTED_COMPLETIONS, "{\"moderation\":{\"model\":\"m\"}}", "moderation"},
         {UNSUPPORTED_COMPLETIONS, "{\"tool_choice\":\"auto\",\"logprobs\":false,\"stop\":\"x\",\"audio\":null}", ""},
         {UNSUPPORTED_COMPLETIONS, "{\"functions\":[{}]}", "functions"},
         {UNSUPPORTED_COMPLETIONS, "{\"function_call\":{\"name\":\"f\"}}", "function_call"},

@@ -368,6 +368,31 @@ static void cancel_ends_as_incomplete(void **state)
     harness_stop(h);
 }
 
+/* An answer takes nothing more: that is told in the event that a client waits for, and the answer goes on. */
+static void steering_fails(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int fd = ws_dial(h);
+    ws_create(fd, "hold one two", ",\"stream_id\":\"s\"");
+    cJSON *e = ws_until(fd, "response.output_text.delta");
+    cJSON_Delete(e);
+    ws_send(
+        fd,
+        "{\"type\":\"response.steer\",\"stream_id\":\"s\",\"previous_response_id\":\"resp_1\",\"input\":\"louder\"}");
+    e = ws_until(fd, "response.steer.failed");
+    assert_string_equal(str(e, "stream_id"), "s");
+    assert_string_equal(str(e, "error.code"), "steering_not_supported");
+    assert_string_equal(str(e, "steer.previous_response_id"), "resp_1");
+    assert_string_equal(str(e, "steer.input"), "louder");
+    cJSON_Delete(e);
+    fake_release(1);
+    e = ws_until(fd, "response.completed");
+    cJSON_Delete(e);
+    close(fd);
+    harness_stop(h);
+}
+
 /* Over a conversation the default is to finish, otherwise to cancel; both can be asked for. */
 static void disconnect_policy(void **state)
 {
@@ -594,6 +619,7 @@ int main(void)
         cmocka_unit_test(lanes),
         cmocka_unit_test(lane_limits),
         cmocka_unit_test(cancel_ends_as_incomplete),
+        cmocka_unit_test(steering_fails),
         cmocka_unit_test(disconnect_policy),
         cmocka_unit_test(ephemeral_responses),
         cmocka_unit_test(upgrade_is_checked),

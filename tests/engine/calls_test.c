@@ -149,7 +149,8 @@ static void test_marked(void **state)
         /* Cut off: known by its name, or not yet. */
         {"^{\"name\":\"add\",\"arguments\":{\"a\":", "@add({\"a\":)!"},
         {"^{\"name\":\"ad", "|<tool_call>{\"name\":\"ad"},
-        {"^{\"name\":\"add\"", "|<tool_call>{\"name\":\"add\""},
+        {"^{\"name\":\"add\"", "@add()!"},
+        {"^{\"name\":\"add\", \"argum", "@add()!"},
         {"so: ^", "|so: <tool_call>"},
         /* Broken. */
         {"^{\"name\":\"add\",\"arguments\":{\"a\":1$", "@add({\"a\":1)!"},
@@ -333,6 +334,15 @@ static void test_llama(void **state)
         {"<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}", "@add({\"a\": 1})"},
         {"{\"name\": \"other\", \"parameters\": {}}", "|{\"name\": \"other\", \"parameters\": {}}"},
         {"{\"name\": \"add\", \"parameters\": {\"a\"", "@add({\"a\")!"},
+        /* Several, as they stand in a history. */
+        {"{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"now\", \"parameters\": {}};\n{\"name\": "
+         "\"now\", "
+         "\"parameters\": {}}",
+         "@add({\"a\": 1})@now({})@now({})"},
+        {"{\"name\": \"now\", \"parameters\": {}} ; then {\"name\"", "@now({})| ; then {\"name\""},
+        {"{\"name\": \"now\", \"parameters\": {}}.; {\"name\": \"now\", \"parameters\": {}}",
+         "@now({})|.; {\"name\": \"now\", \"parameters\": {}}"},
+        {"; {\"name\": \"now\", \"parameters\": {}}", "|; {\"name\": \"now\", \"parameters\": {}}"},
         {"Hello {\"name\"", "|Hello {\"name\""},
     };
     CHECK_FAMILY(TINY_LLAMA3, ENGINE_CALLS_LLAMA, CASES);

@@ -213,6 +213,13 @@ static void test_thinking(void **state)
     struct answer *c =
         rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .instructions = "be kind", .seed = 3});
     assert_true(c->input > b->input);
+    /* Sent again as clients do that show it apart: the text is empty. */
+    const struct session_item items[] = {{.kind = "message", .role = ENGINE_USER, .text = text, .len = strlen(text)},
+                                         {.kind = "message", .role = ENGINE_ASSISTANT, .text = "", .len = 0},
+                                         {.kind = "message", .role = ENGINE_USER, .text = "and on", .len = 6}};
+    struct answer *d = rig_ask(rig, (struct ask){.items = items, .n_items = 3, .match = true, .seed = 4});
+    rig_only_new(d);
+    assert_true(d->receipt.history >= a->input + a->output - 1);
     free(text);
     rig_close(rig);
 }

@@ -61,6 +61,17 @@ static void test_content_decides(void **state)
     rig_only_new(b);
     assert_true(b->receipt.history >= a->input + a->output - 1);
     assert_string_equal(b->conversation, a->conversation);
+    items[1] = message(ENGINE_ASSISTANT, "<think>\nShould I?\n</think>\n\nI add.");
+    items[3] = call("", items[3].body); /* no arguments at all */
+    assert_string_equal(rig_ask(rig, ask)->conversation, a->conversation);
+    /* Around its calls an answer's text is what it is before them. */
+    struct session_item around[9] = {items[0], message(ENGINE_ASSISTANT, "I "), items[2],
+                                     message(ENGINE_ASSISTANT, "add.")};
+    memcpy(around + 4, items + 3, 5 * sizeof *items);
+    struct ask moved = ask;
+    moved.items = around;
+    moved.n_items = 9;
+    assert_string_equal(rig_ask(rig, moved)->conversation, a->conversation);
     /* The same instructions as a first message. */
     struct session_item with_system[9] = {message(ENGINE_SYSTEM, "be kind")};
     memcpy(with_system + 1, items, sizeof items);
@@ -208,6 +219,14 @@ static void test_items_behind_an_answer(void **state)
     const struct session_item none[] = {result("5", "{\"call_id\":\"two\"}"), message(ENGINE_ASSISTANT, "five")};
     ask = (struct ask){.items = none, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true};
     rig_refused(rig, ask, SESSION_INVALID);
+    /* One that came long after its call is taken. */
+    const struct session_item late[] = {result("5", "{\"call_id\":\"one\"}")};
+    assert_int_equal(rig_create(rig, "ann", "conv_b", NULL), 0);
+    (void)rig_ask(rig,
+                  (struct ask){.items = begin, .n_items = 2, .conversation = "conv_b", .warm = true, .tools = TOOLS});
+    for (int i = 0; i < 9; i++)
+        (void)rig_ask(rig, (struct ask){.text = "wait", .conversation = "conv_b", .warm = true});
+    (void)rig_ask(rig, (struct ask){.items = late, .n_items = 1, .conversation = "conv_b", .warm = true});
     /* And other instructions reach what is behind them. */
     const struct session_item said[] = {message(ENGINE_ASSISTANT, "well"), message(ENGINE_USER, "go on")};
     ask = (struct ask){.items = said, .n_items = 2, .conversation = "conv_a", .match = true, .warm = true};
