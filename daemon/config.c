@@ -149,6 +149,8 @@ static const struct setting settings[] = {
      "memory for KV pages; 0 = half of what is free, of a GPU all", ANY},
     {"gpu-memory-fraction", FRACTION, AT(gpu_memory_fraction), 0, 0, 0, "N", "0.9",
      "of a GPU's memory, all that is taken of it; with kv-bytes 0, the pages take what weights leave", ANY},
+    {"gpu-host-layers", INTEGER, AT(gpu_host_layers), 0, 0, 1024, "N", "0",
+     "layers whose weights stay in host memory, where a GPU has no room; every step brings them over the bus", ANY},
     {"ram-bytes", BYTES, AT(ram_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept in memory; 0 = 256M", ANY},
     {"disk-bytes", BYTES, AT(disk_bytes), 0, 0, 0, "SIZE", "0", "compressed KV kept on disk; 0 = half of what is free",
      ANY},

@@ -179,6 +179,7 @@ static void check_session(const struct daemon_config *c, struct daemon_faults *f
                    .ctx_tokens = c->ctx,
                    .kv_bytes = c->kv_bytes,
                    .device_fraction = c->gpu_memory_fraction,
+                   .host_layers = c->gpu_host_layers,
                    .kv_type = c->kv_type,
                    .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format},
         .max_waiting = c->max_waiting,

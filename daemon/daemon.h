@@ -26,7 +26,8 @@ struct daemon_config {
     char *model, *data, *cache, *listen, *backend, *numerics, *kv_type, *accept_kv, *chat_format, *token_file,
         *log_level;
     char *gateway_user_header; /* NULL: gateways name nobody */
-    int ctx, device, threads, max_running, max_waiting, idle_seconds, max_connections, max_connections_per_address;
+    int ctx, device, gpu_host_layers, threads, max_running, max_waiting, idle_seconds, max_connections;
+    int max_connections_per_address;
     int timeout_seconds, ping_seconds, drain_ms, max_step_ms, readers, retain_days, owner_conversations;
     double gpu_memory_fraction;
     uint64_t kv_bytes, ram_bytes, disk_bytes, request_bytes, owner_ledger_bytes, owner_disk_bytes, owner_ram_bytes,

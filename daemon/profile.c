@@ -47,6 +47,7 @@ int daemon_profile(const struct daemon_config *c, char *err, size_t err_size)
                    .ctx_tokens = c->ctx,
                    .kv_bytes = c->kv_bytes,
                    .device_fraction = c->gpu_memory_fraction,
+                   .host_layers = c->gpu_host_layers,
                    .kv_type = c->kv_type,
                    .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format,
                    .cache_dir = c->cache},

@@ -247,6 +247,7 @@ static void *load(void *arg)
                 .ctx_tokens = c->ctx,
                 .kv_bytes = c->kv_bytes,
                 .device_fraction = c->gpu_memory_fraction,
+                .host_layers = c->gpu_host_layers,
                 .kv_type = c->kv_type,
                 .chat_format = strcmp(c->chat_format, "auto") == 0 ? NULL : c->chat_format,
                 .cache_dir = c->cache,

@@ -115,12 +115,13 @@ static uint64_t memory_for(const struct engine *e, const struct engine_opts *o, 
 
 /* Chooses the context and the bytes of KV pages (*kv_bytes), and compares all that will be allocated with the memory
  * that is available. */
-static int admit(struct engine *e, const struct engine_opts *o, uint64_t available, size_t *kv_bytes, char *err,
-                 size_t err_size)
+static int admit(struct engine *e, const struct engine_opts *o, uint64_t available, uint64_t host_memory,
+                 size_t *kv_bytes, char *err, size_t err_size)
 {
     struct engine_info *info = &e->info;
     info->ctx_tokens = o->ctx_tokens ? o->ctx_tokens : info->ctx_model; /* at most: for what steps need */
-    uint64_t weights = e->model.weight_bytes, scratch = step_scratch_bytes(e);
+    uint64_t weights = e->model.weight_bytes - e->model.host_bytes + e->model.staged_bytes;
+    uint64_t scratch = step_scratch_bytes(e);
     uint64_t fixed = weights + scratch, left = available > fixed ? available - fixed : 0;
     size_t bytes = o->kv_bytes, wanted = (size_t)info->ctx_model * info->kv_token_bytes;
     if (fixed > available) {
@@ -129,7 +130,14 @@ static int admit(struct engine *e, const struct engine_opts *o, uint64_t availab
             "%s: needs about %llu MiB for weights and %llu MiB for steps, but only %llu MiB of memory are available; "
             "use a smaller model or quantization%s",
             o->model_path, (unsigned long long)(weights >> 20), (unsigned long long)(scratch >> 20),
-            (unsigned long long)(available >> 20), e->ops->host ? "" : ", or raise gpu-memory-fraction");
+            (unsigned long long)(available >> 20),
+            e->ops->host ? "" : ", or raise gpu-memory-fraction or gpu-host-layers");
+        return -ENOMEM;
+    }
+    if (e->model.host_bytes > host_memory) {
+        snprintf(err, err_size,
+                 "%llu MiB of weights in host memory (gpu-host-layers) are more than the %llu MiB that are available",
+                 (unsigned long long)(e->model.host_bytes >> 20), (unsigned long long)(host_memory >> 20));
         return -ENOMEM;
     }
     if (bytes == 0 && !e->ops->host)
@@ -188,6 +196,8 @@ static int load(struct engine *e, const struct engine_opts *o, size_t kv_bytes, 
     rc = model_load(&e->model, e->gguf, e->kernels, hash, o->progress, o->progress_arg, err, err_size);
     info->backend = kernels_backend(e->kernels);
     info->backend_notes = kernels_notes(e->kernels);
+    if (rc == 0 && info->host_layers > 0)
+        info->host_ms = model_bring_ms(&e->model, e->kernels);
     if (rc == 0 && ((hash && !gguf_hash_finish(hash, info->model_sha256)) || fingerprint_engine(e))) {
         snprintf(err, err_size, "out of memory");
         rc = -ENOMEM;
@@ -209,10 +219,15 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
         return rc;
     e->ops = kernels_ops(e->kernels);
     e->info.backend = kernels_backend(e->kernels);
+    if (!e->ops->host)
+        e->model.host_layers = o->host_layers < e->model.n_layers ? o->host_layers : e->model.n_layers;
     model_weigh(&e->model, e->kernels);
     e->info.weight_bytes = e->model.weight_bytes;
+    e->info.host_layers = e->model.host_layers;
+    e->info.host_bytes = e->model.host_bytes;
     e->info.token_weight_bytes = e->model.weight_bytes - e->model.embed_bytes;
-    if ((rc = admit(e, o, memory_for(e, o, check), &kv_bytes, err, err_size)) || check)
+    uint64_t host_memory = check ? kernels_machine_bytes() : kernels_available_bytes();
+    if ((rc = admit(e, o, memory_for(e, o, check), host_memory, &kv_bytes, err, err_size)) || check)
         return rc;
     return load(e, o, kv_bytes, err, err_size);
 }
@@ -220,8 +235,8 @@ static int open_parts(struct engine *e, const struct engine_opts *o, bool check,
 static int open_engine(const struct engine_opts *opts, bool check, struct engine **out, char *err, size_t err_size)
 {
     const char *kv_type = opts->kv_type ? opts->kv_type : "bf16";
-    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->step_tokens < 0 ||
-        opts->step_picks < 0 || opts->step_logits < 0) {
+    if (!opts->model_path || opts->threads < 0 || opts->ctx_tokens < 0 || opts->host_layers < 0 ||
+        opts->step_tokens < 0 || opts->step_picks < 0 || opts->step_logits < 0) {
         snprintf(err, err_size, "a model file is needed, and no setting may be negative");
         return -EINVAL;
     }

@@ -34,6 +34,7 @@ struct engine_opts {
     int ctx_tokens;         /* longest sequence; 0 = the model's own length, capped by kv_bytes */
     size_t kv_bytes; /* memory for KV pages; 0 = half of the memory that is free after loading, of a device all */
     double device_fraction; /* of a device's memory, in (0, 1], all that is taken of it; 0 = 0.9; nothing to the host */
+    int host_layers;        /* of a device: the model's last layers, so many, have their weights in the host's memory */
     const char *kv_type;    /* "bf16" (NULL) or "f16" */
     const char *chat_format; /* one of engine_chat_format_at(); NULL = recognise the template */
     bool need_chat;          /* a file whose chat format is not known is refused, rather than opened without one */
@@ -87,6 +88,11 @@ struct engine_info {
     uint64_t file_bytes, weight_bytes;
     uint64_t token_weight_bytes; /* that one decoded token reads: all but an embedding table of its own */
     int n_layers, n_vocab, n_embd;
+    /* Layers whose weights are in the host's memory; what every step brings to the device for them, and how long that
+     * takes, measured when they were loaded. */
+    int host_layers;
+    uint64_t host_bytes;
+    double host_ms;
     int token_bytes_max;   /* longest token: a text of n bytes has at least n / token_bytes_max tokens */
     int ctx_model;         /* the model's own context length */
     int ctx_tokens;        /* longest sequence here */

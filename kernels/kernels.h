@@ -383,7 +383,8 @@ struct kernels_ops {
 
     /* ---- streams ---- */
 
-    /* memcpy and memset(0). Memory is the device's or pinned. */
+    /* memcpy and memset(0). Memory is the device's or pinned. A copy in KERNELS_COMPUTE may be one of a step's
+     * operations. */
     void (*copy)(struct kernels *k, enum kernels_stream stream, void *to, const void *from, size_t bytes);
     void (*zero)(struct kernels *k, enum kernels_stream stream, void *p, size_t bytes);
 

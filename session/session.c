@@ -342,6 +342,12 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
         session_log(s, LOG_WARNING, "%.*s", (int)strcspn(note, "\n"), note);
     if (s->info->backend_notes)
         session_log(s, LOG_INFO, "%s", s->info->backend_notes);
+    if (s->info->host_layers)
+        session_log(
+            s, LOG_INFO,
+            "%d of %d layers have their weights in host memory: every step brings %llu MiB over the bus, which takes "
+            "%.1f ms",
+            s->info->host_layers, s->info->n_layers, (unsigned long long)(s->info->host_bytes >> 20), s->info->host_ms);
     const struct engine_kv_array *arrays = engine_kv_layout(s->engine, &n_arrays);
     s->arrays = calloc((size_t)n_arrays, sizeof *s->arrays);
     if (!s->arrays) {

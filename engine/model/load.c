@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/file/file.h"
 #include "engine/model/model.h"
@@ -55,13 +56,33 @@ static size_t job_bytes(const struct model_job *job, struct kernels *k)
     return job->experts ? bytes * (size_t)job->experts : bytes;
 }
 
+static size_t weight_padded(size_t bytes)
+{
+    return (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
+}
+
+/* The layer that a job's matrix belongs to, where it is one whose weights are in the host's memory; else NULL. */
+static struct model_layer *host_layer(const struct model *m, const struct model_job *job)
+{
+    uintptr_t to = (uintptr_t)job->to, first = (uintptr_t)(m->layers + m->n_layers - m->host_layers);
+    if (job->vector || to < first || to >= (uintptr_t)(m->layers + m->n_layers))
+        return NULL;
+    return m->layers + m->n_layers - m->host_layers + (to - first) / sizeof *m->layers;
+}
+
 void model_weigh(struct model *m, struct kernels *k)
 {
     bool own_output = false;
-    m->weight_bytes = m->embed_bytes = 0;
+    m->weight_bytes = m->embed_bytes = m->host_bytes = 0;
     for (size_t i = 0; i < m->n_jobs; i++) {
         size_t bytes = job_bytes(&m->jobs[i], k);
+        struct model_layer *y = host_layer(m, &m->jobs[i]);
         m->weight_bytes += bytes;
+        if (y) {
+            m->host_bytes += bytes;
+            y->host_bytes += weight_padded(bytes);
+            m->staged_bytes = y->host_bytes > m->staged_bytes ? y->host_bytes : m->staged_bytes;
+        }
         m->embed_bytes += m->jobs[i].to == &m->embed ? bytes : 0;
         own_output = own_output || m->jobs[i].to == &m->output;
     }
@@ -69,17 +90,12 @@ void model_weigh(struct model *m, struct kernels *k)
         m->embed_bytes = 0;
 }
 
-static size_t weight_padded(size_t bytes)
-{
-    return (bytes + WEIGHT_ALIGN - 1) & ~(size_t)(WEIGHT_ALIGN - 1);
-}
-
 /* What is not used of a block costs nothing on the host. On a device it does: there one block has all. */
 static size_t block_bytes_for(const struct model *m, struct kernels *k)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < m->n_jobs; i++)
-        bytes += weight_padded(job_bytes(&m->jobs[i], k));
+        bytes += host_layer(m, &m->jobs[i]) ? 0 : weight_padded(job_bytes(&m->jobs[i], k));
     return kernels_ops(k)->host ? BLOCK_BYTES : bytes;
 }
 
@@ -201,11 +217,31 @@ static int load_rows(struct loader *ld, const struct model_job *job, int expert,
     return 0;
 }
 
+/* Where a matrix of a layer in the host's memory is packed; NULL: there is no memory for it. */
+static void *stage_alloc(struct loader *ld, struct model_layer *y)
+{
+    struct model *m = ld->m;
+    if (!m->staged)
+        m->staged = ld->ops->alloc(ld->k, KERNELS_DEVICE, m->staged_bytes);
+    if (!y->host)
+        y->host = ld->ops->alloc(ld->k, KERNELS_PINNED, y->host_bytes);
+    return m->staged && y->host ? m->staged + y->host_used : NULL;
+}
+
+/* Takes the layer's next `bytes` there. */
+static void unstage(struct loader *ld, struct model_layer *y, size_t bytes)
+{
+    ld->ops->copy(ld->k, KERNELS_COMPUTE, y->host + y->host_used, ld->m->staged + y->host_used, bytes);
+    (void)ld->ops->wait(ld->k, ld->ops->record(ld->k, KERNELS_COMPUTE), -1); /* a failure is the device's */
+    y->host_used += weight_padded(bytes);
+}
+
 static int load_job(struct loader *ld, const struct model_job *job)
 {
     const struct gguf_tensor *t = job->t;
     size_t bytes = job_bytes(job, ld->k);
-    void *to = block_alloc(ld, bytes);
+    struct model_layer *y = host_layer(ld->m, job);
+    void *to = y ? stage_alloc(ld, y) : block_alloc(ld, bytes);
     if (!to && device_failed(ld))
         return -EIO;
     if (!to)
@@ -221,6 +257,8 @@ static int load_job(struct loader *ld, const struct model_job *job)
         .type = t->type, .rows = job->rows, .cols = job->cols, .experts = job->experts, .data = to};
     for (int i = 0; rc == 0 && i < (job->experts ? job->experts : 1); i++)
         rc = load_rows(ld, job, i, NULL, job->rows, kernels_row_bytes(t->type, job->cols));
+    if (y && rc == 0)
+        unstage(ld, y, bytes);
     return rc;
 }
 
@@ -295,6 +333,24 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
     return rc;
 }
 
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
+
+double model_bring_ms(const struct model *m, struct kernels *k)
+{
+    const struct kernels_ops *ops = kernels_ops(k);
+    double began = now_ms();
+    for (int l = 0; l < m->n_layers; l++)
+        if (m->layers[l].host)
+            ops->copy(k, KERNELS_COMPUTE, m->staged, m->layers[l].host, m->layers[l].host_used);
+    (void)ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1); /* a failure is the device's */
+    return now_ms() - began;
+}
+
 void model_close(struct model *m, struct kernels *k)
 {
     while (m->blocks) {
@@ -303,6 +359,11 @@ void model_close(struct model *m, struct kernels *k)
         kernels_ops(k)->release(k, KERNELS_DEVICE, b->p, b->bytes);
         free(b);
     }
+    for (int l = 0; l < m->n_layers && m->layers; l++)
+        if (m->layers[l].host)
+            kernels_ops(k)->release(k, KERNELS_PINNED, m->layers[l].host, m->layers[l].host_bytes);
+    if (m->staged)
+        kernels_ops(k)->release(k, KERNELS_DEVICE, m->staged, m->staged_bytes);
     for (int i = 0; i < MODEL_ROPES; i++)
         free(m->rope[i].inv_freq);
     free(m->layers);

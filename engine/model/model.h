@@ -50,6 +50,10 @@ struct model_layer {
     struct kernels_matrix router;
     const float *router_bias, *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [n_experts][...] */
     struct kernels_matrix gate_experts, up_experts, down_experts;
+    /* Of a layer of model.host_layers: its matrices, pinned, one behind the other as they lie in model.staged when it
+     * is computed. NULL: they are on the device. */
+    uint8_t *host;
+    size_t host_bytes, host_used;
 };
 
 /* A tensor, or a slice of it, that has to be read and packed; made by model_read(), done by model_load(). */
@@ -80,6 +84,10 @@ struct model {
     uint64_t parameters;   /* values */
     uint64_t weight_bytes; /* packed; from model_weigh() on */
     uint64_t embed_bytes;  /* of an embedding table that is not the output's too; else 0 */
+    int host_layers;       /* the last ones, set before model_weigh() */
+    uint64_t host_bytes;   /* of weight_bytes, what these have; from model_weigh() on */
+    size_t staged_bytes;   /* the most that one of them has */
+    uint8_t *staged;       /* of the device: what the matrices of all of them point into */
     const char *quantization;
     struct model_job *jobs; /* until model_load() */
     size_t n_jobs, jobs_capacity;
@@ -98,6 +106,8 @@ void model_weigh(struct model *m, struct kernels *k);
 struct gguf_hash;
 int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct gguf_hash *hash,
                void (*progress)(void *arg, double fraction, const char *what), void *arg, char *err, size_t err_size);
+/* How long it takes to bring all layers of host_layers to the device once. */
+double model_bring_ms(const struct model *m, struct kernels *k);
 /* k may be NULL where nothing was loaded. Fine on a zeroed model. */
 void model_close(struct model *m, struct kernels *k);
 /* "qwen2" */

@@ -31,6 +31,7 @@ enum row {
     ROW_DOWN,
     ROW_ADD_NORM,
     ROW_LOGITS,
+    ROW_BROUGHT,
     ROW_PICK,
     ROW_REPLAY,
     ROWS
@@ -38,14 +39,23 @@ enum row {
 _Static_assert(ROWS <= ENGINE_PROFILE_ROWS, "more rows than a profile holds");
 
 static const char *const NAMES[ROWS] = {
-    [ROW_EMBED] = "embed",        [ROW_ROPE_TABLE] = "rotary table",
-    [ROW_NORM] = "norm",          [ROW_QKV] = "q, k, v",
-    [ROW_ATTN_IN] = "q, k, v in", [ROW_ATTENTION] = "attention",
-    [ROW_GATHER] = "last rows",   [ROW_ATTN_OUT] = "attention out",
-    [ROW_ROUTER] = "router",      [ROW_MIXTURE] = "experts",
-    [ROW_GATED] = "gate, up",     [ROW_DOWN] = "down",
-    [ROW_ADD_NORM] = "norm, add", [ROW_LOGITS] = "logits",
-    [ROW_PICK] = "pick",          [ROW_REPLAY] = "all, as kept by the backend",
+    [ROW_EMBED] = "embed",
+    [ROW_ROPE_TABLE] = "rotary table",
+    [ROW_NORM] = "norm",
+    [ROW_QKV] = "q, k, v",
+    [ROW_ATTN_IN] = "q, k, v in",
+    [ROW_ATTENTION] = "attention",
+    [ROW_GATHER] = "last rows",
+    [ROW_ATTN_OUT] = "attention out",
+    [ROW_ROUTER] = "router",
+    [ROW_MIXTURE] = "experts",
+    [ROW_GATED] = "gate, up",
+    [ROW_DOWN] = "down",
+    [ROW_ADD_NORM] = "norm, add",
+    [ROW_LOGITS] = "logits",
+    [ROW_BROUGHT] = "weights brought",
+    [ROW_PICK] = "pick",
+    [ROW_REPLAY] = "all, as kept by the backend",
 };
 
 static struct {
@@ -96,6 +106,15 @@ static void end(struct kernels *k)
     watch.ops->end(k);
     if (watch.replayed)
         finish(k, ROW_REPLAY, 0, 0);
+}
+
+/* Of weights in the host's memory; a page of keys and values counts for nothing beside them. */
+static void copy(struct kernels *k, enum kernels_stream stream, void *to, const void *from, size_t bytes)
+{
+    start();
+    watch.ops->copy(k, stream, to, from, bytes);
+    if (stream == KERNELS_COMPUTE)
+        finish(k, ROW_BROUGHT, (double)bytes * 2, 0);
 }
 
 static void embed(struct kernels *k, const struct kernels_matrix *w, float scale, float *out)
@@ -276,6 +295,7 @@ static int measure(struct work *w, struct engine_profile *out)
     watched.begin = begin;
     watched.end = end;
     watched.embed = embed;
+    watched.copy = watch.e->model.host_layers > 0 ? copy : watched.copy;
     watched.rope_table = rope_table;
     watched.norm = norm;
     watched.add_norm = add_norm;

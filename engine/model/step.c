@@ -306,6 +306,8 @@ static void forward(struct engine *e, int n, int n_wanted)
         struct kernels_acts attn =
             acts(&s->attn, &s->attn_quants, q_cols, last ? KERNELS_FLOATS : kernels_form(y->o.type));
 
+        if (y->host)
+            ops->copy(k, KERNELS_COMPUTE, m->staged, y->host, y->host_used);
         attention_in(e, y, n, x);
         if (last && n_wanted == 0)
             return;

@@ -159,17 +159,66 @@ static void test_device_numerics(void **state)
     check_device(KERNELS_F16, 30, 26);
 }
 
+/* ---- weights in the host's memory ---- */
+
+static const struct engine_profile_row *row_of(const struct engine_profile *p, const char *name)
+{
+    for (int i = 0; i < p->n_rows; i++)
+        if (!strcmp(p->rows[i].name, name))
+            return &p->rows[i];
+    return NULL;
+}
+
+/* Steps bring them, in any chunks and from graphs, and compute the same bits; pages get the room. */
+static void test_host_layers(void **state)
+{
+    (void)state;
+    enum { TOKENS = 80 };
+    static const enum tiny_arch archs[] = {TINY_QWEN2, TINY_PHI3, TINY_QWEN3MOE};
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        struct fixture f = fixture_open(tiny_model_of(archs[i]), (struct fixture_opts){.host_layers = 2});
+        assert_int_equal(engine_info(f.e)->host_layers, 0); /* a processor has them there anyway */
+        engine_token *tokens = tokens_for(&f, TOKENS);
+        struct engine_seq *a = fixture_seq(f.e);
+        float *want = run(f.e, a, &f, tokens, TOKENS, 64);
+        engine_seq_free(a);
+        uint64_t last = 0;
+        for (int layers = 1; layers < 100; layers += 97) {
+            struct engine *device = fixture_engine(
+                f.path, (struct fixture_opts){.backend = "cuda", .numerics = "exact", .host_layers = layers});
+            const struct engine_info *info = engine_info(device);
+            int there = layers < info->n_layers ? layers : info->n_layers;
+            assert_int_equal(info->host_layers, there);
+            assert_true(info->host_bytes > last && info->host_bytes < info->weight_bytes && info->host_ms > 0);
+            last = info->host_bytes;
+            struct engine_seq *b = fixture_seq(device);
+            float *got = run(device, b, &f, tokens, TOKENS, 70);
+            fixture_same(got, want, (size_t)TOKENS * (size_t)f.m.n_vocab * sizeof *got, "logits");
+            engine_seq_free(b);
+            struct engine_profile p;
+            assert_int_equal(engine_profile(device, 1, 70, 0, &p), 0);
+            assert_int_equal(row_of(&p, "weights brought")->calls, there);
+            engine_close(device);
+            free(got);
+        }
+        free(want);
+        free(tokens);
+        fixture_close(&f);
+    }
+}
+
 /* ---- its memory ---- */
 
 #define DEVICE_BYTES ((size_t)1 << 30) /* of the emulated one */
 
-static int open_with(const char *path, double fraction, size_t kv_bytes, struct engine **out, char *err,
-                     size_t err_size)
+static int open_with(const char *path, double fraction, size_t kv_bytes, int host_layers, struct engine **out,
+                     char *err, size_t err_size)
 {
     const struct engine_opts opts = {.model_path = path,
                                      .backend = "cuda",
                                      .device_fraction = fraction,
                                      .kv_bytes = kv_bytes,
+                                     .host_layers = host_layers,
                                      .threads = 1,
                                      .step_tokens = 16};
     *err = '\0';
@@ -228,16 +277,19 @@ static void test_fraction(void **state)
     struct tiny_model m = tiny_model_of(TINY_QWEN2);
     char *path = tiny_model_save(&m), err[512];
     struct engine *e;
-    assert_int_equal(open_with(path, 0.1, 0, &e, err, sizeof err), 0);
+    assert_int_equal(open_with(path, 0.1, 0, 0, &e, err, sizeof err), 0);
     size_t used = engine_info(e)->kv_bytes;
     assert_in_range(used, DEVICE_BYTES / 20, DEVICE_BYTES / 10);
     engine_close(e);
-    assert_int_equal(open_with(path, 0.1, DEVICE_BYTES / 8, &e, err, sizeof err), -ENOMEM);
+    assert_int_equal(open_with(path, 0.1, 0, 3, &e, err, sizeof err), 0);
+    assert_true(engine_info(e)->kv_bytes > used);
+    engine_close(e);
+    assert_int_equal(open_with(path, 0.1, DEVICE_BYTES / 8, 0, &e, err, sizeof err), -ENOMEM);
     assert_non_null(strstr(err, "lower kv-bytes or raise gpu-memory-fraction"));
     bool no_page = false, no_weights = false;
     size_t taken = DEVICE_BYTES / 10 - used; /* by all but pages */
     for (size_t share = taken + (64 << 10); !no_weights && share > 4096; share -= 4096) {
-        int rc = open_with(path, (double)share / (double)DEVICE_BYTES, 0, &e, err, sizeof err);
+        int rc = open_with(path, (double)share / (double)DEVICE_BYTES, 0, 0, &e, err, sizeof err);
         if (rc == 0) {
             engine_close(e);
             assert_false(no_page);
@@ -260,14 +312,14 @@ static void test_two_on_one_device(void **state)
     struct tiny_model m = tiny_model_of(TINY_QWEN2);
     char *path = tiny_model_save(&m), err[512];
     struct engine *a, *b, *c;
-    assert_int_equal(open_with(path, 0.5, 0, &a, err, sizeof err), 0);
-    assert_int_equal(open_with(path, 0.75, 0, &b, err, sizeof err), 0);
+    assert_int_equal(open_with(path, 0.5, 0, 0, &a, err, sizeof err), 0);
+    assert_int_equal(open_with(path, 0.75, 0, 0, &b, err, sizeof err), 0);
     assert_true(engine_info(a)->kv_bytes > engine_info(b)->kv_bytes);
     assert_true(engine_info(a)->kv_bytes + engine_info(b)->kv_bytes < DEVICE_BYTES);
-    assert_int_equal(open_with(path, 0.5, 0, &c, err, sizeof err), -ENOMEM);
+    assert_int_equal(open_with(path, 0.5, 0, 0, &c, err, sizeof err), -ENOMEM);
     assert_non_null(strstr(err, "memory are available"));
     engine_close(a);
-    assert_int_equal(open_with(path, 0.25, 0, &a, err, sizeof err), 0);
+    assert_int_equal(open_with(path, 0.25, 0, 0, &a, err, sizeof err), 0);
     engine_close(a);
     engine_close(b);
     tiny_model_remove(path);
@@ -276,9 +328,9 @@ static void test_two_on_one_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_architectures),     cmocka_unit_test(test_types),      cmocka_unit_test(test_long),
-        cmocka_unit_test(test_device_numerics),   cmocka_unit_test(test_split_form), cmocka_unit_test(test_fraction),
-        cmocka_unit_test(test_two_on_one_device),
+        cmocka_unit_test(test_architectures),     cmocka_unit_test(test_types),       cmocka_unit_test(test_long),
+        cmocka_unit_test(test_device_numerics),   cmocka_unit_test(test_split_form),  cmocka_unit_test(test_fraction),
+        cmocka_unit_test(test_two_on_one_device), cmocka_unit_test(test_host_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@ struct engine *fixture_engine(const char *path, struct fixture_opts o)
         .model_path = path,
         .backend = o.backend ? o.backend : "cpu-portable",
         .numerics = o.numerics,
+        .host_layers = o.host_layers,
         .threads = o.threads ? o.threads : 1,
         .ctx_tokens = o.ctx_tokens,
         .kv_bytes = o.kv_bytes ? o.kv_bytes : FIXTURE_KV_BYTES,

@@ -17,6 +17,7 @@ struct fixture_opts {
     const char *backend; /* NULL: portable */
     const char *numerics;
     const char *kv_type;
+    int host_layers;
     int threads;     /* 0: 1 */
     int ctx_tokens;  /* 0: the model's */
     int step_tokens; /* 0: 512 */
