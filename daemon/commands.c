@@ -81,6 +81,15 @@ static int verify(const char *dir, bool repair, const struct daemon_log *log)
 
 /* ---- backup ---- */
 
+static const char BACKUP_HELP[] =
+    "Usage: convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
+    "Copies the conversations into a folder that is made or has no backup yet, also\n"
+    "while a daemon serves them; that one writes it, as its own user. `man convod`\n"
+    "tells how a backup is put back.\n\n"
+    "  --with-kv           their KV too; without it, it is computed again when needed\n"
+    "  --data DIR          the data folder of the daemon\n"
+    "  --config FILE       or the configuration that names it\n";
+
 /* An absolute path of a folder that may not be there yet. malloc'd. */
 static char *absolute(const char *path)
 {
@@ -124,7 +133,10 @@ static int backup_command(int argc, char **argv, const struct daemon_log *log)
     bool with_kv = false;
     int n = 1;
     for (int i = 2; i < argc && n < FLAGS_MAX; i++) {
-        if (strcmp(argv[i], KV_FLAG) == 0) {
+        if (strcmp(argv[i], "--help") == 0) {
+            fputs(BACKUP_HELP, stdout);
+            return 0;
+        } else if (strcmp(argv[i], KV_FLAG) == 0) {
             with_kv = true;
         } else if (argv[i][0] != '-' && !dir) {
             dir = argv[i];

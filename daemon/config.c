@@ -614,7 +614,8 @@ char *daemon_config_help(void)
                "Holds long conversations with a language model: clients send only the new\n"
                "turn, over the Responses API (WebSocket, HTTP, SSE), Chat Completions,\n"
                "Completions or Anthropic's Messages. History is never prefilled again.\n\n"
-               "convod token add|list|revoke changes who may use it; see convod token --help.\n\n");
+               "convod token add|list|revoke changes who may use it, convod backup copies the\n"
+               "conversations; see convod token --help and convod backup --help.\n\n");
     for (size_t i = 0; i < N_SETTINGS; i++) {
         const struct setting *s = &settings[i];
         char left[64], right[256];

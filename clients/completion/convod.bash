@@ -22,12 +22,16 @@ _convod()
         esac
         return
     fi
+    if [[ ${COMP_WORDS[1]} == backup && $word == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W '--with-kv --data --config --help' -- "$word")
+        return
+    fi
     case $previous in
     --model | --config | --token-file)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         ;;
-    --data | --cache | --verify | --repair | backup)
+    --data | --cache | --verify | --repair | backup | --with-kv)
         compopt -o filenames 2>/dev/null
         mapfile -t COMPREPLY < <(compgen -d -- "$word")
         ;;
@@ -43,7 +47,7 @@ _convod()
         case " ${options//$'\n'/ } " in
         *" $previous "*) [[ $previous =~ ^--(help|version|check-config|profile)$ ]] || return ;;
         esac
-        [[ $COMP_CWORD -gt 1 ]] || options+=" token"
+        [[ $COMP_CWORD -gt 1 ]] || options+=" token backup"
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
         ;;
     esac

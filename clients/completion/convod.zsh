@@ -1,5 +1,22 @@
 #compdef convod
-# Completion of convod's options in zsh.
+# Completion of convod's commands and options in zsh.
+if (( CURRENT > 2 )) && [[ $words[2] == (token|backup) ]]; then
+    case $words[CURRENT-1] in
+    token) compadd add list revoke; return ;;
+    --scope) compadd all metrics gateway; return ;;
+    --priority) compadd interactive background; return ;;
+    --data) _files -/; return ;;
+    --config) _files; return ;;
+    --expires | --inherit | --conversations | --*-bytes | --retain-days) return 1 ;;
+    esac
+    if [[ $words[2] == backup && $PREFIX != -* ]]; then
+        _files -/
+    else
+        compadd -- ${(f)"$($words[1] $words[2] --help 2>/dev/null | grep -oE '^  --[a-z-]+' | sort -u)"//  }
+    fi
+    return
+fi
+(( CURRENT == 2 )) && [[ $PREFIX != -* ]] && compadd token backup
 _arguments -s \
     '--model[the model, a GGUF file]:file:_files -g "*.gguf"' \
     '--data[conversations and their KV]:folder:_files -/' \

@@ -177,6 +177,8 @@ def unusable():
     with Scratch() as data:
         assert convod("--verify")[0] == 2
         assert convod("backup")[0] == 2
+        status, said = convod("backup", "--help")
+        assert status == 0 and "--with-kv" in said, said
         status, said = convod("backup", "/proc/nowhere/b", "--data", data)
         assert status == 1 and "/proc/nowhere/b" in said, said
         status, said = convod("backup", os.path.join(data, "b"), "--dta", data)

@@ -45,8 +45,8 @@ def run(*words, url):
     return [line for line in r.stdout.splitlines() if line]
 
 
-def options(program):
-    text = subprocess.run([BUILD / program, "--help"], capture_output=True, text=True).stdout
+def options(program, *command):
+    text = subprocess.run([BUILD / program, *command, "--help"], capture_output=True, text=True).stdout
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"Usage:.*?\n\n", "", text, flags=re.S)))
 
 
@@ -66,6 +66,9 @@ class Completion(unittest.TestCase):
         self.assertEqual(bash(self.convod, "--kv-type", ""), ["bf16", "f16"])
         self.assertEqual(bash(self.convod, "--kv-type", "=", "b"), ["bf16"])
         self.assertEqual(bash(self.convod, "--threads", ""), [])
+        self.assertEqual(bash(self.convod, "b"), ["backup"])
+        self.assertEqual(set(bash(self.convod, "backup", "--")), options("convod", "backup") | {"--help"})
+        self.assertEqual(set(bash(self.convod, "token", "add", "--")), options("convod", "token") | {"--help"})
 
     def test_ids_are_offered_and_never_run(self):
         double = Double()
@@ -91,6 +94,12 @@ class Completion(unittest.TestCase):
         self.assertLessEqual(self.commands, {c.partition(":")[0] for c in zsh(self.convo, "")})
         self.assertEqual(zsh(self.convo, "evict", "--to", ""), ["ram", "disk"])
         self.assertEqual(zsh(self.convo, "--token-file", ""), ["files"])
+        self.assertEqual(zsh(self.convod, "")[:2], ["token", "backup"])
+        self.assertEqual(zsh(self.convod, "token", ""), ["add", "list", "revoke"])
+        self.assertEqual(zsh(self.convod, "token", "add", "x", "--scope", ""), ["all", "metrics", "gateway"])
+        self.assertEqual(set(zsh(self.convod, "token", "add", "--")), options("convod", "token"))
+        self.assertEqual(zsh(self.convod, "backup", ""), ["files"])
+        self.assertEqual(set(zsh(self.convod, "backup", "--")), options("convod", "backup"))
 
 
 if __name__ == "__main__":
