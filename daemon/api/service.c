@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/api/api.h"
 
@@ -25,10 +26,20 @@ void service_ready(struct client *c)
     client_answer_json(c, ready ? 200 : 503, o);
 }
 
+/* With what Anthropic's clients look for as well. */
 static cJSON *model_object(const struct api *s)
 {
     const struct engine_info *m = session_model(s->runs.session);
     cJSON *o = cJSON_CreateObject();
+    char when[32] = "";
+    time_t started = (time_t)(s->started_ms / 1000);
+    struct tm utc;
+    if (gmtime_r(&started, &utc)) {
+        (void)strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    }
+    cJSON_AddStringToObject(o, "type", "model");
+    cJSON_AddStringToObject(o, "display_name", s->model_name);
+    cJSON_AddStringToObject(o, "created_at", when);
     cJSON_AddStringToObject(o, "id", s->model_name);
     cJSON_AddStringToObject(o, "object", "model");
     cJSON_AddNumberToObject(o, "created", (double)(s->started_ms / 1000));
@@ -50,6 +61,9 @@ void service_models(struct client *c)
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "object", "list");
     cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "data"), model_object(c->api));
+    cJSON_AddBoolToObject(o, "has_more", false);
+    cJSON_AddStringToObject(o, "first_id", c->api->model_name);
+    cJSON_AddStringToObject(o, "last_id", c->api->model_name);
     client_answer_json(c, 200, o);
 }
 

@@ -46,6 +46,9 @@ def history():
     with Scratch() as data:
         d = Daemon(data)
         c = client_of(d)
+        listed = list(c.models.list())
+        assert len(listed) == 1 and listed[0].display_name == listed[0].id and listed[0].created_at.year > 2000, listed
+        assert c.models.retrieve(listed[0].id).id == listed[0].id
         messages = [{"role": "user", "content": FACT}]
         first = c.messages.create(messages=messages, system="Be brief.", **LIMITS)
         assert first.type == "message" and first.role == "assistant" and first.stop_reason in ("end_turn", "max_tokens"), first
