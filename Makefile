@@ -257,7 +257,7 @@ $(BUILD)/jsonschema/.complete: $(BUILD)/venv/.complete
 $(BUILD)/servers: tests/service/servers
 	@tests/service/servers $@
 
-$(BUILD)/peer/.complete:
+$(BUILD)/peer/.complete: tests/bench/peer
 	@tests/bench/peer $(@D)
 	@touch $@
 

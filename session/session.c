@@ -748,8 +748,10 @@ static int requeue_run(struct storage_ledger *l, void *arg)
 
 static void requeue_done(void *arg, int rc)
 {
+    struct requeue *r = arg;
     (void)rc;
-    free(arg);
+    r->each(r->arg, NULL, NULL, NULL);
+    free(r);
 }
 
 int session_requeue(struct session *s,

@@ -328,8 +328,8 @@ void session_delivered(struct session *s, const char *owner, const char *respons
  * went is logged. 0 or -ENOMEM. */
 int session_hand_over(struct session *s, const char *from, const char *to, const char *why);
 
-/* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread; start
- * them again with `requeued`. 0 or -ENOMEM. */
+/* Background turns that an earlier process left in the queue, oldest first: each() is called on a storage thread, and
+ * at the end once with NULL for all; start them again with `requeued`. 0 or -ENOMEM: it is not called. */
 int session_requeue(struct session *s,
                     void (*each)(void *arg, const char *owner, const char *response_id, const char *request),
                     void *arg);

@@ -108,7 +108,9 @@ int cli_move_head(struct cli *c, const char *id, const char *response)
 static cJSON *call_model(struct cli *c, const char *what, const char *path, cJSON *body, int *code)
 {
     term_status(&c->term, what);
+    net_patience(c->net, true);
     cJSON *answer = cli_call(c, "POST", path, body, code);
+    net_patience(c->net, false);
     term_status_clear(&c->term);
     return answer;
 }

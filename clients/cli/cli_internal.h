@@ -125,6 +125,9 @@ struct net_reply {
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size);
 
+/* From now on an answer may take as long as it takes: the model works on it. Otherwise it has two minutes to begin. */
+void net_patience(struct net *n, bool patient);
+
 /* The WebSocket to /v1/responses. Opening an open one is fine. Errors as net_http(); -EACCES: something answers there
  * and refuses. */
 int net_ws_open(struct net *n, char *err, size_t err_size);

@@ -22,9 +22,10 @@
 
 #include "clients/cli/cli_internal.h"
 
-#define NET_MAX_BYTES  (64u << 20)
-#define NET_TICK_MS    100 /* how soon Ctrl-C is seen when it came just before a wait */
-#define NET_TIMEOUT_S  120 /* to connect; an answer may take longer, since the model works on some */
+#define NET_MAX_BYTES (64u << 20)
+#define NET_TICK_MS   100 /* how soon Ctrl-C is seen when it came just before a wait */
+#define NET_TIMEOUT_S 120 /* for an answer to begin, unless the model works on it: eviction answers when all is saved  \
+                           */
 #define HTTP_READ_SIZE 4096
 
 struct message {
@@ -68,6 +69,7 @@ struct net {
     char why[160];     /* the library's reason for the last failed connection */
     long refused_cert; /* what is wrong with the certificate that was shown then (X509_V_ERR_...), or 0 */
     bool answered;     /* a daemon was there before */
+    bool patient;      /* answers take as long as they take */
 };
 
 /* ---- message queues ------------------------------------------------------------------------------------------------
@@ -517,6 +519,11 @@ static int no_daemon(const struct net *n, char *err, size_t err_size)
     return -ECONNREFUSED;
 }
 
+void net_patience(struct net *n, bool patient)
+{
+    n->patient = patient;
+}
+
 int net_http(struct net *n, const char *method, const char *path, const char *body, struct net_reply *reply,
              bool (*on_data)(void *arg, const char *data, size_t len), void *arg, char *err, size_t err_size)
 {
@@ -537,6 +544,8 @@ int net_http(struct net *n, const char *method, const char *path, const char *bo
     buf_free(&full);
     int rc = 0;
     while (h->wsi && h->state != SLOT_NONE) {
+        if (n->patient && rc == 0 && h->state == SLOT_CONNECTING && h->body_sent == h->body_len)
+            lws_set_timeout(h->wsi, PENDING_TIMEOUT_AWAITING_SERVER_RESPONSE, NET_TIMEOUT_S);
         if (interrupts_pending() && rc == 0) {
             rc = -EINTR;
             lws_set_timeout(h->wsi, PENDING_TIMEOUT_USER_REASON_BASE, LWS_TO_KILL_ASYNC);

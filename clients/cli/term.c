@@ -516,12 +516,11 @@ static void history_load(struct line_reader *r)
 {
     HistEvent event;
     char *path = history_path();
-    bool grown = path && history(r->history, &event, H_LOAD, path) > 2 * HISTORY_LINES;
-    FILE *file = grown ? history_open(path) : NULL;
-    if (file) {
+    FILE *file = history_open(path); /* held, so that nobody adds to it meanwhile */
+    if (path && history(r->history, &event, H_LOAD, path) > 2 * HISTORY_LINES && file)
         history(r->history, &event, H_SAVE, path);
+    if (file)
         fclose(file);
-    }
     free(path);
 }
 

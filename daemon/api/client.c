@@ -382,6 +382,14 @@ static void parsed(struct work *w, bool closing)
         r->turn = NULL;
         handle(c);
     }
+    if (!closing) { /* nobody has taken it */
+        work_free_json(p->api->workers, r->json, p->owner);
+        r->json = NULL;
+        if (r->turn) {
+            work_free_json(p->api->workers, r->turn->settings, p->owner);
+            r->turn->settings = NULL;
+        }
+    }
     cJSON_Delete(r->json);
     turn_request_free(r->turn);
     free(r->body);

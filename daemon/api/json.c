@@ -283,7 +283,8 @@ static void keep_digits(cJSON *v, const char **at, const char *end)
         if (number) {
             size_t sign = *number == '-', n = sign + strspn(number + sign, "0123456789");
             size_t all = strspn(number, "+-.0123456789eE");
-            if (n == all && n - sign > DIGITS_KEPT && (v->valuestring = allocate(n + 1))) {
+            bool kept = n == all && n - sign > DIGITS_KEPT && number[sign] != '0'; /* which JSON has not in front */
+            if (kept && (v->valuestring = allocate(n + 1))) {
                 memcpy(v->valuestring, number, n);
                 v->valuestring[n] = '\0';
             }

@@ -619,6 +619,7 @@ static void run_queued(struct work *w, bool closing)
 {
     struct requeued *r = requeued_of(w);
     struct queued *queued = &r->queued;
+    r->api->requeueing--;
     if (closing || !r->api->runs.session) {
         requeued_free(r);
         return;
@@ -643,15 +644,28 @@ static void take_requeued(struct event *event, bool closing)
         requeued_free(r);
         return;
     }
+    r->api->requeueing++;
     r->work.run = parse_queued;
     r->work.done = run_queued;
     work_submit(r->api->workers, &r->work, r->owner);
+}
+
+static void requeue_ended(struct event *event, bool closing)
+{
+    (void)closing;
+    struct api *api = (struct api *)((char *)event - offsetof(struct api, requeue_ended));
+    api->requeueing--;
 }
 
 /* [storage thread] */
 static void requeue(void *arg, const char *owner, const char *id, const char *request)
 {
     struct api *api = arg;
+    if (!id) {
+        api->requeue_ended.take = requeue_ended;
+        events_post(api->events, &api->requeue_ended);
+        return;
+    }
     struct requeued *r = calloc(1, sizeof(*r));
     if (!r) {
         return; /* it stays in the queue until the next start */
@@ -670,5 +684,5 @@ static void requeue(void *arg, const char *owner, const char *id, const char *re
 
 void responses_requeue(struct api *api)
 {
-    (void)session_requeue(api->runs.session, requeue, api);
+    api->requeueing = session_requeue(api->runs.session, requeue, api) ? 0 : 1;
 }

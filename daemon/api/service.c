@@ -17,7 +17,7 @@ void service_ready(struct client *c)
 {
     struct api *s = c->api;
     cJSON *o = cJSON_CreateObject();
-    bool ready = s->runs.session && !s->stopping;
+    bool ready = s->runs.session && !s->requeueing && !s->stopping;
     cJSON_AddStringToObject(o, "status", ready ? "ready" : s->stopping ? "stopping" : "loading");
     if (!ready && !s->stopping) {
         cJSON_AddNumberToObject(o, "progress", s->load_promille / 1000.0);

@@ -10,6 +10,8 @@
 
 #include "daemon/api/api.h"
 
+#define STEER_SHOWN_MAX 4096
+
 struct waiting {
     struct waiting *next;
     struct turn_request *request;
@@ -262,19 +264,23 @@ static void cancel(struct client *c, const cJSON *body, const char *stream_id)
     run_cancel(run);
 }
 
+/* A string that is not long, as it came; else an empty one. */
+static cJSON *short_string(const cJSON *o, const char *key)
+{
+    const char *text = cJSON_GetStringValue(json_get(o, key));
+    return cJSON_CreateString(text && strlen(text) <= STEER_SHOWN_MAX ? text : "");
+}
+
 /* Nothing is put into an answer that is being written. It is told in the event that its sender waits for, with what it
- * sent. */
+ * sent where that is a short text. */
 static void refuse_steer(struct client *c, const cJSON *body, const char *stream_id)
 {
-    static const char *const kept[] = {"previous_response_id", "input"};
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "type", "response.steer.failed");
     cJSON_AddNumberToObject(o, "sequence_number", 0);
     cJSON *steer = cJSON_AddObjectToObject(o, "steer");
-    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++) {
-        const cJSON *v = json_get(body, kept[i]);
-        cJSON_AddItemToObject(steer, kept[i], v ? cJSON_Duplicate(v, true) : cJSON_CreateString(""));
-    }
+    cJSON_AddItemToObject(steer, "previous_response_id", short_string(body, "previous_response_id"));
+    cJSON_AddItemToObject(steer, "input", short_string(body, "input"));
     cJSON *error = cJSON_AddObjectToObject(o, "error");
     cJSON_AddStringToObject(error, "type", "invalid_request_error");
     cJSON_AddStringToObject(error, "code", "steering_not_supported");

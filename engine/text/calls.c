@@ -361,6 +361,11 @@ static int call_byte(struct engine_calls *c, char byte)
     if ((syntax == ENGINE_CALLS_MISTRAL_LIST || syntax == ENGINE_CALLS_MISTRAL_LIST_ID) && c->place == BEHIND_OBJECT &&
         (byte == ',' || byte == ']'))
         return list_byte(c, byte);
+    if (syntax == ENGINE_CALLS_LLAMA && c->marked && c->place == BEHIND_OBJECT && byte == ';') { /* another follows */
+        c->held.n--;
+        rc = end(c);
+        return rc ? rc : text_byte(c, byte);
+    }
     rc = calls_object_byte(c, byte);
     bool alone = syntax == ENGINE_CALLS_MISTRAL || syntax == ENGINE_CALLS_MISTRAL_ID; /* it ends with its object */
     if (rc || (c->marked && !(alone && c->place == BEHIND_OBJECT)))

@@ -612,6 +612,7 @@ static void render_inst(const struct chat *c, struct builder *b, const struct en
         add_mark(b, c->inst_end, "[/INST]");
         chat_flush(b);
     }
+    chat_flush(b);
 }
 
 static bool answers(const struct engine_message *m)

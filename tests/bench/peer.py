@@ -1,5 +1,6 @@
 """The peer, llama.cpp's server as tests/bench/peer builds it: started, asked for raw completions, ended."""
 
+import atexit
 import http.client
 import json
 import os
@@ -36,6 +37,7 @@ class Server:
         self.p = subprocess.Popen([os.path.join(folder, "llama-server"), "-m", model, "-c", str(tokens), "-np", str(slots), "-b", "512", "-ub", "512", "-fa", "on",
                                    "--kv-unified", "-t", str(threads), "-tb", str(threads), "--slots", "--slot-save-path", self.states.name,
                                    "--host", "127.0.0.1", "--port", "0", "-lv", "4"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
+        atexit.register(self.p.kill)  # where a measurement breaks off
         while not (found := re.search(r"listening on http://(\S+)", self.text())) or "model loaded" not in self.text():
             if self.p.poll() is not None:
                 raise RuntimeError("the peer did not start:\n" + self.text()[-2000:])
@@ -70,7 +72,7 @@ class Server:
             self.complete(history, 1, cache_prompt=True)
         t = self.complete(history + prompt, n_decode + 1, cache_prompt=n_history > 0)["timings"]
         assert t["prompt_n"] == n_prompt, t
-        return {"prompt": n_prompt, "prefill_ms": t["prompt_ms"], "decode": t["predicted_n"], "decode_ms": t["predicted_ms"]}
+        return {"prompt": n_prompt, "prefill_ms": t["prompt_ms"], "decode": t["predicted_n"] - 1, "decode_ms": t["predicted_ms"]}
 
     def load(self, n):
         """The time in which it reads a saved state of n tokens back: its own figure, not compressed, the file in the page cache."""

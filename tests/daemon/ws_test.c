@@ -386,6 +386,15 @@ static void steering_fails(void **state)
     assert_string_equal(str(e, "steer.previous_response_id"), "resp_1");
     assert_string_equal(str(e, "steer.input"), "louder");
     cJSON_Delete(e);
+    /* One that is long is not sent back. */
+    char *text = NULL;
+    assert_true(asprintf(&text, "{\"type\":\"response.steer\",\"stream_id\":\"s\",\"input\":\"%0*d\"}", 5 << 20, 0) >
+                0);
+    ws_send(fd, text);
+    free(text);
+    e = ws_until(fd, "response.steer.failed");
+    assert_string_equal(str(e, "steer.input"), "");
+    cJSON_Delete(e);
     fake_release(1);
     e = ws_until(fd, "response.completed");
     cJSON_Delete(e);

@@ -332,6 +332,8 @@ static void test_llama(void **state)
     static const struct shown CASES[] = {
         {"{\"name\": \"add\", \"parameters\": {\"a\": 1}}", "@add({\"a\": 1})"},
         {"<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}", "@add({\"a\": 1})"},
+        {"<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"now\", \"parameters\": {}}",
+         "@add({\"a\": 1})@now({})"},
         {"{\"name\": \"other\", \"parameters\": {}}", "|{\"name\": \"other\", \"parameters\": {}}"},
         {"{\"name\": \"add\", \"parameters\": {\"a\"", "@add({\"a\")!"},
         /* Several, as they stand in a history. */

@@ -448,6 +448,8 @@ static double move_out(const struct moves *m, bool split, void *to)
 static void check_kv(void)
 {
     enum { LAYERS = 36 };
+    if (!unit_begins("kv"))
+        return;
     struct heads h = {8, said.tiny ? 2 : 8, said.tiny ? 32 : 128, 256};
     int layers = said.tiny ? 3 : LAYERS, pages = 4;
     struct kernels_sizes sizes = sizes_for(16, 1024, 8, 128);
@@ -489,6 +491,8 @@ static void check_kv(void)
 static void check_pick(void)
 {
     enum { PICKS = 32 };
+    if (!unit_begins("pick"))
+        return;
     int vocab = said.tiny ? 1000 : 151936;
     struct kernels_sizes sizes = sizes_for(PICKS, 1024, 8, 128);
     sizes.vocab = vocab;
@@ -547,6 +551,7 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
             if (!strcmp(argv[a], parts[i].name)) {
                 parts[i].run();
+                alarm(0); /* what is between two parts is no unit's */
                 wanted++;
             }
     if (wanted)

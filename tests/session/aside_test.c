@@ -31,9 +31,17 @@ static uint64_t put_aside(struct rig *rig)
     return st.turns_put_aside;
 }
 
+static void wait_for_others(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        gate_wait(arg, 1);
+}
+
 /* All of them at once, where two fit, and each alone: the same answers, KV and receipts. */
 static void together_as_alone(struct crowd c)
 {
+    struct gate all = GATE_CLOSED;
     struct answer *alone[N], *together[N], *before[2][N] = {{0}};
     struct rig *rigs[2];
     for (int crowded = 0; crowded < 2; crowded++) {
@@ -54,6 +62,10 @@ static void together_as_alone(struct crowd c)
         for (int i = 0; i < N; i++) {
             char *text = rig_text(40u + (uint64_t)i, c.prompt);
             struct ask ask = ask_of(&c, i, text, c.follow ? before[crowded][i]->id : NULL);
+            if (crowded && i == 0) {
+                ask.hook = wait_for_others;
+                ask.hook_arg = &all;
+            }
             if (crowded)
                 together[i] = rig_begin(rig, ask);
             else
@@ -61,6 +73,7 @@ static void together_as_alone(struct crowd c)
             free(text);
         }
     }
+    gate_open(&all);
     for (int i = 0; i < N; i++) {
         rig_end(together[i]);
         if (together[i]->failed)
@@ -155,12 +168,19 @@ static void test_no_memory_for_it(void **state)
     }
 }
 
-static bool is_over(struct answer *a)
+struct moment {
+    uint64_t asides; /* behind so many times that one was put aside */
+    struct gate come, over;
+};
+
+/* [engine thread] Holds it at the first delta behind that moment. */
+static void hold_at(struct answer *a, const struct session_event *ev, void *arg)
 {
-    pthread_mutex_lock(&a->rig->lock);
-    bool over = a->over;
-    pthread_mutex_unlock(&a->rig->lock);
-    return over;
+    struct moment *m = arg;
+    if (ev->kind == SESSION_EVENT_DELTA && a->rig->s->status.turns_put_aside > m->asides) {
+        gate_open(&m->come);
+        gate_wait(&m->over, 1);
+    }
 }
 
 /* Each is stopped at some moment, waiting or running: what it had said is there, and can be followed. */
@@ -170,16 +190,19 @@ static void test_stopped_meanwhile(void **state)
     for (int round = 0; round < 3; round++) {
         struct rig *rig = rig_open((struct rig_opts){.kv_pages = PAGES, .ctx = 512});
         struct answer *a[N];
+        struct moment moment = {(uint64_t)round, GATE_CLOSED, GATE_CLOSED};
         int cancelled = 0;
         for (int i = 0; i < N; i++) {
             char *text = rig_text(40u + (uint64_t)i, 40);
-            a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400});
+            a[i] = rig_begin(
+                rig, (struct ask){
+                         .text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
             free(text);
         }
-        while (put_aside(rig) <= (uint64_t)round && !is_over(a[0]))
-            ;
+        gate_wait(&moment.come, 1);
         for (int i = N - 1; i > 0; i--)
             session_cancel(rig->s, "ann", a[i]->id, SESSION_STOP_CANCELLED);
+        gate_open(&moment.over);
         for (int i = 0; i < N; i++) {
             rig_end(a[i]);
             assert_false(a[i]->failed);
