@@ -81,14 +81,13 @@ static int verify(const char *dir, bool repair, const struct daemon_log *log)
 
 /* ---- backup ---- */
 
-static const char BACKUP_HELP[] =
-    "Usage: convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
-    "Copies the conversations into a folder that is made or has no backup yet, also\n"
-    "while a daemon serves them; that one writes it, as its own user. `man convod`\n"
-    "tells how a backup is put back.\n\n"
-    "  --with-kv           their KV too; without it, it is computed again when needed\n"
-    "  --data DIR          the data folder of the daemon\n"
-    "  --config FILE       or the configuration that names it\n";
+static const char BACKUP_HELP[] = "Usage: convod backup DIR [--with-kv] [--data DIR | --config FILE]\n\n"
+                                  "Copies the conversations into a folder that is made or has no backup yet, also\n"
+                                  "while a daemon serves them; that one writes it, as its own user. `man convod`\n"
+                                  "tells how a backup is put back.\n\n"
+                                  "  --with-kv           their KV too; without it, it is computed again when needed\n"
+                                  "  --data DIR          the data folder of the daemon\n"
+                                  "  --config FILE       or the configuration that names it\n";
 
 /* An absolute path of a folder that may not be there yet. malloc'd. */
 static char *absolute(const char *path)

@@ -67,8 +67,8 @@ static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, si
 
 /* Waits until all earlier kernels of the stream have ended and what they wrote can be seen; from then on the next one
  * may begin in turn. All threads call it, once; before it a kernel reads only what no kernel of a step writes
- * (weights; those that a step copies are there before any kernel behind the copy begins), and writes to nothing but its shared memory. That every kernel waits is what makes one that has ended
- * speak for all before it. */
+ * (weights; those that a step copies are there before any kernel behind the copy begins), and writes to nothing but its
+ * shared memory. That every kernel waits is what makes one that has ended speak for all before it. */
 __device__ __forceinline__ void wait_for_earlier(void)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
