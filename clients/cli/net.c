@@ -24,9 +24,7 @@
 
 #define NET_MAX_BYTES (64u << 20)
 #define NET_TICK_MS   100 /* how soon Ctrl-C is seen when it came just before a wait */
-#define NET_TIMEOUT_S                                                                                                  \
-    120 /* for an answer to begin, unless the model works on it: eviction answers when all is saved                    \
-         */
+#define NET_TIMEOUT_S 120 /* for an answer to begin, unless the model works on it */
 #define HTTP_READ_SIZE 4096
 
 struct message {

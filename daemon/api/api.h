@@ -84,8 +84,7 @@ struct api {
     struct workers *workers;
     struct tickets tickets;
     bool stopping;
-    int requeueing; /* turns that an earlier process left in the queue and that have no run yet, and the search for them
-                     */
+    int requeueing; /* turns that waited in the queue over a restart and have no run yet, and the search for them */
     struct event requeue_ended;
     int load_promille;
     char load_what[64];
