@@ -22,9 +22,9 @@
 
 #include "clients/cli/cli_internal.h"
 
-#define NET_MAX_BYTES (64u << 20)
-#define NET_TICK_MS   100 /* how soon Ctrl-C is seen when it came just before a wait */
-#define NET_TIMEOUT_S 120 /* for an answer to begin, unless the model works on it */
+#define NET_MAX_BYTES  (64u << 20)
+#define NET_TICK_MS    100 /* how soon Ctrl-C is seen when it came just before a wait */
+#define NET_TIMEOUT_S  120 /* for an answer to begin, unless the model works on it */
 #define HTTP_READ_SIZE 4096
 
 struct message {
