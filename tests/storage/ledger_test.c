@@ -141,7 +141,7 @@ static int many_run(struct storage_ledger *l, void *arg)
 {
     struct fields *f = arg;
     for (int i = 0; i < 25; i++) {
-        char id[16], title[32];
+        char id[24], title[32];
         (void)snprintf(id, sizeof id, "conv_%02d", i);
         (void)snprintf(title, sizeof title, i % 5 ? "Talk %d" : "Fünf Äpfel %d%%", i);
         /* Pairs of the same time: the order must still be one. */
@@ -204,7 +204,7 @@ static int long_run(struct storage_ledger *l, void *arg)
         text[STORAGE_LIST_BYTES / 2] = '\0';
     }
     for (int i = 0; i < 5 && !rc; i++) {
-        char id[16], title[] = "long";
+        char id[24], title[] = "long";
         (void)snprintf(id, sizeof id, "conv_%02d", i);
         struct storage_conversation c = {
             .owner = f->owner, .public_id = id, .title = title, .instructions = text, .updated_ms = i};
@@ -241,7 +241,7 @@ static int thousands_run(struct storage_ledger *l, void *arg)
 {
     struct fields *f = arg;
     for (int i = 0; i < 9000; i++) {
-        char id[16], title[32];
+        char id[24], title[32];
         (void)snprintf(id, sizeof id, "conv_%04d", i);
         (void)snprintf(title, sizeof title, i == 3 || i == 8000 ? "a needle %d" : "hay %d", i);
         struct storage_conversation c = {.owner = f->owner, .public_id = id, .title = title, .updated_ms = i};

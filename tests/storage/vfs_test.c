@@ -64,7 +64,7 @@ static void churn(sqlite3 *db)
             size_t n = 100 + testing_random(&seed) % 900;
             for (size_t k = 0; k < n; k += 8)
                 memcpy(label + k, &(uint64_t){testing_random(&seed)}, 8);
-            (void)snprintf(label + 4, 12, "%s%07d", i % 2 ? "GONE" : "KEPT", i);
+            (void)snprintf(label + 4, 12, "%s%07u", i % 2 ? "GONE" : "KEPT", (unsigned)i % 10000000u);
             sqlite3_stmt *s = pass ? erase : insert;
             assert_int_equal(sqlite3_bind_int(s, 1, i), 0);
             if (!pass) {
