@@ -107,7 +107,7 @@ static int move_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     int rc = 0;
     l->deferred = l->wrote_kv = true;
-    if (!c->n && !l->n_cuts) /* what the cutter has may lie there */
+    if (!c->n)
         erase_pack(l, c->pack);
     for (size_t i = 0; i < c->n && !rc; i++) {
         struct move *m = &c->moves[i];

@@ -2,6 +2,7 @@
 #include "tests/storage/storage_faults.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -261,11 +262,87 @@ static void test_move_fails(void **state)
     }
 }
 
+struct range {
+    unsigned from, to;
+};
+
+static int release_run(struct storage_ledger *l, void *arg)
+{
+    const struct range *r = arg;
+    int rc = 0;
+    for (unsigned id = r->from; id <= r->to && !rc; id++) {
+        uint8_t key[STORAGE_KEY_BYTES];
+        testing_key(key, id);
+        rc = segment_release(l, key);
+    }
+    return rc;
+}
+
+static int nothing_run(struct storage_ledger *l, void *arg)
+{
+    (void)l, (void)arg;
+    return 0;
+}
+
+static void stall(bool on)
+{
+    atomic_store(&faults.stalled, on);
+}
+
+static int syncs(void)
+{
+    pthread_mutex_lock(&faults.lock);
+    int n = faults.n_syncs;
+    pthread_mutex_unlock(&faults.lock);
+    return n;
+}
+
+/* A pack's last records go in two transactions: it is unlinked only when those of the second are overwritten too. */
+static void test_unlinked_when_overwritten(void **state)
+{
+    (void)state;
+    struct storage_found last, at;
+    unsigned first[4] = {0, 1, 0, 0}; /* of each pack */
+    for (unsigned id = 1; id <= 200; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 200), 0);
+    for (unsigned id = 1; !first[3]; id++) {
+        assert_int_equal(testing_find(st, owner, 0, id, &at), 0);
+        assert_true(at.pack >= 1 && at.pack <= 3);
+        first[at.pack] = first[at.pack] ? first[at.pack] : id;
+    }
+    assert_int_equal(testing_find(st, owner, 0, first[2], &last), 0);
+    char *path = testing_path(dir, "pack-00000002");
+    int fd = open(path, O_RDONLY);
+    free(path);
+    assert_true(fd >= 0);
+    stall(true);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){first[2] + 1, first[3] - 1}), 0);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){1, first[2]}), 0);
+    int before = syncs();
+    stall(false);
+    while (syncs() == before)
+        ;
+    stall(true); /* in the first pack, before the second */
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(jobs_call(st, nothing_run, NULL), 0);
+        (void)usleep(10000);
+    }
+    stall(false);
+    testing_cuts_wait(st);
+    uint8_t head[PACK_HEADER_BYTES];
+    assert_int_equal(pread(fd, head, sizeof head, (off_t)last.offset), sizeof head);
+    assert_int_equal(close(fd), 0);
+    assert_true(pack_is_zero(head, sizeof head));
+    assert_false(is_there("pack-00000002"));
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T(test_hard_budget), T(test_read_of_what_moved), T(test_mostly_holes),
-                                       T(test_pack_without_records), T(test_move_fails)};
+    const struct CMUnitTest tests[] = {T(test_hard_budget),  T(test_read_of_what_moved),
+                                       T(test_mostly_holes), T(test_pack_without_records),
+                                       T(test_move_fails),   T(test_unlinked_when_overwritten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
