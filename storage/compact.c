@@ -163,6 +163,7 @@ int compact(struct storage *st, bool idle)
     struct compaction c = {.idle = idle, .most = (uint32_t)atomic_load(&st->oldest_open_pack)};
     int rc = jobs_call(st, victim_run, &c);
     if (rc) {
+        moved(st); /* perhaps it began to be, and the transaction failed */
         free(c.moves);
         return rc;
     }

@@ -262,6 +262,29 @@ static void test_move_fails(void **state)
     }
 }
 
+static int no_ledger_commit_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l);
+    return sqlite3_set_authorizer(l->db, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* The transaction in which it is chosen what moves fails: nothing does, and no deletion waits for that. */
+static void test_choice_fails(void **state)
+{
+    (void)state;
+    static char yes;
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_true(jobs_call(st, no_ledger_commit_run, &yes) < 0);
+    assert_true(compact(st, false) < 0);
+    assert_int_equal(jobs_call(st, no_ledger_commit_run, NULL), 0);
+    assert_false(atomic_load(&st->moving));
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+}
+
 struct range {
     unsigned from, to;
 };
@@ -341,8 +364,12 @@ static void test_unlinked_when_overwritten(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T(test_hard_budget),  T(test_read_of_what_moved),
-                                       T(test_mostly_holes), T(test_pack_without_records),
-                                       T(test_move_fails),   T(test_unlinked_when_overwritten)};
+    const struct CMUnitTest tests[] = {T(test_hard_budget),
+                                       T(test_read_of_what_moved),
+                                       T(test_mostly_holes),
+                                       T(test_pack_without_records),
+                                       T(test_move_fails),
+                                       T(test_choice_fails),
+                                       T(test_unlinked_when_overwritten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
