@@ -588,9 +588,9 @@ void erase_record(struct storage *st, int64_t owner, const uint8_t key[STORAGE_K
         atomic_fetch_sub(&st->segments, 1);
         return;
     }
-    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s", at->pack,
-                strerror(-rc));
     struct stray *s = malloc(sizeof *s);
+    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is %stried again: %s", at->pack,
+                s ? "" : "not ", strerror(-rc));
     if (!s)
         return;
     *s = (struct stray){st, {.owner = owner, .pack = at->pack, .offset = at->offset, .bytes = at->bytes}};

@@ -228,15 +228,20 @@ static int no_commit_run(struct storage_ledger *l, void *arg)
     return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
 }
 
-static bool any_pack_contains(const char *text)
+static bool any_other_pack_contains(const char *text, unsigned but)
 {
     bool found = false;
-    for (int i = 1; i < 10; i++) {
+    for (unsigned i = 1; i < 10; i++) {
         char name[32];
-        (void)snprintf(name, sizeof name, "pack-%08d", i);
-        found |= is_there(name) && testing_contains(dir, name, text);
+        (void)snprintf(name, sizeof name, "pack-%08u", i);
+        found |= i != but && is_there(name) && testing_contains(dir, name, text);
     }
     return found;
+}
+
+static bool any_pack_contains(const char *text)
+{
+    return any_other_pack_contains(text, 0);
 }
 
 /* Copied, but the transaction that moves the rows fails: neither the old record nor the copy stays. */
@@ -283,6 +288,42 @@ static void test_choice_fails(void **state)
     assert_int_equal(jobs_call(st, no_ledger_commit_run, NULL), 0);
     assert_false(atomic_load(&st->moving));
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+}
+
+static int no_intent(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg, (void)b, (void)c, (void)d;
+    return action == SQLITE_INSERT && !strcmp(a, "intents") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int no_intent_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l);
+    return sqlite3_set_authorizer(l->db, arg ? no_intent : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* Copied, and then the ledger takes nothing: the copies are overwritten all the same. */
+static void test_copies_without_intents(void **state)
+{
+    (void)state;
+    static char yes;
+    struct storage_found f;
+    struct storage_stats before, stats;
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 10, &f), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    storage_stats(st, &before);
+    assert_int_equal(jobs_call(st, no_intent_run, &yes), 0);
+    assert_true(compact(st, false) < 0);
+    assert_int_equal(jobs_call(st, no_intent_run, NULL), 0);
+    assert_true(any_pack_contains("label 10;"));
+    assert_false(any_other_pack_contains("label 10;", f.pack));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, before.segments);
+    assert_int_equal(testing_read(st, &f, 10).rc, 0);
 }
 
 struct range {
@@ -370,6 +411,7 @@ int main(void)
                                        T(test_pack_without_records),
                                        T(test_move_fails),
                                        T(test_choice_fails),
+                                       T(test_copies_without_intents),
                                        T(test_unlinked_when_overwritten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
