@@ -261,7 +261,7 @@ static void admit(struct turn *t)
         return;
     }
     if (t->hot->in_ledger && t->n_aside) /* it may end in an unfinished segment, which nothing holds */
-        memcpy(t->hot->cut, t->aside_last, sizeof t->hot->cut);
+        memcpy(t->hot->aside, t->aside_last, sizeof t->hot->aside);
     int hot = engine_seq_length(t->hot->seq);
     t->plan_most = most;
     t->state = TURN_RUNNING;

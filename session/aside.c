@@ -94,7 +94,7 @@ void aside_put(struct turn *t)
     hot_mend(h);
     end = engine_seq_length(h->seq);
     if (h->in_ledger) {
-        rc = hot_save(s, h, true, last);
+        rc = hot_save(s, h, end >= t->aside_end, last);
         if (!rc)
             rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
         if (!rc) {

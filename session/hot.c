@@ -518,15 +518,21 @@ static bool has(const struct hot *h, const uint8_t key[STORAGE_KEY_BYTES])
     return it;
 }
 
-void hot_drop_cut(struct session *s, struct hot *h)
+bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES])
 {
     static const uint8_t none[STORAGE_KEY_BYTES];
-    bool wanted = !memcmp(h->cut, none, sizeof none);
+    bool wanted = !memcmp(last, none, sizeof none);
     for (const struct hot *other = s->hots; other && !wanted; other = other->next)
-        wanted = other->owner == h->owner && has(other, h->cut);
-    if (!wanted)
-        (void)discard(s, h->cut);
-    memset(h->cut, 0, sizeof h->cut);
+        wanted = other != but && other->owner == owner && has(other, last);
+    bool dropped = !wanted && discard(s, last) == 0;
+    memset(last, 0, STORAGE_KEY_BYTES);
+    return dropped;
+}
+
+void hot_drop_cut(struct session *s, struct hot *h)
+{
+    (void)hot_drop_end(s, h->owner, NULL, h->aside); /* it may be behind the other */
+    (void)hot_drop_end(s, h->owner, NULL, h->cut);
 }
 
 void hot_discard(struct session *s, struct hot *h)
@@ -535,17 +541,18 @@ void hot_discard(struct session *s, struct hot *h)
     for (const struct hot *other = s->hots; other; other = other->next)
         if (other != h && other->owner == h->owner && common_full(other, h) > shared)
             shared = common_full(other, h);
-    if (!h->in_ledger || h->n_full <= shared)
+    if (!h->in_ledger)
         return;
-    if (discard(s, h->full[h->n_full - 1].key)) {
+    /* What is behind the rest first. */
+    bool dropped = hot_drop_end(s, h->owner, h, h->aside);
+    dropped |= hot_drop_end(s, h->owner, h, h->cut);
+    if (h->n_full > shared && discard(s, h->full[h->n_full - 1].key)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }
-    hot_drop_cut(s, h);
     /* Those before them that nothing holds yet go as well: who has put them does so again. */
-    for (struct hot *other = s->hots; other; other = other->next)
-        if (other != h && other->owner == h->owner && common_full(other, h))
-            put_again(other, held_tokens(s, other) / SESSION_SEGMENT_TOKENS);
+    if (dropped || h->n_full > shared)
+        hot_distrust(s, h->owner);
 }
 
 void hot_sweep(struct session *s)

@@ -69,6 +69,7 @@ struct hot {
     uint8_t tail_key[STORAGE_KEY_BYTES]; /* the stored unfinished segment behind them */
     int tail_count;                      /* 0 = none */
     uint8_t cut[STORAGE_KEY_BYTES];      /* the last one that was put and is in it no longer; zero: none */
+    uint8_t aside[STORAGE_KEY_BYTES];    /* the end of what was saved when its turn was put aside; likewise */
     bool in_ledger;                      /* its turns are stored: segments may be put */
     bool mixed; /* some of it was restored that other numerics made: what is computed behind that is nobody's own */
     char *ephemeral; /* store:false: the response it belongs to */
@@ -108,6 +109,9 @@ void hot_distrust(struct session *s, int64_t owner);
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
 void hot_discard(struct session *s, struct hot *h);
+/* Drops `last` (zero: nothing) and, of what is before it, what nobody holds, unless a context of the owner but that one
+ * has it. True: it is being dropped; what others have taken for stored may go with it. `last` is zero then. */
+bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES]);
 /* The same of what was put of a context and is in it no longer, behind a commit of what is in it. */
 void hot_drop_cut(struct session *s, struct hot *h);
 /* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */

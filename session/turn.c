@@ -91,6 +91,8 @@ void turn_free(struct turn *t)
 
 void turn_let_go(struct turn *t, bool keep_pages)
 {
+    if (!keep_pages && hot_drop_end(t->session, t->found.owner.id, t->hot, t->aside_last))
+        hot_distrust(t->session, t->found.owner.id);
     if (!t->hot)
         return;
     int64_t owner = t->hot->owner;

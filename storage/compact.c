@@ -19,7 +19,8 @@ struct move {
     int64_t owner;
     uint64_t from;
     struct place_of to; /* pack STORAGE_PACK_NONE: nothing was written */
-    bool copied;
+    bool copied, moved; /* moved: its row, if that was committed */
+    bool stray;         /* a copy that is nobody's record */
 };
 
 struct compaction {
@@ -107,7 +108,7 @@ static int move_run(struct storage_ledger *l, void *arg)
     struct compaction *c = arg;
     int rc = 0;
     l->deferred = l->wrote_kv = true;
-    if (!c->n && !l->n_cuts) /* what the cutter has may lie there */
+    if (!c->n)
         erase_pack(l, c->pack);
     for (size_t i = 0; i < c->n && !rc; i++) {
         struct move *m = &c->moves[i];
@@ -117,7 +118,8 @@ static int move_run(struct storage_ledger *l, void *arg)
         if (rc < 0)
             break;
         rc = 0;
-        if (there && m->copied)
+        m->moved = there && m->copied;
+        if (m->moved)
             rc = segment_move(l, &row, m->to.pack, m->to.offset);
         else if (there && !c->rc)
             rc = segment_forget(l, m->key, c->pack, m->from);
@@ -125,27 +127,39 @@ static int move_run(struct storage_ledger *l, void *arg)
     return rc;
 }
 
-/* Copies that are nobody's record go again: their segment went meanwhile, or they could not be written or synced, or
- * the transaction failed. What cannot be written of that now is tried again (erase.c). */
+/* Finds copies that are nobody's record: their segment went meanwhile, or they could not be written or synced, or the
+ * transaction failed. */
 static int strays_run(struct storage_ledger *l, void *arg)
 {
     struct compaction *c = arg;
     int rc = 0;
-    size_t before = l->n_drops;
-    l->deferred = true;
     for (size_t i = 0; i < c->n && rc >= 0; i++) {
-        const struct move *m = &c->moves[i];
+        struct move *m = &c->moves[i];
         struct segment_row row;
         if (m->to.pack == STORAGE_PACK_NONE)
             continue;
         rc = segment_get(l, m->key, &row);
-        if (rc == 0 || (rc == 1 && (row.pack != m->to.pack || row.offset != m->to.offset)))
-            rc = segment_drop_record(l, m->owner, m->key, m->to.pack, m->to.offset, m->to.bytes);
+        m->stray = rc == 0 || (rc == 1 && (row.pack != m->to.pack || row.offset != m->to.offset));
     }
-    if (rc < 0)
-        return rc;
-    atomic_fetch_add(&l->st->segments, l->n_drops - before); /* they are none, but each drop counts for one */
-    return 0;
+    return rc < 0 ? rc : 0;
+}
+
+/* They go again. What cannot be overwritten now is tried again (erase.c). */
+static void strays_erase(struct storage *st, struct compaction *c)
+{
+    int rc = jobs_call(st, strays_run, c);
+    if (rc) /* another's job may have failed the transaction */
+        rc = jobs_call(st, strays_run, c);
+    if (rc)
+        storage_log(st, LOG_ERR, "pack %u: some copies of what was in it may not be overwritten: %s", c->pack,
+                    strerror(-rc));
+    for (size_t i = 0; i < c->n; i++) {
+        const struct move *m = &c->moves[i];
+        if (m->to.pack == STORAGE_PACK_NONE || (rc ? m->moved : !m->stray))
+            continue;
+        atomic_fetch_add(&st->segments, 1); /* it is none, but each that is erased counts for one */
+        erase_record(st, m->owner, m->key, &m->to);
+    }
 }
 
 /* A deletion is not over while there may be copies. */
@@ -163,6 +177,7 @@ int compact(struct storage *st, bool idle)
     struct compaction c = {.idle = idle, .most = (uint32_t)atomic_load(&st->oldest_open_pack)};
     int rc = jobs_call(st, victim_run, &c);
     if (rc) {
+        moved(st); /* perhaps it began to be, and the transaction failed */
         free(c.moves);
         return rc;
     }
@@ -173,10 +188,7 @@ int compact(struct storage *st, bool idle)
     for (size_t i = 0; i < c.n && sync_rc; i++)
         c.moves[i].copied = false;
     rc = jobs_call(st, move_run, &c);
-    int strays_rc = jobs_call(st, strays_run, &c);
-    if (strays_rc)
-        storage_log(st, LOG_ERR, "pack %u: copies of what was in it could not be overwritten: %s", c.pack,
-                    strerror(-strays_rc));
+    strays_erase(st, &c);
     moved(st);
     free(c.moves);
     return rc ? rc : c.rc;

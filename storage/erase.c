@@ -251,6 +251,12 @@ static void dead_given_back(struct storage_ledger *l, uint32_t pack)
         }
 }
 
+static int by_pack(const void *a, const void *b)
+{
+    const struct drop *x = a, *y = b;
+    return (x->pack > y->pack) - (x->pack < y->pack);
+}
+
 void erase_pack(struct storage_ledger *l, uint32_t pack)
 {
     struct storage *st = l->st;
@@ -262,6 +268,8 @@ void erase_pack(struct storage_ledger *l, uint32_t pack)
     sqlite3_stmt *s = STMT_WITH(l, S_SEG_IN_PACK, pack);
     int rc = stmt_step(l, s);
     stmt_reset(s);
+    for (const struct cut *c = l->cuts; c && !rc; c = c->given_before)
+        rc = bsearch(&(struct drop){.pack = pack}, c->drops, c->n, sizeof *c->drops, by_pack) != NULL;
     if (rc != 0 || packs_unlink(&st->packs, pack))
         return;
     dead_given_back(l, pack);
@@ -291,6 +299,9 @@ static void drops_hand_over(struct storage_ledger *l, struct drop *drops, size_t
     }
     c->n = taken;
     c->next = NULL;
+    qsort(c->drops, c->n, sizeof *c->drops, by_pack);
+    c->given_before = l->cuts;
+    l->cuts = c;
     l->n_cuts++;
     l->cuts_given++;
     pthread_mutex_lock(&st->cutter_lock);
@@ -317,6 +328,16 @@ void erase_drops(struct storage_ledger *l, int kv_rc)
     l->n_dead_turns = 0;
 }
 
+/* The cutter has it no longer. */
+static void cut_back(struct storage_ledger *l, const struct cut *c)
+{
+    struct cut **p = &l->cuts;
+    while (*p != c)
+        p = &(*p)->given_before;
+    *p = c->given_before;
+    l->n_cuts--;
+}
+
 void erase_results(struct storage_ledger *l, struct cut *c)
 {
     struct storage *st = l->st;
@@ -338,12 +359,18 @@ void erase_results(struct storage_ledger *l, struct cut *c)
                 atomic_fetch_sub(&st->disk_used, d->bytes);
             else
                 erase_dead(l, d->pack, d->bytes);
-            erase_pack(l, d->pack);
             if (d->intent)
                 (void)intent_done(l, d->intent);
+        }
+        cut_back(l, c);
+        for (size_t i = 0; i < c->n; i++) {
+            const struct drop *d = &c->drops[i];
+            if (d->rc)
+                continue;
+            if (i + 1 == c->n || c->drops[i + 1].pack != d->pack)
+                erase_pack(l, d->pack);
             job_drop_over(l, d->job, 0);
         }
-        l->n_cuts--;
         free(c);
     }
 }
@@ -561,9 +588,9 @@ void erase_record(struct storage *st, int64_t owner, const uint8_t key[STORAGE_K
         atomic_fetch_sub(&st->segments, 1);
         return;
     }
-    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is tried again: %s", at->pack,
-                strerror(-rc));
     struct stray *s = malloc(sizeof *s);
+    storage_log(st, LOG_ERR, "pack %u: a record cannot be overwritten; this is %stried again: %s", at->pack,
+                s ? "" : "not ", strerror(-rc));
     if (!s)
         return;
     *s = (struct stray){st, {.owner = owner, .pack = at->pack, .offset = at->offset, .bytes = at->bytes}};
@@ -607,15 +634,8 @@ int erase_left(struct storage_ledger *l, const struct drop *drops, size_t n)
 
 /* ---- the cutter -------------------------------------------------------------------------------------------------- */
 
-static int by_pack(const void *a, const void *b)
-{
-    const struct drop *x = a, *y = b;
-    return (x->pack > y->pack) - (x->pack < y->pack);
-}
-
 static void cut_out(struct storage *st, struct cut *c)
 {
-    qsort(c->drops, c->n, sizeof *c->drops, by_pack);
     struct place places[CUT_PLACES];
     for (size_t i = 0; i < c->n;) {
         size_t n = 0;

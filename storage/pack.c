@@ -491,7 +491,7 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
                          const uint8_t *label),
                void *arg, uint64_t *end)
 {
-    uint8_t head[PACK_HEADER_BYTES];
+    uint8_t head[PACK_HEADER_BYTES], block[PACK_ALIGN];
     uint8_t *label = NULL;
     *end = from ? from : PACK_ALIGN;
     int fd = open_pack(p, pack, O_RDONLY);
@@ -522,6 +522,9 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
             if (!grown || skip || get64(head + 144) != pack_label_sum(label + PACK_HEADER_BYTES, r.label_bytes))
                 bytes = 0;
         }
+        uint64_t rest = size - at < sizeof block ? size - at : sizeof block;
+        if (!skip && !bytes)
+            skip = scan_read(p, fd, block, rest, at, &unreadable);
         if (skip < 0) {
             rc = skip;
             break;
@@ -532,7 +535,7 @@ int packs_scan(const struct packs *p, uint32_t pack, uint64_t from,
             *end = at;
             continue;
         }
-        if (!skip && !pack_is_zero(head, sizeof head))
+        if (!skip && !pack_is_zero(block, rest))
             rc = fn(arg, pack, at, PACK_ALIGN, NULL, NULL);
         at += PACK_ALIGN;
         off_t data = lseek(fd, (off_t)at, SEEK_DATA);

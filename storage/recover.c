@@ -225,6 +225,16 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     return r->rc = intents_add(r, &d);
 }
 
+/* A pack that cannot be read and has no records is nobody's: without a row it is not taken for one of ours that is
+ * empty, from a start when it could be read. */
+static int not_looked_after(struct storage_ledger *l, uint32_t pack)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_IN_PACK, pack);
+    int rc = stmt_step(l, s);
+    stmt_reset(s);
+    return rc ? rc < 0 ? rc : 0 : stmt_run(l, STMT_WITH(l, S_PACK_DELETE, pack), NULL);
+}
+
 static int pack_look(void *arg, uint32_t pack)
 {
     struct recovery *r = arg;
@@ -246,7 +256,7 @@ static int pack_look(void *arg, uint32_t pack)
     if (rc && !r->rc && rc != -ENOMEM) {
         storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", pack,
                     strerror(-rc));
-        rc = 0;
+        rc = r->rc = not_looked_after(l, pack);
         end = 0;
     } else if (!rc) { /* its space is looked after, though nothing may be in it */
         rc = r->rc = stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, (int64_t)end, 0, 0), NULL);

@@ -142,7 +142,7 @@ struct storage_conversation {
     int64_t head;       /* turn that the next one follows; 0 = none */
     int64_t created_ms, updated_ms;
     int64_t n_turns;  /* out: turns of the conversation, all branches; those up to its head where that was moved, and
-                         what came since */
+                         what came since; at least those up to its head where others were deleted then */
     int64_t n_tokens; /* out: tokens up to and with the head */
 };
 void storage_conversation_free(struct storage_conversation *c);

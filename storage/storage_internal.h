@@ -249,8 +249,9 @@ struct drop { /* a record that is gone from the index and is to be cut out of it
 };
 struct cut { /* drops on their way to the cutter and back */
     struct cut *next;
+    struct cut *given_before; /* that is not back either; the ledger thread's, and as `pack` of each not the cutter's */
     size_t n;
-    struct drop drops[];
+    struct drop drops[]; /* by pack */
 };
 struct retry {
     int64_t at_ms; /* of the monotonic clock; 0: nothing to do */
@@ -268,7 +269,8 @@ struct storage_ledger {
     struct drop *waiting; /* not cut out yet */
     size_t n_waiting, cap_waiting;
     struct job *pending; /* committed, and reported when their drops are over */
-    size_t n_cuts;       /* the cutter has */
+    struct cut *cuts;    /* the cutter has, or its results are not looked at yet */
+    size_t n_cuts;       /* of them */
     uint64_t cuts_given; /* to the cutter, which gives them back in order */
     struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
     bool heads_logged;   /* the index's log may have long heads of rows that are gone (segments.c) */

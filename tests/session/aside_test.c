@@ -1,6 +1,7 @@
 /* aside_test.c - more turns than there are pages for: those that give way come back, and answer as if they had been
  * alone.
  */
+#include "storage/storage_internal.h"
 #include "tests/session/harness.h"
 
 enum { N = 5, PAGES = 10 };
@@ -222,6 +223,47 @@ static void test_stopped_meanwhile(void **state)
     }
 }
 
+static int refuse_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return sqlite3_exec(l->db,
+                        "CREATE TEMP TRIGGER refuse BEFORE UPDATE OF status ON turns WHEN new.status < 2 "
+                        "BEGIN SELECT raise(ABORT, 'refused'); END",
+                        NULL, NULL, NULL) == SQLITE_OK
+               ? 0
+               : -EIO;
+}
+
+/* No answer can be written in the end, of those that are stopped while they wait and of those that come back: what was
+ * saved of them on the way goes, without a search for what nobody holds. */
+static void test_failed_afterwards(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        struct rig *rig = rig_open((struct rig_opts){.kv_pages = PAGES, .ctx = 512});
+        struct answer *a[N];
+        rig_no_sweep(rig);
+        assert_int_equal(jobs_call(rig->s->storage, refuse_run, NULL), 0);
+        for (int i = 0; i < N; i++) {
+            char *text = rig_text(round ? 40u : 40u + (uint64_t)i, 40);
+            a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400});
+            free(text);
+        }
+        while (put_aside(rig) == 0 && !is_over(a[1]))
+            ;
+        session_cancel(rig->s, "ann", a[N - 1]->id, SESSION_STOP_CANCELLED);
+        session_cancel(rig->s, "ann", a[N - 2]->id, SESSION_STOP_CANCELLED);
+        for (int i = 0; i < N; i++) {
+            rig_end(a[i]);
+            assert_true(a[i]->failed);
+        }
+        assert_true(put_aside(rig) > 0);
+        rig_ledger(rig);
+        assert_int_equal(rig_segments(rig), 0);
+        rig_close(rig);
+    }
+}
+
 /* The session ends while turns are put aside. */
 static void test_closed_meanwhile(void **state)
 {
@@ -271,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_behind_a_restored_past),    cmocka_unit_test(test_windows),
         cmocka_unit_test(test_no_memory_for_it),          cmocka_unit_test(test_stopped_meanwhile),
         cmocka_unit_test(test_closed_meanwhile),          cmocka_unit_test(test_refused_with_counts),
+        cmocka_unit_test(test_failed_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

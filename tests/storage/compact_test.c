@@ -2,6 +2,7 @@
 #include "tests/storage/storage_faults.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -227,15 +228,20 @@ static int no_commit_run(struct storage_ledger *l, void *arg)
     return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
 }
 
-static bool any_pack_contains(const char *text)
+static bool any_other_pack_contains(const char *text, unsigned but)
 {
     bool found = false;
-    for (int i = 1; i < 10; i++) {
+    for (unsigned i = 1; i < 10; i++) {
         char name[32];
-        (void)snprintf(name, sizeof name, "pack-%08d", i);
-        found |= is_there(name) && testing_contains(dir, name, text);
+        (void)snprintf(name, sizeof name, "pack-%08u", i);
+        found |= i != but && is_there(name) && testing_contains(dir, name, text);
     }
     return found;
+}
+
+static bool any_pack_contains(const char *text)
+{
+    return any_other_pack_contains(text, 0);
 }
 
 /* Copied, but the transaction that moves the rows fails: neither the old record nor the copy stays. */
@@ -261,11 +267,151 @@ static void test_move_fails(void **state)
     }
 }
 
+static int no_ledger_commit_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l);
+    return sqlite3_set_authorizer(l->db, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* The transaction in which it is chosen what moves fails: nothing does, and no deletion waits for that. */
+static void test_choice_fails(void **state)
+{
+    (void)state;
+    static char yes;
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    assert_true(jobs_call(st, no_ledger_commit_run, &yes) < 0);
+    assert_true(compact(st, false) < 0);
+    assert_int_equal(jobs_call(st, no_ledger_commit_run, NULL), 0);
+    assert_false(atomic_load(&st->moving));
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+}
+
+static int no_intent(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    (void)arg, (void)b, (void)c, (void)d;
+    return action == SQLITE_INSERT && !strcmp(a, "intents") ? SQLITE_DENY : SQLITE_OK;
+}
+
+static int no_intent_run(struct storage_ledger *l, void *arg)
+{
+    stmt_finalize_all(l);
+    return sqlite3_set_authorizer(l->db, arg ? no_intent : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* Copied, and then the ledger takes nothing: the copies are overwritten all the same. */
+static void test_copies_without_intents(void **state)
+{
+    (void)state;
+    static char yes;
+    struct storage_found f;
+    struct storage_stats before, stats;
+    for (unsigned id = 1; id <= 60; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 1), 0);
+    assert_int_equal(testing_find(st, owner, 0, 10, &f), 0);
+    assert_int_equal(jobs_call(st, drop_run, NULL), 0);
+    testing_cuts_wait(st);
+    storage_stats(st, &before);
+    assert_int_equal(jobs_call(st, no_intent_run, &yes), 0);
+    assert_true(compact(st, false) < 0);
+    assert_int_equal(jobs_call(st, no_intent_run, NULL), 0);
+    assert_true(any_pack_contains("label 10;"));
+    assert_false(any_other_pack_contains("label 10;", f.pack));
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, before.segments);
+    assert_int_equal(testing_read(st, &f, 10).rc, 0);
+}
+
+struct range {
+    unsigned from, to;
+};
+
+static int release_run(struct storage_ledger *l, void *arg)
+{
+    const struct range *r = arg;
+    int rc = 0;
+    for (unsigned id = r->from; id <= r->to && !rc; id++) {
+        uint8_t key[STORAGE_KEY_BYTES];
+        testing_key(key, id);
+        rc = segment_release(l, key);
+    }
+    return rc;
+}
+
+static int nothing_run(struct storage_ledger *l, void *arg)
+{
+    (void)l, (void)arg;
+    return 0;
+}
+
+static void stall(bool on)
+{
+    atomic_store(&faults.stalled, on);
+}
+
+static int syncs(void)
+{
+    pthread_mutex_lock(&faults.lock);
+    int n = faults.n_syncs;
+    pthread_mutex_unlock(&faults.lock);
+    return n;
+}
+
+/* A pack's last records go in two transactions: it is unlinked only when those of the second are overwritten too. */
+static void test_unlinked_when_overwritten(void **state)
+{
+    (void)state;
+    struct storage_found last, at;
+    unsigned first[4] = {0, 1, 0, 0}; /* of each pack */
+    for (unsigned id = 1; id <= 200; id++)
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+    assert_int_equal(testing_commit(st, turn, 200), 0);
+    for (unsigned id = 1; !first[3]; id++) {
+        assert_int_equal(testing_find(st, owner, 0, id, &at), 0);
+        assert_true(at.pack >= 1 && at.pack <= 3);
+        first[at.pack] = first[at.pack] ? first[at.pack] : id;
+    }
+    assert_int_equal(testing_find(st, owner, 0, first[2], &last), 0);
+    char *path = testing_path(dir, "pack-00000002");
+    int fd = open(path, O_RDONLY);
+    free(path);
+    assert_true(fd >= 0);
+    stall(true);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){first[2] + 1, first[3] - 1}), 0);
+    assert_int_equal(jobs_call(st, release_run, &(struct range){1, first[2]}), 0);
+    int before = syncs();
+    stall(false);
+    while (syncs() == before)
+        ;
+    stall(true); /* in the first pack, before the second */
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(jobs_call(st, nothing_run, NULL), 0);
+        (void)usleep(10000);
+    }
+    stall(false);
+    testing_cuts_wait(st);
+    uint8_t head[PACK_HEADER_BYTES];
+    assert_int_equal(pread(fd, head, sizeof head, (off_t)last.offset), sizeof head);
+    assert_int_equal(close(fd), 0);
+    assert_true(pack_is_zero(head, sizeof head));
+    assert_false(is_there("pack-00000002"));
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {T(test_hard_budget), T(test_read_of_what_moved), T(test_mostly_holes),
-                                       T(test_pack_without_records), T(test_move_fails)};
+    const struct CMUnitTest tests[] = {T(test_hard_budget),
+                                       T(test_read_of_what_moved),
+                                       T(test_mostly_holes),
+                                       T(test_pack_without_records),
+                                       T(test_move_fails),
+                                       T(test_choice_fails),
+                                       T(test_copies_without_intents),
+                                       T(test_unlinked_when_overwritten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,7 +102,7 @@ static void test_sums(void **state)
 }
 
 struct seen {
-    int n;
+    int n, n_none;
     uint64_t at[8];
 };
 
@@ -111,6 +111,8 @@ static int seen(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, const
 {
     struct seen *s = arg;
     (void)bytes;
+    if (!r && ++s->n_none)
+        return 0;
     if (pack != 1 || s->n == 8 || r->label_bytes != 10 || label[9] != 'l')
         return -EINVAL;
     s->at[s->n++] = offset;
@@ -158,6 +160,17 @@ static void test_files(void **state)
     assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
     assert_int_equal(s.n, 3);
     assert_int_equal(s.at[1], PACK_ALIGN + 3 * n);
+    assert_int_equal(s.n_none, 0);
+    /* A block of what is none may begin with zeros. */
+    int fd = openat(p.dirfd, "pack-00000001", O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "none", 4, (off_t)(PACK_ALIGN + n + 1000)), 4);
+    assert_int_equal(close(fd), 0);
+    s.n = 0;
+    assert_int_equal(packs_scan(&p, 1, 0, seen, &s, &end), 0);
+    assert_int_equal(s.n, 3);
+    assert_int_equal(s.n_none, 1);
+    assert_int_equal(packs_cut(&p, 1, places, 2, &given_back), 0);
     s.n = 0;
     assert_int_equal(packs_scan(&p, 1, PACK_ALIGN + 4 * n, seen, &s, &end), 0);
     assert_int_equal(s.n, 1);

@@ -417,6 +417,18 @@ static void test_foreign_packs(void **state)
     all_there(3);
 }
 
+/* A pack of ours had become empty, and its name is another file's at the next start: that is not ours to remove. */
+static void test_foreign_pack_for_an_empty_one(void **state)
+{
+    (void)state;
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    storage_close(st);
+    copy("ledger.db", "pack-00000001");
+    copy("ledger.db", "pack-00000007"); /* it is not the last one */
+    reopen();
+    assert_int_equal(testing_size(dir, "pack-00000001"), testing_size(dir, "pack-00000007"));
+}
+
 /* An index that cannot be read, from its beginning or further in, is made anew. */
 static void test_index_unreadable(void **state)
 {
@@ -499,6 +511,7 @@ int main(void)
         T(test_torn_record),        T(test_index_behind_a_hole),    T(test_intents_left),
         T(test_foreign_packs),      T(test_index_unreadable),       T(test_pack_unreadable),
         T(test_replaced),           T(test_replaced_by_a_torn_one),
+        T(test_foreign_pack_for_an_empty_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
