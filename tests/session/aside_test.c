@@ -242,17 +242,20 @@ static void test_failed_afterwards(void **state)
     for (int round = 0; round < 2; round++) {
         struct rig *rig = rig_open((struct rig_opts){.kv_pages = PAGES, .ctx = 512});
         struct answer *a[N];
+        struct moment moment = {0, GATE_CLOSED, GATE_CLOSED};
         rig_no_sweep(rig);
         assert_int_equal(jobs_call(rig->s->storage, refuse_run, NULL), 0);
         for (int i = 0; i < N; i++) {
             char *text = rig_text(round ? 40u : 40u + (uint64_t)i, 40);
-            a[i] = rig_begin(rig, (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400});
+            a[i] = rig_begin(
+                rig, (struct ask){
+                         .text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
             free(text);
         }
-        while (put_aside(rig) == 0 && !is_over(a[1]))
-            ;
+        gate_wait(&moment.come, 1);
         session_cancel(rig->s, "ann", a[N - 1]->id, SESSION_STOP_CANCELLED);
         session_cancel(rig->s, "ann", a[N - 2]->id, SESSION_STOP_CANCELLED);
+        gate_open(&moment.over);
         for (int i = 0; i < N; i++) {
             rig_end(a[i]);
             assert_true(a[i]->failed);
