@@ -510,8 +510,7 @@ int main(void)
         T(test_index_damage_noted), T(test_rebuild_in_pieces),      T(test_index_behind),
         T(test_torn_record),        T(test_index_behind_a_hole),    T(test_intents_left),
         T(test_foreign_packs),      T(test_index_unreadable),       T(test_pack_unreadable),
-        T(test_replaced),           T(test_replaced_by_a_torn_one),
-        T(test_foreign_pack_for_an_empty_one),
+        T(test_replaced),           T(test_replaced_by_a_torn_one), T(test_foreign_pack_for_an_empty_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
