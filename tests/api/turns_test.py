@@ -114,7 +114,7 @@ def a_retry_adds_no_turn():
         # Time-outs, without one.
         c = d.conversation()
         for attempt in range(3):
-            s = send(d, {**LONG, "conversation": c, "max_output_tokens": 60}, {"X-Stainless-Retry-Count": str(attempt)})
+            s = send(d, {**LONG, "conversation": c, "max_output_tokens": 240}, {"X-Stainless-Retry-Count": str(attempt)})
             s.settimeout(0.4 if attempt < 2 else 120)
             try:
                 while s.recv(65536):
