@@ -115,38 +115,32 @@ static bool steers_terminal(uint32_t c)
     return c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-void text_printable(const char *text, size_t len, struct buf *out)
+/* escape: what would steer a terminal stands as JSON's escapes, instead of nowhere. */
+static void add_printable(const char *text, size_t len, bool escape, struct buf *out)
 {
     const unsigned char *p = (const unsigned char *)text;
-    while (len > 0) {
+    for (size_t n; len > 0; p += n, len -= n) {
         uint32_t c;
-        size_t n = utf8_char(p, len, &c);
+        n = utf8_char(p, len, &c);
         if (n == 0) {
             buf_str(out, "\xef\xbf\xbd");
             n = 1;
         } else if (!steers_terminal(c)) {
             buf_add(out, (const char *)p, n);
+        } else if (escape) {
+            buf_printf(out, "\\u%04x", c);
         }
-        p += n;
-        len -= n;
     }
+}
+
+void text_printable(const char *text, size_t len, struct buf *out)
+{
+    add_printable(text, len, false, out);
 }
 
 void text_json_printable(const char *json, struct buf *out)
 {
-    const unsigned char *p = (const unsigned char *)json;
-    for (size_t left = strlen(json), n; left > 0; p += n, left -= n) {
-        uint32_t c;
-        n = utf8_char(p, left, &c);
-        if (n == 0) {
-            buf_str(out, "\xef\xbf\xbd");
-            n = 1;
-        } else if (steers_terminal(c)) {
-            buf_printf(out, "\\u%04x", c);
-        } else {
-            buf_add(out, (const char *)p, n);
-        }
-    }
+    add_printable(json, strlen(json), true, out);
 }
 
 size_t text_sound(const char *text, size_t len)

@@ -216,18 +216,6 @@ static void test_pack_without_records(void **state)
     assert_true(atomic_load(&st->disk_dead) < (uint64_t)1 << 30);
 }
 
-static int no_commit(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
-{
-    (void)arg, (void)b, (void)c, (void)d;
-    return action == SQLITE_TRANSACTION && !strcmp(a, "COMMIT") ? SQLITE_DENY : SQLITE_OK;
-}
-
-static int no_commit_run(struct storage_ledger *l, void *arg)
-{
-    stmt_finalize_all(l); /* they are prepared again */
-    return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
-}
-
 static bool any_other_pack_contains(const char *text, unsigned but)
 {
     bool found = false;
@@ -248,7 +236,6 @@ static bool any_pack_contains(const char *text)
 static void test_move_fails(void **state)
 {
     (void)state;
-    static char yes;
     struct storage_found f;
     for (unsigned id = 1; id <= 60; id++)
         assert_int_equal(testing_put(st, owner, id, 0), 0);
@@ -257,9 +244,9 @@ static void test_move_fails(void **state)
     assert_int_equal(jobs_call(st, drop_run, NULL), 0);
     testing_cuts_wait(st);
     assert_true(any_pack_contains("label 10;"));
-    assert_int_equal(jobs_call(st, no_commit_run, &yes), 0);
+    assert_int_equal(testing_refuse(st, true, TESTING_COMMITS), 0);
     assert_true(compact(st, false) < 0);
-    assert_int_equal(jobs_call(st, no_commit_run, NULL), 0);
+    assert_int_equal(testing_refuse(st, true, TESTING_NOTHING), 0);
     assert_false(atomic_load(&st->moving));
     for (int i = 0; any_pack_contains("label 10;"); i++) {
         assert_true(i < 1000);
@@ -267,46 +254,26 @@ static void test_move_fails(void **state)
     }
 }
 
-static int no_ledger_commit_run(struct storage_ledger *l, void *arg)
-{
-    stmt_finalize_all(l);
-    return sqlite3_set_authorizer(l->db, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
-}
-
 /* The transaction in which it is chosen what moves fails: nothing does, and no deletion waits for that. */
 static void test_choice_fails(void **state)
 {
     (void)state;
-    static char yes;
     for (unsigned id = 1; id <= 60; id++)
         assert_int_equal(testing_put(st, owner, id, 0), 0);
     assert_int_equal(testing_commit(st, turn, 1), 0);
     assert_int_equal(jobs_call(st, drop_run, NULL), 0);
     testing_cuts_wait(st);
-    assert_true(jobs_call(st, no_ledger_commit_run, &yes) < 0);
+    assert_true(testing_refuse(st, false, TESTING_COMMITS) < 0);
     assert_true(compact(st, false) < 0);
-    assert_int_equal(jobs_call(st, no_ledger_commit_run, NULL), 0);
+    assert_int_equal(testing_refuse(st, false, TESTING_NOTHING), 0);
     assert_false(atomic_load(&st->moving));
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
-}
-
-static int no_intent(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
-{
-    (void)arg, (void)b, (void)c, (void)d;
-    return action == SQLITE_INSERT && !strcmp(a, "intents") ? SQLITE_DENY : SQLITE_OK;
-}
-
-static int no_intent_run(struct storage_ledger *l, void *arg)
-{
-    stmt_finalize_all(l);
-    return sqlite3_set_authorizer(l->db, arg ? no_intent : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
 }
 
 /* Copied, and then the ledger takes nothing: the copies are overwritten all the same. */
 static void test_copies_without_intents(void **state)
 {
     (void)state;
-    static char yes;
     struct storage_found f;
     struct storage_stats before, stats;
     for (unsigned id = 1; id <= 60; id++)
@@ -316,9 +283,9 @@ static void test_copies_without_intents(void **state)
     assert_int_equal(jobs_call(st, drop_run, NULL), 0);
     testing_cuts_wait(st);
     storage_stats(st, &before);
-    assert_int_equal(jobs_call(st, no_intent_run, &yes), 0);
+    assert_int_equal(testing_refuse(st, false, TESTING_INTENTS), 0);
     assert_true(compact(st, false) < 0);
-    assert_int_equal(jobs_call(st, no_intent_run, NULL), 0);
+    assert_int_equal(testing_refuse(st, false, TESTING_NOTHING), 0);
     assert_true(any_pack_contains("label 10;"));
     assert_false(any_other_pack_contains("label 10;", f.pack));
     storage_stats(st, &stats);

@@ -202,30 +202,17 @@ static void test_log_stays(void **state)
     gone_soon(&f);
 }
 
-static int no_commit(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
-{
-    (void)arg, (void)b, (void)c, (void)d;
-    return action == SQLITE_TRANSACTION && !strcmp(a, "COMMIT") ? SQLITE_DENY : SQLITE_OK;
-}
-
-static int no_commit_run(struct storage_ledger *l, void *arg)
-{
-    stmt_finalize_all(l); /* they are prepared again */
-    return sqlite3_set_authorizer(l->kv, arg ? no_commit : NULL, NULL) == SQLITE_OK ? 0 : -EIO;
-}
-
 /* The ledger has committed, but the index did not: its rows go later, and then the records. */
 static void test_index_behind(void **state)
 {
     (void)state;
     struct storage_found f;
-    static char yes;
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
-    assert_int_equal(jobs_call(st, no_commit_run, &yes), 0);
+    assert_int_equal(testing_refuse(st, true, TESTING_COMMITS), 0);
     assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), -EINPROGRESS);
     assert_int_equal(testing_deleting(st, owner, "conv_1"), 1);
     assert_false(testing_cut_out(st, &f));
-    assert_int_equal(jobs_call(st, no_commit_run, NULL), 0);
+    assert_int_equal(testing_refuse(st, true, TESTING_NOTHING), 0);
     gone_soon(&f);
 }
 

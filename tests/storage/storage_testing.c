@@ -212,6 +212,37 @@ static int let_go_run(struct storage_ledger *l, void *arg)
     return segment_let_go(l);
 }
 
+struct refusal {
+    bool index;
+    enum testing_refused what;
+};
+
+static int refused(void *arg, int action, const char *a, const char *b, const char *c, const char *d)
+{
+    bool commits = *(const enum testing_refused *)arg == TESTING_COMMITS;
+    (void)b, (void)c, (void)d;
+    return (commits ? action == SQLITE_TRANSACTION && !strcmp(a, "COMMIT")
+                    : action == SQLITE_INSERT && !strcmp(a, "intents"))
+               ? SQLITE_DENY
+               : SQLITE_OK;
+}
+
+static int refuse_run(struct storage_ledger *l, void *arg)
+{
+    static enum testing_refused what[2]; /* the databases' as long as they are open */
+    const struct refusal *r = arg;
+    stmt_finalize_all(l); /* they are prepared again */
+    what[r->index] = r->what;
+    int rc =
+        sqlite3_set_authorizer(r->index ? l->kv : l->db, r->what == TESTING_NOTHING ? NULL : refused, &what[r->index]);
+    return rc == SQLITE_OK ? 0 : -EIO;
+}
+
+int testing_refuse(struct storage *st, bool index, enum testing_refused what)
+{
+    return jobs_call(st, refuse_run, &(struct refusal){index, what});
+}
+
 void testing_settle(struct storage *st)
 {
     assert_int_equal(jobs_call(st, let_go_run, NULL), 0);

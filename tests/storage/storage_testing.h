@@ -51,6 +51,10 @@ int64_t testing_conversation(struct storage *st, int64_t owner, const char *publ
 int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id);
 int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id);
 int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id);
+/* From now on the index, or the ledger, refuses this. What the job that says so has come to: in the ledger its own
+ * commit is refused already. */
+enum testing_refused { TESTING_NOTHING, TESTING_COMMITS, TESTING_INTENTS };
+int testing_refuse(struct storage *st, bool index, enum testing_refused what);
 /* Drops what longer segments have taken the place of, as it is done when nothing else is to be. */
 void testing_settle(struct storage *st);
 /* Returns when nothing is on its way to be cut out. */
