@@ -44,9 +44,7 @@ void run_free(struct run *run)
     free(run->receipt);
     free(run->idempotency_key);
     free(run->others);
-    if (!run->first) {
-        turn_request_free(run->request);
-    }
+    turn_request_free(run->first ? NULL : run->request);
     free(run);
 }
 
@@ -323,6 +321,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .n_top = q->n_top,
         .keeps = q->keeps,
         .truncate = q->truncate,
+        .current_turn = q->current_turn,
         .store = stores(run),
         .generate = q->generate,
         .count = q->count,

@@ -1,4 +1,6 @@
-/* effort_test.c - how much is to be thought, as each interface names it. */
+/* effort_test.c - how much is to be thought, as each interface names it, and what becomes of thinking that is sent
+ * back.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -73,6 +75,23 @@ static void is_asked_for(void **state)
     }
 }
 
+/* Whether the thinking of earlier turns is to be taken out, and that is shown again. */
+static void context_is_asked_for(void **state)
+{
+    (void)state;
+    static const char *const contexts[] = {"auto", "all_turns", "current_turn"};
+    for (size_t i = 0; i < 3; i++) {
+        struct api_error e;
+        char more[64];
+        (void)snprintf(more, sizeof more, "\"reasoning\":{\"context\":\"%s\"}", contexts[i]);
+        struct turn_request *q = parse(RESPONSES, more, &e);
+        assert_non_null(q);
+        assert_int_equal(q->current_turn, i == 2);
+        assert_non_null(strstr(q->params, contexts[i]));
+        turn_request_free(q);
+    }
+}
+
 static void is_refused(void **state)
 {
     (void)state;
@@ -82,7 +101,6 @@ static void is_refused(void **state)
     } cases[] = {
         {RESPONSES, "\"reasoning\":{\"effort\":\"enormous\"}", "reasoning.effort", "invalid_value"},
         {RESPONSES, "\"reasoning\":{\"effort\":5}", "reasoning.effort", "invalid_type"},
-        {RESPONSES, "\"reasoning\":{\"context\":\"current_turn\"}", "reasoning.context", "unsupported_parameter"},
         {RESPONSES, "\"reasoning\":{\"context\":\"none\"}", "reasoning.context", "invalid_value"},
         {RESPONSES, "\"reasoning\":{\"context\":[]}", "reasoning.context", "invalid_type"},
         {RESPONSES, "\"reasoning\":{\"generate_summary\":\"poem\"}", "reasoning.summary", "invalid_value"},
@@ -108,6 +126,7 @@ static void is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(is_asked_for), cmocka_unit_test(is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(is_asked_for), cmocka_unit_test(context_is_asked_for),
+                                       cmocka_unit_test(is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
