@@ -128,6 +128,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     if (q->match) {
         cJSON_AddBoolToObject(own, "replay", true);
     }
+    if (q->previous) {
+        cJSON_AddBoolToObject(own, "chained", true);
+    }
     return 0;
 }
 
