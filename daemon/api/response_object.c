@@ -244,6 +244,16 @@ static void add_convod(cJSON *o, const struct run *run)
     cJSON_AddItemToObject(o, "convod", convod);
 }
 
+/* Which thinking the context had, once that is known, in place of what was asked for. */
+static void tell_context(cJSON *o)
+{
+    const cJSON *had = json_get(json_get(o, "convod"), "reasoning_context");
+    cJSON *reasoning = cJSON_GetObjectItemCaseSensitive(o, "reasoning");
+    if (had && cJSON_IsObject(reasoning)) {
+        cJSON_ReplaceItemInObjectCaseSensitive(reasoning, "context", cJSON_CreateString(had->valuestring));
+    }
+}
+
 static cJSON *whole_object(const struct run *run, bool event)
 {
     const struct turn_request *q = run->request;
@@ -309,6 +319,7 @@ static cJSON *whole_object(const struct run *run, bool event)
     }
     add_param(o, params, "metadata", cJSON_CreateObject());
     add_convod(o, run);
+    tell_context(o);
     return o;
 }
 

@@ -250,7 +250,7 @@ static bool is_one_of(const char *word, const char *const *words)
     return !word || *words;
 }
 
-/* What is asked of thinking is shown again. */
+/* What is asked of thinking is shown again, `auto` as what it is here. */
 static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     static const char p[] = "reasoning.";
@@ -283,7 +283,7 @@ static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *ech
     cJSON_AddItemToObject(shown, "effort", effort ? cJSON_CreateString(effort) : cJSON_CreateNull());
     cJSON_AddItemToObject(shown, "summary", summary ? cJSON_CreateString(summary) : cJSON_CreateNull());
     if (context) {
-        cJSON_AddStringToObject(shown, "context", context);
+        cJSON_AddStringToObject(shown, "context", q->current_turn ? context : "all_turns");
     }
     return 0;
 }

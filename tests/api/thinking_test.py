@@ -23,7 +23,7 @@ def turn(d, text, seed=5, **fields):
     response = d.ok("POST", "/v1/responses", {"input": text, **ASK, "convod": {"seed": seed, "thinking_tokens": 8}, **fields})
     r = check_receipt(response)
     assert r["reprefilled"] == [] and r["tokens"]["prefilled"] == r["tokens"]["new"], r
-    assert response["reasoning"]["context"] == "current_turn", response
+    assert response["reasoning"]["context"] == form(response), response
     return response
 
 
