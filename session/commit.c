@@ -128,7 +128,7 @@ static int fill_row(struct turn *t)
 /* What is replaced goes from the disk with all that was still being saved of it. */
 static void commit_begin(struct turn *t)
 {
-    t->commit_waits = t->replaces && !conversation_settle(t->session, t->found.conversation.id);
+    t->commit_waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
     if (!t->commit_waits && accept_commit(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }

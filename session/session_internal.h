@@ -567,6 +567,8 @@ int strip_find(struct storage_ledger *l, struct turn *t);
 size_t strip_before(const struct turn *t);
 /* Whether the answer of a turn that was committed is to be stripped, as far as anything can be; then it begins. */
 void strip_begin(const struct turn *t);
+/* Ends what is being made ahead in the turn's conversation. False: it has not ended yet. */
+bool strip_stop(const struct turn *t);
 /* What the receipt says of the turn's context. */
 const char *strip_told(const struct turn *t);
 

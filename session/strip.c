@@ -183,6 +183,17 @@ void strip_begin(const struct turn *t)
         turn_free(w);
 }
 
+bool strip_stop(const struct turn *t)
+{
+    bool over = true;
+    for (struct turn *w = t->session->turns; w; w = w->next)
+        if (w->strips && w->state != TURN_OVER && !strcmp(w->conversation, t->found.conversation.public_id)) {
+            w->cancelled = true;
+            over = false;
+        }
+    return over;
+}
+
 /* ---- what is told ---- */
 
 const char *strip_told(const struct turn *t)

@@ -298,6 +298,33 @@ static void test_deletion(void **state)
     rig_close(rig);
 }
 
+/* So it does where another takes its place while that is still being made. */
+static void test_replaced(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    char *text = rig_text(7, 600);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct ask ask = question("hello", 1);
+    ask.conversation = "conv_a";
+    struct answer *a = rig_ask(rig, ask);
+    for (uint64_t seed = 2; seed < 6; seed++) {
+        ask = question(text, seed);
+        ask.conversation = "conv_a";
+        ask.parent = a->id;
+        struct answer *b = rig_ask(rig, ask);
+        struct kept kept = rig_kept(rig, NULL, b->id);
+        const engine_token *marker = kept.tokens + b->input - 40;
+        ask.text = "in its place";
+        ask.replaces = b->id;
+        (void)rig_ask(rig, ask);
+        assert_int_equal(files_with(rig, marker, 20 * sizeof *marker), 0);
+        kept_free(&kept);
+    }
+    free(text);
+    rig_close(rig);
+}
+
 /* A process that is killed between the row and its KV: the next start finds what is there. What is not there whole is
  * not followed, so that nobody waits for it. */
 static void test_killed_between(void **state)
@@ -440,9 +467,11 @@ static void test_other_ways(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_ahead), cmocka_unit_test(test_not_done_yet), cmocka_unit_test(test_asked_for_later),
-        cmocka_unit_test(test_branches),   cmocka_unit_test(test_deletion),     cmocka_unit_test(test_killed_between),
-        cmocka_unit_test(test_tools),      cmocka_unit_test(test_other_ways),
+        cmocka_unit_test(test_made_ahead),      cmocka_unit_test(test_not_done_yet),
+        cmocka_unit_test(test_asked_for_later), cmocka_unit_test(test_branches),
+        cmocka_unit_test(test_deletion),        cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_killed_between),  cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_other_ways),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
