@@ -64,6 +64,7 @@ void service_models(struct client *c)
     cJSON_AddBoolToObject(o, "has_more", false);
     cJSON_AddStringToObject(o, "first_id", c->api->model_name);
     cJSON_AddStringToObject(o, "last_id", c->api->model_name);
+    cJSON_AddArrayToObject(o, "models"); /* of another kind, with prompts: who asks for it has its own */
     client_answer_json(c, 200, o);
 }
 
@@ -346,7 +347,7 @@ static void tokenize_away(struct client *c, struct tokenizing *t, void (*run)(st
     t->work.run = run;
     t->work.done = tokenized;
     c->api->n_workers++;
-    work_submit(c->api->workers, &t->work, c->owner);
+    work_submit(c->api->runs.workers, &t->work, c->owner);
 }
 
 void service_tokenize(struct client *c)
