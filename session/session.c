@@ -418,6 +418,7 @@ void session_close(struct session *s, int drain_ms)
     engine_close(s->engine);
     free(s->arrays);
     free(s->idle);
+    free(s->owners);
     live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
