@@ -588,12 +588,18 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
     return 0;
 }
 
-/* True when every value is finite: rows with a NaN or infinity are not worth keeping. */
+/* True when every value is finite: rows with a NaN or infinity are not worth keeping. In blocks of one length, of which
+ * the compiler makes vectors. */
 static bool all_finite(const uint16_t *v, size_t n, uint16_t exponent_mask)
 {
-    unsigned bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (v[i] & exponent_mask) == exponent_mask;
+    enum { BLOCK = 64 };
+    uint16_t bad = 0;
+    size_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (size_t k = 0; k < BLOCK; k++)
+            bad |= (uint16_t)((v[i + k] & exponent_mask) == exponent_mask);
+    for (; i < n; i++)
+        bad |= (uint16_t)((v[i] & exponent_mask) == exponent_mask);
     return !bad;
 }
 

@@ -405,6 +405,8 @@ struct session {
     int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
+    void (*events)(void *arg, bool more);
+    void *events_arg;
 
     pthread_t thread;
     bool thread_started, wake_made;

@@ -101,6 +101,12 @@ char *json_print(const cJSON *o)
     return text;
 }
 
+char *json_quoted(const char *s)
+{
+    cJSON string = {.type = cJSON_String, .valuestring = (char *)(uintptr_t)s};
+    return print(&string);
+}
+
 char *json_text(cJSON *o)
 {
     char *text = print(o);
