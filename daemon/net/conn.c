@@ -224,6 +224,7 @@ bool conn_lend(struct conn *c, const char *head, size_t len)
             return false;
         }
     }
+    c->interest = 0; /* what lies in the socket already is told once more, before the library comes to read it */
     conn_listen(c);
     return true;
 }

@@ -125,7 +125,7 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     replace(&q->parent, r->listed ? (r->previous ? r->previous : "") : NULL);
     q->has_parent = q->parent != NULL;
     cJSON_Delete(q->params_json);
-    q->params_json = r->params ? cJSON_Parse(r->params) : NULL;
+    q->params_json = r->params ? engine_json_parse(r->params, strlen(r->params), NULL) : NULL;
     q->store = true;
     q->background = cJSON_IsTrue(member(q->params_json, "background"));
     q->generate = !cJSON_IsFalse(member(q->params_json, "generate"));
