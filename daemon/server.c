@@ -551,7 +551,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
         goto fail;
     }
     s->next_end_s = auth_next_end(s->auth);
-    rc = workers_start(&s->events, &s->api.workers);
+    rc = workers_start(&s->events, &s->api.runs.workers);
     if (rc) {
         snprintf(err, err_size, "cannot start a thread");
         goto fail;
@@ -574,7 +574,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     return 0;
 fail:
     net_free(s->net);
-    workers_stop(s->api.workers);
+    workers_stop(s->api.runs.workers);
     events_drop(&s->events);
     auth_free(s->auth);
     events_destroy(&s->events);
@@ -642,7 +642,7 @@ void server_free(struct server *s)
         events_drop(&s->events);
     }
     /* Nobody is served any more; what is being tokenized still uses the session. */
-    workers_stop(s->api.workers);
+    workers_stop(s->api.runs.workers);
     events_drop(&s->events);
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);

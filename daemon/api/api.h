@@ -29,29 +29,6 @@
 #define LOGPROBS_AGAIN_MAX 16384        /* tokens and their alternatives in an event that repeats those of the deltas */
 #define DESCRIPTION_MAX    (256 * 1024) /* of a tool, and of a form */
 
-/* ---- work away from the network thread (work.c) --------------------------------------------------------------------
- */
-
-#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once, unless it has work in it */
-
-struct workers;
-
-/* Stands first in what a piece of work needs. */
-struct work {
-    struct event event; /* first: its way back */
-    struct work *next;
-    char owner[OWNER_SIZE];
-    void (*run)(struct work *w);                /* on a thread of its own */
-    void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
-};
-int workers_start(struct events *events, struct workers **out);
-/* What has not been begun is given back undone. NULL is fine. */
-void workers_stop(struct workers *ws);
-/* owner: whose it is; copied. */
-void work_submit(struct workers *ws, struct work *w, const char *owner);
-/* Frees what a request held, which may be very many values. */
-void work_free_json(struct workers *ws, cJSON *json, const char *owner);
-
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */
 
@@ -80,7 +57,6 @@ struct api {
     struct budget budget;
     struct metrics metrics;
     struct events *events;
-    struct workers *workers;
     struct tickets tickets;
     atomic_bool stopping; /* set on the network thread */
     int requeueing; /* turns that waited in the queue over a restart and have no run yet, and the search for them */

@@ -24,15 +24,11 @@ static void add_or_null(cJSON *o, const char *key, const char *value)
 static void add_param(cJSON *o, const cJSON *params, const char *key, cJSON *fallback)
 {
     const cJSON *v = params ? json_get(params, key) : NULL;
-    if (!v) {
-        cJSON_AddItemToObject(o, key, fallback);
-        return;
-    }
-    cJSON_Delete(fallback);
-    if (v->child) {
-        json_add_text(o, key, v); /* its numbers have all their digits */
-    } else {
+    if (v) {
+        cJSON_Delete(fallback);
         cJSON_AddItemToObject(o, key, cJSON_Duplicate(v, true));
+    } else {
+        cJSON_AddItemToObject(o, key, fallback);
     }
 }
 

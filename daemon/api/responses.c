@@ -647,7 +647,7 @@ static void take_requeued(struct event *event, bool closing)
     r->api->requeueing++;
     r->work.run = parse_queued;
     r->work.done = run_queued;
-    work_submit(r->api->workers, &r->work, r->owner);
+    work_submit(r->api->runs.workers, &r->work, r->owner);
 }
 
 static void requeue_ended(struct event *event, bool closing)

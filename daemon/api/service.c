@@ -346,7 +346,7 @@ static void tokenize_away(struct client *c, struct tokenizing *t, void (*run)(st
     t->work.run = run;
     t->work.done = tokenized;
     c->api->n_workers++;
-    work_submit(c->api->workers, &t->work, c->owner);
+    work_submit(c->api->runs.workers, &t->work, c->owner);
 }
 
 void service_tokenize(struct client *c)

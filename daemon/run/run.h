@@ -119,6 +119,29 @@ struct event *events_list(struct events *q);
 /* Takes all that is there, with nobody to be served any more. */
 void events_drop(struct events *q);
 
+/* ---- work away from the network thread (work.c) --------------------------------------------------------------------
+ */
+
+#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once, unless it has work in it */
+
+struct workers;
+
+/* Stands first in what a piece of work needs. */
+struct work {
+    struct event event; /* first: its way back */
+    struct work *next;
+    char owner[OWNER_SIZE];
+    void (*run)(struct work *w);                /* on a thread of its own */
+    void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
+};
+int workers_start(struct events *events, struct workers **out);
+/* What has not been begun is given back undone. NULL is fine. */
+void workers_stop(struct workers *ws);
+/* owner: whose it is; copied. */
+void work_submit(struct workers *ws, struct work *w, const char *owner);
+/* Frees what a request held, which may be very many values. */
+void work_free_json(struct workers *ws, cJSON *json, const char *owner);
+
 /* ---- requests (request.c) -----------------------------------------------------------------------------------------
  */
 
@@ -222,6 +245,7 @@ struct runs {
     const struct daemon_log *log;
     struct metrics *metrics;
     struct events *events;
+    struct workers *workers;
     const char *model;            /* its name, once it is loaded */
     struct run *running, *recent; /* recent: ended, and kept for those who come back */
     size_t n_running, n_recent;
@@ -347,6 +371,9 @@ int response_copy(const struct session_response *from, struct session_response *
 void response_free(struct session_response *r);
 struct session_item *items_copy(const struct session_item *from, size_t n);
 void items_free(struct session_item *items, size_t n);
+/* Of the texts in them that may be long. */
+size_t items_bytes(const struct session_item *items, size_t n);
+size_t response_bytes(const struct session_response *r);
 /* The run becomes what is stored. False: out of memory. */
 bool run_take_stored(struct run *run, const struct session_response *r);
 /* A run as it would be remembered, that is in no list. NULL: out of memory. */

@@ -1,4 +1,5 @@
-/* turn_event.h - an event of a turn on its way from the session's threads to the network thread. */
+/* turn_event.h - an event of a turn on its way from the session's threads to the network thread, and what becomes of
+ * it. */
 #ifndef CONVOD_DAEMON_TURN_EVENT_H
 #define CONVOD_DAEMON_TURN_EVENT_H
 
@@ -26,5 +27,27 @@ struct turn_event {
 struct turn_event *turn_event_new(struct run *run, const struct session_event *ev,
                                   void (*take)(struct event *e, bool closing));
 void turn_event_free(struct turn_event *e);
+
+/* ---- what the network thread makes of them (turn.c) ----------------------------------------------------------------
+ */
+
+/* How its interface shows it; what it does not show is NULL there. */
+void run_show_started(struct run *run);
+void run_show_item(struct run *run, size_t i);
+void run_show_delta(struct run *run, size_t i, const char *text);
+void run_show_item_end(struct run *run, size_t i);
+/* Frees all that it holds but its request. */
+void run_clear(struct run *run);
+/* One answer is over; with the last one all has ended. */
+void run_count_over(struct run *run);
+/* The log of run_first() has grown from so many bytes, or it has ended: its readers are told, and it is kept for those
+ * who come back, or is gone. */
+void run_told(struct run *first, uint64_t before);
+
+/* ---- turns that were answered before (repeat.c) --------------------------------------------------------------------
+ */
+
+/* The run's answer is what is stored, which is taken: at once, or made by a worker where that is long. */
+void run_repeat(struct run *run, struct session_response *stored);
 
 #endif
