@@ -270,7 +270,7 @@ bench:
 bench-serve:
 	@clients/setup/packages bench
 	@clients/setup/fetch-model >/dev/null
-	@$(MAKE) $(QUIET) all
+	@$(MAKE) $(QUIET) all $(BUILD)/bench/send_bench $(BUILD)/tests/service/model
 	@$(MAKE) $(QUIET) $(BUILD)/peer/.complete || echo 'Measuring without the peer.'
 	@BUILD='$(BUILD)' $(PYTHON) tests/bench/serve.py --json $(BUILD)/bench-serve.json --svg $(BUILD)/bench-serve.svg
 

@@ -218,6 +218,13 @@ static void on_session_log(void *arg, int priority, const char *text)
     daemon_log(s->log, priority, "%s", text);
 }
 
+/* [engine thread] */
+static void on_session_events(void *arg, bool more)
+{
+    struct server *s = arg;
+    events_hold(&s->events, more);
+}
+
 #define DAY_MS ((int64_t)24 * 3600 * 1000)
 
 /* What an owner may have whose tokens say nothing else. */
@@ -266,6 +273,8 @@ static void *load(void *arg)
         .limits = everyone(c),
         .log = on_session_log,
         .log_arg = s,
+        .events = on_session_events,
+        .events_arg = s,
     };
     char err[512] = "";
     struct session *session = NULL;

@@ -55,6 +55,9 @@ struct session_opts {
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
+    void (*events)(void *arg, bool more); /* [engine thread] true: events of several turns may follow; false: they have
+                                             been given. May be NULL */
+    void *events_arg;
 };
 
 /* Opens the data directory (-EBUSY: another process holds it), then the model (see engine_open()), and starts. */

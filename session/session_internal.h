@@ -59,11 +59,12 @@ struct hot {
     struct engine_seq *seq;
     int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
     uint8_t owner_key[32];
-    bool counted;      /* in what others are told of the conversation */
-    struct turn *user; /* NULL: idle, evictable */
-    bool idle;         /* in session.idle: */
-    int shared;        /* tokens that it has in common with the one before it there, of the same owner */
-    bool over;         /* while one is evicted: idle, of an owner that has more than its share of the idle ones */
+    bool counted;              /* in what others are told of the conversation */
+    struct turn *user;         /* NULL: idle, evictable */
+    bool idle;                 /* in session.idle: */
+    int shared;                /* tokens that it has in common with the one before it there, of the same owner */
+    struct hot *older, *newer; /* of the same owner's, */
+    uint64_t idle_since;       /* by a count of those that became idle */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -74,6 +75,13 @@ struct hot {
     bool in_ledger;                      /* its turns are stored: segments may be put */
     bool mixed; /* some of it was restored that other numerics made: what is computed behind that is nobody's own */
     char *ephemeral; /* store:false: the response it belongs to */
+};
+
+/* What an owner has in session.idle: nobody goes through it to choose what is evicted. */
+struct idle_owner {
+    int64_t id;
+    int64_t tokens, distinct;    /* of all of them; what several begin with counts once */
+    struct hot *oldest, *newest; /* by when they became idle */
 };
 
 struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32]);
@@ -136,6 +144,8 @@ size_t idle_place(const struct session *s, int64_t owner, const engine_token *id
 /* A new context, in use, and one that goes. 0 or -ENOMEM. */
 int idle_link(struct session *s, struct hot *h);
 void idle_unlink(struct session *s, struct hot *h);
+/* What an owner has there. NULL: nothing. */
+const struct idle_owner *idle_of(const struct session *s, int64_t owner);
 /* Nobody uses it from now on; somebody does (or it is changed). */
 void idle_put(struct session *s, struct hot *h);
 void idle_take(struct session *s, struct hot *h);
@@ -398,6 +408,8 @@ struct session {
     int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
+    void (*events)(void *arg, bool more);
+    void *events_arg;
 
     pthread_t thread;
     bool thread_started, wake_made;
@@ -423,7 +435,10 @@ struct session {
     struct turn *turns;            /* oldest first */
     struct hot *hots, *oldest_hot; /* by their last use */
     struct hot **idle;             /* those that nobody uses, by their tokens: [n_idle] */
-    size_t n_hots, n_idle, idle_capacity;
+    struct idle_owner *owners;     /* of those, by id: [n_owners] */
+    size_t n_hots, n_idle, n_owners, idle_capacity;
+    uint64_t idle_count;
+    int64_t idle_tokens; /* of all of those */
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */

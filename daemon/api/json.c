@@ -55,6 +55,12 @@ char *json_print(const cJSON *o)
     return unless_lost(engine_json_print(o));
 }
 
+char *json_quoted(const char *s)
+{
+    cJSON string = {.type = cJSON_String, .valuestring = (char *)(uintptr_t)s};
+    return unless_lost(cJSON_PrintUnformatted(&string));
+}
+
 char *json_text(cJSON *o)
 {
     char *text = unless_lost(o ? cJSON_PrintUnformatted(o) : NULL);

@@ -99,9 +99,11 @@ struct event {
 };
 
 struct events {
-    pthread_mutex_t lock; /* guards the list and wake */
+    pthread_mutex_t lock; /* guards the list and held */
     struct event *head, **tail;
-    void (*wake)(void *arg); /* called under the lock, on any thread; NULL: nobody to wake */
+    bool held;
+    pthread_mutex_t waking;  /* guards wake; never taken with the other */
+    void (*wake)(void *arg); /* called under `waking`, on any thread; NULL: nobody to wake */
     void *arg;
 };
 
@@ -110,6 +112,8 @@ void events_destroy(struct events *q); /* the list must have been taken */
 void events_wake_by(struct events *q, void (*wake)(void *arg), void *arg);
 /* [any thread] Appends and wakes the network thread. Takes e. */
 void events_post(struct events *q, struct event *e);
+/* [one thread] Several events are about to be posted: the network thread is woken when hold ends, once. */
+void events_hold(struct events *q, bool hold);
 /* All that is there, in order; each is to be taken. */
 struct event *events_list(struct events *q);
 /* Takes all that is there, with nobody to be served any more. */

@@ -633,9 +633,9 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->input_tokens = ev->input_tokens;
         run->cached_tokens = ev->cached_tokens;
         first->output_tokens += ev->output_tokens;
-        run->receipt = e->receipt_json ? strdup(e->receipt_json) : NULL;
-        if (e->receipt_json) {
-            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
+        if (e->end) {
+            run->receipt = strdup(e->end->receipt_json);
+            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->end->receipt, &e->end->itl);
         }
     } else {
         run->failed = true;

@@ -5,16 +5,22 @@
 
 #include "daemon/run/run.h"
 
+/* What the end of an answer has besides. */
+struct turn_end {
+    char *receipt_json;
+    struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
+    struct histogram itl;           /* of its tokens */
+};
+
 struct turn_event {
     struct event event; /* first */
     struct run *run;
-    struct session_event turn; /* strings lie in `text` and `receipt_json` */
-    char *text, *receipt_json;
-    struct session_receipt receipt; /* its numbers and reasons; the other strings are NULL */
-    struct histogram itl;           /* of its tokens */
+    struct session_event turn;      /* strings lie in `text` */
+    struct turn_end *end;           /* NULL: it is not the end, or without a receipt */
     struct session_response stored; /* deep copy; id NULL: none */
     struct session_logprob *logprobs;
     struct session_item *item; /* deep copy, but for its text, which the deltas gave */
+    char text[];
 };
 
 /* [any thread] NULL: out of memory. */
