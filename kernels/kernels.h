@@ -62,6 +62,9 @@ struct kernels_type_info {
 /* Facts about a type. `type` must be below KERNELS_TYPE_COUNT. */
 const struct kernels_type_info *kernels_type_info(enum kernels_type type);
 
+/* The value of an IEEE half, exactly. */
+float kernels_half(uint16_t bits);
+
 /* Bytes of a row of `cols` values in a file; 0 when cols is not a multiple of the type's block. */
 size_t kernels_row_bytes(enum kernels_type type, int cols);
 
