@@ -146,8 +146,8 @@ typedef uint64_t kernels_event;
 struct kernels_matrix {
     enum kernels_type type;
     int rows, cols;
-    int experts;      /* 0: one matrix */
-    const void *data; /* on the device, aligned to 256 bytes: matrix_bytes() for each expert, or for the one */
+    int experts; /* 0: one matrix */
+    void *data;  /* on the device, aligned to 256 bytes: matrix_bytes() for each expert, or for the one */
 };
 
 /* ---- rows between operations ------------------------------------------------------------------------------------- */
