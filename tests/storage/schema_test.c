@@ -124,7 +124,9 @@ static int old_run(struct storage_ledger *l, void *arg)
     storage_turn_free(&t);
     JOB_CHECK((storage_turn_get(l, 1, "resp_b", STORAGE_TURN_ITEMS, &t)) == (0));
     JOB_CHECK(t.depth == 2 && t.parent == 7 && !t.answered && t.n_items == 0 && t.status == STORAGE_TURN_INCOMPLETE);
+    JOB_CHECK(!t.base && !t.strips);
     storage_turn_free(&t);
+    JOB_CHECK(storage_turn_stripped(l, 1, 8, &t) == -ENOENT);
     JOB_CHECK((storage_turn_context(l, 1, 8, &tokens, &n)) == (0));
     JOB_CHECK(n == 6 && !memcmp(tokens, "\1\2\3\4\5\6", 6));
     free(tokens);
@@ -211,6 +213,7 @@ static void test_older_index(void **state)
     assert_false(testing_contains(dir, "other", "label 2"));
     assert_false(testing_contains(dir, "kv.db", "label 2"));
     struct storage_found f;
+    assert_int_equal(index_wait(st, 0), 0);
     assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     assert_int_equal(testing_read(st, &f, 2).rc, 0);
@@ -249,6 +252,7 @@ static void test_older_index_by_its_log(void **state)
     const struct storage_opts opts = {.dir = dir, .disk_bytes = 1 << 28, .log = note_anew, .log_arg = &said};
     assert_int_equal(storage_open(&opts, &st, err, sizeof err), 0);
     assert_int_equal(said, LOG_NOTICE);
+    assert_int_equal(index_wait(st, 0), 0);
     assert_false(testing_contains(dir, "kv.db-wal", "label 1"));
     assert_false(testing_contains(dir, "kv.db", "label 1"));
     struct storage_found f;
