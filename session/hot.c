@@ -137,8 +137,8 @@ static struct hot *fork_hot(struct session *s, struct hot *from, int n)
 /* Whether it is the context at whose end the turn begins. */
 static bool continues(const struct turn *t, const struct hot *h)
 {
-    return (t->found.parent.id && h->turn == t->found.parent.id) ||
-           (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous));
+    int64_t base = context_base(t)->id;
+    return (base && h->turn == base) || (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous));
 }
 
 /* Of an owner's contexts the one with the longest head in common with ids[0..most), and how long that is. Of idle ones
@@ -444,10 +444,10 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     const struct turn *t = h->user;
     if (!t)
         return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
-    const struct storage_turn *parent = &t->found.parent;
-    if (!t->store || t->rebased || !parent->id)
+    const struct storage_turn *base = context_base(t);
+    if (!t->store || t->rebased || !base->id)
         return 0;
-    return saving_under_way(s, parent->id) ? 0 : parent->n_tokens;
+    return saving_under_way(s, base->id) ? 0 : base->n_tokens;
 }
 
 /* What a context has taken for stored from segment `from` on is put again when it is saved next. */

@@ -556,6 +556,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->count = r->count;
     t->raw = r->raw;
     t->truncate = r->truncate;
+    t->current_turn = r->current_turn;
     t->keeps = r->keeps;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;

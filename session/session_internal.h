@@ -10,6 +10,7 @@
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * truncate.c     what goes where they are too many
+ * strip.c        contexts without the thinking of the turns before, made while nothing else is to be done
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * idle.c         the order of those that nobody uses
  * live.c         what other threads are told of pages and turns
@@ -183,9 +184,10 @@ struct found {
     struct storage_owner owner;
     struct storage_conversation conversation; /* id 0: none yet */
     struct storage_turn parent;               /* id 0: none */
-    void *tokens;                             /* of the context at its end */
+    struct storage_turn stripped; /* its context without thinking, which this turn follows instead; id 0: it does not */
+    void *tokens;                 /* of the context at the end of what the turn follows of these two */
     size_t tokens_bytes;
-    /* Turns up to the parent that end in the same segment as it does. */
+    /* Turns up to that one that end in the same segment as it does. */
     int64_t *near;
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
@@ -251,7 +253,8 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw, truncate, keeps;
+    bool match, store, generate, count, raw, truncate, keeps, current_turn;
+    bool strips; /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -566,6 +569,23 @@ bool context_answer_ends(const struct turn *t, size_t i);
 void context_match_ephemeral(struct turn *t);
 /* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
 void context_chat_hash(const struct turn *t, uint8_t out[32]);
+
+/* The row that the turn's tokens are added to: its parent's, or that of the parent's context without thinking. id 0:
+ * none. */
+const struct storage_turn *context_base(const struct turn *t);
+
+/* strip.c */
+/* In a job, once the parent is known: whether the turn follows it without thinking; for a turn that strips, what it
+ * begins with and the turns since. 0 or negative. */
+int strip_find(struct storage_ledger *l, struct turn *t);
+/* How many turns of the path are from before the question that the turn belongs to. */
+size_t strip_before(const struct turn *t);
+/* Whether the answer of a turn that was committed is to be stripped, as far as anything can be; then it begins. */
+void strip_begin(const struct turn *t);
+/* Ends what is being made ahead in the turn's conversation. False: it has not ended yet. */
+bool strip_stop(const struct turn *t);
+/* What the receipt says of the turn's context. */
+const char *strip_told(const struct turn *t);
 
 /* truncate.c */
 /* In a job: whether the context of a turn that may be truncated may be too long. */

@@ -244,6 +244,17 @@ static void add_convod(cJSON *o, const struct run *run)
     cJSON_AddItemToObject(o, "convod", convod);
 }
 
+/* Which thinking the context had, once that is known, in place of what was asked for. */
+static void tell_context(cJSON *o, const cJSON *params)
+{
+    const cJSON *had = json_get(json_get(o, "convod"), "reasoning_context");
+    cJSON *reasoning = had && params ? cJSON_Duplicate(json_get(params, "reasoning"), true) : NULL;
+    if (reasoning) {
+        cJSON_ReplaceItemInObjectCaseSensitive(reasoning, "context", cJSON_CreateString(had->valuestring));
+        cJSON_ReplaceItemInObjectCaseSensitive(o, "reasoning", reasoning);
+    }
+}
+
 static cJSON *whole_object(const struct run *run, bool event)
 {
     const struct turn_request *q = run->request;
@@ -309,6 +320,7 @@ static cJSON *whole_object(const struct run *run, bool event)
     }
     add_param(o, params, "metadata", cJSON_CreateObject());
     add_convod(o, run);
+    tell_context(o, params);
     return o;
 }
 

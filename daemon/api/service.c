@@ -64,6 +64,7 @@ void service_models(struct client *c)
     cJSON_AddBoolToObject(o, "has_more", false);
     cJSON_AddStringToObject(o, "first_id", c->api->model_name);
     cJSON_AddStringToObject(o, "last_id", c->api->model_name);
+    cJSON_AddArrayToObject(o, "models"); /* of another kind, with prompts: who asks for it has its own */
     client_answer_json(c, 200, o);
 }
 

@@ -151,8 +151,6 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     replace(&run->stop, r->stop);
     replace(&run->receipt, r->receipt);
     replace(&q->instructions, r->instructions);
-    replace(&q->previous, r->listed ? NULL : r->previous);
-    replace(&q->conversation, r->listed ? r->conversation : NULL);
     replace(&q->parent, r->listed ? (r->previous ? r->previous : "") : NULL);
     q->has_parent = q->parent != NULL;
     cJSON_Delete(q->params_json);
@@ -163,9 +161,10 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     q->background = cJSON_IsTrue(member(q->params_json, "background"));
     q->generate = !cJSON_IsFalse(member(q->params_json, "generate"));
     const cJSON *own = member(q->params_json, "convod"), *seed = member(own, "seed");
-    if (cJSON_IsTrue(member(own, "replay"))) { /* it named none: it was found by what was sent */
-        replace(&q->previous, NULL);
-    }
+    /* What it named; none where it was found by what was sent. */
+    bool chained = cJSON_IsTrue(member(own, "chained")), named = chained || !r->listed;
+    replace(&q->previous, named && !cJSON_IsTrue(member(own, "replay")) ? r->previous : NULL);
+    replace(&q->conversation, named ? NULL : r->conversation);
     const cJSON *truncation = member(q->params_json, "truncation");
     q->truncate = cJSON_IsString(truncation) && strcmp(truncation->valuestring, "auto") == 0;
     q->progress = cJSON_IsTrue(member(own, "progress")) || q->truncate; /* which may have been told as that */

@@ -49,9 +49,7 @@ void run_clear(struct run *run)
 void run_free(struct run *run)
 {
     run_clear(run);
-    if (!run->first) {
-        turn_request_free(run->request);
-    }
+    turn_request_free(run->first ? NULL : run->request);
     free(run);
 }
 
@@ -328,6 +326,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .n_top = q->n_top,
         .keeps = q->keeps,
         .truncate = q->truncate,
+        .current_turn = q->current_turn,
         .store = stores(run),
         .generate = q->generate,
         .count = q->count,

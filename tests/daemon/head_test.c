@@ -119,6 +119,7 @@ static void what_is_refused(void **state)
         {LINE "Host: localhost:65535\r\n\r\n", 0},
         {LINE "Host: [::1]:80\r\n\r\n", 0},
         {LINE "Host: localhost:65536\r\n\r\n", 400},
+        {LINE "Host: localhost:0\r\n\r\n", 400},
         {LINE "Host: localhost:123456\r\n\r\n", 400},
         {LINE "Host: localhost:-1\r\n\r\n", 400},
         {LINE "Host: localhost:8x\r\n\r\n", 400},
