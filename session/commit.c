@@ -243,6 +243,7 @@ static int with_commit(struct storage_ledger *l, void *arg, int rc)
 {
     struct saving *saving = arg;
     int hold_rc = 0;
+    rc = rc ? rc : saving->lost;
     saving->with_rc = rc;
     for (size_t i = 0; !rc && i < saving->n_holders && (!hold_rc || hold_rc == -ENOENT); i++)
         hold_rc = storage_turn_hold(l, saving->holders[i], saving->longer);
@@ -293,7 +294,7 @@ static void kv_saved(struct session *s, void *arg)
 static void kv_commit_done(void *arg, int rc)
 {
     struct saving *saving = arg;
-    saving->rc = rc;
+    saving->rc = rc ? rc : saving->lost;
     while (session_post(saving->session, kv_saved, saving))
         ;
 }
@@ -325,6 +326,7 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
     }
+    saving->rc = saving->rc ? saving->rc : saving->lost;
     kv_saved(s, saving);
 }
 
@@ -391,6 +393,7 @@ static void save_aside(struct turn *t, int64_t turn)
     if (!saving)
         return;
     saving_add(t->session, saving);
+    saving->lost = t->aside_rc;
     saving_hold(t->session, saving, t->aside_last);
 }
 
