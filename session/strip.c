@@ -81,7 +81,7 @@ static int find_form(struct storage_ledger *l, struct turn *t)
 static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool *whole)
 {
     struct found *f = &t->found;
-    int64_t id = f->parent.id, up = f->parent.parent;
+    int64_t up = f->parent.parent;
     *whole = f->parent.rebased || !up;
     *n = 1;
     while (!*whole) {
@@ -90,8 +90,7 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
         if (!rc && same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
-        id = up;
-        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
+        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, up, 0, &row)))
             return rc;
         up = row.parent;
         *whole = row.rebased || !up;
