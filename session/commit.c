@@ -386,12 +386,14 @@ static void save_kv(struct turn *t, int64_t turn)
     saving_begin(t->session, saving, t->hot);
 }
 
-/* Of a turn that was stopped while it was put aside: it holds what was saved then. */
+/* Of a turn that was stopped while it was put aside, or before all of it was back: it holds what was saved then. */
 static void save_aside(struct turn *t, int64_t turn)
 {
     struct saving *saving = saving_new(t, turn);
     if (!saving)
         return;
+    if (t->hot) /* otherwise it goes with the pages */
+        memset(t->hot->aside, 0, sizeof t->hot->aside);
     saving_add(t->session, saving);
     saving->lost = t->aside_rc;
     saving_hold(t->session, saving, t->aside_last);
@@ -426,7 +428,10 @@ void turn_committed(struct session *s, void *turn)
     }
     if (t->hot) {
         hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
-        save_kv(t, t->row.id);
+        if (t->n_aside && engine_seq_length(t->hot->seq) < t->aside_end)
+            save_aside(t, t->row.id);
+        else
+            save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
     } else if (t->n_aside) {
         save_aside(t, t->row.id);

@@ -55,7 +55,7 @@ int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest)
     l->unread = newest != 0;
     l->unread_packs[0] = 0;
     l->unread_packs[1] = newest;
-    if (l->used < INDEX_CLOCK)
+    if (l->unread && l->used < INDEX_CLOCK)
         l->used = INDEX_CLOCK;
     l->used_noted = 0; /* not in this one */
     return l->unread ? note_set(l) : 0;
