@@ -229,9 +229,8 @@ static bool same_model(const struct turn *t)
     return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
 }
 
-/* Why the parent's KV, stored with this text, is none that this engine may use; NULL: it is. What earlier versions
- * stored is not found any more: it counts as of other numerics where the model is the same. */
-static const char *foreign(const struct turn *t, const char *kv)
+/* What earlier versions stored is not found any more: it counts as of other numerics where the model is the same. */
+const char *context_kv_foreign(const struct turn *t, const char *kv)
 {
     char own[CONTEXT_KV_TEXT];
     bool accept = t->session->accept_any, same;
@@ -259,7 +258,7 @@ static void expect(struct turn *t, const struct storage_turn *parent)
     t->n_expected = t->n_inherited;
     if (parent->evaluated >= 0 && parent->evaluated < t->n_inherited)
         t->n_expected = (int)parent->evaluated;
-    t->lost_reason = parent->kv ? foreign(t, parent->kv) : NULL;
+    t->lost_reason = parent->kv ? context_kv_foreign(t, parent->kv) : NULL;
     if (!t->lost_reason)
         t->lost_reason = parent->saved == STORAGE_SAVED_YES ? "blob_missing" : "not_saved";
 }
@@ -291,18 +290,26 @@ static int build_anew(struct turn *t)
     return rebuild(t, !same_model(t) ? t->found.n_path : t->current_turn ? strip_before(t) : 0);
 }
 
-/* The context at the end of the parent without thinking, behind the last one of these that there is. */
+/* The context at the end of the parent without thinking, behind the last one of these that there is. One that began
+ * behind a response that is not stored cannot be rendered anew: its items are not all that was said. */
 static int build_stripped(struct turn *t)
 {
     const struct found *f = &t->found;
-    t->base_known = false;
     t->rebased = !f->stripped.id;
     if (f->stripped.id && append_bytes(&t->context, f->tokens, f->tokens_bytes))
         return out_of_memory(t);
     t->n_inherited = t->rebased_from = (int)t->context.n;
     t->drop_turns = t->rebased ? truncate_before(f->path, f->n_path) : 0;
+    t->base_known = t->rebased && !t->drop_turns;
     expect(t, &f->stripped);
-    return rebuild(t, f->n_path);
+    int rc = rebuild(t, f->n_path);
+    if (rc || !t->rebased || t->drop_turns)
+        return rc;
+    if (!t->base_known || memcmp(t->base_hash, f->parent.chat_hash, sizeof t->base_hash) != 0) {
+        turn_fail(t, SESSION_INVALID, "not all that was said before is stored");
+        return -EINVAL;
+    }
+    return 0;
 }
 
 static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)

@@ -57,9 +57,7 @@ static bool same_model(const struct turn *t, const struct storage_turn *row)
 /* Whether all of its KV is there for this engine. A turn that waited in the ledger follows nothing that came later. */
 static int usable(struct storage_ledger *l, const struct turn *t, const struct storage_turn *stripped)
 {
-    char kv[CONTEXT_KV_TEXT];
-    context_kv_text(t->session->info, false, kv);
-    if (!same_model(t, stripped) || !stripped->kv || strcmp(stripped->kv, kv) != 0 ||
+    if (!same_model(t, stripped) || !stripped->kv || context_kv_foreign(t, stripped->kv) ||
         (t->found.requeued && t->found.requeued <= stripped->id))
         return 0;
     return storage_turn_is_held(l, stripped);
@@ -83,7 +81,7 @@ static int find_form(struct storage_ledger *l, struct turn *t)
 static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool *whole)
 {
     struct found *f = &t->found;
-    int64_t id = f->parent.id, up = f->parent.parent;
+    int64_t up = f->parent.parent;
     *whole = f->parent.rebased || !up;
     *n = 1;
     while (!*whole) {
@@ -92,8 +90,7 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
         if (!rc && same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
-        id = up;
-        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
+        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, up, 0, &row)))
             return rc;
         up = row.parent;
         *whole = row.rebased || !up;
@@ -156,6 +153,25 @@ static bool calls(const struct turn *t)
     return false;
 }
 
+/* Those that wait are few, however long nothing else is idle: one of the turn's parent is left to this turn's, which
+ * covers it, and of too many the oldest goes. What has been put aside has done a part of its work. */
+static void keep_few(const struct turn *t)
+{
+    const struct session *s = t->session;
+    const char *parent = t->found.parent.id ? t->found.parent.public_id : NULL;
+    struct turn *oldest = NULL;
+    int waiting = 0;
+    for (struct turn *w = s->turns; w; w = w->next) {
+        if (!w->strips || w->state > TURN_WAITING || w->cancelled)
+            continue;
+        w->cancelled = parent && !w->n_aside && !strcmp(w->parent, parent);
+        waiting += !w->cancelled;
+        oldest = oldest || w->cancelled ? oldest : w;
+    }
+    if (oldest && waiting >= s->max_waiting / 4)
+        oldest->cancelled = true;
+}
+
 void strip_begin(const struct turn *t)
 {
     struct session *s = t->session;
@@ -177,10 +193,12 @@ void strip_begin(const struct turn *t)
     w->strips = w->store = w->background = w->keeps = true;
     w->received_ns = session_now_ns();
     w->created_ms = session_wall_ms();
-    if (w->owner && w->response_id && w->conversation && w->parent && w->items && w->messages && w->names)
+    if (w->owner && w->response_id && w->conversation && w->parent && w->items && w->messages && w->names) {
+        keep_few(t);
         turn_begin(s, w);
-    else
+    } else {
         turn_free(w);
+    }
 }
 
 bool strip_stop(const struct turn *t)
@@ -202,7 +220,7 @@ const char *strip_told(const struct turn *t)
     const struct found *f = &t->found;
     if (!t->current_turn || t->raw)
         return NULL;
-    if (f->stripped.id || f->anew || !t->n_inherited || !engine_chat_thinks(t->session->engine))
+    if (f->stripped.id || t->past_changed || !t->n_inherited || !engine_chat_thinks(t->session->engine))
         return without;
     bool as_before =
         !asks(t) && f->parent.receipt && strstr(f->parent.receipt, "\"reasoning_context\":\"current_turn\"");

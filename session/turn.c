@@ -250,7 +250,7 @@ void turn_begin(struct session *s, void *arg)
     struct turn *t = arg;
     int waiting = 0, own = 0;
     for (struct turn *other = s->turns; other; other = other->next) {
-        bool queued = other->state <= TURN_WAITING && !other->n_aside;
+        bool queued = other->state <= TURN_WAITING && !other->n_aside && !other->strips;
         waiting += queued;
         own += queued && !strcmp(other->owner, t->owner);
     }
@@ -263,13 +263,14 @@ void turn_begin(struct session *s, void *arg)
         turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
         return;
     }
-    /* What waits in the ledger was let in before. */
-    if (waiting >= s->max_waiting && !t->requeued) {
+    /* What waits in the ledger was let in before; what is made ahead has a bound of its own. */
+    const bool let_in = t->requeued || t->strips;
+    if (waiting >= s->max_waiting && !let_in) {
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
     }
     /* A quarter of the queue is for others. */
-    if (own >= s->max_waiting - s->max_waiting / 4 && !t->requeued) {
+    if (own >= s->max_waiting - s->max_waiting / 4 && !let_in) {
         turn_fail(t, SESSION_BUSY, "too many of your requests are waiting; try again later");
         return;
     }
@@ -322,7 +323,7 @@ void turn_tell_queue(struct turn *t)
 {
     int ahead = 0;
     for (const struct turn *other = t->session->turns; other != t; other = other->next)
-        ahead += other->state == TURN_WAITING;
+        ahead += other->state == TURN_WAITING && !other->strips;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
 }
 

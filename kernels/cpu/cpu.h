@@ -173,6 +173,9 @@ void kernels_pick_release(struct kernels *k);
 /* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
 #ifdef __clang__
 #define KERNELS_UNROLL _Pragma("unroll")
+#elif defined(__SANITIZE_ADDRESS__) ||                                                                                 \
+    defined(__SANITIZE_THREAD__) /* the checks of each copy take the compiler minutes */
+#define KERNELS_UNROLL
 #else
 #define KERNELS_UNROLL _Pragma("GCC unroll 8")
 #endif

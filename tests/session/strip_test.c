@@ -491,13 +491,158 @@ static void test_other_ways(void **state)
     rig_close(rig);
 }
 
+/* ---- what is not to be in anybody's way ---- */
+
+struct late {
+    struct gate gate;
+    bool last; /* wait at the end, and not at the first word */
+    int ahead; /* what was waiting then to be made ahead */
+};
+
+static void wait_there(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct late *late = arg;
+    if (ev->kind != (late->last ? SESSION_EVENT_DONE : SESSION_EVENT_DELTA))
+        return;
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next)
+        late->ahead += t->strips && t->state <= TURN_WAITING && !t->cancelled;
+    gate_wait(&late->gate, 1);
+}
+
+/* While others have all places, what is to be made ahead waits: not in their queue, and not more and more of it. */
+static void test_nothing_idle(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = TINY_THINKS, .max_running = 1, .max_waiting = 4});
+    struct late first = {.gate = GATE_CLOSED}, last = {.gate = GATE_CLOSED, .last = true};
+    struct answer *a[6];
+    for (int i = 0; i < 6; i++) {
+        struct ask ask = question("hello", (uint64_t)i + 1);
+        ask.hook = i == 0 || i == 2 ? wait_there : NULL;
+        ask.hook_arg = i == 0 ? &first : &last;
+        if (i == 3)
+            gate_open(&first.gate);
+        if (i == 3) /* those before have ended, or are at their end */
+            rig_end(a[1]);
+        a[i] = rig_begin(rig, ask);
+    }
+    gate_open(&last.gate);
+    for (int i = 0; i < 6; i++) {
+        if (i != 1)
+            rig_end(a[i]);
+        assert_false(a[i]->failed);
+    }
+    assert_true(last.ahead <= 1); /* max_waiting / 4 */
+    rest(rig);
+    follows(ask_behind(rig, a[5], "go on", 7), "current_turn");
+    rig_close(rig);
+}
+
+/* What was said to a response that is not stored is in the tokens of those behind it alone. */
+static void test_behind_what_is_not_stored(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    char *text = rig_text(1, 100);
+    struct ask ask = question(text, 1);
+    ask.ephemeral = true;
+    struct answer *a = rig_ask(rig, ask);
+    for (uint64_t seed = 2; seed < 4; seed++) {
+        struct answer *b = ask_behind(rig, a, "go on", seed);
+        rest(rig);
+        assert_int_equal(stripped(rig), 0);
+        assert_true(b->receipt.history >= a->input);
+        a = b;
+    }
+    follows(ask_behind(rig, a, "and?", 4), "all_turns");
+    free(text);
+    rig_close(rig);
+}
+
+/* Where KV of other numerics is taken, it is so of this. */
+static void test_numerics(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    struct answer *a = ask_behind(rig, NULL, "hello", 1);
+    for (int k = 0; k < 3; k++) {
+        rest(rig);
+        rig_stop(rig);
+        rig->o.accept_kv_any = k < 2;
+        rig_start(rig, rig->o);
+        if (k == 0) {
+            struct engine_info *info = (struct engine_info *)(uintptr_t)rig->s->info; /* nothing runs */
+            (void)snprintf(info->numerics, sizeof info->numerics, "9 cuda exact");
+        }
+        struct ask ask = question("go on", (uint64_t)k + 2);
+        ask.previous = a->id;
+        a = rig_ask(rig, ask);
+        follows(a, k < 2 ? "current_turn" : "all_turns");
+        assert_int_equal(a->receipt.n_accepted > 0, k < 2);
+    }
+    rig_close(rig);
+}
+
+/* Such a row is nobody's response. */
+static void test_no_response(void **state)
+{
+    (void)state;
+    char saved[64], status[64];
+    struct rig *rig = open_thinking();
+    struct answer *a = ask_behind(rig, NULL, "hello", 1);
+    rest(rig);
+    change(rig, "UPDATE turns SET public_id = 'context_1' WHERE strips IS NOT NULL");
+    assert_int_equal(rig_stored(rig, "ann", "context_1", saved, status), -ENOENT);
+    assert_int_equal(rig_delete_response(rig, "ann", "context_1"), -ENOENT);
+    struct ask ask = question("go on", 2);
+    ask.previous = "context_1";
+    rig_refused(rig, ask, SESSION_PREVIOUS_NOT_FOUND);
+    assert_int_equal(rig_delete_response(rig, "ann", a->id), 0);
+    assert_int_equal(stripped(rig), 0);
+    rig_close(rig);
+}
+
+/* What is left of a context that was too long is read anew, without thinking. */
+static void test_truncated(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = TINY_THINKS, .ctx = 512});
+    char *text = rig_text(1, 40);
+    struct answer *a = NULL;
+    for (int turn = 1; turn <= 7; turn++) {
+        struct ask ask = question(text, (uint64_t)turn);
+        ask.current_turn = turn == 7;
+        ask.truncate = true;
+        ask.previous = a ? a->id : NULL;
+        if (turn == 7)
+            ask.max = 200;
+        a = rig_ask(rig, ask);
+    }
+    assert_true(a->receipt.truncated_tokens > 0 && a->receipt.truncated_turns < 6);
+    assert_int_equal(thoughts(rig, a), 1);
+    follows(a, "current_turn");
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_ahead),      cmocka_unit_test(test_not_done_yet),   cmocka_unit_test(test_counting),
-        cmocka_unit_test(test_asked_for_later), cmocka_unit_test(test_branches),       cmocka_unit_test(test_deletion),
-        cmocka_unit_test(test_replaced),        cmocka_unit_test(test_killed_between), cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_made_ahead),
+        cmocka_unit_test(test_not_done_yet),
+        cmocka_unit_test(test_counting),
+        cmocka_unit_test(test_asked_for_later),
+        cmocka_unit_test(test_branches),
+        cmocka_unit_test(test_deletion),
+        cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_killed_between),
+        cmocka_unit_test(test_tools),
         cmocka_unit_test(test_other_ways),
+        cmocka_unit_test(test_nothing_idle),
+        cmocka_unit_test(test_no_response),
+        cmocka_unit_test(test_behind_what_is_not_stored),
+        cmocka_unit_test(test_numerics),
+        cmocka_unit_test(test_truncated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
