@@ -130,6 +130,59 @@ static void test_events(void **)
     cuda_host_seed(0);
 }
 
+/* Layers come through two places while others are computed: each is there when it is wanted, and until then the one
+ * before it in its place; in steps that are recorded and replayed too. */
+static void test_bring(void **)
+{
+    static constexpr int LAYERS = 7, BYTES = 64;
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        cuda_host_seed(seed);
+        struct kernels *k = opened();
+        const struct kernels_ops *ops = kernels_ops(k);
+        struct kernels_sizes sizes = {};
+        sizes.rows = sizes.runs = sizes.pages = sizes.wanted = sizes.heads = 1;
+        sizes.cols = sizes.ff = 32;
+        sizes.head_dim = 16;
+        assert_int_equal(ops->reserve(k, &sizes), 0);
+        uint8_t *places = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, KERNELS_PLACES * BYTES),
+                *from = (uint8_t *)ops->alloc(k, KERNELS_PINNED, LAYERS * BYTES),
+                *out = (uint8_t *)ops->alloc(k, KERNELS_PINNED, LAYERS * BYTES);
+        for (int i = 0; i < LAYERS * BYTES; i++)
+            from[i] = (uint8_t)(1 + i / BYTES);
+        auto bring = [&](int l) {
+            if (l < LAYERS)
+                ops->bring(k, l % KERNELS_PLACES, places + l % KERNELS_PLACES * BYTES, from + l * BYTES, BYTES);
+        };
+        for (int i = 0; i < 5; i++) {
+            static const int32_t ids[1] = {}, pages[1] = {};
+            struct kernels_run run = {0, 1, 0, {{pages, 1}, {pages, 1}}};
+            struct kernels_batch batch = {};
+            batch.rows = batch.n_runs = 1;
+            batch.ids = ids;
+            batch.runs = &run;
+            memset(out, 0, LAYERS * BYTES);
+            int rc = ops->begin(k, &batch);
+            assert_int_equal(rc, i > 1);
+            if (rc == 0)
+                bring(0);
+            for (int l = 0; rc == 0 && l < LAYERS; l++) {
+                ops->brought(k, l % KERNELS_PLACES);
+                bring(l + 1);
+                ops->copy(k, KERNELS_COMPUTE, out + l * BYTES, places + l % KERNELS_PLACES * BYTES, BYTES);
+            }
+            ops->end(k);
+            assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+            assert_memory_equal(out, from, LAYERS * BYTES);
+        }
+        assert_null(ops->error(k));
+        ops->release(k, KERNELS_DEVICE, places, KERNELS_PLACES * BYTES);
+        ops->release(k, KERNELS_PINNED, from, LAYERS * BYTES);
+        ops->release(k, KERNELS_PINNED, out, LAYERS * BYTES);
+        kernels_close(k);
+    }
+    cuda_host_seed(0);
+}
+
 /* A batch of so many rows of one sequence, whose operation is to clear some memory; what begin() said. */
 static int step(struct kernels *k, int rows, int32_t *ids, uint8_t *memory, int n_pages)
 {
@@ -317,7 +370,7 @@ static void test_health(void **)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_health),  cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),
     cmocka_unit_test(test_events),  cmocka_unit_test(test_graphs),   cmocka_unit_test(test_picks),
-    cmocka_unit_test(test_failure),
+    cmocka_unit_test(test_failure), cmocka_unit_test(test_bring),
 };
 
 int main(void)
