@@ -334,7 +334,7 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     }
     char address[32];
     if (cudaDeviceGetPCIBusId(address, sizeof address, device) == cudaSuccess)
-        k->nvml = nvml_open(NVML_LIBRARY, address);
+        k->nvml = nvml_open(NVML_LIBRARY, address, p.uuid.bytes);
     *out = k;
     return 0;
 }

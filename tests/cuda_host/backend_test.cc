@@ -334,28 +334,36 @@ static void test_health(void **)
     assert_string_equal(h.name, "an _emulated_ device");
     assert_true(h.memory_bytes == (uint64_t)1 << 30 && h.memory_used_bytes == (uint64_t)1 << 28);
     assert_true(h.temperature_c == 40.0 && h.power_w == 65.5 && h.utilization == 0.25);
-    cuda_host_set_nvml({true, 71, -1, 100});
+    cuda_host_set_nvml({true, 71, -1, 100, false});
     for (int i = 0; i < 3000 && !(h.temperature_c == 71.0 && h.utilization == 1.0); i++) {
         nanosleep(&pause, nullptr);
         assert_true(kernels_health(k, &h));
     }
     assert_true(h.temperature_c == 71.0 && isnan(h.power_w) && h.utilization == 1.0);
     kernels_close(k);
-    cuda_host_set_nvml({false, 0, 0, 0});
+    cuda_host_set_nvml({false, 0, 0, 0, false});
     k = opened();
     assert_false(health_of(k, &h, 20));
     kernels_close(k);
-    cuda_host_set_nvml({true, 40, 65500, 25});
+    cuda_host_set_nvml({true, 40, 65500, -1, true}); /* memory is the instance's, heat and power the card's */
+    k = opened();
+    assert_true(health_of(k, &h, 3000));
+    assert_string_equal(h.name, "an _emulated_ device 1g");
+    assert_true(h.memory_bytes == (uint64_t)1 << 28 && h.memory_used_bytes == (uint64_t)1 << 26);
+    assert_true(h.temperature_c == 40.0 && h.power_w == 65.5 && isnan(h.utilization));
+    kernels_close(k);
+    cuda_host_set_nvml({true, 40, 65500, 25, false});
+    const char uuid[NVML_UUID_BYTES] = {};
     nvml_close(nullptr);
     assert_false(nvml_read(nullptr, &h));
     for (const char *library : {"libno-such-library.so.1", "libz.so.1"}) { /* the second has other functions, if any */
-        struct nvml *n = nvml_open(library, "0000:01:00.0");
+        struct nvml *n = nvml_open(library, "0000:01:00.0", uuid);
         assert_non_null(n);
         nanosleep(&pause, nullptr);
         assert_false(nvml_read(n, &h));
         nvml_close(n);
     }
-    struct nvml *other = nvml_open(nullptr, "0000:77:00.0"); /* no such device */
+    struct nvml *other = nvml_open(nullptr, "0000:77:00.0", uuid); /* no such device */
     nanosleep(&pause, nullptr);
     assert_false(nvml_read(other, &h));
     nvml_close(other);

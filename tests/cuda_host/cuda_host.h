@@ -45,6 +45,7 @@ struct cuda_host_nvml {
     bool there;              /* else it does not start */
     int celsius, milliwatts; /* -1: not supported */
     int per_cent;
+    bool shared_out; /* device 0 is an instance of a card, with a quarter of its memory */
 };
 void cuda_host_set_nvml(struct cuda_host_nvml n);
 

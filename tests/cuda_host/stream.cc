@@ -249,6 +249,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
         return failed(cudaErrorInvalidDevice);
     memset(p, 0, sizeof(*p));
     strcpy(p->name, "cuda_host");
+    for (int i = 0; i < 16; i++)
+        p->uuid.bytes[i] = (char)(0xa0 + 3 * i + device);
     p->totalGlobalMem = (size_t)1 << 30;
     p->sharedMemPerBlockOptin = 232448;
     p->major = capability;
