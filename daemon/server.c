@@ -218,6 +218,13 @@ static void on_session_log(void *arg, int priority, const char *text)
     daemon_log(s->log, priority, "%s", text);
 }
 
+/* [engine thread] */
+static void on_session_events(void *arg, bool more)
+{
+    struct server *s = arg;
+    events_hold(&s->events, more);
+}
+
 #define DAY_MS ((int64_t)24 * 3600 * 1000)
 
 /* What an owner may have whose tokens say nothing else. */
@@ -266,6 +273,8 @@ static void *load(void *arg)
         .limits = everyone(c),
         .log = on_session_log,
         .log_arg = s,
+        .events = on_session_events,
+        .events_arg = s,
     };
     char err[512] = "";
     struct session *session = NULL;
@@ -542,7 +551,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
         goto fail;
     }
     s->next_end_s = auth_next_end(s->auth);
-    rc = workers_start(&s->events, &s->api.workers);
+    rc = workers_start(&s->events, &s->api.runs.workers);
     if (rc) {
         snprintf(err, err_size, "cannot start a thread");
         goto fail;
@@ -565,7 +574,7 @@ int server_start(const struct server_opts *opts, struct server **out, char *err,
     return 0;
 fail:
     net_free(s->net);
-    workers_stop(s->api.workers);
+    workers_stop(s->api.runs.workers);
     events_drop(&s->events);
     auth_free(s->auth);
     events_destroy(&s->events);
@@ -633,7 +642,7 @@ void server_free(struct server *s)
         events_drop(&s->events);
     }
     /* Nobody is served any more; what is being tokenized still uses the session. */
-    workers_stop(s->api.workers);
+    workers_stop(s->api.runs.workers);
     events_drop(&s->events);
     /* Connections that are still there end first: they cancel their turns in the session. */
     net_free(s->net);

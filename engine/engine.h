@@ -20,6 +20,7 @@
 
 typedef int32_t engine_token;
 
+struct cJSON;
 struct engine;
 struct engine_seq;
 
@@ -225,6 +226,14 @@ int engine_chat_end_thinking(const struct engine *e, struct engine_tokens *out);
  * and no more escapes than needed. `sorted`: also members by name and numbers by value, so that equal values are equal
  * bytes. *out is malloc'd and terminated. -EINVAL: it is not JSON, or nested deeper than 64 levels; -ENOMEM. */
 int engine_json(const char *text, size_t len, bool sorted, char **out, size_t *out_len);
+
+/* [any thread] A text as a tree of cJSON, to be freed with cJSON_Delete(), in which whole numbers that no double has
+ * keep their text: it is their valuestring, and what is printed. *end, if not NULL: where in the text the value, or
+ * what is read of it, ends. NULL: it is not JSON, or there is no memory. */
+struct cJSON *engine_json_parse(const char *text, size_t len, const char **end);
+/* [any thread] The tree's text, to be freed with cJSON_free(), whose numbers read back as they are (cJSON prints 15
+ * digits). NULL: v is NULL, or there is no memory. */
+char *engine_json_print(const struct cJSON *v);
 
 /* ---- sequences ------------------------------------------------------------------------------------------------ */
 

@@ -173,6 +173,12 @@ void accept_running(struct turn *t)
 static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
+    if (t->strips) {
+        t->row.owner = t->found.owner.id;
+        t->row.public_id = t->response_id;
+        t->row.strips = t->found.parent.id;
+        return storage_turn_strip(l, &t->row);
+    }
     t->row.id = t->accepted.id;
     int rc = t->row.id ? storage_turn_commit(l, &t->row) : -ENOENT;
     /* An answer that is gone on with goes only where the new one has it. */

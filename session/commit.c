@@ -58,10 +58,8 @@ static void done(struct turn *t)
     answer_tell(t);
     t->terminal = true;
     t->state = TURN_OVER;
-    if (incomplete)
-        s->status.turns_incomplete++;
-    else
-        s->status.turns_completed++;
+    s->status.turns_incomplete += incomplete && !t->strips;
+    s->status.turns_completed += !incomplete && !t->strips;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
                                          .erasing = t->erasing,
@@ -118,8 +116,10 @@ static int fill_row(struct turn *t)
         .output_tokens = t->receipt.output,
         .completed_ms = t->completed_ms,
     };
+    t->row.base = t->rebased ? 0 : t->found.stripped.id;
     memcpy(t->row.fingerprint, s->info->model_sha256, sizeof t->row.fingerprint);
-    context_chat_hash(t, t->row.chat_hash);
+    if (!t->strips)
+        context_chat_hash(t, t->row.chat_hash);
     t->row.items = t->output;
     t->row.n_items = t->n_output_items;
     return t->row.kv && t->row.receipt ? 0 : -ENOMEM;
@@ -128,7 +128,7 @@ static int fill_row(struct turn *t)
 /* What is replaced goes from the disk with all that was still being saved of it. */
 static void commit_begin(struct turn *t)
 {
-    t->commit_waits = t->replaces && !conversation_settle(t->session, t->found.conversation.id);
+    t->commit_waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
     if (!t->commit_waits && accept_commit(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
@@ -136,6 +136,10 @@ static void commit_begin(struct turn *t)
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
+    if (t->strips && t->cancelled) { /* what it has put goes; the next one makes up for it */
+        turn_fail(t, SESSION_SHUTDOWN, "a warm-up was stopped");
+        return;
+    }
     if (t->cancelled && !t->reason)
         t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
     if (answer_finish(t)) {
@@ -144,7 +148,7 @@ void turn_finish(struct turn *t)
     }
     account_repeated(t);
     t->completed_ms = session_wall_ms();
-    bool touch = turn_touches(t);
+    bool touch = turn_touches(t) && !t->strips;
     /* Without pages nothing was computed: what there is was saved by those before. */
     t->receipt.saved = !t->store || touch ? "off" : t->hot || t->n_aside ? "pending" : "yes";
     if (!t->store || touch) {
@@ -159,7 +163,7 @@ void turn_finish(struct turn *t)
             if (!t->raw)
                 remember_ephemeral(t);
         } else if (t->hot && t->found.parent.id) {
-            hot_belongs(s, t->hot, t->found.parent.id, t->found.conversation.id);
+            hot_belongs(s, t->hot, context_base(t)->id, t->found.conversation.id);
             save_touched(t);
         } else if (t->hot && t->previous) {
             t->hot->ephemeral = strdup(t->previous);
@@ -298,10 +302,10 @@ static void kv_commit_done(void *arg, int rc)
  * one is stored. */
 static void find_holders(struct turn *t, struct saving *saving)
 {
-    const struct storage_turn *parent = &t->found.parent;
-    if (t->rebased || !parent->id || engine_seq_length(t->hot->seq) < parent->n_tokens - 1)
+    const struct storage_turn *base = context_base(t);
+    if (t->rebased || t->strips || !base->id || engine_seq_length(t->hot->seq) < base->n_tokens - 1)
         return; /* or it was stopped before it came there */
-    saving->longer_at = (int)((parent->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
+    saving->longer_at = (int)((base->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
     saving->holders = t->found.near;
     saving->n_holders = t->found.n_near;
     t->found.near = NULL;
@@ -362,9 +366,10 @@ static struct saving *saving_new(struct turn *t, int64_t turn)
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
     saving->clock = t->clock;
-    if (!t->rebased && !turn_touches(t) && t->found.parent.id)
-        saving->from = t->found.parent.n_tokens;
-    saving->told = !turn_touches(t);
+    bool touch = turn_touches(t) && !t->strips;
+    if (!t->rebased && !touch && context_base(t)->id)
+        saving->from = context_base(t)->n_tokens;
+    saving->told = !touch;
     saving->saved = STORAGE_SAVED_PENDING;
     return saving;
 }
@@ -424,4 +429,5 @@ void turn_committed(struct session *s, void *turn)
         save_aside(t, t->row.id);
     }
     done(t);
+    strip_begin(t);
 }

@@ -157,16 +157,18 @@ static int render_new(struct turn *t)
     return rc;
 }
 
-/* Everything before this turn, rendered anew under the instructions and tools in force. */
-static int rebuild(struct turn *t, bool same_model)
+/* Everything before this turn, rendered anew under the instructions and tools in force. The answers of turns from `own`
+ * on keep their tokens, which are what the model wrote; of those before only what a history has of them is there. */
+static int rebuild(struct turn *t, size_t own)
 {
     struct messages list = {0};
     size_t chained = 0;
-    int rc = add_head(&list, t);
+    int rc = t->context.n ? 0 : add_head(&list, t);
     if (!rc && t->drop_turns)
         rc = add_system(&list, &t->found.path[0]);
     for (size_t i = t->drop_turns; !rc && i < t->found.n_path; i++) {
         const struct storage_turn *row = &t->found.path[i];
+        bool kept = i >= own;
         rc = add_items(&list, row, false);
         size_t asked = list.n;
         if (!rc && row->answered)
@@ -176,21 +178,21 @@ static int rebuild(struct turn *t, bool same_model)
         chained = list.n;
         if (rc || !row->answered)
             continue;
-        /* Its tokens are what the model wrote; for another one they say nothing. */
-        if ((rc = render(t, list.m, same_model ? asked : list.n, same_model)))
+        if ((rc = render(t, list.m, kept ? asked : list.n, kept)))
             goto cleanup;
         clear(&list);
         chained = 0;
-        if (same_model)
+        if (kept)
             rc = append_bytes(&t->context, (const char *)row->tokens + row->prompt_bytes,
                               row->tokens_bytes - row->prompt_bytes);
-        if (!rc && same_model)
+        if (!rc && kept)
             rc = engine_chat_close(t->session->engine, &t->context);
     }
-    t->n_inherited = t->n_expected = (int)t->context.n;
+    if (!t->strips)
+        t->n_inherited = t->n_expected = (int)t->context.n;
     if (!rc)
         rc = add_new(&list, t);
-    if (!rc && (rc = render(t, list.m, list.n, t->generate)))
+    if (!rc && (list.n || !t->strips) && (rc = render(t, list.m, list.n, t->generate)))
         goto cleanup;
     if (rc)
         rc = out_of_memory(t);
@@ -281,6 +283,26 @@ void context_effort(struct turn *t)
     f->effort = same_model(t) ? effort_of(t, f->tokens, f->tokens_bytes / sizeof(engine_token)) : 0;
     if (!(t->effort & ENGINE_CHAT_EFFORTS))
         t->effort |= f->effort;
+}
+
+/* The past rendered anew. For another model the tokens of its answers say nothing. */
+static int build_anew(struct turn *t)
+{
+    return rebuild(t, !same_model(t) ? t->found.n_path : t->current_turn ? strip_before(t) : 0);
+}
+
+/* The context at the end of the parent without thinking, behind the last one of these that there is. */
+static int build_stripped(struct turn *t)
+{
+    const struct found *f = &t->found;
+    t->base_known = false;
+    t->rebased = !f->stripped.id;
+    if (f->stripped.id && append_bytes(&t->context, f->tokens, f->tokens_bytes))
+        return out_of_memory(t);
+    t->n_inherited = t->rebased_from = (int)t->context.n;
+    t->drop_turns = t->rebased ? truncate_before(f->path, f->n_path) : 0;
+    expect(t, &f->stripped);
+    return rebuild(t, f->n_path);
 }
 
 static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
@@ -396,7 +418,7 @@ void context_match_ephemeral(struct turn *t)
     if (!t->follows)
         return;
     storage_turn_free(&f->parent);
-    memset(&f->parent, 0, sizeof f->parent);
+    storage_turn_free(&f->stripped);
     storage_turns_free(f->path, f->n_path);
     f->path = NULL;
     f->n_path = 0;
@@ -440,25 +462,26 @@ static int build(struct turn *t)
         return build_from_ephemeral(t, e);
     if (!f->parent.id)
         return render_new(t);
+    if (t->strips)
+        return build_stripped(t);
     if (f->anew) {
-        bool same = same_model(t);
         t->drop_turns = truncate_before(f->path, f->n_path);
         t->base_known = t->drop_turns == 0;
         t->rebased = t->past_changed = true;
         bool instructed = t->match || same_text(t->in_force, f->parent.instructions);
-        t->lost_reason = !same             ? "blob_foreign"
+        t->lost_reason = !same_model(t)    ? "blob_foreign"
                          : !instructed     ? "instructions_changed"
                          : tools_change(t) ? "tools_changed"
                                            : "effort_changed";
-        return rebuild(t, same);
+        return build_anew(t);
     }
     memcpy(t->base_hash, f->parent.chat_hash, sizeof t->base_hash);
     if (append_bytes(&t->context, f->tokens, f->tokens_bytes))
         return out_of_memory(t);
     t->n_inherited = t->rebased_from = (int)t->context.n;
     t->rebased = f->apart;
-    expect(t, &f->parent);
-    if (!turn_touches(t) && f->parent.answered)
+    expect(t, context_base(t));
+    if (!turn_touches(t) && f->parent.answered && !f->stripped.id)
         rc = engine_chat_close(t->session->engine, &t->context);
     return rc ? out_of_memory(t) : render_new(t);
 }
@@ -467,7 +490,7 @@ static int build(struct turn *t)
 static int build_rest(struct turn *t)
 {
     t->n_inherited = t->n_expected = 0;
-    return t->found.n_path ? rebuild(t, same_model(t)) : render_new(t);
+    return t->found.n_path ? build_anew(t) : render_new(t);
 }
 
 int context_build(struct turn *t)
@@ -478,8 +501,9 @@ int context_build(struct turn *t)
     rc = rc || t->raw ? rc : truncate_context(t, build_rest);
     if (rc)
         return rc;
+    t->receipt.reasoning_context = strip_told(t);
     if (t->found.apart) /* from here on it is the first of its chain */
-        t->found.parent.id = t->found.parent.depth = 0;
+        t->found.parent.id = t->found.parent.depth = t->found.stripped.id = 0;
     size_t before = t->context.n;
     if (t->generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
         engine_chat_open_call(s->engine, t->tool, &t->context))

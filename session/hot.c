@@ -137,8 +137,8 @@ static struct hot *fork_hot(struct session *s, struct hot *from, int n)
 /* Whether it is the context at whose end the turn begins. */
 static bool continues(const struct turn *t, const struct hot *h)
 {
-    return (t->found.parent.id && h->turn == t->found.parent.id) ||
-           (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous));
+    int64_t base = context_base(t)->id;
+    return (base && h->turn == base) || (t->previous && h->ephemeral && !strcmp(h->ephemeral, t->previous));
 }
 
 /* Of an owner's contexts the one with the longest head in common with ids[0..most), and how long that is. Of idle ones
@@ -222,38 +222,34 @@ static bool about_to_be_used(const struct session *s, const struct hot *h)
     return false;
 }
 
-/* Notes which idle contexts belong to owners that have as many tokens in them as an equal share, or more. They stand in
- * the order of their owners. */
-static void mark_over(struct session *s)
+/* Whether an owner has as many tokens in idle contexts as an equal share, or more. */
+static bool is_over(const struct session *s, const struct idle_owner *o)
 {
-    int64_t all = 0, owners = 0;
-    for (size_t i = 0; i < s->n_idle; i++) {
-        all += engine_seq_length(s->idle[i]->seq);
-        owners += i == 0 || s->idle[i]->owner != s->idle[i - 1]->owner;
+    return o->tokens * (int64_t)s->n_owners >= s->idle_tokens;
+}
+
+/* Of the owners that are over their share, or not, the idle context that was used longest ago and is about to be used,
+ * or not. */
+static struct hot *oldest_of(const struct session *s, const struct hot *but, bool over, bool about)
+{
+    struct hot *best = NULL;
+    for (size_t i = 0; i < s->n_owners; i++) {
+        if (is_over(s, &s->owners[i]) != over)
+            continue;
+        for (struct hot *h = s->owners[i].oldest; h && !(best && best->idle_since < h->idle_since); h = h->newer)
+            if (h != but && about_to_be_used(s, h) == about)
+                best = h;
     }
-    for (size_t i = 0, end; i < s->n_idle; i = end) {
-        int64_t own = 0;
-        for (end = i; end < s->n_idle && s->idle[end]->owner == s->idle[i]->owner; end++)
-            own += engine_seq_length(s->idle[end]->seq);
-        for (size_t k = i; k < end; k++)
-            s->idle[k]->over = own * owners >= all;
-    }
+    return best;
 }
 
 /* Of those who have more than their share the idle one goes that was used longest ago: who has little in pages does not
  * lose it because somebody else has much. Those that are about to be used go only where there are no others. */
 static bool evict_one_but(struct session *s, const struct hot *but)
 {
-    struct hot *oldest[3] = {NULL, NULL, NULL};
-    mark_over(s);
-    for (struct hot *h = s->oldest_hot; h && !oldest[0]; h = h->previous) {
-        if (h == but || h->user)
-            continue;
-        int last = about_to_be_used(s, h) ? 2 : !h->over;
-        if (!oldest[last])
-            oldest[last] = h;
-    }
-    struct hot *out = oldest[0] ? oldest[0] : oldest[1] ? oldest[1] : oldest[2];
+    struct hot *out = NULL;
+    for (int k = 0; k < 4 && !out; k++)
+        out = oldest_of(s, but, k % 2 == 0, k >= 2);
     hot_free(s, out);
     return out != NULL;
 }
@@ -325,12 +321,14 @@ static const struct hot *beside(const struct session *s, const struct counted *c
 /* What several begin with counts once. */
 static int64_t tokens_of(const struct session *s, const struct counted *c)
 {
-    int64_t n = 0;
+    const struct idle_owner *all = idle_of(s, c->owner);
+    int64_t n = all && !c->staying ? all->distinct : 0;
     int along = 0; /* tokens that it has in common with the last one that counts */
-    for (size_t i = idle_place(s, c->owner, NULL, 0); i < s->n_idle && s->idle[i]->owner == c->owner; i++) {
+    for (size_t i = c->staying ? idle_place(s, c->owner, NULL, 0) : s->n_idle;
+         i < s->n_idle && s->idle[i]->owner == c->owner; i++) {
         const struct hot *h = s->idle[i];
         along = h->shared < along ? h->shared : along;
-        if (c->staying && !stays(s, h, c->but))
+        if (!stays(s, h, c->but))
             continue;
         n += engine_seq_length(h->seq) - along;
         along = INT_MAX;
@@ -371,9 +369,10 @@ static bool keep_within(struct session *s, const char *name, int64_t owner, cons
 {
     uint64_t most = most_of(s, name);
     while (most && (uint64_t)(hot_tokens_of(s, owner) + more) * s->info->kv_token_bytes > most) {
-        struct hot *h = s->oldest_hot;
-        while (h && (h->user || h->owner != owner || stays(s, h, but)))
-            h = h->previous;
+        const struct idle_owner *o = idle_of(s, owner);
+        struct hot *h = o ? o->oldest : NULL;
+        while (h && stays(s, h, but))
+            h = h->newer;
         if (!h)
             return false;
         hot_free(s, h);
@@ -445,10 +444,10 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     const struct turn *t = h->user;
     if (!t)
         return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
-    const struct storage_turn *parent = &t->found.parent;
-    if (!t->store || t->rebased || !parent->id)
+    const struct storage_turn *base = context_base(t);
+    if (!t->store || t->rebased || !base->id)
         return 0;
-    return saving_under_way(s, parent->id) ? 0 : parent->n_tokens;
+    return saving_under_way(s, base->id) ? 0 : base->n_tokens;
 }
 
 /* What a context has taken for stored from segment `from` on is put again when it is saved next. */
@@ -589,12 +588,18 @@ int hot_note_stored(struct hot *h, int first, int count, const uint8_t key[STORA
     return 0;
 }
 
-/* True when every value is finite: rows with a NaN or infinity are not worth keeping. */
+/* True when every value is finite: rows with a NaN or infinity are not worth keeping. In blocks of one length, of which
+ * the compiler makes vectors. */
 static bool all_finite(const uint16_t *v, size_t n, uint16_t exponent_mask)
 {
-    unsigned bad = 0;
-    for (size_t i = 0; i < n; i++)
-        bad |= (v[i] & exponent_mask) == exponent_mask;
+    enum { BLOCK = 64 };
+    uint16_t bad = 0;
+    size_t i = 0;
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (size_t k = 0; k < BLOCK; k++)
+            bad |= (uint16_t)((v[i + k] & exponent_mask) == exponent_mask);
+    for (; i < n; i++)
+        bad |= (uint16_t)((v[i] & exponent_mask) == exponent_mask);
     return !bad;
 }
 

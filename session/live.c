@@ -85,15 +85,21 @@ void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t convers
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Whether others see it run in its conversation. */
+static bool is_told(const struct turn *t)
+{
+    return t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id && !t->strips;
+}
+
 void live_running(struct session *s)
 {
     int n = 0;
     for (const struct turn *t = s->turns; t; t = t->next)
-        n += t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id;
+        n += is_told(t);
     struct live_turn *running = n ? malloc((size_t)n * sizeof *running) : NULL;
     int k = 0;
     for (const struct turn *t = s->turns; running && t; t = t->next)
-        if (t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id) {
+        if (is_told(t)) {
             running[k].conversation = t->found.conversation.id;
             (void)snprintf(running[k].response, sizeof running[k].response, "%s", t->response_id);
             k++;

@@ -199,13 +199,15 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
 
 static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
+    struct found *f = &t->found;
     struct storage_turn turn;
-    int rc = storage_turn_get(l, t->found.owner.id, t->continues, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &turn);
+    int rc = storage_turn_get(l, f->owner.id, t->continues, STORAGE_TURN_ITEMS | STORAGE_TURN_TOKENS, &turn);
     if (rc == -ENOENT)
         return refuse(t, SESSION_PREVIOUS_NOT_FOUND, "there is no response with this id");
     if (rc)
         return rc;
     *parent = turn.parent;
+    f->stripped.id = turn.base;
     if (turn.status >= STORAGE_TURN_RUNNING)
         refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be gone on with has not ended yet");
     else if (turn.status != STORAGE_TURN_INCOMPLETE || !turn.answered)
@@ -376,14 +378,17 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
             context_effort(t);
     }
     f->anew = !rc && context_past_changes(t);
+    if (!rc)
+        rc = strip_find(l, t);
     if (f->anew || (!rc && truncate_may_be(t)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
     if (rc || f->anew)
         return rc;
-    if (!rc && !f->tokens)
-        rc = storage_turn_context(l, f->owner.id, parent, &f->tokens, &f->tokens_bytes);
-    if (!rc)
-        rc = storage_turn_near(l, parent, (f->parent.n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
+    const struct storage_turn *base = context_base(t);
+    if (base->id && !f->tokens)
+        rc = storage_turn_context(l, f->owner.id, base->id, &f->tokens, &f->tokens_bytes);
+    if (base->id && !rc)
+        rc = storage_turn_near(l, base->id, (base->n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
                                &f->near, &f->n_near);
     return rc;
 }

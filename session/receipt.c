@@ -84,6 +84,8 @@ static cJSON *receipt_object(const struct session_receipt *r)
         cJSON_AddStringToObject(entry, "numerics", r->accepted[i].numerics);
         cJSON_AddItemToArray(list, entry);
     }
+    if (r->reasoning_context)
+        cJSON_AddStringToObject(o, "reasoning_context", r->reasoning_context);
     if (r->truncated_tokens) {
         cJSON *truncated = cJSON_AddObjectToObject(o, "truncated");
         cJSON_AddNumberToObject(truncated, "turns", r->truncated_turns);

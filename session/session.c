@@ -313,6 +313,8 @@ int session_open(const struct session_opts *opts, struct session **out, char *er
     s->aside_most = opts->ram_bytes ? opts->ram_bytes : ASIDE_BYTES_DEFAULT;
     s->log = opts->log;
     s->log_arg = opts->log_arg;
+    s->events = opts->events;
+    s->events_arg = opts->events_arg;
     retention_start(s, opts->retain_wait_ms);
     if ((rc = check_limits(s->max_running, s->max_waiting, s->idle_ms, err, err_size)))
         goto fail;
@@ -418,6 +420,7 @@ void session_close(struct session *s, int drain_ms)
     engine_close(s->engine);
     free(s->arrays);
     free(s->idle);
+    free(s->owners);
     live_free(s);
     if (s->wake_made)
         pthread_cond_destroy(&s->wake);
@@ -553,6 +556,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->count = r->count;
     t->raw = r->raw;
     t->truncate = r->truncate;
+    t->current_turn = r->current_turn;
     t->keeps = r->keeps;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
     t->background = r->background || !r->generate;

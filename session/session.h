@@ -55,6 +55,9 @@ struct session_opts {
     void (*log)(void *arg, int priority,
                 const char *text); /* syslog priorities; any thread; never prompts; may be NULL */
     void *log_arg;
+    void (*events)(void *arg, bool more); /* [engine thread] true: events of several turns may follow; false: they have
+                                             been given. May be NULL */
+    void *events_arg;
 };
 
 /* Opens the data directory (-EBUSY: another process holds it), then the model (see engine_open()), and starts. */
@@ -119,7 +122,9 @@ struct session_receipt {
     int turn;                 /* 1 = the first on its branch */
     int history; /* context tokens that had been through the model before = hot + ram + disk + sum of reprefilled, but
                     for "put_aside" */
-    int hot, ram, disk;                    /* where they were found */
+    int hot, ram, disk;            /* where they were found */
+    const char *reasoning_context; /* "current_turn": the context has no thinking of turns before the question, as
+                                      was asked; "all_turns": it has, all the same; NULL: nobody asked */
     int truncated_turns, truncated_tokens; /* that the context is without, from its beginning; tokens 0: none was
                                               dropped by this turn */
     int fresh;                             /* tokens that were never through the model before ("new") */
@@ -290,6 +295,8 @@ struct session_turn {
     bool logprobs;         /* told with the text */
     int n_top;             /* alternatives of each token, up to SESSION_TOP_MAX */
     bool keeps;            /* instructions and tools that it does not name are those of what it follows */
+    bool current_turn;     /* it follows its past without the thinking of the turns before its question, where that has
+                              been made ready; behind its end that is done for the next one */
     bool truncate;         /* a context that is too long loses its oldest turns, down to half of what fits */
     bool store;            /* false: nothing on disk; can be followed by `previous` until session_forget() */
     bool generate;         /* false: warm up: restore and prefill, no answer */

@@ -10,6 +10,7 @@
  * commit.c       its end: the ledger, then its KV
  * context.c      the tokens that a turn's context consists of
  * truncate.c     what goes where they are too many
+ * strip.c        contexts without the thinking of the turns before, made while nothing else is to be done
  * hot.c          sequences in pages: which turn may continue which, saving behind them, eviction
  * idle.c         the order of those that nobody uses
  * live.c         what other threads are told of pages and turns
@@ -58,11 +59,12 @@ struct hot {
     struct engine_seq *seq;
     int64_t owner, conversation, turn; /* row ids; turn: the last committed one, 0 = none */
     uint8_t owner_key[32];
-    bool counted;      /* in what others are told of the conversation */
-    struct turn *user; /* NULL: idle, evictable */
-    bool idle;         /* in session.idle: */
-    int shared;        /* tokens that it has in common with the one before it there, of the same owner */
-    bool over;         /* while one is evicted: idle, of an owner that has more than its share of the idle ones */
+    bool counted;              /* in what others are told of the conversation */
+    struct turn *user;         /* NULL: idle, evictable */
+    bool idle;                 /* in session.idle: */
+    int shared;                /* tokens that it has in common with the one before it there, of the same owner */
+    struct hot *older, *newer; /* of the same owner's, */
+    uint64_t idle_since;       /* by a count of those that became idle */
     int64_t last_used_ms;
     struct segment_ref *full; /* full segments from the start */
     int n_full, full_capacity;
@@ -73,6 +75,13 @@ struct hot {
     bool in_ledger;                      /* its turns are stored: segments may be put */
     bool mixed; /* some of it was restored that other numerics made: what is computed behind that is nobody's own */
     char *ephemeral; /* store:false: the response it belongs to */
+};
+
+/* What an owner has in session.idle: nobody goes through it to choose what is evicted. */
+struct idle_owner {
+    int64_t id;
+    int64_t tokens, distinct;    /* of all of them; what several begin with counts once */
+    struct hot *oldest, *newest; /* by when they became idle */
 };
 
 struct hot *hot_new(struct session *s, int64_t owner, const uint8_t owner_key[32]);
@@ -135,6 +144,8 @@ size_t idle_place(const struct session *s, int64_t owner, const engine_token *id
 /* A new context, in use, and one that goes. 0 or -ENOMEM. */
 int idle_link(struct session *s, struct hot *h);
 void idle_unlink(struct session *s, struct hot *h);
+/* What an owner has there. NULL: nothing. */
+const struct idle_owner *idle_of(const struct session *s, int64_t owner);
 /* Nobody uses it from now on; somebody does (or it is changed). */
 void idle_put(struct session *s, struct hot *h);
 void idle_take(struct session *s, struct hot *h);
@@ -173,9 +184,10 @@ struct found {
     struct storage_owner owner;
     struct storage_conversation conversation; /* id 0: none yet */
     struct storage_turn parent;               /* id 0: none */
-    void *tokens;                             /* of the context at its end */
+    struct storage_turn stripped; /* its context without thinking, which this turn follows instead; id 0: it does not */
+    void *tokens;                 /* of the context at the end of what the turn follows of these two */
     size_t tokens_bytes;
-    /* Turns up to the parent that end in the same segment as it does. */
+    /* Turns up to that one that end in the same segment as it does. */
     int64_t *near;
     size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
@@ -241,7 +253,8 @@ struct turn {
     size_t n_stops;
     int max_output_tokens, n_top;
     bool logprobs;
-    bool match, store, generate, count, raw, truncate, keeps;
+    bool match, store, generate, count, raw, truncate, keeps, current_turn;
+    bool strips; /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
     struct engine_tokens raw_tokens;
     bool background; /* behind all others where time or places are shared */
     void (*event)(void *arg, const struct session_event *ev);
@@ -395,6 +408,8 @@ struct session {
     int max_waiting, max_running, idle_ms, max_step_ms;
     void (*log)(void *arg, int priority, const char *text);
     void *log_arg;
+    void (*events)(void *arg, bool more);
+    void *events_arg;
 
     pthread_t thread;
     bool thread_started, wake_made;
@@ -420,7 +435,10 @@ struct session {
     struct turn *turns;            /* oldest first */
     struct hot *hots, *oldest_hot; /* by their last use */
     struct hot **idle;             /* those that nobody uses, by their tokens: [n_idle] */
-    size_t n_hots, n_idle, idle_capacity;
+    struct idle_owner *owners;     /* of those, by id: [n_owners] */
+    size_t n_hots, n_idle, n_owners, idle_capacity;
+    uint64_t idle_count;
+    int64_t idle_tokens; /* of all of those */
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
@@ -551,6 +569,23 @@ bool context_answer_ends(const struct turn *t, size_t i);
 void context_match_ephemeral(struct turn *t);
 /* The same at the end of the turn, its answer included, whatever it followed; all zero: not known. */
 void context_chat_hash(const struct turn *t, uint8_t out[32]);
+
+/* The row that the turn's tokens are added to: its parent's, or that of the parent's context without thinking. id 0:
+ * none. */
+const struct storage_turn *context_base(const struct turn *t);
+
+/* strip.c */
+/* In a job, once the parent is known: whether the turn follows it without thinking; for a turn that strips, what it
+ * begins with and the turns since. 0 or negative. */
+int strip_find(struct storage_ledger *l, struct turn *t);
+/* How many turns of the path are from before the question that the turn belongs to. */
+size_t strip_before(const struct turn *t);
+/* Whether the answer of a turn that was committed is to be stripped, as far as anything can be; then it begins. */
+void strip_begin(const struct turn *t);
+/* Ends what is being made ahead in the turn's conversation. False: it has not ended yet. */
+bool strip_stop(const struct turn *t);
+/* What the receipt says of the turn's context. */
+const char *strip_told(const struct turn *t);
 
 /* truncate.c */
 /* In a job: whether the context of a turn that may be truncated may be too long. */

@@ -136,6 +136,25 @@ static void learn(struct session *s, const struct engine_step_item *items, int n
     schedule_learn(&s->cost, rows, seen, ms);
 }
 
+/* What came of item i; rc: of the whole step, which ran from `start` to `now`. */
+static void after_step(const struct step *st, int i, int rc, int64_t start, int64_t now)
+{
+    struct turn *t = st->turns[i];
+    int result = rc ? rc : st->items[i].result;
+    if (result == -ENOSPC) { /* its neighbours took the pages: next time */
+        t->out_of_pages = true;
+        return;
+    }
+    if (result) {
+        turn_step_failed(t, result);
+        return;
+    }
+    if (t->prefill_ns == 0)
+        t->prefill_ns = start;
+    turn_after_step(t, st->items[i].n, st->forms[i] ? NULL : st->items[i].pick, now);
+    form_failed(t, st->forms[i]);
+}
+
 bool step_run(struct session *s)
 {
     struct step st;
@@ -154,21 +173,11 @@ bool step_run(struct session *s)
         learn(s, st.items, st.n, (double)(now - start) / 1e6);
     else if (engine_failure(s->engine))
         s->status.failed = true;
-    for (int i = 0; i < st.n; i++) {
-        struct turn *t = st.turns[i];
-        int result = rc ? rc : st.items[i].result;
-        if (result == -ENOSPC) { /* its neighbours took the pages: next time */
-            t->out_of_pages = true;
-            continue;
-        }
-        if (result) {
-            turn_step_failed(t, result);
-            continue;
-        }
-        if (t->prefill_ns == 0)
-            t->prefill_ns = start;
-        turn_after_step(t, st.items[i].n, st.forms[i] ? NULL : st.items[i].pick, now);
-        form_failed(t, st.forms[i]);
-    }
+    if (s->events && st.n > 1)
+        s->events(s->events_arg, true);
+    for (int i = 0; i < st.n; i++)
+        after_step(&st, i, rc, start, now);
+    if (s->events && st.n > 1)
+        s->events(s->events_arg, false);
     return true;
 }

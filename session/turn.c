@@ -66,6 +66,7 @@ void turn_free(struct turn *t)
     if (t->found.conversation.public_id)
         storage_conversation_free(&t->found.conversation);
     storage_turn_free(&t->found.parent);
+    storage_turn_free(&t->found.stripped);
     storage_turn_free(&t->found.stored);
     storage_turns_free(t->found.path, t->found.n_path);
     free(t->found.tokens);
@@ -114,7 +115,7 @@ static void failed(struct turn *t)
 {
     t->terminal = true;
     t->state = TURN_OVER;
-    t->session->status.turns_failed++;
+    t->session->status.turns_failed += !t->strips;
     turn_emit(
         t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = t->failure, .message = t->failure_message});
 }

@@ -52,15 +52,17 @@ static int turn_read(struct storage_ledger *l, sqlite3_stmt *s, struct storage_t
                              .input_tokens = sqlite3_column_int(s, 22),
                              .cached_tokens = sqlite3_column_int(s, 23),
                              .output_tokens = sqlite3_column_int(s, 24),
-                             .evaluated = sqlite3_column_int64(s, 25)};
+                             .evaluated = sqlite3_column_int64(s, 25),
+                             .base = sqlite3_column_int64(s, 26),
+                             .strips = sqlite3_column_int64(s, 27)};
     char **const texts[] = {&t.public_id, &t.reason, &t.instructions, &t.kv, &t.params, &t.receipt, &t.request};
     int rc = 0;
     for (size_t i = 0; i < sizeof texts / sizeof *texts && !rc; i++)
         rc = column_text(s, 4 + (int)i, texts[i]);
     if (!rc)
-        rc = column_bytes(s, 26, t.fingerprint, sizeof t.fingerprint);
+        rc = column_bytes(s, 28, t.fingerprint, sizeof t.fingerprint);
     if (!rc)
-        rc = column_bytes(s, 27, t.chat_hash, sizeof t.chat_hash);
+        rc = column_bytes(s, 29, t.chat_hash, sizeof t.chat_hash);
     if (!rc && ((int)t.status < STORAGE_TURN_COMPLETED || (int)t.status > STORAGE_TURN_QUEUED || t.n_tokens < 0 ||
                 t.n_tokens > INT32_MAX || (int)t.saved < 0 || (int)t.saved > STORAGE_SAVED_FAILED))
         rc = -EBADMSG;
@@ -123,6 +125,12 @@ int storage_turn_by_digest(struct storage_ledger *l, int64_t owner, const uint8_
 {
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_BY_DIGEST, owner, 0, before);
     bind_blob(s, 2, digest, STORAGE_DIGEST_BYTES);
+    return turn_one(l, s, 0, out);
+}
+
+int storage_turn_stripped(struct storage_ledger *l, int64_t owner, int64_t turn, struct storage_turn *out)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_STRIPPED_GET, turn, owner);
     return turn_one(l, s, 0, out);
 }
 
@@ -189,6 +197,33 @@ int storage_turn_run(struct storage_ledger *l, int64_t id)
     return change_one(l, s);
 }
 
+static int tokens_set(struct storage_ledger *l, const struct storage_turn *t)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_SET, t->id);
+    bind_blob(s, 2, t->tokens, t->tokens_bytes);
+    return stmt_run(l, s, NULL);
+}
+
+int storage_turn_strip(struct storage_ledger *l, struct storage_turn *t)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_STRIPPED_INSERT, t->strips, t->owner);
+    bind_text(s, 3, t->public_id);
+    (void)sqlite3_bind_int(s, 4, t->rebased);
+    (void)sqlite3_bind_int64(s, 5, t->n_tokens);
+    bind_blob(s, 6, t->fingerprint, sizeof t->fingerprint);
+    (void)sqlite3_bind_int64(s, 7, t->completed_ms);
+    (void)sqlite3_bind_int64(s, 8, ledger_clock_ms(l));
+    (void)sqlite3_bind_int(s, 9, (int)t->saved);
+    (void)sqlite3_bind_int64(s, 10, t->evaluated);
+    bind_text(s, 11, t->kv);
+    (void)sqlite3_bind_int64(s, 12, t->base);
+    int rc = change_one(l, s);
+    if (rc)
+        return rc;
+    t->id = sqlite3_last_insert_rowid(l->db);
+    return tokens_set(l, t);
+}
+
 int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
 {
     int rc;
@@ -212,14 +247,13 @@ int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
     (void)sqlite3_bind_int64(s, 15, t->evaluated);
     bind_text(s, 16, t->kv);
     bind_text(s, 17, t->receipt);
+    (void)sqlite3_bind_int64(s, 18, t->base);
     rc = stmt_step(l, s);
     if (rc != 1)
         return rc ? rc : -ENOENT;
     t->conversation = sqlite3_column_int64(s, 0);
     stmt_reset(s);
-    s = STMT_WITH(l, S_TOKENS_SET, t->id);
-    bind_blob(s, 2, t->tokens, t->tokens_bytes);
-    if ((rc = stmt_run(l, s, NULL)) || (rc = items_insert(l, t->id, t->items, t->n_items)))
+    if ((rc = tokens_set(l, t)) || (rc = items_insert(l, t->id, t->items, t->n_items)))
         return rc;
     s = STMT_WITH(l, S_CONV_ADVANCE, t->conversation, t->id, t->completed_ms);
     return change_one(l, s);
@@ -251,6 +285,13 @@ static bool held_to_end(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_
 {
     struct segment_row row;
     return segment_get(l, key, &row) == 1 && row.end >= n_tokens - 1;
+}
+
+int storage_turn_is_held(struct storage_ledger *l, const struct storage_turn *t)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    int rc = segment_held_by(l, t->id, key);
+    return rc == 1 ? held_to_end(l, key, t->n_tokens) : rc;
 }
 
 /* The segments behind a context, from its beginning on, as far as they are in the index: *key gets the last one's, or
@@ -583,6 +624,20 @@ static int holds_within(struct storage_ledger *l, int64_t turn)
     return rc;
 }
 
+static int turn_remove(struct storage_ledger *l, const struct storage_turn *t);
+
+/* With the turn goes its context without thinking. */
+static int stripped_remove(struct storage_ledger *l, const struct storage_turn *t)
+{
+    struct storage_turn stripped;
+    int rc = t->strips ? -ENOENT : storage_turn_stripped(l, t->owner, t->id, &stripped);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc;
+    rc = turn_remove(l, &stripped);
+    storage_turn_free(&stripped);
+    return rc;
+}
+
 /* Takes a leaf out of the tree. */
 static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
 {
@@ -590,6 +645,8 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     int rc = storage_turn_is_leaf(l, t->id);
     if (rc <= 0)
         return rc ? rc : -EBUSY;
+    if ((rc = stripped_remove(l, t)))
+        return rc;
     if ((rc = segment_held_by(l, t->id, held)) < 0)
         return rc;
     if (l->gaps)
@@ -604,12 +661,12 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     s = STMT_WITH(l, S_HEAD_MOVE, t->conversation, t->parent, t->id);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
-    if (t->status <= STORAGE_TURN_INCOMPLETE)
+    if (t->status <= STORAGE_TURN_INCOMPLETE && !t->strips)
         rc = stmt_run(l, STMT_WITH(l, S_TURN_UNCOUNT, t->conversation), NULL);
     if (!rc)
         rc = ledger_dead_turn(l, t->id);
     if (!rc && !t->rebased)
-        rc = holds_within(l, t->parent);
+        rc = holds_within(l, t->base ? t->base : t->parent);
     if (!rc)
         rc = segment_release(l, held);
     return rc ? rc : segment_release(l, before);

@@ -144,6 +144,11 @@ static const char *const ledger_steps[] = {
     "DROP INDEX conversations_listed;"
     "CREATE INDEX conversations_listed ON conversations(owner, updated_ms DESC, id DESC) WHERE kind = 0;"
     "CREATE INDEX conversations_titles ON conversations(owner, id, title) WHERE kind = 0 AND title IS NOT NULL;",
+    /* The context at a turn's end without its thinking is a row as well, which is in no list. */
+    "ALTER TABLE turns ADD COLUMN base INTEGER REFERENCES turns(id);"
+    "ALTER TABLE turns ADD COLUMN strips INTEGER REFERENCES turns(id);"
+    "CREATE INDEX turns_base ON turns(base) WHERE base IS NOT NULL;"
+    "CREATE UNIQUE INDEX turns_strips ON turns(strips) WHERE strips IS NOT NULL;",
 };
 const struct schema schema_ledger = {.file = "ledger.db",
                                      .steps = ledger_steps,

@@ -253,6 +253,9 @@ struct storage_turn {
     size_t tokens_bytes;
     size_t prompt_bytes; /* of those, the ones before the answer */
     bool rebased;        /* tokens hold the whole context, not what was added to the parent's (instructions changed) */
+    int64_t base;        /* row whose context they were added to, where that is not the parent: one of
+                            storage_turn_strip(); 0: it is */
+    int64_t strips;      /* of such a row: the turn whose context it is without thinking; 0: it is a turn */
     int64_t n_tokens;    /* tokens of the whole context at the end of this turn */
     int64_t evaluated;   /* of those, tokens that have been through the model */
     uint8_t fingerprint[32]; /* model that the tokens belong to */
@@ -298,6 +301,15 @@ int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out);
 /* -ENOENT: there is no such turn (any more). */
 int storage_turn_set_saved(struct storage_ledger *l, int64_t id, enum storage_saved saved);
 int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const char *public_id);
+/* The context at the end of turn t->strips, without the thinking of its answer and those before it, is a row that is
+ * followed by `base` alone, and goes with that turn. Of t the owner, public id, base or `rebased`, tokens, n_tokens,
+ * evaluated, fingerprint, kv, saved and completed_ms are written; t->id and t->conversation are set. -ENOENT: the turn
+ * is gone; -EEXIST: there is one. */
+int storage_turn_strip(struct storage_ledger *l, struct storage_turn *t);
+/* That row. -ENOENT: there is none. */
+int storage_turn_stripped(struct storage_ledger *l, int64_t owner, int64_t turn, struct storage_turn *out);
+/* 1: the KV of a turn's whole context is stored, but for the last token; 0: it is not; or negative. */
+int storage_turn_is_held(struct storage_ledger *l, const struct storage_turn *t);
 /* The turns from the first to `turn`, in order, by following parents. *rows of *n: storage_turns_free(). */
 int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, unsigned parts, struct storage_turn **rows,
                       size_t *n);

@@ -60,13 +60,17 @@ static const char *const of_ledger[] = {
     "SELECT 'conversation ' || public_id || ': its head is none of its turns' FROM conversations c WHERE head <> 0 AND "
     "NOT EXISTS(SELECT 1 FROM turns t WHERE t.id = c.head AND t.conversation = c.id AND t.status < 2)",
     "SELECT 'conversation ' || public_id || ': it has ' || (SELECT count(*) FROM turns t WHERE t.conversation = c.id "
-    "AND "
-    "t.status < 2) || ' turns, and not ' || n_turns FROM conversations c WHERE n_turns > (SELECT count(*) FROM turns "
-    "t WHERE t.conversation = c.id AND t.status < 2) OR n_turns < ifnull((SELECT depth FROM turns t WHERE t.id = "
+    "AND t.status < 2 AND t.strips IS NULL) || ' turns, and not ' || n_turns FROM conversations c WHERE n_turns > "
+    "(SELECT count(*) FROM turns t WHERE t.conversation = c.id AND t.status < 2 AND t.strips IS NULL) OR n_turns < "
+    "ifnull((SELECT depth FROM turns t WHERE t.id = "
     "c.head), 0)",
     "SELECT 'response ' || t.public_id || ': it follows one that cannot be followed' FROM turns t JOIN turns p ON "
     "p.id = t.parent WHERE p.conversation <> t.conversation OR p.owner <> t.owner OR p.id >= t.id OR p.status >= 2 OR "
     "t.depth <> p.depth + 1 AND t.status < 2",
+    "SELECT 'response ' || t.public_id || ': its tokens stand behind what they cannot' FROM turns t JOIN turns b ON "
+    "b.id = t.base LEFT JOIN turns p ON p.id = ifnull(t.strips, t.parent) WHERE b.conversation <> t.conversation OR "
+    "b.id >= t.id OR b.strips IS NULL OR p.id IS NULL OR p.conversation <> t.conversation OR "
+    "t.strips IS NULL AND b.strips <> p.id",
     "SELECT 'response ' || t.public_id || ': its conversation is another owner''s' FROM turns t JOIN conversations c "
     "ON "
     "c.id = t.conversation WHERE c.owner <> t.owner",
@@ -272,7 +276,7 @@ static int verify_run(struct storage_ledger *l, void *arg)
             rc = lines(v, db, file, checks[i], NULL);
     }
     v->n->conversations = (uint64_t)one_number(l, "SELECT count(*) FROM conversations");
-    v->n->turns = (uint64_t)one_number(l, "SELECT count(*) FROM turns");
+    v->n->turns = (uint64_t)one_number(l, "SELECT count(*) FROM turns WHERE strips IS NULL");
     if (!rc)
         rc = segments_check(l, v);
     if (!rc)

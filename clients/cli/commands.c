@@ -617,12 +617,53 @@ static char *bytes_part(char *name)
     return NULL;
 }
 
-/* human: sizes with their units, for reading. */
+/* A value as text, malloc'd; a size with its unit. */
+static char *plain_value(const cJSON *value, bool size)
+{
+    struct buf text = {0};
+    if (!size || !cJSON_IsNumber(value))
+        return cJSON_IsString(value) ? text_copy(value->valuestring) : cJSON_PrintUnformatted(value);
+    text_bytes(value->valuedouble, &text);
+    return text.data;
+}
+
+/* One of two members: a size, or a number. */
+static const cJSON *either(const cJSON *o, const char *number, const char *bytes, bool *size)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, bytes);
+    *size |= v != NULL;
+    return v ? v : cJSON_GetObjectItemCaseSensitive(o, number);
+}
+
+/* For reading: a size with its unit, nothing as `none`, and what is used of how much on one line. NULL: an object that
+ * is more than that. */
+static char *readable_value(const cJSON *value, bool size)
+{
+    const cJSON *used = either(value, "used", "used_bytes", &size);
+    const cJSON *budget = either(value, "budget", "budget_bytes", &size);
+    const cJSON *most = budget ? budget : either(value, "limit", "limit_bytes", &size);
+    struct buf text = {0};
+    if (cJSON_IsNull(value))
+        return text_copy("none");
+    if (!cJSON_IsObject(value) && !cJSON_IsArray(value))
+        return plain_value(value, size);
+    if (!used || !most || cJSON_GetArraySize(value) != 2)
+        return NULL;
+    char *part = plain_value(used, size), *whole = cJSON_IsNull(most) ? NULL : plain_value(most, size);
+    buf_printf(&text, "%s%s%s", part ? part : "", whole ? " of " : ", no limit", whole ? whole : "");
+    free(part);
+    free(whole);
+    return text.data;
+}
+
 static void print_flat(const cJSON *value, bool human, struct buf *name, struct buf *out)
 {
     size_t len = name->len;
     const cJSON *field;
-    if (cJSON_IsObject(value) || cJSON_IsArray(value)) {
+    bool nested = cJSON_IsObject(value) || cJSON_IsArray(value);
+    char *unit = human ? bytes_part(name->data) : NULL;
+    char *plain = human ? readable_value(value, unit != NULL) : nested ? NULL : plain_value(value, false);
+    if (nested && !plain) {
         cJSON_ArrayForEach(field, value)
         {
             if (field->string)
@@ -633,17 +674,6 @@ static void print_flat(const cJSON *value, bool human, struct buf *name, struct 
                 name->data[len] = '\0';
         }
         return;
-    }
-    char *unit = human ? bytes_part(name->data) : NULL;
-    char *plain = cJSON_IsString(value) ? text_copy(value->valuestring) : cJSON_PrintUnformatted(value);
-    if (unit && cJSON_IsNumber(value)) {
-        struct buf size = {0};
-        text_bytes(value->valuedouble, &size);
-        free(plain);
-        plain = size.data;
-    } else if (human && cJSON_IsNull(value)) {
-        free(plain);
-        plain = text_copy("none");
     }
     struct buf shown = {0}, clean = {0};
     const char *rest = name->data ? name->data : "";

@@ -103,6 +103,7 @@ static int add_tool_result(struct message_list *l, const cJSON *block, const cha
 static int add_blocks(struct message_list *l, const cJSON *content, enum engine_role role)
 {
     const bool answer = role == ENGINE_ASSISTANT;
+    const size_t before = l->q->n_items;
     int i = 0;
     for (const cJSON *block = content->child, *next; block; block = next, i++) {
         char prefix[BLOCK_PREFIX + 1], where[BLOCK_PREFIX];
@@ -133,7 +134,8 @@ static int add_blocks(struct message_list *l, const cJSON *content, enum engine_
             return refuse_block(block, where, l->e);
         }
     }
-    return 0;
+    /* An answer of thinking alone is one, so that it can be found. */
+    return answer && l->q->n_items == before ? message_add(l, "message", "msg_", role, "", NULL) : 0;
 }
 
 static int add_message(struct message_list *l, const cJSON *message)

@@ -15,43 +15,19 @@
 /* ---- limits that a peer can meet ----------------------------------------------------------------------------------
  */
 
-#define BODY_BYTES_MAX       (16 * 1024 * 1024) /* an HTTP body; more is 413 */
-#define MESSAGE_BYTES_MAX    (16 * 1024 * 1024) /* a WebSocket message; more is close 1009 */
-#define QUEUE_BYTES_MAX      (4 * 1024 * 1024)  /* of control replies that a WebSocket does not read */
-#define PUMP_BYTES           (64 * 1024)        /* of events queued ahead of the socket */
-#define LANES_MAX            32                 /* named lanes of a WebSocket */
-#define LANES_ACTIVE_MAX     16                 /* lanes with a running turn */
-#define LANE_WAITING_MAX     64                 /* requests waiting on a WebSocket, all lanes */
-#define WATCHED_MAX          32                 /* responses that a WebSocket has attached to */
-#define STREAM_ID_MAX        256
-#define TOKENIZE_BYTES_MAX   (1024 * 1024)
-#define DETOKENIZE_IDS_MAX   131072
-#define LOGPROBS_AGAIN_MAX   16384 /* tokens and their alternatives in an event that repeats those of the deltas */
-#define DESCRIPTION_MAX      (256 * 1024) /* of a tool, and of a form */
-#define TOKENIZE_RUNNING_MAX 2            /* of the threads that work, so that bodies are parsed meanwhile */
-
-/* ---- work away from the network thread (work.c) --------------------------------------------------------------------
- */
-
-#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once, unless it has work in it */
-
-struct workers;
-
-/* Stands first in what a piece of work needs. */
-struct work {
-    struct event event; /* first: its way back */
-    struct work *next;
-    char owner[OWNER_SIZE];
-    void (*run)(struct work *w);                /* on a thread of its own */
-    void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
-};
-int workers_start(struct events *events, struct workers **out);
-/* What has not been begun is given back undone. NULL is fine. */
-void workers_stop(struct workers *ws);
-/* owner: whose it is; copied. */
-void work_submit(struct workers *ws, struct work *w, const char *owner);
-/* Frees what a request held, which may be very many values. */
-void work_free_json(struct workers *ws, cJSON *json, const char *owner);
+#define BODY_BYTES_MAX     (16 * 1024 * 1024) /* an HTTP body; more is 413 */
+#define MESSAGE_BYTES_MAX  (16 * 1024 * 1024) /* a WebSocket message; more is close 1009 */
+#define QUEUE_BYTES_MAX    (4 * 1024 * 1024)  /* of control replies that a WebSocket does not read */
+#define PUMP_BYTES         (64 * 1024)        /* of events queued ahead of the socket */
+#define LANES_MAX          32                 /* named lanes of a WebSocket */
+#define LANES_ACTIVE_MAX   16                 /* lanes with a running turn */
+#define LANE_WAITING_MAX   64                 /* requests waiting on a WebSocket, all lanes */
+#define WATCHED_MAX        32                 /* responses that a WebSocket has attached to */
+#define STREAM_ID_MAX      256
+#define TOKENIZE_BYTES_MAX (1024 * 1024)
+#define DETOKENIZE_IDS_MAX 131072
+#define LOGPROBS_AGAIN_MAX 16384        /* tokens and their alternatives in an event that repeats those of the deltas */
+#define DESCRIPTION_MAX    (256 * 1024) /* of a tool, and of a form */
 
 /* ---- tickets (tickets.c) -------------------------------------------------------------------------------------------
  */
@@ -81,9 +57,8 @@ struct api {
     struct budget budget;
     struct metrics metrics;
     struct events *events;
-    struct workers *workers;
     struct tickets tickets;
-    bool stopping;
+    atomic_bool stopping; /* set on the network thread */
     int requeueing; /* turns that waited in the queue over a restart and have no run yet, and the search for them */
     struct event requeue_ended;
     int load_promille;

@@ -383,10 +383,10 @@ static void parsed(struct work *w, bool closing)
         handle(c);
     }
     if (!closing) { /* nobody has taken it */
-        work_free_json(p->api->workers, r->json, p->owner);
+        work_free_json(p->api->runs.workers, r->json, p->owner);
         r->json = NULL;
         if (r->turn) {
-            work_free_json(p->api->workers, r->turn->settings, p->owner);
+            work_free_json(p->api->runs.workers, r->turn->settings, p->owner);
             r->turn->settings = NULL;
         }
     }
@@ -416,7 +416,7 @@ cJSON *client_json(struct client *c, bool may_be_empty, struct api_error *e)
 void client_json_free(struct client *c, cJSON *json)
 {
     if (c->request.body_len > WORK_BYTES_MIN) {
-        work_free_json(c->api->workers, json, c->owner);
+        work_free_json(c->api->runs.workers, json, c->owner);
     } else {
         cJSON_Delete(json);
     }
@@ -456,7 +456,7 @@ void api_dispatch(struct client *c)
         p->request.body_size = c->request.body_size;
         c->request.body = NULL;
         c->request.body_size = 0;
-        work_submit(c->api->workers, &p->work, c->owner);
+        work_submit(c->api->runs.workers, &p->work, c->owner);
         return;
     }
     handle(c);

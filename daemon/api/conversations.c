@@ -4,6 +4,7 @@
  * what every client wants and the API has no place for it.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -153,6 +154,25 @@ struct turn_request *conversation_turn(const struct run_format *format)
     return q;
 }
 
+/* Tools are a request's: a conversation would not keep them. */
+static int refuse_tools(const cJSON *items, struct api_error *e)
+{
+    const cJSON *item;
+    int i = 0;
+    cJSON_ArrayForEach(item, items)
+    {
+        const cJSON *type = cJSON_IsObject(item) ? json_get(item, "type") : NULL;
+        char param[32];
+        snprintf(param, sizeof(param), "items[%d].type", i++);
+        if (cJSON_IsString(type) && strcmp(type->valuestring, "additional_tools") == 0) {
+            api_error_set(e, 400, "invalid_value", param,
+                          "Tools cannot be added to a conversation; send them with each request.");
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* A turn that adds `items`, 1 to ITEMS_MAX of them. */
 static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
 {
@@ -167,7 +187,7 @@ static struct turn_request *items_turn(const cJSON *items, struct api_error *e)
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         return NULL;
     }
-    if (messages_parse(q, items, "items", true, e)) {
+    if (refuse_tools(items, e) || messages_parse(q, items, "items", true, e)) {
         goto refuse;
     }
     if (!q->n_items) {

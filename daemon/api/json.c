@@ -19,7 +19,6 @@
 #define METADATA_KEY_MAX   64
 #define METADATA_VALUE_MAX 512
 #define STOP_BYTES_MAX     256
-#define DIGITS_KEPT        15 /* a whole number of so many is a double, and is printed as it was */
 
 static _Thread_local bool lost;
 
@@ -40,48 +39,9 @@ void json_start(void)
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = allocate, .free_fn = free});
 }
 
-/* cJSON prints 15 digits of a number where those are nearly it. One with a text of its own is that text. */
-static bool is_exact(const cJSON *o)
+/* What was printed of what was built; takes it. */
+static char *unless_lost(char *text)
 {
-    char digits[32];
-    if (cJSON_IsNumber(o) && o->valuestring) {
-        return false;
-    }
-    if (!cJSON_IsNumber(o) || o->valuedouble == (double)o->valueint) {
-        return true;
-    }
-    snprintf(digits, sizeof(digits), "%1.15g", o->valuedouble);
-    return strtod(digits, NULL) == o->valuedouble;
-}
-
-static bool all_exact(const cJSON *o)
-{
-    bool exact = is_exact(o);
-    for (const cJSON *child = o->child; child && exact; child = child->next) {
-        exact = all_exact(child);
-    }
-    return exact;
-}
-
-/* Numbers with the digits that read back as themselves. */
-static void make_exact(cJSON *o)
-{
-    char digits[32];
-    if (!is_exact(o)) {
-        o->type = cJSON_Raw;
-        snprintf(digits, sizeof(digits), "%.17g", o->valuedouble);
-        if (!o->valuestring && (o->valuestring = allocate(strlen(digits) + 1))) {
-            strcpy(o->valuestring, digits);
-        }
-    }
-    for (cJSON *child = o->child; child; child = child->next) {
-        make_exact(child);
-    }
-}
-
-static char *print(const cJSON *o)
-{
-    char *text = o ? cJSON_PrintUnformatted(o) : NULL;
     if (lost) {
         free(text);
         text = NULL;
@@ -92,18 +52,18 @@ static char *print(const cJSON *o)
 
 char *json_print(const cJSON *o)
 {
-    cJSON *exact = o && !all_exact(o) ? cJSON_Duplicate(o, true) : NULL;
-    if (exact) {
-        make_exact(exact);
-    }
-    char *text = print(exact ? exact : o);
-    cJSON_Delete(exact);
-    return text;
+    return unless_lost(engine_json_print(o));
+}
+
+char *json_quoted(const char *s)
+{
+    cJSON string = {.type = cJSON_String, .valuestring = (char *)(uintptr_t)s};
+    return unless_lost(cJSON_PrintUnformatted(&string));
 }
 
 char *json_text(cJSON *o)
 {
-    char *text = print(o);
+    char *text = unless_lost(o ? cJSON_PrintUnformatted(o) : NULL);
     cJSON_Delete(o);
     return text;
 }
@@ -146,10 +106,10 @@ cJSON *api_error_json(const struct api_error *e)
     return o;
 }
 
-/* Depth, number of values, NUL and \u0000, in one pass. *long_digits: some number has more digits than a double. */
-static int check_shape(const char *text, size_t len, bool *long_digits, struct api_error *e)
+/* Depth, number of values, NUL and \u0000, in one pass. */
+static int check_shape(const char *text, size_t len, struct api_error *e)
 {
-    int depth = 0, digits = 0;
+    int depth = 0;
     size_t values = 0;
     bool in_string = false;
     for (size_t i = 0; i < len; i++) {
@@ -170,8 +130,6 @@ static int check_shape(const char *text, size_t len, bool *long_digits, struct a
             }
             continue;
         }
-        digits = c >= '0' && c <= '9' ? digits + 1 : 0;
-        *long_digits |= digits > DIGITS_KEPT;
         if (c == '"') {
             in_string = true;
         } else if (c == '[' || c == '{') {
@@ -258,55 +216,18 @@ static bool all_finite(const cJSON *v)
     return true;
 }
 
-/* The next number of a text that was parsed; NULL: there is none. */
-static const char *next_number(const char *text, const char *end)
-{
-    for (; text < end; text++) {
-        if (*text == '-' || (*text >= '0' && *text <= '9')) {
-            return text;
-        }
-        if (*text == '"') {
-            for (text++; *text != '"'; text++) {
-                text += *text == '\\';
-            }
-        }
-    }
-    return NULL;
-}
-
-/* Gives whole numbers that are no doubles their text: an id of 64 bits is to be sent on as it is. They stand in the
- * text in the order in which they stand in the tree. */
-static void keep_digits(cJSON *v, const char **at, const char *end)
-{
-    for (; v; v = v->next) {
-        const char *number = cJSON_IsNumber(v) ? next_number(*at, end) : NULL;
-        if (number) {
-            size_t sign = *number == '-', n = sign + strspn(number + sign, "0123456789");
-            size_t all = strspn(number, "+-.0123456789eE");
-            bool kept = n == all && n - sign > DIGITS_KEPT && number[sign] != '0'; /* which JSON has not in front */
-            if (kept && (v->valuestring = allocate(n + 1))) {
-                memcpy(v->valuestring, number, n);
-                v->valuestring[n] = '\0';
-            }
-            *at = number + all;
-        }
-        keep_digits(v->child, at, end);
-    }
-}
-
 cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
 {
-    bool long_digits = false;
     if (!utf8_valid(text, len)) {
         api_error_set(e, 400, "invalid_json", NULL, "The body is not valid UTF-8.");
         return NULL;
     }
-    if (check_shape(text, len, &long_digits, e)) {
+    if (check_shape(text, len, e)) {
         return NULL;
     }
     const char *end = NULL;
     lost = false;
-    cJSON *o = cJSON_ParseWithLengthOpts(text, len, &end, 0);
+    cJSON *o = engine_json_parse(text, len, &end);
     if (!o && lost) {
         lost = false;
         api_error_set(e, 500, "server_error", NULL, "Out of memory.");
@@ -334,16 +255,6 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
     }
     if (!all_finite(o)) {
         api_error_set(e, 400, "invalid_json", NULL, "A number is too large.");
-        cJSON_Delete(o);
-        return NULL;
-    }
-    const char *at = text;
-    if (long_digits) {
-        keep_digits(o, &at, end);
-    }
-    if (lost) {
-        lost = false;
-        api_error_set(e, 500, "server_error", NULL, "Out of memory.");
         cJSON_Delete(o);
         return NULL;
     }

@@ -20,7 +20,9 @@ void json_start(void);
 void json_lost(void);
 /* The text of what this thread has built; takes it. NULL: out of memory, now or while it was built. */
 char *json_text(cJSON *o);
-/* The same of what a peer has sent, whose numbers read back as they were; o stays the caller's. */
+/* A string as JSON, malloc'd. NULL: out of memory. */
+char *json_quoted(const char *s);
+/* The text of what a peer has sent, whose numbers read back as they were; o stays the caller's. */
 char *json_print(const cJSON *o);
 /* Bytes as text, malloc'd: what is no UTF-8 becomes U+FFFD, and a NUL too. NULL: out of memory. */
 char *json_text_of_bytes(const char *bytes, size_t len);

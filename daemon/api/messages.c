@@ -380,6 +380,27 @@ static int add_reference(struct message_list *l, const cJSON *item, const char *
     return text ? message_add(l, "item_reference", begins, ENGINE_ASSISTANT, text, NULL) : message_no_memory(l->e);
 }
 
+/* Whether an item of Responses is part of an answer. */
+static bool is_answer(const cJSON *item)
+{
+    const cJSON *type = json_get(item, "type"), *role = json_get(item, "role");
+    const char *t = cJSON_IsString(type) ? type->valuestring : "message";
+    return strcmp(t, "reasoning") == 0 || strcmp(t, "function_call") == 0 || strcmp(t, "custom_tool_call") == 0 ||
+           strcmp(t, "item_reference") == 0 ||
+           (strcmp(t, "message") == 0 && cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0);
+}
+
+/* Thinking is not taken from what is sent. Where it is all that there was of an answer, that answer is a text without
+ * anything, so that it can be found. */
+static int add_thinking(struct message_list *l, const cJSON *item)
+{
+    const struct session_item *last = l->q->n_items ? &l->q->items[l->q->n_items - 1] : NULL;
+    if (!l->ids || !last || last->role == ENGINE_ASSISTANT || !item->next || is_answer(item->next)) {
+        return 0;
+    }
+    return message_add(l, "message", "msg_", ENGINE_ASSISTANT, "", NULL);
+}
+
 /* An item of Responses, or a message of Chat Completions. */
 static int add_item(struct message_list *l, const cJSON *item)
 {
@@ -402,7 +423,7 @@ static int add_item(struct message_list *l, const cJSON *item)
         return add_message(l, item, prefix);
     }
     if (strcmp(type, "reasoning") == 0) {
-        return 0;
+        return add_thinking(l, item);
     }
     if (l->ids && strcmp(type, "compaction") == 0) {
         return compaction_add(l, item, prefix);

@@ -272,7 +272,7 @@ static void take_result(struct event *event, bool closing)
     if (!closing && op->build && op->result.rc == 0 && op->result_bytes > WORK_BYTES_MIN) {
         op->work.run = build_away;
         op->work.done = built;
-        work_submit(op->api->workers, &op->work, op->owner);
+        work_submit(op->api->runs.workers, &op->work, op->owner);
         return;
     }
     if (!closing) {
@@ -286,15 +286,6 @@ static size_t length(const char *text)
     return text ? strlen(text) : 0;
 }
 
-static size_t items_bytes(const struct session_item *items, size_t n)
-{
-    size_t bytes = 0;
-    for (size_t i = 0; i < n; i++) {
-        bytes += items[i].len + length(items[i].body);
-    }
-    return bytes;
-}
-
 /* Of the texts in it that may be long. */
 static size_t result_bytes(const struct session_result *r)
 {
@@ -303,8 +294,7 @@ static size_t result_bytes(const struct session_result *r)
         bytes += length(r->conversations[i].instructions) + length(r->conversations[i].metadata);
     }
     for (size_t i = 0; i < r->n_responses; i++) {
-        const struct session_response *one = &r->responses[i];
-        bytes += items_bytes(one->items, one->n_items) + length(one->instructions) + length(one->params);
+        bytes += response_bytes(&r->responses[i]);
     }
     return bytes;
 }

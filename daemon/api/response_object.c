@@ -244,6 +244,17 @@ static void add_convod(cJSON *o, const struct run *run)
     cJSON_AddItemToObject(o, "convod", convod);
 }
 
+/* Which thinking the context had, once that is known, in place of what was asked for. */
+static void tell_context(cJSON *o, const cJSON *params)
+{
+    const cJSON *had = json_get(json_get(o, "convod"), "reasoning_context");
+    cJSON *reasoning = had && params ? cJSON_Duplicate(json_get(params, "reasoning"), true) : NULL;
+    if (reasoning) {
+        cJSON_ReplaceItemInObjectCaseSensitive(reasoning, "context", cJSON_CreateString(had->valuestring));
+        cJSON_ReplaceItemInObjectCaseSensitive(o, "reasoning", reasoning);
+    }
+}
+
 static cJSON *whole_object(const struct run *run, bool event)
 {
     const struct turn_request *q = run->request;
@@ -309,6 +320,7 @@ static cJSON *whole_object(const struct run *run, bool event)
     }
     add_param(o, params, "metadata", cJSON_CreateObject());
     add_convod(o, run);
+    tell_context(o, params);
     return o;
 }
 
@@ -446,6 +458,22 @@ static void responses_progress(struct run *run, const struct session_event *ev)
     emit(run, "response.convod.progress", e);
 }
 
+/* A piece of a message: what there is once for each token, so that it is no tree first. Ids are letters, digits and
+ * lines. */
+static void emit_text(struct run *run, size_t i, const char *text)
+{
+    static const char type[] = "response.output_text.delta";
+    char *quoted = json_quoted(text), *event = NULL;
+    if (quoted && asprintf(&event,
+                           "{\"item_id\":\"%s\",\"output_index\":%zu,\"content_index\":0,\"delta\":%s,\"logprobs\":[],"
+                           "\"type\":\"%s\",\"sequence_number\":%lld}",
+                           run->items[i].id, i, quoted, type, (long long)run->sequence++) < 0) {
+        event = NULL;
+    }
+    free(quoted);
+    run_log(run, type, event);
+}
+
 static void responses_delta(struct run *run, size_t i, const char *text)
 {
     bool message = is_message(run, i);
@@ -463,6 +491,10 @@ static void responses_delta(struct run *run, size_t i, const char *text)
             emit(run, "response.custom_tool_call_input.delta", e);
         }
         free(input);
+        return;
+    }
+    if (message && !run->items[i].n_logprobs) {
+        emit_text(run, i, text);
         return;
     }
     cJSON *e = message ? part_event(run, i) : item_event(run, i);

@@ -128,6 +128,9 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     if (q->match) {
         cJSON_AddBoolToObject(own, "replay", true);
     }
+    if (q->previous) {
+        cJSON_AddBoolToObject(own, "chained", true);
+    }
     return 0;
 }
 
@@ -247,12 +250,13 @@ static bool is_one_of(const char *word, const char *const *words)
     return !word || *words;
 }
 
-/* What is asked of thinking is shown again. What the context has of it stays: to take it out would change the past. */
+/* What is asked of thinking is shown again, `auto` as what it is here. */
 static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *echo, struct api_error *e)
 {
     static const char p[] = "reasoning.";
     static const char *const summaries[] = {"auto", "concise", "detailed", NULL}, *const contexts[] = {
-                                                                                      "auto", "all_turns", NULL};
+                                                                                      "auto", "all_turns",
+                                                                                      "current_turn", NULL};
     const cJSON *reasoning = NULL;
     const char *effort = NULL, *summary = NULL, *context = NULL;
     if (json_object(body, "", "reasoning", &reasoning, e) || !reasoning) {
@@ -270,17 +274,16 @@ static int parse_reasoning(struct turn_request *q, const cJSON *body, cJSON *ech
         return -1;
     }
     if (!is_one_of(context, contexts)) {
-        bool known = strcmp(context, "current_turn") == 0;
-        api_error_set(e, 400, known ? "unsupported_parameter" : "invalid_value", "reasoning.context",
-                      known ? "'reasoning.context' is not supported with this value: thinking stays in the context."
-                            : "'reasoning.context' is auto or all_turns.");
+        api_error_set(e, 400, "invalid_value", "reasoning.context",
+                      "'reasoning.context' is auto, all_turns or current_turn.");
         return -1;
     }
+    q->current_turn = context && strcmp(context, "current_turn") == 0;
     cJSON *shown = cJSON_AddObjectToObject(echo, "reasoning");
     cJSON_AddItemToObject(shown, "effort", effort ? cJSON_CreateString(effort) : cJSON_CreateNull());
     cJSON_AddItemToObject(shown, "summary", summary ? cJSON_CreateString(summary) : cJSON_CreateNull());
     if (context) {
-        cJSON_AddStringToObject(shown, "context", context);
+        cJSON_AddStringToObject(shown, "context", q->current_turn ? context : "all_turns");
     }
     return 0;
 }
@@ -647,7 +650,7 @@ static void take_requeued(struct event *event, bool closing)
     r->api->requeueing++;
     r->work.run = parse_queued;
     r->work.done = run_queued;
-    work_submit(r->api->workers, &r->work, r->owner);
+    work_submit(r->api->runs.workers, &r->work, r->owner);
 }
 
 static void requeue_ended(struct event *event, bool closing)

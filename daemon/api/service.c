@@ -64,6 +64,7 @@ void service_models(struct client *c)
     cJSON_AddBoolToObject(o, "has_more", false);
     cJSON_AddStringToObject(o, "first_id", c->api->model_name);
     cJSON_AddStringToObject(o, "last_id", c->api->model_name);
+    cJSON_AddArrayToObject(o, "models"); /* of another kind, with prompts: who asks for it has its own */
     client_answer_json(c, 200, o);
 }
 
@@ -286,11 +287,23 @@ static char *token_list(const struct engine_tokens *tokens)
     return text;
 }
 
+/* [worker] What has not begun when the server stops is not waited for. */
+static bool may_begin(struct tokenizing *t)
+{
+    if (t->api->stopping) {
+        api_error_session(SESSION_SHUTDOWN, NULL, &t->e);
+    }
+    return !t->e.status;
+}
+
 /* [worker] */
 static void tokenize(struct work *w)
 {
     struct tokenizing *t = (struct tokenizing *)w;
     struct engine_tokens tokens = {0};
+    if (!may_begin(t)) {
+        return;
+    }
     int rc = session_tokenize(t->session, t->content, strlen(t->content), t->special, &tokens);
     t->answer = rc ? NULL : token_list(&tokens);
     engine_tokens_free(&tokens);
@@ -328,22 +341,13 @@ static void tokenized(struct work *w, bool closing)
     }
 }
 
-/* Takes t. */
+/* Takes t. Who asks for much waits for it, and others do not: so it is with all work. */
 static void tokenize_away(struct client *c, struct tokenizing *t, void (*run)(struct work *w))
 {
-    struct api *api = c->api;
-    if (api->n_workers >= TOKENIZE_RUNNING_MAX) {
-        api_error_set(&t->e, 429, "rate_limit_exceeded", NULL, "Too many texts are being tokenized.");
-        client_answer_error(c, &t->e);
-        client_json_free(c, t->body);
-        t->body = NULL;
-        tokenizing_free(t);
-        return;
-    }
     t->work.run = run;
     t->work.done = tokenized;
-    api->n_workers++;
-    work_submit(api->workers, &t->work, c->owner);
+    c->api->n_workers++;
+    work_submit(c->api->runs.workers, &t->work, c->owner);
 }
 
 void service_tokenize(struct client *c)
@@ -437,7 +441,7 @@ static void write_text(struct tokenizing *t)
 static void detokenize(struct work *w)
 {
     struct tokenizing *t = (struct tokenizing *)w;
-    if (measure(t)) {
+    if (may_begin(t) && measure(t)) {
         write_text(t);
     }
     cJSON_Delete(t->body);

@@ -410,7 +410,7 @@ static void message_free(struct message *m)
 static void message_submit(struct message *m)
 {
     m->away = true;
-    work_submit(m->api->workers, &m->work, m->client->owner);
+    work_submit(m->api->runs.workers, &m->work, m->client->owner);
 }
 
 /* [worker] */
@@ -435,7 +435,7 @@ static void message_done(struct work *w, bool closing)
         }
     }
     if (!closing) {
-        work_free_json(m->api->workers, m->body, m->owner);
+        work_free_json(m->api->runs.workers, m->body, m->owner);
         m->body = NULL;
     }
     message_free(m);

@@ -1,6 +1,8 @@
 /* conn.c - one socket: what is queued for it, writing, lending it to the library and taking it back, and how it ends.
  *
- * Everything that is sent goes through a list of chunks. A peer that takes nothing for timeout-seconds is dropped.
+ * Everything that is sent goes through a list of chunks. A peer that takes nothing for timeout-seconds is dropped. At
+ * the end of the loop's turn that queued it, it is written: whether the socket takes it is only asked for where it did
+ * not, since that asking is another turn of the loop, for every token.
  *
  * The library gets a socket when the request is whole, with a head of our own making: it sees nothing of what the peer
  * wrote there, so it cannot understand it otherwise than we did. From then on it writes the answer, or it is a
@@ -21,7 +23,6 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "daemon/net/net_internal.h"
@@ -154,18 +155,7 @@ void conn_free(struct conn *c)
 
 void conn_wake(struct conn *c)
 {
-    if (c->client.dropped || c->writing) {
-        return;
-    }
-    if (c->wsi) {
-        /* The library does not look at writability while reading is stopped. */
-        if (!c->client.websocket && !c->reading && lws_rx_flow_control(c->wsi, 1) < 0) {
-            conn_drop(c);
-            return;
-        }
-        c->reading = true;
-        lws_callback_on_writable(c->wsi);
-    } else if (!c->ready) {
+    if (!c->client.dropped && !c->writing && !c->blocked && !c->ready) {
         c->ready = true;
         c->next_ready = c->net->ready;
         c->net->ready = c;
@@ -216,6 +206,7 @@ void conn_listen(struct conn *c)
 bool conn_lend(struct conn *c, const char *head, size_t len)
 {
     struct net *n = c->net;
+    c->blocked = false;
     n->lending = c;
     struct lws *wsi = lws_adopt_socket_vhost_readbuf(n->vhost, c->fd, head, len);
     n->lending = NULL;
@@ -233,6 +224,7 @@ bool conn_lend(struct conn *c, const char *head, size_t len)
             return false;
         }
     }
+    c->interest = 0; /* what lies in the socket already is told once more, before the library comes to read it */
     conn_listen(c);
     return true;
 }
@@ -289,12 +281,15 @@ void conn_give(struct conn *c, char *text, size_t len)
     queue(c, chunk);
 }
 
-void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len)
+void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
 {
     if (c->client.dropped) {
         return;
     }
-    size_t len = a_len + b_len + d_len;
+    size_t len = 0;
+    for (size_t i = 0; i < n; i++) {
+        len += parts[i].iov_len;
+    }
     struct chunk *chunk = malloc(sizeof(*chunk) + LWS_PRE + len);
     if (!chunk) {
         conn_drop(c);
@@ -302,14 +297,10 @@ void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size
     }
     *chunk = (struct chunk){.len = len, .at = chunk->data + LWS_PRE};
     char *to = chunk->at;
-    const struct {
-        const void *data;
-        size_t len;
-    } parts[] = {{a, a_len}, {b, b_len}, {d, d_len}};
-    for (size_t i = 0; i < 3; i++) {
-        if (parts[i].len) {
-            memcpy(to, parts[i].data, parts[i].len);
-            to += parts[i].len;
+    for (size_t i = 0; i < n; i++) {
+        if (parts[i].iov_len) {
+            memcpy(to, parts[i].iov_base, parts[i].iov_len);
+            to += parts[i].iov_len;
         }
     }
     queue(c, chunk);
@@ -350,6 +341,16 @@ static ssize_t send_some(struct conn *c)
     return sent;
 }
 
+/* One message, or as much of it as is one write. What the socket does not take of that the library keeps. */
+static ssize_t send_message(struct conn *c)
+{
+    struct chunk *chunk = c->out_head;
+    size_t left = chunk->len - chunk->sent, n = left < WRITE_BYTES ? left : WRITE_BYTES;
+    int flags = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
+    unsigned char *data = (unsigned char *)chunk->at + chunk->sent;
+    return lws_write(c->wsi, data, n, (enum lws_write_protocol)flags) < 0 ? -1 : (ssize_t)n;
+}
+
 static void take_off(struct conn *c, size_t sent)
 {
     c->client.queued_bytes -= sent;
@@ -374,100 +375,89 @@ static void written(struct conn *c)
     }
 }
 
-void conn_write(struct conn *c)
+/* The library calls back when the socket takes more. */
+static void ask(struct conn *c)
 {
-    size_t total = 0;
-    c->blocked = false;
-    while (!c->client.dropped && total < WRITE_BYTES) {
-        client_pump(&c->client);
-        if (!c->out_head) {
-            break;
+    /* It does not look at writability while reading is stopped. */
+    if (!c->client.websocket && !c->reading && lws_rx_flow_control(c->wsi, 1) < 0) {
+        conn_drop(c);
+        return;
+    }
+    c->reading = true;
+    lws_callback_on_writable(c->wsi);
+}
+
+/* Fills the queue and writes it, until the socket takes no more. */
+static void write_some(struct conn *c)
+{
+    bool going = c->close_code && c->close_code != LWS_CLOSE_STATUS_GOINGAWAY;
+    for (size_t total = 0; !c->client.dropped && !c->blocked && total < WRITE_BYTES;) {
+        if (!going) {
+            client_pump(&c->client);
         }
-        ssize_t sent = send_some(c);
+        if (!c->out_head || c->client.dropped) {
+            return;
+        }
+        ssize_t sent = c->client.websocket ? send_message(c) : send_some(c);
         if (sent < 0) {
             conn_drop(c);
-        } else if (sent == 0) {
-            c->blocked = true;
-            break;
-        } else {
+            return;
+        }
+        c->blocked = sent == 0 || (c->client.websocket && lws_partial_buffered(c->wsi));
+        if (sent > 0) {
             c->stalled_since_ms = clock_ms();
             total += (size_t)sent;
             take_off(c, (size_t)sent);
         }
     }
+}
+
+static void write_queued(struct conn *c)
+{
+    c->blocked = c->client.websocket && lws_partial_buffered(c->wsi);
+    c->writing = true;
+    write_some(c);
+    c->writing = false;
     if (c->client.dropped) {
         return;
     }
-    if (!c->out_head) {
-        written(c);
-    } else if (!c->blocked) {
+    if (c->blocked && c->wsi) {
+        ask(c);
+    } else if (c->out_head && !c->blocked) {
         conn_wake(c); /* others first */
+    } else if (!c->out_head) {
+        written(c);
     }
-    conn_listen(c);
+    if (!c->client.dropped) {
+        conn_listen(c);
+    }
 }
 
-/* One message, or as much of it as is one write. */
-static int write_message(struct conn *c)
+void conn_write(struct conn *c)
 {
-    struct chunk *chunk = c->out_head;
-    size_t left = chunk->len - chunk->sent, n = left < WRITE_BYTES ? left : WRITE_BYTES;
-    int flags = lws_write_ws_flags(LWS_WRITE_TEXT, chunk->sent == 0, n == left);
-    unsigned char *data = (unsigned char *)chunk->at + chunk->sent;
-    if (lws_write(c->wsi, data, n, (enum lws_write_protocol)flags) < 0) {
-        return -1;
+    if (c->close_code) {
+        ask(c); /* it is closed in the library's call alone */
+    } else {
+        write_queued(c);
     }
-    take_off(c, n);
-    c->stalled_since_ms = clock_ms();
-    return 0;
 }
 
-/* An answer's bytes are whole already. The library would take more than the socket does and keep the rest, which would
- * be lost when the connection is taken back. */
-static int write_answer(struct conn *c)
+int conn_write_lent(struct conn *c)
 {
-    ssize_t sent = send_some(c);
-    if (sent > 0) {
-        take_off(c, (size_t)sent);
-        c->stalled_since_ms = clock_ms();
-    }
-    return sent < 0 ? -1 : 0;
-}
-
-static int write_lent(struct conn *c)
-{
-    if (lws_partial_buffered(c->wsi)) {
-        return 0; /* it calls again */
-    }
-    bool going = c->close_code && c->close_code != LWS_CLOSE_STATUS_GOINGAWAY;
-    if (!going) {
-        client_pump(&c->client);
-    }
     if (c->client.dropped) {
         return -1;
     }
-    if (c->out_head) {
-        if (c->client.websocket ? write_message(c) : write_answer(c)) {
-            return -1;
-        }
+    write_queued(c);
+    if (c->client.dropped || !c->wsi) {
+        return -1; /* !wsi: it was taken back */
     }
-    if (!going) {
-        client_pump(&c->client);
-    }
-    if (c->client.dropped) {
-        return -1;
-    }
-    if (c->out_head || lws_partial_buffered(c->wsi)) {
-        lws_callback_on_writable(c->wsi);
+    if (c->out_head || c->blocked) {
         return 0;
     }
     if (c->close_code) {
         lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)(uintptr_t)c->close_reason,
                          strlen(c->close_reason));
         return -1;
-    }
-    written(c);
-    if (!c->wsi) {
-        return -1; /* it was taken back */
     }
     if (!c->client.websocket) {
         c->reading = false;
@@ -476,23 +466,13 @@ static int write_lent(struct conn *c)
     return 0;
 }
 
-int conn_write_lent(struct conn *c)
-{
-    if (c->client.dropped) {
-        return -1;
-    }
-    c->writing = true;
-    int rc = write_lent(c);
-    c->writing = false;
-    return rc;
-}
-
 /* ---- what the interfaces call ---------------------------------------------------------------------------------------
  */
 
 static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
 {
-    conn_queue((struct conn *)client, head, head_len, tail, tail_len, NULL, 0);
+    const struct iovec parts[] = {part(head, head_len), part(tail, tail_len)};
+    conn_queue((struct conn *)client, parts, 2);
 }
 
 static void close_client(struct client *client, int code, const char *reason)

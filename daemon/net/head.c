@@ -137,8 +137,8 @@ bool head_authority_valid(const char *text, size_t len)
         return true;
     }
     size_t digits = len - n - 1;
-    return text[n] == ':' && digits <= 5 &&
-           (digits == 0 || (text_digits(text + n + 1, digits) >= 0 && text_digits(text + n + 1, digits) <= 65535));
+    int64_t port = digits > 0 && digits <= 5 ? text_digits(text + n + 1, digits) : 0;
+    return text[n] == ':' && (digits == 0 || (port > 0 && port <= 65535));
 }
 
 /* ---- the request line ---------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@
 #define ORIGIN_MAX        300
 #define RESPONSE_HEAD_MAX 2048
 #define DATE_SIZE         40
+#define BODY_PARTS_MAX    6 /* of an event */
 
 /* ---- answers ------------------------------------------------------------------------------------------------------
  */
@@ -79,6 +80,11 @@ static void date_now(char out[DATE_SIZE])
     }
 }
 
+static void queue_one(struct conn *c, const char *text, size_t len)
+{
+    conn_queue(c, &(struct iovec){(void *)(uintptr_t)text, len}, 1);
+}
+
 /* Queues status line and headers, up to the empty line. length: of the body, -1 = a stream of unknown length, -2 =
  * there is none and nothing says so. more: further lines. */
 static void send_head(struct conn *c, int status, const char *content_type, int64_t length, const char *more)
@@ -115,28 +121,40 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
         return;
     }
     c->status = status;
-    conn_queue(c, head, (size_t)n, NULL, 0, NULL, 0);
+    queue_one(c, head, (size_t)n);
+}
+
+/* The parts as one chunk of a body whose length is not told before. */
+static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
+{
+    char size[24];
+    struct iovec all[BODY_PARTS_MAX + 2];
+    size_t len = 0, n_all = 0;
+    all[n_all++] = part(NULL, 0);
+    for (size_t i = 0; i < n; i++) {
+        len += parts[i].iov_len;
+        all[n_all++] = parts[i];
+    }
+    if (len == 0 || c->client.request.method == METHOD_HEAD) {
+        return;
+    }
+    if (!c->http10) {
+        all[0] = part(size, (size_t)snprintf(size, sizeof(size), "%zx\r\n", len));
+        all[n_all++] = part("\r\n", 2);
+    }
+    conn_queue(c, all, n_all);
 }
 
 static void send_body(struct conn *c, const char *text, size_t len)
 {
-    if (len == 0 || c->client.request.method == METHOD_HEAD) {
-        return;
-    }
-    if (c->http10) {
-        conn_queue(c, text, len, NULL, 0, NULL, 0);
-        return;
-    }
-    char size[24];
-    int n = snprintf(size, sizeof(size), "%zx\r\n", len);
-    conn_queue(c, size, (size_t)n, text, len, "\r\n", 2);
+    send_parts(c, &(struct iovec){(void *)(uintptr_t)text, len}, 1);
 }
 
 static void end_body(struct conn *c)
 {
     c->client.answered = true;
     if (!c->http10 && c->client.request.method != METHOD_HEAD) {
-        conn_queue(c, "0\r\n\r\n", 5, NULL, 0, NULL, 0);
+        queue_one(c, "0\r\n\r\n", 5);
     }
     conn_wake(c);
 }
@@ -173,7 +191,7 @@ void http_answer(struct client *client, int status, const char *content_type, ch
             return;
         }
         if (client->request.method != METHOD_HEAD) {
-            conn_queue(c, text, len, NULL, 0, NULL, 0);
+            queue_one(c, text, len);
         }
     }
     free(body);
@@ -193,14 +211,14 @@ void http_stream_begin(struct client *client)
 
 void http_stream_event(struct client *client, const char *name, const char *data)
 {
-    char *text = NULL;
-    int n = name ? asprintf(&text, "event: %s\ndata: %s\n\n", name, data) : asprintf(&text, "data: %s\n\n", data);
-    if (n < 0) {
-        conn_drop((struct conn *)client);
-        return;
-    }
-    send_body((struct conn *)client, text, (size_t)n);
-    free(text);
+    static const char event[] = "event: ", text[] = "data: ";
+    const struct iovec parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
+                                                part(name, name ? strlen(name) : 0),
+                                                part("\n", name ? 1 : 0),
+                                                part(text, sizeof(text) - 1),
+                                                part(data, strlen(data)),
+                                                part("\n\n", 2)};
+    send_parts((struct conn *)client, parts, BODY_PARTS_MAX);
 }
 
 void http_stream_end(struct client *client)
@@ -645,7 +663,7 @@ static void begin(struct conn *c, char *text, size_t len, bool more)
     c->deadline_ms = clock_ms() + (int64_t)c->net->config->timeout_seconds * 1000;
     if (h.expects_continue && !more) {
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
-        conn_queue(c, go_on, sizeof(go_on) - 1, NULL, 0, NULL, 0);
+        queue_one(c, go_on, sizeof(go_on) - 1);
     }
 }
 

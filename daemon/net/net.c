@@ -1,7 +1,8 @@
 /* net.c - the network thread's loop: who may come in, what happened on which socket, and looking after connections.
  *
- * The loop is the library's. Our door is one descriptor in it, an epoll instance with the listener and all connections
- * in it; it is looked at before they are, since it was there first. So what comes to a connection that the library has
+ * The loop is the library's. Our door is one descriptor in it, an epoll instance with the listener, all connections and
+ * our timer in it (the library's own spins for what is left of a millisecond, four times a second); it is looked at
+ * before they are, since it was there first. So what comes to a connection that the library has
  * is seen here before the library reads it. Connections are freed at the end of a turn only. Nothing in a turn waits,
  * and nothing works in proportion to more than READ_BYTES or WRITE_BYTES.
  *
@@ -21,12 +22,13 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <syslog.h>
 #include <unistd.h>
 
 #include "daemon/net/net_internal.h"
 
-#define TICK_US     (250 * LWS_US_PER_MS) /* while anything has a time; a quiet server is not woken */
+#define TICK_MS     250 /* while anything has a time; a quiet server is not woken */
 #define COMMENT_MS  15000
 #define EARLY_MS    1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
 #define EVENTS_MAX  64
@@ -436,15 +438,18 @@ static void bury(struct net *n)
     }
 }
 
-static void on_tick(lws_sorted_usec_list_t *sul)
+/* It can fail for no reason but a wrong argument. */
+static void tick_in(const struct net *n, int ms)
 {
-    struct net *n = lws_container_of(sul, struct net, sul);
-    int64_t began = clock_us();
+    const struct itimerspec at = {.it_value = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}};
+    (void)timerfd_settime(n->timer, 0, &at, NULL);
+}
+
+static void on_tick(struct net *n)
+{
     int wait_ms = n->tick(n->tick_arg);
-    stall(n, began);
-    int64_t us = wait_ms ? (int64_t)wait_ms * LWS_US_PER_MS : TICK_US;
-    n->quiet = us > TICK_US;
-    lws_sul_schedule(n->context, 0, &n->sul, on_tick, us);
+    n->quiet = wait_ms > TICK_MS;
+    tick_in(n, wait_ms ? wait_ms : TICK_MS);
 }
 
 /* Something happens: what comes of it may have a time. */
@@ -452,7 +457,7 @@ static void wake_up(struct net *n)
 {
     if (n->quiet) {
         n->quiet = false;
-        lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
+        tick_in(n, TICK_MS);
     }
 }
 
@@ -479,6 +484,8 @@ static void open_door(struct net *n)
         int64_t began = clock_us();
         if (events[i].data.ptr == &n->listener) {
             accept_some(n);
+        } else if (events[i].data.ptr == &n->timer) {
+            on_tick(n);
         } else {
             struct conn *c = events[i].data.ptr;
             if (!c->dead) {
@@ -660,7 +667,7 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
     n->auth = opts->auth;
     n->api->find = conn_find;
     n->api->find_arg = n;
-    n->listener = n->epoll = n->nothing = -1;
+    n->listener = n->epoll = n->nothing = n->timer = -1;
     int rc = 0;
     if (auth_listen_parse(config->listen, n->address, sizeof(n->address), &n->port)) {
         snprintf(err, err_size, "listen is not ADDRESS:PORT");
@@ -670,7 +677,9 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
     n->loopback = auth_address_loopback(n->address);
     n->epoll = epoll_create1(EPOLL_CLOEXEC);
     n->nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (n->epoll < 0 || n->nothing < 0) {
+    n->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = &n->timer};
+    if (n->epoll < 0 || n->nothing < 0 || n->timer < 0 || epoll_ctl(n->epoll, EPOLL_CTL_ADD, n->timer, &event) != 0) {
         rc = -errno;
         snprintf(err, err_size, "the network loop cannot be set up: %s", strerror(-rc));
         goto fail;
@@ -715,7 +724,7 @@ void net_tick(struct net *n, int (*tick)(void *arg), void *arg)
 {
     n->tick = tick;
     n->tick_arg = arg;
-    lws_sul_schedule(n->context, 0, &n->sul, on_tick, TICK_US);
+    tick_in(n, TICK_MS);
 }
 
 void net_free(struct net *n)
@@ -733,13 +742,12 @@ void net_free(struct net *n)
         }
     }
     if (n->context) {
-        lws_sul_cancel(&n->sul);
         lws_context_destroy(n->context); /* with it the door */
     } else if (n->epoll >= 0) {
         close(n->epoll);
     }
     bury(n);
-    const int fds[] = {n->listener, n->nothing};
+    const int fds[] = {n->listener, n->nothing, n->timer};
     for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
         if (fds[i] >= 0) {
             close(fds[i]);

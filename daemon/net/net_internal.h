@@ -7,6 +7,7 @@
 #define CONVOD_DAEMON_NET_INTERNAL_H
 
 #include <libwebsockets.h>
+#include <sys/uio.h>
 
 #include "daemon/net/head.h"
 #include "daemon/net/net.h"
@@ -60,8 +61,8 @@ struct conn {
     uint32_t interest; /* what epoll was told */
     enum conn_phase phase;
     bool ready, dead;           /* in the loop's lists */
-    bool blocked;               /* at the door: the socket takes no more now */
-    bool writing;               /* in conn_write_lent() */
+    bool blocked;               /* the socket takes no more now; who tells when it does was asked */
+    bool writing;               /* in conn_write() */
     bool reading;               /* the library looks at what comes, and at writability */
     char peer[ADDRESS_SIZE];    /* the socket's other end */
     char address[ADDRESS_SIZE]; /* whose limits count: the peer, or whom a trusted proxy names */
@@ -108,9 +109,8 @@ struct net {
     struct lws_vhost *vhost;
     struct lws_protocols protocols[2];
     lws_retry_bo_t retry;
-    lws_sorted_usec_list_t sul;
     struct conn *lending; /* that the library is being given */
-    int listener, epoll;
+    int listener, epoll, timer;
     int nothing;    /* /dev/null: what the library keeps of a socket that is taken back */
     bool accepting; /* the listener is in epoll */
     bool closing;   /* nobody comes in any more */
@@ -142,13 +142,17 @@ void conn_gone(struct conn *c);
 void conn_forget_body(struct conn *c);
 /* Something can be written. */
 void conn_wake(struct conn *c);
-/* Queues the parts as one chunk. */
-void conn_queue(struct conn *c, const void *a, size_t a_len, const void *b, size_t b_len, const void *d, size_t d_len);
+static inline struct iovec part(const void *data, size_t len)
+{
+    return (struct iovec){(void *)(uintptr_t)data, len};
+}
+/* Queues copies of the parts as one chunk. */
+void conn_queue(struct conn *c, const struct iovec *parts, size_t n);
 /* Queues text as it is, of any length: takes it. Not for a WebSocket. */
 void conn_give(struct conn *c, char *text, size_t len);
-/* [at the door] Writes what the socket takes. */
+/* Writes what the socket takes. */
 void conn_write(struct conn *c);
-/* [WRITEABLE] Gives the library one write. -1: close the connection. */
+/* [WRITEABLE] The same in the library's call. -1: close the connection. */
 int conn_write_lent(struct conn *c);
 /* Gives the library the socket, with a head of our own making before what is still in it. False: it is closed. */
 bool conn_lend(struct conn *c, const char *head, size_t len);

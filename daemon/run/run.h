@@ -99,9 +99,11 @@ struct event {
 };
 
 struct events {
-    pthread_mutex_t lock; /* guards the list and wake */
+    pthread_mutex_t lock; /* guards the list and held */
     struct event *head, **tail;
-    void (*wake)(void *arg); /* called under the lock, on any thread; NULL: nobody to wake */
+    bool held;
+    pthread_mutex_t waking;  /* guards wake; never taken with the other */
+    void (*wake)(void *arg); /* called under `waking`, on any thread; NULL: nobody to wake */
     void *arg;
 };
 
@@ -110,10 +112,35 @@ void events_destroy(struct events *q); /* the list must have been taken */
 void events_wake_by(struct events *q, void (*wake)(void *arg), void *arg);
 /* [any thread] Appends and wakes the network thread. Takes e. */
 void events_post(struct events *q, struct event *e);
+/* [one thread] Several events are about to be posted: the network thread is woken when hold ends, once. */
+void events_hold(struct events *q, bool hold);
 /* All that is there, in order; each is to be taken. */
 struct event *events_list(struct events *q);
 /* Takes all that is there, with nobody to be served any more. */
 void events_drop(struct events *q);
+
+/* ---- work away from the network thread (work.c) --------------------------------------------------------------------
+ */
+
+#define WORK_BYTES_MIN (16 * 1024) /* what is shorter is parsed at once, unless it has work in it */
+
+struct workers;
+
+/* Stands first in what a piece of work needs. */
+struct work {
+    struct event event; /* first: its way back */
+    struct work *next;
+    char owner[OWNER_SIZE];
+    void (*run)(struct work *w);                /* on a thread of its own */
+    void (*done)(struct work *w, bool closing); /* network thread: takes the result and frees it */
+};
+int workers_start(struct events *events, struct workers **out);
+/* What has not been begun is given back undone. NULL is fine. */
+void workers_stop(struct workers *ws);
+/* owner: whose it is; copied. */
+void work_submit(struct workers *ws, struct work *w, const char *owner);
+/* Frees what a request held, which may be very many values. */
+void work_free_json(struct workers *ws, cJSON *json, const char *owner);
 
 /* ---- requests (request.c) -----------------------------------------------------------------------------------------
  */
@@ -183,6 +210,7 @@ struct turn_request {
     bool patient; /* it gets the places and the time that others leave */
     int n;        /* answers, each of a turn of its own; 0 is one, too */
     bool has_parent, store, generate, stream, progress, include_usage, background, truncate;
+    bool current_turn;         /* as in a session_turn */
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
@@ -218,6 +246,7 @@ struct runs {
     const struct daemon_log *log;
     struct metrics *metrics;
     struct events *events;
+    struct workers *workers;
     const char *model;            /* its name, once it is loaded */
     struct run *running, *recent; /* recent: ended, and kept for those who come back */
     size_t n_running, n_recent;
@@ -343,6 +372,9 @@ int response_copy(const struct session_response *from, struct session_response *
 void response_free(struct session_response *r);
 struct session_item *items_copy(const struct session_item *from, size_t n);
 void items_free(struct session_item *items, size_t n);
+/* Of the texts in them that may be long. */
+size_t items_bytes(const struct session_item *items, size_t n);
+size_t response_bytes(const struct session_response *r);
 /* The run becomes what is stored. False: out of memory. */
 bool run_take_stored(struct run *run, const struct session_response *r);
 /* A run as it would be remembered, that is in no list. NULL: out of memory. */

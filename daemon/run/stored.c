@@ -81,6 +81,25 @@ int response_copy(const struct session_response *from, struct session_response *
     return 0;
 }
 
+static size_t length(const char *text)
+{
+    return text ? strlen(text) : 0;
+}
+
+size_t items_bytes(const struct session_item *items, size_t n)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        bytes += items[i].len + length(items[i].body);
+    }
+    return bytes;
+}
+
+size_t response_bytes(const struct session_response *r)
+{
+    return items_bytes(r->items, r->n_items) + length(r->instructions) + length(r->params);
+}
+
 /* ---- runs ---------------------------------------------------------------------------------------------------------
  */
 
@@ -94,6 +113,18 @@ static const cJSON *member(const cJSON *o, const char *key)
 {
     const cJSON *v = o ? cJSON_GetObjectItemCaseSensitive(o, key) : NULL;
     return cJSON_IsNull(v) ? NULL : v;
+}
+
+/* What is long, and is shown more than once, as the text that it is: with all digits of its numbers. */
+static void make_text(cJSON *params, const char *key)
+{
+    const cJSON *v = member(params, key);
+    char *text = v ? engine_json_print(v) : NULL;
+    cJSON *raw = text ? cJSON_CreateRaw(text) : NULL;
+    if (raw) {
+        cJSON_ReplaceItemInObjectCaseSensitive(params, key, raw);
+    }
+    cJSON_free(text);
 }
 
 bool run_take_stored(struct run *run, const struct session_response *r)
@@ -120,19 +151,20 @@ bool run_take_stored(struct run *run, const struct session_response *r)
     replace(&run->stop, r->stop);
     replace(&run->receipt, r->receipt);
     replace(&q->instructions, r->instructions);
-    replace(&q->previous, r->listed ? NULL : r->previous);
-    replace(&q->conversation, r->listed ? r->conversation : NULL);
     replace(&q->parent, r->listed ? (r->previous ? r->previous : "") : NULL);
     q->has_parent = q->parent != NULL;
     cJSON_Delete(q->params_json);
-    q->params_json = r->params ? cJSON_Parse(r->params) : NULL;
+    q->params_json = r->params ? engine_json_parse(r->params, strlen(r->params), NULL) : NULL;
+    make_text(q->params_json, "tools");
+    make_text(q->params_json, "text");
     q->store = true;
     q->background = cJSON_IsTrue(member(q->params_json, "background"));
     q->generate = !cJSON_IsFalse(member(q->params_json, "generate"));
     const cJSON *own = member(q->params_json, "convod"), *seed = member(own, "seed");
-    if (cJSON_IsTrue(member(own, "replay"))) { /* it named none: it was found by what was sent */
-        replace(&q->previous, NULL);
-    }
+    /* What it named; none where it was found by what was sent. */
+    bool chained = cJSON_IsTrue(member(own, "chained")), named = chained || !r->listed;
+    replace(&q->previous, named && !cJSON_IsTrue(member(own, "replay")) ? r->previous : NULL);
+    replace(&q->conversation, named ? NULL : r->conversation);
     const cJSON *truncation = member(q->params_json, "truncation");
     q->truncate = cJSON_IsString(truncation) && strcmp(truncation->valuestring, "auto") == 0;
     q->progress = cJSON_IsTrue(member(own, "progress")) || q->truncate; /* which may have been told as that */

@@ -31,7 +31,7 @@ static void free_items(struct run *run)
     run->n_items = 0;
 }
 
-void run_free(struct run *run)
+void run_clear(struct run *run)
 {
     for (size_t i = 0; i < run->n_log; i++) {
         free(run->log[i].data);
@@ -44,9 +44,12 @@ void run_free(struct run *run)
     free(run->receipt);
     free(run->idempotency_key);
     free(run->others);
-    if (!run->first) {
-        turn_request_free(run->request);
-    }
+}
+
+void run_free(struct run *run)
+{
+    run_clear(run);
+    turn_request_free(run->first ? NULL : run->request);
     free(run);
 }
 
@@ -323,6 +326,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .n_top = q->n_top,
         .keeps = q->keeps,
         .truncate = q->truncate,
+        .current_turn = q->current_turn,
         .store = stores(run),
         .generate = q->generate,
         .count = q->count,
@@ -608,8 +612,7 @@ static void settle_ephemeral(struct run *run)
     }
 }
 
-/* One answer is over; with the last one all has ended. */
-static void count_over(struct run *run)
+void run_count_over(struct run *run)
 {
     struct run *first = run_first(run);
     first->n_open--;
@@ -620,7 +623,7 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
 {
     struct metrics *m = run->runs->metrics;
     struct run *first = run_first(run);
-    count_over(run);
+    run_count_over(run);
     run->completed_ms = now_ms();
     if (ev->kind == SESSION_EVENT_DONE) {
         run->status = ev->incomplete ? "incomplete" : "completed";
@@ -630,9 +633,9 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
         run->input_tokens = ev->input_tokens;
         run->cached_tokens = ev->cached_tokens;
         first->output_tokens += ev->output_tokens;
-        run->receipt = e->receipt_json ? strdup(e->receipt_json) : NULL;
-        if (e->receipt_json) {
-            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->receipt, &e->itl);
+        if (e->end) {
+            run->receipt = strdup(e->end->receipt_json);
+            metrics_turn(m, run->input_tokens, run->cached_tokens, &e->end->receipt, &e->end->itl);
         }
     } else {
         run->failed = true;
@@ -664,53 +667,42 @@ static void goes_on(struct run *run)
     }
 }
 
-/* ---- how its interface shows it; what it does not show is NULL ---- */
+/* ---- how its interface shows it ---- */
 
-static void show_started(struct run *run)
+void run_show_started(struct run *run)
 {
     if (run->request->format->started) {
         run->request->format->started(run);
     }
 }
 
-static void show_item(struct run *run, size_t i)
+void run_show_item(struct run *run, size_t i)
 {
     if (run->request->format->item) {
         run->request->format->item(run, i);
     }
 }
 
-static void show_delta(struct run *run, size_t i, const char *text)
+void run_show_delta(struct run *run, size_t i, const char *text)
 {
     if (run->request->format->delta) {
         run->request->format->delta(run, i, text);
     }
 }
 
-static void show_item_end(struct run *run, size_t i)
+void run_show_item_end(struct run *run, size_t i)
 {
     if (run->request->format->item_end) {
         run->request->format->item_end(run, i);
     }
 }
 
-/* What is stored, as the events that gave it; its deltas are one. */
-static void replay(struct run *run)
+void run_told(struct run *first, uint64_t before)
 {
-    const char *final = run->status;
-    run->ended = false;
-    run->status = "in_progress";
-    show_started(run);
-    for (size_t i = 0; i < run->n_items; i++) {
-        show_item(run, i);
-        if (run->items[i].len) {
-            show_delta(run, i, run->items[i].text);
-        }
-        show_item_end(run, i);
+    wake_readers(first, before);
+    if (first->ended) {
+        run_retire(first);
     }
-    count_over(run);
-    run->status = final;
-    run->request->format->done(run);
 }
 
 /* Without a piece of it the answer is not what was generated. */
@@ -728,24 +720,14 @@ static void take_event(struct event *event, bool closing)
     const struct session_event *ev = &e->turn;
     const struct run_format *format = closing ? NULL : run->request->format;
     const uint64_t before = first->log_bytes;
-    bool over = false;
     switch (closing ? SESSION_EVENT_PROGRESS : ev->kind) {
     case SESSION_EVENT_STARTED:
         run->started = true;
         snprintf(run->conversation, sizeof(run->conversation), "%s", ev->conversation ? ev->conversation : "");
-        show_started(run);
+        run_show_started(run);
         break;
     case SESSION_EVENT_STORED:
-        if (run_take_stored(run, &e->stored)) {
-            run->status = run->ended ? run->status : "failed"; /* the session gives what has ended only */
-            replay(run);
-        } else {
-            run->failed = true;
-            count_over(run);
-            api_error_set(&run->error, 500, "server_error", NULL, "Out of memory.");
-            format->done(run);
-        }
-        over = true;
+        run_repeat(run, &e->stored);
         break;
     case SESSION_EVENT_PROGRESS:
         if (!closing && strcmp(ev->stage, "queue") != 0 && strcmp(ev->stage, "truncated") != 0) {
@@ -762,14 +744,14 @@ static void take_event(struct event *event, bool closing)
             lost(run);
             break;
         }
-        show_item(run, run->n_items - 1);
+        run_show_item(run, run->n_items - 1);
         break;
     case SESSION_EVENT_DELTA:
         if (!run_append(run, ev->text, ev->len) || !run_append_logprobs(run, ev->logprobs, ev->n_logprobs)) {
             lost(run);
             break;
         }
-        show_delta(run, run->n_items - 1, ev->text);
+        run_show_delta(run, run->n_items - 1, ev->text);
         break;
     case SESSION_EVENT_ITEM_END:
         if (run->n_items) {
@@ -781,20 +763,16 @@ static void take_event(struct event *event, bool closing)
                 lost(run);
                 break;
             }
-            show_item_end(run, run->n_items - 1);
+            run_show_item_end(run, run->n_items - 1);
         }
         break;
     case SESSION_EVENT_DONE:
     case SESSION_EVENT_FAILED:
         ended(run, ev, e);
-        over = true;
         break;
     }
     if (!closing) {
-        wake_readers(first, before);
-    }
-    if (over && first->ended) {
-        run_retire(first);
+        run_told(first, before);
     }
     turn_event_free(e);
 }

@@ -6,11 +6,13 @@
 
 void turn_event_free(struct turn_event *e)
 {
+    if (e->end) {
+        free(e->end->receipt_json);
+        free(e->end);
+    }
     response_free(&e->stored);
     items_free(e->item, e->item ? 1 : 0);
-    free(e->text);
     free(e->logprobs);
-    free(e->receipt_json);
     free(e);
 }
 
@@ -26,28 +28,38 @@ static char *pack(char **at, const char *s, size_t len)
     return p;
 }
 
+static struct turn_end *end_new(const struct session_receipt *r)
+{
+    struct turn_end *end = calloc(1, sizeof(*end));
+    if (!end || !(end->receipt_json = session_receipt_json(r))) {
+        free(end);
+        return NULL;
+    }
+    end->receipt = *r;
+    end->receipt.conversation = end->receipt.saved = end->receipt.backend = end->receipt.numerics = NULL;
+    end->receipt.model = NULL;
+    for (int i = 0; i < r->n_gaps; i++) {
+        metrics_observe(&end->itl, (double)r->gaps_ms[i] / 1000);
+    }
+    end->receipt.gaps_ms = NULL;
+    return end;
+}
+
 struct turn_event *turn_event_new(struct run *run, const struct session_event *ev,
                                   void (*take)(struct event *e, bool closing))
 {
-    struct turn_event *e = calloc(1, sizeof(*e));
-    if (!e) {
-        return NULL;
-    }
-    e->event.take = take;
-    e->run = run;
-    e->turn = *ev;
     size_t text_len = ev->text ? ev->len : 0;
     const char *strings[] = {ev->conversation, ev->stage, ev->reason, ev->message, ev->stop};
     size_t need = text_len + 1;
     for (size_t i = 0; i < sizeof(strings) / sizeof(*strings); i++) {
-        need += (strings[i] ? strlen(strings[i]) : 0) + 1;
+        need += strings[i] ? strlen(strings[i]) + 1 : 0;
     }
-    char *at = malloc(need);
-    if (!at) {
-        free(e);
+    struct turn_event *e = malloc(sizeof(*e) + need);
+    if (!e) {
         return NULL;
     }
-    e->text = at;
+    *e = (struct turn_event){.event.take = take, .run = run, .turn = *ev};
+    char *at = e->text;
     const char **to[] = {&e->turn.conversation, &e->turn.stage, &e->turn.reason, &e->turn.message, &e->turn.stop};
     for (size_t i = 0; i < sizeof(strings) / sizeof(*strings); i++) {
         *to[i] = strings[i] ? pack(&at, strings[i], strlen(strings[i])) : NULL;
@@ -75,22 +87,9 @@ struct turn_event *turn_event_new(struct run *run, const struct session_event *e
             return NULL;
         }
     }
-    if (ev->stored && response_copy(ev->stored, &e->stored)) {
+    if ((ev->stored && response_copy(ev->stored, &e->stored)) || (ev->receipt && !(e->end = end_new(ev->receipt)))) {
         turn_event_free(e);
         return NULL;
-    }
-    if (ev->receipt) {
-        e->receipt_json = session_receipt_json(ev->receipt);
-        if (!e->receipt_json) {
-            turn_event_free(e);
-            return NULL;
-        }
-        e->receipt = *ev->receipt;
-        e->receipt.conversation = e->receipt.saved = e->receipt.backend = e->receipt.numerics = e->receipt.model = NULL;
-        for (int i = 0; i < ev->receipt->n_gaps; i++) {
-            metrics_observe(&e->itl, (double)ev->receipt->gaps_ms[i] / 1000);
-        }
-        e->receipt.gaps_ms = NULL;
     }
     return e;
 }

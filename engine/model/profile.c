@@ -360,8 +360,11 @@ int engine_profile(struct engine *e, int sequences, int tokens, int history, str
     w.seqs = calloc((size_t)sequences, sizeof *w.seqs);
     w.items = calloc((size_t)sequences, sizeof *w.items);
     w.picks = calloc((size_t)sequences, sizeof *w.picks);
-    int rc = ids && w.seqs && w.items && w.picks ? 0 : -ENOMEM;
-    for (int i = 0; rc == 0 && i < history + tokens; i++)
+    int rc = -ENOMEM;
+    if (!ids || !w.seqs || !w.items || !w.picks)
+        goto cleanup;
+    rc = 0;
+    for (int i = 0; i < history + tokens; i++)
         ids[i] = (engine_token)((i * 7919LL + 13) % info->n_vocab);
     for (int i = 0; rc == 0 && i < sequences; i++) {
         if (!(w.seqs[i] = engine_seq_new(e))) {
@@ -375,6 +378,7 @@ int engine_profile(struct engine *e, int sequences, int tokens, int history, str
     }
     if (rc == 0)
         rc = measure(&w, out);
+cleanup:
     for (int i = 0; w.seqs && i < sequences; i++)
         engine_seq_free(w.seqs[i]);
     free(w.seqs);

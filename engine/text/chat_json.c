@@ -47,7 +47,7 @@ void chat_add_lines(struct builder *b, const char *text, size_t len, size_t inde
 
 void chat_add_value(struct builder *b, const cJSON *value)
 {
-    char *printed = cJSON_PrintUnformatted(value), *text = NULL;
+    char *printed = engine_json_print(value), *text = NULL;
     size_t len = 0;
     int rc = printed != NULL ? text_json(printed, strlen(printed), false, &text, &len) : -ENOMEM;
     if (rc)

@@ -101,7 +101,7 @@ int chat_set_up_tools(struct chat *c, const struct vocab *v)
 /* The list as a tree; NULL: it is none (the builder has failed then). */
 static cJSON *parse(struct builder *b, const struct engine_message *m)
 {
-    cJSON *list = b->rc ? NULL : cJSON_ParseWithLength(m->text, m->len);
+    cJSON *list = b->rc ? NULL : engine_json_parse(m->text, m->len, NULL);
     bool fine = cJSON_IsArray(list) && list->child != NULL;
     for (const cJSON *tool = fine ? list->child : NULL; tool != NULL; tool = tool->next)
         fine &= cJSON_IsObject(tool);
@@ -338,7 +338,7 @@ static void add_json(struct builder *b, const struct engine_message *m)
 
 static void add_parameters(struct builder *b, const struct engine_message *m)
 {
-    cJSON *o = cJSON_ParseWithLength(m->text, m->len);
+    cJSON *o = engine_json_parse(m->text, m->len, NULL);
     if (!cJSON_IsObject(o)) {
         chat_add_bytes(b, m->text, m->len);
         chat_add(b, "\n");

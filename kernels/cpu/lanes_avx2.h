@@ -285,11 +285,9 @@ LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
 #define LANES_TILE_TOKENS 4 /* tokens whose sums stay in registers */
 
 #ifdef __AVXVNNI__
-#define LANES_TOGETHER 4 /* of these, how many are multiplied side by side */
 /* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
 #define LANES_OFFSET_Q8 1
 #else
-#define LANES_TOGETHER  1
 #define LANES_OFFSET_Q8 0
 #endif
 
@@ -402,79 +400,61 @@ LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_srli_si128(bytes, 8) : bytes));
 }
 
-LANES_INLINE __m256i lanes_set1_int(const uint8_t *p)
+/* The int32 at p, shifted left, in every row. */
+LANES_INLINE pbytes pbytes_ints(const uint8_t *p, int shift)
 {
     int32_t x;
     memcpy(&x, p, 4);
-    return _mm256_set1_epi32(x);
+    return shift ? _mm256_slli_epi32(_mm256_set1_epi32(x), shift) : _mm256_set1_epi32(x);
 }
 
+/* pbytes_multiply() adds the products of a chunk of weights, which have `bits` bits, to those of the chunks before it,
+ * if there are more; pbytes_add_up() what LANES_TOGETHER chunks gave to a sum of int32, if there is one. Where
+ * LANES_WIDE, products are added in 32 bits, and to the sum at once. */
 #ifdef __AVXVNNI__
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits. */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+#define LANES_WIDE           1
+#define LANES_TOGETHER(bits) 8
+
+LANES_INLINE pbytes pbytes_multiply(int bits, pbytes w, pbytes q, bool more, pbytes products)
 {
     (void)bits;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = fact ? _mm256_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), shift)
-                      : _mm256_setzero_si256();
-    KERNELS_UNROLL
-    for (int c = first; c < end; c++)
-        KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = _mm256_dpbusd_avx_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
+    return _mm256_dpbusd_avx_epi32(more ? products : _mm256_setzero_si256(), w, q);
+}
+
+LANES_INLINE pbytes pbytes_add_up(pbytes products, bool more, pbytes sum)
+{
+    (void)more, (void)sum;
+    return products;
 }
 
 #else
 
-/* Chunks [first, first + n) of one token, added in 16 bits until the end. */
-LANES_INLINE __m256i lanes_dot(const uint8_t *q, const pbytes w[8], int first, int n)
-{
-    __m256i sum = _mm256_maddubs_epi16(w[first], lanes_set1_int(q + first * 4));
-    KERNELS_UNROLL
-    for (int c = first + 1; c < first + n; c++)
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[c], lanes_set1_int(q + c * 4)));
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
-}
+/* VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
+ * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
+ * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512), which are signed, and whose sign is moved to the activations.
+ */
+#define LANES_WIDE           0
+#define LANES_TOGETHER(bits) ((bits) == 4 ? 8 : (bits) == 5 ? 4 : (bits) == 6 ? 2 : 1)
 
-/* All chunks of one token; the weights are signed, and their sign is moved to the activations. */
-LANES_INLINE __m256i lanes_dot_signed(const uint8_t *q, const pbytes w[8])
+/* Keeps the compiler from making a tree of a chain of additions: its leaves would not find registers. */
+LANES_INLINE pbytes lanes_in_order(pbytes sum)
 {
-    __m256i sum = _mm256_setzero_si256();
-    KERNELS_UNROLL
-    for (int c = 0; c < 8; c++) {
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[c]), _mm256_sign_epi8(lanes_set1_int(q + c * 4), w[c]));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
+    __asm__("" : "+x"(sum));
     return sum;
 }
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits.
- *
- * VPMADDUBSW adds two products in 16 bits. Its results are added in 16 bits as long as they cannot leave them, with
- * activations up to 127: 8 of them for 4-bit weights (8 * 2 * 15 * 127 = 30480), 4 for 5-bit (31496), 2 for 6-bit
- * (32004), 1 for 8-bit weights (2 * 128 * 127 = 32512). */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+LANES_INLINE pbytes pbytes_multiply(int bits, pbytes w, pbytes q, bool more, pbytes products)
 {
-    int chunks = bits == 4 ? 8 : bits == 5 ? 4 : 2;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++, q += KERNELS_TOKEN_BLOCK_BYTES) {
-        if (bits == 8) {
-            sum[t] = lanes_dot_signed(q, w);
-            continue;
-        }
-        sum[t] = lanes_dot(q, w, first, chunks);
-        KERNELS_UNROLL
-        for (int c = first + chunks; c < end; c += chunks)
-            sum[t] = _mm256_add_epi32(sum[t], lanes_dot(q, w, c, chunks));
-        if (fact)
-            sum[t] = _mm256_add_epi32(sum[t], _mm256_slli_epi32(lanes_set1_int(q + fact), shift));
-    }
+    pbytes two =
+        bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w)) : _mm256_maddubs_epi16(w, q);
+    return lanes_in_order(more ? _mm256_add_epi16(products, two) : two);
+}
+
+LANES_INLINE pbytes pbytes_add_up(pbytes products, bool more, pbytes sum)
+{
+    pbytes four = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+    return lanes_in_order(more ? _mm256_add_epi32(sum, four) : four);
 }
 
 #endif

@@ -227,7 +227,6 @@ LANES_INLINE uint64_t v16_fixed_total(v16_fixed sum)
 
 #define LANES_PARTS       1 /* registers per line */
 #define LANES_TILE_TOKENS 8 /* tokens whose sums stay in registers */
-#define LANES_TOGETHER    8 /* of these, how many are multiplied side by side */
 
 /* Dot products take unsigned weights only: a Q8_0 byte is unpacked as w ^ 0x80, with offset 128. */
 #define LANES_OFFSET_Q8 1
@@ -344,28 +343,28 @@ LANES_INLINE pfloats pfloats_signed(__m128i bytes, int part)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-LANES_INLINE __m512i lanes_set1_int(const uint8_t *p)
+/* The int32 at p, shifted left, in every row. */
+LANES_INLINE pbytes pbytes_ints(const uint8_t *p, int shift)
 {
     int32_t x;
     memcpy(&x, p, 4);
-    return _mm512_set1_epi32(x);
+    return shift ? _mm512_slli_epi32(_mm512_set1_epi32(x), (unsigned)shift) : _mm512_set1_epi32(x);
 }
 
-/* sum[t] = (int32 t of facts << shift) + sum over chunks [first, end) of w[c] * q[t][c], for n tokens; facts NULL:
- * none. Weights have `bits` bits. Tokens are innermost: neighbouring instructions then do not wait for each other. */
-LANES_INLINE void pbytes_dots(int bits, int n, const uint8_t *q, const pbytes w[8], int first, int end, int fact,
-                              int shift, pbytes *sum)
+/* Products are added in 32 bits: lanes_avx2.h tells what these are. */
+#define LANES_WIDE           1
+#define LANES_TOGETHER(bits) 8
+
+LANES_INLINE pbytes pbytes_multiply(int bits, pbytes w, pbytes q, bool more, pbytes products)
 {
     (void)bits;
-    KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = fact ? _mm512_slli_epi32(lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + fact), (unsigned)shift)
-                      : _mm512_setzero_si512();
-    KERNELS_UNROLL
-    for (int c = first; c < end; c++)
-        KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = _mm512_dpbusd_epi32(sum[t], w[c], lanes_set1_int(q + t * KERNELS_TOKEN_BLOCK_BYTES + c * 4));
+    return _mm512_dpbusd_epi32(more ? products : _mm512_setzero_si512(), w, q);
+}
+
+LANES_INLINE pbytes pbytes_add_up(pbytes products, bool more, pbytes sum)
+{
+    (void)more, (void)sum;
+    return products;
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */

@@ -2,9 +2,11 @@
  * values, a line of 16 rows one or two of them (LANES_PARTS). Included by the files of the instruction sets, each after
  * the lanes_*.h that says what a part is; LANES_SET names the table that is defined here.
  *
- * A step is a block of the file. visit() unpacks its weights in registers, 32 values at a time, and hands them to
- * use(), which multiplies them with one token or with a few, or stores them for later (unpack). Types and what is done
- * with weights are constants of inlined functions, so that each pair becomes a loop of its own.
+ * A step is a block of the file. visit() goes over them, 32 values at a time, and use() multiplies these weights with
+ * one token or with a few, or stores them for later (unpack). Weights are unpacked in registers, a chunk of 4 values
+ * when its turn has come: what a product costs here is its loads, so that all parts and tokens that registers hold sums
+ * for meet a chunk at once. Types and what is done with weights are constants of inlined functions, so that each pair
+ * becomes a loop of its own.
  *
  * The order of additions and every rounding are those of linear_portable.c.
  */
@@ -14,6 +16,7 @@
 #define PREFETCH_BYTES 4096 /* how far ahead of the packed weights in use */
 #define PART_BYTES     (64 / LANES_PARTS)
 #define PART_ROWS      (16 / LANES_PARTS)
+#define PRODUCTS       (LANES_TILE_TOKENS * LANES_PARTS) /* sums that stay in registers: [tokens][parts] */
 
 enum use { USE_STORE, USE_ONE, USE_FEW };
 
@@ -56,6 +59,20 @@ LANES_INLINE int offset_shift(enum kernels_type type)
     return has_minimum(type) ? -1 : type != KERNELS_Q8_0 ? weight_bits(type) - 1 : LANES_OFFSET_Q8 ? 7 : -1;
 }
 
+/* Whether a part's weights are kept in registers while a few tokens meet it one by one. Else each chunk is unpacked
+ * when its turn has come, so that there are registers for the sums of several tokens: again for the next of these,
+ * which pays where it is soon done. */
+LANES_INLINE bool keeps(enum kernels_type type)
+{
+    return !LANES_WIDE && weight_bits(type) % 4 != 0;
+}
+
+/* Tokens that meet unpacked weights at once. Q6_K has more sums under way. */
+LANES_INLINE int tile_tokens(enum kernels_type type)
+{
+    return LANES_PARTS > 1 && type == KERNELS_Q6_K ? 2 : LANES_TILE_TOKENS;
+}
+
 /* Blocks of 32 in a block of the file. */
 LANES_INLINE int step_blocks(enum kernels_type type)
 {
@@ -75,8 +92,58 @@ LANES_INLINE size_t step_bytes(enum kernels_type type)
                                   : 210 * 16;
 }
 
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* 32 values of 16 rows: packed, as unpack() leaves them, or a part of them in registers. */
+struct weights {
+    enum { PACKED, UNPACKED, HELD } form;
+    int block;           /* of the two or four whose nibbles lie in the same lines */
+    const uint8_t *low;  /* nibbles, whole bytes, or the unpacked block */
+    const uint8_t *high; /* types of more than four bits */
+    int high_bit;        /* Q5_K: which of a byte's */
+    pfloats s[LANES_PARTS];
+    pfloats second[LANES_PARTS];
+    pbytes held[8];
+};
+
+LANES_INLINE pbytes line(const uint8_t *p, int part)
+{
+    return pbytes_load(p + part * PART_BYTES);
+}
+
+LANES_INLINE pbytes nibbles_of(pbytes v, bool high)
+{
+    return pbytes_and(high ? pbytes_move(v, 4, 0) : v, 15);
+}
+
+/* A part of values 4 c to 4 c + 3. */
+LANES_INLINE pbytes chunk(enum kernels_type type, const struct weights *w, int part, int c)
+{
+    if (w->form == HELD)
+        return w->held[c];
+    if (w->form == UNPACKED)
+        return line(w->low + c * 64, part);
+    switch (type) {
+    case KERNELS_Q8_0:
+        return LANES_OFFSET_Q8 ? pbytes_xor(line(w->low + c * 64, part), 0x80) : line(w->low + c * 64, part);
+    case KERNELS_Q4_K:
+        return nibbles_of(line(w->low + c * 64, part), w->block);
+    case KERNELS_Q5_K:
+        return pbytes_add_fifth(nibbles_of(line(w->low + c * 64, part), w->block), line(w->high + c * 64, part),
+                                w->high_bit);
+    case KERNELS_Q6_K:
+        return pbytes_add_bits(nibbles_of(line(w->low + (w->block % 2 * 8 + c) * 64, part), w->block >= 2),
+                               pbytes_move(line(w->high + c * 64, part), 2 * w->block, 4), 0x30);
+    default: {
+        pbytes four = nibbles_of(line(w->low + c % 4 * 64, part), c >= 4);
+        return weight_bits(type) == 4 ? four : pbytes_add_bits(four, pbytes_move(line(w->high, part), c, 4), 16);
+    }
+    }
+}
+
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
+/* A fact of token t, whose block begins at q. */
 LANES_INLINE pfloats fact(const uint8_t *q, int t, int at)
 {
     float x;
@@ -89,34 +156,73 @@ LANES_INLINE void add_sum(float *acc, pfloats sum)
     pfloats_store(acc, pfloats_add(pfloats_load(acc), sum));
 }
 
-/* One block of 32 values of a part's rows with n tokens, whose blocks begin at q. */
-LANES_INLINE void multiply(enum kernels_type type, int n, const uint8_t *q, const pbytes w[8], pfloats s,
-                           pfloats second, pfloats *acc)
+/* What n tokens, whose blocks begin at q, meet of a block: `parts` parts from part `part` on. Sums are [n][parts]. */
+struct meeting {
+    int n, part, parts;
+    const uint8_t *q;
+    const struct weights *w;
+};
+
+/* sum = (int32 fact of the token << shift) + sum over chunks [first, end) of w * q; offset 0: no fact. */
+LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int end, int offset, int shift, pbytes *sum)
 {
-    int bits = weight_bits(type), shift = offset_shift(type);
-    pbytes sum[KERNELS_TILE];
+    const int bits = weight_bits(type), most = LANES_TOGETHER(bits), together = most < end - first ? most : end - first;
+    KERNELS_UNROLL
+    for (int i = 0; i < m.n * m.parts; i++)
+        if (offset)
+            sum[i] = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + offset, shift);
+    KERNELS_UNROLL
+    for (int c = first; c < end; c += together) {
+        pbytes products[PRODUCTS];
+        KERNELS_UNROLL
+        for (int at = c; at < c + together; at++) {
+            pbytes w[LANES_PARTS];
+            KERNELS_UNROLL
+            for (int part = 0; part < m.parts; part++)
+                w[part] = chunk(type, m.w, m.part + part, at);
+            KERNELS_UNROLL
+            for (int i = 0; i < m.n * m.parts; i++) {
+                pbytes values = pbytes_ints(m.q + i / m.parts * KERNELS_TOKEN_BLOCK_BYTES + at * 4, 0);
+                bool begun = at > c || (LANES_WIDE && (offset || c > first));
+                products[i] = pbytes_multiply(bits, w[i % m.parts], values, begun, at > c ? products[i] : sum[i]);
+            }
+        }
+        KERNELS_UNROLL
+        for (int i = 0; i < m.n * m.parts; i++)
+            sum[i] = pbytes_add_up(products[i], offset || c > first, sum[i]);
+    }
+}
+
+LANES_INLINE void multiply(enum kernels_type type, struct meeting m, pfloats *acc)
+{
+    const int shift = offset_shift(type), sums = m.n * m.parts;
+    const pfloats *s = m.w->s + m.part, *second = m.w->second + m.part;
+    pbytes sum[PRODUCTS];
     if (type == KERNELS_Q6_K) {
-        pfloats low[KERNELS_TILE];
-        pbytes_dots(bits, n, q, w, 0, 4, KERNELS_TOKEN_NEG_LOW, shift, sum);
+        pfloats low[PRODUCTS];
+        dots(type, m, 0, 4, KERNELS_TOKEN_NEG_LOW, shift, sum);
         KERNELS_UNROLL
-        for (int t = 0; t < n; t++)
-            low[t] = pfloats_mul(s, pfloats_from_int(sum[t]));
-        pbytes_dots(bits, n, q, w, 4, 8, KERNELS_TOKEN_NEG_HIGH, shift, sum);
+        for (int i = 0; i < sums; i++)
+            low[i] = pfloats_mul(s[i % m.parts], pfloats_from_int(sum[i]));
+        dots(type, m, 4, 8, KERNELS_TOKEN_NEG_HIGH, shift, sum);
         KERNELS_UNROLL
-        for (int t = 0; t < n; t++) {
-            pfloats both = pfloats_fma(second, pfloats_from_int(sum[t]), low[t]);
-            acc[t] = pfloats_fma(fact(q, t, KERNELS_TOKEN_D), both, acc[t]);
+        for (int i = 0; i < sums; i++) {
+            pfloats both = pfloats_fma(second[i % m.parts], pfloats_from_int(sum[i]), low[i]);
+            acc[i] = pfloats_fma(fact(m.q, i / m.parts, KERNELS_TOKEN_D), both, acc[i]);
         }
         return;
     }
-    pbytes_dots(bits, n, q, w, 0, 8, shift < 0 ? 0 : KERNELS_TOKEN_NEG, shift < 0 ? 0 : shift, sum);
+    dots(type, m, 0, 8, shift < 0 ? 0 : KERNELS_TOKEN_NEG, shift, sum);
     KERNELS_UNROLL
-    for (int t = 0; t < n; t++) {
-        acc[t] = pfloats_fma(pfloats_mul(s, fact(q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[t]), acc[t]);
+    for (int i = 0; i < sums; i++) {
+        int t = i / m.parts, part = i % m.parts;
+        acc[i] = pfloats_fma(pfloats_mul(s[part], fact(m.q, t, KERNELS_TOKEN_D)), pfloats_from_int(sum[i]), acc[i]);
         if (has_minimum(type))
-            acc[t] = pfloats_fma(second, fact(q, t, KERNELS_TOKEN_DSUM), acc[t]);
+            acc[i] = pfloats_fma(second[part], fact(m.q, t, KERNELS_TOKEN_DSUM), acc[i]);
     }
 }
+
+/* ---- what is done with a block ----------------------------------------------------------------------------------- */
 
 /* Of `lines` lines that lie PREFETCH_BYTES past `from`, the share of block i of n is asked for while that one is worked
  * on. Evenly: a burst of requests would take the buffers that the block's own loads wait for. */
@@ -134,43 +240,98 @@ LANES_INLINE void ask(const uint8_t *line, int n)
         _mm_prefetch((const char *)line + i * 64, _MM_HINT_T1);
 }
 
-LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, int part, const pbytes w[8], pfloats s,
-                      pfloats second)
+/* USE_FEW: tokens [first, first + n) of the tile with `parts` parts from part `part` on. */
+LANES_INLINE void use_few(enum kernels_type type, struct sink *k, const struct weights *w, int first, int n, int part,
+                          int parts)
 {
-    int lines = k->lines * (part + 1) / LANES_PARTS - k->lines * part / LANES_PARTS;
-    const uint8_t *ahead = k->ahead + k->lines * part / LANES_PARTS * 64;
-    if (how != USE_FEW)
-        ask(ahead, lines);
-    if (how == USE_STORE) {
-        uint8_t *out = k->out + part * PART_BYTES;
-        KERNELS_UNROLL
-        for (int c = 0; c < 8; c++)
-            pbytes_store(out + c * 64, w[c]);
-        pfloats_store((float *)(void *)(out + 512), s);
-        pfloats_store((float *)(void *)(out + 576), second);
-    } else if (how == USE_ONE) {
-        multiply(type, 1, k->tile, w, s, second, &k->one[part]);
-    } else {
-        for (int t = k->tokens; t < lines; t++)
-            ask(ahead + t * 64, 1);
+    pfloats acc[PRODUCTS];
+    float *sums = k->sums + first * KERNELS_ROW_GROUP + part * PART_ROWS;
+    KERNELS_UNROLL
+    for (int i = 0; i < n * parts; i++)
+        acc[i] = pfloats_load(sums + i / parts * KERNELS_ROW_GROUP + i % parts * PART_ROWS);
+    multiply(type, (struct meeting){n, part, parts, k->tile + first * KERNELS_TOKEN_BLOCK_BYTES, w}, acc);
+    KERNELS_UNROLL
+    for (int i = 0; i < n * parts; i++)
+        pfloats_store(sums + i / parts * KERNELS_ROW_GROUP + i % parts * PART_ROWS, acc[i]);
+}
+
+/* Weights as unpack() leaves them. */
+LANES_INLINE struct weights unpacked_weights(const uint8_t *p)
+{
+    struct weights w = {.form = UNPACKED, .low = p};
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++) {
+        w.s[part] = pfloats_load((const float *)(const void *)(p + 512 + part * PART_BYTES));
+        w.second[part] = pfloats_load((const float *)(const void *)(p + 576 + part * PART_BYTES));
+    }
+    return w;
+}
+
+/* Part `part` alone, unpacked. */
+LANES_INLINE struct weights held(enum kernels_type type, const struct weights *w, int part)
+{
+    struct weights h = *w;
+    h.form = HELD;
+    KERNELS_UNROLL
+    for (int c = 0; c < 8; c++)
+        h.held[c] = chunk(type, w, part, c);
+    return h;
+}
+
+/* A part after the other, each with a token after the other. The lines are asked for evenly meanwhile: a burst of
+ * requests would take the buffers that the block's own loads wait for. */
+LANES_INLINE void use_parts(enum kernels_type type, struct sink *k, const struct weights *w)
+{
+    KERNELS_UNROLL
+    for (int part = 0; part < LANES_PARTS; part++) {
+        const struct weights h = held(type, w, part);
+        int line = k->lines * part / LANES_PARTS, lines = k->lines * (part + 1) / LANES_PARTS;
         for (int t = 0; t < k->tokens; t++) {
-            if (t < lines)
-                ask(ahead + t * 64, 1);
-            float *to = k->sums + t * KERNELS_ROW_GROUP + part * PART_ROWS;
-            pfloats acc = pfloats_load(to);
-            multiply(type, 1, k->tile + t * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, &acc);
-            pfloats_store(to, acc);
+            if (line < lines)
+                ask(k->ahead + line++ * 64, 1);
+            use_few(type, k, &h, t, 1, part, 1);
         }
+        for (; line < lines; line++)
+            ask(k->ahead + line * 64, 1);
     }
 }
 
-/* To the next block of 32 values. */
-LANES_INLINE void advance(enum use how, struct sink *k)
+LANES_INLINE void use(enum kernels_type type, enum use how, struct sink *k, const struct weights *packed)
 {
-    if (how == USE_STORE)
+    if (how == USE_FEW && LANES_PARTS > 1 && keeps(type)) {
+        use_parts(type, k, packed);
+        k->tile += k->tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        return;
+    }
+    /* Where registers are many, all of the block's loads go before the requests. */
+    const struct weights w = LANES_PARTS == 1 ? held(type, packed, 0) : *packed;
+    ask(k->ahead, k->lines);
+    if (how == USE_STORE) {
+        KERNELS_UNROLL
+        for (int part = 0; part < LANES_PARTS; part++) {
+            uint8_t *out = k->out + part * PART_BYTES;
+            KERNELS_UNROLL
+            for (int c = 0; c < 8; c++)
+                pbytes_store(out + c * 64, chunk(type, &w, part, c));
+            pfloats_store((float *)(void *)(out + 512), w.s[part]);
+            pfloats_store((float *)(void *)(out + 576), w.second[part]);
+        }
         k->out += KERNELS_UNPACKED_BLOCK_BYTES;
-    else
-        k->tile += (how == USE_ONE ? 1 : k->tokens) * KERNELS_TOKEN_BLOCK_BYTES;
+    } else if (how == USE_ONE) {
+        multiply(type, (struct meeting){1, 0, LANES_PARTS, k->tile, &w}, k->one);
+        k->tile += KERNELS_TOKEN_BLOCK_BYTES;
+    } else {
+        int t = 0;
+        for (; t + 4 <= k->tokens; t += 4)
+            use_few(type, k, &w, t, 4, 0, LANES_PARTS);
+        if (k->tokens & 2) {
+            use_few(type, k, &w, t, 2, 0, LANES_PARTS);
+            t += 2;
+        }
+        if (k->tokens & 1)
+            use_few(type, k, &w, t, 1, 0, LANES_PARTS);
+        k->tile += k->tokens * KERNELS_TOKEN_BLOCK_BYTES;
+    }
 }
 
 /* To the next piece. */
@@ -192,47 +353,17 @@ LANES_INLINE void add_piece(enum use how, struct sink *k)
 
 /* ---- unpacking in registers -------------------------------------------------------------------------------------- */
 
-LANES_INLINE pbytes line(const uint8_t *p, int part)
-{
-    return pbytes_load(p + part * PART_BYTES);
-}
-
-LANES_INLINE pbytes nibbles_of(pbytes v, bool high)
-{
-    return pbytes_and(high ? pbytes_move(v, 4, 0) : v, 15);
-}
-
 LANES_INLINE void visit_small(enum kernels_type type, enum use how, struct sink *k, struct kernels_packed_block at)
 {
-    bool five = weight_bits(type) == 5;
     const uint8_t *rest = has_minimum(type) ? at.rest + 64 : at.rest;
+    struct weights w = {.low = weight_bits(type) == 5 ? rest + 64 : rest, .high = rest};
     look_ahead(k, at.rest, 0, 1, (int)step_bytes(type) / 64 + 1);
     KERNELS_UNROLL
     for (int part = 0; part < LANES_PARTS; part++) {
-        pbytes w[8];
-        if (type == KERNELS_Q8_0) {
-            KERNELS_UNROLL
-            for (int c = 0; c < 8; c++)
-                w[c] = LANES_OFFSET_Q8 ? pbytes_xor(line(rest + c * 64, part), 0x80) : line(rest + c * 64, part);
-        } else {
-            const uint8_t *nibbles = five ? rest + 64 : rest;
-            KERNELS_UNROLL
-            for (int c = 0; c < 4; c++) {
-                pbytes v = line(nibbles + c * 64, part);
-                w[c] = nibbles_of(v, false);
-                w[c + 4] = nibbles_of(v, true);
-            }
-            if (five) {
-                pbytes high = line(rest, part);
-                KERNELS_UNROLL
-                for (int c = 0; c < 8; c++)
-                    w[c] = pbytes_add_bits(w[c], pbytes_move(high, c, 4), 16);
-            }
-        }
-        pfloats second = has_minimum(type) ? pfloats_halves(at.header + 32, part) : pfloats_zero();
-        use(type, how, k, part, w, pfloats_halves(at.header, part), second);
+        w.s[part] = pfloats_halves(at.header, part);
+        w.second[part] = has_minimum(type) ? pfloats_halves(at.header + 32, part) : pfloats_zero();
     }
-    advance(how, k);
+    use(type, how, k, &w);
 }
 
 LANES_INLINE __m128i bytes_of(const uint8_t *p)
@@ -274,19 +405,14 @@ LANES_INLINE void visit_k(enum kernels_type type, enum use how, struct sink *k, 
     for (int i = 0; i < 4; i++) {
         KERNELS_UNROLL
         for (int j = 0; j < 2; j++) {
+            struct weights w = {.block = j, .low = nibbles, .high = high, .high_bit = 2 * i + j};
             look_ahead(k, at.rest + i * (lines * 64), j, 2, lines);
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++) {
-                pbytes w[8];
-                KERNELS_UNROLL
-                for (int c = 0; c < 8; c++) {
-                    w[c] = nibbles_of(line(nibbles + c * 64, part), j == 1);
-                    if (type == KERNELS_Q5_K)
-                        w[c] = pbytes_add_fifth(w[c], line(high + c * 64, part), 2 * i + j);
-                }
-                use(type, how, k, part, w, s[2 * i + j][part], m[2 * i + j][part]);
+                w.s[part] = s[2 * i + j][part];
+                w.second[part] = m[2 * i + j][part];
             }
-            advance(how, k);
+            use(type, how, k, &w);
         }
         nibbles += 512;
     }
@@ -299,21 +425,15 @@ LANES_INLINE void visit_six(enum use how, struct sink *k, struct kernels_packed_
     for (int half = 0; half < 2; half++) {
         KERNELS_UNROLL
         for (int j = 0; j < 4; j++) {
+            struct weights w = {.block = j, .low = nibbles, .high = high};
             look_ahead(k, at.rest + half * (lines * 64), j, 4, lines);
             KERNELS_UNROLL
             for (int part = 0; part < LANES_PARTS; part++) {
-                pbytes w[8];
-                KERNELS_UNROLL
-                for (int c = 0; c < 8; c++) {
-                    pbytes v = line(nibbles + (j % 2 * 8 + c) * 64, part);
-                    pbytes bits = pbytes_move(line(high + c * 64, part), 2 * j, 4);
-                    w[c] = pbytes_add_bits(nibbles_of(v, j >= 2), bits, 0x30);
-                }
                 pfloats d = pfloats_halves(at.header, part);
-                use(KERNELS_Q6_K, how, k, part, w, pfloats_mul(d, pfloats_signed(bytes_of(scales), part)),
-                    pfloats_mul(d, pfloats_signed(bytes_of(scales + 16), part)));
+                w.s[part] = pfloats_mul(d, pfloats_signed(bytes_of(scales), part));
+                w.second[part] = pfloats_mul(d, pfloats_signed(bytes_of(scales + 16), part));
             }
-            advance(how, k);
+            use(KERNELS_Q6_K, how, k, &w);
             scales += 32;
         }
         high += 512;
@@ -371,6 +491,7 @@ static void one(enum kernels_type type, const uint8_t *group, int cols, const ui
 {
     struct sink k = {.tile = tile, .acc = acc};
     memset(acc, 0, KERNELS_ROW_GROUP * sizeof *acc);
+    KERNELS_UNROLL
     for (int part = 0; part < LANES_PARTS; part++)
         k.one[part] = pfloats_zero();
     switch (type) {
@@ -408,48 +529,39 @@ static void few(enum kernels_type type, const uint8_t *group, int cols, const ui
 
 /* ---- many tokens ------------------------------------------------------------------------------------------------- */
 
-/* Tokens [first, first + n) of a tile of `tokens` with one part of the rows: the sums and a block's weights stay in
- * registers. A block of activations meets `each` blocks of weights. */
-LANES_INLINE void tile_part(enum kernels_type type, int each, int tokens, int first, int n, int part,
-                            const uint8_t *unpacked, int count, const uint8_t *tile, float *acc)
+/* Tokens [first, first + n) of a tile of `tokens`: the sums stay in registers, as far as there are any. A block of
+ * activations meets `each` blocks of weights. */
+LANES_INLINE void tile_part(enum kernels_type type, int each, int tokens, int first, int n, const uint8_t *unpacked,
+                            int count, const uint8_t *tile, float *acc)
 {
-    pfloats sum[LANES_TILE_TOKENS];
-    acc += first * KERNELS_ROW_GROUP + part * PART_ROWS;
-    unpacked += part * PART_BYTES;
+    pfloats sum[PRODUCTS];
+    acc += first * KERNELS_ROW_GROUP;
+    tile += first * KERNELS_TOKEN_BLOCK_BYTES;
     KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        sum[t] = pfloats_zero();
+    for (int i = 0; i < n * LANES_PARTS; i++)
+        sum[i] = pfloats_zero();
     for (int b = 0; b < count * each; b++) {
-        pfloats s = pfloats_load((const float *)(const void *)(unpacked + 512));
-        pfloats second = pfloats_load((const float *)(const void *)(unpacked + 576));
-        pbytes w[8];
-        KERNELS_UNROLL
-        for (int c = 0; c < 8; c++)
-            w[c] = pbytes_load(unpacked + c * 64);
-        KERNELS_UNROLL
-        for (int t = 0; t < n; t += LANES_TOGETHER)
-            multiply(type, n - t < LANES_TOGETHER ? n - t : LANES_TOGETHER,
-                     tile + (first + t) * KERNELS_TOKEN_BLOCK_BYTES, w, s, second, sum + t);
+        struct weights w = unpacked_weights(unpacked);
+        multiply(type, (struct meeting){n, 0, LANES_PARTS, tile, &w}, sum);
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
         if (each == 1 || b % 2)
             tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
     KERNELS_UNROLL
-    for (int t = 0; t < n; t++)
-        add_sum(acc + t * KERNELS_ROW_GROUP, sum[t]);
+    for (int i = 0; i < n * LANES_PARTS; i++)
+        add_sum(acc + i * PART_ROWS, sum[i]);
 }
 
 LANES_INLINE void tile_of_type(enum kernels_type type, int each, const uint8_t *unpacked, int count,
                                const uint8_t *tile, int tokens, float *acc)
 {
-    for (int part = 0; part < LANES_PARTS; part++) {
-        if (tokens == KERNELS_TILE)
-            for (int t = 0; t < KERNELS_TILE; t += LANES_TILE_TOKENS)
-                tile_part(type, each, KERNELS_TILE, t, LANES_TILE_TOKENS, part, unpacked, count, tile, acc);
-        else
-            for (int t = 0; t < tokens; t++)
-                tile_part(type, each, tokens, t, 1, part, unpacked, count, tile, acc);
-    }
+    const int most = tile_tokens(type);
+    if (tokens == KERNELS_TILE)
+        for (int t = 0; t < KERNELS_TILE; t += most)
+            tile_part(type, each, KERNELS_TILE, t, most, unpacked, count, tile, acc);
+    else
+        for (int t = 0; t < tokens; t++)
+            tile_part(type, each, tokens, t, 1, unpacked, count, tile, acc);
 }
 
 static void tile_product(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,

@@ -195,6 +195,20 @@ def all_responses():
         assert d.stop()[0] == 0
 
 
+def chained_in_a_conversation():
+    """A response is shown later as its events showed it: by what it named."""
+    with Scratch() as data:
+        d = daemon(data)
+        c = d.conversation()
+        first = turn(d, "one", conversation=c)
+        chained = turn(d, "two", previous_response_id=first["id"])
+        for response, previous, conversation in ((first, None, {"id": c}), (chained, first["id"], None)):
+            for shown in (response, d.ok("GET", f"/v1/responses/{response['id']}")):
+                assert (shown["previous_response_id"], shown["conversation"]) == (previous, conversation), shown
+        assert d.ok("GET", f"/v1/conversations/{c}")["convod"]["head"] == chained["id"]
+        assert d.stop()[0] == 0
+
+
 def deleted_for_good():
     """The last item goes also where who asked does not wait, and from before a response that others follow."""
     with Scratch() as data:
@@ -285,4 +299,4 @@ def cut_answers_go_on():
 if not os.path.exists(MAKER):
     print(f"skip: {MAKER} is missing")
     sys.exit(77)
-run(single_items, forks, around_a_segment, all_responses, deleted_for_good, cut_answers_go_on, again_at_8k)
+run(single_items, forks, around_a_segment, all_responses, chained_in_a_conversation, deleted_for_good, cut_answers_go_on, again_at_8k)

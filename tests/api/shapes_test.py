@@ -211,6 +211,7 @@ def codex_http():
     """Nothing is stored: the whole list each time, without ids."""
     with Scratch() as data:
         d = Daemon(data)
+        assert d.ok("GET", "/v1/models?client_version=0.153.4")["models"] == []  # without it the list is taken for broken
         history = [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>none</permissions>"}]}]
 
         def ask(new, choice):

@@ -161,7 +161,7 @@ def errors():
             ({**ASK, "input": "x", "temperature": 1e300}, "temperature"),
             ({**ASK, "input": "x", "stream_id": "no spaces"}, "stream_id"),
             ({**ASK, "input": "x", "tools": [{"type": "function", "name": "<|im_end|>"}]}, "tools[0].name"),
-            ({**ASK, "input": "x", "reasoning": {"context": "current_turn"}}, "reasoning.context"),
+            ({**ASK, "input": "x", "reasoning": {"context": "last_turn"}}, "reasoning.context"),
         ):
             ws.send(body)
             e = ws.message()

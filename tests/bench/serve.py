@@ -12,7 +12,8 @@ RAM), and KV for as many of the longest conversations as speak at once, which is
 Then, for convod alone: two of the conversations again, one turn after the other, whose answers must be the same; the gaps of a
 running answer while a prompt of 4,000 tokens is read, and what that does to the prompt, for several values of max-step-ms; the
 first token of a short prompt behind one of 16,000, against its own time alone; what part of the daemon's CPU time is not the
-model's with 64 conversations, eight of which speak at once, and whose it is; and, with a model of no size, what CPU time a small
+model's with 64 conversations, eight of which speak at once, and whose it is, beside what the system alone takes to send as
+many events; and, with a model of no size, what CPU time a small
 turn takes beside 100 and beside 4,000 conversations that are in pages. Every figure is from this run.
 """
 
@@ -289,7 +290,7 @@ def cpu_seconds(d):
 
 def outside(o):
     """64 conversations, two turns of the load's size each, eight at once: the part of CPU time that is not the model's."""
-    r, ids = random.Random(7), [None] * 64
+    r, ids, sent = random.Random(7), [None] * 64, []
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")
         os.mkdir(data, 0o700)
@@ -301,6 +302,7 @@ def outside(o):
                 body["previous_response_id"] = ids[i]
             for _, e in events(f"{d.address}:{d.port}", "/v1/responses", body, {}):
                 ids[i] = e.get("response", {}).get("id", ids[i])
+                sent.append(1)
 
         before = cpu_seconds(d)
         for _ in range(2):
@@ -310,7 +312,21 @@ def outside(o):
         d.stop(60)
     whole, model = after[0] - before[0], after[1] - before[1]
     names = {n: t - before[2].get(n, 0) for n, t in after[2].items()}
-    return {"cpu_seconds": whole, "model_cpu_seconds": model, "outside": 1 - model / whole, "threads": {n: t for n, t in names.items() if t > 0}}
+    got = {"cpu_seconds": whole, "model_cpu_seconds": model, "outside": 1 - model / whole, "events": len(sent),
+           "threads": {n: t for n, t in names.items() if t > 0}}
+    # Who does what; the engine thread's rest is what it does between steps (what a turn is, its text, copies of KV that is saved).
+    kinds = {"convod": "sockets and events", "convod-ledger": "ledger", "convod-encoder": "saving KV", "convod-writer": "saving KV", "convod-reader": "restoring KV",
+             "convod-engine": "between steps"}
+    parts = {}
+    for n, t in got["threads"].items():
+        if n != "convod-model":
+            parts[kinds.get(n, "others")] = parts.get(kinds.get(n, "others"), 0) + t
+    parts["between steps"] -= model - names.get("convod-model", 0)
+    got["parts"] = parts
+    bench = os.path.join(BUILD, "bench", "send_bench")
+    if os.path.exists(bench):
+        got["send_us"] = float(subprocess.run([bench], check=True, capture_output=True, text=True).stdout.split()[0])
+    return got
 
 
 def hot():
@@ -391,8 +407,9 @@ def table(results):
     s, out = results["short"], results["outside"]
     print(f"a short prompt's first token: {s['alone_ms']:.0f} ms alone, behind one of 16,000 p50 / p90 / p99 {three(s['behind_ms'])} ms "
           f"({3 * s['alone_ms'] + results['steps']['100']['beside_ms']['p50']:.0f}: three times alone and a step)\n"
-          f"64 conversations: {out['outside'] * 100:.1f} % of {out['cpu_seconds']:.1f} s of CPU time is not the model's (1); by thread, s: "
-          + ", ".join(f"{n} {t:.2f}" for n, t in sorted(out["threads"].items(), key=lambda i: -i[1])) +
+          f"64 conversations: {out['outside'] * 100:.1f} % of {out['cpu_seconds']:.1f} s of CPU time is not the model's (1); of the whole, %: "
+          + ", ".join(f"{n} {t / out['cpu_seconds'] * 100:.2f}" for n, t in sorted(out["parts"].items(), key=lambda i: -i[1]))
+          + (f"; sending {out['events']} events, with nothing around it, {out['events'] * out['send_us'] / 1e4 / out['cpu_seconds']:.2f}" if "send_us" in out else "") +
           f"\na small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000 (1 ms more)\n\n"
           "| max-step-ms | a running answer's gaps, p50 / p90 / p99, ms | beside a prompt of 4,000 tokens | the setting and a decode step | that prompt, tokens/s |\n|---|---|---|---|---|")
     for ms, r in results["steps"].items():

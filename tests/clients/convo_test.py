@@ -178,7 +178,7 @@ class Pipes(Case):
         self.assertEqual(self.convo("delete", id).returncode, 1)
 
     def test_status(self):
-        self.assertRegex(self.convo("status").stdout, r"model +double\ntiers.hot.used +1\ntiers.hot.budget +2\n")
+        self.assertRegex(self.convo("status").stdout, r"model +double\ntiers.hot.used +1\ntiers.hot.budget +2\ntiers.ram.used_bytes +1024\n")
         self.assertRegex(self.convo("status").stdout, r"\nusage.disk_bytes.used +3145728\nusage.disk_bytes.limit +null\nusage.turns +7\n$")
         self.assertEqual(json.loads(self.convo("status", "--json").stdout)["model"], "double")
 
@@ -465,7 +465,8 @@ class OnATerminal(Case):
 
     def test_status_for_a_person(self):
         t = self.terminal("status")
-        t.expect(r"\nusage.disk.used +3.0 MiB\r\nusage.disk.limit +none\r\nusage.turns +7\r\n")
+        t.expect(r"\ntiers.hot +1 of 2\r\ntiers.ram +1.0 KiB of 2.0 KiB\r\n")
+        t.expect(r"usage.disk +3.0 MiB, no limit\r\nusage.turns +7\r\n")
 
     def test_an_answer_cannot_steer_the_terminal(self):
         t = self.terminal()
@@ -593,7 +594,7 @@ class OnATerminal(Case):
         t.prompt()
         self.assertEqual(len(self.double.conversations), 2)
         t.type("/status\r")
-        t.expect("tiers.hot.used")
+        t.expect("tiers.hot")
         t.prompt()
 
     def test_a_failed_turn_leaves_the_chat_open(self):

@@ -354,7 +354,7 @@ class Double:
         self.go_on = threading.Event()
         self.token, self.loading, self.refusal, self.upgrades = token, loading, refusal, upgrades
         self.warm_up, self.warming = warm_up, set()  # seconds; the conversations where one runs
-        self.status = {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}},
+        self.status = {"model": "double", "tiers": {"hot": {"used": 1, "budget": 2}, "ram": {"used_bytes": 1024, "budget_bytes": 2048}},
                        "usage": {"disk_bytes": {"used": 3 << 20, "limit": None}, "turns": 7}}
         self.conversations, self.items, self.responses = {}, {}, {}
         self.asked, self.events, self.count = {}, [], 0

@@ -241,8 +241,12 @@ static void items_are_added(void **state)
     assert_string_equal(str(r.json, "data.1.role"), "assistant");
     assert_string_equal(str(r.json, "data.2.id"), first);
     reply_free(&r);
-    static const char *const wrong[] = {"{}", "{\"items\":[]}", "{\"items\":5}",
+    static const char tools[] = "{\"items\":[{\"role\":\"user\",\"content\":\"x\"},{\"type\":\"additional_tools\"}]}";
+    static const char *const wrong[] = {"{}",
+                                        "{\"items\":[]}",
+                                        "{\"items\":5}",
                                         "{\"items\":[{\"type\":\"reasoning\"}]}",
+                                        tools,
                                         "{\"items\":[{\"role\":\"king\",\"content\":\"x\"}]}"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
         assert_int_equal(status_of(h, "POST", path, NULL, wrong[i]), 400);

@@ -1,4 +1,6 @@
-/* effort_test.c - how much is to be thought, as each interface names it. */
+/* effort_test.c - how much is to be thought, as each interface names it, and what becomes of thinking that is sent
+ * back.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -73,6 +75,23 @@ static void is_asked_for(void **state)
     }
 }
 
+/* Whether the thinking of earlier turns is to be taken out, and that is shown again. */
+static void context_is_asked_for(void **state)
+{
+    (void)state;
+    static const char *const contexts[] = {"auto", "all_turns", "current_turn"};
+    for (size_t i = 0; i < 3; i++) {
+        struct api_error e;
+        char more[64];
+        (void)snprintf(more, sizeof more, "\"reasoning\":{\"context\":\"%s\"}", contexts[i]);
+        struct turn_request *q = parse(RESPONSES, more, &e);
+        assert_non_null(q);
+        assert_int_equal(q->current_turn, i == 2);
+        assert_non_null(strstr(q->params, i == 2 ? "current_turn" : "all_turns"));
+        turn_request_free(q);
+    }
+}
+
 static void is_refused(void **state)
 {
     (void)state;
@@ -82,7 +101,6 @@ static void is_refused(void **state)
     } cases[] = {
         {RESPONSES, "\"reasoning\":{\"effort\":\"enormous\"}", "reasoning.effort", "invalid_value"},
         {RESPONSES, "\"reasoning\":{\"effort\":5}", "reasoning.effort", "invalid_type"},
-        {RESPONSES, "\"reasoning\":{\"context\":\"current_turn\"}", "reasoning.context", "unsupported_parameter"},
         {RESPONSES, "\"reasoning\":{\"context\":\"none\"}", "reasoning.context", "invalid_value"},
         {RESPONSES, "\"reasoning\":{\"context\":[]}", "reasoning.context", "invalid_type"},
         {RESPONSES, "\"reasoning\":{\"generate_summary\":\"poem\"}", "reasoning.summary", "invalid_value"},
@@ -106,8 +124,54 @@ static void is_refused(void **state)
     }
 }
 
+/* An answer of which there is thinking alone is one without a text; before an answer, or at the end, it is nothing. */
+static void thinking_is_sent_back(void **state)
+{
+    (void)state;
+#define THOUGHT "{\"type\":\"reasoning\",\"id\":\"rs_1\",\"summary\":[]}"
+#define USER    "{\"role\":\"user\",\"content\":\"x\"}"
+    static const struct {
+        int interface;
+        const char *body;
+        const char *roles; /* of its items; e: an answer without text */
+    } cases[] = {
+        {RESPONSES, "\"input\":[" USER "," THOUGHT "," USER "]", "ueu"},
+        {RESPONSES, "\"input\":[" USER "," THOUGHT "," THOUGHT "," USER "]", "ueu"},
+        {RESPONSES, "\"input\":[" THOUGHT "," USER "," THOUGHT "]", "u"},
+        {RESPONSES, "\"input\":[" USER "," THOUGHT ",{\"role\":\"assistant\",\"content\":\"y\"}," USER "]", "uau"},
+        {RESPONSES, "\"input\":[" USER ",{\"role\":\"assistant\",\"content\":\"y\"}," THOUGHT "," USER "]", "uau"},
+        {RESPONSES,
+         "\"input\":[" USER "," THOUGHT
+         ",{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},"
+         "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"1\"}]",
+         "uau"},
+        {ANTHROPIC,
+         "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\","
+         "\"signature\":\"\"}]}," USER "]",
+         "ueu"},
+        {ANTHROPIC,
+         "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\","
+         "\"signature\":\"\"},{\"type\":\"text\",\"text\":\"y\"}]}," USER "]",
+         "uau"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct api_error e = {0};
+        char body[1024], roles[16] = "";
+        snprintf(body, sizeof(body), "{%s}", cases[i].body);
+        cJSON *o = cJSON_Parse(body);
+        assert_non_null(o);
+        struct turn_request *q = interfaces[cases[i].interface].parse(o, &e);
+        for (size_t k = 0; q && k < q->n_items && k < 15; k++)
+            roles[k] = q->items[k].role != ENGINE_ASSISTANT ? 'u' : q->items[k].len ? 'a' : 'e';
+        if (strcmp(roles, cases[i].roles) != 0)
+            fail_msg("%zu: %s, not %s (%s)", i, roles, cases[i].roles, e.message);
+        turn_request_free(q);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(is_asked_for), cmocka_unit_test(is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(is_asked_for), cmocka_unit_test(context_is_asked_for),
+                                       cmocka_unit_test(is_refused), cmocka_unit_test(thinking_is_sent_back)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

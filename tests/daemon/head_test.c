@@ -98,6 +98,14 @@ static void what_is_refused(void **state)
         {"GET /a\xc3\xa9 HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /v1/models?a=<b> HTTP/1.1\r\n" HOST "\r\n", 400},
         {"GET /v1/models?a=%4 HTTP/1.1\r\n" HOST "\r\n", 400},
+        /* what RFC 3986 has percent-encoded, and browsers leave as it is */
+        {"GET /v1/models?a=[b] HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a={b} HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a=b|c HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a=b^c HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a=`b` HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a=b\\c HTTP/1.1\r\n" HOST "\r\n", 400},
+        {"GET /v1/models?a=%5Bb%5D%7C HTTP/1.1\r\n" HOST "\r\n", 0},
         /* bodies in another form */
         {LINE HOST "Content-Encoding: identity\r\n\r\n", 0},
         {LINE HOST "Content-Encoding: gzip\r\n\r\n", 415},
@@ -111,6 +119,7 @@ static void what_is_refused(void **state)
         {LINE "Host: localhost:65535\r\n\r\n", 0},
         {LINE "Host: [::1]:80\r\n\r\n", 0},
         {LINE "Host: localhost:65536\r\n\r\n", 400},
+        {LINE "Host: localhost:0\r\n\r\n", 400},
         {LINE "Host: localhost:123456\r\n\r\n", 400},
         {LINE "Host: localhost:-1\r\n\r\n", 400},
         {LINE "Host: localhost:8x\r\n\r\n", 400},

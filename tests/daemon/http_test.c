@@ -100,6 +100,25 @@ static void one_request_one_turn(void **state)
     harness_stop(h);
 }
 
+/* Also where the head came in pieces, so that the last of them has told of all. */
+static void bytes_behind_a_head_in_pieces(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    for (int i = 0; i < 3; i++) {
+        int fd = dial(h);
+        send_text(fd, "GET /health HTTP/1.1\r\nHo");
+        assert_true(quiet(fd, 100));
+        send_text(fd, "st: localhost\r\n\r\nGET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        char *all = read_all(fd);
+        assert_non_null(strstr(all, "200 OK"));
+        assert_null(strstr(all + 1, "HTTP/1.1"));
+        free(all);
+        close(fd);
+    }
+    harness_stop(h);
+}
+
 /* A stream whose reader sends more costs nothing. */
 static void bytes_behind_a_stream(void **state)
 {
@@ -738,6 +757,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(odd_framing_is_refused),
         cmocka_unit_test(one_request_one_turn),
+        cmocka_unit_test(bytes_behind_a_head_in_pieces),
         cmocka_unit_test(bytes_behind_a_stream),
         cmocka_unit_test(refusals_arrive),
         cmocka_unit_test(half_closed),

@@ -387,6 +387,32 @@ static void replayed_twice(void **state)
     harness_stop(h);
 }
 
+/* What is stored is shown with the digits that were sent. */
+static void stored_numbers_keep_digits(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"input\":\"echo a\",\"tools\":[{\"type\":\"function\",\"name\":\"f\",\"parameters\":"
+                               "{\"type\":\"object\",\"properties\":{\"id\":{\"type\":\"integer\",\"default\":"
+                               "1234567890123456789,\"maximum\":0.30000000000000004}}}}]}";
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/responses", NULL, body);
+    char path[128];
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(r.status, 200);
+        if (!strstr(r.body, "1234567890123456789") || !strstr(r.body, "0.30000000000000004")) {
+            fail_msg("%d: %s", i, r.body);
+        }
+        if (!i) {
+            snprintf(path, sizeof(path), "/v1/responses/%s", str(r.json, "id"));
+        }
+        reply_free(&r);
+        r = call(h, "GET", path, NULL, NULL);
+        strcat(path, i ? "" : "?stream=true");
+    }
+    reply_free(&r);
+    harness_stop(h);
+}
+
 /* What was deleted is given to nobody from the memory of its run either. */
 static void deleted_is_gone(void **state)
 {
@@ -616,6 +642,7 @@ int main(void)
         cmocka_unit_test(parameters_are_echoed),
         cmocka_unit_test(life_of_a_response),
         cmocka_unit_test(replayed_twice),
+        cmocka_unit_test(stored_numbers_keep_digits),
         cmocka_unit_test(deleted_is_gone),
         cmocka_unit_test(cancel_over_http),
         cmocka_unit_test(stream_errors),

@@ -1,9 +1,14 @@
-/* turn_test.c - which ended runs are remembered, and how much of them. */
+/* turn_test.c - which ended runs are remembered, and how much of them; what was answered before is made where others do
+ * not wait for it.
+ */
+#include <poll.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/api/api.h"
+#include "daemon/run/turn_event.h"
 #include "tests/daemon/harness.h"
 
 static struct run *ended_run(struct runs *rs, const char *owner, bool failed, size_t log_bytes)
@@ -101,12 +106,135 @@ static void bytes_are_bounded(void **state)
     run_free_all(&rs);
 }
 
+struct busy {
+    struct work work; /* first */
+    sem_t begun, over;
+};
+
+static void wait_until_over(struct work *w)
+{
+    struct busy *b = (struct busy *)w;
+    sem_post(&b->begun);
+    sem_wait(&b->over);
+}
+
+static void busy_done(struct work *w, bool closing)
+{
+    (void)w;
+    (void)closing;
+}
+
+static void take_all(struct events *events)
+{
+    struct event *next;
+    for (struct event *e = events_list(events); e; e = next) {
+        next = e->next;
+        e->take(e, false);
+    }
+}
+
+static struct run *waiting_run(struct runs *rs)
+{
+    struct run *run = calloc(1, sizeof(*run));
+    struct turn_request *q = calloc(1, sizeof(*q));
+    assert_true(run && q);
+    q->format = &responses_format;
+    q->finish_on_disconnect = q->store = true;
+    *run = (struct run){.runs = rs, .request = q, .status = "in_progress", .n_open = 1, .owner = "a", .sequence = 5};
+    rs->running = run;
+    rs->n_running = 1;
+    return run;
+}
+
+static struct session_response stored_answer(size_t len)
+{
+    char *text = malloc(len + 1);
+    struct session_response copy = {0};
+    assert_non_null(text);
+    memset(text, 'x', len);
+    text[len] = '\0';
+    const struct session_item items[] = {{.id = "msg_1", .kind = "message", .text = "q", .len = 1},
+                                         {.id = "msg_2", .kind = "message", .text = text, .len = len, .output = true}};
+    const struct session_response r = {.id = "resp_1",
+                                       .status = "completed",
+                                       .params = "{\"tools\":[{\"n\":1234567890123456789}]}",
+                                       .receipt = "{\"a\":1}",
+                                       .instructions = "be kind",
+                                       .items = items,
+                                       .n_items = 2,
+                                       .output_tokens = 7};
+    assert_int_equal(response_copy(&r, &copy), 0);
+    free(text);
+    return copy;
+}
+
+/* All workers that its owner may have are busy: what is short is there at once, what is long only behind them, and both
+ * are the same. */
+static void long_answers_are_made_away(void **state)
+{
+    (void)state;
+    struct events events;
+    struct runs rs = {.model = "m", .events = &events};
+    struct busy busy[2];
+    char *answers[2];
+    assert_int_equal(events_init(&events), 0);
+    assert_int_equal(workers_start(&events, &rs.workers), 0);
+    for (int i = 0; i < 2; i++) {
+        busy[i].work = (struct work){.run = wait_until_over, .done = busy_done};
+        sem_init(&busy[i].begun, 0, 0);
+        sem_init(&busy[i].over, 0, 0);
+        work_submit(rs.workers, &busy[i].work, "a");
+        sem_wait(&busy[i].begun);
+    }
+    for (int away = 0; away < 2; away++) {
+        struct run *run = waiting_run(&rs);
+        struct session_response stored = stored_answer(away ? WORK_BYTES_MIN : 100);
+        run_repeat(run, &stored);
+        assert_int_equal(run->ended, !away);
+        assert_true(away ? !run->n_log : run->n_log > 0);
+        if (away) {
+            poll(NULL, 0, 20);
+            take_all(&events);
+            assert_false(run->ended);
+            sem_post(&busy[0].over);
+            sem_post(&busy[1].over);
+            while (rs.running) {
+                take_all(&events);
+                poll(NULL, 0, 1);
+            }
+        } else {
+            run_told(run, 0);
+        }
+        response_free(&stored);
+        assert_ptr_equal(run_find(&rs, "a", "resp_1"), run);
+        assert_int_equal(run->n_log, 9);
+        assert_string_equal(run->log[0].name, "response.created");
+        assert_non_null(strstr(run->log[0].data, "\"sequence_number\":5"));
+        assert_string_equal(run->log[8].name, "response.completed");
+        assert_non_null(strstr(run->log[8].data, "\"sequence_number\":13"));
+        assert_non_null(strstr(run->answer, "1234567890123456789"));
+        assert_int_equal(run->output_tokens, 7);
+        answers[away] = strdup(run->answer);
+        run_free_all(&rs);
+    }
+    char *text = strstr(answers[1], "xxxx"), *rest = strstr(answers[0], "xxxx");
+    assert_int_equal(text - answers[1], rest - answers[0]);
+    assert_memory_equal(answers[1], answers[0], (size_t)(text - answers[1]));
+    assert_string_equal(text + WORK_BYTES_MIN, rest + 100);
+    free(answers[0]);
+    free(answers[1]);
+    workers_stop(rs.workers);
+    events_drop(&events);
+    events_destroy(&events);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_what_is_asked_for_is_kept),
         cmocka_unit_test(failed_runs_push_nobody_out),
         cmocka_unit_test(bytes_are_bounded),
+        cmocka_unit_test(long_answers_are_made_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,7 +58,7 @@ static const char *name_of_call(const struct conversation *c, const char *id)
 static void add_json(struct conversation *c, enum engine_role role, const cJSON *value, const char *name,
                      const char *id)
 {
-    char *text = cJSON_Print(value);
+    char *text = engine_json_print(value);
     assert_non_null(text);
     c->texts[c->n_texts++] = text;
     add_message(c, role, text, name, id);
@@ -215,7 +215,7 @@ static unsigned effort_of(const cJSON *line)
 
 static void check_line(const char *text)
 {
-    cJSON *line = cJSON_Parse(text);
+    cJSON *line = engine_json_parse(text, strlen(text), NULL);
     assert_non_null(line);
     struct text_fixture f = open_rendered(line);
     struct chat *c = NULL;
@@ -277,7 +277,7 @@ static void test_golden(void **state)
     size_t capacity = 0;
     int n = 0;
     for (; getline(&text, &capacity, file) > 0; n++) {
-        cJSON *line = cJSON_Parse(text);
+        cJSON *line = engine_json_parse(text, strlen(text), NULL);
         assert_non_null(line);
         struct conversation k = read_messages(line);
         const char *prompt = cJSON_GetObjectItem(line, "prompt")->valuestring;

@@ -1,6 +1,7 @@
 /* json_test.c - JSON written anew: as templates write it, and in the one form of a value. */
 #include "engine/text/text.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -69,12 +70,43 @@ static void test_refused(void **state)
     }
 }
 
+/* Trees: whole numbers that no double has are what was written, others read back as they are. */
+static void test_trees(void **state)
+{
+    (void)state;
+    static const char *const TEXTS[] = {
+        "{\"1234567890123456789\":-1183649871234567890,\"a\\\\\":[\"9,\\\"8\",1234567890123456,[],7]}",
+        "[0.1,0.30000000000000004,9007199254740991,1e-300,-1.5,0,7]",
+        "1234567890123456789",
+        "[]",
+    };
+    for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) {
+        /* Nothing is read behind its end, which is no terminator. */
+        size_t len = strlen(TEXTS[i]);
+        char *bytes = malloc(len);
+        assert_non_null(bytes);
+        memcpy(bytes, TEXTS[i], len);
+        const char *end = NULL;
+        cJSON *o = engine_json_parse(bytes, len, &end);
+        assert_non_null(o);
+        assert_ptr_equal(end, bytes + len);
+        char *text = engine_json_print(o);
+        assert_string_equal(text, TEXTS[i]);
+        cJSON_free(text);
+        cJSON_Delete(o);
+        free(bytes);
+    }
+    assert_null(engine_json_parse("[1", 2, NULL));
+    assert_null(engine_json_print(NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_written),
         cmocka_unit_test(test_equal_values),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_trees),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

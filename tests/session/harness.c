@@ -403,6 +403,7 @@ struct answer *rig_begin(struct rig *rig, struct ask ask)
                                    .count = ask.count,
                                    .raw = ask.raw,
                                    .truncate = ask.truncate,
+                                   .current_turn = ask.current_turn,
                                    .key = ask.key,
                                    .digest = ask.digest ? digest : NULL,
                                    .retry = ask.retry,

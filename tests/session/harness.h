@@ -110,7 +110,7 @@ struct ask {
     int n_top;
     const char *schema; /* of the answer; NULL: none */
     const char *calls;  /* what calls must be, as engine_form_calls() takes it; NULL: anything */
-    bool match, ephemeral, warm, count, raw, truncate;
+    bool match, ephemeral, warm, count, raw, truncate, current_turn;
     const char *key;
     int digest; /* stands for one; 0: none */
     bool retry, requeued;

@@ -23,6 +23,27 @@ struct look {
     const char *conversation;
 };
 
+/* What is kept of each owner's idle contexts, against going through all of them. */
+static bool sums_true(const struct session *s)
+{
+    int64_t all = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < s->n_owners; i++) {
+        const struct idle_owner *o = &s->owners[i];
+        int64_t tokens = 0;
+        for (size_t k = 0; k < s->n_idle; k++)
+            tokens += s->idle[k]->owner == o->id ? engine_seq_length(s->idle[k]->seq) : 0;
+        for (const struct hot *h = o->oldest; h; h = h->newer, n++)
+            if (h->owner != o->id ||
+                (h->newer ? h->newer->older != h || h->newer->idle_since <= h->idle_since : o->newest != h))
+                return false;
+        if (o->tokens != tokens || (i && s->owners[i - 1].id >= o->id))
+            return false;
+        all += tokens;
+    }
+    return n == s->n_idle && all == s->idle_tokens;
+}
+
 /* Against going through all of them. */
 static void compare(struct session *s, void *arg)
 {
@@ -62,6 +83,7 @@ static void compare(struct session *s, void *arg)
         }
         look->wrong += hot_tokens_of(s, owner) != tokens;
     }
+    look->wrong += !sums_true(s);
     size_t n = 0;
     for (const struct hot *h = s->oldest_hot; h; h = h->previous, n++)
         look->wrong += h->previous && !h->previous->user && h->previous->last_used_ms < h->last_used_ms;
@@ -103,6 +125,61 @@ static void test_nearest_of_many(void **state)
     rig_close(rig);
 }
 
+/* The one that was used longest ago, of an owner that has an equal share of the idle tokens or more. */
+static const struct hot *expected_out(const struct session *s)
+{
+    int64_t all = 0, owners = 0;
+    for (size_t i = 0; i < s->n_idle; i++) {
+        all += engine_seq_length(s->idle[i]->seq);
+        owners += i == 0 || s->idle[i]->owner != s->idle[i - 1]->owner;
+    }
+    for (const struct hot *h = s->oldest_hot; h; h = h->previous) {
+        int64_t own = 0;
+        for (size_t i = 0; i < s->n_idle; i++)
+            own += s->idle[i]->owner == h->owner ? engine_seq_length(s->idle[i]->seq) : 0;
+        if (own * owners >= all)
+            return h;
+    }
+    return NULL;
+}
+
+static void evict_all(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    for (size_t n = s->n_hots; n > 0; n--) {
+        const struct hot *out = expected_out(s);
+        look->wrong += !hot_evict_one(s) || s->n_hots != n - 1;
+        for (const struct hot *h = s->hots; h; h = h->next)
+            look->wrong += h == out;
+        look->wrong += !sums_true(s);
+    }
+    look->wrong += hot_evict_one(s) || s->n_owners || s->idle_tokens;
+    gate_open(&look->gate);
+}
+
+/* With three owners of whom one has most, some of whose conversations come back in between. */
+static void test_who_goes(void **state)
+{
+    (void)state;
+    static const char *const owners[] = {"ann", "ann", "bob", "ann", "eve"};
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a[CONVERSATIONS];
+    for (int i = 0; i < CONVERSATIONS; i++) {
+        char *text = rig_text((uint64_t)i, 20 + 7 * (i % 5));
+        a[i] = rig_ask(rig, (struct ask){.owner = owners[i % 5], .text = text, .seed = (uint64_t)i, .max = 2});
+        free(text);
+        if (i % 4 == 3)
+            (void)rig_ask(rig,
+                          (struct ask){.owner = owners[(i - 3) % 5], .text = "on", .previous = a[i - 3]->id, .max = 2});
+    }
+    rig_saved(rig);
+    struct look look = {.gate = GATE_CLOSED};
+    assert_int_equal(session_post(rig->s, evict_all, &look), 0);
+    gate_wait(&look.gate, 1);
+    assert_int_equal(look.wrong, 0);
+    rig_close(rig);
+}
+
 /* More than the pages hold: each conversation's tier is what a turn of it then finds. */
 static void test_tiers_are_true(void **state)
 {
@@ -136,6 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nearest_of_many),
+        cmocka_unit_test(test_who_goes),
         cmocka_unit_test(test_tiers_are_true),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -442,9 +442,100 @@ static void test_count_of_a_moved_head(void **state)
     st = testing_open(dir);
 }
 
+/* ---- contexts without thinking ---- */
+
+/* As the turn's, of tokens that stand behind `base` (0: they are all). */
+static int strip(struct storage_ledger *l, int64_t turn, int64_t base, const char *id, const char *tokens, int64_t *row)
+{
+    char kv[] = "ff";
+    struct storage_turn t = {.owner = owner,
+                             .public_id = (char *)id,
+                             .strips = turn,
+                             .base = base,
+                             .rebased = !base,
+                             .tokens = (void *)tokens,
+                             .tokens_bytes = strlen(tokens),
+                             .n_tokens = (int64_t)strlen(tokens) + (base ? 2 : 0),
+                             .kv = kv,
+                             .saved = STORAGE_SAVED_PENDING};
+    int rc = storage_turn_strip(l, &t);
+    *row = t.id;
+    return rc;
+}
+
+static int stripped_run(struct storage_ledger *l, void *arg)
+{
+    const int64_t *turns = arg;
+    int64_t first, second, third;
+    struct storage_turn got, child, *page;
+    struct storage_conversation c;
+    void *tokens;
+    size_t n;
+    JOB_CHECK(strip(l, turns[0], 0, "context_1", "ab", &first) == 0);
+    JOB_CHECK(strip(l, turns[0], 0, "context_2", "ab", &third) == -EEXIST);
+    JOB_CHECK(strip(l, turns[1] + 100, first, "context_3", "cd", &third) == -ENOENT);
+    JOB_CHECK(strip(l, turns[1], first, "context_3", "cd", &second) == 0);
+    JOB_CHECK(storage_turn_stripped(l, owner + 1, turns[1], &got) == -ENOENT);
+    JOB_CHECK(storage_turn_stripped(l, owner, turns[1], &got) == 0);
+    JOB_CHECK(got.id == second && got.base == first && got.strips == turns[1] && !got.parent && !got.answered);
+    JOB_CHECK(got.conversation == conv && got.n_tokens == 4 && got.saved == STORAGE_SAVED_PENDING);
+    JOB_CHECK(storage_turn_is_held(l, &got) == 0);
+    storage_turn_free(&got);
+    /* What follows it has its tokens, and is a child of the turn all the same. */
+    JOB_CHECK(storage_turn_is_leaf(l, turns[1]) == 1);
+    child = (struct storage_turn){.owner = owner,
+                                  .conversation = conv,
+                                  .parent = turns[1],
+                                  .public_id = (char *)"child",
+                                  .status = STORAGE_TURN_RUNNING};
+    JOB_CHECK(storage_turn_insert(l, &child) == 0);
+    child.status = STORAGE_TURN_COMPLETED;
+    child.base = second;
+    child.tokens = (void *)"ef";
+    child.tokens_bytes = 2;
+    child.n_tokens = 6;
+    JOB_CHECK(storage_turn_commit(l, &child) == 0);
+    JOB_CHECK(storage_turn_context(l, owner, child.id, &tokens, &n) == 0);
+    JOB_CHECK(n == 6 && !memcmp(tokens, "abcdef", 6));
+    free(tokens);
+    JOB_CHECK(storage_turn_by_id(l, owner, child.id, 0, &got) == 0);
+    JOB_CHECK(got.parent == turns[1] && got.base == second && got.depth == 3);
+    storage_turn_free(&got);
+    JOB_CHECK(storage_turns_page(l, owner, conv, 0, 10, &page, &n) == 0);
+    JOB_CHECK(n == 3 && page[2].id == child.id);
+    storage_turns_free(page, n);
+    JOB_CHECK(storage_turn_delete(l, owner, "b") == -EBUSY);
+    JOB_CHECK(strip(l, child.id, second, "context_4", "ef", &third) == 0);
+    /* It goes with its turn. */
+    JOB_CHECK(storage_turn_delete(l, owner, "child") == 0);
+    JOB_CHECK(storage_turn_by_id(l, owner, third, 0, &got) == -ENOENT);
+    JOB_CHECK(storage_conversation_get(l, owner, "conv_1", &c) == 0);
+    JOB_CHECK(c.n_turns == 2 && c.head == turns[1]);
+    storage_conversation_free(&c);
+    return 0;
+}
+
+static void test_stripped(void **state)
+{
+    (void)state;
+    char err[256];
+    struct storage_checked checked;
+    int64_t turns[] = {testing_turn(st, owner, conv, 0, "a"), 0};
+    turns[1] = testing_turn(st, owner, conv, turns[0], "b");
+    assert_int_equal(jobs_call(st, stripped_run, turns), 0);
+    storage_close(st);
+    assert_int_equal(storage_verify(&(struct storage_opts){.dir = dir}, false, note, NULL, &checked, err, sizeof err),
+                     0);
+    assert_int_equal(checked.turns, 2);
+    assert_int_equal(checked.wrong, 0);
+    st = testing_open(dir);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_stripped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
         cmocka_unit_test_setup_teardown(test_branches, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_moves_head, setup, teardown),

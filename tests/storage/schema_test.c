@@ -124,7 +124,9 @@ static int old_run(struct storage_ledger *l, void *arg)
     storage_turn_free(&t);
     JOB_CHECK((storage_turn_get(l, 1, "resp_b", STORAGE_TURN_ITEMS, &t)) == (0));
     JOB_CHECK(t.depth == 2 && t.parent == 7 && !t.answered && t.n_items == 0 && t.status == STORAGE_TURN_INCOMPLETE);
+    JOB_CHECK(!t.base && !t.strips);
     storage_turn_free(&t);
+    JOB_CHECK(storage_turn_stripped(l, 1, 8, &t) == -ENOENT);
     JOB_CHECK((storage_turn_context(l, 1, 8, &tokens, &n)) == (0));
     JOB_CHECK(n == 6 && !memcmp(tokens, "\1\2\3\4\5\6", 6));
     free(tokens);

@@ -1,5 +1,5 @@
 /* work.c - what takes time in proportion to what a client sent is done by a few threads of its own, and its result is
- * taken on the network thread: parsing large bodies and messages, tokenizing.
+ * taken on the network thread: parsing large bodies and messages, making long answers, tokenizing.
  *
  * A piece of work belongs to its thread while it runs and to the network thread otherwise. It knows its client by
  * number, for that may have gone when it is done. One owner's pieces take at most half of the threads, so that those of
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/api/api.h"
+#include "daemon/run/run.h"
 
 #define THREADS       4
 #define OWNER_THREADS 2

@@ -1,0 +1,210 @@
+/* strip.c - contexts without the thinking of the turns before (`current_turn`). Engine thread, but for what is said to
+ * be a job's.
+ *
+ * To take thinking out of the past makes another context of it, which no answer should have to wait for. So it is made
+ * ahead: when an answer to which that was asked is stored, a warm-up of the background renders what came before it, its
+ * question and itself as a history, in which no answer has thinking, and prefills what is new of that: little more than
+ * the answer. It is committed as a row of its own beside the turn's (storage_turn_strip()), and saved like any other.
+ * The next question follows that row's context where it is there by then, whole and stored; otherwise the turn's own.
+ * Whatever stops the warm-up takes what it has put with it: the one behind the next answer makes up for it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session/session_internal.h"
+
+const struct storage_turn *context_base(const struct turn *t)
+{
+    return t->strips || t->found.stripped.id ? &t->found.stripped : &t->found.parent;
+}
+
+/* ---- which form a turn follows ---- */
+
+/* Whether the turn begins with a question: what is before it are turns that are over. One that only brings a context
+ * back is for such a turn. */
+static bool asks(const struct turn *t)
+{
+    bool any = turn_touches(t);
+    for (size_t i = t->found.matched; i < t->n_messages; i++)
+        any |= t->messages[i].role == ENGINE_USER;
+    return any;
+}
+
+/* Whether it says something of the user. */
+static bool asked(const struct storage_turn *row)
+{
+    enum engine_role role;
+    for (size_t i = 0; i < row->n_items; i++)
+        if (!row->items[i].output && !items_role(row->items[i].kind, row->items[i].role, &role) && role == ENGINE_USER)
+            return true;
+    return false;
+}
+
+size_t strip_before(const struct turn *t)
+{
+    size_t n = t->found.n_path;
+    while (n && !asks(t) && !asked(&t->found.path[n - 1]))
+        n--;
+    return n && !asks(t) ? n - 1 : n;
+}
+
+static bool same_model(const struct turn *t, const struct storage_turn *row)
+{
+    return !memcmp(row->fingerprint, t->session->info->model_sha256, sizeof row->fingerprint);
+}
+
+/* Whether all of its KV is there for this engine. A turn that waited in the ledger follows nothing that came later. */
+static int usable(struct storage_ledger *l, const struct turn *t, const struct storage_turn *stripped)
+{
+    char kv[CONTEXT_KV_TEXT];
+    context_kv_text(t->session->info, false, kv);
+    if (!same_model(t, stripped) || !stripped->kv || strcmp(stripped->kv, kv) != 0 ||
+        (t->found.requeued && t->found.requeued <= stripped->id))
+        return 0;
+    return storage_turn_is_held(l, stripped);
+}
+
+static int find_form(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    int rc = storage_turn_stripped(l, f->owner.id, f->parent.id, &f->stripped);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc;
+    if ((rc = usable(l, t, &f->stripped)) <= 0)
+        storage_turn_free(&f->stripped);
+    return rc < 0 ? rc : 0;
+}
+
+/* ---- what is to be rendered ---- */
+
+/* The turns since the last one whose form without thinking is there, which f->stripped gets; *whole: there is none
+ * that what is new could be added to. */
+static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool *whole)
+{
+    struct found *f = &t->found;
+    int64_t id = f->parent.id, up = f->parent.parent;
+    *whole = f->parent.rebased || !up;
+    *n = 1;
+    while (!*whole) {
+        struct storage_turn row;
+        int rc = storage_turn_stripped(l, f->owner.id, up, &f->stripped);
+        if (!rc && same_model(t, &f->stripped))
+            return 0;
+        storage_turn_free(&f->stripped);
+        id = up;
+        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
+            return rc;
+        up = row.parent;
+        *whole = row.rebased || !up;
+        storage_turn_free(&row);
+        ++*n;
+    }
+    return 0;
+}
+
+static int find_since(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    size_t n;
+    bool whole;
+    int rc = count_since(l, t, &n, &whole);
+    if (rc)
+        return rc;
+    if (whole)
+        return storage_turn_path(l, f->owner.id, f->parent.id, STORAGE_TURN_ITEMS, &f->path, &f->n_path);
+    if (!(f->path = calloc(n, sizeof *f->path)))
+        return -ENOMEM;
+    f->n_path = n;
+    int64_t id = f->parent.id;
+    for (size_t i = n; !rc && i-- > 0; id = f->path[i].parent)
+        rc = storage_turn_by_id(l, f->owner.id, id, STORAGE_TURN_ITEMS, &f->path[i]);
+    return rc;
+}
+
+int strip_find(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    int64_t began_with = f->stripped.id; /* an answer that is gone on with */
+    int rc = 0;
+    f->stripped.id = 0;
+    if (t->strips && f->anew) {
+        f->failure = SESSION_INVALID;
+        f->message = "another model answered";
+    } else if (t->strips) {
+        rc = find_since(l, t);
+    } else if (t->continues && began_with && !f->anew) {
+        rc = storage_turn_by_id(l, f->owner.id, began_with, 0, &f->stripped);
+    } else if (t->current_turn && !t->continues && !f->anew && asks(t)) {
+        rc = find_form(l, t);
+    }
+    if (context_base(t) != &f->parent) { /* what was read may be the parent's */
+        free(f->tokens);
+        f->tokens = NULL;
+        f->tokens_bytes = 0;
+    }
+    return rc;
+}
+
+/* ---- the warm-up ---- */
+
+static bool calls(const struct turn *t)
+{
+    for (size_t i = 0; i < t->n_output_items; i++)
+        if (!strcmp(t->output[i].kind, "function_call"))
+            return true;
+    return false;
+}
+
+void strip_begin(const struct turn *t)
+{
+    struct session *s = t->session;
+    char id[48];
+    if (!t->current_turn || !t->generate || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
+        accept_new_id("context_", id))
+        return;
+    struct turn *w = calloc(1, sizeof *w);
+    if (!w)
+        return;
+    w->session = s;
+    w->owner = strdup(t->owner);
+    w->response_id = strdup(id);
+    w->conversation = strdup(t->found.conversation.public_id);
+    w->parent = strdup(t->response_id);
+    w->items = calloc(1, sizeof *w->items);
+    w->messages = calloc(1, sizeof *w->messages);
+    w->names = calloc(1, sizeof *w->names);
+    w->strips = w->store = w->background = w->keeps = true;
+    w->received_ns = session_now_ns();
+    w->created_ms = session_wall_ms();
+    if (w->owner && w->response_id && w->conversation && w->parent && w->items && w->messages && w->names)
+        turn_begin(s, w);
+    else
+        turn_free(w);
+}
+
+bool strip_stop(const struct turn *t)
+{
+    bool over = true;
+    for (struct turn *w = t->session->turns; w; w = w->next)
+        if (w->strips && w->state != TURN_OVER && !strcmp(w->conversation, t->found.conversation.public_id)) {
+            w->cancelled = true;
+            over = false;
+        }
+    return over;
+}
+
+/* ---- what is told ---- */
+
+const char *strip_told(const struct turn *t)
+{
+    static const char without[] = "current_turn", with[] = "all_turns";
+    const struct found *f = &t->found;
+    if (!t->current_turn || t->raw)
+        return NULL;
+    if (f->stripped.id || f->anew || !t->n_inherited || !engine_chat_thinks(t->session->engine))
+        return without;
+    bool as_before =
+        !asks(t) && f->parent.receipt && strstr(f->parent.receipt, "\"reasoning_context\":\"current_turn\"");
+    return as_before ? without : with;
+}
