@@ -144,11 +144,12 @@ $(BUILD)/cuda/nvcc: FORCE
 	@{ $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } | cmp -s - $@ || { $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } >$@
 
 # What CUDA adds to the daemon: nothing without nvcc, or under a sanitizer. The runtime is linked in and opens the driver when
-# the program runs, so that it starts where there is none. Neither wants anything of the C++ library, whose archive Debian's
-# gcc does not find beside a toolkit that brings a g++ of another version.
+# the program runs, so that it starts where there is none. What CUDA 13 makes of a kernel's launch wants guards of the C++
+# library's archive; Debian's gcc does not find that beside a toolkit that brings a g++ of another version, and any will do.
 ifneq ($(and $(NVCC),$(if $(SAN),,1)),)
 CUDA_OBJ := $(CUDA_SRC:%.cu=$(BUILD)/cuda/obj/%.o)
-CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl
+CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl \
+	$(firstword $(wildcard $(shell $(CC) -print-file-name=libstdc++.a) /usr/lib/gcc/*/*/libstdc++.a))
 endif
 CUDA_CODE := $(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
 	-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST)
