@@ -62,6 +62,9 @@ struct kernels_type_info {
 /* Facts about a type. `type` must be below KERNELS_TYPE_COUNT. */
 const struct kernels_type_info *kernels_type_info(enum kernels_type type);
 
+/* The value of an IEEE half, exactly. */
+float kernels_half(uint16_t bits);
+
 /* Bytes of a row of `cols` values in a file; 0 when cols is not a multiple of the type's block. */
 size_t kernels_row_bytes(enum kernels_type type, int cols);
 
@@ -145,8 +148,8 @@ typedef uint64_t kernels_event;
 struct kernels_matrix {
     enum kernels_type type;
     int rows, cols;
-    int experts;      /* 0: one matrix */
-    const void *data; /* on the device, aligned to 256 bytes: matrix_bytes() for each expert, or for the one */
+    int experts; /* 0: one matrix */
+    void *data;  /* on the device, aligned to 256 bytes: matrix_bytes() for each expert, or for the one */
 };
 
 /* ---- rows between operations ------------------------------------------------------------------------------------- */

@@ -95,6 +95,8 @@ void aside_put(struct turn *t)
     end = engine_seq_length(h->seq);
     if (h->in_ledger) {
         rc = hot_save(s, h, end >= t->aside_end, last);
+        if (rc && end > t->aside_end)
+            t->aside_rc = rc;
         if (!rc)
             rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
         if (!rc) {
@@ -105,6 +107,7 @@ void aside_put(struct turn *t)
         if (!rc && end >= t->aside_end) { /* all that it had when it was here before is in this chain */
             memcpy(t->aside_last, last, sizeof t->aside_last);
             t->aside_end = end;
+            t->aside_rc = 0;
             hot_drop_cut(s, h);
         }
     } else if (!keep_in_memory(t)) {

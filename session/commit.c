@@ -243,6 +243,7 @@ static int with_commit(struct storage_ledger *l, void *arg, int rc)
 {
     struct saving *saving = arg;
     int hold_rc = 0;
+    rc = rc ? rc : saving->lost;
     saving->with_rc = rc;
     for (size_t i = 0; !rc && i < saving->n_holders && (!hold_rc || hold_rc == -ENOENT); i++)
         hold_rc = storage_turn_hold(l, saving->holders[i], saving->longer);
@@ -293,7 +294,7 @@ static void kv_saved(struct session *s, void *arg)
 static void kv_commit_done(void *arg, int rc)
 {
     struct saving *saving = arg;
-    saving->rc = rc;
+    saving->rc = rc ? rc : saving->lost;
     while (session_post(saving->session, kv_saved, saving))
         ;
 }
@@ -325,6 +326,7 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
     }
+    saving->rc = saving->rc ? saving->rc : saving->lost;
     kv_saved(s, saving);
 }
 
@@ -384,13 +386,16 @@ static void save_kv(struct turn *t, int64_t turn)
     saving_begin(t->session, saving, t->hot);
 }
 
-/* Of a turn that was stopped while it was put aside: it holds what was saved then. */
+/* Of a turn that was stopped while it was put aside, or before all of it was back: it holds what was saved then. */
 static void save_aside(struct turn *t, int64_t turn)
 {
     struct saving *saving = saving_new(t, turn);
     if (!saving)
         return;
+    if (t->hot) /* otherwise it goes with the pages */
+        memset(t->hot->aside, 0, sizeof t->hot->aside);
     saving_add(t->session, saving);
+    saving->lost = t->aside_rc;
     saving_hold(t->session, saving, t->aside_last);
 }
 
@@ -423,7 +428,10 @@ void turn_committed(struct session *s, void *turn)
     }
     if (t->hot) {
         hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
-        save_kv(t, t->row.id);
+        if (t->n_aside && engine_seq_length(t->hot->seq) < t->aside_end)
+            save_aside(t, t->row.id);
+        else
+            save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
     } else if (t->n_aside) {
         save_aside(t, t->row.id);

@@ -2,7 +2,7 @@
  *
  * Conversations in pages are counted in a table (open addressing, linear probing) as contexts begin and cease to be
  * theirs, so that nothing is gone through when one turn ends, however many there are. Turns are few; they are listed
- * anew.
+ * anew where others run than before.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,8 +94,16 @@ static bool is_told(const struct turn *t)
 void live_running(struct session *s)
 {
     int n = 0;
+    bool same = true;
     for (const struct turn *t = s->turns; t; t = t->next)
-        n += is_told(t);
+        if (is_told(t)) {
+            const struct live_turn *before = n < s->live.n_running ? &s->live.running[n] : NULL;
+            same = same && before && before->conversation == t->found.conversation.id &&
+                   !strcmp(before->response, t->response_id);
+            n++;
+        }
+    if (same && n == s->live.n_running)
+        return;
     struct live_turn *running = n ? malloc((size_t)n * sizeof *running) : NULL;
     int k = 0;
     for (const struct turn *t = s->turns; running && t; t = t->next)

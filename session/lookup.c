@@ -552,6 +552,8 @@ static int plan_run(struct storage_ledger *l, void *arg)
             return rc;
         memcpy(parent, key, sizeof parent);
     }
+    if (t->lost_reason && !strcmp(t->lost_reason, "blob_missing") && storage_indexing(l))
+        t->lost_reason = "not_indexed";
     int rc =
         lookup_walk(l, t->session, t->found.owner.id, parent, t->context.ids, pos, (int)t->context.n, plan_take, t);
     return rc > 0 ? 0 : rc; /* where other numerics begin it ends */

@@ -134,7 +134,8 @@ struct session_receipt {
         int tokens;
         const char *
             reason; /* "blob_damaged", "blob_missing", "blob_unreadable", "blob_foreign": another
-                       model's; "numerics_changed": this one's, with other rounding; "not_saved",
+                       model's; "numerics_changed": this one's, with other rounding; "not_saved"; "not_indexed": the
+                       index is being made anew, and may find it yet;
                        "instructions_changed", "tools_changed", "truncated", "effort_changed"; "put_aside": it gave way,
                        and what it had could not be kept; "logits": the last one of a prompt that was answered before */
     } reprefilled[8];

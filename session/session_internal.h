@@ -297,6 +297,7 @@ struct turn {
     bool aside_saving;                     /* what it had is on its way to the index */
     uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
     int aside_end;                         /* tokens in it */
+    int aside_rc;                          /* why that is not all it had then; 0: it is */
 
     struct engine_stream *stream;
     struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
@@ -388,6 +389,7 @@ struct saving {
     bool told;                /* the turn's row says how it ended: */
     enum storage_saved saved; /* that is what it says */
     int with_rc;              /* that was written with the commit */
+    int lost;                 /* why what its turn is to hold is not all of its context; 0: it is */
     /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
     int64_t *holders;
     size_t n_holders;

@@ -147,10 +147,11 @@ void turn_failed(struct session *s, void *turn)
 
 /* ---- finding ---- */
 
-/* Whether `other` is on t's conversation. Its `found` must not be looked at before it has been found. */
+/* Whether `other` is on t's conversation, and more than counts. Its `found` must not be looked at before it has been
+ * found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
-    if (other == t || other->state == TURN_OVER)
+    if (other == t || other->state == TURN_OVER || other->count)
         return false;
     if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
         !strcmp(t->conversation, other->conversation))
@@ -194,7 +195,7 @@ static bool locked(const struct turn *t, bool ending)
  * one that adds messages somebody waits now. */
 static void hurry_warm_ups(const struct turn *t)
 {
-    for (struct turn *other = t->session->turns; t->generate && other; other = other->next) {
+    for (struct turn *other = t->session->turns; t->generate && !t->count && other; other = other->next) {
         if (other->generate || !running_on(t, other))
             continue;
         other->background = false;

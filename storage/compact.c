@@ -40,7 +40,7 @@ static int victim_run(struct storage_ledger *l, void *arg)
             dead = l->dead[i].bytes;
             c->pack = l->dead[i].pack;
         }
-    if (!dead)
+    if (!dead || l->unread) /* what lives in a pack is not known yet */
         return -ENOENT;
     int rc;
     sqlite3_stmt *s = stmt_get(l, S_SEG_OF_PACK);

@@ -191,6 +191,11 @@ static void wait_for_cuts(struct storage_ledger *l, bool all)
         }
 }
 
+void erase_wait_for_cuts(struct storage_ledger *l)
+{
+    wait_for_cuts(l, true);
+}
+
 /* A deletion also waits for what is left of its owner's records from before, and of those whose owner is not known.
  * Those of another deletion are that one's. *failed: some of it could not be cut out, and is tried again. */
 static bool earlier_left(const struct storage_ledger *l, const struct job *j, bool *failed)
@@ -251,6 +256,26 @@ static void dead_given_back(struct storage_ledger *l, uint32_t pack)
         }
 }
 
+void erase_dead_less(struct storage_ledger *l, uint32_t pack, uint64_t bytes)
+{
+    for (size_t i = 0; i < l->n_dead; i++)
+        if (l->dead[i].pack == pack) {
+            bytes = bytes < l->dead[i].bytes ? bytes : l->dead[i].bytes;
+            l->dead[i].bytes -= bytes;
+            atomic_fetch_sub(&l->st->disk_dead, bytes);
+            return;
+        }
+}
+
+void erase_dead_settle(struct storage_ledger *l, uint32_t pack, bool all)
+{
+    for (size_t i = 0; i < l->n_dead; i++)
+        if (l->dead[i].pack == pack && (all || l->dead[i].bytes <= DEAD_SLACK)) {
+            dead_given_back(l, pack);
+            return;
+        }
+}
+
 static int by_pack(const void *a, const void *b)
 {
     const struct drop *x = a, *y = b;
@@ -260,7 +285,7 @@ static int by_pack(const void *a, const void *b)
 void erase_pack(struct storage_ledger *l, uint32_t pack)
 {
     struct storage *st = l->st;
-    if (pack >= atomic_load(&st->oldest_open_pack))
+    if (pack >= atomic_load(&st->oldest_open_pack) || reindex_has(l, pack))
         return;
     for (size_t i = 0; i < l->n_waiting; i++) /* what is unlinked cannot be overwritten */
         if (l->waiting[i].pack == pack)
@@ -464,8 +489,10 @@ int erase_logs(struct storage_ledger *l)
 /* Whether all that a deletion took away is overwritten, but for the logs. Who waits for what failed hears of it. */
 static bool cut_out_all(const struct storage_ledger *l, struct job *j)
 {
-    bool failed = false;
-    if (!j->marks || j->n_drops || l->cuts_given - l->n_cuts < j->cuts_back || atomic_load(&l->st->moving))
+    bool failed = l->unread || l->gaps; /* something of it may be found yet */
+    if (failed && j->marks)
+        tell(j, -EINPROGRESS);
+    if (!j->marks || failed || j->n_drops || l->cuts_given - l->n_cuts < j->cuts_back || atomic_load(&l->st->moving))
         return false;
     bool left = earlier_left(l, j, &failed);
     if (failed)

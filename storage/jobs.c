@@ -313,6 +313,8 @@ static void sweep(struct storage_ledger *l)
     }
     if (l->sweep_at == INT64_MAX) {
         pthread_mutex_lock(&l->st->jobs_lock);
+        l->st->unpinned |= l->gaps; /* deletions may have waited for it */
+        l->gaps = false;
         l->st->sweep_done = !l->st->sweep_wanted;
         pthread_cond_broadcast(&l->st->jobs_cond);
         pthread_mutex_unlock(&l->st->jobs_lock);
@@ -413,11 +415,12 @@ void *jobs_thread(void *arg)
         int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + SWEEP_PAUSE_MS;
         int64_t due = soonest(sweep_due, soonest(erase_due_ms(l), idle_due_ms(l)));
         bool timeout = false;
+        bool may_sweep = !sweep_due && !l->unread;
         pthread_mutex_lock(&st->jobs_lock);
         while (!st->jobs && !(st->jobs_stop && !l->n_cuts) && !st->unpinned && !st->cut_results && !timeout &&
-               !(st->sweep_wanted && !sweep_due) && !st->backup && started)
+               !(st->sweep_wanted && may_sweep) && !st->backup && started)
             timeout = wait_until(st, due);
-        bool sweep_begins = st->sweep_wanted && !sweep_due;
+        bool sweep_begins = st->sweep_wanted && may_sweep;
         uint64_t sweep_clock = st->sweep_clock;
         st->sweep_wanted &= !sweep_begins;
         struct job *batch = st->jobs, **end = &batch;

@@ -249,7 +249,7 @@ int storage_conversation_delete(struct storage_ledger *l, int64_t owner, const c
 
     struct key_list keys = {0};
     rc = holds_of(l, id, &keys);
-    if (!rc && l->gaps)
+    if (!rc && l->unread)
         rc = turns_before_gaps(l, owner, id, &keys);
     sqlite3_stmt *s = rc ? NULL : STMT_WITH(l, S_TURNS_OF, id);
     while (!rc && (rc = stmt_step(l, s)) == 1) {

@@ -1,7 +1,8 @@
 /* ledger_items.c - rows of items: what turns were asked with and what they answered. Ledger thread only, inside a job.
  *
  * An item belongs to one turn and has a place in it; turns of a path are older before younger, so that the items of a
- * path are in order by (turn, place), and a page of them is a range.
+ * path are in order by (turn, place). A page of them goes along the path by its turns' ids alone, and reads the items
+ * that it shows.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -76,35 +77,51 @@ static int item_read(sqlite3_stmt *s, bool page, struct storage_item *out)
     return rc;
 }
 
-/* All rows of a statement, and resets it. */
-static int items_read(struct storage_ledger *l, sqlite3_stmt *s, bool page, struct storage_item **rows, size_t *n)
+struct items {
+    struct storage_item *rows;
+    size_t n, cap;
+};
+
+/* Adds all rows of a statement, and resets it. */
+static int items_add(struct storage_ledger *l, sqlite3_stmt *s, bool page, struct items *items)
 {
-    struct storage_item *items = NULL;
-    size_t found = 0, capacity = 0;
     int rc;
     while ((rc = stmt_step(l, s)) == 1) {
-        if (found == capacity) {
-            size_t more = capacity ? 2 * capacity : 4;
-            struct storage_item *grown = realloc(items, more * sizeof *grown);
+        if (items->n == items->cap) {
+            size_t more = items->cap ? 2 * items->cap : 4;
+            struct storage_item *grown = realloc(items->rows, more * sizeof *grown);
             if (!grown) {
                 rc = -ENOMEM;
                 break;
             }
-            items = grown;
-            capacity = more;
+            items->rows = grown;
+            items->cap = more;
         }
-        if ((rc = item_read(s, page, &items[found])))
+        if ((rc = item_read(s, page, &items->rows[items->n])))
             break;
-        found++;
+        items->n++;
     }
-    if (rc) {
+    if (rc)
         stmt_reset(s);
-        storage_items_free(items, found);
+    return rc;
+}
+
+/* Hands them over, or after an error frees them. */
+static int items_give(int rc, struct items *items, struct storage_item **rows, size_t *n)
+{
+    if (rc) {
+        storage_items_free(items->rows, items->n);
         return rc;
     }
-    *rows = items;
-    *n = found;
+    *rows = items->rows;
+    *n = items->n;
     return 0;
+}
+
+static int items_read(struct storage_ledger *l, sqlite3_stmt *s, bool page, struct storage_item **rows, size_t *n)
+{
+    struct items items = {0};
+    return items_give(items_add(l, s, page, &items), &items, rows, n);
 }
 
 int items_of(struct storage_ledger *l, int64_t turn, struct storage_item **rows, size_t *n)
@@ -147,18 +164,85 @@ static int item_place(struct storage_ledger *l, int64_t owner, int64_t conversat
     return 0;
 }
 
+/* A page: items of turns from `turn` on, there of those beyond `place`. */
+struct page {
+    bool descending;
+    int64_t turn, place;
+    size_t max;
+    struct items items;
+};
+
+static int page_add(struct storage_ledger *l, struct page *p, int64_t turn)
+{
+    int64_t edge = turn == p->turn ? p->place : p->descending ? INT64_MAX : -1;
+    sqlite3_stmt *s = STMT_WITH(l, p->descending ? S_ITEMS_BEFORE : S_ITEMS_AFTER, turn, edge,
+                                p->max - p->items.n > INT32_MAX ? INT32_MAX : (int64_t)(p->max - p->items.n));
+    return items_add(l, s, true, &p->items);
+}
+
+struct ids {
+    int64_t *ids;
+    size_t n, cap;
+};
+
+static int ids_add(struct ids *ids, int64_t id)
+{
+    if (ids->n == ids->cap) {
+        size_t cap = ids->cap ? ids->cap * 2 : 64;
+        int64_t *grown = realloc(ids->ids, cap * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        ids->ids = grown;
+        ids->cap = cap;
+    }
+    ids->ids[ids->n++] = id;
+    return 0;
+}
+
+/* Goes along some turns, the youngest first: those of the page are read, or in the other order noted, until it is full
+ * or they are out of it (*over). */
+static int page_walk(struct storage_ledger *l, sqlite3_stmt *s, struct page *p, struct ids *later, bool *over)
+{
+    int rc = 0;
+    while (!*over && (rc = stmt_step(l, s)) == 1) {
+        int64_t turn = sqlite3_column_int64(s, 0);
+        if (p->descending && turn <= p->turn)
+            rc = page_add(l, p, turn);
+        else if (!p->descending && turn >= p->turn)
+            rc = ids_add(later, turn);
+        *over = rc || (p->descending ? p->items.n >= p->max : turn <= p->turn);
+    }
+    stmt_reset(s);
+    return rc < 0 ? rc : 0;
+}
+
+static int page_read(struct storage_ledger *l, int64_t conversation, int64_t head, struct page *p)
+{
+    struct ids later = {0};
+    bool over = p->max == 0;
+    int rc = page_walk(l, STMT_WITH(l, S_PATH_BEHIND, head, conversation), p, &later, &over);
+    /* Those behind the head are all younger than it. */
+    over = p->descending && p->items.n >= p->max;
+    if (!rc)
+        rc = page_walk(l, STMT_WITH(l, S_PATH_UP, head), p, &later, &over);
+    while (!rc && later.n && p->items.n < p->max)
+        rc = page_add(l, p, later.ids[--later.n]);
+    free(later.ids);
+    return rc;
+}
+
 int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, const char *public_id,
                      struct storage_item **row)
 {
-    int64_t turn, place;
     struct storage_item *rows = NULL;
     size_t n = 0;
-    int rc = item_place(l, owner, conversation, public_id, &turn, &place);
+    struct page p = {.max = 1};
+    int rc = item_place(l, owner, conversation, public_id, &p.turn, &p.place);
     if (rc)
         return rc;
     /* The first from its place on, which is another one where it is not on the path. */
-    sqlite3_stmt *s = STMT_WITH(l, S_ITEMS_AFTER, head, conversation, turn, place - 1, 1);
-    if ((rc = items_read(l, s, true, &rows, &n)))
+    p.place--;
+    if ((rc = items_give(page_read(l, conversation, head, &p), &p.items, &rows, &n)))
         return rc;
     if (n == 0 || strcmp(rows[0].public_id, public_id) != 0) {
         storage_items_free(rows, n);
@@ -171,14 +255,10 @@ int storage_item_get(struct storage_ledger *l, int64_t owner, int64_t conversati
 int storage_items_page(struct storage_ledger *l, int64_t owner, int64_t conversation, int64_t head, bool descending,
                        const char *after, size_t max, struct storage_item **rows, size_t *n)
 {
-    int64_t turn = descending ? INT64_MAX : 0, place = descending ? INT64_MAX : -1;
-    int rc;
-    sqlite3_stmt *s;
-    if (after && (rc = item_place(l, owner, conversation, after, &turn, &place)))
-        return rc;
-    s = STMT_WITH(l, descending ? S_ITEMS_BEFORE : S_ITEMS_AFTER, head, conversation, turn, place,
-                  max > INT32_MAX ? INT32_MAX : (int64_t)max);
-    return items_read(l, s, true, rows, n);
+    struct page p = {
+        .descending = descending, .turn = descending ? INT64_MAX : 0, .place = descending ? INT64_MAX : -1, .max = max};
+    int rc = after ? item_place(l, owner, conversation, after, &p.turn, &p.place) : 0;
+    return rc ? rc : items_give(page_read(l, conversation, head, &p), &p.items, rows, n);
 }
 
 int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text)

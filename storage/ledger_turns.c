@@ -384,6 +384,20 @@ int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversat
     return rc;
 }
 
+/* Whether a segment is there, and where chains may have gaps all before it: 1, 0 or negative. */
+static int is_whole(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct segment_row row;
+    uint8_t at[STORAGE_KEY_BYTES];
+    memcpy(at, key, sizeof at);
+    int rc = segment_get(l, at, &row);
+    while (rc == 1 && l->gaps && !pack_is_zero(row.parent, sizeof row.parent)) {
+        memcpy(at, row.parent, sizeof at);
+        rc = segment_get(l, at, &row);
+    }
+    return rc;
+}
+
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
 {
     int rc = 1;
@@ -400,8 +414,7 @@ int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
         if (!rc)
             rc = column_text(s, 3, &kv);
         stmt_reset(s);
-        struct segment_row row;
-        if (!rc && (rc = segment_get(l, key, &row)) == 0)
+        if (!rc && !pack_is_zero(key, sizeof key) && (rc = is_whole(l, key)) == 0)
             rc = hold_again(l, *after, owner, kv, n_tokens);
         free(kv);
         rc = rc < 0 ? rc : 1;
@@ -417,10 +430,19 @@ int turns_interrupted(struct storage_ledger *l, int64_t now_ms)
     sqlite3_stmt *s = STMT_WITH(l, S_TURNS_INTERRUPTED, now_ms);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
+    s = stmt_get(l, S_TURN_LATEST);
+    rc = stmt_step(l, s);
+    l->pending_last = rc == 1 ? sqlite3_column_int64(s, 0) : 0;
+    stmt_reset(s);
+    return rc < 0 ? rc : l->unread ? 0 : turns_pending_over(l, l->pending_last);
+}
+
+int turns_pending_over(struct storage_ledger *l, int64_t last)
+{
     for (;;) { /* each leaves the set that is asked for */
         uint8_t key[STORAGE_KEY_BYTES];
-        s = stmt_get(l, S_TURNS_PENDING);
-        rc = stmt_step(l, s);
+        sqlite3_stmt *s = STMT_WITH(l, S_TURNS_PENDING, last);
+        int rc = stmt_step(l, s);
         if (rc != 1)
             return rc;
         char *kv = NULL;
@@ -649,7 +671,7 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
         return rc;
     if ((rc = segment_held_by(l, t->id, held)) < 0)
         return rc;
-    if (l->gaps)
+    if (l->unread)
         (void)find_again(l, t->id, t->owner, t->kv, t->n_tokens, before);
     /* What was asked behind it in vain stays, behind the one before. */
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent);

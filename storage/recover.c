@@ -5,7 +5,7 @@
  *   - A record that was synced but whose row was lost (the index does not sync its commits) lies behind the end that
  * the index knows for its pack: it is taken in again, also behind holes that were cut since, when all of it is there.
  * Without such a loss there is nothing behind that end.
- *   - Without an index every record of every pack is read and the rows are made anew, some hundred in a transaction.
+ *   - Without an index, or with one that is not whole yet, the packs that it does not know are left to reindex.c.
  *   - What lies there and is no record is overwritten.
  *   - A pack that cannot be read is not used further; what can be read of it still is. It keeps nobody from starting.
  *   - A pack of ours in which nothing is any more goes.
@@ -18,13 +18,9 @@
 
 #include "storage/storage_internal.h"
 
-#define DEAD_SLACK   ((uint64_t)64 << 10)
-#define REBUILD_ROWS 512 /* of one transaction, when the index is made anew */
-#define TELL_MS      5000
-
 struct recovery {
     struct storage_ledger *l;
-    bool rebuild;
+    bool rebuild;    /* the index is new, and knows nothing */
     bool put_off;    /* records that have no row yet are not looked for now */
     uint32_t newest; /* highest pack number */
     uint32_t last;   /* highest that was looked at */
@@ -32,9 +28,7 @@ struct recovery {
     struct drop *intents;
     size_t n, cap;
     struct place_of garbage; /* that was found last */
-    uint64_t taken;          /* records, with `rebuild` */
-    int64_t told_ms;
-    int rc; /* the index's while records are taken in; that of a pack does not matter */
+    int rc;                  /* the index's while records are taken in; that of a pack does not matter */
 };
 
 static int intents_add(struct recovery *r, const struct drop *d)
@@ -134,7 +128,8 @@ static int intents_carry_out(struct recovery *r)
         }
         rc = stmt_run(l, STMT_WITH(l, S_INTENT_DELETE, d->intent), NULL);
     }
-    if (!rc && !left && !logs_rc)
+    /* Where packs are not read yet something of what was deleted may be in them. */
+    if (!rc && !left && !logs_rc && !l->unread)
         rc = stmt_do(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = stmt_do(l, S_COMMIT);
@@ -146,49 +141,30 @@ static int intents_carry_out(struct recovery *r)
     return rc;
 }
 
-/* A power loss or a kill may have left the header of a record without all of its payload. */
-static int whole(const struct storage_ledger *l, uint32_t pack, uint64_t offset, uint64_t bytes,
-                 const struct pack_record *rec)
+int pack_record_whole(const struct storage *st, uint32_t pack, uint64_t offset, uint64_t bytes,
+                      const struct pack_record *rec)
 {
     uint8_t *record = malloc(bytes);
-    int rc = record ? packs_read(&l->st->packs, pack, offset, record, bytes) : -ENOMEM;
+    int rc = record ? packs_read(&st->packs, pack, offset, record, bytes) : -ENOMEM;
     if (!rc)
         rc = codec_verify(record + pack_payload_offset(rec->label_bytes), (size_t)rec->payload_bytes);
     free(record);
     return rc;
 }
 
-/* Ends a transaction that is long enough, and says how far it is. */
-static int piece(struct recovery *r, uint32_t pack)
-{
-    if (!r->rebuild || ++r->taken % REBUILD_ROWS)
-        return 0;
-    if (monotonic_ms() - r->told_ms >= TELL_MS) {
-        if (r->told_ms)
-            storage_log(r->l->st, LOG_NOTICE, "kv.db is made anew: %llu segments so far, now of pack %u of %u",
-                        (unsigned long long)r->taken, pack, r->newest);
-        r->told_ms = monotonic_ms();
-    }
-    int rc = stmt_do(r->l, S_KV_COMMIT);
-    return rc ? rc : stmt_do(r->l, S_KV_BEGIN);
-}
-
-/* What is no record any more is found by no deletion, though it may have the tokens of one: it is overwritten now. */
-static void garbage_cut(struct recovery *r)
+void garbage_cut(struct storage *st, struct place_of *g)
 {
     bool given_back;
-    struct place_of *g = &r->garbage;
-    int rc = g->bytes ? packs_cut(&r->l->st->packs, g->pack, &(struct place){g->offset, g->bytes}, 1, &given_back) : 0;
+    int rc = g->bytes ? packs_cut(&st->packs, g->pack, &(struct place){g->offset, g->bytes}, 1, &given_back) : 0;
     if (rc)
-        storage_log(r->l->st, LOG_ERR, "pack %u: a damaged record cannot be overwritten: %s", g->pack, strerror(-rc));
+        storage_log(st, LOG_ERR, "pack %u: a damaged record cannot be overwritten: %s", g->pack, strerror(-rc));
     g->bytes = 0;
 }
 
-static void garbage_add(struct recovery *r, uint32_t pack, uint64_t offset, uint64_t bytes)
+void garbage_add(struct storage *st, struct place_of *g, uint32_t pack, uint64_t offset, uint64_t bytes)
 {
-    struct place_of *g = &r->garbage;
     if (g->pack != pack || g->offset + g->bytes != offset) {
-        garbage_cut(r);
+        garbage_cut(st, g);
         *g = (struct place_of){pack, offset, 0};
     }
     g->bytes += bytes;
@@ -199,11 +175,10 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
 {
     struct recovery *r = arg;
     if (!rec) {
-        garbage_add(r, pack, offset, bytes);
+        garbage_add(r->l->st, &r->garbage, pack, offset, bytes);
         return 0;
     }
-    /* Without an index there are too many to read all: those that are damaged are found when they are wanted. */
-    int rc = r->rebuild && pack < r->newest ? 0 : whole(r->l, pack, offset, bytes, rec);
+    int rc = pack_record_whole(r->l->st, pack, offset, bytes, rec);
     if (rc == -ENOMEM)
         return r->rc = rc;
     if (rc && rc != -EBADMSG)
@@ -212,7 +187,7 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     rc = torn ? segment_insert_forgotten(r->l, rec, label, pack, offset, bytes)
               : segment_insert(r->l, rec, label, pack, offset, bytes);
     if (torn ? rc : rc != 1)
-        return r->rc = rc ? rc : piece(r, pack);
+        return r->rc = rc;
     /* Torn, or stored twice: then the later copy goes. */
     bool given_back;
     rc = packs_cut(&r->l->st->packs, pack, &(struct place){offset, bytes}, 1, &given_back);
@@ -225,9 +200,7 @@ static int take_in(void *arg, uint32_t pack, uint64_t offset, uint64_t bytes, co
     return r->rc = intents_add(r, &d);
 }
 
-/* A pack that cannot be read and has no records is nobody's: without a row it is not taken for one of ours that is
- * empty, from a start when it could be read. */
-static int not_looked_after(struct storage_ledger *l, uint32_t pack)
+int pack_not_looked_after(struct storage_ledger *l, uint32_t pack)
 {
     sqlite3_stmt *s = STMT_WITH(l, S_SEG_IN_PACK, pack);
     int rc = stmt_step(l, s);
@@ -241,22 +214,26 @@ static int pack_look(void *arg, uint32_t pack)
     struct storage_ledger *l = r->l;
     uint64_t known = 0, end = 0;
     int rc;
-    if (!r->rebuild) {
-        sqlite3_stmt *s = stmt_get(l, S_PACK_END);
-        (void)sqlite3_bind_int64(s, 1, pack);
-        rc = stmt_step(l, s);
-        if (rc == 1)
-            known = (uint64_t)sqlite3_column_int64(s, 0);
-        stmt_reset(s);
-        if (rc < 0)
-            return rc;
+    if (reindex_has(l, pack)) {
+        if (pack >= r->last) {
+            r->last = pack;
+            r->last_end = 0;
+        }
+        return r->rc = stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, 0, 0, 0), NULL);
     }
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_END, pack);
+    rc = stmt_step(l, s);
+    if (rc == 1)
+        known = (uint64_t)sqlite3_column_int64(s, 0);
+    stmt_reset(s);
+    if (rc < 0)
+        return rc;
     rc = packs_scan(&l->st->packs, pack, known, take_in, r, &end);
-    garbage_cut(r);
+    garbage_cut(l->st, &r->garbage);
     if (rc && !r->rc && rc != -ENOMEM) {
         storage_log(l->st, LOG_WARNING, "pack %u is damaged or not ours and is not used further: %s", pack,
                     strerror(-rc));
-        rc = r->rc = not_looked_after(l, pack);
+        rc = r->rc = pack_not_looked_after(l, pack);
         end = 0;
     } else if (!rc) { /* its space is looked after, though nothing may be in it */
         rc = r->rc = stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, (int64_t)end, 0, 0), NULL);
@@ -312,7 +289,7 @@ static int collect(void *arg, uint32_t pack)
     sqlite3_stmt *s = STMT_WITH(l, S_PACK_END, pack);
     int rc = stmt_step(l, s);
     stmt_reset(s);
-    if (rc == 1)
+    if (rc == 1) /* one that is not read yet has no rows, and stays */
         erase_pack(l, pack);
     return rc < 0 ? rc : 0;
 }
@@ -331,7 +308,9 @@ static int deads(struct recovery *r)
         uint64_t live = (uint64_t)sqlite3_column_int64(s, 1), bytes = 0;
         for (size_t i = 0; i < l->n_waiting; i++)
             live += l->waiting[i].pack == pack ? l->waiting[i].bytes : 0;
-        if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + DEAD_SLACK) {
+        /* Of one that is not read yet all counts. */
+        uint64_t slack = reindex_has(l, pack) ? 0 : DEAD_SLACK;
+        if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + slack) {
             atomic_fetch_add(&l->st->disk_used, bytes - live);
             erase_dead(l, pack, bytes - live);
         }
@@ -348,7 +327,11 @@ static int recover(struct recovery *r)
     l->heads_logged = true; /* for all that is known */
     int rc = pair_settle(l);
     if (!rc)
+        rc = packs_list(&st->packs, newest, r);
+    if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
+    if (!rc)
+        rc = reindex_begin(l, r->rebuild, r->newest);
     if (!rc)
         rc = segments_clock(l);
     if (!rc)
@@ -362,12 +345,10 @@ static int recover(struct recovery *r)
     if (!rc)
         rc = stmt_do(l, S_KV_BEGIN);
     if (!rc)
-        rc = packs_list(&st->packs, newest, r);
-    if (!rc)
         rc = packs_list(&st->packs, pack_look, r);
     if (!rc)
         rc = stmt_do(l, S_KV_COMMIT);
-    if (!r->rebuild && put_off(l, rc, "segments that were saved last are found later")) {
+    if (put_off(l, rc, "segments that were saved last are found later")) {
         r->last = r->newest; /* the packs stay as they are, so that the next start looks again */
         r->last_end = 0;
         l->n_drops = 0; /* their rows are there again */
@@ -386,20 +367,13 @@ static int recover(struct recovery *r)
         return rc;
     st->packs.n = r->last;
     atomic_store(&st->oldest_open_pack, r->last);
-    if (r->rebuild) {
-        /* A damaged record may have cut a chain in two. Until the next start it can be stored anew; then what is held
-         * by nothing goes. */
+    if (l->unread) /* the search begins when all is known */
         l->sweep_at = INT64_MAX;
-        l->sweep_from = l->sweep_end;
-        st->sweep_done = true;
-        l->gaps = true;
-    }
     /* What is still to be overwritten behind the last record must not be where others are put. */
     for (size_t i = 0; i < l->n_waiting; i++)
         if (l->waiting[i].pack == r->last && l->waiting[i].offset >= r->last_end)
             r->last_end = 0;
-    /* After a rebuild places behind the last record may have been in use: begin a new pack. */
-    if (!r->rebuild && r->last_end && r->last_end < st->packs.pack_bytes) {
+    if (r->last_end && r->last_end < st->packs.pack_bytes) {
         rc = packs_activate(&st->packs, r->last, r->last_end);
         if (rc)
             storage_log(st, LOG_WARNING, "pack %u cannot be continued: %s", r->last, strerror(-rc));

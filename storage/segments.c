@@ -325,6 +325,8 @@ static int release_unused(struct storage_ledger *l, const uint8_t key[STORAGE_KE
 
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
+    if (l->unread) /* neither its children nor those before it need be known */
+        return reindex_release_later(l, key);
     return release_unused(l, key, UINT64_MAX);
 }
 
@@ -423,6 +425,8 @@ int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
             break;
         memcpy(key, row.parent, sizeof key);
     }
+    if (!rc && l->unread && !pack_is_zero(key, sizeof key))
+        rc = reindex_within_later(l, turn, end);
     if (rc < 0 || !beyond)
         return rc < 0 ? rc : 0;
     return segment_hold(l, turn, key);
@@ -436,7 +440,7 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return rc;
     if (row.pack != pack || row.offset != offset)
         return 0;
-    if (row.children) {
+    if (row.children || l->unread) { /* there may be some that are not known yet */
         l->wrote_kv = true;
         return row_clear(l, &row);
     }
@@ -506,6 +510,8 @@ int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, co
     uint64_t freed = 0;
     size_t n = 0;
     int rc;
+    if (l->unread)
+        return 0;
     sqlite3_stmt *s = STMT_WITH(l, S_SPACES_OF, owner);
     while (n < SPACES_MOST && (rc = stmt_step(l, s)) == 1)
         spaces[n++] = sqlite3_column_int64(s, 0);
@@ -544,6 +550,19 @@ int segment_cut(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], 
 int segment_any(struct storage_ledger *l)
 {
     return any(l, S_SEG_ANY, NULL);
+}
+
+int segment_sweep_all(struct storage_ledger *l)
+{
+    sqlite3_stmt *s = stmt_get(l, S_SEG_LATEST);
+    int rc = stmt_step(l, s);
+    if (rc == 1) {
+        l->sweep_end = sqlite3_column_int64(s, 0);
+        l->sweep_at = 0;
+        l->sweep_from = INT64_MAX;
+    }
+    stmt_reset(s);
+    return rc < 0 ? rc : 0;
 }
 
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)

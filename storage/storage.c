@@ -24,6 +24,7 @@
 #define ENCODER_CPUS      8                     /* there is an encoder for so many */
 #define QUEUE_BYTES_MIN   ((uint64_t)128 << 20) /* of segments to be saved; more with a large RAM tier */
 #define READERS_MAX       64
+#define INDEX_AWAIT_MS    500          /* that a start waits for an index that is made anew */
 #define KV_DAMAGED        "kv.damaged" /* its presence: kv.db is to be made anew */
 
 void storage_log(struct storage *st, int priority, const char *fmt, ...)
@@ -165,11 +166,13 @@ static int database_open(struct storage *st, const struct schema *s, sqlite3 **d
     return rc;
 }
 
-/* The index is made anew in many transactions: until it is whole, a start begins again. */
+/* A new index says of itself that it is not whole (reindex.c); until that is on the disk, a start begins again. */
 static int kv_rebuild(struct storage *st)
 {
     kv_mark(st);
     int rc = segments_recover(&st->ledger, true);
+    if (!rc && st->ledger.unread && erase_logs(&st->ledger))
+        return 0;
     if (!rc && unlinkat(st->dirfd, KV_DAMAGED, 0) && errno != ENOENT)
         storage_log(st, LOG_WARNING, "%s: kv.db is made anew once more at the next start: %s", KV_DAMAGED,
                     strerror(errno));
@@ -204,7 +207,7 @@ static int databases_open(struct storage *st, char *err, size_t err_size)
     if (!kv_hurt(l, rc))
         return rc;
     if (old)
-        storage_log(st, LOG_NOTICE, "kv.db is of an older version, and is made anew from the packs");
+        storage_log(st, LOG_NOTICE, "kv.db is of an older version, and is made anew from the packs meanwhile");
     else
         storage_log(st, LOG_WARNING, "kv.db is damaged or cannot be read, and is made anew from the packs");
     erase_give_up(l);
@@ -383,6 +386,7 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     /* What nothing holds is searched for when turns hold again what they should. */
     int64_t sweep_at = st->ledger.sweep_at;
     st->ledger.sweep_at = INT64_MAX;
+    bool unread = st->ledger.unread;
     if (!rc) {
         rc = threads_start(st, readers);
         if (rc)
@@ -390,6 +394,13 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     }
     if (!rc && (rc = jobs_call(st, interrupted_run, &sweep_at)))
         (void)fail(err, err_size, rc, st->dir, "turns of the ledger");
+    if (!rc && !unread)
+        st->index_over = true;
+    else if (!rc && (rc = worker_start(st, &st->index_worker, "convod-index", index_thread)))
+        (void)fail(err, err_size, rc, st->dir, "threads");
+    /* Where it takes a moment no turn is to meet half an index. */
+    if (!rc)
+        (void)index_wait(st, monotonic_ms() + INDEX_AWAIT_MS);
     if (rc)
         storage_close(st);
     else
@@ -413,6 +424,9 @@ static void stop(pthread_mutex_t *lock, pthread_cond_t *cond, bool *flag)
 /* The threads end in the order in which work flows. */
 static bool threads_stop(struct storage *st, int64_t deadline_ms)
 {
+    stop(&st->jobs_lock, &st->jobs_cond, &st->index_stop);
+    if (!worker_join(&st->index_worker, deadline_ms))
+        return false;
     stop(&st->writer_lock, &st->writer_cond, &st->writer_stop);
     if (!worker_join(&st->writer_worker, deadline_ms))
         return false;

@@ -37,7 +37,7 @@ struct storage_opts {
 /* Opens a data directory and starts the threads. -EBUSY: another process holds it (err says its pid); -EPROTO: it was
  * written by a newer version; -EBADMSG: the ledger is damaged; -ESTALE: it is missing or not the one that the index and
  * the packs belong to (err says how to go on). A missing, damaged or unreadable kv.db is rebuilt from
- * the packs, as far as they can be read. */
+ * the packs, as far as they can be read, while it is in use. */
 int storage_open(const struct storage_opts *opts, struct storage **out, char *err, size_t err_size);
 
 /* Finishes what was submitted, syncs, stops the threads and frees. NULL is fine. */
@@ -468,6 +468,9 @@ void storage_stored_free(struct storage_stored *g);
 int storage_segment_read_split(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                                const struct storage_layout *layout, void *split,
                                void (*done)(void *arg, struct storage_read_result result), void *arg);
+
+/* Whether the index is being made anew: a segment that is not found may be there all the same. */
+bool storage_indexing(const struct storage_ledger *l);
 
 /* A clock that counts uses of segments. What is found or put from now on is used later. [any thread] */
 uint64_t storage_clock(struct storage *st);

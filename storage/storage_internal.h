@@ -5,6 +5,7 @@
  *   backup.c, verify.c   copying and checking all of it
  *   encode.c, writer.c, compact.c, reader.c   the threads that encode, that append, and that read and decode
  *   jobs.c      the ledger thread: group commit
+ *   reindex.c   the index made anew from the packs
  *   erase.c     what follows a commit: records are cut out, deletions end
  *   ledger.c, ledger_turns.c, ledger_items.c, ledger_keys.c, segments.c, labels.c   rows of ledger.db and kv.db
  *   titles.c    titles in memory, to be searched
@@ -274,7 +275,10 @@ struct storage_ledger {
     uint64_t cuts_given; /* to the cutter, which gives them back in order */
     struct mark *gone;   /* of deletions that are over: they go with the next transaction that is synced */
     bool heads_logged;   /* the index's log may have long heads of rows that are gone (segments.c) */
-    bool gaps;           /* the index was made anew: a damaged record may have cut a chain in two */
+    bool unread;         /* the index is not whole: packs, from the first of these to the second, are not read yet */
+    uint32_t unread_packs[2];
+    int64_t pending_last; /* turns up to this one are from before the start */
+    bool gaps;            /* in the index that was made anew a damaged record has cut a chain in two */
     uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
     size_t n_superseded, cap_superseded;
     size_t n_let_go; /* of them, released by this batch */
@@ -351,10 +355,12 @@ int64_t ledger_clock_ms(const struct storage_ledger *l);
 int ledger_clock_start(struct storage_ledger *l);
 
 /* ledger_turns.c, at open: what was RUNNING has FAILED with reason "interrupted"; what was being saved was saved or was
- * not. */
+ * not, which with an index that is not whole is told at its end, up to the last of those turns. */
 int turns_interrupted(struct storage_ledger *l, int64_t now_ms);
+int turns_pending_over(struct storage_ledger *l, int64_t last);
 /* In the background, after a start: of the next n turns behind *after (INT64_MAX: there are no more), or of fewer where
- * they take long, those that hold something which is not in the index hold what there is of their context. */
+ * they take long, those that hold something which is not in the index, or is behind a gap, hold what there is of their
+ * context. */
 int turns_hold_again(struct storage_ledger *l, int64_t *after, int n);
 
 /* ledger_items.c */
@@ -438,7 +444,7 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end);
 /* What the turn holds. 1 found, 0 nothing, negative. */
 int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES]);
-/* Drops the segment and then its ancestors as far as nothing holds them. */
+/* Drops the segment and then its ancestors as far as nothing holds them; when the index is whole. */
 int segment_release(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Forgets a damaged or missing one, if it is still at that place. */
 int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint32_t pack, uint64_t offset);
@@ -471,9 +477,38 @@ int segments_clock(struct storage_ledger *l);
 /* The background search: begins one, and does a piece of it. */
 void segment_sweep_begin(struct storage_ledger *l, uint64_t clock);
 int segment_sweep(struct storage_ledger *l, int rows);
-/* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild` all
- * records. Sets the statistics and the active pack. -ESTALE: the ledger is another's; nothing was changed. */
+/* A search of the whole index begins, up to the clock from before. */
+int segment_sweep_all(struct storage_ledger *l);
+/* recover.c. At open: carries out intents, takes in records behind each pack's known end, or with `rebuild`
+ * leaves all of them to index_thread(). Sets the statistics and the active pack. -ESTALE: the ledger is another's;
+ * nothing was changed. */
 int segments_recover(struct storage_ledger *l, bool rebuild);
+/* A power loss or a kill may have left the header of a record without all of its payload: 0, -EBADMSG, or why that
+ * cannot be told. [any thread] */
+int pack_record_whole(const struct storage *st, uint32_t pack, uint64_t offset, uint64_t bytes,
+                      const struct pack_record *rec);
+/* What is no record any more is found by no deletion, though it may have the tokens of one: it is overwritten, with
+ * what lies next to it. The first begins with bytes 0; the second ends it. [any thread] */
+void garbage_add(struct storage *st, struct place_of *g, uint32_t pack, uint64_t offset, uint64_t bytes);
+void garbage_cut(struct storage *st, struct place_of *g);
+/* A pack that cannot be read and has no records is nobody's: without a row it is not taken for one of ours that is
+ * empty, from a start when it could be read. */
+int pack_not_looked_after(struct storage_ledger *l, uint32_t pack);
+
+/* ---- the index made anew (reindex.c) ------------------------------------------------------------------------------
+ */
+#define INDEX_CLOCK ((uint64_t)1 << 46) /* of uses, from here on: what is found in packs was used before */
+/* At open: whether the index is whole; with `anew`: it knows none of the packs up to the newest. */
+int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest);
+/* Whether this pack is not read to its end yet. */
+bool reindex_has(const struct storage_ledger *l, uint32_t pack);
+/* For the time when the index is whole: segment_release() and segment_hold_within(). */
+int reindex_release_later(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+int reindex_within_later(struct storage_ledger *l, int64_t turn, int64_t end);
+void *index_thread(void *st);
+/* Returns when the index is whole (0), or why it cannot be made so now. -ETIMEDOUT: it is not yet at `until_ms` of the
+ * monotonic clock; 0 is never. */
+int index_wait(struct storage *st, int64_t until_ms);
 
 /* ---- room on the disk (room.c) -----------------------------------------------------------------------------------
  */
@@ -589,18 +624,20 @@ struct storage {
     bool evict_in_vain;           /* giving segments back did not make room on a full disk; the writer's */
     struct ram ram;
 
-    struct worker ledger_worker, writer_worker, cutter_worker, encoders[ENCODERS_MAX], *readers;
+    struct worker ledger_worker, writer_worker, cutter_worker, index_worker, encoders[ENCODERS_MAX], *readers;
     int n_readers;
     pthread_mutex_t workers_lock; /* guards their `over` */
     pthread_cond_t workers_cond;
 
-    pthread_mutex_t jobs_lock; /* guards the ten below */
+    pthread_mutex_t jobs_lock; /* guards the thirteen below */
     pthread_cond_t jobs_cond;
     struct job *jobs, **jobs_tail;
     bool jobs_stop;
     bool unpinned; /* a doomed record lost its last pin */
     bool sweep_done, sweep_wanted;
-    uint64_t sweep_clock; /* of the one that is wanted, or was last */
+    uint64_t sweep_clock;        /* of the one that is wanted, or was last */
+    bool index_stop, index_over; /* the index is whole */
+    int index_rc;                /* why it cannot be made so now */
     struct cut *cut_results;
     struct backup *backup; /* under way */
     atomic_bool backup_stop;
@@ -680,6 +717,13 @@ void erase_pack(struct storage_ledger *l, uint32_t pack);
 /* Space of a pack that stays in use although nothing lies there, until the pack goes as a whole. Counted in disk_used.
  */
 void erase_dead(struct storage_ledger *l, uint32_t pack, uint64_t bytes);
+#define DEAD_SLACK ((uint64_t)64 << 10) /* the file system's rounding, which does not count */
+/* So many of these bytes are in use after all. */
+void erase_dead_less(struct storage_ledger *l, uint32_t pack, uint64_t bytes);
+/* The rest does not count, where it is no more than the slack, or with `all`. */
+void erase_dead_settle(struct storage_ledger *l, uint32_t pack, bool all);
+/* Deletions that are pending wait for all that the cutter has now. */
+void erase_wait_for_cuts(struct storage_ledger *l);
 void *cutter_thread(void *st);
 
 /* jobs.c */

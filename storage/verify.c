@@ -299,7 +299,9 @@ int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(
     int rc = storage_open(opts, &st, err, err_size);
     if (rc)
         return rc;
-    rc = jobs_call(st, verify_run, &v);
+    rc = index_wait(st, 0);
+    if (!rc)
+        rc = jobs_call(st, verify_run, &v);
     if (rc && err_size)
         (void)snprintf(err, err_size, "%s: %s", opts->dir, strerror(-rc));
     storage_close(st);

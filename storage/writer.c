@@ -78,6 +78,8 @@ struct evict {
 static int evict_run(struct storage_ledger *l, void *arg)
 {
     struct evict *e = arg;
+    if (l->unread) /* which are the leaves is not known yet */
+        return -ENOSPC;
     l->deferred = true; /* wait for the holes */
     size_t before = l->n_drops;
     int rc = segment_let_go(l);

@@ -113,16 +113,33 @@ static const char *parent_of(const cJSON *response)
     return json_string(own, "parent", json_string(response, "previous_response_id", ""));
 }
 
-static void regenerate(struct chat *chat)
+/* What was asked. NULL: it cannot be had, or answers are among it: a copy's beginning is no exchange. */
+static cJSON *said_in(struct chat *chat, const cJSON *response)
 {
-    chat->code = CLI_OK;
-    cJSON *response = last_response(chat);
-    if (!response)
-        return;
-    struct buf path = {0}, text = {0};
+    struct buf path = {0};
     buf_printf(&path, "/v1/responses/%s/input_items?order=asc&limit=100", json_string(response, "id", ""));
     cJSON *items = cli_call(chat->cli, "GET", path.data, NULL, &chat->code);
     const cJSON *item;
+    bool copied = false;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(items, "data"))
+    {
+        copied |= strcmp(json_string(item, "role", ""), "assistant") == 0;
+    }
+    if (copied) {
+        term_note(&chat->cli->term, "nothing was said here yet, since it was copied");
+        cJSON_Delete(items);
+        items = NULL;
+    }
+    buf_free(&path);
+    return items;
+}
+
+static void regenerate(struct chat *chat)
+{
+    chat->code = CLI_OK;
+    cJSON *response = last_response(chat), *items = response ? said_in(chat, response) : NULL;
+    const cJSON *item;
+    struct buf text = {0};
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(items, "data"))
     {
         if (strcmp(json_string(item, "role", ""), "user") == 0) {
@@ -136,7 +153,6 @@ static void regenerate(struct chat *chat)
         term_error(&chat->cli->term, "the message to be answered again was not found");
     cJSON_Delete(items);
     cJSON_Delete(response);
-    buf_free(&path);
     buf_free(&text);
 }
 
@@ -155,12 +171,10 @@ static void go_on(struct chat *chat)
 static void undo(struct chat *chat)
 {
     chat->code = CLI_OK;
-    cJSON *response = last_response(chat);
-    if (!response)
-        return;
-    chat->code = cli_move_head(chat->cli, chat->id, parent_of(response));
-    if (chat->code == CLI_OK)
+    cJSON *response = last_response(chat), *items = response ? said_in(chat, response) : NULL;
+    if (items && (chat->code = cli_move_head(chat->cli, chat->id, parent_of(response))) == CLI_OK)
         term_note(&chat->cli->term, "taken back: your next message follows what came before");
+    cJSON_Delete(items);
     cJSON_Delete(response);
 }
 

@@ -223,6 +223,7 @@ static void add_reason(const char *code, struct buf *out)
         {"blob_foreign", "another model made it"},
         {"numerics_changed", "it was computed with other rounding"},
         {"not_saved", "it had not been saved"},
+        {"not_indexed", "what is stored is still being looked through"},
         {"put_aside", "it made room for others meanwhile"},
         {"instructions_changed", "the instructions changed"},
         {"logits", "the last word, for another answer"},

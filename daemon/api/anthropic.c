@@ -103,7 +103,6 @@ static int add_tool_result(struct message_list *l, const cJSON *block, const cha
 static int add_blocks(struct message_list *l, const cJSON *content, enum engine_role role)
 {
     const bool answer = role == ENGINE_ASSISTANT;
-    const size_t before = l->q->n_items;
     int i = 0;
     for (const cJSON *block = content->child, *next; block; block = next, i++) {
         char prefix[BLOCK_PREFIX + 1], where[BLOCK_PREFIX];
@@ -134,8 +133,7 @@ static int add_blocks(struct message_list *l, const cJSON *content, enum engine_
             return refuse_block(block, where, l->e);
         }
     }
-    /* An answer of thinking alone is one, so that it can be found. */
-    return answer && l->q->n_items == before ? message_add(l, "message", "msg_", role, "", NULL) : 0;
+    return 0;
 }
 
 static int add_message(struct message_list *l, const cJSON *message)
@@ -159,7 +157,13 @@ static int add_message(struct message_list *l, const cJSON *message)
     }
     const cJSON *content = json_get(message, "content");
     if (cJSON_IsArray(content)) {
-        return add_blocks(l, content, role);
+        const size_t before = l->q->n_items;
+        if (add_blocks(l, content, role)) {
+            return -1;
+        }
+        /* An answer of thinking alone is one, so that it can be found. */
+        bool nothing = role == ENGINE_ASSISTANT && message->next && l->q->n_items == before;
+        return nothing ? message_add(l, "message", "msg_", role, "", NULL) : 0;
     }
     strcat(where, "content");
     if (!cJSON_IsString(content)) {
@@ -401,6 +405,46 @@ static int parse_format(struct turn_request *q, const cJSON *body, struct api_er
     return rc;
 }
 
+/* Whose state is kept here: what it begins with is sent once, then what is new, behind the answer that is named. Every
+ * answer is kept; what calls must be is not, so that a thread with tools is sent whole (message_head()). */
+static int parse_thread(struct turn_request *q, const cJSON *body, struct api_error *e)
+{
+    static const char *const first[] = {"system", "tools"};
+    const cJSON *thread = NULL;
+    const char *type = NULL, *message = NULL;
+    char id[ID_SIZE];
+    if (json_object(body, "", "thread", &thread, e) || !thread ||
+        json_string(thread, "thread.", "type", 16, &type, e) ||
+        json_string(thread, "thread.", "previous_message_id", ID_SIZE - 1, &message, e)) {
+        return e->status ? -1 : 0;
+    }
+    q->thread = true;
+    if (type && strcmp(type, "create") == 0) {
+        return 0;
+    }
+    if (!type || strcmp(type, "continue") != 0) {
+        api_error_set(e, 400, "invalid_value", "thread.type", "'thread.type' must be create or continue.");
+        return -1;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        const cJSON *again = json_get(body, first[i]);
+        if (again && !cJSON_IsNull(again)) {
+            api_error_set(e, 400, "invalid_value", first[i], "'%s' is the thread's, and is not sent again.", first[i]);
+            return -1;
+        }
+    }
+    if (!message) {
+        api_error_set(e, 400, "missing_required_parameter", "thread.previous_message_id",
+                      "'thread.previous_message_id' is missing.");
+        return -1;
+    }
+    id_derive("resp_", message, id);
+    q->match = false;
+    q->keeps = true;
+    q->previous = strdup(id);
+    return q->previous ? 0 : message_no_memory(e);
+}
+
 static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
 {
     q->format = &anthropic_format;
@@ -412,8 +456,8 @@ static int parse(struct turn_request *q, const cJSON *body, struct api_error *e)
         json_int(body, "", "max_tokens", 1, 1 << 30, &max_tokens, e) ||
         sampling_parse(body, body, "", &q->sampling, e) ||
         json_stops(body, "", "stop_sequences", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e) ||
-        form_check(q, "stop_sequences", e) || parse_messages(q, body, e) || parse_tools(q, body, e) ||
-        message_opening_check(q, "output_config.format", e)) {
+        form_check(q, "stop_sequences", e) || parse_thread(q, body, e) || parse_messages(q, body, e) ||
+        parse_tools(q, body, e) || message_opening_check(q, "output_config.format", e)) {
         return -1;
     }
     q->max_output_tokens = (int)max_tokens;
@@ -449,8 +493,19 @@ cJSON *anthropic_error(const struct api_error *e)
                        : e->status >= 500 ? "api_error"
                                           : e->type;
     cJSON *o = cJSON_CreateObject(), *error = api_error_json(e);
+    const bool lost = e->code && strcmp(e->code, "previous_response_not_found") == 0;
     cJSON_AddStringToObject(o, "type", "error");
     cJSON_ReplaceItemInObject(error, "type", cJSON_CreateString(type));
+    if (lost || (e->code && strcmp(e->code, "conversation_locked") == 0)) { /* the client sends the whole again */
+        const char *code = lost ? "thread_not_found" : "thread_continue_in_flight";
+        cJSON_AddStringToObject(cJSON_AddObjectToObject(error, "details"), "error_code", code);
+    }
+    if (lost) {
+        cJSON_ReplaceItemInObject(error, "code", cJSON_CreateString("thread_not_found"));
+        cJSON_ReplaceItemInObject(error, "param", cJSON_CreateString("thread.previous_message_id"));
+        cJSON_ReplaceItemInObject(
+            error, "message", cJSON_CreateString("There is no such message, or its thread has tools: send it whole."));
+    }
     if (e->code && strcmp(e->code, "context_length_exceeded") == 0) { /* agents know it by these words */
         char message[sizeof(e->message) + 32];
         snprintf(message, sizeof(message), "prompt is too long: %s", e->message);
@@ -506,7 +561,7 @@ static void add_stop(cJSON *o, const struct run *run)
 static cJSON *message_head(const struct run *run)
 {
     char id[ID_SIZE];
-    id_derive("msg_", run->id, id);
+    id_derive(run->request->thread && run->request->tools ? "msg_tools_" : "msg_", run->id, id);
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "id", id);
     cJSON_AddStringToObject(o, "type", "message");

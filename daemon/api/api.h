@@ -184,6 +184,8 @@ void api_dispatch(struct client *c);
 
 extern const struct route api_routes[];
 extern const size_t api_n_routes;
+/* What the APIs have at a path that no route has, in words; NULL: nothing that is known. */
+const char *api_absent(const char *path);
 
 /* ---- WebSocket messages (ws.c) ------------------------------------------------------------------------------------
  */

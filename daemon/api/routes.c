@@ -1,4 +1,6 @@
 /* routes.c - the table of routes: an endpoint is a row here, a function in the file of its interface, and a test. */
+#include <string.h>
+
 #include "daemon/api/api.h"
 
 const struct route api_routes[] = {
@@ -36,3 +38,30 @@ const struct route api_routes[] = {
     {METHOD_POST, "/v1/conversations/{id}/evict", conversations_evict, false, true, NULL},
 };
 const size_t api_n_routes = sizeof(api_routes) / sizeof(*api_routes);
+
+const char *api_absent(const char *path)
+{
+    static const struct {
+        const char *path, *what; /* and what is below it */
+    } absent[] = {
+        {"/v1/embeddings", "Embeddings are"},
+        {"/v1/images", "Images are"},
+        {"/v1/audio", "Audio is"},
+        {"/v1/videos", "Videos are"},
+        {"/v1/realtime", "Audio is"},
+        {"/v1/moderations", "Moderation is"},
+        {"/v1/files", "Files are"},
+        {"/v1/vector_stores", "Vector stores are"},
+        {"/v1/batches", "Batches are"},
+        {"/v1/messages/batches", "Batches are"},
+        {"/v1/fine_tuning", "Fine-tuning is"},
+        {"/v1/assistants", "Assistants are"},
+    };
+    for (size_t i = 0; i < sizeof(absent) / sizeof(*absent); i++) {
+        size_t n = strlen(absent[i].path);
+        if (strncmp(path, absent[i].path, n) == 0 && (!path[n] || path[n] == '/')) {
+            return absent[i].what;
+        }
+    }
+    return NULL;
+}

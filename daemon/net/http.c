@@ -503,7 +503,9 @@ static int read_request(struct conn *c, const struct head *h, struct api_error *
         c->cors_headers = strdup(value);
     }
     if (rc == 404) {
-        api_error_set(e, 404, "not_found", NULL, "There is nothing at this path.");
+        const char *absent = api_absent(h->path);
+        api_error_set(e, 404, "not_found", NULL, "%s%s", absent ? absent : "There is nothing at this path.",
+                      absent ? " not supported." : "");
         return -1;
     }
     if (rc == 405) {

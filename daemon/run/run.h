@@ -211,6 +211,7 @@ struct turn_request {
     int n;        /* answers, each of a turn of its own; 0 is one, too */
     bool has_parent, store, generate, stream, progress, include_usage, background, truncate;
     bool current_turn;         /* as in a session_turn */
+    bool thread;               /* of Messages: its answer is to be followed by its name */
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);

@@ -67,6 +67,7 @@ static const struct model_arch ARCHS[] = {
         /* Llama 2 and 3, Mistral, SmolLM2 */
         .name = "llama",
         .rope_kind = KERNELS_ROPE_PAIRS,
+        .scales = true,
         .mixture = MIXTURE_MAYBE, /* Mixtral (arXiv:2401.04088) */
         EXPERTS,
         .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {.slot = SLOT_O_BIAS, .presence = MODEL_OPTIONAL}},
@@ -152,6 +153,14 @@ static const struct model_arch ARCHS[] = {
         .rope_kind = KERNELS_ROPE_PAIRS,
         .temperature = true,
         .tensors = {BLOCK, QKV},
+        DENSE,
+    },
+    {
+        /* Granite 3, dense: as Llama, with four constants */
+        .name = "granite",
+        .rope_kind = KERNELS_ROPE_PAIRS,
+        .scales = true,
+        .tensors = {BLOCK, QKV, QKV_BIASES(MODEL_OPTIONAL), {.slot = SLOT_O_BIAS, .presence = MODEL_OPTIONAL}},
         DENSE,
     },
     {

@@ -109,6 +109,7 @@ struct model_arch {
     } window;
     int unrotated_period; /* every so many layers one does not rotate; 0: all do */
     struct model_key attn_softcap, final_softcap;
+    bool scales;      /* constants of the embedding, the blocks, scores and logits may be given */
     bool temperature; /* queries grow with the logarithm of their position */
     bool exact_yarn;  /* YaRN's borders lie where they are computed, not at whole dimensions */
     bool long_rope;   /* two lists of divisors, for short and for long contexts */

@@ -137,14 +137,18 @@ static void hash_piece(void *arg)
 static void widen_vector(const struct model_job *job, const uint8_t *in, int n, float *out)
 {
     for (int i = 0; i < n; i++) {
-        if (job->t->type == KERNELS_F32) {
-            memcpy(&out[i], in + (size_t)i * 4, 4);
-        } else {
-            uint16_t half;
-            memcpy(&half, in + (size_t)i * 2, 2);
+        uint16_t half;
+        memcpy(&half, in + (size_t)i * 2, 2);
+        if (job->t->type == KERNELS_F16) {
+            out[i] = kernels_half(half);
+        } else if (job->t->type == KERNELS_BF16) {
             uint32_t bits = (uint32_t)half << 16;
             memcpy(&out[i], &bits, 4);
+        } else {
+            memcpy(&out[i], in + (size_t)i * 4, 4);
         }
+        if (job->divisor != 0.0f)
+            out[i] /= job->divisor;
     }
 }
 

@@ -184,6 +184,9 @@ static int read_layers(struct reader *r, enum kernels_kv_type kv_type)
                         full_key(r, "attention.head_count_kv").text, heads[l], kv_heads[l]);
     if ((rc = read_head_dim(r, (int)heads[0], &head_dim)))
         return rc;
+    float scale;
+    if ((rc = get_allowed(r, "attention.scale", &(struct model_key){a->scales, 0}, "its own scale of scores", &scale)))
+        return rc;
     double width = (double)m->n_embd;
     bool by_width = a->width_scaled_layers && m->n_layers == a->width_scaled_layers;
     for (int l = 0; l < m->n_layers; l++) {
@@ -194,7 +197,7 @@ static int read_layers(struct reader *r, enum kernels_kv_type kv_type)
             .n_heads = (int)heads[l],
             .n_ff = (int)ff[l],
             .rope = 0,
-            .attn_scale = (float)(1.0 / sqrt(by_width ? width / heads[l] : (double)head_dim)),
+            .attn_scale = scale != 0.0f ? scale : (float)(1.0 / sqrt(by_width ? width / heads[l] : (double)head_dim)),
             .kv = {.type = kv_type, .kv_heads = (int)kv_heads[l], .head_dim = head_dim},
         };
     }
@@ -247,6 +250,27 @@ static int read_arch(struct reader *r)
                 gguf_show(s.text, s.len).text, known);
 }
 
+/* Constants of the embedding, of what each block adds, and of logits. A factor on all blocks is one of the embedding
+ * alone where everything is divided by it: norms do not see that, but for their epsilon. */
+static int read_scales(struct reader *r)
+{
+    struct model *m = r->m;
+    const struct model_key key = {r->arch->scales, 0};
+    float embedding, residual;
+    int rc;
+    if ((rc = get_allowed(r, "embedding_scale", &key, "scaled embeddings", &embedding)) ||
+        (rc = get_allowed(r, "residual_scale", &key, "scaled blocks", &residual)) ||
+        (rc = get_allowed(r, "logit_scale", &key, "scaled logits", &m->logit_divisor)))
+        return rc;
+    if (embedding != 0.0f)
+        m->embed_scale = embedding;
+    if (residual != 0.0f) {
+        m->embed_scale /= residual;
+        m->rms_eps /= residual * residual;
+    }
+    return 0;
+}
+
 static int read_shape(struct reader *r, enum kernels_kv_type kv_type)
 {
     struct model *m = r->m;
@@ -273,6 +297,8 @@ static int read_shape(struct reader *r, enum kernels_kv_type kv_type)
     m->rope_kind = a->rope_kind;
     m->glu = a->glu;
     m->embed_scale = a->scaled_embedding ? sqrtf((float)m->n_embd) : 1.0f;
+    if ((rc = read_scales(r)))
+        return rc;
     m->layers = calloc((size_t)m->n_layers, sizeof *m->layers);
     if (!m->layers)
         return fail(r, -ENOMEM, "no memory for %d layers", m->n_layers);
@@ -363,12 +389,12 @@ static int want_experts(struct reader *r, const char *name, int rows, int cols, 
 
 static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
 {
-    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16)
-        return fail(r, -ENOTSUP, "tensor %s has type %s; a vector must be F32 or BF16", t->name, t->type_name);
+    if (t->type != KERNELS_F32 && t->type != KERNELS_BF16 && t->type != KERNELS_F16)
+        return fail(r, -ENOTSUP, "tensor %s has type %s; a vector must be F32, F16 or BF16", t->name, t->type_name);
     return 0;
 }
 
-static int want_vector(struct reader *r, const char *name, bool required, int n, const float **to)
+static int want_vector(struct reader *r, const char *name, bool required, int n, float divisor, const float **to)
 {
     const struct gguf_tensor *t;
     int rc = gguf_tensor_get(r->g, name, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &t, r->err, r->err_size);
@@ -378,7 +404,9 @@ static int want_vector(struct reader *r, const char *name, bool required, int n,
         return fail(r, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
                     n);
     rc = check_vector_type(r, t);
-    return rc ? rc : add_job(r, (struct model_job){.t = t, .rows = 1, .cols = n, .vector = true, .to = to});
+    return rc ? rc
+              : add_job(r,
+                        (struct model_job){.t = t, .rows = 1, .cols = n, .vector = true, .divisor = divisor, .to = to});
 }
 
 /* A vector per expert. */
@@ -425,7 +453,7 @@ static int read_tensors(struct reader *r, int l, const struct model_tensor *list
         if (!required && gguf_tensor_find(r->g, name) == NULL)
             continue;
         if (vector)
-            rc = want_vector(r, name, required, cols, to);
+            rc = want_vector(r, name, required, cols, 0, to);
         else if (slot->kind == SLOT_VECTORS)
             rc = want_vectors(r, name, cols, to);
         else if (slot->kind == SLOT_EXPERTS)
@@ -471,7 +499,7 @@ static int read_weights(struct reader *r)
                           : read_tensors(r, l, a->dense, sizeof a->dense / sizeof *a->dense)))
             return rc;
     }
-    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, &m->output_norm)))
+    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, m->logit_divisor, &m->output_norm)))
         return rc;
     if (gguf_tensor_find(r->g, "output.weight")) {
         rc = want_matrix(r, "output.weight", m->n_vocab, 0, m->n_vocab, m->n_embd, &m->output);

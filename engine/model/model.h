@@ -63,7 +63,8 @@ struct model_job {
     int rows, cols;
     int experts; /* matrices of that shape, one behind the other; 0: one */
     bool vector;
-    void *to; /* struct kernels_matrix, or const float * of a vector */
+    float divisor; /* of a vector's values; 0: none */
+    void *to;      /* struct kernels_matrix, or const float * of a vector */
 };
 
 struct model {
@@ -71,6 +72,7 @@ struct model {
     int n_layers, n_embd, n_vocab, n_experts, n_experts_used;
     int ctx_model;
     float rms_eps, embed_scale;
+    float logit_divisor; /* 0: none. The output norm's weights are divided by it */
     enum kernels_rope_kind rope_kind;
     enum kernels_glu_kind glu;
     float attn_softcap, final_softcap; /* 0: none */

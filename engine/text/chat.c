@@ -107,12 +107,15 @@ static int set_up(struct chat *c, const struct vocab *v, const struct template *
         rc = chat_cut_pieces(v, c->opening_text, &c->opening);
     if (rc == 0 && c->unthinking_text != NULL)
         rc = chat_cut_pieces(v, c->unthinking_text, &c->unthinking);
-    if (rc == 0 && read && memmem(t->text, t->len, "</think>", 8) != NULL) {
-        c->think_mark = vocab_special(v, "<think>");
-        c->think_end_mark = vocab_special(v, "</think>");
-        for (size_t i = 0; i < c->opening.n; i++)
-            c->opens_thinking |= c->think_mark >= 0 && c->opening.piece[i].id == c->think_mark;
-    }
+    /* Magistral and Ministral have the latter. */
+    static const char *const THINKING[][2] = {{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}};
+    for (size_t k = 0; rc == 0 && read && c->think_mark < 0 && k < sizeof THINKING / sizeof *THINKING; k++)
+        if (memmem(t->text, t->len, THINKING[k][1], strlen(THINKING[k][1])) != NULL) {
+            c->think_mark = vocab_special(v, THINKING[k][0]);
+            c->think_end_mark = vocab_special(v, THINKING[k][1]);
+        }
+    for (size_t i = 0; i < c->opening.n; i++)
+        c->opens_thinking |= c->think_mark >= 0 && c->opening.piece[i].id == c->think_mark;
     if (rc || !read || (rc = chat_read_tools(c, t)))
         return rc;
     return chat_set_up_tools(c, v);

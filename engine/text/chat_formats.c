@@ -563,6 +563,15 @@ static const struct chat_format FORMATS[] = {
         .defaults = mistral_defaults,
     },
     {
+        /* Granite 3 */
+        .name = "granite",
+        .marks = {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
+        .needed = {"<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"},
+        .role = {[ENGINE_SYSTEM] = {"<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>\n"},
+                 [ENGINE_USER] = {"<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>\n"},
+                 [ENGINE_ASSISTANT] = {"<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n"}},
+    },
+    {
         .name = "phi4-mini",
         .marks = {"'<|' + message['role'] + '|>'", "<|end|>"},
         .needed = {"<|user|>", "<|assistant|>", "<|end|>"},

@@ -101,9 +101,6 @@ struct kernels_packed_block kernels_packed_block(enum kernels_type type, const u
 /* Writes row `row` of a packed matrix, dequantized (pack.c). */
 void kernels_packed_row(const struct kernels_matrix *w, int row, float *out);
 
-/* The value of an IEEE half, exactly. */
-float kernels_half(uint16_t bits);
-
 /* Types from here on are unpacked to what another type's product takes (unpack_types.h). */
 #define KERNELS_FIRST_UNPACKED KERNELS_Q2_K
 

@@ -118,7 +118,7 @@ static struct kernels_matrix expert_of(const struct kernels_matrix *w, int exper
 {
     size_t bytes = kernels_packed_bytes(w->type, w->rows, w->cols);
     return (struct kernels_matrix){
-        .type = w->type, .rows = w->rows, .cols = w->cols, .data = (const uint8_t *)w->data + (size_t)expert * bytes};
+        .type = w->type, .rows = w->rows, .cols = w->cols, .data = (uint8_t *)w->data + (size_t)expert * bytes};
 }
 
 /* The end of the places that ask the same expert as place `from`. */

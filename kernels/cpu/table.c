@@ -70,7 +70,7 @@ static void pack_item(void *arg, int i)
 static void pack(struct kernels *k, const struct kernels_matrix *w, int expert, int first, int n, const void *rows,
                  void (*beside)(void *arg), void *arg)
 {
-    uint8_t *to = (uint8_t *)(uintptr_t)w->data + (size_t)expert * kernels_packed_bytes(w->type, w->rows, w->cols);
+    uint8_t *to = (uint8_t *)w->data + (size_t)expert * kernels_packed_bytes(w->type, w->rows, w->cols);
     if (first > 0)
         to += kernels_packed_bytes(w->type, first, w->cols);
     struct packing p = {w, n, rows, to, beside, arg};

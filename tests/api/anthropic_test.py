@@ -132,6 +132,54 @@ def tools():
         d.stop()
 
 
+def threads():
+    """State that is kept here: only what is new is sent. With tools the package sends all of it again, which costs no more."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = client_of(d)
+        thread = c.beta.messages.thread(system="Be brief.", **LIMITS)
+        first = thread.send({"role": "user", "content": FACT})
+        for _ in range(2):
+            check_new(thread.send({"role": "user", "content": QUESTION}), 40)
+        # The same as a history: nothing of it is new but the question.
+        history = [*thread.messages, {"role": "user", "content": "And its colour?"}]
+        check_new(c.messages.create(messages=history, system="Be brief.", **LIMITS), 40)
+        # Each answer can be followed, and what is not there is known by its code.
+        other = {"type": "continue", "previous_message_id": first.id}
+        branch = c.beta.messages.create(messages=[{"role": "user", "content": "Say hello."}], thread=other, **LIMITS)
+        check_new(branch, 40)
+        for named, more, param in (
+            ({"type": "continue", "previous_message_id": "msg_0"}, {}, "thread.previous_message_id"),
+            (other, {"system": "x"}, "system"),
+            (other, {"tools": [WEATHER]}, "tools"),
+            ({"type": "continue"}, {}, "thread.previous_message_id"),
+            ({"type": "other"}, {}, "thread.type"),
+        ):
+            try:
+                c.beta.messages.create(messages=[{"role": "user", "content": "x"}], thread=named, **more, **LIMITS)
+                raise AssertionError(named)
+            except anthropic.BadRequestError as e:
+                error = e.body["error"]
+                assert error["param"] == param, error
+                assert ("details" in error) == (named.get("previous_message_id") == "msg_0"), error
+
+        @anthropic.beta_tool
+        def get_weather(city: str) -> str:
+            """The weather in a city.
+
+            Args:
+                city: its name
+            """
+            return f"{city}: 12 degrees, rain"
+
+        ask = [{"role": "user", "content": "What is the weather in Oslo? Use the tool."}]
+        replies = list(c.beta.messages.tool_runner(messages=ask, tools=[get_weather], max_iterations=3, **{**LIMITS, "max_tokens": 64}))
+        assert replies[0].stop_reason == "tool_use" and len(replies) > 1, replies
+        for reply in replies[1:]:
+            check_new(reply, 60)
+        d.stop()
+
+
 def strict_tools():
     """A call of a strict tool fulfils its schema, whatever the model would have written; a schema that cannot be is refused by its name."""
     with Scratch() as data:
@@ -203,4 +251,4 @@ def ends():
 
 
 need(QWEN)
-run(history, agents_prompt, tools, strict_tools, prefilled_answer, ends)
+run(history, agents_prompt, tools, threads, strict_tools, prefilled_answer, ends)

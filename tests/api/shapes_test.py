@@ -125,6 +125,27 @@ def sillytavern():
         d.stop()
 
 
+def aider():
+    """Its rules stand behind the latest question, and are gone from there with the next one: that question and its answer are read again."""
+    with Scratch() as data:
+        d = Daemon(data)
+        rules = "\n\nTo suggest changes to a file you MUST return the entire content of the updated file."
+        head = [
+            {"role": "system", "content": "Act as an expert software developer. " * 12},
+            {"role": "user", "content": "Change the greeting to be more casual"},
+            {"role": "assistant", "content": "Ok."},
+            {"role": "user", "content": "I have *added these files to the chat*:\n\nhello.py\n```\ndef hello():\n    print('hi')\n```\n"},
+            {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
+        ]
+        chat = Chat(d, head, model="default", stream=True, temperature=0, max_tokens=12)
+        for i, question in enumerate(QUESTIONS):
+            receipt, answer = chat.ask(question + rules)
+            chat.messages[-2:] = [{"role": "user", "content": question}, answer]
+            check(receipt, i == 0, 2 * NEW)
+            assert i == 0 or receipt["tokens"]["history"] > 150, receipt
+        d.stop()
+
+
 def editor(**more):
     """Tools, and their results, over Chat Completions: a VS Code custom endpoint, Continue."""
     tools = [{"type": "function", "function": {"name": "read_file", "description": "Reads a file.", "parameters": SCHEMA, "strict": True}}]
@@ -289,4 +310,4 @@ def claude_code():
 
 
 need(QWEN)
-run(open_webui, librechat, sillytavern, vscode, continue_dev, codex_http, codex_websocket, claude_code)
+run(open_webui, librechat, sillytavern, aider, vscode, continue_dev, codex_http, codex_websocket, claude_code)

@@ -221,6 +221,10 @@ class AnEvening(unittest.TestCase):
         fork = next(line.split("\t")[0] for line in self.convo("list").stdout.splitlines() if line.endswith("\tCopy"))
         said = self.convo("show", fork).stdout
         self.assertTrue("Say one." in said and "Say three." in said, said)
+        # What was copied is one piece: it is neither taken back nor asked again.
+        r = self.convo("resume", id, *settings, stdin="/fork Second\n/undo\n/regenerate\nSay four.\n/undo\n/undo\n")
+        self.assertEqual(r.stderr.count("nothing was said here yet, since it was copied"), 3, r.stderr)
+        self.assertEqual(r.stderr.count("taken back"), 1, r.stderr)
         r = self.convo("chat", stdin="/fork\n/branches\n")
         self.assertEqual(r.stderr.count("nothing was said yet"), 2, r.stderr)
 

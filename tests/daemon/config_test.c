@@ -356,6 +356,43 @@ static void manual_pages(void **state)
     free(help_text);
 }
 
+/* What a request does not say, and in which order it acts. */
+static void manual_of_sampling(void **state)
+{
+    (void)state;
+    static char page[65536];
+    read_text("docs/convod.1", page, sizeof(page));
+    const struct engine_sampling d = ENGINE_SAMPLING_DEFAULT;
+    const struct {
+        const char *name;
+        double value;
+    } values[] = {{"temperature", d.temperature},
+                  {"top_k", d.top_k},
+                  {"top_p", d.top_p},
+                  {"min_p", d.min_p},
+                  {"repetition_penalty", d.repetition_penalty},
+                  {"presence_penalty", d.presence_penalty},
+                  {"frequency_penalty", d.frequency_penalty}};
+    const char *section = strstr(page, ".SH SAMPLING"), *order = section ? strstr(section, "in this order") : NULL;
+    assert_non_null(order);
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
+        char text[64];
+        snprintf(text, sizeof(text), "\"%s %.3g\"", values[i].name, values[i].value);
+        const char *at = strstr(section, text);
+        if (!at || at > order) {
+            fail_msg("%s is not in docs/convod.1", text);
+        }
+    }
+    static const char *const acts[] = {
+        "logit_bias", "repetition penalty", "presence", "form", "temperature", "top_k", "top_p", "min_p"};
+    for (size_t i = 0; i < sizeof(acts) / sizeof(*acts); i++) {
+        order = strstr(order, acts[i]);
+        if (!order) {
+            fail_msg("%s is not where it acts", acts[i]);
+        }
+    }
+}
+
 /* The example that is installed must be one that we accept, and name every key. */
 static void example_file(void **state)
 {
@@ -407,6 +444,7 @@ int main(void)
         cmocka_unit_test(sizes),
         cmocka_unit_test(help),
         cmocka_unit_test(manual_pages),
+        cmocka_unit_test(manual_of_sampling),
         cmocka_unit_test(example_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,6 +54,23 @@ static bool add(struct route_query *q, const char *pair)
     return route_query_add(q, pair, strlen(pair));
 }
 
+/* What the APIs have and this does not is refused by name. */
+static void absent_ones(void **state)
+{
+    (void)state;
+    assert_string_equal(api_absent("/v1/embeddings"), "Embeddings are");
+    assert_string_equal(api_absent("/v1/audio/speech"), "Audio is");
+    assert_string_equal(api_absent("/v1/messages/batches/x"), "Batches are");
+    assert_null(api_absent("/v1/embeddingsx"));
+    assert_null(api_absent("/v1/none"));
+    struct harness *h = harness_start(NULL);
+    struct reply r = call(h, "POST", "/v1/embeddings", NULL, "{\"input\":\"x\"}");
+    assert_int_equal(r.status, 404);
+    assert_string_equal(str(r.json, "error.message"), "Embeddings are not supported.");
+    reply_free(&r);
+    harness_stop(h);
+}
+
 static void queries(void **state)
 {
     (void)state;
@@ -99,6 +116,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(paths),
+        cmocka_unit_test(absent_ones),
         cmocka_unit_test(queries),
         cmocka_unit_test(lengths),
     };

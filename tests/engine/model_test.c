@@ -92,7 +92,8 @@ static void test_shape(void **state)
         assert_int_equal(m->glu, facts->gelu      ? KERNELS_GELU_TANH
                                  : facts->gpt_oss ? KERNELS_SWIGLU_CLAMPED
                                                   : KERNELS_SILU);
-        assert_true(m->embed_scale == (facts->scaled_embedding ? sqrtf((float)t.n_embd) : 1.0f));
+        double embedding = facts->embedding != 0 ? facts->embedding / facts->residual : 1;
+        assert_true(m->embed_scale == (facts->scaled_embedding ? sqrtf((float)t.n_embd) : (float)embedding));
         assert_string_equal(m->quantization, "Q8_0");
         assert_ptr_equal(m->output.data == m->embed.data, t.tied);
         uint64_t values = 0;
@@ -109,7 +110,8 @@ static void test_shape(void **state)
             assert_int_equal(y->kv.kv_heads, t.n_kv_heads);
             assert_int_equal(y->kv.head_dim, t.head_dim);
             assert_int_equal(y->n_ff, t.n_ff);
-            assert_true(fabs(y->attn_scale * sqrt((double)t.head_dim) - 1) <= 1e-7);
+            double scale = facts->scores != 0 ? facts->scores : 1 / sqrt((double)t.head_dim);
+            assert_true(fabs(y->attn_scale / scale - 1) <= 1e-7);
             assert_int_equal(y->q_bias != NULL, facts->qkv_bias);
             assert_int_equal(y->q_norm != NULL, facts->qk_norms);
             assert_int_equal(y->post_ffn_norm != NULL, facts->post_norms);
@@ -282,7 +284,30 @@ static void test_caps_and_temperature(void **state)
     f = open_written(written(&t));
     assert_true(f.rc == 0 && f.m.temperature == 0.1f);
     close_file(&f);
+    static const char *const SCALES[] = {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"};
+    for (size_t i = 0; i < sizeof SCALES / sizeof *SCALES; i++) {
+        t = tiny_model_of(TINY_QWEN2);
+        w = written(&t);
+        tiny_model_f32(&t, w, SCALES[i], 0.5f);
+        expect_refusal(w, -ENOTSUP, SCALES[i]);
+        t = tiny_model_of(TINY_GRANITE);
+        t.omit = SCALES[i];
+        for (size_t b = 0; b < sizeof BAD / sizeof *BAD; b++) {
+            w = written(&t);
+            tiny_model_f32(&t, w, SCALES[i], BAD[b]);
+            expect_refusal(w, -EBADMSG, SCALES[i]);
+        }
+    }
+    w = written(&t); /* without the one for logits */
+    f = open_written(w);
+    assert_true(f.rc == 0 && f.m.logit_divisor == 0.0f && f.m.embed_scale == 48.0f);
+    close_file(&f);
     t = tiny_model_of(TINY_LLAMA);
+    w = written(&t);
+    tiny_model_f32(&t, w, "attention.scale", 0.5f);
+    f = open_written(w);
+    assert_true(f.rc == 0 && f.m.layers[0].attn_scale == 0.5f);
+    close_file(&f);
     w = written(&t);
     tiny_model_f32(&t, w, "attention.temperature_scale", 0.1f);
     expect_refusal(w, -ENOTSUP, "llama.attention.temperature_scale is set");
@@ -477,11 +502,16 @@ static void test_missing_and_misshapen_tensors(void **state)
             expect_refusal(w, -ENOTSUP, name);
             if (rows == 0) { /* vectors are floats */
                 w = written(&t);
-                tiny_model_tensor(&t, w, name, KERNELS_F16, 0, cols, 0);
-                expect_refusal(w, -ENOTSUP, name);
+                tiny_model_tensor(&t, w, name, KERNELS_F16, 0, cols, 1);
+                expect_opens(w);
                 w = written(&t);
                 tiny_model_tensor(&t, w, name, KERNELS_BF16, 0, cols, 1);
                 expect_opens(w);
+                if (cols % 32 == 0) {
+                    w = written(&t);
+                    tiny_model_tensor(&t, w, name, KERNELS_Q8_0, 0, cols, 0);
+                    expect_refusal(w, -ENOTSUP, name);
+                }
             }
         }
 }
@@ -525,6 +555,40 @@ static void test_tensors_without_a_place(void **state)
     expect_opens(w);
 }
 
+/* Norms that a file keeps in two bytes are the nearest of such numbers; what logits are divided by is in the last one.
+ */
+static void test_values_of_vectors(void **state)
+{
+    (void)state;
+    static const struct {
+        enum kernels_type type;
+        double most; /* error, relative */
+    } TYPES[] = {{KERNELS_F32, 0}, {KERNELS_F16, 0x1p-11}, {KERNELS_BF16, 0x1p-7}};
+    static const char NAME[] = "blk.0.ffn_norm.weight";
+    struct tiny_model t = tiny_model_of(TINY_GRANITE);
+    float wanted[256];
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++) {
+        t.omit = NAME;
+        t.also = "output_norm.weight";
+        struct gguf_writer *w = written(&t);
+        tiny_model_tensor(&t, w, NAME, TYPES[i].type, 0, t.n_embd, 1);
+        tiny_model_tensor(&t, w, t.also, TYPES[i].type, 0, t.n_embd, 1);
+        struct model_file f = open_written(w);
+        struct model m;
+        assert_int_equal(model_read(f.g, KERNELS_KV_BF16, &m, f.err, sizeof f.err), 0);
+        assert_int_equal(model_load(&m, f.g, f.k, NULL, NULL, NULL, f.err, sizeof f.err), 0);
+        const float *norm = m.layers[0].ffn_norm;
+        if (i == 0)
+            memcpy(wanted, norm, (size_t)t.n_embd * sizeof *wanted);
+        for (int v = 0; v < t.n_embd; v++) {
+            assert_true(fabs(norm[v] - wanted[v]) <= TYPES[i].most * fabs(wanted[v]));
+            assert_true(m.output_norm[v] > 0.1f && m.output_norm[v] < 0.6f); /* 0.65 to 1.35, through 3 */
+        }
+        model_close(&m, f.k);
+        close_file(&f);
+    }
+}
+
 static void note_progress(void *arg, double fraction, const char *what)
 {
     double *last = arg;
@@ -565,6 +629,7 @@ int main(void)
         cmocka_unit_test(test_missing_and_misshapen_tensors),
         cmocka_unit_test(test_embedding_and_output),
         cmocka_unit_test(test_tensors_without_a_place),
+        cmocka_unit_test(test_values_of_vectors),
         cmocka_unit_test(test_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

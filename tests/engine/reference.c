@@ -309,7 +309,7 @@ static void attend(const struct reference *r, const double *q, const double *k, 
     for (int t = first; t <= pos; t++) {
         for (size_t i = 0; i < d; i++)
             p[t] += q[i] * k[(size_t)t * row + at + i];
-        p[t] /= sqrt((double)m->head_dim);
+        p[t] *= tiny_facts(m)->scores != 0 ? tiny_facts(m)->scores : 1 / sqrt((double)m->head_dim);
         p[t] = cap(p[t], tiny_facts(m)->attn_cap);
         most = fmax(most, p[t]);
     }
@@ -405,7 +405,7 @@ static void add_block(const struct reference *r, const struct matrix *post_norm,
     if (post_norm->w)
         normalize(block, r->m.n_embd, post_norm->w, block);
     for (int i = 0; i < r->m.n_embd; i++)
-        x[i] += block[i];
+        x[i] += block[i] * (tiny_facts(&r->m)->residual != 0 ? tiny_facts(&r->m)->residual : 1);
 }
 
 static void run_layer(const struct reference *r, int index, int pos, double *x, double *k, double *v)
@@ -465,16 +465,17 @@ void reference_run(struct reference *r, const int32_t *tokens, int n, double *ou
     double *k = doubles((size_t)m->n_layers * layer_values), *v = doubles((size_t)m->n_layers * layer_values);
     double *x = doubles(embd);
     for (int pos = 0; pos < n; pos++) {
+        const struct tiny_arch_facts *a = tiny_facts(m);
+        double scale = a->scaled_embedding ? sqrt((double)embd) : a->embedding != 0 ? a->embedding : 1;
         for (size_t i = 0; i < embd; i++)
-            x[i] =
-                r->embed.w[(size_t)tokens[pos] * embd + i] * (tiny_facts(m)->scaled_embedding ? sqrt((double)embd) : 1);
+            x[i] = r->embed.w[(size_t)tokens[pos] * embd + i] * scale;
         for (int l = 0; l < m->n_layers; l++)
             run_layer(r, l, pos, x, k + (size_t)l * layer_values, v + (size_t)l * layer_values);
         normalize(x, m->n_embd, r->output_norm.w, x);
         double *logits = out + (size_t)pos * (size_t)m->n_vocab;
         multiply(r, r->output.w ? &r->output : &r->embed, NULL, x, logits);
         for (int i = 0; i < m->n_vocab; i++)
-            logits[i] = cap(logits[i], tiny_facts(m)->final_cap);
+            logits[i] = cap(a->logits != 0 ? logits[i] / a->logits : logits[i], a->final_cap);
     }
     free(k);
     free(v);

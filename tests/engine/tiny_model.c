@@ -84,6 +84,13 @@ const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS] = {
                       .gpt_oss = true,
                       .expert_key = true,
                       .sizes = SIZES(4, 4, 2, 24, 150000.0f, .window = 45, .n_experts = 6, .n_used = 3, .n_ff = 56)},
+    [TINY_GRANITE] = {.name = "granite",
+                      .pairs = true,
+                      .embedding = 12,
+                      .residual = 0.25,
+                      .scores = 0.3,
+                      .logits = 3,
+                      .sizes = SIZES(3, 6, 2, 16, 10000.0f, .tied = true)},
 };
 
 const struct tiny_arch_facts *tiny_facts(const struct tiny_model *m)
@@ -396,6 +403,12 @@ static void write_rope(const struct tiny_model *m, struct gguf_writer *w)
         maybe_u32(m, w, "rope.scaling.original_context_length", TINY_YARN_ORIGINAL);
     if (tiny_facts(m)->temperature != 0)
         maybe_f32(m, w, "attention.temperature_scale", (float)tiny_facts(m)->temperature);
+    const double scales[] = {tiny_facts(m)->embedding, tiny_facts(m)->residual, tiny_facts(m)->scores,
+                             tiny_facts(m)->logits};
+    static const char *const SCALES[] = {"embedding_scale", "residual_scale", "attention.scale", "logit_scale"};
+    for (int i = 0; i < 4; i++)
+        if (scales[i] != 0)
+            maybe_f32(m, w, SCALES[i], (float)scales[i]);
     float divisors[2][128];
     const uint64_t dims[] = {(uint64_t)m->rot / 2};
     for (int i = 0; i < m->rot / 2; i++) {

@@ -25,6 +25,7 @@ enum tiny_arch {
     TINY_MIXTRAL, /* llama, with experts */
     TINY_QWEN3MOE,
     TINY_GPT_OSS,
+    TINY_GRANITE,
     TINY_ARCHS
 };
 enum tiny_rope {
@@ -79,14 +80,16 @@ struct tiny_arch_facts {
     int full_period;         /* every so many layers one has no window; 0: there are no windows; -1: all have them */
     double window_base;      /* of the rotation in layers with windows, which is not scaled then; 0: as in the others */
     int unrotated_period;    /* every so many layers one is not rotated; 0: all are */
-    double attn_cap, final_cap; /* c * tanh(x / c) of scores and of logits; 0: none */
-    bool joined;                /* queries, keys and values are one tensor, gate and up another */
-    double temperature;         /* queries are multiplied by 1 + t * log(1 + floor(position / original context)) */
-    bool plain_yarn;            /* YaRN without its factor on cosine and sine */
-    bool gpt_oss;    /* biases of the output, the router and the experts; sinks; its own activation; no rounding of
-                        YaRN's borders; the feed-forward norm's name */
-    bool expert_key; /* the experts' width has a key of its own */
-    bool long_rope;  /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
+    double embedding, residual, scores, logits; /* Granite's constants: factors on the embedding, on what a block adds
+                                                   and on scores, and what logits are divided by; 0: none */
+    double attn_cap, final_cap;                 /* c * tanh(x / c) of scores and of logits; 0: none */
+    bool joined;                                /* queries, keys and values are one tensor, gate and up another */
+    double temperature; /* queries are multiplied by 1 + t * log(1 + floor(position / original context)) */
+    bool plain_yarn;    /* YaRN without its factor on cosine and sine */
+    bool gpt_oss;       /* biases of the output, the router and the experts; sinks; its own activation; no rounding of
+                           YaRN's borders; the feed-forward norm's name */
+    bool expert_key;    /* the experts' width has a key of its own */
+    bool long_rope;     /* has TINY_ROPE_LONG, and not TINY_ROPE_DIVISORS */
     struct tiny_model sizes; /* odd ones */
 };
 extern const struct tiny_arch_facts TINY_ARCH[TINY_ARCHS];

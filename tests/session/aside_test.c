@@ -242,6 +242,88 @@ static void test_stopped_meanwhile(void **state)
     }
 }
 
+/* The queue of what is to be saved takes nothing, or what it did. */
+static void refuse_puts(struct storage *st, bool refuse)
+{
+    static uint64_t most;
+    pthread_mutex_lock(&st->writer_lock);
+    most = refuse ? st->queue_most : most;
+    st->queue_most = refuse ? 0 : most;
+    st->queue_bytes += refuse ? 1 : (uint64_t)-1;
+    pthread_mutex_unlock(&st->writer_lock);
+}
+
+/* What they had could not be saved when they were put aside, and then they are stopped: nobody is told that it was. */
+static void test_stopped_without_what_they_had(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = PAGES, .ctx = 512});
+    struct answer *a[N];
+    struct moment moment = {0, GATE_CLOSED, GATE_CLOSED};
+    int failed = 0;
+    refuse_puts(rig->s->storage, true);
+    for (int i = 0; i < N; i++) {
+        char *text = rig_text(40u + (uint64_t)i, 40);
+        a[i] = rig_begin(
+            rig,
+            (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
+        free(text);
+    }
+    bool come = moment_comes(&moment, a[0]);
+    for (int i = N - 1; i > 0; i--)
+        session_cancel(rig->s, "ann", a[i]->id, SESSION_STOP_CANCELLED);
+    refuse_puts(rig->s->storage, false);
+    gate_open(&moment.over);
+    for (int i = 0; i < N; i++)
+        rig_end(a[i]);
+    rig_saved(rig);
+    rig_ledger(rig);
+    for (int i = 0; i < N; i++) {
+        char saved[64], status[64];
+        assert_false(a[i]->failed);
+        assert_int_equal(rig_stored(rig, "ann", a[i]->id, saved, status), 0);
+        failed += strcmp(saved, "failed") == 0;
+        struct answer *next = rig_ask(rig, (struct ask){.text = "and?", .previous = a[i]->id, .max = 2});
+        if (strcmp(saved, "yes") == 0 && !next->failed)
+            rig_only_new(next);
+    }
+    assert_true(failed > 0 || !come);
+    rig_close(rig);
+}
+
+/* They are deleted, some while they are put aside: nothing of them stays, without a search for what nobody holds. */
+static void test_deleted_meanwhile(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.kv_pages = PAGES, .ctx = 512});
+    struct answer *a[N];
+    struct moment moment = {0, GATE_CLOSED, GATE_CLOSED};
+    rig_no_sweep(rig);
+    for (int i = 0; i < N; i++) {
+        char *text = rig_text(i == 1 ? 40u : 40u + (uint64_t)i, 40); /* two begin alike */
+        a[i] = rig_begin(
+            rig,
+            (struct ask){.text = text, .seed = 20u + (uint64_t)i, .max = 400, .hook = hold_at, .hook_arg = &moment});
+        free(text);
+    }
+    (void)moment_comes(&moment, a[0]);
+    gate_open(&moment.over);
+    for (int i = N - 1; i >= 0; i--)
+        if (a[i]->started) {
+            int rc = rig_delete(rig, "ann", a[i]->conversation);
+            assert_true(rc == 0 || rc == -ENOENT);
+        }
+    for (int i = 0; i < N; i++) {
+        rig_end(a[i]);
+        if (!a[i]->failed)
+            (void)rig_delete(rig, "ann", a[i]->conversation);
+    }
+    rig_saved(rig);
+    rig_ledger(rig);
+    assert_int_equal(rig_segments(rig), 0);
+    rig_close(rig);
+}
+
 static int refuse_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
@@ -335,7 +417,8 @@ int main(void)
         cmocka_unit_test(test_behind_a_restored_past),    cmocka_unit_test(test_windows),
         cmocka_unit_test(test_no_memory_for_it),          cmocka_unit_test(test_stopped_meanwhile),
         cmocka_unit_test(test_closed_meanwhile),          cmocka_unit_test(test_refused_with_counts),
-        cmocka_unit_test(test_failed_afterwards),
+        cmocka_unit_test(test_failed_afterwards),         cmocka_unit_test(test_stopped_without_what_they_had),
+        cmocka_unit_test(test_deleted_meanwhile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,7 +80,7 @@ static int second_run(struct storage_ledger *l, void *arg)
 }
 
 /* The index is made anew, and the second of four segments is not readable as one: nothing is left of that, and the
- * first goes with the others. */
+ * first goes with its conversation. */
 static void test_delete_behind_a_gap(void **state)
 {
     (void)state;
@@ -101,7 +101,8 @@ static void test_delete_behind_a_gap(void **state)
     (void)snprintf(path, sizeof path, "%s/kv.db", rig->dir);
     assert_int_equal(remove(path), 0);
     rig_start(rig, (struct rig_opts){0});
-    assert_int_equal(rig_segments(rig), 3);
+    jobs_sweep_wait(rig->s->storage);
+    assert_int_equal(rig_segments(rig), 1); /* what is behind the gap is found by nobody */
     uint8_t block[PACK_ALIGN];
     assert_int_equal(packs_read(&rig->s->storage->packs, 1, (uint64_t)offset, block, sizeof block), 0);
     assert_true(pack_is_zero(block, sizeof block));

@@ -25,6 +25,7 @@ void meeting_of_background(struct rig *rig, bool warm)
                                                         .hook_arg = &m});
     gate_wait(&m.there, 1);
     struct answer *a = rig_begin(rig, (struct ask){.text = "hello", .seed = 2, .max = 4});
+    rig_ledger(rig); /* it has been looked up */
     gate_open(&m.on);
     rig_end(a);
     assert_false(a->failed);

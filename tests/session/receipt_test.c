@@ -174,6 +174,28 @@ static void test_what_is_foreign(void **state)
     rig_close(rig);
 }
 
+static int lose_run(struct storage_ledger *l, void *arg)
+{
+    l->unread = *(const bool *)arg;
+    return !l->unread || sqlite3_exec(l->kv, "DELETE FROM segments", NULL, NULL, NULL) == SQLITE_OK ? 0 : -EIO;
+}
+
+/* As it is when the index is made anew and has not come to where that lies. */
+static void test_what_is_not_indexed(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "One and two and three.", .max = 8});
+    rig_saved(rig);
+    assert_int_equal(rig_evict(rig, "ann", a->conversation, true), 0);
+    assert_int_equal(jobs_call(rig->s->storage, lose_run, &(bool){true}), 0);
+    a = rig_ask(rig, (struct ask){.text = "Go on.", .max = 8, .previous = a->id});
+    all_again(a, "not_indexed");
+    rig_saved(rig);
+    assert_int_equal(jobs_call(rig->s->storage, lose_run, &(bool){false}), 0);
+    rig_close(rig);
+}
+
 static void test_what_earlier_versions_stored(void **state)
 {
     (void)state;
@@ -259,6 +281,7 @@ int main(void)
         cmocka_unit_test(test_not_stored),
         cmocka_unit_test(test_cut_short),
         cmocka_unit_test(test_what_is_foreign),
+        cmocka_unit_test(test_what_is_not_indexed),
         cmocka_unit_test(test_what_earlier_versions_stored),
         cmocka_unit_test(test_numerics),
         cmocka_unit_test(test_latencies),

@@ -162,32 +162,48 @@ static void test_made_ahead(void **state)
     rig_close(rig);
 }
 
-static void stop_engine(struct answer *a, const struct session_event *ev, void *arg)
+struct pause {
+    struct gate ended, go;
+};
+
+static void pause_at_end(struct answer *a, const struct session_event *ev, void *arg)
 {
+    struct pause *p = arg;
     (void)a;
-    if (ev->kind == SESSION_EVENT_DONE)
-        gate_wait(arg, 1);
+    if (ev->kind != SESSION_EVENT_DONE)
+        return;
+    gate_open(&p->ended);
+    gate_wait(&p->go, 1);
 }
 
-/* A question that comes before that is done has what there is, and waits for nothing. */
+/* Asks, and what is `next` comes before anything could be made ahead. */
+static struct answer *interrupted(struct rig *rig, struct ask next)
+{
+    struct pause p = {GATE_CLOSED, GATE_CLOSED};
+    struct ask ask = question("hello", 1);
+    ask.conversation = next.conversation = "conv_a";
+    ask.hook = pause_at_end;
+    ask.hook_arg = &p;
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_begin(rig, ask);
+    gate_wait(&p.ended, 1);
+    struct answer *b = rig_begin(rig, next);
+    gate_open(&p.go);
+    rig_end(a);
+    rig_end(b);
+    assert_false(b->failed);
+    return b;
+}
+
+/* A question that comes before that is done has what there is, and waits for nothing; it is made up for behind it. */
 static void test_not_done_yet(void **state)
 {
     (void)state;
     struct rig *rig = open_thinking();
-    struct gate gate = GATE_CLOSED;
-    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
-    struct ask ask = question("hello", 1);
-    ask.conversation = "conv_a";
-    ask.hook = stop_engine;
-    ask.hook_arg = &gate;
-    struct answer *a = rig_begin(rig, ask);
-    struct ask next = question("go on", 2);
-    next.conversation = "conv_a";
-    gate_open(&gate);
-    rig_end(a);
-    struct answer *b = rig_ask(rig, next);
+    struct answer *b = interrupted(rig, question("go on", 2));
     rig_only_new(b);
-    assert_non_null(b->receipt.reasoning_context);
+    follows(b, "all_turns");
+    assert_int_equal(thoughts(rig, b), 2);
     rest(rig);
     struct ask last = question("and?", 3);
     last.conversation = "conv_a";
@@ -195,6 +211,17 @@ static void test_not_done_yet(void **state)
     rig_only_new(c);
     follows(c, "current_turn");
     assert_int_equal(thoughts(rig, c), 1);
+    rig_close(rig);
+}
+
+/* Who only counts is no reason to stop it. */
+static void test_counting(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    (void)interrupted(rig, (struct ask){.text = "how long is this?", .count = true});
+    rest(rig);
+    assert_int_equal(stripped(rig), 1);
     rig_close(rig);
 }
 
@@ -467,10 +494,9 @@ static void test_other_ways(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_ahead),      cmocka_unit_test(test_not_done_yet),
-        cmocka_unit_test(test_asked_for_later), cmocka_unit_test(test_branches),
-        cmocka_unit_test(test_deletion),        cmocka_unit_test(test_replaced),
-        cmocka_unit_test(test_killed_between),  cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_made_ahead),      cmocka_unit_test(test_not_done_yet),   cmocka_unit_test(test_counting),
+        cmocka_unit_test(test_asked_for_later), cmocka_unit_test(test_branches),       cmocka_unit_test(test_deletion),
+        cmocka_unit_test(test_replaced),        cmocka_unit_test(test_killed_between), cmocka_unit_test(test_tools),
         cmocka_unit_test(test_other_ways),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

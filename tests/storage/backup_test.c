@@ -46,6 +46,7 @@ static void test_other_disk(void **state)
     storage_close(st);
     struct storage_found f;
     st = testing_open(to);
+    assert_int_equal(index_wait(st, 0), 0);
     for (unsigned id = 1; id <= 3; id++) {
         assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
         assert_int_equal(testing_read(st, &f, id).rc, 0);

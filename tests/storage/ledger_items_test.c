@@ -118,6 +118,53 @@ static void test_pages(void **state)
     assert_int_equal(jobs_call(st, pages_run, NULL), 0);
 }
 
+/* Steps of SQLite's that it takes to read the last two items, and some in the middle. */
+static int steps_of_pages(struct storage_ledger *l, int64_t head, const char *middle)
+{
+    struct storage_item *items;
+    size_t n;
+    int steps = 0;
+    for (int i = 0; i < STMT_COUNT; i++)
+        if (l->stmts[i])
+            (void)sqlite3_stmt_status(l->stmts[i], SQLITE_STMTSTATUS_VM_STEP, 1);
+    if (storage_items_page(l, owner, conv, head, true, NULL, 2, &items, &n))
+        return -1;
+    storage_items_free(items, n);
+    if (n != 2 || storage_items_page(l, owner, conv, head, false, middle, 2, &items, &n))
+        return -1;
+    storage_items_free(items, n);
+    for (int i = 0; i < STMT_COUNT; i++)
+        if (l->stmts[i])
+            steps += sqlite3_stmt_status(l->stmts[i], SQLITE_STMTSTATUS_VM_STEP, 1);
+    return n == 2 ? steps : -1;
+}
+
+/* However long the conversation is. */
+static int long_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    int64_t head = 0;
+    int few = 0;
+    char name[16];
+    for (int i = 0; i < 300; i++) {
+        (void)snprintf(name, sizeof name, "t%d-", i);
+        head = turn(l, head, name, true);
+        JOB_CHECK(head > 0);
+        if (i == 9 && (few = steps_of_pages(l, head, "t8-1")) < 0)
+            return -ECANCELED;
+    }
+    JOB_CHECK(page_is(l, head, true, NULL, 2, "t299-3 t299-2 "));
+    JOB_CHECK(page_is(l, head, false, "t1-2", 3, "t1-3 t2-1 t2-2 "));
+    JOB_CHECK(steps_of_pages(l, head, "t298-1") == few);
+    return 0;
+}
+
+static void test_long(void **state)
+{
+    (void)state;
+    assert_int_equal(jobs_call(st, long_run, NULL), 0);
+}
+
 static char word_tools[] = "tools";
 
 /* A committed turn with definitions of tools among its input, or without. */
@@ -187,6 +234,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_tools, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_long, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,6 +213,7 @@ static void test_older_index(void **state)
     assert_false(testing_contains(dir, "other", "label 2"));
     assert_false(testing_contains(dir, "kv.db", "label 2"));
     struct storage_found f;
+    assert_int_equal(index_wait(st, 0), 0);
     assert_int_equal(testing_find(st, owner, 0, 1, &f), 0);
     assert_int_equal(testing_find(st, owner, 1, 2, &f), 0);
     assert_int_equal(testing_read(st, &f, 2).rc, 0);
@@ -251,6 +252,7 @@ static void test_older_index_by_its_log(void **state)
     const struct storage_opts opts = {.dir = dir, .disk_bytes = 1 << 28, .log = note_anew, .log_arg = &said};
     assert_int_equal(storage_open(&opts, &st, err, sizeof err), 0);
     assert_int_equal(said, LOG_NOTICE);
+    assert_int_equal(index_wait(st, 0), 0);
     assert_false(testing_contains(dir, "kv.db-wal", "label 1"));
     assert_false(testing_contains(dir, "kv.db", "label 1"));
     struct storage_found f;

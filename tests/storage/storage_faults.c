@@ -26,6 +26,8 @@ static bool fails(struct faults *f, int *error)
 static ssize_t f_pread(void *ctx, int fd, void *buf, size_t n, off_t at)
 {
     struct faults *f = ctx;
+    while (atomic_load(&f->reads_stalled) && at < f->read_to && at + (off_t)n > f->read_from)
+        (void)usleep(1000);
     pthread_mutex_lock(&f->lock);
     bool fail = at < f->read_to && at + (off_t)n > f->read_from && fails(f, &f->read_errno);
     int error = errno;
@@ -97,6 +99,7 @@ void faults_init(struct faults *f, struct storage_io *io)
 {
     *f = (struct faults){.lock = PTHREAD_MUTEX_INITIALIZER, .writes_left = -1};
     atomic_init(&f->stalled, false);
+    atomic_init(&f->reads_stalled, false);
     *io = (struct storage_io){.open = f_open,
                               .pread = f_pread,
                               .pwrite = f_pwrite,

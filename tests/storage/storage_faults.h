@@ -14,11 +14,12 @@ struct faults {
     int punch_errno;      /* every hole */
     int read_errno;       /* every pread of what lies in [read_from, read_to) */
     off_t read_from, read_to;
-    uint64_t free_bytes;   /* what the file system says is free; 0: the truth */
-    bool short_writes;     /* at most 1000 bytes at a time */
-    bool fail_once;        /* an error is given once */
-    atomic_bool stalled;   /* syncs wait as long as it is set */
-    int n_writes, n_syncs; /* calls that were made */
+    uint64_t free_bytes;       /* what the file system says is free; 0: the truth */
+    bool short_writes;         /* at most 1000 bytes at a time */
+    bool fail_once;            /* an error is given once */
+    atomic_bool reads_stalled; /* reads of what lies in [read_from, read_to) wait as long as it is set */
+    atomic_bool stalled;       /* syncs wait as long as it is set */
+    int n_writes, n_syncs;     /* calls that were made */
 };
 
 void faults_init(struct faults *f, struct storage_io *io);

@@ -1,0 +1,433 @@
+/* reindex_test.c - what goes on while the index is made anew: lookups, turns, deletions, kills. The thread that reads
+ * packs is stopped at one record of them. */
+#include "tests/storage/storage_faults.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FIRST 160 /* what the first turn holds: it reaches beyond its end, */
+#define ENDS  159 /* which is with this one */
+#define LAST  200 /* and of the one behind it */
+#define OTHER 300 /* another conversation's first one */
+#define AFTER 310 /* and the one behind its last */
+#define STOP  150 /* where reading stops */
+#define KNOWN 128 /* all whole pieces before that */
+
+static char *dir;
+static struct storage *st;
+static int64_t owner, conv, turns[2];
+static struct faults faults;
+static struct storage_io io;
+static struct storage_found places[AFTER];
+
+static unsigned before(unsigned id)
+{
+    return id == OTHER ? 0 : id - 1;
+}
+
+static int put(unsigned id)
+{
+    return testing_put_at(st, owner, id, before(id), (id - (id < OTHER ? 1 : OTHER)) * TESTING_COUNT);
+}
+
+static void forget_index(void)
+{
+    static const char *const files[] = {"kv.db", "kv.db-wal"};
+    for (int i = 0; i < 2; i++) {
+        char *path = testing_path(dir, files[i]);
+        (void)unlink(path);
+        free(path);
+    }
+}
+
+/* Reading goes up to this segment. */
+static void stop_at(unsigned id)
+{
+    faults.read_from = (off_t)places[id].offset;
+    faults.read_to = faults.read_from + 1;
+    atomic_store(&faults.reads_stalled, true);
+}
+
+static void go_on(void)
+{
+    atomic_store(&faults.reads_stalled, false);
+}
+
+static void open_again(void)
+{
+    st = testing_open_with(dir, &io, (uint64_t)1 << 30);
+}
+
+#define UNIT 4u /* bytes of a token */
+
+static void tokens_of(uint32_t *out, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = 7 * (first + i) + 1;
+}
+
+struct told {
+    int64_t owner, conversation, parent, id;
+    const char *name;
+    uint32_t first, n; /* tokens */
+};
+
+static int told_run(struct storage_ledger *l, void *arg)
+{
+    struct told *q = arg;
+    uint32_t tokens[4 * TESTING_COUNT + 1];
+    char name[64], kv[65];
+    (void)snprintf(name, sizeof name, "%s", q->name);
+    for (int i = 0; i < 32; i++)
+        (void)snprintf(kv + 2 * i, 3, "%02x", testing_fingerprint[i]);
+    bool many = q->n > sizeof tokens / UNIT; /* which are told only to be there */
+    if (!many)
+        tokens_of(tokens, q->first, q->n);
+    struct storage_turn t = {.owner = q->owner,
+                             .conversation = q->conversation,
+                             .parent = q->parent,
+                             .public_id = name,
+                             .status = STORAGE_TURN_RUNNING};
+    int rc = storage_turn_insert(l, &t);
+    t.status = STORAGE_TURN_COMPLETED;
+    t.tokens = many ? "many" : (void *)tokens;
+    t.tokens_bytes = many ? 4 : q->n * UNIT;
+    t.n_tokens = q->first + q->n;
+    t.kv = many ? NULL : kv;
+    if (!rc)
+        rc = storage_turn_commit(l, &t);
+    q->id = t.id;
+    return rc;
+}
+
+static int64_t turn_new(int64_t whose, int64_t conversation, int64_t parent, const char *name, uint32_t first,
+                        uint32_t n)
+{
+    struct told q = {
+        .owner = whose, .conversation = conversation, .parent = parent, .name = name, .first = first, .n = n};
+    assert_int_equal(jobs_call(st, told_run, &q), 0);
+    return q.id;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    faults_init(&faults, &io);
+    dir = testing_dir_in_memory();
+    open_again();
+    owner = testing_owner(st, "a");
+    conv = testing_conversation(st, owner, "conv_1");
+    turns[0] = turn_new(owner, conv, 0, "resp_1", 0, ENDS * TESTING_COUNT + 1);
+    for (unsigned id = 1; id <= FIRST; id++)
+        assert_int_equal(put(id), 0);
+    assert_int_equal(testing_commit(st, turns[0], FIRST), 0);
+    int64_t other = testing_turn(st, owner, testing_conversation(st, owner, "conv_2"), 0, "resp_2");
+    for (unsigned id = OTHER; id < AFTER; id++)
+        assert_int_equal(put(id), 0);
+    assert_int_equal(testing_commit(st, other, AFTER - 1), 0);
+    turns[1] = turn_new(owner, conv, turns[0], "resp_3", ENDS * TESTING_COUNT + 1, (LAST - ENDS) * TESTING_COUNT);
+    for (unsigned id = FIRST + 1; id <= LAST; id++)
+        assert_int_equal(put(id), 0);
+    assert_int_equal(testing_commit(st, turns[1], LAST), 0);
+    for (unsigned id = 1; id <= LAST; id++)
+        assert_int_equal(testing_find(st, owner, before(id), id, &places[id]), 0);
+    for (unsigned id = OTHER; id < AFTER; id++)
+        assert_int_equal(testing_find(st, owner, before(id), id, &places[id]), 0);
+    storage_close(st);
+    forget_index();
+    stop_at(STOP);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    go_on();
+    storage_close(st);
+    testing_dir_remove(dir);
+    return 0;
+}
+
+static int indexing_run(struct storage_ledger *l, void *arg)
+{
+    *(bool *)arg = storage_indexing(l);
+    return 0;
+}
+
+static bool indexing(void)
+{
+    bool is;
+    assert_int_equal(jobs_call(st, indexing_run, &is), 0);
+    return is;
+}
+
+/* Some of what lies before the stop is known. */
+static void wait_for_some(void)
+{
+    struct storage_found f;
+    while (testing_find(st, owner, KNOWN - 1, KNOWN, &f))
+        (void)usleep(1000);
+    assert_true(indexing());
+    assert_int_equal(testing_find(st, owner, KNOWN, KNOWN + 1, &f), -ENOENT);
+}
+
+static void wait_for_deletion(const char *public_id)
+{
+    while (testing_deleting(st, owner, public_id))
+        (void)usleep(1000);
+}
+
+static void all_there(unsigned last, bool other)
+{
+    struct storage_found f;
+    struct storage_stats stats;
+    uint64_t bytes = 0, n = last + (other ? AFTER - OTHER : 0);
+    for (unsigned id = 1; id <= last; id++) {
+        assert_int_equal(testing_find(st, owner, id - 1, id, &f), 0);
+        assert_int_equal(testing_read(st, &f, id).rc, 0);
+        bytes += f.encoded_bytes;
+    }
+    assert_int_equal(testing_find(st, owner, last, last + 1, &f), -ENOENT);
+    for (unsigned id = OTHER; id < AFTER; id++) {
+        int rc = testing_find(st, owner, before(id), id, &f);
+        assert_int_equal(rc, other ? 0 : -ENOENT);
+        bytes += rc ? 0 : f.encoded_bytes;
+    }
+    testing_cuts_wait(st);
+    storage_stats(st, &stats);
+    assert_int_equal(stats.segments, n);
+    assert_int_equal(stats.disk_used, bytes);
+    assert_int_equal(atomic_load(&st->disk_dead), 0);
+}
+
+static void report(void *arg, const char *text)
+{
+    (void)arg;
+    (void)fprintf(stderr, "%s\n", text);
+}
+
+static void verify(void)
+{
+    struct storage_checked n;
+    char err[256];
+    storage_close(st);
+    st = NULL;
+    assert_int_equal(storage_verify(&(struct storage_opts){.dir = dir, .disk_bytes = (uint64_t)1 << 30}, false, report,
+                                    NULL, &n, err, sizeof err),
+                     0);
+    assert_int_equal(n.wrong, 0);
+    open_again();
+}
+
+/* Turns go on with what is known, and what they store anew is stored once. */
+static void test_turns_meanwhile(void **state)
+{
+    (void)state;
+    struct storage_found f;
+    struct storage_stats stats;
+    open_again();
+    wait_for_some();
+    storage_stats(st, &stats);
+    assert_true(stats.disk_used > LAST * places[1].encoded_bytes / 2); /* what is not known yet counts */
+    assert_int_equal(testing_read(st, &places[64], 64).rc, 0);
+    /* Nobody knows the one that is there. */
+    int64_t turn = turn_new(owner, conv, turns[0], "resp_4", ENDS * TESTING_COUNT + 1, TESTING_COUNT);
+    assert_int_equal(put(KNOWN + 1), 0);
+    assert_int_equal(put(KNOWN + 2), 0);
+    assert_int_equal(testing_commit(st, turn, KNOWN + 2), 0);
+    storage_sweep(st, storage_clock(st)); /* which waits */
+    go_on();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    all_there(LAST, true);
+    assert_int_equal(testing_find(st, owner, KNOWN, KNOWN + 1, &f), 0);
+    assert_int_not_equal(f.pack, places[KNOWN + 1].pack);
+    assert_true(testing_cut_out(st, &places[KNOWN + 1]));
+    verify();
+    all_there(LAST, true);
+}
+
+/* What is deleted meanwhile is gone when it is said to be. */
+static void test_deletion_meanwhile(void **state)
+{
+    (void)state;
+    open_again();
+    wait_for_some();
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), -EINPROGRESS);
+    assert_int_equal(testing_turn_delete(st, owner, "resp_3"), -EINPROGRESS);
+    assert_int_equal(testing_deleting(st, owner, "conv_2"), 1);
+    assert_int_equal(testing_deleting(st, owner, "resp_3"), 1);
+    go_on();
+    wait_for_deletion("conv_2");
+    wait_for_deletion("resp_3");
+    for (unsigned id = OTHER; id < AFTER; id++)
+        assert_true(testing_cut_out(st, &places[id]));
+    for (unsigned id = ENDS + 1; id <= LAST; id++)
+        assert_true(testing_cut_out(st, &places[id]));
+    jobs_sweep_wait(st);
+    all_there(ENDS, false);
+    verify();
+    all_there(ENDS, false);
+    /* And from now on at once. */
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+}
+
+/* The process is killed in the middle of it, with a deletion that is not finished: both go on where they were. */
+static void test_kill_meanwhile(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        open_again();
+        struct storage_found f;
+        while (testing_find(st, owner, KNOWN - 1, KNOWN, &f))
+            (void)usleep(1000);
+        int rc = testing_conversation_delete(st, owner, "conv_2");
+        _exit(rc == -EINPROGRESS && testing_deleting(st, owner, "conv_2") == 1 ? 94 : 95);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 94);
+    open_again();
+    wait_for_some();
+    assert_int_equal(testing_deleting(st, owner, "conv_2"), 1);
+    go_on();
+    wait_for_deletion("conv_2");
+    for (unsigned id = OTHER; id < AFTER; id++)
+        assert_true(testing_cut_out(st, &places[id]));
+    jobs_sweep_wait(st);
+    all_there(LAST, false);
+    verify();
+    all_there(LAST, false);
+}
+
+/* It ends in the middle, and does not begin again with what it has. */
+static void test_stop_meanwhile(void **state)
+{
+    (void)state;
+    open_again();
+    wait_for_some();
+    go_on(); /* it may come further, or to the end */
+    storage_close(st);
+    stop_at(2); /* which nobody reads any more */
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    go_on();
+    all_there(LAST, true);
+}
+
+/* ---- chains with gaps -------------------------------------------------------------------------------------------- */
+
+/* Segment `id` of another owner's chain, which is found by its tokens; its key is that of LAST + 1 + id. */
+static int put_tokens(int64_t whose, unsigned id)
+{
+    uint32_t label[TESTING_COUNT], first = (id - 1) * TESTING_COUNT;
+    struct storage_segment s = {.owner = whose, .first = first, .count = TESTING_COUNT, .producer = "test-1"};
+    size_t n = codec_payload_bytes(&testing_layout, TESTING_COUNT);
+    uint16_t *payload = malloc(n);
+    assert_non_null(payload);
+    testing_fill_kv(payload, n / 2, STORAGE_BF16, id);
+    tokens_of(label, first, TESTING_COUNT);
+    testing_key(s.key, LAST + 1 + id);
+    if (id > 1)
+        testing_key(s.parent, LAST + id);
+    memcpy(s.fingerprint, testing_fingerprint, sizeof s.fingerprint);
+    s.label = label;
+    s.label_bytes = sizeof label;
+    return storage_segment_put(st, &s, &testing_layout, payload);
+}
+
+/* A turn that adds `n` tokens to `first`, and holds the segments up to `last`. */
+static int64_t told(int64_t whose, int64_t conversation, int64_t parent, const char *name, uint32_t first, uint32_t n,
+                    unsigned last)
+{
+    int64_t id_of_turn = turn_new(whose, conversation, parent, name, first, n);
+    for (unsigned id = first / TESTING_COUNT + 1; id <= last; id++)
+        assert_int_equal(put_tokens(whose, id), 0);
+    assert_int_equal(testing_commit(st, id_of_turn, LAST + 1 + last), 0);
+    return id_of_turn;
+}
+
+struct row {
+    unsigned id;
+    struct segment_row row;
+    bool there;
+};
+
+static int row_run(struct storage_ledger *l, void *arg)
+{
+    struct row *r = arg;
+    uint8_t key[STORAGE_KEY_BYTES];
+    testing_key(key, r->id);
+    int rc = segment_get(l, key, &r->row);
+    r->there = rc == 1;
+    return rc < 0 ? rc : 0;
+}
+
+static struct row row_of(unsigned id)
+{
+    struct row r = {.id = id};
+    assert_int_equal(jobs_call(st, row_run, &r), 0);
+    return r;
+}
+
+/* A record whose header is damaged, when the index is lost as well, cuts a chain in two. Turns hold what is before it,
+ * which a deletion of the last one leaves to the others; what is behind it is found by nobody, and goes. */
+static void test_gap(void **state)
+{
+    (void)state;
+    go_on();
+    open_again();
+    jobs_sweep_wait(st);
+    const uint32_t end = 3 * TESTING_COUNT + 1;
+    int64_t whose = testing_owner(st, "b"), other = testing_conversation(st, whose, "conv_b");
+    int64_t parent = told(whose, other, 0, "resp_b1", 0, end, 3);
+    (void)told(whose, other, parent, "resp_b2", end, TESTING_COUNT, 4);
+    struct row rows[5];
+    for (unsigned id = 1; id <= 4; id++) {
+        rows[id] = row_of(LAST + 1 + id);
+        assert_true(rows[id].there);
+    }
+    storage_close(st);
+    char name[32];
+    (void)snprintf(name, sizeof name, "pack-%08u", rows[2].row.pack);
+    char *path = testing_path(dir, name);
+    FILE *f = fopen(path, "r+b");
+    free(path);
+    assert_true(f && !fseek(f, (long)rows[2].row.offset + 8, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
+    assert_int_equal(fclose(f), 0);
+    forget_index();
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    assert_true(row_of(LAST + 2).there);
+    for (unsigned id = 2; id <= 4; id++) {
+        struct storage_found place = {.pack = rows[id].row.pack, .offset = rows[id].row.offset};
+        place.encoded_bytes = rows[id].row.bytes;
+        assert_false(row_of(LAST + 1 + id).there);
+        assert_true(testing_cut_out(st, &place));
+    }
+    assert_int_equal(testing_turn_delete(st, whose, "resp_b2"), 0);
+    assert_true(row_of(LAST + 2).there);
+    assert_int_equal(testing_turn_delete(st, whose, "resp_b1"), 0);
+    assert_false(row_of(LAST + 2).there);
+    all_there(LAST, true);
+}
+
+#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_turns_meanwhile),
+        T(test_deletion_meanwhile),
+        T(test_kill_meanwhile),
+        T(test_stop_meanwhile),
+        T(test_gap),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
