@@ -199,12 +199,12 @@ HAVE_FUZZER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell echo 'int LLVMFu
 HAVE_DEBHELPER := $(if $(filter check-run,$(MAKECMDGOALS)),$(shell command -v dpkg-buildpackage >/dev/null && command -v dh))
 
 .PHONY: check-run
-check-run: all tests races-tests $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/gpu/models-host $(BUILD)/cuda_host/convod $(PY_WANTS)
+check-run: all tests races-tests $(LIFE_TESTS) $(BUILD)/gpu/limits-host $(BUILD)/gpu/check-host $(BUILD)/gpu/models-host $(BUILD)/cuda_host/convod $(PY_WANTS)
 	@$(MAKE) $(QUIET) $(ASAN) all tests
 	@$(if $(TSAN_TESTS),$(MAKE) $(QUIET) $(TSAN) $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%))
 	@$(if $(and $(HAVE_FUZZER),$(FUZZERS)),$(MAKE) $(QUIET) $(FUZZ) fuzz-programs)
 	@$(if $(HAVE_DEBHELPER),$(MAKE) $(QUIET) deb-build)
-	@BUILD='$(BUILD)' tests/run -t 1200 lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) python: $(PY_TESTS) \
+	@BUILD='$(BUILD)' tests/run -t 1200 lint: tests/ci/lint unit: $(TESTS) races: $(RACES_TESTS) life: $(LIFE_TESTS) python: $(PY_TESTS) \
 		asan: $(ASAN_TESTS:$(BUILD)/%=$(BUILD)/asan/%) tsan: $(TSAN_TESTS:$(BUILD)/%=$(BUILD)/tsan/%) \
 		$(if $(HAVE_FUZZER),fuzz=$(FUZZ_SECONDS): $(FUZZERS:$(BUILD)/%=$(BUILD)/fuzzing/%),skip: 'fuzzing: clang with its fuzzer is not here')
 

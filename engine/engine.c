@@ -120,7 +120,7 @@ static int admit(struct engine *e, const struct engine_opts *o, uint64_t availab
 {
     struct engine_info *info = &e->info;
     info->ctx_tokens = o->ctx_tokens ? o->ctx_tokens : info->ctx_model; /* at most: for what steps need */
-    uint64_t weights = e->model.weight_bytes - e->model.host_bytes + e->model.staged_bytes;
+    uint64_t weights = e->model.weight_bytes - e->model.host_bytes + model_staged_bytes(&e->model);
     uint64_t scratch = step_scratch_bytes(e);
     uint64_t fixed = weights + scratch, left = available > fixed ? available - fixed : 0;
     size_t bytes = o->kv_bytes, wanted = (size_t)info->ctx_model * info->kv_token_bytes;

@@ -137,6 +137,8 @@ enum kernels_stream {
     KERNELS_OUT,     /* kv_export */
 };
 
+#define KERNELS_PLACES 2 /* of bring() */
+
 /* A point in a stream: all that was put into it before has been done when the event has passed. 0 has passed. */
 typedef uint64_t kernels_event;
 
@@ -384,10 +386,16 @@ struct kernels_ops {
     /* Copies from any memory of the host to the device. */
     void (*upload)(struct kernels *k, void *to, const void *from, size_t bytes);
 
+    /* Weights that lie in pinned memory, on their way to one of KERNELS_PLACES places of the device; not for a backend
+     * of the host alone (NULL). May be parts of a step. bring() starts the copy, behind what was put into
+     * KERNELS_COMPUTE before it and beside what comes after it; what is put there behind brought() finds the weights.
+     * Every bring() is followed by a brought() of its place before end(), and before the place's next bring(). */
+    void (*bring)(struct kernels *k, int place, void *to, const void *from, size_t bytes);
+    void (*brought)(struct kernels *k, int place);
+
     /* ---- streams ---- */
 
-    /* memcpy and memset(0). Memory is the device's or pinned. A copy in KERNELS_COMPUTE may be one of a step's
-     * operations. */
+    /* memcpy and memset(0). Memory is the device's or pinned. */
     void (*copy)(struct kernels *k, enum kernels_stream stream, void *to, const void *from, size_t bytes);
     void (*zero)(struct kernels *k, enum kernels_stream stream, void *p, size_t bytes);
 

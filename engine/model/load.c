@@ -221,21 +221,38 @@ static int load_rows(struct loader *ld, const struct model_job *job, int expert,
     return 0;
 }
 
+size_t model_staged_bytes(const struct model *m)
+{
+    return m->staged_bytes * (size_t)(m->host_layers < KERNELS_PLACES ? m->host_layers : KERNELS_PLACES);
+}
+
+/* With one such layer, the last, there is one place. */
+static int place_number(const struct model *m, int l)
+{
+    return (m->n_layers - 1 - l) % KERNELS_PLACES;
+}
+
+static uint8_t *place_of(const struct model *m, int l)
+{
+    return m->staged + (size_t)place_number(m, l) * m->staged_bytes;
+}
+
 /* Where a matrix of a layer in the host's memory is packed; NULL: there is no memory for it. */
 static void *stage_alloc(struct loader *ld, struct model_layer *y)
 {
     struct model *m = ld->m;
     if (!m->staged)
-        m->staged = ld->ops->alloc(ld->k, KERNELS_DEVICE, m->staged_bytes);
+        m->staged = ld->ops->alloc(ld->k, KERNELS_DEVICE, model_staged_bytes(m));
     if (!y->host)
         y->host = ld->ops->alloc(ld->k, KERNELS_PINNED, y->host_bytes);
-    return m->staged && y->host ? m->staged + y->host_used : NULL;
+    return m->staged && y->host ? place_of(m, (int)(y - m->layers)) + y->host_used : NULL;
 }
 
 /* Takes the layer's next `bytes` there. */
 static void unstage(struct loader *ld, struct model_layer *y, size_t bytes)
 {
-    ld->ops->copy(ld->k, KERNELS_COMPUTE, y->host + y->host_used, ld->m->staged + y->host_used, bytes);
+    ld->ops->copy(ld->k, KERNELS_COMPUTE, y->host + y->host_used,
+                  place_of(ld->m, (int)(y - ld->m->layers)) + y->host_used, bytes);
     (void)ld->ops->wait(ld->k, ld->ops->record(ld->k, KERNELS_COMPUTE), -1); /* a failure is the device's */
     y->host_used += weight_padded(bytes);
 }
@@ -344,13 +361,26 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
+void model_bring(const struct model *m, const struct kernels_ops *ops, struct kernels *k, int l)
+{
+    if (l < m->n_layers && m->layers[l].host)
+        ops->bring(k, place_number(m, l), place_of(m, l), m->layers[l].host, m->layers[l].host_used);
+}
+
+void model_brought(const struct model *m, const struct kernels_ops *ops, struct kernels *k, int l)
+{
+    if (m->layers[l].host)
+        ops->brought(k, place_number(m, l));
+}
+
 double model_bring_ms(const struct model *m, struct kernels *k)
 {
     const struct kernels_ops *ops = kernels_ops(k);
     double began = now_ms();
-    for (int l = 0; l < m->n_layers; l++)
-        if (m->layers[l].host)
-            ops->copy(k, KERNELS_COMPUTE, m->staged, m->layers[l].host, m->layers[l].host_used);
+    for (int l = m->n_layers - m->host_layers; l < m->n_layers; l++) {
+        model_bring(m, ops, k, l);
+        model_brought(m, ops, k, l);
+    }
     (void)ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1); /* a failure is the device's */
     return now_ms() - began;
 }
@@ -367,7 +397,7 @@ void model_close(struct model *m, struct kernels *k)
         if (m->layers[l].host)
             kernels_ops(k)->release(k, KERNELS_PINNED, m->layers[l].host, m->layers[l].host_bytes);
     if (m->staged)
-        kernels_ops(k)->release(k, KERNELS_DEVICE, m->staged, m->staged_bytes);
+        kernels_ops(k)->release(k, KERNELS_DEVICE, m->staged, model_staged_bytes(m));
     for (int i = 0; i < MODEL_ROPES; i++)
         free(m->rope[i].inv_freq);
     free(m->layers);

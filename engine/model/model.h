@@ -50,8 +50,8 @@ struct model_layer {
     struct kernels_matrix router;
     const float *router_bias, *gate_experts_bias, *up_experts_bias, *down_experts_bias; /* [n_experts][...] */
     struct kernels_matrix gate_experts, up_experts, down_experts;
-    /* Of a layer of model.host_layers: its matrices, pinned, one behind the other as they lie in model.staged when it
-     * is computed. NULL: they are on the device. */
+    /* Of a layer of model.host_layers: its matrices, pinned, one behind the other as they lie in its place of
+     * model.staged when it is computed. NULL: they are on the device. */
     uint8_t *host;
     size_t host_bytes, host_used;
 };
@@ -89,7 +89,7 @@ struct model {
     int host_layers;       /* the last ones, set before model_weigh() */
     uint64_t host_bytes;   /* of weight_bytes, what these have; from model_weigh() on */
     size_t staged_bytes;   /* the most that one of them has */
-    uint8_t *staged;       /* of the device: what the matrices of all of them point into */
+    uint8_t *staged;       /* of the device: places that they take turns at, each so long; their matrices point there */
     const char *quantization;
     struct model_job *jobs; /* until model_load() */
     size_t n_jobs, jobs_capacity;
@@ -108,6 +108,12 @@ void model_weigh(struct model *m, struct kernels *k);
 struct gguf_hash;
 int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct gguf_hash *hash,
                void (*progress)(void *arg, double fraction, const char *what), void *arg, char *err, size_t err_size);
+/* What they take of the device: a place for the layer that is computed, and one for the next. Behind model_weigh(). */
+size_t model_staged_bytes(const struct model *m);
+/* Starts copying layer l there, where it is one of host_layers (else it does nothing), and, the other one, has the
+ * operations that come now wait for it. Its place is that of layer l - 2, whose operations have all been asked for. */
+void model_bring(const struct model *m, const struct kernels_ops *ops, struct kernels *k, int l);
+void model_brought(const struct model *m, const struct kernels_ops *ops, struct kernels *k, int l);
 /* How long it takes to bring all layers of host_layers to the device once. */
 double model_bring_ms(const struct model *m, struct kernels *k);
 /* k may be NULL where nothing was loaded. Fine on a zeroed model. */

@@ -108,13 +108,13 @@ static void end(struct kernels *k)
         finish(k, ROW_REPLAY, 0, 0);
 }
 
-/* Of weights in the host's memory; a page of keys and values counts for nothing beside them. */
-static void copy(struct kernels *k, enum kernels_stream stream, void *to, const void *from, size_t bytes)
+/* Of weights in the host's memory: alone, though a step has it beside its operations. */
+static void bring(struct kernels *k, int place, void *to, const void *from, size_t bytes)
 {
     start();
-    watch.ops->copy(k, stream, to, from, bytes);
-    if (stream == KERNELS_COMPUTE)
-        finish(k, ROW_BROUGHT, (double)bytes * 2, 0);
+    watch.ops->bring(k, place, to, from, bytes);
+    watch.ops->brought(k, place);
+    finish(k, ROW_BROUGHT, (double)bytes * 2, 0);
 }
 
 static void embed(struct kernels *k, const struct kernels_matrix *w, float scale, float *out)
@@ -295,7 +295,7 @@ static int measure(struct work *w, struct engine_profile *out)
     watched.begin = begin;
     watched.end = end;
     watched.embed = embed;
-    watched.copy = watch.e->model.host_layers > 0 ? copy : watched.copy;
+    watched.bring = bring;
     watched.rope_table = rope_table;
     watched.norm = norm;
     watched.add_norm = add_norm;

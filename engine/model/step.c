@@ -297,6 +297,7 @@ static void forward(struct engine *e, int n, int n_wanted)
     struct step_scratch *s = e->step;
     float *x = s->x.p;
 
+    model_bring(m, ops, k, m->n_layers - m->host_layers);
     rope_tables(e);
     ops->embed(k, &m->embed, m->embed_scale, x);
     for (int l = 0; l < m->n_layers; l++) {
@@ -306,8 +307,9 @@ static void forward(struct engine *e, int n, int n_wanted)
         struct kernels_acts attn =
             acts(&s->attn, &s->attn_quants, q_cols, last ? KERNELS_FLOATS : kernels_form(y->o.type));
 
+        model_brought(m, ops, k, l);
         if (y->host)
-            ops->copy(k, KERNELS_COMPUTE, m->staged, y->host, y->host_used);
+            model_bring(m, ops, k, l + 1);
         attention_in(e, y, n, x);
         if (last && n_wanted == 0)
             return;

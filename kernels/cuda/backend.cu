@@ -204,6 +204,14 @@ static void close(struct kernels *k)
         if (k->stream[s])
             cudaStreamDestroy(k->stream[s]);
     }
+    for (int p = 0; p < KERNELS_PLACES; p++) {
+        if (k->left[p])
+            cudaEventDestroy(k->left[p]);
+        if (k->there[p])
+            cudaEventDestroy(k->there[p]);
+    }
+    if (k->bringing)
+        cudaStreamDestroy(k->bringing);
     if (k->loading)
         cudaStreamDestroy(k->loading);
     free(k);
@@ -220,6 +228,8 @@ static struct kernels_ops table(void)
     t.matrix_bytes = backend_matrix_bytes;
     t.pack = backend_pack;
     t.upload = backend_upload;
+    t.bring = backend_bring;
+    t.brought = backend_brought;
     t.copy = copy;
     t.zero = zero;
     t.record = backend_record;
@@ -279,7 +289,12 @@ static bool open_streams(struct kernels *k)
             if (!backend_fine(k, cudaEventCreateWithFlags(&k->event[s][i], cudaEventDisableTiming), "an event"))
                 return false;
     }
-    return backend_fine(k, cudaStreamCreateWithFlags(&k->loading, cudaStreamNonBlocking), "a stream");
+    for (int p = 0; p < KERNELS_PLACES; p++)
+        if (!backend_fine(k, cudaEventCreateWithFlags(&k->left[p], cudaEventDisableTiming), "an event") ||
+            !backend_fine(k, cudaEventCreateWithFlags(&k->there[p], cudaEventDisableTiming), "an event"))
+            return false;
+    return backend_fine(k, cudaStreamCreateWithFlags(&k->bringing, cudaStreamNonBlocking), "a stream") &&
+           backend_fine(k, cudaStreamCreateWithFlags(&k->loading, cudaStreamNonBlocking), "a stream");
 }
 
 int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, char *err, size_t err_size)
@@ -319,7 +334,7 @@ int kernels_cuda_open(const struct kernels_opts *opts, struct kernels **out, cha
     }
     char address[32];
     if (cudaDeviceGetPCIBusId(address, sizeof address, device) == cudaSuccess)
-        k->nvml = nvml_open(NVML_LIBRARY, address);
+        k->nvml = nvml_open(NVML_LIBRARY, address, p.uuid.bytes);
     *out = k;
     return 0;
 }

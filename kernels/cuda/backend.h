@@ -75,7 +75,8 @@ struct kernels {
     struct kernels_head head;
     char numerics[KERNELS_NUMERICS_TEXT]; /* sums of a float `mma` are each family's own */
     int device;
-    cudaStream_t stream[STREAMS], loading;
+    cudaStream_t stream[STREAMS], loading, bringing;
+    cudaEvent_t left[KERNELS_PLACES], there[KERNELS_PLACES]; /* a place may be written; has what was brought */
     cudaEvent_t event[STREAMS][EVENTS];
     uint64_t recorded[STREAMS], passed[STREAMS]; /* counted from 1 */
     char error[256];                             /* empty: none */
@@ -143,6 +144,8 @@ size_t backend_matrix_bytes(struct kernels *k, enum kernels_type type, int rows,
 void backend_pack(struct kernels *k, const struct kernels_matrix *w, int expert, int first, int n, const void *rows,
                   void (*beside)(void *arg), void *arg);
 void backend_upload(struct kernels *k, void *to, const void *from, size_t bytes);
+void backend_bring(struct kernels *k, int place, void *to, const void *from, size_t bytes);
+void backend_brought(struct kernels *k, int place);
 
 /* step.cu: the step's operations, and what they need. */
 void backend_step_ops(struct kernels_ops *t);

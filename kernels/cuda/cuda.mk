@@ -82,6 +82,17 @@ $(BUILD)/cuda_host/convod: $(BUILD)/obj/daemon/main.o $(CUDA_SRC:%.cu=$(BUILD)/o
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lm -ldl -o $@
+	$(Q)ln -sfn ../convo $(@D)/convo && ln -sfn ../tests $(@D)/tests # tests look for these beside it
+
+# The session's tests of what becomes of conversations (restored, edited, forked, deleted, repeated, without pages) with the
+# emulated device in their programs, which `auto` takes then. Others can be built in the same way.
+LIFE_TESTS := $(patsubst %,$(BUILD)/cuda_host/session/%_test,hot prune session syncs turn)
+$(BUILD)/cuda_host/session/%: $(BUILD)/obj/tests/session/%.o \
+		$(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard tests/session/*.c)) $(file <tests/session/shared)) \
+		$(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CXX) $(LDFLAGS) $(SELF) $^ $(DEP_LIBS) -lcmocka -lm -ldl -o $@
 
 # The program that checks the backend on a GPU, on the emulation.
 $(BUILD)/gpu/check-host: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) \
@@ -108,6 +119,7 @@ ifneq ($(CUDA),0)
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 endif
 , := ,
+CUDA_LEAST := 12
 # Code for these chips, and PTX from which a driver makes code for later ones.
 CUDA_CHIPS := 80 89 90
 CUDA_NEWEST := $(lastword $(CUDA_CHIPS))
@@ -127,13 +139,17 @@ $(BUILD)/cuda/ptx/%.ptx: %.cu $(BUILD)/cuda/nvcc
 $(BUILD)/cuda/nvcc: FORCE
 	@mkdir -p $(@D)
 	@[ -n '$(NVCC)' ] || { echo 'There is no nvcc in PATH or /usr/local/cuda/bin (or CUDA=0 was said).' >&2; exit 1; }
+	@release=$$($(NVCC) --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p'); [ "$${release%%.*}" -ge $(CUDA_LEAST) ] 2>/dev/null || \
+		{ echo "$(NVCC) is of CUDA $${release:-(it does not say)}; $(CUDA_LEAST) is the least. NVCC=FILE names another one, CUDA=0 does without." >&2; exit 1; }
 	@{ $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } | cmp -s - $@ || { $(NVCC) --version; echo '$(NVCC_FLAGS) $(CUDA_CODE)'; } >$@
 
 # What CUDA adds to the daemon: nothing without nvcc, or under a sanitizer. The runtime is linked in and opens the driver when
-# the program runs, so that it starts where there is none.
+# the program runs, so that it starts where there is none. What CUDA 13 makes of a kernel's launch wants guards of the C++
+# library's archive; Debian's gcc does not find that beside a toolkit that brings a g++ of another version, and any will do.
 ifneq ($(and $(NVCC),$(if $(SAN),,1)),)
 CUDA_OBJ := $(CUDA_SRC:%.cu=$(BUILD)/cuda/obj/%.o)
-CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl -l:libstdc++.a
+CUDA_LIBS := -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl \
+	$(firstword $(wildcard $(shell $(CC) -print-file-name=libstdc++.a) /usr/lib/gcc/*/*/libstdc++.a))
 endif
 CUDA_CODE := $(foreach c,$(CUDA_CHIPS),-gencode arch=compute_$c$(,)code=sm_$c) \
 	-gencode arch=compute_$(CUDA_NEWEST)$(,)code=compute_$(CUDA_NEWEST)
@@ -145,10 +161,11 @@ $(BUILD)/cuda/obj/%.o: %.cu $(BUILD)/cuda/nvcc
 
 CUDA_PTX := $(NVCC_SRC:%.cu=$(BUILD)/cuda/ptx/%.ptx)
 
+# (-ldl would be looked for among the device's libraries too, where 12.4 takes the C library's empty archive for a broken one.)
 $(BUILD)/cuda/limits: tests/gpu/limits.cu $(BUILD)/cuda/nvcc
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
-	$(Q)$(call nvcc_run,$(CUDA_CODE) -Xptxas -v -MMD -MP -MF $@.d -o $@ $< -ldl)
+	$(Q)$(call nvcc_run,$(CUDA_CODE) -Xptxas -v -MMD -MP -MF $@.d -o $@ $< -Xlinker -ldl)
 
 # The same program for a GPU: the kernels of both backends, and nothing that a bare machine lacks.
 $(BUILD)/cuda/check: $(BUILD)/obj/tests/gpu/check.o $(BUILD)/obj/tests/kernels/quant.o $(CUDA_OBJ) $(BUILD)/libconvod.a

@@ -46,6 +46,9 @@
  */
 inline bool launch_overlaps = false;
 
+/* That the next launch does not all the same: something beside an earlier kernel must be there before it begins. */
+inline bool launch_waits = false;
+
 /* Starts kernel(arguments...); arguments are converted to the kernel's parameters. The error of a launch that could not
  * be made; what goes wrong inside comes with a later call. Every kernel calls wait_for_earlier(). */
 template <typename... P, typename... A>
@@ -61,7 +64,8 @@ static inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, si
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &overlap;
-    config.numAttrs = launch_overlaps ? 1 : 0;
+    config.numAttrs = launch_overlaps && !launch_waits ? 1 : 0;
+    launch_waits = false;
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 

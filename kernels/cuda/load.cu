@@ -1,5 +1,7 @@
 /* load.cu - weights from the file to the device: rows are copied there as they are, and packed by a kernel, while the
- * caller's thread does what is to be done beside that. */
+ * caller's thread does what is to be done beside that. And packed ones from the host's memory, in a stream of their
+ * own.
+ */
 #include "kernels/cuda/backend.h"
 
 #include <stdio.h>
@@ -85,4 +87,21 @@ void backend_upload(struct kernels *k, void *to, const void *from, size_t bytes)
         return;
     if (backend_fine(k, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, k->loading), "copying to the device"))
         backend_fine(k, cudaStreamSynchronize(k->loading), "copying to the device");
+}
+
+/* The place is free when what was put into the compute stream so far is done. Within a step that is recorded the copy
+ * becomes a branch of its graph, which brought() joins. */
+void backend_bring(struct kernels *k, int place, void *to, const void *from, size_t bytes)
+{
+    if (backend_ready(k) && backend_fine(k, cudaEventRecord(k->left[place], k->stream[KERNELS_COMPUTE]), "an event") &&
+        backend_fine(k, cudaStreamWaitEvent(k->bringing, k->left[place], 0), "waiting for an event") &&
+        backend_fine(k, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, k->bringing), "bringing weights"))
+        backend_fine(k, cudaEventRecord(k->there[place], k->bringing), "an event");
+}
+
+void backend_brought(struct kernels *k, int place)
+{
+    if (backend_ready(k) &&
+        backend_fine(k, cudaStreamWaitEvent(k->stream[KERNELS_COMPUTE], k->there[place], 0), "waiting for an event"))
+        launch_waits = true;
 }

@@ -23,6 +23,7 @@ struct nvml_calls {
     int (*Init_v2)(void);
     int (*Shutdown)(void);
     int (*DeviceGetHandleByPciBusId_v2)(const char *address, void **device);
+    int (*DeviceGetHandleByUUID)(const char *uuid, void **device);
     int (*DeviceGetName)(void *device, char *name, unsigned size);
     int (*DeviceGetMemoryInfo)(void *device, struct nvml_memory *memory);
     int (*DeviceGetTemperature)(void *device, int sensor, unsigned *celsius);
@@ -33,7 +34,8 @@ struct nvml_calls {
 
 struct nvml {
     char library[64], address[32];
-    bool own; /* the program itself is the library */
+    char instance[48]; /* as NVML names it */
+    bool own;          /* the program itself is the library */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -51,6 +53,7 @@ static bool find(void *library, struct nvml_calls *c)
         {"nvmlInit_v2", &c->Init_v2},
         {"nvmlShutdown", &c->Shutdown},
         {"nvmlDeviceGetHandleByPciBusId_v2", &c->DeviceGetHandleByPciBusId_v2},
+        {"nvmlDeviceGetHandleByUUID", &c->DeviceGetHandleByUUID},
         {"nvmlDeviceGetName", &c->DeviceGetName},
         {"nvmlDeviceGetMemoryInfo", &c->DeviceGetMemoryInfo},
         {"nvmlDeviceGetTemperature", &c->DeviceGetTemperature},
@@ -74,18 +77,19 @@ static void make_plain(char *name)
             *name = '_';
 }
 
-/* Asks for all that the device says; what it does not is NaN. */
-static struct kernels_health ask(const struct nvml_calls *c, void *device)
+/* Asks for all that the device says; what it does not is NaN. `part` is what of it is ours: the device, or an instance,
+ * which has memory of its own and no temperature. */
+static struct kernels_health ask(const struct nvml_calls *c, void *device, void *part)
 {
     struct kernels_health h = {.temperature_c = NAN, .power_w = NAN, .utilization = NAN};
     struct nvml_memory memory = {0};
     struct nvml_utilization rates = {0};
     unsigned celsius = 0, milliwatts = 0;
-    if (c->DeviceGetName(device, h.name, sizeof h.name))
+    if (c->DeviceGetName(part, h.name, sizeof h.name))
         h.name[0] = '\0';
     h.name[sizeof h.name - 1] = '\0';
     make_plain(h.name);
-    if (c->DeviceGetMemoryInfo(device, &memory) == 0) {
+    if (c->DeviceGetMemoryInfo(part, &memory) == 0) {
         h.memory_bytes = memory.total;
         h.memory_used_bytes = memory.used;
     }
@@ -117,22 +121,34 @@ static void *run(void *arg)
     struct nvml *n = arg;
     (void)pthread_setname_np(pthread_self(), "convod-nvml");
     struct nvml_calls calls;
-    void *device = NULL, *library = dlopen(n->own ? NULL : n->library, RTLD_NOW | RTLD_LOCAL);
+    void *device = NULL, *part = NULL, *library = dlopen(n->own ? NULL : n->library, RTLD_NOW | RTLD_LOCAL);
     if (!library || !find(library, &calls) || calls.Init_v2())
         return NULL; /* the library stays open: others of its functions may have begun something */
-    if (calls.DeviceGetHandleByPciBusId_v2(n->address, &device) == 0)
+    if (calls.DeviceGetHandleByPciBusId_v2(n->address, &device) == 0) {
+        if (calls.DeviceGetHandleByUUID(n->instance, &part))
+            part = device;
         do {
-            struct kernels_health h = ask(&calls, device);
+            struct kernels_health h = ask(&calls, device, part);
             pthread_mutex_lock(&n->lock);
             n->last = h;
             n->known = true;
             pthread_mutex_unlock(&n->lock);
         } while (next(n));
+    }
     calls.Shutdown();
     return NULL;
 }
 
-struct nvml *nvml_open(const char *library, const char *pci_address)
+/* "MIG-" and the UUID in its usual groups. */
+static void name_instance(char *to, size_t size, const char uuid[NVML_UUID_BYTES])
+{
+    size_t at = (size_t)snprintf(to, size, "MIG");
+    for (int i = 0; i < NVML_UUID_BYTES; i++)
+        at += (size_t)snprintf(to + at, size - at, "%s%02x", i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "",
+                               (unsigned char)uuid[i]);
+}
+
+struct nvml *nvml_open(const char *library, const char *pci_address, const char uuid[NVML_UUID_BYTES])
 {
     struct nvml *n = calloc(1, sizeof *n);
     if (!n)
@@ -140,6 +156,7 @@ struct nvml *nvml_open(const char *library, const char *pci_address)
     n->own = !library;
     snprintf(n->library, sizeof n->library, "%s", library ? library : "");
     snprintf(n->address, sizeof n->address, "%s", pci_address);
+    name_instance(n->instance, sizeof n->instance, uuid);
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->wake, NULL);
     if (pthread_create(&n->thread, NULL, run, n)) {

@@ -15,9 +15,12 @@ extern "C" {
 
 struct nvml;
 
-/* Begins to ask about the device at a PCI address ("0000:3b:00.0"). `library` is what to open; NULL: the program itself
- * has NVML's functions. NULL: there is no memory or no thread for it. */
-struct nvml *nvml_open(const char *library, const char *pci_address);
+#define NVML_UUID_BYTES 16
+
+/* Begins to ask about the device at a PCI address ("0000:3b:00.0"). Where that is shared out in instances (MIG), name
+ * and memory are those of the instance with this UUID, as CUDA gives it. `library` is what to open; NULL: the program
+ * itself has NVML's functions. NULL: there is no memory or no thread for it. */
+struct nvml *nvml_open(const char *library, const char *pci_address, const char uuid[NVML_UUID_BYTES]);
 
 /* Stops asking. NULL is fine. */
 void nvml_close(struct nvml *n);

@@ -21,6 +21,7 @@ MODELS = os.environ.get(
 QWEN = os.path.join(MODELS, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")
 GEMMA = os.path.join(MODELS, "gemma-3-270m-q4_k_m.gguf")
 START_SECONDS = 120
+EXTRA = os.environ.get("CONVOD_TEST_ARGS", "").split()  # of every daemon, in front of what a test says
 
 
 def need(path):
@@ -32,7 +33,7 @@ def need(path):
 class Daemon:
     def __init__(self, data, model=QWEN, args=(), env=None):
         self.data = data
-        self.args = [os.path.join(BUILD, "convod"), "--model", model, "--data", data, "--listen", "127.0.0.1:0", *args]
+        self.args = [os.path.join(BUILD, "convod"), "--model", model, "--data", data, "--listen", "127.0.0.1:0", *EXTRA, *args]
         self.env = env
         self.log = os.path.join(data, "..", f"log-{time.monotonic_ns()}")
         self.process = None

@@ -130,6 +130,59 @@ static void test_events(void **)
     cuda_host_seed(0);
 }
 
+/* Layers come through two places while others are computed: each is there when it is wanted, and until then the one
+ * before it in its place; in steps that are recorded and replayed too. */
+static void test_bring(void **)
+{
+    static constexpr int LAYERS = 7, BYTES = 64;
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        cuda_host_seed(seed);
+        struct kernels *k = opened();
+        const struct kernels_ops *ops = kernels_ops(k);
+        struct kernels_sizes sizes = {};
+        sizes.rows = sizes.runs = sizes.pages = sizes.wanted = sizes.heads = 1;
+        sizes.cols = sizes.ff = 32;
+        sizes.head_dim = 16;
+        assert_int_equal(ops->reserve(k, &sizes), 0);
+        uint8_t *places = (uint8_t *)ops->alloc(k, KERNELS_DEVICE, KERNELS_PLACES * BYTES),
+                *from = (uint8_t *)ops->alloc(k, KERNELS_PINNED, LAYERS * BYTES),
+                *out = (uint8_t *)ops->alloc(k, KERNELS_PINNED, LAYERS * BYTES);
+        for (int i = 0; i < LAYERS * BYTES; i++)
+            from[i] = (uint8_t)(1 + i / BYTES);
+        auto bring = [&](int l) {
+            if (l < LAYERS)
+                ops->bring(k, l % KERNELS_PLACES, places + l % KERNELS_PLACES * BYTES, from + l * BYTES, BYTES);
+        };
+        for (int i = 0; i < 5; i++) {
+            static const int32_t ids[1] = {}, pages[1] = {};
+            struct kernels_run run = {0, 1, 0, {{pages, 1}, {pages, 1}}};
+            struct kernels_batch batch = {};
+            batch.rows = batch.n_runs = 1;
+            batch.ids = ids;
+            batch.runs = &run;
+            memset(out, 0, LAYERS * BYTES);
+            int rc = ops->begin(k, &batch);
+            assert_int_equal(rc, i > 1);
+            if (rc == 0)
+                bring(0);
+            for (int l = 0; rc == 0 && l < LAYERS; l++) {
+                ops->brought(k, l % KERNELS_PLACES);
+                bring(l + 1);
+                ops->copy(k, KERNELS_COMPUTE, out + l * BYTES, places + l % KERNELS_PLACES * BYTES, BYTES);
+            }
+            ops->end(k);
+            assert_int_equal(ops->wait(k, ops->record(k, KERNELS_COMPUTE), -1), 0);
+            assert_memory_equal(out, from, LAYERS * BYTES);
+        }
+        assert_null(ops->error(k));
+        ops->release(k, KERNELS_DEVICE, places, KERNELS_PLACES * BYTES);
+        ops->release(k, KERNELS_PINNED, from, LAYERS * BYTES);
+        ops->release(k, KERNELS_PINNED, out, LAYERS * BYTES);
+        kernels_close(k);
+    }
+    cuda_host_seed(0);
+}
+
 /* A batch of so many rows of one sequence, whose operation is to clear some memory; what begin() said. */
 static int step(struct kernels *k, int rows, int32_t *ids, uint8_t *memory, int n_pages)
 {
@@ -281,28 +334,36 @@ static void test_health(void **)
     assert_string_equal(h.name, "an _emulated_ device");
     assert_true(h.memory_bytes == (uint64_t)1 << 30 && h.memory_used_bytes == (uint64_t)1 << 28);
     assert_true(h.temperature_c == 40.0 && h.power_w == 65.5 && h.utilization == 0.25);
-    cuda_host_set_nvml({true, 71, -1, 100});
+    cuda_host_set_nvml({true, 71, -1, 100, false});
     for (int i = 0; i < 3000 && !(h.temperature_c == 71.0 && h.utilization == 1.0); i++) {
         nanosleep(&pause, nullptr);
         assert_true(kernels_health(k, &h));
     }
     assert_true(h.temperature_c == 71.0 && isnan(h.power_w) && h.utilization == 1.0);
     kernels_close(k);
-    cuda_host_set_nvml({false, 0, 0, 0});
+    cuda_host_set_nvml({false, 0, 0, 0, false});
     k = opened();
     assert_false(health_of(k, &h, 20));
     kernels_close(k);
-    cuda_host_set_nvml({true, 40, 65500, 25});
+    cuda_host_set_nvml({true, 40, 65500, -1, true}); /* memory is the instance's, heat and power the card's */
+    k = opened();
+    assert_true(health_of(k, &h, 3000));
+    assert_string_equal(h.name, "an _emulated_ device 1g");
+    assert_true(h.memory_bytes == (uint64_t)1 << 28 && h.memory_used_bytes == (uint64_t)1 << 26);
+    assert_true(h.temperature_c == 40.0 && h.power_w == 65.5 && isnan(h.utilization));
+    kernels_close(k);
+    cuda_host_set_nvml({true, 40, 65500, 25, false});
+    const char uuid[NVML_UUID_BYTES] = {};
     nvml_close(nullptr);
     assert_false(nvml_read(nullptr, &h));
     for (const char *library : {"libno-such-library.so.1", "libz.so.1"}) { /* the second has other functions, if any */
-        struct nvml *n = nvml_open(library, "0000:01:00.0");
+        struct nvml *n = nvml_open(library, "0000:01:00.0", uuid);
         assert_non_null(n);
         nanosleep(&pause, nullptr);
         assert_false(nvml_read(n, &h));
         nvml_close(n);
     }
-    struct nvml *other = nvml_open(nullptr, "0000:77:00.0"); /* no such device */
+    struct nvml *other = nvml_open(nullptr, "0000:77:00.0", uuid); /* no such device */
     nanosleep(&pause, nullptr);
     assert_false(nvml_read(other, &h));
     nvml_close(other);
@@ -317,7 +378,7 @@ static void test_health(void **)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_health),  cmocka_unit_test(test_machines), cmocka_unit_test(test_memory),
     cmocka_unit_test(test_events),  cmocka_unit_test(test_graphs),   cmocka_unit_test(test_picks),
-    cmocka_unit_test(test_failure),
+    cmocka_unit_test(test_failure), cmocka_unit_test(test_bring),
 };
 
 int main(void)

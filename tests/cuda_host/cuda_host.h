@@ -37,7 +37,8 @@ void cuda_host_seed(unsigned seed);
  * that is new enough. A program begins with one of 9. */
 void cuda_host_machine(int devices, int major, bool driver);
 
-/* The device fails from now on: whatever waits for it says cudaErrorLaunchFailure. */
+/* The device fails from now on: whatever waits for it says cudaErrorLaunchFailure. It does too while the file exists
+ * that CUDA_HOST_BREAK in the environment names. */
 void cuda_host_break(bool broken);
 
 /* What the emulated NVML (nvml.cc) says from now on. A program begins with a device of 40 degrees that says all. */
@@ -45,6 +46,7 @@ struct cuda_host_nvml {
     bool there;              /* else it does not start */
     int celsius, milliwatts; /* -1: not supported */
     int per_cent;
+    bool shared_out; /* device 0 is an instance of a card, with a quarter of its memory */
 };
 void cuda_host_set_nvml(struct cuda_host_nvml n);
 

@@ -10,7 +10,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 BUILD = os.environ.get("BUILD", "build")
 os.environ["BUILD"] = os.path.join(BUILD, "cuda_host")
 from daemon import BUILD as PROGRAMS  # noqa: E402
-from daemon import Daemon, Scratch, check_receipt, run, text_of  # noqa: E402
+from daemon import Daemon, Scratch, check_receipt, read_events, run, send, text_of  # noqa: E402
 
 QUESTIONS = ["Why is the sky blue?", "And at night?", "In a word?"]
 
@@ -21,8 +21,8 @@ def tiny(data):
     return path
 
 
-def start(data, *args):
-    return Daemon(data, tiny(data), ["--kv-bytes", "16M", "--ctx", "512", *args])
+def start(data, *args, env=None):
+    return Daemon(data, tiny(data), ["--kv-bytes", "16M", "--ctx", "512", *args], env=env)
 
 
 def answers(d, between):
@@ -77,6 +77,39 @@ def a_missing_device_is_an_error():
         assert done.returncode != 0 and "there is no device 3" in done.stderr + done.stdout, done
 
 
+def a_device_that_vanishes_ends_the_daemon():
+    """Its turn fails with the reason, nothing is ready any more, and another process goes on where the last answer was."""
+    with Scratch() as data:
+        broken = os.path.join(data, "..", "broken")
+        d = start(data, "--backend", "cuda", env={**os.environ, "CUDA_HOST_BREAK": broken})
+        c = d.conversation()
+        before = [d.turn(q, conversation=c, max_output_tokens=6, convod={"seed": 5}) for q in QUESTIONS[:2]]
+        d.settle()
+        body = {"input": "Go on.", "conversation": c, "max_output_tokens": 400, "temperature": 1, "stream": True,
+                "convod": {"seed": 5}}
+        events, failed = read_events(send(d, body)), None
+        for e in events:
+            if isinstance(e, dict) and e["type"] == "response.output_text.delta" and not os.path.exists(broken):
+                open(broken, "w").close()
+            if isinstance(e, dict) and e["type"] == "response.failed":
+                failed = e["response"]["error"]
+        assert failed and "the device: unspecified launch failure" in failed["message"], failed
+        assert d.process.wait(timeout=60) != 0
+        assert "the device has failed" in d.read_log()
+        os.remove(broken)
+        d.start()
+        after = d.turn(QUESTIONS[2], conversation=c, max_output_tokens=6, convod={"seed": 5})
+        tokens = check_receipt(after)["tokens"]
+        assert tokens["history"] == tokens["disk"] > 0 and tokens["prefilled"] == tokens["new"], tokens
+        d.stop()
+        with Scratch() as other:
+            d = start(other, "--backend", "cuda")
+            c = d.conversation()
+            want = [d.turn(q, conversation=c, max_output_tokens=6, convod={"seed": 5}) for q in QUESTIONS]
+            d.stop()
+        assert [text_of(a) for a in want] == [text_of(a) for a in [*before, after]]
+
+
 def metrics_of(d):
     status, body = d.call("GET", "/metrics", raw=True)
     assert status == 200
@@ -102,4 +135,4 @@ def the_device_is_in_status_and_metrics():
         d.stop()
 
 
-run(answers_are_the_cpus, the_device_is_in_status_and_metrics, restored_is_the_same_on_the_device, a_missing_device_is_an_error)
+run(answers_are_the_cpus, a_device_that_vanishes_ends_the_daemon, the_device_is_in_status_and_metrics, restored_is_the_same_on_the_device, a_missing_device_is_an_error)

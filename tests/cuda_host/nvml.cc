@@ -9,7 +9,7 @@
 #define NO_DRIVER     9
 
 static std::mutex mutex;
-static struct cuda_host_nvml state = {true, 40, 65500, 25};
+static struct cuda_host_nvml state = {true, 40, 65500, 25, false};
 
 void cuda_host_set_nvml(struct cuda_host_nvml n)
 {
@@ -34,6 +34,7 @@ extern "C" {
 int nvmlInit_v2(void);
 int nvmlShutdown(void);
 int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device);
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device);
 int nvmlDeviceGetName(void *device, char *name, unsigned size);
 int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory);
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius);
@@ -58,15 +59,26 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device)
     return cudaDeviceGetPCIBusId(mine, sizeof(mine), 0) || strcmp(mine, address) != 0 ? NOT_FOUND : 0;
 }
 
-int nvmlDeviceGetName(void *, char *name, unsigned size)
+/* The handle of the instance; the card's is null. */
+static char instance;
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
 {
-    snprintf(name, size, "an \"emulated\" device");
+    *device = &instance;
+    return now().shared_out && strcmp(uuid, "MIG-a0a3a6a9-acaf-b2b5-b8bb-bec1c4c7cacd") == 0 ? 0 : NOT_FOUND;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned size)
+{
+    snprintf(name, size, "an \"emulated\" device%s", device ? " 1g" : "");
     return 0;
 }
 
-int nvmlDeviceGetMemoryInfo(void *, struct nvml_memory *memory)
+int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory)
 {
-    *memory = {(unsigned long long)1 << 30, (unsigned long long)3 << 28, (unsigned long long)1 << 28};
+    int part = device ? 2 : 0;
+    *memory = {(unsigned long long)1 << (30 - part), (unsigned long long)3 << (28 - part),
+               (unsigned long long)1 << (28 - part)};
     return 0;
 }
 
@@ -78,17 +90,18 @@ static int say(int value, unsigned *out)
     return 0;
 }
 
-int nvmlDeviceGetTemperature(void *, int, unsigned *celsius)
+/* An instance says nothing of these. */
+int nvmlDeviceGetTemperature(void *device, int, unsigned *celsius)
 {
-    return say(now().celsius, celsius);
+    return say(device ? -1 : now().celsius, celsius);
 }
 
-int nvmlDeviceGetPowerUsage(void *, unsigned *milliwatts)
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts)
 {
-    return say(now().milliwatts, milliwatts);
+    return say(device ? -1 : now().milliwatts, milliwatts);
 }
 
-int nvmlDeviceGetUtilizationRates(void *, struct nvml_utilization *rates)
+int nvmlDeviceGetUtilizationRates(void *device, struct nvml_utilization *rates)
 {
-    return say(now().per_cent, &rates->gpu);
+    return say(device ? -1 : now().per_cent, &rates->gpu);
 }

@@ -85,6 +85,20 @@ esac
             self.assertIn("/nowhere/limits", out["parts"]["device"]["reason"])
 
 
+class TooOld(unittest.TestCase):
+    def test_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            nvcc = Path(folder) / "nvcc"
+            for says, wrong in ("Cuda compilation tools, release 11.8, V11.8.89", "is of CUDA 11.8; 12 is the least"), ("?", "it does not say"), \
+                    ("Cuda compilation tools, release 12.4, V12.4.131", None):
+                nvcc.write_text(f"#!/bin/sh\necho '{says}'\n")
+                nvcc.chmod(0o755)
+                done = subprocess.run(["make", "--no-print-directory", f"BUILD={folder}", f"NVCC={nvcc}", f"{folder}/cuda/nvcc"], cwd=TOP,
+                                      capture_output=True, text=True, env={k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))})
+                self.assertEqual(done.returncode != 0, wrong is not None, done.stderr)
+                self.assertIn(wrong or "", done.stderr)
+
+
 @unittest.skipUnless(NVCC, "nvcc is not here")
 class Compiled(unittest.TestCase):
     def make(self, target):

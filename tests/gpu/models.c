@@ -45,6 +45,7 @@ static const struct kind kinds[] = {
     {"llama 1B, BF16", TINY_LLAMA, KERNELS_BF16, 1, 2048, 8192, 32, 8, 64, 0, 0},
     {"gemma3 1B, Q8_0", TINY_GEMMA3, KERNELS_Q8_0, 6, 1152, 6912, 4, 1, 256, 0, 0},
     {"qwen3moe 30B, Q4_K", TINY_QWEN3MOE, KERNELS_Q4_K, 1, 2048, 768, 32, 4, 128, 32, 8},
+    {"gpt-oss 20B, MXFP4", TINY_GPT_OSS, KERNELS_MXFP4, 2, 2880, 2880, 64, 8, 64, 6, 4}, /* of its experts a few */
 };
 
 static struct tiny_model model_of(const struct kind *k)
@@ -65,7 +66,7 @@ static struct tiny_model model_of(const struct kind *k)
     m.head_dim = m.rot = k->dim;
     m.n_experts = k->experts;
     m.n_used = k->used;
-    m.window = m.window ? 512 : 0;
+    m.window = !m.window ? 0 : k->arch == TINY_GPT_OSS ? 128 : 512;
     m.ctx = 4096;
     return m;
 }

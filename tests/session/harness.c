@@ -103,6 +103,7 @@ void rig_start(struct rig *rig, struct rig_opts o)
     struct tiny_model m = model_of(o);
     size_t pages = o.kv_pages ? (size_t)o.kv_pages : 1024;
     const struct session_opts opts = {.engine = {.model_path = rig->model,
+                                                 .numerics = "exact", /* where a device is in the program */
                                                  .threads = o.threads ? o.threads : 1,
                                                  .kv_bytes = pages * page_bytes(&m),
                                                  .step_tokens = o.step_tokens},

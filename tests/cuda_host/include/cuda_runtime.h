@@ -247,8 +247,12 @@ typedef struct cuda_host_event *cudaEvent_t;
 typedef struct cuda_host_graph *cudaGraph_t;
 typedef struct cuda_host_graph *cudaGraphExec_t;
 
+typedef struct {
+    char bytes[16];
+} cudaUUID_t;
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;
     size_t totalGlobalMem, sharedMemPerBlockOptin;
     int major, minor, multiProcessorCount, l2CacheSize, ECCEnabled;
 };
