@@ -421,7 +421,7 @@ static void write_queued(struct conn *c)
     if (c->client.dropped) {
         return;
     }
-    if (c->blocked && c->wsi) {
+    if (c->wsi && (c->blocked || c->close_code)) {
         ask(c);
     } else if (c->out_head && !c->blocked) {
         conn_wake(c); /* others first */
@@ -433,12 +433,25 @@ static void write_queued(struct conn *c)
     }
 }
 
+/* The library was only to tell when the socket takes more. -1: the connection is broken. */
+static int stop_reading(struct conn *c)
+{
+    if (c->client.websocket || !c->reading) {
+        return 0;
+    }
+    c->reading = false;
+    return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
+}
+
 void conn_write(struct conn *c)
 {
     if (c->close_code) {
         ask(c); /* it is closed in the library's call alone */
-    } else {
-        write_queued(c);
+        return;
+    }
+    write_queued(c);
+    if (!c->client.dropped && c->wsi && !c->blocked && stop_reading(c)) {
+        conn_drop(c);
     }
 }
 
@@ -459,11 +472,7 @@ int conn_write_lent(struct conn *c)
                          strlen(c->close_reason));
         return -1;
     }
-    if (!c->client.websocket) {
-        c->reading = false;
-        return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
-    }
-    return 0;
+    return stop_reading(c);
 }
 
 /* ---- what the interfaces call ---------------------------------------------------------------------------------------

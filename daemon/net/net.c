@@ -477,15 +477,18 @@ static void take_events(struct net *n)
 /* [the library's callback] The door: its epoll instance has something. */
 static void open_door(struct net *n)
 {
-    wake_up(n);
     struct epoll_event events[EVENTS_MAX];
     int count = epoll_wait(n->epoll, events, EVENTS_MAX, 0);
     for (int i = 0; i < count; i++) {
         int64_t began = clock_us();
+        if (events[i].data.ptr == &n->timer) {
+            on_tick(n);
+            stall(n, began);
+            continue;
+        }
+        wake_up(n); /* not before the timer was looked at: to set it takes its expiration back */
         if (events[i].data.ptr == &n->listener) {
             accept_some(n);
-        } else if (events[i].data.ptr == &n->timer) {
-            on_tick(n);
         } else {
             struct conn *c = events[i].data.ptr;
             if (!c->dead) {
