@@ -65,7 +65,7 @@ struct api {
     char load_what[64];
     int64_t started_ms; /* wall clock */
     size_t n_clients;
-    int n_workers;                         /* threads that use the session (tokenizing) */
+    int n_workers;                         /* pieces of work that use the session, or will (tokenizing) */
     void (*worker_ended)(struct api *api); /* one of them has; may be NULL */
     char model_name[256], model_file[256]; /* the file's base name without .gguf is a name too */
     /* Of those that are still here. */
@@ -88,7 +88,6 @@ struct client_ops {
     void (*stream_end)(struct client *c);
     /* One message of a WebSocket, in two parts. */
     void (*message)(struct client *c, const char *head, size_t head_len, const char *tail, size_t tail_len);
-    void (*close)(struct client *c, int code, const char *reason);
     /* Ends it at once. */
     void (*drop)(struct client *c);
     /* There is something to write: client_pump() is called when the socket takes more. */

@@ -281,17 +281,12 @@ static void take_result(struct event *event, bool closing)
     op_free(op);
 }
 
-static size_t length(const char *text)
-{
-    return text ? strlen(text) : 0;
-}
-
 /* Of the texts in it that may be long. */
 static size_t result_bytes(const struct session_result *r)
 {
     size_t bytes = r->items ? items_bytes(r->items, r->n_items) : 0;
     for (size_t i = 0; i < r->n_conversations; i++) {
-        bytes += length(r->conversations[i].instructions) + length(r->conversations[i].metadata);
+        bytes += text_length(r->conversations[i].instructions) + text_length(r->conversations[i].metadata);
     }
     for (size_t i = 0; i < r->n_responses; i++) {
         bytes += response_bytes(&r->responses[i]);

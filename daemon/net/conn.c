@@ -484,11 +484,6 @@ static void message(struct client *client, const char *head, size_t head_len, co
     conn_queue((struct conn *)client, parts, 2);
 }
 
-static void close_client(struct client *client, int code, const char *reason)
-{
-    frames_close((struct conn *)client, code, reason);
-}
-
 static void drop(struct client *client)
 {
     conn_drop((struct conn *)client);
@@ -505,7 +500,6 @@ const struct client_ops conn_ops = {
     .stream_event = http_stream_event,
     .stream_end = http_stream_end,
     .message = message,
-    .close = close_client,
     .drop = drop,
     .wake = wake,
 };

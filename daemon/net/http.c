@@ -82,7 +82,8 @@ static void date_now(char out[DATE_SIZE])
 
 static void queue_one(struct conn *c, const char *text, size_t len)
 {
-    conn_queue(c, &(struct iovec){(void *)(uintptr_t)text, len}, 1);
+    const struct iovec one = part(text, len);
+    conn_queue(c, &one, 1);
 }
 
 /* Queues status line and headers, up to the empty line. length: of the body, -1 = a stream of unknown length, -2 =
@@ -147,7 +148,8 @@ static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
 
 static void send_body(struct conn *c, const char *text, size_t len)
 {
-    send_parts(c, &(struct iovec){(void *)(uintptr_t)text, len}, 1);
+    const struct iovec one = part(text, len);
+    send_parts(c, &one, 1);
 }
 
 static void end_body(struct conn *c)

@@ -19,9 +19,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "daemon/daemon.h"
 #include "session/session.h"
+
+/* Bytes of a text, 0 of none (NULL). */
+static inline size_t text_length(const char *text)
+{
+    return text ? strlen(text) : 0;
+}
 
 /* ---- limits that a peer can meet ----------------------------------------------------------------------------------
  */

@@ -81,23 +81,18 @@ int response_copy(const struct session_response *from, struct session_response *
     return 0;
 }
 
-static size_t length(const char *text)
-{
-    return text ? strlen(text) : 0;
-}
-
 size_t items_bytes(const struct session_item *items, size_t n)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
-        bytes += items[i].len + length(items[i].body);
+        bytes += items[i].len + text_length(items[i].body);
     }
     return bytes;
 }
 
 size_t response_bytes(const struct session_response *r)
 {
-    return items_bytes(r->items, r->n_items) + length(r->instructions) + length(r->params);
+    return items_bytes(r->items, r->n_items) + text_length(r->instructions) + text_length(r->params);
 }
 
 /* ---- runs ---------------------------------------------------------------------------------------------------------

@@ -488,11 +488,6 @@ static void run_retire(struct run *run)
     run_remember(run);
 }
 
-static size_t length(const char *s)
-{
-    return s ? strlen(s) : 0;
-}
-
 /* Frees what nobody will ask an ended run for, and counts what is kept. A whole answer and a log say everything; only
  * what failed is still described from its request. */
 static void shrink(struct run *run)
@@ -512,19 +507,19 @@ static void shrink(struct run *run)
             left->previous = q->previous;
             left->parent = q->parent;
             left->instructions = q->instructions;
-            run->kept_bytes = length(q->params) + KEPT_PARAMS_BYTES;
+            run->kept_bytes = text_length(q->params) + KEPT_PARAMS_BYTES;
             q->params_json = NULL;
             q->conversation = q->previous = q->parent = q->instructions = NULL;
         }
         turn_request_free(q);
         run->request = q = left;
     } else {
-        run->kept_bytes = q->bytes + length(q->params) + KEPT_PARAMS_BYTES;
+        run->kept_bytes = q->bytes + text_length(q->params) + KEPT_PARAMS_BYTES;
     }
     free_items(run);
     run->kept_bytes += sizeof(*run) + sizeof(*q) + run->log_bytes + run->log_capacity * sizeof(*run->log) +
-                       length(run->answer) + length(run->receipt) + length(run->reason) + length(run->idempotency_key) +
-                       length(q->instructions);
+                       text_length(run->answer) + text_length(run->receipt) + text_length(run->reason) +
+                       text_length(run->idempotency_key) + text_length(q->instructions);
 }
 
 void run_remember(struct run *run)

@@ -34,6 +34,8 @@ class Terminal:
         self.size = size
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # under nohup, say, they would be ignored
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
             os.execve(program, [program, *arguments], environment(**more))
         self.text, self.at, self.status = "", 0, None
