@@ -677,6 +677,25 @@ static void test_changed_behind_what_was_only_read(void **state)
     rig_close(rig);
 }
 
+/* What is evicted to the disk leaves the memory in both forms. */
+static void test_evicted(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    char *text = rig_text(1, 300);
+    struct answer *a = ask_behind(rig, NULL, text, 1);
+    rest(rig);
+    struct answer *b = ask_behind(rig, a, text, 2);
+    rest(rig);
+    assert_int_equal(rig_evict(rig, "ann", b->conversation, true), 0);
+    struct answer *c = ask_behind(rig, b, "and?", 3);
+    follows(c, "current_turn");
+    assert_int_equal(c->receipt.hot + c->receipt.ram, 0);
+    assert_true(c->receipt.disk > 0);
+    free(text);
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -697,6 +716,7 @@ int main(void)
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_changed_behind_what_is_not_stored),
         cmocka_unit_test(test_changed_behind_what_was_only_read),
+        cmocka_unit_test(test_evicted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
