@@ -696,6 +696,37 @@ static void test_evicted(void **state)
     rig_close(rig);
 }
 
+static void abandon(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)arg;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        session_cancel(a->rig->s, "ann", a->id, SESSION_STOP_ABANDONED);
+}
+
+/* Nobody goes on with an answer that was left; the retry that takes its place has its own. */
+static void test_abandoned(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    struct ask ask = question("hello", 29);
+    ask.digest = 7;
+    ask.max = 3000;
+    ask.hook = abandon;
+    struct answer *a = rig_ask(rig, ask);
+    assert_string_equal(a->reason, "abandoned");
+    rest(rig);
+    assert_int_equal(stripped(rig), 0);
+    ask.hook = NULL;
+    ask.max = 20;
+    ask.retry = true;
+    struct answer *b = rig_ask(rig, ask);
+    assert_false(b->repeated);
+    rest(rig);
+    assert_int_equal(stripped(rig), 1);
+    follows(ask_behind(rig, b, "go on", 2), "current_turn");
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -717,6 +748,7 @@ int main(void)
         cmocka_unit_test(test_changed_behind_what_is_not_stored),
         cmocka_unit_test(test_changed_behind_what_was_only_read),
         cmocka_unit_test(test_evicted),
+        cmocka_unit_test(test_abandoned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
