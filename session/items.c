@@ -470,3 +470,65 @@ int items_check_open(struct turn *t, const char *calls, const char **wrong)
     free_calls(&c);
     return rc;
 }
+
+/* ---- of a turn that is about to begin ---- */
+
+char *copy_text(const char *text, bool *failed)
+{
+    char *c = text ? strdup(text) : NULL;
+    *failed |= text && !c;
+    return c;
+}
+
+void session_texts_free(struct session_texts *texts)
+{
+    if (!texts)
+        return;
+    storage_items_free(texts->items, texts->n);
+    for (size_t i = 0; i < texts->n; i++)
+        free(texts->names[i]);
+    free(texts->names);
+    free(texts->messages);
+    free(texts);
+}
+
+static bool text_copy(const struct session_item *from, struct storage_item *item, struct engine_message *message,
+                      char **name)
+{
+    bool failed = false;
+    *item = (struct storage_item){.public_id = copy_text(from->id, &failed),
+                                  .kind = copy_text(from->kind, &failed),
+                                  .role = copy_text(stored_role_name(from->role), &failed),
+                                  .body = copy_text(from->body, &failed),
+                                  .text = malloc(from->len + 1)};
+    if (item->text) {
+        if (from->len)
+            memcpy(item->text, from->text, from->len);
+        item->text[from->len] = 0;
+    }
+    if (failed || !item->text)
+        return false;
+    if (!from->kind || !items_is_reference(from->kind))
+        return !items_message(item, message, name);
+    *message = (struct engine_message){.role = ENGINE_USER, .text = ""}; /* until it is found */
+    return true;
+}
+
+struct session_texts *session_texts_new(const struct session_item *items, size_t n)
+{
+    struct session_texts *texts = calloc(1, sizeof *texts);
+    if (!texts)
+        return NULL;
+    texts->items = calloc(n + 1, sizeof *texts->items);
+    texts->messages = calloc(n + 1, sizeof *texts->messages);
+    texts->names = calloc(n + 1, sizeof *texts->names);
+    bool ok = texts->items && texts->messages && texts->names;
+    while (ok && texts->n < n) {
+        size_t i = texts->n++;
+        ok = text_copy(&items[i], &texts->items[i], &texts->messages[i], &texts->names[i]);
+    }
+    if (ok)
+        return texts;
+    session_texts_free(texts);
+    return NULL;
+}

@@ -465,74 +465,63 @@ void session_status(struct session *s, struct session_status *out)
 
 /* ---- turns from outside ---- */
 
-static char *copy(const char *text, bool *failed)
+/* Takes them. */
+static void turn_texts(struct turn *t, struct session_texts *texts)
 {
-    char *c = text ? strdup(text) : NULL;
-    *failed |= text && !c;
-    return c;
+    t->items = texts->items;
+    t->messages = texts->messages;
+    t->names = texts->names;
+    t->n_messages = texts->n;
+    for (size_t i = 0; i < t->n_messages; i++)
+        t->items[i].created_ms = t->created_ms;
+    free(texts);
+}
+
+static bool contradicts_itself(const struct session_turn *r)
+{
+    bool calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
+    if (r->continues && (r->n_items || r->opening || r->conversation || r->previous || r->match || !r->store))
+        return true;
+    if ((r->opening || r->continues) && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
+        return true;
+    return (r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX;
 }
 
 int session_turn_start(struct session *s, const struct session_turn *r)
 {
-    bool failed = false, calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
-    if (r->continues && (r->n_items || r->opening || r->conversation || r->previous || r->match || !r->store))
-        return -EINVAL;
-    if ((r->opening || r->continues) && (r->form || r->raw || !r->generate || r->tool_choice == SESSION_TOOLS_REQUIRED))
-        return -EINVAL;
-    if ((r->form && (r->n_stops || (calls && !r->call_form))) || r->n_bias < 0 || r->n_bias > ENGINE_BIAS_MAX)
-        return -EINVAL;
+    bool failed = false;
     struct turn *t = calloc(1, sizeof *t);
-    if (!t)
-        return -ENOMEM;
+    struct session_texts *texts = r->texts ? r->texts : session_texts_new(r->items, r->n_items);
+    int rc = contradicts_itself(r) ? -EINVAL : !t || !texts ? -ENOMEM : 0;
+    if (rc) {
+        session_texts_free(texts);
+        free(t);
+        return rc;
+    }
     t->session = s;
-    t->owner = copy(r->owner, &failed);
-    t->response_id = copy(r->response_id, &failed);
-    t->conversation = copy(r->conversation, &failed);
-    t->previous = copy(r->previous, &failed);
-    t->parent = copy(r->parent, &failed);
-    t->replaces = copy(r->replaces, &failed);
-    t->instructions = copy(r->instructions, &failed);
-    t->params = copy(r->params, &failed);
-    t->key = copy(r->key, &failed);
-    t->request = copy(r->request, &failed);
-    t->tools = copy(r->tools, &failed);
-    t->tool = copy(r->tool, &failed);
-    t->callable = copy(r->callable, &failed);
-    t->labels = copy(r->labels, &failed);
-    t->opening = copy(r->opening, &failed);
-    t->continues = copy(r->continues, &failed);
+    t->owner = copy_text(r->owner, &failed);
+    t->response_id = copy_text(r->response_id, &failed);
+    t->conversation = copy_text(r->conversation, &failed);
+    t->previous = copy_text(r->previous, &failed);
+    t->parent = copy_text(r->parent, &failed);
+    t->replaces = copy_text(r->replaces, &failed);
+    t->instructions = copy_text(r->instructions, &failed);
+    t->params = copy_text(r->params, &failed);
+    t->key = copy_text(r->key, &failed);
+    t->request = copy_text(r->request, &failed);
+    t->tools = copy_text(r->tools, &failed);
+    t->tool = copy_text(r->tool, &failed);
+    t->callable = copy_text(r->callable, &failed);
+    t->labels = copy_text(r->labels, &failed);
+    t->opening = copy_text(r->opening, &failed);
+    t->continues = copy_text(r->continues, &failed);
     t->tool_choice = r->tool_choice;
     t->one_call = r->one_call;
-    t->items = calloc(r->n_items + 1, sizeof *t->items);
-    t->messages = calloc(r->n_items + 1, sizeof *t->messages);
-    t->names = calloc(r->n_items + 1, sizeof *t->names);
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
-    failed |= !t->items || !t->messages || !t->names || !t->stops;
+    failed |= !t->stops;
     t->created_ms = session_wall_ms();
-    for (size_t i = 0; !failed && i < r->n_items; i++) {
-        const struct session_item *from = &r->items[i];
-        struct storage_item *item = &t->items[t->n_messages];
-        *item = (struct storage_item){.public_id = copy(from->id, &failed),
-                                      .kind = copy(from->kind, &failed),
-                                      .role = copy(stored_role_name(from->role), &failed),
-                                      .body = copy(from->body, &failed),
-                                      .text = malloc(from->len + 1),
-                                      .created_ms = t->created_ms};
-        failed |= !item->text;
-        if (item->text) {
-            if (from->len)
-                memcpy(item->text, from->text, from->len);
-            item->text[from->len] = 0;
-        }
-        if (from->kind && items_is_reference(from->kind))
-            t->messages[t->n_messages] =
-                (struct engine_message){.role = ENGINE_USER, .text = ""}; /* until it is found */
-        else
-            failed = failed || items_message(item, &t->messages[t->n_messages], &t->names[t->n_messages]);
-        t->n_messages++;
-    }
     for (size_t i = 0; !failed && i < r->n_stops; i++) {
-        t->stops[t->n_stops] = copy(r->stops[i], &failed);
+        t->stops[t->n_stops] = copy_text(r->stops[i], &failed);
         t->n_stops += !failed;
     }
     t->sampling = r->sampling;
@@ -569,6 +558,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         memcpy(t->digest, r->digest, sizeof t->digest);
     }
     t->received_ns = session_now_ns();
+    turn_texts(t, texts);
     if (failed || session_post(s, turn_begin, t)) {
         turn_free(t);
         return -ENOMEM;

@@ -264,7 +264,8 @@ struct session_turn {
                       Where others follow it, it stays. NULL: none. No limit of the owner keeps it from that */
     const struct session_item *items; /* the new ones (with match: all); the last one is answered */
     size_t n_items;
-    const char *instructions; /* NULL: the conversation's own (if it has any); "": none */
+    struct session_texts *texts; /* of these items, made before: taken, whatever comes of it; NULL: none */
+    const char *instructions;    /* NULL: the conversation's own (if it has any); "": none */
     /* A response whose answer was cut: this turn has its place, its items, instructions and tools, and its answer with
      * what comes behind that. Where nothing follows it, it goes as with `replaces`. Without items and what a turn
      * follows; stored. NULL: none. */
@@ -319,8 +320,13 @@ struct session_turn {
     void *arg;
 };
 
-/* Queues a turn; everything is copied. 0: events will come and end with exactly one terminal event. Negative: none
- * will. */
+/* [any thread] What the session keeps of a turn's items, copied: who may not copy what is long has it made elsewhere.
+ * NULL: out of memory. */
+struct session_texts *session_texts_new(const struct session_item *items, size_t n);
+void session_texts_free(struct session_texts *texts);
+
+/* Queues a turn; everything but its texts is copied. 0: events will come and end with exactly one terminal event.
+ * Negative: none will. */
 int session_turn_start(struct session *s, const struct session_turn *t);
 
 /* Stops a turn (waiting, restoring, prefilling or decoding) at the next token border. What there is of the answer is

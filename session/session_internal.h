@@ -634,6 +634,14 @@ char *items_field(const char *body, const char *key);
 /* A row as a message, whose text is the row's and whose name and id are in *name (malloc'd; may be NULL). -ENOENT: it
  * is no part of a context; -ENOMEM. */
 int items_message(const struct storage_item *row, struct engine_message *out, char **name);
+/* malloc'd. NULL stays NULL; *failed is set where there is no memory. */
+char *copy_text(const char *text, bool *failed);
+struct session_texts {
+    struct storage_item *items;
+    struct engine_message *messages; /* their texts are the items' */
+    char **names;
+    size_t n;
+};
 /* Whether a message is part of an answer. */
 bool items_answers(const struct engine_message *m);
 /* Goes on with a chain of hashes, so that equal histories have equal hashes; after (NULL: nobody asks): that behind

@@ -202,6 +202,10 @@ void ws_free(struct client *c);
 /* The end of each parser: q with the model that the body names. rc: not 0, it is refused, and *e says so; q NULL: out
  * of memory. Takes both. NULL: refused. */
 struct turn_request *request_parsed(struct turn_request *q, cJSON *body, int rc, struct api_error *e);
+/* Of a request (*q NULL: it was refused) that was parsed of `text` what takes as long as its client likes, and the
+ * network thread is to find done: what its turns keep of the items, and the body of one that runs in the background.
+ * Out of memory: it is refused, and *q is NULL. */
+void request_complete(struct turn_request **q, const char *text, size_t len, struct api_error *e);
 bool model_check(const struct api *api, const char *model, struct api_error *e);
 /* Whether what a request names is here: the model, and the tokens that it gives a bias. */
 bool request_check(const struct api *api, const struct turn_request *q, struct api_error *e);

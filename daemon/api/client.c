@@ -343,10 +343,7 @@ static void parse(struct client_request *r)
         r->turn = r->json ? r->route->turn(r->json, &r->refused) : NULL; /* takes it */
         r->json = NULL;
     }
-    if (r->turn && r->turn->background) {
-        r->turn->body = r->body;
-        r->body = NULL;
-    }
+    request_complete(&r->turn, r->body, r->body_len, &r->refused);
 }
 
 /* [worker] */

@@ -26,6 +26,24 @@ struct turn_request *request_parsed(struct turn_request *q, cJSON *body, int rc,
     return NULL;
 }
 
+void request_complete(struct turn_request **q, const char *text, size_t len, struct api_error *e)
+{
+    if (!*q) {
+        return;
+    }
+    turn_request_copy(*q);
+    if ((*q)->background) {
+        char *body = strndup(text, len);
+        (*q)->body = body ? json_quoted(body) : NULL;
+        free(body);
+        if (!(*q)->body) {
+            api_error_set(e, 500, "server_error", NULL, "Out of memory.");
+            turn_request_free(*q);
+            *q = NULL;
+        }
+    }
+}
+
 bool model_check(const struct api *api, const char *model, struct api_error *e)
 {
     if (!model || strcmp(model, api->model_name) == 0 || strcmp(model, api->model_file) == 0 ||

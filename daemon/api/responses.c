@@ -609,9 +609,8 @@ static void parse_queued(struct work *w)
     }
     cJSON *body = json_parse_request(queued->body, strlen(queued->body), &r->refused);
     r->turn = body ? responses_parse(body, true, &r->refused) : NULL; /* `stream` is nobody's now */
+    request_complete(&r->turn, queued->body, strlen(queued->body), &r->refused);
     if (r->turn) {
-        r->turn->body = queued->body;
-        queued->body = NULL;
         r->turn->sampling.seed = queued->has_seed ? queued->seed : r->turn->sampling.seed;
     }
 }

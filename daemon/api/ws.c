@@ -361,14 +361,7 @@ static void message_read(struct message *m)
         if (m->turn && m->turn->key) {
             retry_digest("websocket", NULL, m->text, m->len, m->digest);
         }
-        if (m->turn && m->turn->background) {
-            m->turn->body = strndup(m->text, m->len);
-            if (!m->turn->body) {
-                turn_request_free(m->turn);
-                m->turn = NULL;
-                api_error_set(&m->e, 500, "server_error", NULL, "Out of memory.");
-            }
-        }
+        request_complete(&m->turn, m->text, m->len, &m->e);
     }
 }
 

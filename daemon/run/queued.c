@@ -40,14 +40,18 @@ char *queued_text(const struct turn_request *q, const struct run_retry *retry)
     char seed[SEED_DIGITS + 1], digest[2 * RETRY_DIGEST_BYTES + 1];
     snprintf(seed, sizeof(seed), "%llu", (unsigned long long)q->sampling.seed);
     cJSON *o = cJSON_CreateObject();
-    bool ok = cJSON_AddStringToObject(o, "body", q->body) && cJSON_AddStringToObject(o, "seed", seed);
+    bool ok = cJSON_AddStringToObject(o, "seed", seed);
     if (ok && retry) {
         hex(retry->digest, sizeof(retry->digest), digest);
         ok = cJSON_AddStringToObject(o, "digest", digest) &&
              (!retry->idempotency_key || cJSON_AddStringToObject(o, "key", retry->idempotency_key));
     }
-    char *text = ok ? cJSON_PrintUnformatted(o) : NULL;
+    char *rest = ok ? cJSON_PrintUnformatted(o) : NULL, *text = NULL;
     cJSON_Delete(o);
+    if (rest && asprintf(&text, "{\"body\":%s,%s", q->body, rest + 1) < 0) {
+        text = NULL;
+    }
+    free(rest);
     return text;
 }
 

@@ -40,6 +40,10 @@ void turn_request_free(struct turn_request *r)
     free(r->stream_id);
     free(r->model);
     free(r->items);
+    for (size_t i = 0; i < r->n_copies; i++) {
+        session_texts_free(r->copies[i]);
+    }
+    free(r->copies);
     for (size_t i = 0; i < r->n_stops; i++) {
         free(r->stops[i]);
     }
@@ -47,6 +51,15 @@ void turn_request_free(struct turn_request *r)
         budget_give(r->budget, r->owner, r->bytes);
     }
     free(r);
+}
+
+void turn_request_copy(struct turn_request *r)
+{
+    size_t n = r->n > 1 ? (size_t)r->n : 1;
+    r->copies = calloc(n, sizeof(*r->copies));
+    while (r->copies && r->n_copies < n && (r->copies[r->n_copies] = session_texts_new(r->items, r->n_items))) {
+        r->n_copies++;
+    }
 }
 
 bool turn_request_count(struct turn_request *r, struct budget *b, const char *owner, size_t body_bytes,

@@ -177,10 +177,12 @@ struct turn_request {
     cJSON *params_json;       /* what `params` says */
     char *conversation, *previous, *parent, *instructions, *params, *stream_id, *model;
     char *key;         /* an idempotency key among the fields; NULL: none */
-    char *body;        /* of one that runs in the background: what it takes to parse it again */
+    char *body;        /* of one that runs in the background: what it takes to parse it again, as a JSON string */
     const char *input; /* the request's field that the items stand in; static. NULL: "input" */
     struct session_item *items;
     size_t n_items;
+    struct session_texts **copies; /* [n_copies] of the items, each for a turn, which takes it */
+    size_t n_copies;
     struct budget *budget; /* who counts its bytes; NULL: nobody yet */
     size_t bytes;
     char owner[OWNER_SIZE]; /* for whom */
@@ -215,6 +217,9 @@ struct turn_request {
     bool finish_on_disconnect; /* goes on when its last reader goes away */
 };
 void turn_request_free(struct turn_request *r);
+/* [any thread] Copies the items, whose length is the client's, for each of its turns. Without memory there are fewer,
+ * and the turns see to it themselves. */
+void turn_request_copy(struct turn_request *r);
 /* Counts what a request parsed from a body of so many bytes holds, until it is freed. False: too much, *e says so. */
 bool turn_request_count(struct turn_request *r, struct budget *b, const char *owner, size_t body_bytes,
                         struct api_error *e);

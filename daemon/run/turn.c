@@ -302,6 +302,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .replaces = q->replaces[0] ? q->replaces : NULL,
         .items = q->items,
         .n_items = q->n_items,
+        .texts = q->n_copies ? q->copies[--q->n_copies] : NULL,
         .instructions = q->instructions,
         .tools = q->tools,
         .tool_choice = q->tool_choice,

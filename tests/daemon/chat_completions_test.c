@@ -113,6 +113,26 @@ static int times(const char *in, const char *text)
     return n;
 }
 
+/* What each of a long request's turns keeps of its texts is copied by who parses it. */
+static void long_texts_are_copied_away(void **state)
+{
+    (void)state;
+    struct harness *h = harness_start(NULL);
+    int before = fake_texts_away();
+    char *body = malloc(2 * WORK_BYTES_MIN);
+    assert_non_null(body);
+    int n = sprintf(body, "{\"n\":3,\"messages\":[{\"role\":\"user\",\"content\":\"echo ");
+    memset(body + n, 'a', WORK_BYTES_MIN);
+    strcpy(body + n + WORK_BYTES_MIN, "\"}]}");
+    struct reply r = call(h, "POST", "/v1/chat/completions", NULL, body);
+    assert_int_equal(r.status, 200);
+    assert_int_equal(strlen(str(r.json, "choices.2.message.content")), WORK_BYTES_MIN);
+    assert_int_equal(fake_texts_away() - before, 3);
+    reply_free(&r);
+    free(body);
+    harness_stop(h);
+}
+
 /* Several answers to one request: one answer or stream of them all. */
 static void several(void **state)
 {
@@ -295,10 +315,15 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_answer),      cmocka_unit_test(chunks),
-        cmocka_unit_test(logprobs),          cmocka_unit_test(several),
-        cmocka_unit_test(several_abandoned), cmocka_unit_test(goes_on),
-        cmocka_unit_test(refusals),          cmocka_unit_test(refusal_is_text),
+        cmocka_unit_test(whole_answer),
+        cmocka_unit_test(chunks),
+        cmocka_unit_test(logprobs),
+        cmocka_unit_test(several),
+        cmocka_unit_test(long_texts_are_copied_away),
+        cmocka_unit_test(several_abandoned),
+        cmocka_unit_test(goes_on),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(refusal_is_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -682,8 +682,8 @@ int session_turn_start(struct session *s, const struct session_turn *in)
         return -ENOMEM;
     }
     t->session = s;
-    /* Who wants a summary says behind the text that it wants one. */
-    if (last && in->n_items > 1 && strncmp(last->text, "Summarize everything", 20) == 0) {
+    fake_take_texts(in->texts);
+    if (last && in->n_items > 1 && strncmp(last->text, "Summarize everything", 20) == 0) { /* behind the text */
         last--;
     }
     t->text = last ? strndup(last->text, last->len) : strdup("");

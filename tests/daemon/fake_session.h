@@ -30,6 +30,8 @@ void fake_wait_cancelled(int n);
 void fake_wait_ended(int n);
 void fake_wait_delivered(int n);
 int fake_turns_started(void);
+/* Of how many turns another thread has copied the texts than the one that started them. */
+int fake_texts_away(void);
 int fake_forgotten(void);
 /* The model loads only when released. */
 void fake_hold_loading(bool hold);

@@ -5,6 +5,7 @@
 #include "tests/daemon/fake_session.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 struct conversation {
     struct conversation *next;
@@ -58,6 +59,7 @@ int64_t fake_wall_ms(void);
 /* With the lock held. NULL: there is none. */
 struct conversation *fake_find_conversation(struct session *s, const char *owner, const char *id);
 struct response *fake_find_response(struct session *s, const char *owner, const char *id);
+void fake_take_texts(struct session_texts *texts);
 void fake_free_conversation(struct conversation *c);
 void fake_free_response(struct response *r);
 void fake_show_response(const struct response *r, struct session_response *out);

@@ -26,6 +26,42 @@ struct response *fake_find_response(struct session *s, const char *owner, const 
     return NULL;
 }
 
+/* ---- copies of items
+ * ------------------------------------------------------------------------------------------ */
+
+struct session_texts {
+    pthread_t by; /* who made it */
+};
+
+static atomic_int texts_away; /* that another thread had made than the one that started their turn */
+
+struct session_texts *session_texts_new(const struct session_item *items, size_t n)
+{
+    struct session_texts *texts = calloc(1, sizeof(*texts));
+    (void)items;
+    (void)n;
+    if (texts) {
+        texts->by = pthread_self();
+    }
+    return texts;
+}
+
+void session_texts_free(struct session_texts *texts)
+{
+    free(texts);
+}
+
+void fake_take_texts(struct session_texts *texts)
+{
+    texts_away += texts && !pthread_equal(texts->by, pthread_self());
+    free(texts);
+}
+
+int fake_texts_away(void)
+{
+    return texts_away;
+}
+
 /* ---- conversations and responses
  * ------------------------------------------------------------------------------------------ */
 
