@@ -359,17 +359,31 @@ static int take_key(void *arg, struct storage_found *found, int pos, int used)
     return 0;
 }
 
-/* Keys of the segments that hold the conversation's head. */
-static int segment_keys(struct storage_ledger *l, struct query *q)
+/* Keys of the segments that hold a turn's context. */
+static int context_keys(struct storage_ledger *l, struct query *q, int64_t turn)
 {
     static const uint8_t root[STORAGE_KEY_BYTES];
     struct engine_tokens tokens = {0};
-    if (!q->conversations[0].head)
-        return 0;
-    int rc = context_of_turn(l, q->owner_row.id, q->conversations[0].head, &tokens);
+    int rc = context_of_turn(l, q->owner_row.id, turn, &tokens);
     if (!rc)
         rc = lookup_walk(l, q->session, q->owner_row.id, root, tokens.ids, 0, (int)tokens.n, take_key, q);
     engine_tokens_free(&tokens);
+    return rc;
+}
+
+/* Of the conversation's head, as it is and without thinking. */
+static int segment_keys(struct storage_ledger *l, struct query *q)
+{
+    struct storage_turn stripped;
+    int64_t head = q->conversations[0].head;
+    int rc = head ? context_keys(l, q, head) : 0;
+    if (rc || !head)
+        return rc;
+    rc = storage_turn_stripped(l, q->owner_row.id, head, &stripped);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc;
+    rc = context_keys(l, q, stripped.id);
+    storage_turn_free(&stripped);
     return rc;
 }
 

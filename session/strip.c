@@ -176,7 +176,8 @@ void strip_begin(const struct turn *t)
 {
     struct session *s = t->session;
     char id[48];
-    if (!t->current_turn || !t->generate || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
+    bool left = t->reason && !strcmp(t->reason, "abandoned"); /* nobody has read it, and its retry replaces it */
+    if (!t->current_turn || !t->generate || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
         accept_new_id("context_", id))
         return;
     struct turn *w = calloc(1, sizeof *w);
