@@ -284,45 +284,6 @@ void context_effort(struct turn *t)
         t->effort |= f->effort;
 }
 
-/* What a response that is not stored was told stands in the tokens of those behind it, and in no item. */
-static int refuse_change(struct turn *t, const char *what)
-{
-    (void)snprintf(t->detail, sizeof t->detail,
-                   "the %s of a response that is not stored cannot change; send the whole conversation", what);
-    turn_fail(t, SESSION_INVALID, t->detail);
-    return -EINVAL;
-}
-
-/* Whether the first turn of the past followed such a response: its own items do not chain to its hash then. One that
- * had no history followed nothing, and one whose first messages were dropped has no hash, and did not either. 1, 0 or
- * -ENOMEM. */
-static int began_behind(const struct turn *t)
-{
-    const struct storage_turn *row = &t->found.path[0];
-    struct messages list = {0};
-    uint8_t hash[32] = {0};
-    struct engine_message head = {.role = ENGINE_TOOLS};
-    int rc = 0;
-    bool whole = row->receipt && row->status == STORAGE_TURN_COMPLETED && strstr(row->receipt, "\"history\":0,");
-    if (whole || (row->receipt && strstr(row->receipt, "\"truncated\"")))
-        return 0;
-    for (size_t i = 0; !rc && i < row->n_items; i++)
-        if (!strcmp(row->items[i].kind, "tools") && (head.text = row->items[i].text)) {
-            head.len = strlen(head.text);
-            rc = add_message(&list, &head, NULL);
-        }
-    head = (struct engine_message){.role = ENGINE_SYSTEM, .text = row->instructions};
-    if (!rc && head.text && (head.len = strlen(head.text)))
-        rc = add_message(&list, &head, NULL);
-    rc = rc ? rc : add_items(&list, row, false);
-    rc = rc ? rc : add_items(&list, row, true);
-    rc = rc || items_chain(hash, list.m, list.n, NULL) ? -ENOMEM : memcmp(hash, row->chat_hash, sizeof hash) != 0;
-    clear(&list);
-    free(list.m);
-    free(list.names);
-    return rc;
-}
-
 /* The past rendered anew. For another model the tokens of its answers say nothing. */
 static int build_anew(struct turn *t)
 {
@@ -366,16 +327,23 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     if (t->match) {
         ; /* its instructions and tools are part of what was found to be the same */
     } else if (!turn_touches(t) && !same_text(t->tools_form, e->tools)) {
-        return refuse_change(t, "tools");
+        turn_fail(t, SESSION_INVALID,
+                  "the tools of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
     } else if (!t->in_force) {
         /* Copied: `e` may be forgotten while the turn runs. */
         if (e->instructions && !(t->in_force = t->instructions = strdup(e->instructions)))
             return out_of_memory(t);
     } else if (!same_text(t->in_force, e->instructions)) {
-        return refuse_change(t, "instructions");
+        turn_fail(t, SESSION_INVALID,
+                  "the instructions of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
     }
-    if (effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n)))
-        return refuse_change(t, "effort");
+    if (effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n))) {
+        turn_fail(t, SESSION_INVALID,
+                  "the effort of a response that is not stored cannot change; send the whole conversation");
+        return -EINVAL;
+    }
     t->follows_tokens = true;
     t->n_inherited = (int)t->context.n;
     t->n_expected = e->n_evaluated;
@@ -512,12 +480,6 @@ static int build(struct turn *t)
                          : !instructed     ? "instructions_changed"
                          : tools_change(t) ? "tools_changed"
                                            : "effort_changed";
-        if (!t->drop_turns && (rc = began_behind(t)))
-            return rc < 0            ? out_of_memory(t)
-                   : !same_model(t)  ? refuse_change(t, "model")
-                   : !instructed     ? refuse_change(t, "instructions")
-                   : tools_change(t) ? refuse_change(t, "tools")
-                                     : refuse_change(t, "effort");
         return build_anew(t);
     }
     memcpy(t->base_hash, f->parent.chat_hash, sizeof t->base_hash);

@@ -625,58 +625,6 @@ static void test_truncated(void **state)
     rig_close(rig);
 }
 
-/* So nothing that stands at the beginning of their contexts can change: it would be read anew without that. */
-static void test_changed_behind_what_is_not_stored(void **state)
-{
-    (void)state;
-    struct rig *rig = open_thinking();
-    struct ask ask = question("remember 7", 1);
-    ask.ephemeral = true;
-    struct answer *a = rig_ask(rig, ask);
-    struct answer *b = ask_behind(rig, a, "go on", 2);
-    struct answer *c = ask_behind(rig, b, "and on", 3);
-    ask = question("which number?", 4);
-    ask.previous = c->id;
-    ask.instructions = "be brief";
-    rig_refused(rig, ask, SESSION_INVALID);
-    ask.instructions = NULL;
-    ask.tools = ADD;
-    ask.choice = SESSION_TOOLS_NONE;
-    rig_refused(rig, ask, SESSION_INVALID);
-    ask_behind(rig, c, "which number?", 5); /* as it was it goes on */
-    rig_change_model(rig);
-    ask.tools = NULL;
-    rig_refused(rig, ask, SESSION_INVALID);
-    rig_close(rig);
-}
-
-/* What has its whole past in its items can, whatever of it was read before it was stored. */
-static void test_changed_behind_what_was_only_read(void **state)
-{
-    (void)state;
-    struct rig *rig = open_thinking();
-    char said[1024] = "";
-    struct ask ask = question("hello", 1);
-    ask.ephemeral = true;
-    ask.hook = keep_said;
-    ask.hook_arg = said;
-    (void)rig_ask(rig, ask);
-    const struct engine_message m[] = {{.role = ENGINE_USER, .text = "hello", .len = 5},
-                                       {.role = ENGINE_ASSISTANT, .text = said, .len = strlen(said)},
-                                       {.role = ENGINE_USER, .text = "go on", .len = 5}};
-    struct answer *b = rig_ask(rig, (struct ask){.messages = m, .n_messages = 3, .match = true, .max = 6, .seed = 2});
-    assert_true(b->receipt.history > 0);
-    struct answer *c =
-        rig_ask(rig, (struct ask){.text = "and?", .previous = b->id, .instructions = "be brief", .max = 6, .seed = 3});
-    assert_string_equal(c->receipt.reprefilled[0].reason, "instructions_changed");
-    struct answer *d = rig_ask(rig, (struct ask){.warm = true, .ephemeral = true, .instructions = "be kind"});
-    struct answer *e = rig_ask(rig, (struct ask){.text = "hello", .previous = d->id, .max = 6, .seed = 4});
-    assert_true(e->receipt.history > 0);
-    (void)rig_ask(rig,
-                  (struct ask){.text = "and?", .previous = e->id, .instructions = "be brief", .max = 6, .seed = 5});
-    rig_close(rig);
-}
-
 /* What is evicted to the disk leaves the memory in both forms. */
 static void test_evicted(void **state)
 {
@@ -745,8 +693,7 @@ int main(void)
         cmocka_unit_test(test_behind_what_is_not_stored),
         cmocka_unit_test(test_numerics),
         cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_changed_behind_what_is_not_stored),
-        cmocka_unit_test(test_changed_behind_what_was_only_read),
+
         cmocka_unit_test(test_evicted),
         cmocka_unit_test(test_abandoned),
     };
