@@ -86,7 +86,7 @@ $(BUILD)/cuda_host/convod: $(BUILD)/obj/daemon/main.o $(CUDA_SRC:%.cu=$(BUILD)/o
 
 # The session's tests of what becomes of conversations (restored, edited, forked, deleted, repeated, without pages) with the
 # emulated device in their programs, which `auto` takes then. Others can be built in the same way.
-LIFE_TESTS := $(patsubst %,$(BUILD)/cuda_host/session/%_test,hot prune session syncs turn)
+LIFE_TESTS := $(patsubst %,$(BUILD)/cuda_host/session/%_test,commit conversations hot prune session syncs turn)
 $(BUILD)/cuda_host/session/%: $(BUILD)/obj/tests/session/%.o \
 		$(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard tests/session/*.c)) $(file <tests/session/shared)) \
 		$(CUDA_SRC:%.cu=$(BUILD)/obj/%.o) $(CUDA_HOST_OBJ) $(BUILD)/libconvod.a
