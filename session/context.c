@@ -224,9 +224,14 @@ int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struc
     return rc;
 }
 
+bool context_same_model(const struct turn *t, const struct storage_turn *row)
+{
+    return !memcmp(row->fingerprint, t->session->info->model_sha256, sizeof row->fingerprint);
+}
+
 static bool same_model(const struct turn *t)
 {
-    return !memcmp(t->found.parent.fingerprint, t->session->info->model_sha256, sizeof t->found.parent.fingerprint);
+    return context_same_model(t, &t->found.parent);
 }
 
 /* What earlier versions stored is not found any more: it counts as of other numerics where the model is the same. */

@@ -212,7 +212,7 @@ static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *par
         refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be gone on with has not ended yet");
     else if (turn.status != STORAGE_TURN_INCOMPLETE || !turn.answered)
         refuse(t, SESSION_INVALID, "only an answer that was cut, of an incomplete response, can be gone on with");
-    else if (memcmp(turn.fingerprint, t->session->info->model_sha256, sizeof turn.fingerprint) != 0)
+    else if (!context_same_model(t, &turn))
         refuse(t, SESSION_INVALID, "another model began this answer");
     else
         rc = take_over(l, t, &turn);

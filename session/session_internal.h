@@ -563,6 +563,8 @@ int context_of_turn(struct storage_ledger *l, int64_t owner, int64_t turn, struc
  * numerics were before. Rows of earlier versions have a hash of both, and behind it, or not, the identity. */
 #define CONTEXT_KV_TEXT 128 /* bytes, with the terminator */
 void context_kv_text(const struct engine_info *info, bool mixed, char out[CONTEXT_KV_TEXT]);
+/* Whether its tokens are this model's. */
+bool context_same_model(const struct turn *t, const struct storage_turn *row);
 /* Why KV that is stored with this text is none that this engine may use; NULL: it is. */
 const char *context_kv_foreign(const struct turn *t, const char *kv);
 /* The chain of hashes over a whole history: out[i] after message i. For a turn that is matched. 0 or -ENOMEM. */

@@ -49,15 +49,10 @@ size_t strip_before(const struct turn *t)
     return n && !asks(t) ? n - 1 : n;
 }
 
-static bool same_model(const struct turn *t, const struct storage_turn *row)
-{
-    return !memcmp(row->fingerprint, t->session->info->model_sha256, sizeof row->fingerprint);
-}
-
 /* Whether all of its KV is there for this engine. A turn that waited in the ledger follows nothing that came later. */
 static int usable(struct storage_ledger *l, const struct turn *t, const struct storage_turn *stripped)
 {
-    if (!same_model(t, stripped) || !stripped->kv || context_kv_foreign(t, stripped->kv) ||
+    if (!context_same_model(t, stripped) || !stripped->kv || context_kv_foreign(t, stripped->kv) ||
         (t->found.requeued && t->found.requeued <= stripped->id))
         return 0;
     return storage_turn_is_held(l, stripped);
@@ -87,7 +82,7 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
     while (!*whole) {
         struct storage_turn row;
         int rc = storage_turn_stripped(l, f->owner.id, up, &f->stripped);
-        if (!rc && same_model(t, &f->stripped))
+        if (!rc && context_same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
         if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, up, 0, &row)))
