@@ -492,11 +492,11 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     bool failed = false;
     struct turn *t = calloc(1, sizeof *t);
     struct session_texts *texts = r->texts ? r->texts : session_texts_new(r->items, r->n_items);
-    int rc = contradicts_itself(r) ? -EINVAL : !t || !texts ? -ENOMEM : 0;
-    if (rc) {
+    bool refused = contradicts_itself(r);
+    if (refused || !t || !texts) {
         session_texts_free(texts);
         free(t);
-        return rc;
+        return refused ? -EINVAL : -ENOMEM;
     }
     t->session = s;
     t->owner = copy_text(r->owner, &failed);
