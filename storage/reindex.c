@@ -411,12 +411,17 @@ static int gaps_run(struct storage_ledger *l, void *arg)
     return rc < 0 ? rc : more;
 }
 
+struct holds { /* of the turns behind `from`, up to `to` */
+    int64_t from, to;
+};
+
 static int holds_run(struct storage_ledger *l, void *arg)
 {
-    (void)arg;
+    struct holds *h = arg;
     l->wrote_kv = true;
-    int rc = turns_hold_again(l, &l->holds_at, ROWS);
-    return rc ? rc : l->holds_at != INT64_MAX;
+    h->to = h->from;
+    int rc = turns_hold_again(l, &h->to, ROWS);
+    return rc ? rc : h->to != INT64_MAX;
 }
 
 static int pending_run(struct storage_ledger *l, void *arg)
@@ -471,6 +476,7 @@ static int over_run(struct storage_ledger *l, void *arg)
         rc = segment_sweep_all(l);
     if (rc)
         return rc;
+    l->holds_at = INT64_MAX;
     l->unread = false;
     erase_wait_for_cuts(l);
     return 0;
@@ -488,6 +494,7 @@ void *index_thread(void *arg)
 {
     struct storage *st = arg;
     struct next next;
+    struct holds holds = {0};
     int64_t at = 0;
     struct piece *p = calloc(1, sizeof *p);
     int rc = p ? 0 : -ENOMEM;
@@ -498,7 +505,8 @@ void *index_thread(void *arg)
     if (!rc)
         rc = repeat(st, gaps_run, &at);
     if (!rc)
-        rc = repeat(st, holds_run, NULL);
+        while ((rc = insist(st, holds_run, &holds)) == 1) /* what was not committed is looked at again */
+            holds.from = holds.to;
     if (!rc)
         rc = insist(st, pending_run, NULL);
     if (!rc)
