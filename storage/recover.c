@@ -128,8 +128,8 @@ static int intents_carry_out(struct recovery *r)
         }
         rc = stmt_run(l, STMT_WITH(l, S_INTENT_DELETE, d->intent), NULL);
     }
-    /* Where packs are not read yet something of what was deleted may be in them. */
-    if (!rc && !left && !logs_rc && !l->unread)
+    /* In packs that are not read yet, or behind a gap, there may be something of what was deleted. */
+    if (!rc && !left && !logs_rc && !l->unread && !l->gaps)
         rc = stmt_do(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = stmt_do(l, S_COMMIT);

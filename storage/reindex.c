@@ -13,8 +13,8 @@
  *
  * At the end turns hold what there is of their context where what they hold was not found, or where a damaged record
  * has cut the chain in two: then what is before the gap, as nothing finds what is behind it. Then follows what was
- * noted; then the search for what nothing holds. Where there were gaps deletions wait for that search, too: nobody else
- * finds what lay behind one.
+ * noted; then the search for what nothing holds. Where there were gaps deletions wait for that search, too, also after
+ * another start (kv.db's meta, "gaps"): nobody else finds what lay behind one.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,6 +34,7 @@
 #define WITHIN      "within/"
 #define BEHIND      "0" /* the character behind the slash */
 #define UNREAD      "unread"
+#define GAPS        "gaps"
 
 /* ---- what is not read yet ---------------------------------------------------------------------------------------- */
 
@@ -45,13 +46,18 @@ static int note_set(struct storage_ledger *l)
 int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest)
 {
     size_t n;
+    char gaps;
     if (!anew) {
         int rc = meta_get(l, S_KV_META_GET, UNREAD, l->unread_packs, sizeof l->unread_packs, &n);
         if (rc == 1 && n != sizeof l->unread_packs)
             return -EBADMSG;
         l->unread = rc == 1;
+        if (rc >= 0)
+            rc = meta_get(l, S_KV_META_GET, GAPS, &gaps, sizeof gaps, &n);
+        l->gaps = rc == 1;
         return rc < 0 ? rc : 0;
     }
+    l->gaps = false;
     l->unread = newest != 0;
     l->unread_packs[0] = 0;
     l->unread_packs[1] = newest;
@@ -59,6 +65,13 @@ int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest)
         l->used = INDEX_CLOCK;
     l->used_noted = 0; /* not in this one */
     return l->unread ? note_set(l) : 0;
+}
+
+int reindex_gaps_over(struct storage_ledger *l)
+{
+    sqlite3_stmt *s = stmt_get(l, S_KV_META_DELETE);
+    bind_text(s, 1, GAPS);
+    return stmt_run(l, s, NULL);
 }
 
 bool reindex_has(const struct storage_ledger *l, uint32_t pack)
@@ -472,6 +485,8 @@ static int over_run(struct storage_ledger *l, void *arg)
     sqlite3_stmt *s = stmt_get(l, S_KV_META_DELETE);
     bind_text(s, 1, UNREAD);
     rc = stmt_run(l, s, NULL);
+    if (!rc && l->gaps)
+        rc = meta_set(l, S_KV_META_SET, GAPS, "1", 1);
     if (!rc)
         rc = segment_sweep_all(l);
     if (rc)

@@ -476,6 +476,21 @@ static int holds_refuse(struct storage_ledger *l, void *arg)
                          "BEGIN SELECT RAISE(ABORT, ''); END");
 }
 
+/* The row of segment *arg cannot go. */
+static int row_refuse(struct storage_ledger *l, void *arg)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    char hex[2 * STORAGE_KEY_BYTES + 1], sql[256];
+    testing_key(key, *(const unsigned *)arg);
+    for (size_t i = 0; i < sizeof key; i++)
+        (void)snprintf(hex + 2 * i, 3, "%02x", key[i]);
+    int n = snprintf(sql, sizeof sql,
+                     "CREATE TEMP TRIGGER refuse BEFORE DELETE ON segments WHEN refused(old.key = x'%s') "
+                     "BEGIN SELECT RAISE(ABORT, ''); END",
+                     hex);
+    return n < (int)sizeof sql ? refuse(l->kv, sql) : -E2BIG;
+}
+
 /* Reading has stopped, and something is refused when it goes on. */
 static void open_refusing(int (*run)(struct storage_ledger *l, void *arg), unsigned id, int times)
 {
@@ -509,6 +524,52 @@ static void test_holds_refused(void **state)
     all_there(LAST, true);
 }
 
+/* Where there is a gap no deletion is over before the search has seen everything. */
+static void test_search_refused(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    open_refusing(row_refuse, LAST + 6, -1);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), -EINPROGRESS);
+    go_on();
+    while (atomic_load(&asked) < 2) {
+        assert_int_equal(testing_deleting(st, owner, "conv_2"), 1);
+        (void)usleep(1000);
+    }
+    atomic_store(&refusals, 0);
+    wait_for_deletion("conv_2");
+    behind_gap_gone(rows);
+    gap_held(whose);
+    all_there(LAST, false);
+}
+
+/* Nor when the process is killed between them. */
+static void test_kill_before_search(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        open_refusing(row_refuse, LAST + 6, -1);
+        int rc = testing_conversation_delete(st, owner, "conv_2");
+        go_on();
+        while (!atomic_load(&asked))
+            (void)usleep(1000);
+        _exit(rc == -EINPROGRESS && !indexing() ? 94 : 95);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 94);
+    open_again();
+    wait_for_deletion("conv_2");
+    behind_gap_gone(rows);
+    gap_held(whose);
+    all_there(LAST, false);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -520,6 +581,8 @@ int main(void)
         T(test_stop_meanwhile),
         T(test_gap),
         T(test_holds_refused),
+        T(test_search_refused),
+        T(test_kill_before_search),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
