@@ -511,12 +511,10 @@ void *index_thread(void *arg)
     struct next next;
     struct holds holds = {0};
     int64_t at = 0;
-    struct piece *p = calloc(1, sizeof *p);
-    int rc = p ? 0 : -ENOMEM;
-    if (p)
-        *p = (struct piece){.st = st, .newest = st->ledger.unread_packs[1], .told_ms = monotonic_ms()};
+    struct piece p = {.st = st, .newest = st->ledger.unread_packs[1], .told_ms = monotonic_ms()};
+    int rc = 0;
     while (!rc && (rc = insist(st, next_run, &next)) == 1)
-        rc = pack_read(p, &next);
+        rc = pack_read(&p, &next);
     if (!rc)
         rc = repeat(st, gaps_run, &at);
     if (!rc)
@@ -530,8 +528,7 @@ void *index_thread(void *arg)
         rc = repeat(st, over_run, NULL);
     if (!rc)
         storage_log(st, LOG_NOTICE, "kv.db is whole again: %llu segments were found in the packs",
-                    (unsigned long long)p->taken);
-    free(p);
+                    (unsigned long long)p.taken);
     state_tell(st, rc == -ECANCELED ? 0 : rc, !rc);
     return NULL;
 }
