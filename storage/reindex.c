@@ -375,7 +375,7 @@ static int pack_settle_run(struct storage_ledger *l, void *arg)
     return 0;
 }
 
-static int pack_read(struct piece *p, const struct next *next)
+static int pack_read(struct piece *p, struct next *next)
 {
     struct storage *st = p->st;
     uint64_t end;
@@ -392,7 +392,10 @@ static int pack_read(struct piece *p, const struct next *next)
         if (p->rc == -ENOMEM || rc == -ENOMEM) {
             state_tell(st, -ENOMEM, false);
             pause_for(st, pause);
-            continue; /* from where it was: what is there already is passed over */
+            /* From where the index is: what was dropped already must not be met again. */
+            if ((rc = insist(st, next_run, next)) != 1)
+                return rc;
+            continue;
         }
         struct pack_over o = {p, rc};
         if (rc)
