@@ -38,7 +38,7 @@
 
 /* ---- what is not read yet ---------------------------------------------------------------------------------------- */
 
-static int note_set(struct storage_ledger *l)
+int reindex_note(struct storage_ledger *l)
 {
     return meta_set(l, S_KV_META_SET, UNREAD, l->unread_packs, sizeof l->unread_packs);
 }
@@ -64,7 +64,7 @@ int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest)
     if (l->unread && l->used < INDEX_CLOCK)
         l->used = INDEX_CLOCK;
     l->used_noted = 0; /* not in this one */
-    return l->unread ? note_set(l) : 0;
+    return 0;
 }
 
 int reindex_gaps_over(struct storage_ledger *l)
@@ -72,6 +72,13 @@ int reindex_gaps_over(struct storage_ledger *l)
     sqlite3_stmt *s = stmt_get(l, S_KV_META_DELETE);
     bind_text(s, 1, GAPS);
     return stmt_run(l, s, NULL);
+}
+
+int reindex_noted(struct storage_ledger *l)
+{
+    uint32_t packs[2];
+    size_t n;
+    return meta_get(l, S_KV_META_GET, UNREAD, packs, sizeof packs, &n);
 }
 
 bool reindex_has(const struct storage_ledger *l, uint32_t pack)
@@ -274,6 +281,21 @@ static int insist(struct storage *st, int (*run)(struct storage_ledger *l, void 
     }
 }
 
+static int pack_note(void *arg, uint32_t pack)
+{
+    struct storage_ledger *l = arg;
+    return reindex_has(l, pack) ? stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, 0, 0, 0), NULL) : 0;
+}
+
+/* What is to be read, as a full disk may have kept the start from writing it down. */
+static int begin_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    l->wrote_kv = true;
+    int rc = reindex_note(l);
+    return rc ? rc : packs_list(&l->st->packs, pack_note, l);
+}
+
 static int rows_hand_over(struct piece *p)
 {
     struct storage *st = p->st;
@@ -360,7 +382,7 @@ static int pack_over_run(struct storage_ledger *l, void *arg)
     l->unread_packs[0] = pack + 1;
     int rc = o->rc ? pack_not_looked_after(l, pack) : 0;
     if (!rc)
-        rc = note_set(l);
+        rc = reindex_note(l);
     if (rc)
         l->unread_packs[0] = pack;
     return rc;
@@ -515,7 +537,7 @@ void *index_thread(void *arg)
     struct holds holds = {0};
     int64_t at = 0;
     struct piece p = {.st = st, .newest = st->ledger.unread_packs[1], .told_ms = monotonic_ms()};
-    int rc = 0;
+    int rc = insist(st, begin_run, NULL);
     while (!rc && (rc = insist(st, next_run, &next)) == 1)
         rc = pack_read(&p, &next);
     if (!rc)

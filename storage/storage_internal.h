@@ -503,6 +503,10 @@ int pack_not_looked_after(struct storage_ledger *l, uint32_t pack);
 int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest);
 /* The search behind gaps has seen everything. */
 int reindex_gaps_over(struct storage_ledger *l);
+/* Writes down what is not read yet. */
+int reindex_note(struct storage_ledger *l);
+/* Whether the index says what is not read yet: 1, 0 or negative. */
+int reindex_noted(struct storage_ledger *l);
 /* Whether this pack is not read to its end yet. */
 bool reindex_has(const struct storage_ledger *l, uint32_t pack);
 /* For the time when the index is whole: segment_release() and segment_hold_within(). */

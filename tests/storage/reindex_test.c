@@ -570,6 +570,49 @@ static void test_kill_before_search(void **state)
     all_there(LAST, false);
 }
 
+static int packs_run(struct storage_ledger *l, void *arg)
+{
+    sqlite3_stmt *s = stmt_get(l, S_PACKS);
+    int rc = stmt_step(l, s);
+    *(bool *)arg = rc == 1;
+    stmt_reset(s);
+    return rc < 0 ? rc : 0;
+}
+
+/* The disk is full when a start that has no index writes down what it is to read: that waits until there is room. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    struct storage_opts opts = {.dir = dir, .disk_bytes = (uint64_t)1 << 30};
+    struct storage_stats stats;
+    static atomic_int left;
+    faults_sqlite_full("kv.db-wal", &left);
+    for (int writes = 0, rc = -1; rc; writes++) {
+        char err[256];
+        forget_index();
+        atomic_store(&left, writes);
+        rc = storage_open_with(&opts, &io, &st, err, sizeof err);
+    }
+    bool noted;
+    assert_int_equal(jobs_call(st, packs_run, &noted), 0);
+    assert_false(noted);
+    assert_true(indexing());
+    storage_stats(st, &stats);
+    assert_true(stats.disk_used > LAST * places[1].encoded_bytes / 2);
+    atomic_store(&left, -1);
+    go_on();
+    wait_for_index();
+    jobs_sweep_wait(st);
+    all_there(LAST, true);
+    verify();
+    wait_for_index(); /* made anew once more, as that start could not say that it was its own */
+    jobs_sweep_wait(st);
+    all_there(LAST, true);
+    storage_close(st);
+    st = NULL;
+    faults_sqlite_full(NULL, NULL);
+}
+
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -583,6 +626,7 @@ int main(void)
         T(test_holds_refused),
         T(test_search_refused),
         T(test_kill_before_search),
+        T(test_full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
