@@ -22,6 +22,7 @@
 #define JOBS_BATCH      256
 #define SWEEP_ROWS      64
 #define SWEEP_PAUSE_MS  10
+#define SWEEP_FAILED    12  /* so often the pause doubles */
 #define SWEEP_BUSY_MS   100 /* that a piece of the search waits for a moment in which nothing else is to be done */
 #define IDLE_MS         5000
 #define SUPERSEDED_MOST 64
@@ -286,7 +287,9 @@ void jobs_cuts_wait(struct storage_ledger *l)
 static int sweep_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    return segment_sweep(l, SWEEP_ROWS);
+    l->wrote_kv = true;
+    int rc = segment_sweep(l, SWEEP_ROWS);
+    return !rc && l->gaps && l->sweep_at == INT64_MAX ? reindex_gaps_over(l) : rc;
 }
 
 static int holds_run(struct storage_ledger *l, void *arg)
@@ -306,12 +309,23 @@ static void sweep(struct storage_ledger *l)
         return;
     }
     int64_t before = l->sweep_at;
-    (void)jobs_run_alone(l, sweep_run);
-    if (l->sweep_at == before) { /* it cannot go on: leave it to the next search */
-        l->sweep_at = INT64_MAX;
+    int rc = jobs_run_alone(l, sweep_run);
+    if (rc && l->gaps) { /* there deletions wait for it */
+        if (!l->sweep_failed)
+            storage_log(l->st, LOG_WARNING, "what nothing holds cannot be searched for now; this is tried again: %s",
+                        strerror(-rc));
+        l->sweep_at = before;
+        l->sweep_failed += l->sweep_failed < SWEEP_FAILED;
+        return;
+    }
+    l->sweep_failed = 0;
+    if (rc) { /* the next search begins here, and this one ends where it cannot go on */
         l->sweep_from = before < l->sweep_from ? before : l->sweep_from;
+        l->sweep_at = l->sweep_at == before ? INT64_MAX : l->sweep_at;
     }
     if (l->sweep_at == INT64_MAX) {
+        if (l->gaps)
+            erase_wait_for_cuts(l);
         pthread_mutex_lock(&l->st->jobs_lock);
         l->st->unpinned |= l->gaps; /* deletions may have waited for it */
         l->gaps = false;
@@ -412,7 +426,7 @@ void *jobs_thread(void *arg)
     int64_t swept_ms = monotonic_ms();
     for (;;) {
         changes_note(l);
-        int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + SWEEP_PAUSE_MS;
+        int64_t sweep_due = l->sweep_at == INT64_MAX || stop ? 0 : swept_ms + (SWEEP_PAUSE_MS << l->sweep_failed);
         int64_t due = soonest(sweep_due, soonest(erase_due_ms(l), idle_due_ms(l)));
         bool timeout = false;
         bool may_sweep = !sweep_due && !l->unread;

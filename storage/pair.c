@@ -146,9 +146,8 @@ int pair_settle(struct storage_ledger *l)
     else if (!have && RAND_bytes(mine, sizeof mine) != 1)
         return -EIO;
     rc = have ? 0 : meta_set(l, S_META_SET, pair_key, mine, sizeof mine);
-    if (!rc && !index_has)
-        rc = meta_set(l, S_KV_META_SET, pair_key, mine, sizeof mine);
-    if (!rc)
-        memcpy(st->packs.pair, mine, sizeof mine);
-    return rc;
+    if (rc)
+        return rc;
+    memcpy(st->packs.pair, mine, sizeof mine); /* also where the disk is too full for the index to say so */
+    return index_has ? 0 : meta_set(l, S_KV_META_SET, pair_key, mine, sizeof mine);
 }

@@ -128,8 +128,8 @@ static int intents_carry_out(struct recovery *r)
         }
         rc = stmt_run(l, STMT_WITH(l, S_INTENT_DELETE, d->intent), NULL);
     }
-    /* Where packs are not read yet something of what was deleted may be in them. */
-    if (!rc && !left && !logs_rc && !l->unread)
+    /* In packs that are not read yet, or behind a gap, there may be something of what was deleted. */
+    if (!rc && !left && !logs_rc && !l->unread && !l->gaps)
         rc = stmt_do(l, S_META_MARKS_DELETE);
     if (!rc)
         rc = stmt_do(l, S_COMMIT);
@@ -294,27 +294,44 @@ static int collect(void *arg, uint32_t pack)
     return rc < 0 ? rc : 0;
 }
 
+static void dead_of(struct storage_ledger *l, uint32_t pack, uint64_t live)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < l->n_waiting; i++)
+        live += l->waiting[i].pack == pack ? l->waiting[i].bytes : 0;
+    /* Of one that is not read yet all counts. */
+    uint64_t slack = reindex_has(l, pack) ? 0 : DEAD_SLACK;
+    if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + slack) {
+        atomic_fetch_add(&l->st->disk_used, bytes - live);
+        erase_dead(l, pack, bytes - live);
+    }
+}
+
+/* One that is not read yet, and that could not be written down. */
+static int not_noted(void *arg, uint32_t pack)
+{
+    struct storage_ledger *l = arg;
+    if (!reindex_has(l, pack))
+        return 0;
+    sqlite3_stmt *s = STMT_WITH(l, S_PACK_END, pack);
+    int rc = stmt_step(l, s);
+    stmt_reset(s);
+    if (!rc)
+        dead_of(l, pack, 0);
+    return rc < 0 ? rc : 0;
+}
+
 /* What packs take on the disk beyond their records, where it is more than the file system's rounding: it could not be
  * given back, or a crash came before. */
 static int deads(struct recovery *r)
 {
     struct storage_ledger *l = r->l;
-    int rc = r->put_off ? 0 : packs_list(&l->st->packs, collect, l);
+    int rc = packs_list(&l->st->packs, r->put_off ? not_noted : collect, l);
     if (rc)
         return rc;
     sqlite3_stmt *s = stmt_get(l, S_PACKS);
-    while ((rc = stmt_step(l, s)) == 1) {
-        uint32_t pack = (uint32_t)sqlite3_column_int64(s, 0);
-        uint64_t live = (uint64_t)sqlite3_column_int64(s, 1), bytes = 0;
-        for (size_t i = 0; i < l->n_waiting; i++)
-            live += l->waiting[i].pack == pack ? l->waiting[i].bytes : 0;
-        /* Of one that is not read yet all counts. */
-        uint64_t slack = reindex_has(l, pack) ? 0 : DEAD_SLACK;
-        if (!packs_allocated(&l->st->packs, pack, &bytes) && bytes > live + slack) {
-            atomic_fetch_add(&l->st->disk_used, bytes - live);
-            erase_dead(l, pack, bytes - live);
-        }
-    }
+    while ((rc = stmt_step(l, s)) == 1)
+        dead_of(l, (uint32_t)sqlite3_column_int64(s, 0), (uint64_t)sqlite3_column_int64(s, 1));
     stmt_reset(s);
     return rc;
 }
@@ -325,13 +342,15 @@ static int recover(struct recovery *r)
     struct storage *st = l->st;
     l->n_drops = 0;
     l->heads_logged = true; /* for all that is known */
-    int rc = pair_settle(l);
-    if (!rc)
-        rc = packs_list(&st->packs, newest, r);
-    if (!rc)
-        rc = stmt_do(l, S_KV_BEGIN);
+    int rc = packs_list(&st->packs, newest, r);
     if (!rc)
         rc = reindex_begin(l, r->rebuild, r->newest);
+    if (!rc)
+        rc = pair_settle(l);
+    if (!rc)
+        rc = stmt_do(l, S_KV_BEGIN);
+    if (!rc && r->rebuild && l->unread)
+        rc = reindex_note(l);
     if (!rc)
         rc = segments_clock(l);
     if (!rc)

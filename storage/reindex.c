@@ -13,8 +13,8 @@
  *
  * At the end turns hold what there is of their context where what they hold was not found, or where a damaged record
  * has cut the chain in two: then what is before the gap, as nothing finds what is behind it. Then follows what was
- * noted; then the search for what nothing holds. Where there were gaps deletions wait for that search, too: nobody else
- * finds what lay behind one.
+ * noted; then the search for what nothing holds. Where there were gaps deletions wait for that search, too, also after
+ * another start (kv.db's meta, "gaps"): nobody else finds what lay behind one.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,10 +34,11 @@
 #define WITHIN      "within/"
 #define BEHIND      "0" /* the character behind the slash */
 #define UNREAD      "unread"
+#define GAPS        "gaps"
 
 /* ---- what is not read yet ---------------------------------------------------------------------------------------- */
 
-static int note_set(struct storage_ledger *l)
+int reindex_note(struct storage_ledger *l)
 {
     return meta_set(l, S_KV_META_SET, UNREAD, l->unread_packs, sizeof l->unread_packs);
 }
@@ -45,20 +46,39 @@ static int note_set(struct storage_ledger *l)
 int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest)
 {
     size_t n;
+    char gaps;
     if (!anew) {
         int rc = meta_get(l, S_KV_META_GET, UNREAD, l->unread_packs, sizeof l->unread_packs, &n);
         if (rc == 1 && n != sizeof l->unread_packs)
             return -EBADMSG;
         l->unread = rc == 1;
+        if (rc >= 0)
+            rc = meta_get(l, S_KV_META_GET, GAPS, &gaps, sizeof gaps, &n);
+        l->gaps = rc == 1;
         return rc < 0 ? rc : 0;
     }
+    l->gaps = false;
     l->unread = newest != 0;
     l->unread_packs[0] = 0;
     l->unread_packs[1] = newest;
     if (l->unread && l->used < INDEX_CLOCK)
         l->used = INDEX_CLOCK;
     l->used_noted = 0; /* not in this one */
-    return l->unread ? note_set(l) : 0;
+    return 0;
+}
+
+int reindex_gaps_over(struct storage_ledger *l)
+{
+    sqlite3_stmt *s = stmt_get(l, S_KV_META_DELETE);
+    bind_text(s, 1, GAPS);
+    return stmt_run(l, s, NULL);
+}
+
+int reindex_noted(struct storage_ledger *l)
+{
+    uint32_t packs[2];
+    size_t n;
+    return meta_get(l, S_KV_META_GET, UNREAD, packs, sizeof packs, &n);
 }
 
 bool reindex_has(const struct storage_ledger *l, uint32_t pack)
@@ -261,6 +281,21 @@ static int insist(struct storage *st, int (*run)(struct storage_ledger *l, void 
     }
 }
 
+static int pack_note(void *arg, uint32_t pack)
+{
+    struct storage_ledger *l = arg;
+    return reindex_has(l, pack) ? stmt_run(l, STMT_WITH(l, S_PACK_ADD, pack, 0, 0, 0), NULL) : 0;
+}
+
+/* What is to be read, as a full disk may have kept the start from writing it down. */
+static int begin_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    l->wrote_kv = true;
+    int rc = reindex_note(l);
+    return rc ? rc : packs_list(&l->st->packs, pack_note, l);
+}
+
 static int rows_hand_over(struct piece *p)
 {
     struct storage *st = p->st;
@@ -347,7 +382,7 @@ static int pack_over_run(struct storage_ledger *l, void *arg)
     l->unread_packs[0] = pack + 1;
     int rc = o->rc ? pack_not_looked_after(l, pack) : 0;
     if (!rc)
-        rc = note_set(l);
+        rc = reindex_note(l);
     if (rc)
         l->unread_packs[0] = pack;
     return rc;
@@ -362,7 +397,7 @@ static int pack_settle_run(struct storage_ledger *l, void *arg)
     return 0;
 }
 
-static int pack_read(struct piece *p, const struct next *next)
+static int pack_read(struct piece *p, struct next *next)
 {
     struct storage *st = p->st;
     uint64_t end;
@@ -379,7 +414,10 @@ static int pack_read(struct piece *p, const struct next *next)
         if (p->rc == -ENOMEM || rc == -ENOMEM) {
             state_tell(st, -ENOMEM, false);
             pause_for(st, pause);
-            continue; /* from where it was: what is there already is passed over */
+            /* From where the index is: what was dropped already must not be met again. */
+            if ((rc = insist(st, next_run, next)) != 1)
+                return rc;
+            continue;
         }
         struct pack_over o = {p, rc};
         if (rc)
@@ -411,12 +449,17 @@ static int gaps_run(struct storage_ledger *l, void *arg)
     return rc < 0 ? rc : more;
 }
 
+struct holds { /* of the turns behind `from`, up to `to` */
+    int64_t from, to;
+};
+
 static int holds_run(struct storage_ledger *l, void *arg)
 {
-    (void)arg;
+    struct holds *h = arg;
     l->wrote_kv = true;
-    int rc = turns_hold_again(l, &l->holds_at, ROWS);
-    return rc ? rc : l->holds_at != INT64_MAX;
+    h->to = h->from;
+    int rc = turns_hold_again(l, &h->to, ROWS);
+    return rc ? rc : h->to != INT64_MAX;
 }
 
 static int pending_run(struct storage_ledger *l, void *arg)
@@ -467,10 +510,13 @@ static int over_run(struct storage_ledger *l, void *arg)
     sqlite3_stmt *s = stmt_get(l, S_KV_META_DELETE);
     bind_text(s, 1, UNREAD);
     rc = stmt_run(l, s, NULL);
+    if (!rc && l->gaps)
+        rc = meta_set(l, S_KV_META_SET, GAPS, "1", 1);
     if (!rc)
         rc = segment_sweep_all(l);
     if (rc)
         return rc;
+    l->holds_at = INT64_MAX;
     l->unread = false;
     erase_wait_for_cuts(l);
     return 0;
@@ -488,17 +534,17 @@ void *index_thread(void *arg)
 {
     struct storage *st = arg;
     struct next next;
+    struct holds holds = {0};
     int64_t at = 0;
-    struct piece *p = calloc(1, sizeof *p);
-    int rc = p ? 0 : -ENOMEM;
-    if (p)
-        *p = (struct piece){.st = st, .newest = st->ledger.unread_packs[1], .told_ms = monotonic_ms()};
+    struct piece p = {.st = st, .newest = st->ledger.unread_packs[1], .told_ms = monotonic_ms()};
+    int rc = insist(st, begin_run, NULL);
     while (!rc && (rc = insist(st, next_run, &next)) == 1)
-        rc = pack_read(p, &next);
+        rc = pack_read(&p, &next);
     if (!rc)
         rc = repeat(st, gaps_run, &at);
     if (!rc)
-        rc = repeat(st, holds_run, NULL);
+        while ((rc = insist(st, holds_run, &holds)) == 1) /* what was not committed is looked at again */
+            holds.from = holds.to;
     if (!rc)
         rc = insist(st, pending_run, NULL);
     if (!rc)
@@ -507,8 +553,7 @@ void *index_thread(void *arg)
         rc = repeat(st, over_run, NULL);
     if (!rc)
         storage_log(st, LOG_NOTICE, "kv.db is whole again: %llu segments were found in the packs",
-                    (unsigned long long)p->taken);
-    free(p);
+                    (unsigned long long)p.taken);
     state_tell(st, rc == -ECANCELED ? 0 : rc, !rc);
     return NULL;
 }

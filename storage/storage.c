@@ -166,12 +166,12 @@ static int database_open(struct storage *st, const struct schema *s, sqlite3 **d
     return rc;
 }
 
-/* A new index says of itself that it is not whole (reindex.c); until that is on the disk, a start begins again. */
+/* A new index says of itself that it is not whole (reindex.c); where that is not on the disk, a start begins again. */
 static int kv_rebuild(struct storage *st)
 {
     kv_mark(st);
     int rc = segments_recover(&st->ledger, true);
-    if (!rc && st->ledger.unread && erase_logs(&st->ledger))
+    if (!rc && st->ledger.unread && (reindex_noted(&st->ledger) != 1 || erase_logs(&st->ledger)))
         return 0;
     if (!rc && unlinkat(st->dirfd, KV_DAMAGED, 0) && errno != ENOENT)
         storage_log(st, LOG_WARNING, "%s: kv.db is made anew once more at the next start: %s", KV_DAMAGED,

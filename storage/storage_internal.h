@@ -278,7 +278,7 @@ struct storage_ledger {
     bool unread;         /* the index is not whole: packs, from the first of these to the second, are not read yet */
     uint32_t unread_packs[2];
     int64_t pending_last; /* turns up to this one are from before the start */
-    bool gaps;            /* in the index that was made anew a damaged record has cut a chain in two */
+    bool gaps;            /* a damaged record had cut a chain in two, and what is behind it is still searched for */
     uint8_t (*superseded)[STORAGE_KEY_BYTES]; /* segments that longer ones have taken the place of */
     size_t n_superseded, cap_superseded;
     size_t n_let_go; /* of them, released by this batch */
@@ -312,6 +312,7 @@ struct storage_ledger {
     int64_t sweep_end;     /* the last row when it began */
     int64_t sweep_from;    /* the next one begins behind this row; INT64_MAX: none was passed over yet */
     uint64_t sweep_clock;  /* what was used later is passed over */
+    int sweep_failed;      /* how often a piece of it did that is tried again */
     uint64_t used;         /* clock of uses */
     uint64_t used_noted;   /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
@@ -500,6 +501,12 @@ int pack_not_looked_after(struct storage_ledger *l, uint32_t pack);
 #define INDEX_CLOCK ((uint64_t)1 << 46) /* of uses, from here on: what is found in packs was used before */
 /* At open: whether the index is whole; with `anew`: it knows none of the packs up to the newest. */
 int reindex_begin(struct storage_ledger *l, bool anew, uint32_t newest);
+/* The search behind gaps has seen everything. */
+int reindex_gaps_over(struct storage_ledger *l);
+/* Writes down what is not read yet. */
+int reindex_note(struct storage_ledger *l);
+/* Whether the index says what is not read yet: 1, 0 or negative. */
+int reindex_noted(struct storage_ledger *l);
 /* Whether this pack is not read to its end yet. */
 bool reindex_has(const struct storage_ledger *l, uint32_t pack);
 /* For the time when the index is whole: segment_release() and segment_hold_within(). */

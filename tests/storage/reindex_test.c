@@ -374,48 +374,243 @@ static struct row row_of(unsigned id)
     return r;
 }
 
-/* A record whose header is damaged, when the index is lost as well, cuts a chain in two. Turns hold what is before it,
- * which a deletion of the last one leaves to the others; what is behind it is found by nobody, and goes. */
-static void test_gap(void **state)
+static char *path_of(uint32_t pack)
 {
-    (void)state;
+    char name[32];
+    (void)snprintf(name, sizeof name, "pack-%08u", pack);
+    return testing_path(dir, name);
+}
+
+/* Two turns hold segments 1 to 3 and 1 to 4 of a chain, and none the fifth. The header of the second is damaged, and
+ * the index is lost. */
+static int64_t gap_made(struct row rows[6])
+{
     go_on();
     open_again();
     jobs_sweep_wait(st);
     const uint32_t end = 3 * TESTING_COUNT + 1;
     int64_t whose = testing_owner(st, "b"), other = testing_conversation(st, whose, "conv_b");
     int64_t parent = told(whose, other, 0, "resp_b1", 0, end, 3);
-    (void)told(whose, other, parent, "resp_b2", end, TESTING_COUNT, 4);
-    struct row rows[5];
-    for (unsigned id = 1; id <= 4; id++) {
+    int64_t turn = told(whose, other, parent, "resp_b2", end, TESTING_COUNT, 4);
+    assert_int_equal(put_tokens(whose, 5), 0);
+    assert_int_equal(testing_commit(st, turn, LAST + 5), 0);
+    for (unsigned id = 1; id <= 5; id++) {
         rows[id] = row_of(LAST + 1 + id);
         assert_true(rows[id].there);
     }
     storage_close(st);
-    char name[32];
-    (void)snprintf(name, sizeof name, "pack-%08u", rows[2].row.pack);
-    char *path = testing_path(dir, name);
+    st = NULL;
+    char *path = path_of(rows[2].row.pack);
     FILE *f = fopen(path, "r+b");
     free(path);
     assert_true(f && !fseek(f, (long)rows[2].row.offset + 8, SEEK_SET) && fwrite("junk", 4, 1, f) == 1);
     assert_int_equal(fclose(f), 0);
     forget_index();
-    open_again();
-    assert_int_equal(index_wait(st, 0), 0);
-    jobs_sweep_wait(st);
-    testing_cuts_wait(st);
-    assert_true(row_of(LAST + 2).there);
-    for (unsigned id = 2; id <= 4; id++) {
+    return whose;
+}
+
+static void behind_gap_gone(const struct row rows[6])
+{
+    for (unsigned id = 2; id <= 5; id++) {
         struct storage_found place = {.pack = rows[id].row.pack, .offset = rows[id].row.offset};
         place.encoded_bytes = rows[id].row.bytes;
         assert_false(row_of(LAST + 1 + id).there);
         assert_true(testing_cut_out(st, &place));
     }
+}
+
+/* Both turns hold what is before the gap. */
+static void gap_held(int64_t whose)
+{
+    assert_true(row_of(LAST + 2).there);
     assert_int_equal(testing_turn_delete(st, whose, "resp_b2"), 0);
     assert_true(row_of(LAST + 2).there);
     assert_int_equal(testing_turn_delete(st, whose, "resp_b1"), 0);
     assert_false(row_of(LAST + 2).there);
+}
+
+/* A record whose header is damaged, when the index is lost as well, cuts a chain in two. Turns hold what is before it,
+ * which a deletion of the last one leaves to the others; what is behind it is found by nobody, and goes. */
+static void test_gap(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    open_again();
+    assert_int_equal(index_wait(st, 0), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    behind_gap_gone(rows);
+    gap_held(whose);
     all_there(LAST, true);
+}
+
+/* ---- transactions that fail -------------------------------------------------------------------------------------- */
+
+static atomic_int refusals; /* that are still to come; -1: no end of them */
+static atomic_int asked;
+
+static void refused(sqlite3_context *context, int n, sqlite3_value **values)
+{
+    (void)n;
+    bool this = sqlite3_value_int(values[0]);
+    int left = atomic_load(&refusals);
+    if (this && left > 0)
+        atomic_store(&refusals, left - 1);
+    atomic_fetch_add(&asked, this);
+    sqlite3_result_int(context, this && left);
+}
+
+static int refuse(sqlite3 *db, const char *sql)
+{
+    if (sqlite3_create_function(db, "refused", 1, SQLITE_UTF8, NULL, refused, NULL, NULL) ||
+        sqlite3_exec(db, sql, NULL, NULL, NULL))
+        return -EIO;
+    return 0;
+}
+
+static int holds_refuse(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return refuse(l->db, "CREATE TEMP TRIGGER refuse BEFORE INSERT ON holds WHEN refused(1) "
+                         "BEGIN SELECT RAISE(ABORT, ''); END");
+}
+
+/* The row of segment *arg cannot go. */
+static int row_refuse(struct storage_ledger *l, void *arg)
+{
+    uint8_t key[STORAGE_KEY_BYTES];
+    char hex[2 * STORAGE_KEY_BYTES + 1], sql[256];
+    testing_key(key, *(const unsigned *)arg);
+    for (size_t i = 0; i < sizeof key; i++)
+        (void)snprintf(hex + 2 * i, 3, "%02x", key[i]);
+    int n = snprintf(sql, sizeof sql,
+                     "CREATE TEMP TRIGGER refuse BEFORE DELETE ON segments WHEN refused(old.key = x'%s') "
+                     "BEGIN SELECT RAISE(ABORT, ''); END",
+                     hex);
+    return n < (int)sizeof sql ? refuse(l->kv, sql) : -E2BIG;
+}
+
+/* Reading has stopped, and something is refused when it goes on. */
+static void open_refusing(int (*run)(struct storage_ledger *l, void *arg), unsigned id, int times)
+{
+    atomic_store(&asked, 0);
+    atomic_store(&refusals, times);
+    stop_at(STOP);
+    open_again();
+    assert_int_equal(jobs_call(st, run, &id), 0);
+}
+
+static void wait_for_index(void)
+{
+    while (index_wait(st, 0))
+        (void)usleep(1000);
+}
+
+/* What was not committed is done again. */
+static void test_holds_refused(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    open_refusing(holds_refuse, 0, 1);
+    go_on();
+    wait_for_index();
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    assert_true(atomic_load(&asked) > 1);
+    behind_gap_gone(rows);
+    gap_held(whose);
+    all_there(LAST, true);
+}
+
+/* Where there is a gap no deletion is over before the search has seen everything. */
+static void test_search_refused(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    open_refusing(row_refuse, LAST + 6, -1);
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_2"), -EINPROGRESS);
+    go_on();
+    while (atomic_load(&asked) < 2) {
+        assert_int_equal(testing_deleting(st, owner, "conv_2"), 1);
+        (void)usleep(1000);
+    }
+    atomic_store(&refusals, 0);
+    wait_for_deletion("conv_2");
+    behind_gap_gone(rows);
+    gap_held(whose);
+    all_there(LAST, false);
+}
+
+/* Nor when the process is killed between them. */
+static void test_kill_before_search(void **state)
+{
+    (void)state;
+    struct row rows[6];
+    int64_t whose = gap_made(rows);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        open_refusing(row_refuse, LAST + 6, -1);
+        int rc = testing_conversation_delete(st, owner, "conv_2");
+        go_on();
+        while (!atomic_load(&asked))
+            (void)usleep(1000);
+        _exit(rc == -EINPROGRESS && !indexing() ? 94 : 95);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 94);
+    open_again();
+    wait_for_deletion("conv_2");
+    behind_gap_gone(rows);
+    gap_held(whose);
+    all_there(LAST, false);
+}
+
+static int packs_run(struct storage_ledger *l, void *arg)
+{
+    sqlite3_stmt *s = stmt_get(l, S_PACKS);
+    int rc = stmt_step(l, s);
+    *(bool *)arg = rc == 1;
+    stmt_reset(s);
+    return rc < 0 ? rc : 0;
+}
+
+/* The disk is full when a start that has no index writes down what it is to read: that waits until there is room. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    struct storage_opts opts = {.dir = dir, .disk_bytes = (uint64_t)1 << 30};
+    struct storage_stats stats;
+    static atomic_int left;
+    faults_sqlite_full("kv.db-wal", &left);
+    for (int writes = 0, rc = -1; rc; writes++) {
+        char err[256];
+        forget_index();
+        atomic_store(&left, writes);
+        rc = storage_open_with(&opts, &io, &st, err, sizeof err);
+    }
+    bool noted;
+    assert_int_equal(jobs_call(st, packs_run, &noted), 0);
+    assert_false(noted);
+    assert_true(indexing());
+    storage_stats(st, &stats);
+    assert_true(stats.disk_used > LAST * places[1].encoded_bytes / 2);
+    atomic_store(&left, -1);
+    go_on();
+    wait_for_index();
+    jobs_sweep_wait(st);
+    all_there(LAST, true);
+    verify();
+    wait_for_index(); /* made anew once more, as that start could not say that it was its own */
+    jobs_sweep_wait(st);
+    all_there(LAST, true);
+    storage_close(st);
+    st = NULL;
+    faults_sqlite_full(NULL, NULL);
 }
 
 #define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -428,6 +623,10 @@ int main(void)
         T(test_kill_meanwhile),
         T(test_stop_meanwhile),
         T(test_gap),
+        T(test_holds_refused),
+        T(test_search_refused),
+        T(test_kill_before_search),
+        T(test_full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

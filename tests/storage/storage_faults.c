@@ -136,7 +136,7 @@ static struct {
     const char *file;
     sqlite3_int64 from;
     int opens;
-    atomic_int *sync_error;
+    atomic_int *sync_error, *writes_left;
 } unreadable;
 
 static int u_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
@@ -147,6 +147,16 @@ static int u_read(sqlite3_file *f, void *p, int n, sqlite3_int64 at)
 static int u_sync(sqlite3_file *f, int flags)
 {
     return atomic_load(unreadable.sync_error) ? SQLITE_IOERR_FSYNC : unreadable.real_methods->xSync(f, flags);
+}
+
+static int u_write(sqlite3_file *f, const void *p, int n, sqlite3_int64 at)
+{
+    int left = atomic_load(unreadable.writes_left);
+    if (!left)
+        return SQLITE_FULL;
+    if (left > 0)
+        atomic_store(unreadable.writes_left, left - 1);
+    return unreadable.real_methods->xWrite(f, p, n, at);
 }
 
 static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *out)
@@ -160,6 +170,8 @@ static int u_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags
         unreadable.methods.iVersion = 2; /* no mapping into memory */
         if (unreadable.sync_error)
             unreadable.methods.xSync = u_sync;
+        else if (unreadable.writes_left)
+            unreadable.methods.xWrite = u_write;
         else
             unreadable.methods.xRead = u_read;
         f->pMethods = &unreadable.methods;
@@ -173,9 +185,15 @@ void faults_sqlite_unsyncable(const char *file, atomic_int *error)
     unreadable.sync_error = error;
 }
 
+void faults_sqlite_full(const char *file, atomic_int *writes_left)
+{
+    faults_sqlite_unreadable(file, 0, INT32_MAX);
+    unreadable.writes_left = writes_left;
+}
+
 void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens)
 {
-    unreadable.sync_error = NULL;
+    unreadable.sync_error = unreadable.writes_left = NULL;
     if (unreadable.file)
         assert_int_equal(sqlite3_vfs_unregister(&unreadable.vfs), SQLITE_OK);
     unreadable.file = file;

@@ -34,6 +34,10 @@ void faults_sqlite_unreadable(const char *file, sqlite3_int64 from, int opens);
 /* SQLite cannot sync files of this name that are opened from now on, as long as `error` says so. NULL: it can again. */
 void faults_sqlite_unsyncable(const char *file, atomic_int *error);
 
+/* The disk is full for files of this name that SQLite opens from now on, after so many more writes; below 0 it is not.
+ * NULL: it is not any more for those that are opened. */
+void faults_sqlite_full(const char *file, atomic_int *writes_left);
+
 /* In a child process: from now on every write, sync, allocation or deletion of SQLite and of packs counts, and the
  * process ends at number `n`. What was written to a pack and not synced is lost then. */
 void faults_die_at(int n, struct storage_io *io);
