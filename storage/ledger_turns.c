@@ -280,18 +280,18 @@ int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const ch
     return change_one(l, s);
 }
 
-/* Whether the segment that a turn holds reaches as far as its KV does: the last token has none. */
-static bool held_to_end(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], int64_t n_tokens)
+/* Whether the segment that a turn holds reaches so far. */
+static bool held_to(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], int64_t end)
 {
     struct segment_row row;
-    return segment_get(l, key, &row) == 1 && row.end >= n_tokens - 1;
+    return segment_get(l, key, &row) == 1 && row.end >= end;
 }
 
 int storage_turn_is_held(struct storage_ledger *l, const struct storage_turn *t)
 {
     uint8_t key[STORAGE_KEY_BYTES];
     int rc = segment_held_by(l, t->id, key);
-    return rc == 1 ? held_to_end(l, key, t->n_tokens) : rc;
+    return rc == 1 ? held_to(l, key, t->evaluated >= 0 ? t->evaluated : t->n_tokens - 1) : rc;
 }
 
 /* The segments behind a context, from its beginning on, as far as they are in the index: *key gets the last one's, or
@@ -452,7 +452,7 @@ int turns_pending_over(struct storage_ledger *l, int64_t last)
         if (!rc)
             rc = column_text(s, 4, &kv);
         stmt_reset(s);
-        bool saved = !rc && (held_to_end(l, key, n_tokens) || hold_again(l, id, owner, kv, n_tokens) == 1);
+        bool saved = !rc && (held_to(l, key, n_tokens - 1) || hold_again(l, id, owner, kv, n_tokens) == 1);
         free(kv);
         if (!rc)
             rc = storage_turn_set_saved(l, id, saved ? STORAGE_SAVED_YES : STORAGE_SAVED_FAILED);

@@ -308,7 +308,8 @@ int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const ch
 int storage_turn_strip(struct storage_ledger *l, struct storage_turn *t);
 /* That row. -ENOENT: there is none. */
 int storage_turn_stripped(struct storage_ledger *l, int64_t owner, int64_t turn, struct storage_turn *out);
-/* 1: the KV of a turn's whole context is stored, but for the last token; 0: it is not; or negative. */
+/* 1: the KV of a turn's whole context is stored, as far as that has been through the model; 0: it is not; or negative.
+ */
 int storage_turn_is_held(struct storage_ledger *l, const struct storage_turn *t);
 /* The turns from the first to `turn`, in order, by following parents. *rows of *n: storage_turns_free(). */
 int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, unsigned parts, struct storage_turn **rows,
