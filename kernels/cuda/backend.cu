@@ -252,7 +252,8 @@ static int check_device(int device, char *err, size_t err_size)
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess || count == 0) {
         cudaGetLastError();
-        snprintf(err, err_size, "backend cuda: there is no GPU that can be used: %s",
+        snprintf(err, err_size, "backend cuda: there is no GPU that can be used: %s%s",
+                 e == cudaErrorInsufficientDriver ? "NVIDIA's driver is missing or too old: " : "",
                  e == cudaSuccess ? "the driver lists none" : cudaGetErrorString(e));
         return -ENODEV;
     }

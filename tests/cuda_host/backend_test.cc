@@ -41,7 +41,7 @@ static void test_machines(void **)
         {1, 9, true, 0, 0, ""},
         {2, 8, true, 1, 0, ""},
         {0, 9, true, 0, -ENODEV, "there is no GPU that can be used: no CUDA-capable device"},
-        {1, 9, false, 0, -ENODEV, "driver version is insufficient"},
+        {1, 9, false, 0, -ENODEV, "driver is missing or too old"},
         {2, 9, true, 2, -ENODEV, "there is no device 2; there are 2"},
         {1, 9, true, -1, -ENODEV, "there is no device -1"},
         {1, 7, true, 0, -ENOTSUP, "compute capability 7.0; 8.0 is the least"},
