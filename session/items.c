@@ -532,3 +532,14 @@ struct session_texts *session_texts_new(const struct session_item *items, size_t
     session_texts_free(texts);
     return NULL;
 }
+
+void texts_give(struct session_texts *texts, struct turn *t)
+{
+    t->items = texts->items;
+    t->messages = texts->messages;
+    t->names = texts->names;
+    t->n_messages = texts->n;
+    for (size_t i = 0; i < t->n_messages; i++)
+        t->items[i].created_ms = t->created_ms;
+    free(texts);
+}

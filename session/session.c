@@ -465,18 +465,6 @@ void session_status(struct session *s, struct session_status *out)
 
 /* ---- turns from outside ---- */
 
-/* Takes them. */
-static void turn_texts(struct turn *t, struct session_texts *texts)
-{
-    t->items = texts->items;
-    t->messages = texts->messages;
-    t->names = texts->names;
-    t->n_messages = texts->n;
-    for (size_t i = 0; i < t->n_messages; i++)
-        t->items[i].created_ms = t->created_ms;
-    free(texts);
-}
-
 static bool contradicts_itself(const struct session_turn *r)
 {
     bool calls = r->tools && r->tool_choice != SESSION_TOOLS_NONE;
@@ -558,7 +546,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
         memcpy(t->digest, r->digest, sizeof t->digest);
     }
     t->received_ns = session_now_ns();
-    turn_texts(t, texts);
+    texts_give(texts, t);
     if (failed || session_post(s, turn_begin, t)) {
         turn_free(t);
         return -ENOMEM;

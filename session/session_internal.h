@@ -644,6 +644,8 @@ struct session_texts {
     char **names;
     size_t n;
 };
+/* Makes them the turn's, which has its time already. Frees texts. */
+void texts_give(struct session_texts *texts, struct turn *t);
 /* Whether a message is part of an answer. */
 bool items_answers(const struct engine_message *m);
 /* Goes on with a chain of hashes, so that equal histories have equal hashes; after (NULL: nobody asks): that behind

@@ -183,13 +183,13 @@ void strip_begin(const struct turn *t)
     w->response_id = strdup(id);
     w->conversation = strdup(t->found.conversation.public_id);
     w->parent = strdup(t->response_id);
-    w->items = calloc(1, sizeof *w->items);
-    w->messages = calloc(1, sizeof *w->messages);
-    w->names = calloc(1, sizeof *w->names);
+    struct session_texts *none = session_texts_new(NULL, 0);
     w->strips = w->store = w->background = w->keeps = true;
     w->received_ns = session_now_ns();
     w->created_ms = session_wall_ms();
-    if (w->owner && w->response_id && w->conversation && w->parent && w->items && w->messages && w->names) {
+    if (none)
+        texts_give(none, w);
+    if (none && w->owner && w->response_id && w->conversation && w->parent) {
         keep_few(t);
         turn_begin(s, w);
     } else {
