@@ -90,7 +90,8 @@ struct client_ops {
     void (*message)(struct client *c, const char *head, size_t head_len, const char *tail, size_t tail_len);
     /* Ends it at once. */
     void (*drop)(struct client *c);
-    /* There is something to write: client_pump() is called when the socket takes more. */
+    /* There is something to write: client_pump() is called at the end of the loop's turn, or when the socket takes
+     * more. */
     void (*wake)(struct client *c);
 };
 
