@@ -576,11 +576,12 @@ static bool settle(struct session *s, struct query *q)
         if (!runs_on(t, q))
             continue;
         /* What is to be deleted is stopped, and goes when it has ended. */
-        if (!t->strips && (q->kind == EVICT || (q->kind == RESPONSE_DELETE && strcmp(t->response_id, q->id) != 0))) {
+        if (!t->ask.strips &&
+            (q->kind == EVICT || (q->kind == RESPONSE_DELETE && strcmp(t->response_id, q->id) != 0))) {
             answer(q, -EBUSY);
             return true;
         }
-        t->cancelled = running = true;
+        t->end.cancelled = running = true;
     }
     if (running)
         return false;

@@ -183,8 +183,8 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     int common, whole_prompt;
     struct hot *best = nearest(s, owner, t->context.ids, most, t, &common), *h = NULL;
     (void)nearest(s, owner, t->context.ids, t->n_prompt, NULL, &whole_prompt);
-    if (t->generate && !t->n_aside && whole_prompt == t->n_prompt)
-        t->rerun_last = true;
+    if (t->ask.generate && !t->aside.n && whole_prompt == t->n_prompt)
+        t->plan.rerun_last = true;
     /* The conversation's own context is taken over, unless another branch shares more. */
     if (best && !best->user && continues(t, best)) {
         /* What is stored nowhere is not cut: it may be followed again. */
@@ -206,7 +206,7 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     if (h) {
         h->user = t;
         /* A touch of a response that is not stored leaves nothing on disk either, whatever its own `store` says. */
-        h->in_ledger = t->store && (!turn_touches(t) || t->found.parent.id);
+        h->in_ledger = t->ask.store && (!turn_touches(t) || t->found.parent.id);
         free(h->ephemeral);
         h->ephemeral = NULL;
     }
@@ -445,7 +445,7 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     if (!t)
         return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
     const struct storage_turn *base = context_base(t);
-    if (!t->store || t->rebased || !base->id)
+    if (!t->ask.store || t->past.rebased || !base->id)
         return 0;
     return saving_under_way(s, base->id) ? 0 : base->n_tokens;
 }

@@ -234,37 +234,30 @@ struct turn {
     int thinking_tokens, n_thought;   /* how many may be thought, as in a session_turn, and how many were */
     unsigned effort;                  /* as in a session_turn; once it was found, with that of what it follows */
     enum session_tools tool_choice;
-    bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
     struct engine_message *messages; /* their texts are the items' */
     char **names;                    /* and their names these */
     size_t n_messages;
     uint8_t digest[SESSION_DIGEST_BYTES];
-    bool has_digest, retry, requeued;
     struct engine_sampling sampling;
     struct engine_bias *bias;
     int n_bias;
-    struct engine_form *form, *call_form;
-    struct engine_match *form_match; /* the answer's text so far; NULL: none of it is there, or it is none */
-    struct engine_match *bare_match; /* the same, as a call without marks that it may be, too */
-    struct engine_match *call_match; /* the call so far that it is in */
-    bool form_begun;                 /* there is some of the text */
     char **stops;
     size_t n_stops;
     int max_output_tokens, n_top;
-    bool logprobs;
-    bool match, store, generate, count, raw, truncate, keeps, current_turn;
-    bool strips; /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
     struct engine_tokens raw_tokens;
-    bool background; /* behind all others where time or places are shared */
+    struct { /* how it is to be done; as in a session_turn, but for: */
+        bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
+        bool background; /* behind all others where time or places are shared */
+        bool requeued;   /* it waited in the ledger when the process began */
+        bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+    } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
     struct found found;
-    uint8_t (*hashes)[32];     /* match: of the history, after each message */
-    struct ephemeral *follows; /* match: it holds more than the ledger; until the context is built */
-    uint8_t base_hash[32];     /* of what was there before the turn's own messages */
-    bool base_known;
+    uint8_t (*hashes)[32];        /* match: of the history, after each message */
+    struct ephemeral *follows;    /* match: it holds more than the ledger; until the context is built */
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
@@ -272,33 +265,52 @@ struct turn {
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
-    bool rebased;            /* the ledger gets the whole context, not what is added to the parent's */
-    bool past_changed;       /* what came before was rendered anew */
-    size_t drop_turns;       /* of the path, that the context is without, */
-    size_t drop_messages;    /* and of the turn's own messages */
-    bool follows_tokens;     /* what came before is known by its tokens alone */
-    int rebased_from;        /* index in context where this turn's own tokens start */
+    struct {                 /* what was there before the turn's own messages */
+        uint8_t hash[32];
+        bool known;           /* that is */
+        bool by_tokens;       /* it is known by its tokens alone */
+        bool changed;         /* it was rendered anew */
+        bool rebased;         /* the ledger gets the whole context, not what is added to the parent's */
+        int own_from;         /* index in context where this turn's own tokens start */
+        size_t drop_turns;    /* of the path, that the context is without, */
+        size_t drop_messages; /* and of the turn's own messages */
+    } past;
 
     struct hot *hot;
-    struct planned *plan;
-    int n_plan, next_plan, n_reading;
-    bool planned_once, out_of_pages, rerun_last;
-    bool whole_windows; /* restoring begins again, with all that window layers had */
-    int plan_most;      /* tokens that may come from storage */
-    /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
-     * again when there is a place. */
-    enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
+    struct { /* what comes from storage */
+        struct planned *parts;
+        int n, next, n_reading;
+        int most;           /* tokens that may */
+        bool made;          /* once */
+        bool rerun_last;    /* the last token was found, and goes through the model again for its logits */
+        bool whole_windows; /* restoring begins again, with all that window layers had */
+        /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
+         * again when there is a place. */
+        enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
+    } plan;
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
-    bool passed;       /* not now: it waits for more than a place */
-    struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
-    int twin_common;
-    int n_aside;                           /* how often it gave its pages up */
-    bool aside_saving;                     /* what it had is on its way to the index */
-    uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
-    int aside_end;                         /* tokens in it */
-    int aside_rc;                          /* why that is not all it had then; 0: it is */
+    struct {               /* among the others */
+        bool out_of_pages; /* it runs, and found none */
+        bool passed;       /* not now: it waits for more than a place */
+        struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
+        int twin_common;
+    } place;
+    struct {                             /* while it had given its pages up */
+        int n;                           /* how often it did */
+        bool saving;                     /* what it had is on its way to the index */
+        uint8_t last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
+        int end;                         /* tokens in it */
+        int rc;                          /* why that is not all it had then; 0: it is */
+    } aside;
 
+    struct { /* what its answer and its calls must be; NULL: anything */
+        struct engine_form *of_answer, *of_calls;
+        struct engine_match *match;   /* the answer's text so far; NULL: none of it is there, or it is none */
+        struct engine_match *bare;    /* the same, as a call without marks that it may be, too */
+        struct engine_match *in_call; /* the call so far that it is in */
+        bool begun;                   /* there is some of the text */
+    } form;
     struct engine_stream *stream;
     struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
     struct answer_text text;      /* the answer so far, as it was written */
@@ -306,17 +318,33 @@ struct turn {
     size_t n_odds, odds_capacity;
     struct storage_item *output;
     size_t n_output_items, n_told;
-    struct answer_text item; /* text of the last one, while it is open */
-    enum answer_kind item_kind;
-    int item_from; /* tokens of the answer when it began */
-    bool item_open, opened, answer_over, broken_call;
-    bool cancelled, abandoned;
-    bool commit_waits;  /* for savings of its conversation */
-    bool erasing;       /* not all of what it replaced could be erased yet */
-    bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
-    const char *reason; /* incomplete because */
-    bool stopped_by_string;
+    struct { /* the last one of output */
+        bool open;
+        enum answer_kind kind;
+        int from;                /* tokens of the answer when it began */
+        struct answer_text text; /* its own, while it is open */
+    } item;
+    struct {
+        bool opened; /* what it was made to begin with is part of it */
+        bool over, broken_call;
+    } answer;
     int n_output;
+
+    struct { /* how it ends */
+        bool cancelled, abandoned;
+        bool yielded;                 /* cancelled: a warm-up, for a turn of its conversation */
+        bool by_string;               /* a stop string */
+        const char *reason;           /* incomplete because; NULL: it is complete */
+        bool waits;                   /* its commit, for savings of its conversation */
+        bool erasing;                 /* not all of what it replaced could be erased yet */
+        enum session_failure failure; /* it has failed, and its row is being told */
+        const char *message;
+        char detail[200]; /* which may be this */
+    } end;
+    struct {           /* events */
+        bool started;  /* STARTED was sent: from here on others are */
+        bool terminal; /* the terminal event was sent */
+    } told;
 
     struct session_receipt receipt;
     int64_t received_ns, admitted_ns, restored_ns, prefill_ns, first_ns, last_ns, created_ms, completed_ms;
@@ -332,11 +360,6 @@ struct turn {
     char *tools_id;
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
     int accept_rc, commit_rc, fail_rc;
-    enum session_failure failure; /* it has failed, and its row is being told */
-    const char *failure_message;
-    char detail[200]; /* which may be this */
-    bool started;     /* STARTED was sent: from here on others are */
-    bool terminal;    /* the terminal event was sent */
 };
 
 /* ---- session --------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ void unsaved_mark(struct session *s, const struct turn *t)
                        .turn = t->accepted.id,
                        .completed_ms = session_wall_ms(),
                        .due_ms = session_now_ns() / 1000000 + RETRY_MS_FIRST,
-                       .message = t->failure_message,
+                       .message = t->end.message,
                        .pause_ms = RETRY_MS_FIRST};
     s->marks = m;
 }
