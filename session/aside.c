@@ -98,7 +98,7 @@ void aside_put(struct turn *t)
         if (rc && end > t->aside.end)
             t->aside.rc = rc;
         if (!rc)
-            rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
+            rc = storage_kv_flush(s->storage, none, kept_done, t);
         if (!rc) {
             t->aside.saving = true;
             s->jobs++;

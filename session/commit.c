@@ -205,7 +205,6 @@ static void count_saves(struct session *s, int change)
 
 void saving_free(struct saving *saving)
 {
-    free(saving->holders);
     free(saving->owner);
     free(saving);
 }
@@ -241,18 +240,19 @@ static int saved_set(struct storage_ledger *l, struct saving *saving, enum stora
 }
 
 /* In the transaction that makes the turn hold its segments, or does not (rc): the turns before it hold the longer one,
- * and the receipt says how it ended. */
+ * what is in its context no longer goes, and the receipt says how it ended. */
 static int with_commit(struct storage_ledger *l, void *arg, int rc)
 {
     struct saving *saving = arg;
-    int hold_rc = 0;
+    int job_rc = 0;
     rc = rc ? rc : saving->lost;
     saving->with_rc = rc;
-    for (size_t i = 0; !rc && i < saving->n_holders && (!hold_rc || hold_rc == -ENOENT); i++)
-        hold_rc = storage_turn_hold(l, saving->holders[i], saving->longer);
-    if (hold_rc && hold_rc != -ENOENT)
-        return hold_rc;
-    return saved_set(l, saving, rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
+    if (!rc && saving->longer_at >= 0)
+        job_rc =
+            storage_turns_hold(l, saving->turn, (int64_t)saving->longer_at * SESSION_SEGMENT_TOKENS, saving->longer);
+    for (int i = 0; i < 2 && !job_rc; i++)
+        job_rc = storage_segment_drop(l, saving->drop[i]);
+    return job_rc ? job_rc : saved_set(l, saving, rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
 }
 
 static int saving_run(struct storage_ledger *l, void *arg)
@@ -302,18 +302,14 @@ static void kv_commit_done(void *arg, int rc)
         ;
 }
 
-/* The turns before whose last segment this one has made longer, or full. They hold the shorter one until the longer
- * one is stored. */
-static void find_holders(struct turn *t, struct saving *saving)
+/* The segment that the turns before end in, which this one has made longer, or full; negative: it has not. They hold
+ * the shorter one until the longer one is stored. */
+static int longer_at(const struct turn *t)
 {
     const struct storage_turn *base = context_base(t);
     if (t->past.rebased || t->ask.strips || !base->id || engine_seq_length(t->hot->seq) < base->n_tokens - 1)
-        return; /* or it was stopped before it came there */
-    saving->longer_at = (int)((base->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
-    saving->holders = t->found.near;
-    saving->n_holders = t->found.n_near;
-    t->found.near = NULL;
-    t->found.n_near = 0;
+        return -1; /* or it was stopped before it came there */
+    return (int)((base->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
 }
 
 /* Its turn holds the chain that ends with `last` from now on. */
@@ -322,9 +318,11 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
     static const uint8_t none[STORAGE_KEY_BYTES];
     if (!saving->rc && memcmp(last, none, sizeof none)) {
         struct hot *h = saving->hot;
+        if (h) {
+            (void)hot_take_end(s, h->owner, NULL, h->aside, saving->drop[0]); /* it may be behind the other */
+            (void)hot_take_end(s, h->owner, NULL, h->cut, saving->drop[1]);
+        }
         int rc = storage_kv_commit(s->storage, saving->turn, last, with_commit, kv_commit_done, saving);
-        if (!rc && h)
-            hot_drop_cut(s, h);
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
@@ -349,10 +347,10 @@ void saving_begin(struct session *s, struct saving *saving, struct hot *h)
     saving_add(s, saving);
     saving->rc = hot_save(s, h, true, last);
     int k = saving->longer_at;
-    if (k < h->n_full || (k == h->n_full && h->tail_count))
+    if (k >= 0 && (k < h->n_full || (k == h->n_full && h->tail_count)))
         memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
     else
-        saving->n_holders = 0;
+        saving->longer_at = -1;
     saving_hold(s, saving, last);
 }
 
@@ -375,6 +373,7 @@ static struct saving *saving_new(struct turn *t, int64_t turn)
     if (!t->past.rebased && !touch && context_base(t)->id)
         saving->from = context_base(t)->n_tokens;
     saving->told = !touch;
+    saving->longer_at = -1;
     saving->saved = STORAGE_SAVED_PENDING;
     return saving;
 }
@@ -385,7 +384,7 @@ static void save_kv(struct turn *t, int64_t turn)
     struct saving *saving = saving_new(t, turn);
     if (!saving)
         return;
-    find_holders(t, saving);
+    saving->longer_at = longer_at(t);
     saving_begin(t->session, saving, t->hot);
 }
 

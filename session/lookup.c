@@ -387,9 +387,6 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     const struct storage_turn *base = context_base(t);
     if (base->id && !f->tokens)
         rc = storage_turn_context(l, f->owner.id, base->id, &f->tokens, &f->tokens_bytes);
-    if (base->id && !rc)
-        rc = storage_turn_near(l, base->id, (base->n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
-                               &f->near, &f->n_near);
     return rc;
 }
 

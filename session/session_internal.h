@@ -114,6 +114,8 @@ int hot_truncate(struct hot *h, int n);
 void hot_mend(struct hot *h);
 /* After a deletion: what contexts of this owner took for stored may have gone with it, so it is put again. */
 void hot_distrust(struct session *s, int64_t owner);
+/* The same after segments of a context with these tokens went: of those that begin with the same segment. */
+void hot_distrust_like(struct session *s, int64_t owner, const engine_token *ids, int n);
 /* After a failed saving: of a conversation's contexts, what lies behind `from` tokens is put again. */
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
@@ -121,7 +123,10 @@ void hot_discard(struct session *s, struct hot *h);
 /* Drops `last` (zero: nothing) and, of what is before it, what nobody holds, unless a context of the owner but that one
  * has it. True: it is being dropped; what others have taken for stored may go with it. `last` is zero then. */
 bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES]);
-/* The same of what was put of a context and is in it no longer, behind a commit of what is in it. */
+/* The same, but `out` gets what the caller is to drop. */
+bool hot_take_end(const struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES],
+                  uint8_t out[STORAGE_KEY_BYTES]);
+/* The same of what was put of a context and is in it no longer, behind a flush of what is in it. */
 void hot_drop_cut(struct session *s, struct hot *h);
 /* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */
 void hot_sweep(struct session *s);
@@ -187,9 +192,6 @@ struct found {
     struct storage_turn stripped; /* its context without thinking, which this turn follows instead; id 0: it does not */
     void *tokens;                 /* of the context at the end of what the turn follows of these two */
     size_t tokens_bytes;
-    /* Turns up to that one that end in the same segment as it does. */
-    int64_t *near;
-    size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
     bool anew;            /* it is */
@@ -413,11 +415,10 @@ struct saving {
     enum storage_saved saved; /* that is what it says */
     int with_rc;              /* that was written with the commit */
     int lost;                 /* why what its turn is to hold is not all of its context; 0: it is */
-    /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
-    int64_t *holders;
-    size_t n_holders;
-    int longer_at; /* which segment that is */
+    /* What the turns before it end in is now the head of this segment, which they hold from now on. */
+    int longer_at; /* which of the context; negative: there is none */
     uint8_t longer[STORAGE_KEY_BYTES];
+    uint8_t drop[2][STORAGE_KEY_BYTES]; /* what was put and is in the context no longer; zero: nothing */
     int rc;
 };
 

@@ -80,16 +80,14 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
     *whole = f->parent.rebased || !up;
     *n = 1;
     while (!*whole) {
-        struct storage_turn row;
+        bool rebased;
         int rc = storage_turn_stripped(l, f->owner.id, up, &f->stripped);
         if (!rc && context_same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
-        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, up, 0, &row)))
+        if ((rc && rc != -ENOENT) || (rc = storage_turn_parent(l, f->owner.id, up, &up, &rebased)))
             return rc;
-        up = row.parent;
-        *whole = row.rebased || !up;
-        storage_turn_free(&row);
+        *whole = rebased || !up;
         ++*n;
     }
     return 0;

@@ -70,7 +70,6 @@ void turn_free(struct turn *t)
     storage_turn_free(&t->found.stored);
     storage_turns_free(t->found.path, t->found.n_path);
     free(t->found.tokens);
-    free(t->found.near);
     free(t->found.stored_previous);
     free(t->found.tools);
     engine_tokens_free(&t->context);
@@ -93,7 +92,7 @@ void turn_free(struct turn *t)
 void turn_let_go(struct turn *t, bool keep_pages)
 {
     if (!keep_pages && hot_drop_end(t->session, t->found.owner.id, t->hot, t->aside.last))
-        hot_distrust(t->session, t->found.owner.id);
+        hot_distrust_like(t->session, t->found.owner.id, t->context.ids, (int)t->context.n);
     if (!t->hot)
         return;
     int64_t owner = t->hot->owner;
