@@ -468,6 +468,7 @@ struct session {
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
+    struct schedule_accounts accounts;
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     atomic_uint_fast64_t quota_refusals;
     int64_t retain_due_ms, retain_offset_ms; /* retention.c */

@@ -79,7 +79,7 @@ static int choose(struct session *s, struct step *st)
                                            .max_turns = SCHEDULE_TURNS,
                                            .max_ms = s->max_step_ms,
                                            .spent_ms = (double)(session_now_ns() - s->last_step_ns) / 1e6};
-    (void)schedule_step(&s->cost, &limits, parts, n);
+    (void)schedule_step(&s->cost, &limits, &s->accounts, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
         bool picks_one = t->ask.generate && parts[i].position + parts[i].n == (int)t->context.n;
