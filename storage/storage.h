@@ -257,6 +257,8 @@ struct storage_turn {
     size_t tokens_bytes;
     size_t prompt_bytes; /* of those, the ones before the answer */
     bool rebased;        /* tokens hold the whole context, not what was added to the parent's (instructions changed) */
+    bool unstored;       /* insert, commit: what it follows is in no row, and of its context, which is in its tokens, no
+                            items tell all; it has no parent */
     int64_t base;        /* row whose context they were added to, where that is not the parent: one of
                             storage_turn_strip(); 0: it is */
     int64_t strips;      /* of such a row: the turn whose context it is without thinking; 0: it is a turn */
