@@ -156,11 +156,13 @@ static void cancel_stopped(struct session *s)
 
 static void publish(struct session *s)
 {
-    int running = 0, waiting = 0;
+    int running = 0, waiting = 0, ahead = 0;
     bool work = false;
     for (struct turn *t = s->turns; t; t = t->next) {
-        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING || t->state == TURN_COMMITTING;
-        waiting += t->state <= TURN_WAITING;
+        bool waits = t->state <= TURN_WAITING, runs = !waits && t->state != TURN_OVER;
+        ahead += t->strips && (waits || runs);
+        waiting += !t->strips && waits;
+        running += !t->strips && runs;
         work |= t->state == TURN_RUNNING;
     }
     if (!work)
@@ -169,6 +171,7 @@ static void publish(struct session *s)
     pthread_mutex_lock(&s->lock);
     s->status.running = running;
     s->status.waiting = waiting;
+    s->status.ahead = ahead;
     s->status.hot_used = use.used_bytes;
     s->status.hot_budget = use.budget_bytes;
     s->status.pending_saves = (uint64_t)s->saves;
@@ -460,7 +463,7 @@ void session_status(struct session *s, struct session_status *out)
     out->save_us = stats.save_us;
     out->quota_refusals = atomic_load(&s->quota_refusals);
     out->device_known = engine_device(s->engine, &out->device);
-    out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
+    out->stuck = out->running + out->ahead > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 
 /* ---- turns from outside ---- */

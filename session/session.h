@@ -471,7 +471,8 @@ int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, 
  * ---------------------------------------------------------------------------------------------------------------- */
 
 struct session_status {
-    int running, waiting;
+    int running, waiting; /* turns that somebody asked for */
+    int ahead;            /* contexts that are being made ahead, or are to be: they are in neither */
     size_t hot_used, hot_budget, ram_used, ram_budget; /* bytes */
     uint64_t disk_used, disk_budget;
     uint64_t pending_saves, save_failures, segments;
