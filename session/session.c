@@ -386,10 +386,10 @@ static void ephemeral_free(struct ephemeral *e)
     free(e);
 }
 
-void session_close(struct session *s, int drain_ms)
+bool session_close(struct session *s, int drain_ms)
 {
     if (!s)
-        return;
+        return true;
     int64_t deadline_ms = session_now_ns() / 1000000 + drain_ms;
     if (s->thread_started) {
         pthread_mutex_lock(&s->lock);
@@ -398,18 +398,19 @@ void session_close(struct session *s, int drain_ms)
         pthread_cond_signal(&s->wake);
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
+        s->thread_started = false;
     }
+    query_abort(s); /* nobody goes on with them any more */
     /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
      * storage any more. */
     s->closing = true;
     int64_t left_ms = deadline_ms - session_now_ns() / 1000000;
     if (!storage_close_within(s->storage, left_ms > CLOSE_MS_MIN ? (int)left_ms : CLOSE_MS_MIN))
-        return; /* its threads may still come back to the session: it stays, until the process ends */
+        return false; /* its threads may still come back to the session: it stays */
     s->storage = NULL;
     for (struct command *list; (list = take_commands(s, 0));)
         run_commands(s, list);
     reap(s);
-    query_abort(s);
     unsaved_marks_free(s);
     while (s->hots)
         hot_free(s, s->hots);
@@ -429,6 +430,7 @@ void session_close(struct session *s, int drain_ms)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
     free(s);
+    return true;
 }
 
 const struct engine_info *session_model(const struct session *s)
