@@ -231,14 +231,16 @@ static void store_block(const struct call *c, int block, int token, int end, con
     size_t stride = token_bytes(c->gated->cols);
     for (int tokens; token < end; token += tokens) {
         tokens = tile_tokens(token, c->n);
-        uint8_t *tile = (uint8_t *)c->gated->q + (size_t)token * stride +
-                        (size_t)block * (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        size_t bytes = (size_t)tokens * KERNELS_TOKEN_BLOCK_BYTES;
+        uint8_t tile[KERNELS_TILE * KERNELS_TOKEN_BLOCK_BYTES]; /* whole lines go to memory, not fields */
+        float x[KERNELS_TILE][2][KERNELS_ROW_GROUP]; /* all first: what was just stored in parts is not soon loaded */
         for (int t = 0; t < tokens; t++, low += KERNELS_ROW_GROUP, high += KERNELS_ROW_GROUP) {
-            float x[KERNELS_BLOCK];
-            memcpy(x, low, sizeof x / 2);
-            memcpy(x + KERNELS_ROW_GROUP, high, sizeof x / 2);
-            c->set->quantize(x, KERNELS_BLOCK, tokens, t, tile);
+            memcpy(x[t][0], low, sizeof x[t][0]);
+            memcpy(x[t][1], high, sizeof x[t][1]);
         }
+        for (int t = 0; t < tokens; t++)
+            c->set->quantize(x[t][0], KERNELS_BLOCK, tokens, t, tile);
+        memcpy((uint8_t *)c->gated->q + (size_t)token * stride + (size_t)block * bytes, tile, bytes);
     }
 }
 

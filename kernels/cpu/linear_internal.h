@@ -61,10 +61,12 @@
 static inline void kernels_token_facts(uint8_t *block, float d, int32_t low, int32_t high)
 {
     float dsum = d * (float)(low + high);
-    int32_t neg[3] = {-(low + high), -low, -high};
+    int32_t neg = -(low + high), neg_low = -low, neg_high = -high;
     memcpy(block + KERNELS_TOKEN_D, &d, 4);
     memcpy(block + KERNELS_TOKEN_DSUM, &dsum, 4);
-    memcpy(block + KERNELS_TOKEN_NEG, neg, sizeof neg);
+    memcpy(block + KERNELS_TOKEN_NEG, &neg, 4); /* one by one: as an array, the compiler goes over the stack, and waits */
+    memcpy(block + KERNELS_TOKEN_NEG_LOW, &neg_low, 4);
+    memcpy(block + KERNELS_TOKEN_NEG_HIGH, &neg_high, 4);
 }
 
 /* A block of activations whose largest magnitude is below this is zero. */
