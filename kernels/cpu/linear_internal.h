@@ -64,7 +64,7 @@ static inline void kernels_token_facts(uint8_t *block, float d, int32_t low, int
     int32_t neg = -(low + high), neg_low = -low, neg_high = -high;
     memcpy(block + KERNELS_TOKEN_D, &d, 4);
     memcpy(block + KERNELS_TOKEN_DSUM, &dsum, 4);
-    memcpy(block + KERNELS_TOKEN_NEG, &neg, 4); /* one by one: as an array, the compiler goes over the stack, and waits */
+    memcpy(block + KERNELS_TOKEN_NEG, &neg, 4); /* one by one: an array would go over the stack, and wait there */
     memcpy(block + KERNELS_TOKEN_NEG_LOW, &neg_low, 4);
     memcpy(block + KERNELS_TOKEN_NEG_HIGH, &neg_high, 4);
 }
