@@ -84,6 +84,16 @@ static int round_up(int n, int to)
     return (n + to - 1) / to * to;
 }
 
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static int max_int(int a, int b)
+{
+    return a > b ? a : b;
+}
+
 /* Sets the pointers of one worker from `at` on, or only counts when w is NULL. Returns the floats taken. */
 static size_t lay_out(struct worker_scratch *w, float *at, int dims)
 {
@@ -231,6 +241,15 @@ static const uint16_t *rows_after(const struct call *c, const struct item *it, i
     return page_rows(c, it, page, more == is_value ? c->a->kv.v_offset : c->a->kv.k_offset);
 }
 
+/* How many of the queries from i on, of n, see the same of the block's columns [from, to). */
+static int alike(const struct worker_scratch *w, int i, int n, int from, int to)
+{
+    int lo = max_int(w->lo[i], from), hi = min_int(w->hi[i], to), end = i + 1;
+    while (end < n && max_int(w->lo[end], from) == lo && min_int(w->hi[end], to) == hi)
+        end++;
+    return end - i;
+}
+
 /* Scores of all queries against the groups that hold columns [lo, hi). */
 static void block_scores(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
                          int hi)
@@ -277,12 +296,8 @@ static void block_values(const struct call *c, const struct item *it, struct wor
         if (!as_used)
             widen_values(c, values, from - p * PAGE, to - p * PAGE, w->page);
         for (int i = 0, n; i < it->n; i += n) {
-            int t0 = w->lo[i] > from ? w->lo[i] : from, t1 = w->hi[i] < to ? w->hi[i] : to;
-            for (n = 1; i + n < it->n; n++) {
-                int next0 = w->lo[i + n] > from ? w->lo[i + n] : from, next1 = w->hi[i + n] < to ? w->hi[i + n] : to;
-                if (next0 != t0 || next1 != t1)
-                    break;
-            }
+            int t0 = max_int(w->lo[i], from), t1 = min_int(w->hi[i], to);
+            n = alike(w, i, it->n, from, to);
             const float *weights = w->s + (size_t)i * KERNELS_SCORE_STRIDE + t0;
             float *acc = w->block.acc + (size_t)i * (size_t)c->dims;
             if (t0 < t1 && as_used)
@@ -310,10 +325,12 @@ static bool compute_block(const struct call *c, const struct item *it, struct wo
     if (lo >= hi)
         return false;
     block_scores(c, it, w, block, lo, hi);
-    for (int i = 0; i < it->n; i++)
+    for (int i = 0, n; i < it->n; i += n) {
+        n = alike(w, i, it->n, 0, BLOCK);
         if (w->lo[i] < w->hi[i])
-            w->block.m[i] = c->set->softmax(w->s + (size_t)i * KERNELS_SCORE_STRIDE, w->lo[i], w->hi[i], c->a->scale,
-                                            c->a->softcap, &w->block.l[i]);
+            c->set->softmax(w->s + (size_t)i * KERNELS_SCORE_STRIDE, n, w->lo[i], w->hi[i], c->a->scale, c->a->softcap,
+                            w->block.m + i, w->block.l + i);
+    }
     block_values(c, it, w, block, lo, hi);
     return true;
 }

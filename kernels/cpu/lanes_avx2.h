@@ -153,6 +153,12 @@ LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
     return r;
 }
 
+/* The same where m, else 0. */
+LANES_INLINE v16 v16_add_exponent_where(m16 m, v16 p, v16 t)
+{
+    return v16_zero_unless(m, v16_add_exponent(p, t));
+}
+
 LANES_INLINE float v16_first(v16 a)
 {
     return _mm256_cvtss_f32(a.lo);

@@ -127,6 +127,13 @@ LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
 
+/* The same where m, else 0. */
+LANES_INLINE v16 v16_add_exponent_where(m16 m, v16 p, v16 t)
+{
+    __m512i n = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(m, _mm512_castps_si512(p), n));
+}
+
 LANES_INLINE float v16_first(v16 a)
 {
     return _mm512_cvtss_f32(a);

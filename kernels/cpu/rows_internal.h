@@ -61,12 +61,12 @@ struct kernels_rows_set {
     void (*scores_kv)(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
                       const uint16_t *next, int groups, float *s);
 
-    /* Softmax numerators of one query in one block, in place. Columns [lo, hi) are visible, lo < hi. m = the greatest
-     * visible s * scale, s = exp(fma(s, scale, -m)); with a softcap c > 0, x = c * tanh(s * scale / c), m = the
-     * greatest visible x, s = exp(x - m). Other columns of the 16-groups that hold [lo, hi) become 0; groups outside
-     * are not touched. *l = the sum on virtual lanes; it is NaN when a visible s * scale is not finite, and then s may
-     * hold anything. Returns m. */
-    float (*softmax)(float *s, int lo, int hi, float scale, float softcap, float *l);
+    /* Softmax numerators of n queries in one block, in place; a query's scores are at s[i * KERNELS_SCORE_STRIDE].
+     * Columns [lo, hi) are visible, lo < hi. m[i] = the greatest visible s * scale, s = exp(fma(s, scale, -m)); with a
+     * softcap c > 0, x = c * tanh(s * scale / c), m[i] = the greatest visible x, s = exp(x - m). Other columns of the
+     * 16-groups that hold [lo, hi) become 0; groups outside are not touched. l[i] = the sum on virtual lanes; it is NaN
+     * when a visible s * scale is not finite, and then s may hold anything. */
+    void (*softmax)(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l);
 
     /* acc[nq][dims] = fma(p[i * KERNELS_SCORE_STRIDE + t], v[t][dim], acc) for t in [0, tokens) ascending. dims is a
      * multiple of 16. */

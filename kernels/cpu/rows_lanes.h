@@ -387,12 +387,26 @@ static void values_kv(enum kernels_kv_type type, const float *p, int nq, const u
         value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
 }
 
+/* The columns [lo, hi) of a row: whole groups of 16 from `whole` to `end`, and what of a group stands before and behind
+ * them. */
+struct columns {
+    int first, whole, end, hi;
+    m16 head, tail; /* of the groups at first and at end */
+};
+
+LANES_INLINE struct columns columns_of(int lo, int hi)
+{
+    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, end = hi / LANES * LANES;
+    return (struct columns){first, whole, end, hi, m16_range(lo - first, hi - first), m16_range(0, hi - end)};
+}
+
 /* One group of 16 columns in softmax's first pass: x = s * scale, or with a softcap x itself is stored. Lanes outside
  * `seen` (used with `partial` only) count for nothing. */
-LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool partial, m16 seen, v16 *top, v16 *bad)
+LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool capped, const bool partial, m16 seen,
+                              v16 *top, v16 *bad)
 {
     v16 x = v16_mul(v16_load(s), v16_set1(scale)), checked = x;
-    if (softcap > 0) {
+    if (capped) {
         x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
         v16_store(s, x);
     }
@@ -404,45 +418,73 @@ LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool p
     *bad = v16_fma(checked, v16_set1(0.0f), *bad);
 }
 
+/* A row's greatest x; *poison is 0, or NaN where an x is not finite. */
+LANES_INLINE float softmax_row_top(float *s, const struct columns *c, float scale, float softcap, const bool capped,
+                                   float *poison)
+{
+    const m16 all = m16_range(0, LANES);
+    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
+    if (c->first < c->whole)
+        softmax_top(s + c->first, scale, softcap, capped, true, c->head, &top[0], &bad[0]);
+    int t = c->whole;
+    for (; t + 2 * LANES <= c->end; t += 2 * LANES) {
+        softmax_top(s + t, scale, softcap, capped, false, all, &top[0], &bad[0]);
+        softmax_top(s + t + LANES, scale, softcap, capped, false, all, &top[1], &bad[1]);
+    }
+    for (; t < c->end; t += LANES)
+        softmax_top(s + t, scale, softcap, capped, false, all, &top[0], &bad[0]);
+    if (t < c->hi)
+        softmax_top(s + t, scale, softcap, capped, true, c->tail, &top[0], &bad[0]);
+    *poison = v16_tree_add(v16_add(bad[0], bad[1]));
+    return v16_tree_max(v16_max(top[0], top[1]));
+}
+
 /* And in the second: s = exp(s * scale - m), which is added to *sum. */
 LANES_INLINE void softmax_exp(float *s, float scale, float m, const bool partial, m16 seen, v16 *sum)
 {
     v16 t, x = v16_fma(v16_load(s), v16_set1(scale), v16_set1(-m)), p = exp_parts(x, &t);
-    p = v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), v16_add_exponent(p, t));
+    p = v16_add_exponent_where(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), p, t);
     if (partial)
         p = v16_zero_unless(seen, p);
     v16_store(s, p);
     *sum = v16_add(*sum, p);
 }
 
-static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+LANES_INLINE float softmax_row_exp(float *s, const struct columns *c, float scale, float m)
 {
-    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, whole_end = hi / LANES * LANES;
-    m16 head = m16_range(lo - first, hi - first), tail = m16_range(0, hi - whole_end), none = m16_range(0, 0);
-    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
-    if (first < whole)
-        softmax_top(s + first, scale, softcap, true, head, &top[0], &bad[0]);
-    int t = whole;
-    for (; t + 2 * LANES <= whole_end; t += 2 * LANES) {
-        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
-        softmax_top(s + t + LANES, scale, softcap, false, none, &top[1], &bad[1]);
-    }
-    for (; t < whole_end; t += LANES)
-        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
-    if (t < hi)
-        softmax_top(s + t, scale, softcap, true, tail, &top[0], &bad[0]);
-    float m = v16_tree_max(v16_max(top[0], top[1])), poison = v16_tree_add(v16_add(bad[0], bad[1]));
-    if (softcap > 0)
-        scale = 1.0f;
+    const m16 all = m16_range(0, LANES);
     v16 sum = v16_set1(0.0f);
-    if (first < whole)
-        softmax_exp(s + first, scale, m, true, head, &sum);
-    for (t = whole; t < whole_end; t += LANES)
-        softmax_exp(s + t, scale, m, false, none, &sum);
-    if (t < hi)
-        softmax_exp(s + t, scale, m, true, tail, &sum);
-    *l = v16_tree_add(sum) + poison;
-    return m;
+    if (c->first < c->whole)
+        softmax_exp(s + c->first, scale, m, true, c->head, &sum);
+    int t = c->whole;
+    for (; t < c->end; t += LANES)
+        softmax_exp(s + t, scale, m, false, all, &sum);
+    if (t < c->hi)
+        softmax_exp(s + t, scale, m, true, c->tail, &sum);
+    return v16_tree_add(sum);
+}
+
+#define SOFTMAX_ROWS 8 /* whose scores stay in the first-level cache between the passes, and whose chains overlap */
+
+LANES_INLINE void softmax_rows(float *s, int n, int lo, int hi, float scale, float softcap, const bool capped, float *m,
+                               float *l)
+{
+    const struct columns c = columns_of(lo, hi);
+    for (int first = 0; first < n; first += SOFTMAX_ROWS) {
+        int end = n - first < SOFTMAX_ROWS ? n : first + SOFTMAX_ROWS;
+        for (int i = first; i < end; i++)
+            m[i] = softmax_row_top(s + (size_t)i * KERNELS_SCORE_STRIDE, &c, scale, softcap, capped, &l[i]);
+        for (int i = first; i < end; i++)
+            l[i] += softmax_row_exp(s + (size_t)i * KERNELS_SCORE_STRIDE, &c, capped ? 1.0f : scale, m[i]);
+    }
+}
+
+static void softmax(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l)
+{
+    if (softcap > 0)
+        softmax_rows(s, n, lo, hi, scale, softcap, true, m, l);
+    else
+        softmax_rows(s, n, lo, hi, scale, softcap, false, m, l);
 }
 
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
@@ -523,7 +565,7 @@ LANES_INLINE v16 weight_lanes(v16 x, v16 max, v16 scale)
 {
     v16 at = v16_mul(v16_sub(x, max), scale);
     v16 t, p = exp_parts(at, &t);
-    return v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), v16_add_exponent(p, t));
+    return v16_add_exponent_where(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), p, t);
 }
 
 static uint64_t mass(const float *x, size_t n, float max, float scale)

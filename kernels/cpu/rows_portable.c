@@ -199,7 +199,7 @@ static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int hea
     }
 }
 
-static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+static float softmax_row(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
     int first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
     float m = -INFINITY, poison = 0;
@@ -219,6 +219,12 @@ static float softmax(float *s, int lo, int hi, float scale, float softcap, float
     }
     *l = lane_tree(lane) + poison;
     return m;
+}
+
+static void softmax(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l)
+{
+    for (int i = 0; i < n; i++)
+        m[i] = softmax_row(s + (size_t)i * KERNELS_SCORE_STRIDE, lo, hi, scale, softcap, &l[i]);
 }
 
 static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
