@@ -24,6 +24,13 @@ static int refuse(struct turn *t, enum session_failure failure, const char *mess
     return 0;
 }
 
+/* What it would follow was in memory alone. Where it is there still the turn does (turn_found()). */
+static int not_stored(struct turn *t)
+{
+    return refuse(t, SESSION_PREVIOUS_NOT_FOUND,
+                  "what came before was not stored, and is not there any more; send the whole conversation");
+}
+
 /* What naming a response as the one to be followed means: one that failed stands for what it followed. Nothing follows
  * what is still running. */
 static int follow(struct turn *t, const struct storage_turn *turn, int64_t *parent)
@@ -31,7 +38,7 @@ static int follow(struct turn *t, const struct storage_turn *turn, int64_t *pare
     if (turn->status >= STORAGE_TURN_RUNNING)
         return refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
     *parent = turn->status == STORAGE_TURN_FAILED ? turn->parent : turn->id;
-    return 0;
+    return !*parent && turn->unstored ? not_stored(t) : 0;
 }
 
 static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -115,9 +122,10 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     *parent = turn.parent;
     f->requeued = turn.id;
     rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
+    bool unstored = turn.unstored;
     storage_turn_free(&turn);
-    if (rc || !t->match)
-        return rc;
+    if (rc || !t->ask.match)
+        return rc ? rc : unstored ? not_stored(t) : 0;
     if (!*parent)
         return find_apart(l, t, parent);
     f->matched = fresh < t->n_messages ? t->n_messages - fresh : 0;
@@ -139,6 +147,8 @@ static int find_replaced(struct storage_ledger *l, struct turn *t)
                 (turn.id == c->head || (turn.status == STORAGE_TURN_FAILED && turn.parent == c->head));
     if (turn.conversation != c->id || !last)
         refuse(t, SESSION_CONVERSATION_LOCKED, "the conversation has gone on meanwhile");
+    else if (turn.unstored)
+        refuse(t, SESSION_INVALID, "what came before was not stored; the response can be deleted as a whole");
     storage_turn_free(&turn);
     return 0;
 }
@@ -194,7 +204,15 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
     t->effort = engine_chat_effort(t->session->engine, turn->tokens, turn->prompt_bytes / sizeof *answer);
     if (leaf == 1 && f->conversation.head == turn->id && !(t->replaces = strdup(t->continues)))
         return -ENOMEM;
-    return items_take(t, turn);
+    if ((rc = items_take(t, turn)))
+        return rc;
+    /* A history that was found elsewhere, or what is not stored: its tokens say more than its items. */
+    size_t prompt = turn->prompt_bytes / sizeof *answer;
+    if (!turn->parent && turn->rebased && (turn->unstored || !truncate_may_be(t, (int64_t)prompt))) {
+        f->begun = *turn;
+        memset(turn, 0, sizeof *turn);
+    }
+    return 0;
 }
 
 static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -230,11 +248,11 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
         return rc;
     *parent = f->conversation.head;
     /* Items behind something are what is new, whoever said it. */
-    t->match &= !*parent && !t->parent;
+    t->ask.match &= !*parent && !t->parent;
     if (t->replaces && ((rc = find_replaced(l, t)) || f->failure != SESSION_OK))
         return rc;
     if (!t->parent)
-        return t->match ? find_apart(l, t, parent) : 0;
+        return t->ask.match ? find_apart(l, t, parent) : 0;
     *parent = 0;
     if (!t->parent[0])
         return 0;
@@ -273,7 +291,7 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
         /* Its place is where the first one stood: not where others came behind that meanwhile, and what is matched goes
          * on where the match is. */
         bool moved = t->conversation && !t->parent && *parent != first->id && *parent != first->parent;
-        if (leaf != 1 || (t->match ? !*parent && !first->parent : !moved)) {
+        if (leaf != 1 || (t->ask.match ? !*parent && !first->parent : !moved)) {
             storage_conversation_free(&f->conversation);
             rc = storage_conversation_by_id(l, f->owner.id, first->conversation, &f->conversation);
             *parent = first->parent;
@@ -281,6 +299,8 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
     }
     if (!rc && f->failure == SESSION_OK && leaf == 1) {
         f->replaces = first->id;
+        if (first->unstored && t->previous)
+            not_stored(t);
     } else if (!rc && f->failure == SESSION_OK) {
         rc = storage_turn_by_id(l, f->owner.id, first->id, STORAGE_TURN_ITEMS, &f->stored);
         if (!rc && first->parent)
@@ -342,11 +362,11 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
 /* Whether this was asked before. */
 static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
-    if (t->key && t->store) {
+    if (t->key && t->ask.store) {
         int rc = accept_hash(&t->found.owner, t->key, strlen(t->key), t->key_hash);
         return rc ? rc : find_key(l, t, parent);
     }
-    bool maybe = t->found.failure == SESSION_OK && t->retry && t->has_digest && t->store;
+    bool maybe = t->found.failure == SESSION_OK && t->ask.retry && t->ask.has_digest && t->ask.store;
     return maybe ? find_repetition(l, t, parent) : 0;
 }
 
@@ -361,7 +381,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = storage_turn_tools(l, f->owner.id, parent, &tools);
     if (!rc && tools)
         rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
-    if (!rc && tools && (!t->generate || t->keeps) && !t->tools && !t->match) {
+    if (!rc && tools && (!t->ask.generate || t->ask.keeps) && !t->tools && !t->ask.match) {
         /* Where nothing is answered and none are named, those that were told of stay. */
         t->tools_form = strdup(f->tools);
         t->tools = tools;
@@ -369,7 +389,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
-    if (!rc && t->keeps && !t->instructions && !t->match &&
+    if (!rc && t->ask.keeps && !t->instructions && !t->ask.match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;
     if (!rc && engine_chat_has_efforts(t->session->engine)) {
@@ -380,16 +400,13 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     f->anew = !rc && context_past_changes(t);
     if (!rc)
         rc = strip_find(l, t);
-    if (f->anew || (!rc && truncate_may_be(t)))
+    if (f->anew || (!rc && truncate_may_be(t, f->parent.n_tokens)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
     if (rc || f->anew)
         return rc;
     const struct storage_turn *base = context_base(t);
     if (base->id && !f->tokens)
         rc = storage_turn_context(l, f->owner.id, base->id, &f->tokens, &f->tokens_bytes);
-    if (base->id && !rc)
-        rc = storage_turn_near(l, base->id, (base->n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
-                               &f->near, &f->n_near);
     return rc;
 }
 
@@ -415,9 +432,9 @@ static int find_run(struct storage_ledger *l, void *arg)
     if (!rc && !(rc = items_resolve(l, t, &wrong)) && wrong)
         return refuse(t, SESSION_INVALID, wrong);
     /* Stored, a digest must not tell what was asked to those who can guess it. */
-    if (!rc && t->has_digest)
+    if (!rc && t->ask.has_digest)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
-    if (!rc && t->requeued)
+    if (!rc && t->ask.requeued)
         rc = find_requeued(l, t, &parent);
     else if (!rc && t->continues)
         rc = find_continued(l, t, &parent);
@@ -425,12 +442,12 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_conversation(l, t, &parent);
     else if (!rc && t->previous)
         rc = find_previous(l, t, &parent);
-    else if (!rc && t->match)
+    else if (!rc && t->ask.match)
         rc = find_match(l, t, &parent);
-    if (!rc && !t->requeued) /* which is no repetition of itself */
+    if (!rc && !t->ask.requeued) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
-    if (!rc && f->failure == SESSION_OK && t->store && !t->count && !turn_touches(t) && !t->requeued && !f->stored.id &&
-        !f->replaces && !t->replaces)
+    if (!rc && f->failure == SESSION_OK && t->ask.store && !t->ask.count && !turn_touches(t) && !t->ask.requeued &&
+        !f->stored.id && !f->replaces && !t->replaces)
         rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
@@ -521,21 +538,21 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
         free(found->label);
         return 1;
     }
-    if (pos + used > t->plan_most) { /* the last one's logits are wanted, and they are not stored */
-        t->rerun_last |= !t->n_aside;
-        used = t->plan_most - pos;
+    if (pos + used > t->plan.most) { /* the last one's logits are wanted, and they are not stored */
+        t->plan.rerun_last |= !t->aside.n;
+        used = t->plan.most - pos;
     }
     if (used == 0 || pos + used <= in_pages(t)) {
         free(found->label);
         return 0;
     }
-    struct planned *plan = realloc(t->plan, (size_t)(t->n_plan + 1) * sizeof *plan);
+    struct planned *plan = realloc(t->plan.parts, (size_t)(t->plan.n + 1) * sizeof *plan);
     if (!plan) {
         free(found->label);
         return -ENOMEM;
     }
-    t->plan = plan;
-    plan[t->n_plan++] = (struct planned){.found = *found, .first = pos, .used = used, .turn = t};
+    t->plan.parts = plan;
+    plan[t->plan.n++] = (struct planned){.found = *found, .first = pos, .used = used, .turn = t};
     return 0;
 }
 

@@ -296,12 +296,14 @@ int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(
     struct storage *st;
     *out = (struct storage_checked){0};
     struct verify v = {.repair = repair, .report = report, .arg = arg, .n = out};
-    int rc = storage_open(opts, &st, err, err_size);
+    struct storage_opts existing = *opts;
+    existing.existing = true;
+    int rc = storage_open(&existing, &st, err, err_size);
     if (rc)
         return rc;
     rc = index_wait(st, 0);
     if (!rc)
-        rc = jobs_call(st, verify_run, &v);
+        rc = jobs_wait(st, (struct storage_job){.run = verify_run, .arg = &v, .index = repair});
     if (rc && err_size)
         (void)snprintf(err, err_size, "%s: %s", opts->dir, strerror(-rc));
     storage_close(st);
