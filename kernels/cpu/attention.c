@@ -25,8 +25,9 @@
 #define BLOCK_PAGES (BLOCK / PAGE)
 
 #define MAX_QUERIES 128  /* per item */
-#define FEW_QUERIES 8    /* up to so many, keys and values are widened as they are used */
 #define MIN_QUERIES 16   /* items are not made smaller than this to have more of them */
+#define ASKED       6    /* queries that meet a page's keys between two looks ahead */
+#define SLICE       32   /* dimensions of a whole block's values that are widened together */
 #define MAX_PARTIAL 4096 /* (query, block) results of a split wave */
 #define SLOT_HEAD   16   /* floats before a partial result's acc: m, l, and whether it holds something */
 
@@ -39,9 +40,11 @@ struct state {
 struct worker_scratch {
     float *q;    /* [MAX_QUERIES][head_dim] */
     float *s;    /* [MAX_QUERIES][KERNELS_SCORE_STRIDE] */
-    float *page; /* [PAGE][dims]: keys, then values, of one page in f32 */
+    float *page; /* in f32: [PAGE][dims], keys or values of a page, or [BLOCK][SLICE], values of a block */
     struct state block, sum;
+    float *a, *b; /* [queries]: what a state and a block are multiplied by when they are merged */
     int lo[MAX_QUERIES], hi[MAX_QUERIES]; /* visible columns of the block at hand */
+    int from, to;                         /* all that any of the queries sees of it */
     bool any[MAX_QUERIES];                /* sum holds something */
 };
 
@@ -100,16 +103,23 @@ static size_t lay_out(struct worker_scratch *w, float *at, int dims)
     struct worker_scratch counted;
     if (!w)
         w = &counted;
+    const size_t page_dims = BLOCK / PAGE * SLICE;
     size_t used = 0, d = (size_t)dims;
     const struct {
         float **to;
         size_t floats;
     } parts[] = {
-        {&w->q, MAX_QUERIES * d},       {&w->s, MAX_QUERIES * KERNELS_SCORE_STRIDE},
-        {&w->page, PAGE * d},           {&w->block.m, MAX_QUERIES},
-        {&w->block.l, MAX_QUERIES},     {&w->block.acc, MAX_QUERIES * d},
-        {&w->sum.m, MAX_QUERIES},       {&w->sum.l, MAX_QUERIES},
+        {&w->q, MAX_QUERIES * d},
+        {&w->s, MAX_QUERIES * KERNELS_SCORE_STRIDE},
+        {&w->page, PAGE * (d > page_dims ? d : page_dims)},
+        {&w->block.m, MAX_QUERIES},
+        {&w->block.l, MAX_QUERIES},
+        {&w->block.acc, MAX_QUERIES * d},
+        {&w->sum.m, MAX_QUERIES},
+        {&w->sum.l, MAX_QUERIES},
         {&w->sum.acc, MAX_QUERIES * d},
+        {&w->a, MAX_QUERIES},
+        {&w->b, MAX_QUERIES},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].to = at ? at + used : NULL;
@@ -255,18 +265,30 @@ static void block_scores(const struct call *c, const struct item *it, struct wor
                          int hi)
 {
     int dim = c->a->kv.head_dim;
+    size_t bytes = PAGE * (size_t)dim * sizeof(uint16_t);
     for (int p = lo / PAGE; p * PAGE < hi; p++) {
         int from = p * PAGE > lo ? p * PAGE : lo / GROUP * GROUP;
         int to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : round_up(hi, GROUP);
         const uint16_t *keys = page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.k_offset);
         keys += (size_t)(from - p * PAGE) * (size_t)dim;
-        if (it->n <= FEW_QUERIES) {
+        if (it->n <= KERNELS_FEW_QUERIES) {
             c->set->scores_kv(c->a->kv.type, w->q, it->n, dim, keys, rows_after(c, it, block, p, hi, false),
                               (to - from) / GROUP, w->s + from);
             continue;
         }
         c->set->widen(c->a->kv.type, keys, (size_t)(to - from) * (size_t)dim, w->page);
-        c->set->scores(w->q, it->n, dim, w->page, (to - from) / GROUP, w->s + from);
+        const char *next = (const char *)rows_after(c, it, block, p, BLOCK, false);
+        const char *values = (const char *)page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset);
+        for (int i = 0, parts = (it->n + ASKED - 1) / ASKED; i < it->n; i += ASKED) {
+            size_t first = bytes * (size_t)(i / ASKED) / (size_t)parts & ~(size_t)63;
+            size_t end = bytes * (size_t)(i / ASKED + 1) / (size_t)parts;
+            for (; first < end; first += 64) {
+                __builtin_prefetch(next + first, 0, 2);
+                __builtin_prefetch(values + first, 0, 2);
+            }
+            c->set->scores(w->q + (size_t)i * (size_t)dim, min_int(ASKED, it->n - i), dim, w->page, (to - from) / GROUP,
+                           w->s + (size_t)i * KERNELS_SCORE_STRIDE + from);
+        }
     }
 }
 
@@ -285,10 +307,10 @@ static void widen_values(const struct call *c, const uint16_t *values, int lo, i
 }
 
 /* acc of all queries. Within a page, queries that see the same columns go together. */
-static void block_values(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
-                         int hi)
+static void block_values(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
 {
-    bool as_used = it->n <= FEW_QUERIES && c->dims == c->a->kv.head_dim;
+    int lo = w->from, hi = w->to;
+    bool as_used = it->n <= KERNELS_FEW_QUERIES && c->dims == c->a->kv.head_dim;
     memset(w->block.acc, 0, (size_t)it->n * (size_t)c->dims * sizeof(float));
     for (int p = lo / PAGE; p * PAGE < hi; p++) {
         int from = p * PAGE > lo ? p * PAGE : lo, to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : hi;
@@ -309,30 +331,65 @@ static void block_values(const struct call *c, const struct item *it, struct wor
     }
 }
 
-/* Computes w->block for all queries of the item, and w->lo, w->hi. False when none sees anything. */
-static bool compute_block(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
+/* Computes w->lo and w->hi, m and l of w->block for all queries of the item, and their weights. False when none sees
+ * anything. */
+static bool block_weights(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
 {
-    int kept_lo, kept_hi, lo = BLOCK, hi = 0;
+    int kept_lo, kept_hi, *lo = &w->from, *hi = &w->to;
+    *lo = BLOCK, *hi = 0;
     kept_columns(pages_of(c, it->run), block, &kept_lo, &kept_hi);
     for (int i = 0; i < it->n; i++) {
         w->lo[i] = kept_lo, w->hi[i] = kept_hi;
         visible_columns(c->a, it->run->pos + item_row(c, it, i), block, &w->lo[i], &w->hi[i]);
         if (w->lo[i] < w->hi[i]) {
-            lo = w->lo[i] < lo ? w->lo[i] : lo;
-            hi = w->hi[i] > hi ? w->hi[i] : hi;
+            *lo = min_int(w->lo[i], *lo);
+            *hi = max_int(w->hi[i], *hi);
         }
     }
-    if (lo >= hi)
+    if (*lo >= *hi)
         return false;
-    block_scores(c, it, w, block, lo, hi);
+    block_scores(c, it, w, block, *lo, *hi);
     for (int i = 0, n; i < it->n; i += n) {
         n = alike(w, i, it->n, 0, BLOCK);
         if (w->lo[i] < w->hi[i])
             c->set->softmax(w->s + (size_t)i * KERNELS_SCORE_STRIDE, n, w->lo[i], w->hi[i], c->a->scale, c->a->softcap,
                             w->block.m + i, w->block.l + i);
     }
-    block_values(c, it, w, block, lo, hi);
     return true;
+}
+
+/* Whether all queries see the whole block, and their sums all begin with it or all go on. */
+static bool whole_block(const struct call *c, const struct item *it, const struct worker_scratch *w)
+{
+    if (it->n <= KERNELS_FEW_QUERIES || c->dims != c->a->kv.head_dim || w->lo[0] > 0 || w->hi[0] < BLOCK ||
+        alike(w, 0, it->n, 0, BLOCK) < it->n)
+        return false;
+    for (int i = 1; i < it->n; i++)
+        if (w->any[i] != w->any[0])
+            return false;
+    return true;
+}
+
+/* Such a block's values, merged into w->sum. A few dimensions of all its tokens at a time: they stay in the first-level
+ * cache, and a query's acc of them stays in registers until it is merged. */
+static void join_whole_block(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
+{
+    size_t n = (size_t)it->n;
+    const float *a = w->any[0] ? w->a : NULL;
+    if (a) {
+        c->set->join(it->n, w->sum.m, w->sum.l, w->block.m, w->block.l, w->a, w->b);
+    } else {
+        memcpy(w->sum.m, w->block.m, n * sizeof(float));
+        memcpy(w->sum.l, w->block.l, n * sizeof(float));
+        memset(w->any, true, n * sizeof(*w->any));
+    }
+    for (int d = 0; d < c->dims; d += SLICE) {
+        int cols = min_int(SLICE, c->dims - d);
+        for (int p = 0; p < BLOCK_PAGES; p++)
+            c->set->widen_rows(c->a->kv.type, page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset) + d, PAGE,
+                               c->dims, cols, w->page + (size_t)p * PAGE * (size_t)cols);
+        c->set->values_join(w->s, it->n, w->page, BLOCK, cols, a, w->b, w->sum.acc + d, c->dims);
+    }
 }
 
 /* ---- items ------------------------------------------------------------------------------------------------------- */
@@ -394,8 +451,13 @@ static void run_item(const struct call *c, const struct item *it, struct worker_
     int first = first_block(c->a, it->run->pos + item_row(c, it, 0));
     int last = (it->run->pos + item_row(c, it, it->n - 1)) / BLOCK;
     for (int b = first; b <= last; b++) {
-        if (!compute_block(c, it, w, b))
+        if (!block_weights(c, it, w, b))
             continue;
+        if (whole_block(c, it, w)) {
+            join_whole_block(c, it, w, b);
+            continue;
+        }
+        block_values(c, it, w, b);
         for (int i = 0; i < it->n; i++) {
             float *acc = w->sum.acc + (size_t)i * dims, *block_acc = w->block.acc + (size_t)i * dims;
             if (w->lo[i] >= w->hi[i])
@@ -445,8 +507,9 @@ static void run_units(void *arg, int worker, int first, int end)
         if (u / c->wave_blocks != loaded)
             load_queries(c, &it, w->q);
         loaded = u / c->wave_blocks;
-        if (!compute_block(c, &it, w, c->wave_first + wave_block))
+        if (!block_weights(c, &it, w, c->wave_first + wave_block))
             continue;
+        block_values(c, &it, w, c->wave_first + wave_block);
         for (int i = 0; i < it.n; i++) {
             float *slot = partial_slot(c, it.run->first_row + item_row(c, &it, i), item_head(c, &it, i), wave_block);
             set_slot(slot, w->block.m[i], w->block.l[i], w->block.acc + (size_t)i * (size_t)c->dims, c->dims);

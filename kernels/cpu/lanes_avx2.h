@@ -12,8 +12,10 @@
 
 /* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 16 registers hold
  * 12 sums, two halves of a key vector and one query value. */
-#define LANES_MAX_QUERIES 6
-#define LANES_VECTORS(n)  ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
+#define LANES_MAX_QUERIES   6
+#define LANES_FLOAT_QUERIES 6
+#define LANES_VECTORS(n)    ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
+#define LANES_JOIN_QUERIES  6 /* of values_join(), one vector */
 
 typedef struct {
     __m256 lo, hi;

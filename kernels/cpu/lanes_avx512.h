@@ -11,9 +11,12 @@
 #define LANES_INLINE static inline __attribute__((always_inline))
 
 /* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 32 registers hold
- * up to 24 sums, the key vectors and one query value. */
-#define LANES_MAX_QUERIES 8
-#define LANES_VECTORS(n)  ((n) <= 6 ? 4 : 2)
+ * up to 24 sums, the key vectors and one query value. Keys and values that are widened as they are used are so for all
+ * queries of a tile; in f32, fewer queries and more vectors take fewer loads. */
+#define LANES_MAX_QUERIES   8
+#define LANES_FLOAT_QUERIES 6
+#define LANES_VECTORS(n)    ((n) <= 6 ? 4 : 2)
+#define LANES_JOIN_QUERIES  12 /* of values_join(), two vectors beside each other */
 
 typedef __m512 v16;
 typedef __mmask16 m16;

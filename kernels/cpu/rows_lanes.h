@@ -212,6 +212,13 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
         out[i] = kernels_widen_one(type, x[i]);
 }
 
+static void widen_rows(enum kernels_kv_type type, const uint16_t *x, int rows, int stride, int cols, float *out)
+{
+    for (int r = 0; r < rows; r++, x += stride, out += cols)
+        for (int i = 0; i < cols; i += LANES)
+            v16_store(out + i, type == KERNELS_KV_BF16 ? v16_widen_bf16(x + i) : v16_widen_f16(x + i));
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 /* 16 keys or values at p + at, of a KV type or f32: constant where this is inlined. */
@@ -316,7 +323,8 @@ LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next
         value_tile(p, v, next, tokens, dims, d, acc, source, nq, 1);
 }
 
-/* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
+/* Calls body(n) for tiles of n queries, at most `most`, as even as they come, with n a constant; i is a tile's first
+ * query. */
 #define LANES_CASE(n, body)                                                                                            \
     case n:                                                                                                            \
         body(n);                                                                                                       \
@@ -326,8 +334,8 @@ LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next
 #else
 #define LANES_LARGE_CASES(body)
 #endif
-#define LANES_TILES(nq, body)                                                                                          \
-    for (int i = 0, tiles = ((nq) + LANES_MAX_QUERIES - 1) / LANES_MAX_QUERIES, n; i < (nq); i += n, tiles--) {        \
+#define LANES_TILES(nq, most, body)                                                                                    \
+    for (int i = 0, tiles = ((nq) + (most)-1) / (most), n; i < (nq); i += n, tiles--) {                                \
         n = ((nq)-i + tiles - 1) / tiles;                                                                              \
         switch (n) {                                                                                                   \
             LANES_CASE(1, body)                                                                                        \
@@ -346,7 +354,8 @@ LANES_INLINE void score_source(const float *q, int nq, int head_dim, const void 
 #define LANES_BODY(n)                                                                                                  \
     score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, next, groups, s + (size_t)i * KERNELS_SCORE_STRIDE,    \
                  source, n)
-    LANES_TILES(nq, LANES_BODY)
+    const int most = source == SOURCE_F32 ? LANES_FLOAT_QUERIES : LANES_MAX_QUERIES;
+    LANES_TILES(nq, most, LANES_BODY)
 #undef LANES_BODY
 }
 
@@ -369,7 +378,8 @@ LANES_INLINE void value_source(const float *p, int nq, const void *v, const uint
 {
 #define LANES_BODY(n)                                                                                                  \
     value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, next, tokens, dims, acc + (size_t)i * (size_t)dims, source, n)
-    LANES_TILES(nq, LANES_BODY)
+    const int most = source == SOURCE_F32 ? LANES_FLOAT_QUERIES : LANES_MAX_QUERIES;
+    LANES_TILES(nq, most, LANES_BODY)
 #undef LANES_BODY
 }
 
@@ -498,6 +508,91 @@ static void merge(float *m, float *l, float *acc, float mb, float lb, const floa
         v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
 }
 
+static void join(int n, float *m, float *l, const float *mb, const float *lb, float *a, float *b)
+{
+    for (int i = 0; i < n; i += LANES) {
+        v16 mine = v16_load(m + i), other = v16_load(mb + i), top = v16_max(other, mine);
+        v16 x = exp_lanes(v16_sub(mine, top)), y = exp_lanes(v16_sub(other, top));
+        v16_store(a + i, x);
+        v16_store(b + i, y);
+        v16_store(m + i, top);
+        v16_store(l + i, v16_fma(v16_load(l + i), x, v16_mul(v16_load(lb + i), y)));
+    }
+}
+
+/* nq queries, nv vectors from column d on; a may be NULL. */
+LANES_INLINE void join_tile(const float *p, const float *v, int tokens, int cols, int d, const float *a, const float *b,
+                            float *acc, int stride, const int nq, const int nv)
+{
+    v16 sum[12][2];
+    KERNELS_UNROLL_16
+    for (int i = 0; i < nq; i++)
+        KERNELS_UNROLL_16
+    for (int j = 0; j < nv; j++)
+        sum[i][j] = v16_set1(0.0f);
+    for (int t = 0; t < tokens; t++) {
+        v16 value[2];
+        KERNELS_UNROLL_16
+        for (int j = 0; j < nv; j++)
+            value[j] = v16_load(v + (size_t)t * (size_t)cols + d + j * LANES);
+        KERNELS_UNROLL_16
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
+            KERNELS_UNROLL_16
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = v16_fma(x, value[j], sum[i][j]);
+        }
+    }
+    KERNELS_UNROLL_16
+    for (int i = 0; i < nq; i++)
+        KERNELS_UNROLL_16
+    for (int j = 0; j < nv; j++) {
+        float *at = acc + (size_t)i * (size_t)stride + d + j * LANES;
+        if (a)
+            sum[i][j] = v16_fma(v16_load(at), v16_set1(a[i]), v16_mul(sum[i][j], v16_set1(b[i])));
+        v16_store(at, sum[i][j]);
+    }
+}
+
+LANES_INLINE void join_cols(const float *p, const float *v, int tokens, int cols, const float *a, const float *b,
+                            float *acc, int stride, const int nq)
+{
+    const int nv = LANES_JOIN_QUERIES > 6 ? 2 : 1;
+    int d = 0;
+    for (; d + nv * LANES <= cols; d += nv * LANES)
+        join_tile(p, v, tokens, cols, d, a, b, acc, stride, nq, nv);
+    for (; nv > 1 && d < cols; d += LANES)
+        join_tile(p, v, tokens, cols, d, a, b, acc, stride, nq, 1);
+}
+
+/* Tiles are as even as they come: of more than KERNELS_FEW_QUERIES none has fewer than half of LANES_JOIN_QUERIES. */
+static void values_join(const float *p, int nq, const float *v, int tokens, int cols, const float *a, const float *b,
+                        float *acc, int stride)
+{
+#define LANES_BODY(n)                                                                                                  \
+    join_cols(p + (size_t)i * KERNELS_SCORE_STRIDE, v, tokens, cols, a ? a + i : NULL, b + i,                          \
+              acc + (size_t)i * (size_t)stride, stride, n)
+    for (int i = 0, tiles = (nq + LANES_JOIN_QUERIES - 1) / LANES_JOIN_QUERIES, n; i < nq; i += n, tiles--) {
+        n = (nq - i + tiles - 1) / tiles;
+        switch (n) {
+#if LANES_JOIN_QUERIES == 12
+            LANES_CASE(12, LANES_BODY)
+            LANES_CASE(11, LANES_BODY)
+            LANES_CASE(10, LANES_BODY)
+            LANES_CASE(9, LANES_BODY)
+            LANES_CASE(8, LANES_BODY)
+            LANES_CASE(7, LANES_BODY)
+#else
+            LANES_CASE(5, LANES_BODY)
+            LANES_CASE(4, LANES_BODY)
+            LANES_CASE(3, LANES_BODY)
+#endif
+            LANES_CASE(6, LANES_BODY)
+        }
+    }
+#undef LANES_BODY
+}
+
 static void finish(const float *acc, float l, int n, float *out)
 {
     int i = 0;
@@ -588,12 +683,15 @@ const struct kernels_rows_set LANES_SET = {
     .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
+    .widen_rows = widen_rows,
     .scores = scores,
     .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
     .values_kv = values_kv,
     .merge = merge,
+    .join = join,
+    .values_join = values_join,
     .finish = finish,
     .top = top,
     .collect = collect,

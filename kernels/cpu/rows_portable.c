@@ -167,6 +167,12 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
         out[i] = kernels_widen_one(type, x[i]);
 }
 
+static void widen_rows(enum kernels_kv_type type, const uint16_t *x, int rows, int stride, int cols, float *out)
+{
+    for (int r = 0; r < rows; r++, x += stride, out += cols)
+        widen(type, x, (size_t)cols, out);
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
@@ -258,6 +264,30 @@ static void merge(float *m, float *l, float *acc, float mb, float lb, const floa
         acc[d] = fmaf(acc[d], a, accb[d] * b);
 }
 
+static void join(int n, float *m, float *l, const float *mb, const float *lb, float *a, float *b)
+{
+    for (int i = 0; i < n; i++) {
+        float top = mb[i] > m[i] ? mb[i] : m[i];
+        a[i] = exp_one(m[i] - top);
+        b[i] = exp_one(mb[i] - top);
+        m[i] = top;
+        l[i] = fmaf(l[i], a[i], lb[i] * b[i]);
+    }
+}
+
+static void values_join(const float *p, int nq, const float *v, int tokens, int cols, const float *a, const float *b,
+                        float *acc, int stride)
+{
+    for (int i = 0; i < nq; i++, p += KERNELS_SCORE_STRIDE, acc += stride) {
+        for (int d = 0; d < cols; d++) {
+            float sum = 0.0f;
+            for (int t = 0; t < tokens; t++)
+                sum = fmaf(p[t], v[(size_t)t * cols + d], sum);
+            acc[d] = a ? fmaf(acc[d], a[i], sum * b[i]) : sum;
+        }
+    }
+}
+
 static void finish(const float *acc, float l, int n, float *out)
 {
     for (int i = 0; i < n; i++)
@@ -314,12 +344,15 @@ const struct kernels_rows_set kernels_rows_portable = {
     .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
+    .widen_rows = widen_rows,
     .scores = scores,
     .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
     .values_kv = values_kv,
     .merge = merge,
+    .join = join,
+    .values_join = values_join,
     .finish = finish,
     .top = top,
     .collect = collect,
