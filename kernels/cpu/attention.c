@@ -18,13 +18,16 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define BLOCK       KERNELS_ATTENTION_BLOCK
 #define PAGE        KERNELS_PAGE_TOKENS
 #define GROUP       KERNELS_KEY_GROUP
 #define BLOCK_PAGES (BLOCK / PAGE)
 
-#define MAX_QUERIES 128  /* per item */
+#define MAX_QUERIES 256  /* per item */
+#define FEWER       128  /* where what is kept of so many does not fit into the second-level cache, or for more items */
+#define MANY_ITEMS  8    /* per worker: with fewer, items are not made larger than FEWER */
 #define MIN_QUERIES 16   /* items are not made smaller than this to have more of them */
 #define ASKED       6    /* queries that meet a page's keys between two looks ahead */
 #define SLICE       32   /* dimensions of a whole block's values that are widened together */
@@ -49,7 +52,7 @@ struct worker_scratch {
 };
 
 struct kernels_attention_scratch {
-    int workers, max_dims;
+    int workers, max_dims, max_queries;
     struct worker_scratch *worker; /* [workers] */
     float *memory;                 /* what the workers' pointers point into */
     size_t memory_bytes;
@@ -98,28 +101,28 @@ static int max_int(int a, int b)
 }
 
 /* Sets the pointers of one worker from `at` on, or only counts when w is NULL. Returns the floats taken. */
-static size_t lay_out(struct worker_scratch *w, float *at, int dims)
+static size_t lay_out(struct worker_scratch *w, float *at, int dims, int queries)
 {
     struct worker_scratch counted;
     if (!w)
         w = &counted;
     const size_t page_dims = BLOCK / PAGE * SLICE;
-    size_t used = 0, d = (size_t)dims;
+    size_t used = 0, d = (size_t)dims, n = (size_t)queries;
     const struct {
         float **to;
         size_t floats;
     } parts[] = {
-        {&w->q, MAX_QUERIES * d},
-        {&w->s, MAX_QUERIES * KERNELS_SCORE_STRIDE},
+        {&w->q, n * d},
+        {&w->s, n * KERNELS_SCORE_STRIDE},
         {&w->page, PAGE * (d > page_dims ? d : page_dims)},
-        {&w->block.m, MAX_QUERIES},
-        {&w->block.l, MAX_QUERIES},
-        {&w->block.acc, MAX_QUERIES * d},
-        {&w->sum.m, MAX_QUERIES},
-        {&w->sum.l, MAX_QUERIES},
-        {&w->sum.acc, MAX_QUERIES * d},
-        {&w->a, MAX_QUERIES},
-        {&w->b, MAX_QUERIES},
+        {&w->block.m, n},
+        {&w->block.l, n},
+        {&w->block.acc, n * d},
+        {&w->sum.m, n},
+        {&w->sum.l, n},
+        {&w->sum.acc, n * d},
+        {&w->a, n},
+        {&w->b, n},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].to = at ? at + used : NULL;
@@ -139,7 +142,12 @@ int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, in
     k->attention = sc;
     sc->workers = k->threads;
     sc->max_dims = round_up(max_head_dim, GROUP);
-    size_t one = lay_out(NULL, NULL, sc->max_dims);
+    sc->max_queries = MAX_QUERIES;
+    size_t one = lay_out(NULL, NULL, sc->max_dims, MAX_QUERIES);
+    if ((long)(one * sizeof(float)) > sysconf(_SC_LEVEL2_CACHE_SIZE)) {
+        sc->max_queries = FEWER;
+        one = lay_out(NULL, NULL, sc->max_dims, FEWER);
+    }
     sc->worker = calloc((size_t)sc->workers, sizeof(*sc->worker));
     if (!sc->worker || __builtin_mul_overflow(one * sizeof(float), (size_t)sc->workers, &sc->memory_bytes))
         goto no_memory;
@@ -149,7 +157,7 @@ int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, in
     if (!sc->memory || !sc->partial)
         goto no_memory;
     for (int i = 0; i < sc->workers; i++)
-        lay_out(&sc->worker[i], sc->memory + (size_t)i * one, sc->max_dims);
+        lay_out(&sc->worker[i], sc->memory + (size_t)i * one, sc->max_dims, sc->max_queries);
     return 0;
 
 no_memory:
@@ -279,15 +287,18 @@ static void block_scores(const struct call *c, const struct item *it, struct wor
         c->set->widen(c->a->kv.type, keys, (size_t)(to - from) * (size_t)dim, w->page);
         const char *next = (const char *)rows_after(c, it, block, p, BLOCK, false);
         const char *values = (const char *)page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset);
-        for (int i = 0, parts = (it->n + ASKED - 1) / ASKED; i < it->n; i += ASKED) {
-            size_t first = bytes * (size_t)(i / ASKED) / (size_t)parts & ~(size_t)63;
-            size_t end = bytes * (size_t)(i / ASKED + 1) / (size_t)parts;
+        for (int i = 0, n; i < it->n; i += n) {
+            n = min_int(ASKED, it->n - i);
+            size_t first = bytes * (size_t)i / (size_t)it->n & ~(size_t)63;
+            size_t end = bytes * (size_t)(i + n) / (size_t)it->n;
             for (; first < end; first += 64) {
                 __builtin_prefetch(next + first, 0, 2);
                 __builtin_prefetch(values + first, 0, 2);
             }
-            c->set->scores(w->q + (size_t)i * (size_t)dim, min_int(ASKED, it->n - i), dim, w->page, (to - from) / GROUP,
-                           w->s + (size_t)i * KERNELS_SCORE_STRIDE + from);
+            int seen = min_int(to, round_up(w->hi[i + n - 1], GROUP)); /* the last one's row sees most */
+            if (seen > from)
+                c->set->scores(w->q + (size_t)i * (size_t)dim, n, dim, w->page, (seen - from) / GROUP,
+                               w->s + (size_t)i * KERNELS_SCORE_STRIDE + from);
         }
     }
 }
@@ -587,8 +598,8 @@ void kernels_op_attention(struct kernels *k, const struct kernels_attention *a, 
     c.group = a->heads / a->kv.kv_heads;
     c.dims = round_up(a->kv.head_dim, GROUP);
     /* Whole rows per item where they fit: a row's queries see the same columns. */
-    c.queries = MAX_QUERIES;
-    while (count_items(&c) < 2 * k->threads && c.queries > MIN_QUERIES)
+    c.queries = k->attention->max_queries;
+    while (count_items(&c) < (c.queries > FEWER ? MANY_ITEMS : 2) * k->threads && c.queries > MIN_QUERIES)
         c.queries /= 2;
     if (c.group < c.queries)
         c.queries = c.queries / c.group * c.group;
