@@ -178,14 +178,18 @@ void kernels_op_pick(struct kernels *k, const float *logits, int vocab, const st
 int kernels_pick_reserve(struct kernels *k, int max_logits);
 void kernels_pick_release(struct kernels *k);
 
-/* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
+/* Before a loop of at most 8 rounds (KERNELS_UNROLL_16: 16) whose number is a constant: registers only stay registers
+ * when it is unrolled. */
 #ifdef __clang__
-#define KERNELS_UNROLL _Pragma("unroll")
+#define KERNELS_UNROLL    _Pragma("unroll")
+#define KERNELS_UNROLL_16 _Pragma("unroll")
 #elif defined(__SANITIZE_ADDRESS__) ||                                                                                 \
     defined(__SANITIZE_THREAD__) /* the checks of each copy take the compiler minutes */
 #define KERNELS_UNROLL
+#define KERNELS_UNROLL_16
 #else
-#define KERNELS_UNROLL _Pragma("GCC unroll 8")
+#define KERNELS_UNROLL    _Pragma("GCC unroll 8")
+#define KERNELS_UNROLL_16 _Pragma("GCC unroll 16")
 #endif
 
 #endif
