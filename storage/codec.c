@@ -523,24 +523,29 @@ static int source_read(struct codec_source *s, const uint8_t *in, size_t n, uint
     return 0;
 }
 
-int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
-                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
+static int section_undo(const struct codec_loops *loops, struct codec_source *s, const uint8_t *in, size_t n, void *out)
 {
-    struct codec_source s = {.shape = shape_of(a, e, count), .stream = stream};
     if (n >= 1 && in[0] == 0) {
-        if (n != s.shape.n * 2 + 1)
+        if (n != s->shape.n * 2 + 1)
             return -EBADMSG;
-        memcpy(out, in + 1, s.shape.n * 2);
+        memcpy(out, in + 1, s->shape.n * 2);
         return 0;
     }
     if (n < 1 || in[0] != 1)
         return -EBADMSG;
     uint8_t *memory = NULL;
-    int rc = source_read(&s, in, n, &memory);
+    int rc = source_read(s, in, n, &memory);
     if (!rc)
-        rc = loops->decode(&s, out);
+        rc = loops->decode(s, out);
     free(memory);
     return rc;
+}
+
+int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
+{
+    struct codec_source s = {.shape = shape_of(a, e, count), .stream = stream};
+    return section_undo(loops, &s, in, n, out);
 }
 
 /* Whether the container's head is whole and made for so many arrays, whose sections fill the rest. */
@@ -575,7 +580,12 @@ static int section_decode(const struct codec_loops *loops, const struct storage_
     memcpy(&sum, row + 8, 8);
     if (sum != loops->sum(in + at, bytes))
         return -EBADMSG;
-    return codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
+    /* Who decodes an array mostly decodes the next one after it. */
+    struct codec_source s = {.shape = shape_of(&layout->arrays[i], layout->element, count),
+                             .stream = stream,
+                             .ahead = in + at + bytes,
+                             .ahead_bytes = i + 1 < layout->n_arrays ? get32(row + TABLE_ROW) : 0};
+    return section_undo(loops, &s, in + at, bytes, out);
 }
 
 /* How many of n codes of a level are 3: whose both bits are set. */

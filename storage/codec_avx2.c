@@ -255,6 +255,19 @@ TARGET static void encode(struct codec_planes *p, const uint16_t *in)
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
+/* As codec_tops_next(). */
+INLINE void tops_next(struct codec_tops *t, __m256i o[2])
+{
+    uint8_t one;
+    if (codec_tops_one(t, &one)) {
+        o[0] = o[1] = _mm256_set1_epi8((char)one);
+        return;
+    }
+    const uint8_t *each = codec_tops_next(t);
+    o[0] = _mm256_loadu_si256((const void *)each);
+    o[1] = _mm256_loadu_si256((const void *)(each + 32));
+}
+
 /* Bytes of all ones where the bit is set. */
 INLINE __m256i spread(uint32_t bits)
 {
@@ -300,8 +313,9 @@ INLINE void block_store(uint16_t *out, const __m256i e[2], const uint8_t *rest, 
     }
 }
 
-INLINE int decode_loop(const struct codec_source *p, uint16_t *out, bool bf16, bool stream)
+INLINE int decode_loop(const struct codec_source *source, uint16_t *out, bool bf16, bool stream)
 {
+    const struct codec_source copy = *source, *const p = &copy; /* that no store can change */
     uint8_t ds[16] = {0};
     memcpy(ds, p->shape.ranks, CODEC_RANKS);
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)ds));
@@ -309,18 +323,24 @@ INLINE int decode_loop(const struct codec_source *p, uint16_t *out, bool bf16, b
     struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
     for (size_t b = 0; b < p->shape.blocks; b++) {
         size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_tops_next(&tops_at);
+        __m256i o[2];
+        tops_next(&tops_at, o);
         /* r = r3 r2 r1 r0, the sum of the codes. */
         uint64_t r0 = codec_load64(p->level0 + 16 * b), r1 = codec_load64(p->level0 + 16 * b + 8), r2 = 0, r3 = 0;
         if (n < CODEC_BLOCK && (r0 | r1) >> n)
             return -EBADMSG;
+        if (b * CODEC_AHEAD < p->ahead_bytes) {
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD), _MM_HINT_T1);
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD + 64), _MM_HINT_T1);
+        }
         uint64_t more = r0 & r1;
+#pragma GCC unroll 3
         for (int k = 1; k < CODEC_LEVELS; k++) {
             unsigned ones = (unsigned)_mm_popcnt_u64(more);
             if (ones > p->shape.n_level[k] - used[k])
                 return -EBADMSG;
-            uint64_t c0 = _pdep_u64(codec_bits_at(p->level[k][0], used[k]), more);
-            uint64_t c1 = _pdep_u64(codec_bits_at(p->level[k][1], used[k]), more);
+            uint64_t c0 = _pdep_u64(codec_few_bits_at(p->level[k][0], used[k], ones), more);
+            uint64_t c1 = _pdep_u64(codec_few_bits_at(p->level[k][1], used[k], ones), more);
             used[k] += ones;
             more = c0 & c1;
             uint64_t carry = r0 & c0;
@@ -335,7 +355,7 @@ INLINE int decode_loop(const struct codec_source *p, uint16_t *out, bool bf16, b
         for (int h = 0; h < 2; h++) {
             __m256i r = _mm256_or_si256(_mm256_or_si256(spread_as(r0, h, 1), spread_as(r1, h, 2)),
                                         _mm256_or_si256(spread_as(r2, h, 4), spread_as(r3, h, 8)));
-            e[h] = _mm256_sub_epi8(_mm256_loadu_si256((const void *)(o + 32 * h)), _mm256_shuffle_epi8(table, r));
+            e[h] = _mm256_sub_epi8(o[h], _mm256_shuffle_epi8(table, r));
         }
         if (more) {
             uint8_t each[CODEC_BLOCK];

@@ -51,7 +51,11 @@ struct codec_source { /* as they are read */
     struct codec_shape shape;
     const uint8_t *top, *level0, *level[CODEC_LEVELS][2], *escapes, *rest, *more;
     bool stream; /* the output is large: write it past the caches */
+    /* What is read next, which comes nearer meanwhile; ahead_bytes 0: nothing. */
+    const uint8_t *ahead;
+    size_t ahead_bytes;
 };
+#define CODEC_AHEAD 128 /* bytes of it that a block brings: it takes up to as many itself */
 
 struct codec_loops {
     /* Fills top (channels entries). */
@@ -88,6 +92,20 @@ static inline struct codec_tops codec_tops_begin(const struct codec_shape *shape
     return (struct codec_tops){.shape = shape, .top = top, .left = shape->count};
 }
 
+/* Whether the next block is one channel's: then they are all its offset, which *o gets, and on to the block after it. */
+static inline bool codec_tops_one(struct codec_tops *t, uint8_t *o)
+{
+    if (!t->shape->channel_major || t->left < CODEC_BLOCK)
+        return false;
+    *o = t->top[t->channel];
+    t->left -= CODEC_BLOCK;
+    if (!t->left) {
+        t->channel++;
+        t->left = t->shape->count;
+    }
+    return true;
+}
+
 /* The offsets of the next block's 64 elements, and on to the block after it. */
 static inline const uint8_t *codec_tops_next(struct codec_tops *t)
 {
@@ -98,14 +116,10 @@ static inline const uint8_t *codec_tops_next(struct codec_tops *t)
             t->channel %= t->shape->channels;
         return o;
     }
-    if (t->left < CODEC_BLOCK)
+    uint8_t o;
+    if (!codec_tops_one(t, &o))
         return codec_tops_mixed(t);
-    memset(t->buf, t->top[t->channel], CODEC_BLOCK);
-    t->left -= CODEC_BLOCK;
-    if (!t->left) {
-        t->channel++;
-        t->left = t->shape->count;
-    }
+    memset(t->buf, o, CODEC_BLOCK);
     return t->buf;
 }
 
@@ -138,6 +152,12 @@ static inline uint64_t codec_bits_at(const uint8_t *s, size_t at)
     const uint8_t *p = s + (at >> 3);
     unsigned shift = at & 7;
     return codec_load64(p) >> shift | (uint64_t)p[8] << 1 << (63 - shift);
+}
+
+/* n of them at least, where there are n. */
+static inline uint64_t codec_few_bits_at(const uint8_t *s, size_t at, unsigned n)
+{
+    return n <= 57 ? codec_load64(s + (at >> 3)) >> (at & 7) : codec_bits_at(s, at);
 }
 
 /* For each d below 15 the codes of its rank: level 0's high bit on top, its low bit, then level 1's, ... */
