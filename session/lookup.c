@@ -576,5 +576,6 @@ int lookup_plan(struct turn *t)
     return storage_submit(t->session->storage,
                           (struct storage_job){.run = plan_run,
                                                .done = t->state == TURN_WAITING ? plan_early_done : plan_done,
-                                               .arg = t});
+                                               .arg = t,
+                                               .reads = true});
 }

@@ -703,7 +703,7 @@ void session_queued_fail(struct session *s, const char *owner, const char *respo
         return;
     *q = (struct queued_fail){strdup(owner), strdup(response_id), strdup(reason)};
     if (!q->owner || !q->response_id || !q->reason ||
-        storage_submit(s->storage, (struct storage_job){queued_fail_run, queued_fail_done, q, false}))
+        storage_submit(s->storage, (struct storage_job){.run = queued_fail_run, .done = queued_fail_done, .arg = q}))
         queued_fail_done(q, -ENOMEM);
 }
 

@@ -82,7 +82,7 @@ static void marks_retry(struct session *s)
         if (m->under_way || now_ms < m->due_ms)
             continue;
         m->due_ms = now_ms + m->pause_ms;
-        m->under_way = storage_submit(s->storage, (struct storage_job){mark_run, mark_done, m, false}) == 0;
+        m->under_way = storage_submit(s->storage, (struct storage_job){.run = mark_run, .done = mark_done, .arg = m}) == 0;
         s->jobs += m->under_way;
     }
 }

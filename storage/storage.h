@@ -72,6 +72,7 @@ struct storage_job {
                  int rc); /* after the commit: 0, run's negative result, or why the commit failed. May be NULL */
     void *arg;
     bool unsynced; /* what it writes outlives the process, and may be lost with the power: no sync for it alone */
+    bool reads;    /* it changes nothing; that it found segments is written down with what is written next */
 };
 
 /* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */

@@ -315,7 +315,7 @@ static void nothing(void *arg, int rc)
 static void hold_the_ledger(struct answer *a, const struct session_event *ev, void *arg)
 {
     if (ev->kind == SESSION_EVENT_DONE)
-        assert_int_equal(storage_submit(a->rig->s->storage, (struct storage_job){wait_for_it, nothing, arg, false}), 0);
+        assert_int_equal(storage_submit(a->rig->s->storage, (struct storage_job){.run = wait_for_it, .done = nothing, .arg = arg}), 0);
 }
 
 struct look {

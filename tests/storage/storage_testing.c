@@ -537,6 +537,17 @@ struct storage_read_result testing_read_stored(struct storage *st, const struct 
     return w.read;
 }
 
+struct storage_read_result testing_take(struct storage *st, const struct storage_found *f, unsigned id)
+{
+    char label[LABEL_ROOM];
+    struct storage_found found = labelled(f, id, label);
+    struct storage_read_result r = {0};
+    int rc = storage_segment_take(st, &found, testing_fingerprint, &testing_layout, &r);
+    r.rc = rc;
+    assert_true(!rc == (r.stored != NULL));
+    return r;
+}
+
 int testing_decode(const struct storage_stored *g, unsigned id, uint32_t array)
 {
     size_t at = 0;
