@@ -59,7 +59,7 @@ static int accept_run(struct storage_ledger *l, void *arg)
     struct turn *t = arg;
     struct storage_turn *row = &t->accepted;
     int rc = 0;
-    if (t->requeued) {
+    if (t->ask.requeued) {
         struct storage_turn queued;
         if ((rc = storage_turn_get(l, row->owner, t->response_id, 0, &queued)))
             return rc;
@@ -72,7 +72,8 @@ static int accept_run(struct storage_ledger *l, void *arg)
     if (row->conversation == 0) {
         struct storage_conversation c = {.owner = row->owner,
                                          .public_id = t->found.conversation.public_id,
-                                         .kind = t->match ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_CHAIN,
+                                         .kind =
+                                             t->ask.match ? STORAGE_CONVERSATION_STATELESS : STORAGE_CONVERSATION_CHAIN,
                                          .created_ms = row->created_ms,
                                          .updated_ms = row->created_ms};
         if ((rc = storage_conversation_insert(l, &c)))
@@ -105,7 +106,7 @@ int accept_start(struct turn *t)
 {
     /* What was matched is stored already, save where the turn begins a chain of its own. */
     size_t from = t->found.apart ? 0 : t->found.matched;
-    bool tools = t->tools && (!t->found.parent.id || t->rebased);
+    bool tools = t->tools && (!t->found.parent.id || t->past.rebased);
     for (size_t i = from; i < t->n_messages; i++) {
         struct storage_item *item = &t->items[i];
         char id[48];
@@ -136,7 +137,7 @@ int accept_start(struct turn *t)
                                         .n_items = t->n_messages - from + tools,
                                         .created_ms = t->created_ms};
     memcpy(t->accepted.fingerprint, t->session->info->model_sha256, sizeof t->accepted.fingerprint);
-    if (t->has_digest)
+    if (t->ask.has_digest)
         memcpy(t->accepted.digest, t->digest_hash, sizeof t->accepted.digest);
     int rc = submit(t, accept_run, accept_done);
     if (!rc)
@@ -173,7 +174,7 @@ void accept_running(struct turn *t)
 static int commit_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
-    if (t->strips) {
+    if (t->ask.strips) {
         t->row.owner = t->found.owner.id;
         t->row.public_id = t->response_id;
         t->row.strips = t->found.parent.id;
@@ -182,7 +183,7 @@ static int commit_run(struct storage_ledger *l, void *arg)
     t->row.id = t->accepted.id;
     int rc = t->row.id ? storage_turn_commit(l, &t->row) : -ENOENT;
     /* An answer that is gone on with goes only where the new one has it. */
-    if (!rc && t->replaces && (!t->continues || t->opened)) {
+    if (!rc && t->replaces && (!t->continues || t->answer.opened)) {
         rc = storage_turn_delete(l, t->found.owner.id, t->replaces);
         rc = rc == -EBUSY || rc == -ENOENT ? 0 : rc; /* others follow it, or it is gone */
     }
@@ -206,7 +207,7 @@ int accept_commit(struct turn *t)
 static int fail_run(struct storage_ledger *l, void *arg)
 {
     struct turn *t = arg;
-    return t->accepted.id ? storage_turn_fail(l, t->accepted.id, t->failure_message, session_wall_ms()) : -ENOENT;
+    return t->accepted.id ? storage_turn_fail(l, t->accepted.id, t->end.message, session_wall_ms()) : -ENOENT;
 }
 
 static void fail_done(void *arg, int rc)

@@ -40,7 +40,7 @@ static bool being_saved(const struct session *s, const struct turn *t)
 /* A turn that was put aside comes back when those that run have room to go on beside it, lest it goes again at once. */
 static int room_to_grow(const struct turn *t, int running)
 {
-    return t->n_aside ? running * GROW_TOKENS : 0;
+    return t->aside.n ? running * GROW_TOKENS : 0;
 }
 
 /* ---- the same new prompt ---- */
@@ -64,9 +64,9 @@ static bool being_computed(struct session *s, struct turn *t)
 {
     const struct hot *best;
     int have = -1;
-    if (t->n_aside)
+    if (t->aside.n)
         return false;
-    for (struct turn *o = s->turns; !t->twin && o != t; o = o->next) {
+    for (struct turn *o = s->turns; !t->place.twin && o != t; o = o->next) {
         if (!prefills(o) || o->found.owner.id != t->found.owner.id)
             continue;
         if (have < 0)
@@ -74,14 +74,14 @@ static bool being_computed(struct session *s, struct turn *t)
         int common = common_prompt(o, t), length = engine_seq_length(o->hot->seq);
         int least = common == t->n_prompt ? SAME_TOKENS : TWIN_TOKENS;
         if (common - (have > length ? have : length) >= least) {
-            t->twin = o;
-            t->twin_common = common;
-            t->early = t->early == EARLY_PLANNED ? EARLY_STALE : t->early; /* there will be more */
+            t->place.twin = o;
+            t->place.twin_common = common;
+            t->plan.early = t->plan.early == EARLY_PLANNED ? EARLY_STALE : t->plan.early; /* there will be more */
         }
     }
-    if (t->twin && prefills(t->twin) && engine_seq_length(t->twin->hot->seq) < t->twin_common)
+    if (t->place.twin && prefills(t->place.twin) && engine_seq_length(t->place.twin->hot->seq) < t->place.twin_common)
         return true;
-    t->twin = NULL;
+    t->place.twin = NULL;
     return false;
 }
 
@@ -90,7 +90,8 @@ static bool being_computed(struct session *s, struct turn *t)
 /* Whether it lacks nothing but a place. */
 static bool ready(const struct turn *t)
 {
-    return !t->aside_saving && t->early != EARLY_PLANNING && (t->n_reading == 0 || t->early == EARLY_PLANNED);
+    return !t->aside.saving && t->plan.early != EARLY_PLANNING &&
+           (t->plan.n_reading == 0 || t->plan.early == EARLY_PLANNED);
 }
 
 /* Those that wait and whose past is not in pages: which segments they want is looked for now, and read as far as there
@@ -100,16 +101,16 @@ static void plan_early(struct session *s)
     const struct hot *best;
     int n = 0;
     for (struct turn *t = s->turns; t && n < s->max_running; t = t->next) {
-        if (t->state != TURN_WAITING || t->cancelled)
+        if (t->state != TURN_WAITING || t->end.cancelled)
             continue;
         n++;
-        if (t->early != EARLY_NONE || t->n_plan || t->aside_saving || t->n_expected == 0 || being_saved(s, t) ||
+        if (t->plan.early != EARLY_NONE || t->plan.n || t->aside.saving || t->n_expected == 0 || being_saved(s, t) ||
             being_computed(s, t) || hot_shared(s, t, &best) >= t->n_expected)
             continue;
-        t->plan_most = (int)t->context.n - t->generate;
+        t->plan.most = (int)t->context.n - t->ask.generate;
         if (lookup_plan(t))
             continue;
-        t->early = EARLY_PLANNING;
+        t->plan.early = EARLY_PLANNING;
         s->jobs++;
         t->n_jobs++;
     }
@@ -122,11 +123,11 @@ void turn_planned_early(struct session *s, void *turn)
     t->n_jobs--;
     if (t->state != TURN_WAITING)
         return;
-    int expected = t->n_expected < t->plan_most ? t->n_expected : t->plan_most;
-    bool whole = !t->twin && restore_end(t) >= expected;
+    int expected = t->n_expected < t->plan.most ? t->n_expected : t->plan.most;
+    bool whole = !t->place.twin && restore_end(t) >= expected;
     if (!whole)
         plan_drop(t);
-    t->early = whole ? EARLY_PLANNED : EARLY_STALE;
+    t->plan.early = whole ? EARLY_PLANNED : EARLY_STALE;
 }
 
 /* ---- places ---- */
@@ -163,7 +164,7 @@ static void count(const struct session *s, struct places *p)
         if (t->state != TURN_PLANNING && t->state != TURN_RUNNING)
             continue;
         p->all++;
-        p->answers += t->generate;
+        p->answers += t->ask.generate;
         ++*places_of(p, t->found.owner.id);
     }
 }
@@ -175,10 +176,11 @@ static struct turn *next_waiting(struct session *s, struct places *p)
     struct turn *next = NULL;
     int fewest = 0;
     for (struct turn *t = s->turns; t; t = t->next) {
-        if (t->state != TURN_WAITING || t->passed)
+        if (t->state != TURN_WAITING || t->place.passed)
             continue;
         int running = *places_of(p, t->found.owner.id);
-        if (next && (t->background > next->background || (t->background == next->background && running >= fewest)))
+        if (next && (t->ask.background > next->ask.background ||
+                     (t->ask.background == next->ask.background && running >= fewest)))
             continue;
         next = t;
         fewest = running;
@@ -188,7 +190,7 @@ static struct turn *next_waiting(struct session *s, struct places *p)
 
 bool turn_gives_way(const struct turn *t)
 {
-    return t->state == TURN_RUNNING && t->background && t->n_reading == 0 && !t->cancelled;
+    return t->state == TURN_RUNNING && t->ask.background && t->plan.n_reading == 0 && !t->end.cancelled;
 }
 
 /* A turn that somebody waits for finds no place or no room, and a warm-up or a background turn (of this owner; 0: of
@@ -197,7 +199,8 @@ static bool take_from_background(struct session *s, int64_t owner)
 {
     struct turn *last = NULL;
     for (struct turn *t = s->turns; t; t = t->next)
-        if (turn_gives_way(t) && (!owner || t->found.owner.id == owner) && !(last && t->generate && !last->generate))
+        if (turn_gives_way(t) && (!owner || t->found.owner.id == owner) &&
+            !(last && t->ask.generate && !last->ask.generate))
             last = t;
     if (last)
         aside_put(last);
@@ -218,10 +221,10 @@ static bool take_from_others(struct session *s, const struct turn *t)
 {
     struct turn *last = NULL;
     int most = 2;
-    if (!t->generate || turns_running(s, t->found.owner.id))
+    if (!t->ask.generate || turns_running(s, t->found.owner.id))
         return false;
     for (struct turn *other = s->turns; other; other = other->next) {
-        int running = other->state == TURN_RUNNING && other->n_reading == 0 && !other->cancelled
+        int running = other->state == TURN_RUNNING && other->plan.n_reading == 0 && !other->end.cancelled
                           ? turns_running(s, other->found.owner.id)
                           : 0;
         if (running >= most) {
@@ -237,7 +240,7 @@ static bool take_from_others(struct session *s, const struct turn *t)
 /* Whether there is a place and room for it. */
 static bool fits(struct session *s, const struct turn *t, const struct places *p)
 {
-    if ((t->generate ? p->answers : p->all) >= s->max_running || p->all >= SCHEDULE_TURNS)
+    if ((t->ask.generate ? p->answers : p->all) >= s->max_running || p->all >= SCHEDULE_TURNS)
         return false;
     /* Who is alone is let in whatever it takes. */
     return p->all + p->ending == 0 || hot_make_room(s, t, tokens_to_come(s) + room_to_grow(t, p->all));
@@ -246,10 +249,10 @@ static bool fits(struct session *s, const struct turn *t, const struct places *p
 static void admit(struct turn *t)
 {
     struct session *s = t->session;
-    if (!t->n_aside)
+    if (!t->aside.n)
         t->admitted_ns = t->restored_ns = session_now_ns();
-    int most = t->generate ? (int)t->context.n - 1 : (int)t->context.n;
-    if (t->early == EARLY_STALE)
+    int most = t->ask.generate ? (int)t->context.n - 1 : (int)t->context.n;
+    if (t->plan.early == EARLY_STALE)
         plan_drop(t);
     t->hot = hot_acquire(s, t, most);
     int rc = t->stream ? 0 : answer_begin(t);
@@ -260,17 +263,17 @@ static void admit(struct turn *t)
             turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
-    if (t->hot->in_ledger && t->n_aside) /* it may end in an unfinished segment, which nothing holds */
-        memcpy(t->hot->aside, t->aside_last, sizeof t->hot->aside);
+    if (t->hot->in_ledger && t->aside.n) /* it may end in an unfinished segment, which nothing holds */
+        memcpy(t->hot->aside, t->aside.last, sizeof t->hot->aside);
     int hot = engine_seq_length(t->hot->seq);
-    t->plan_most = most;
+    t->plan.most = most;
     t->state = TURN_RUNNING;
-    bool complete = hot >= most || t->n_plan > 0; /* or it has all it had in memory */
+    bool complete = hot >= most || t->plan.n > 0; /* or it has all it had in memory */
     if (hot > t->n_counted) {
         t->receipt.hot += hot - t->n_counted;
         t->n_counted = hot;
     }
-    if (!t->n_aside) {
+    if (!t->aside.n) {
         /* Continuing what is hot needs no index; anything else may share something that is stored. */
         complete |= t->n_expected > 0 && hot >= t->n_expected;
         if (t->request)
@@ -288,7 +291,8 @@ static void admit(struct turn *t)
 static bool make_within(struct session *s, const struct turn *t, struct places *p)
 {
     while (!hot_within(s, t)) {
-        if (t->background || !ready(t) || !hot_may_be_within(s, t, true) || !take_from_background(s, t->found.owner.id))
+        if (t->ask.background || !ready(t) || !hot_may_be_within(s, t, true) ||
+            !take_from_background(s, t->found.owner.id))
             return false;
         count(s, p);
     }
@@ -301,9 +305,9 @@ static void let_in(struct session *s)
     count(s, &places);
     for (struct turn *t; (t = next_waiting(s, &places));) {
         /* These wait for something of their own, and others may pass; but who comes back keeps its turn. */
-        bool own = t->n_aside ? t->background && !ready(t) : being_saved(s, t) || being_computed(s, t);
-        if (own || ((t->background || !t->n_aside) && !make_within(s, t, &places))) {
-            t->passed = true;
+        bool own = t->aside.n ? t->ask.background && !ready(t) : being_saved(s, t) || being_computed(s, t);
+        if (own || ((t->ask.background || !t->aside.n) && !make_within(s, t, &places))) {
+            t->place.passed = true;
             continue;
         }
         if (ready(t) && fits(s, t, &places)) {
@@ -311,7 +315,7 @@ static void let_in(struct session *s)
             count(s, &places);
             continue;
         }
-        if (t->background || !ready(t) || !(take_from_background(s, 0) || take_from_others(s, t)))
+        if (t->ask.background || !ready(t) || !(take_from_background(s, 0) || take_from_others(s, t)))
             return; /* nobody overtakes one that waits for pages */
         count(s, &places);
     }
@@ -323,13 +327,13 @@ void turn_admit(struct session *s)
     for (struct turn *t = s->turns; t; t = t->next) {
         if (t->state != TURN_WAITING)
             continue;
-        if (t->cancelled && s->closing && t->request && !t->n_aside) {
+        if (t->end.cancelled && s->closing && t->request && !t->aside.n) {
             t->in_ledger = ROW_NONE; /* its row stays in the queue: the next start runs it */
             turn_fail(t, SESSION_SHUTDOWN, "the server is shutting down");
-        } else if (t->cancelled && t->n_reading == 0) {
+        } else if (t->end.cancelled && t->plan.n_reading == 0) {
             turn_finish(t);
-        } else if (!t->cancelled) {
-            t->passed = false;
+        } else if (!t->end.cancelled) {
+            t->place.passed = false;
             waits = true;
         }
     }

@@ -39,7 +39,7 @@ static int append(struct answer_text *to, const char *text, size_t len)
 /* Of the token that comes next. Its text begins behind what was given out and what the stream holds back. */
 static int note_odds(struct turn *t, const struct engine_pick *pick)
 {
-    if (!t->logprobs)
+    if (!t->ask.logprobs)
         return 0;
     if (t->n_odds == t->odds_capacity) {
         size_t capacity = t->odds_capacity ? 2 * t->odds_capacity : 16;
@@ -71,7 +71,7 @@ static size_t odds_begun(const struct turn *t)
 static void emit_with_odds(struct turn *t, struct session_event ev)
 {
     size_t n = odds_begun(t);
-    if (t->item_kind == ANSWER_MESSAGE) {
+    if (t->item.kind == ANSWER_MESSAGE) {
         ev.logprobs = t->odds;
         ev.n_logprobs = n;
     }
@@ -158,10 +158,10 @@ static int begin_item(struct turn *t, enum answer_kind kind, const char *name, c
     t->n_output_items++;
     if (!item->public_id || !item->kind || !item->role || (name && !item->body))
         return -ENOMEM;
-    t->item = (struct answer_text){0};
-    t->item_open = true;
-    t->item_kind = kind;
-    t->item_from = t->n_output;
+    t->item.text = (struct answer_text){0};
+    t->item.open = true;
+    t->item.kind = kind;
+    t->item.from = t->n_output;
     struct session_item s = shown(item);
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_ITEM, .item = &s});
     return 0;
@@ -169,24 +169,24 @@ static int begin_item(struct turn *t, enum answer_kind kind, const char *name, c
 
 static int end_item(struct turn *t, bool incomplete)
 {
-    if (!t->item_open)
+    if (!t->item.open)
         return 0;
     struct storage_item *item = &t->output[t->n_output_items - 1];
-    if (!t->item.text && append(&t->item, "", 0))
+    if (!t->item.text.text && append(&t->item.text, "", 0))
         return -ENOMEM;
-    size_t len = t->item.len;
-    item->text = t->item.text;
-    t->item = (struct answer_text){0};
+    size_t len = t->item.text.len;
+    item->text = t->item.text.text;
+    t->item.text = (struct answer_text){0};
     item->incomplete = incomplete;
-    if (t->item_kind == ANSWER_THINKING && asprintf(&item->body, "{\"tokens\":%d}", t->n_output - t->item_from) < 0) {
+    if (t->item.kind == ANSWER_THINKING && asprintf(&item->body, "{\"tokens\":%d}", t->n_output - t->item.from) < 0) {
         item->body = NULL;
         return -ENOMEM;
     }
     struct session_item s = shown(item);
     s.len = len; /* a byte of it may be zero */
-    t->item_open = false;
+    t->item.open = false;
     emit_with_odds(t, (struct session_event){.kind = SESSION_EVENT_ITEM_END, .item = &s});
-    t->n_told += t->started;
+    t->n_told += t->told.started;
     return 0;
 }
 
@@ -205,12 +205,12 @@ static size_t opening_bytes(const struct turn *t, const char *text, size_t len)
 
 static int say(struct turn *t, const char *text, size_t len)
 {
-    size_t before = t->item.len, from = 0;
-    int rc = append(&t->item, text, len);
+    size_t before = t->item.text.len, from = 0;
+    int rc = append(&t->item.text, text, len);
     if (rc)
         return rc;
-    if (t->item_kind == ANSWER_MESSAGE && t->n_output_items == 1) {
-        from = opening_bytes(t, t->item.text, t->item.len);
+    if (t->item.kind == ANSWER_MESSAGE && t->n_output_items == 1) {
+        from = opening_bytes(t, t->item.text.text, t->item.text.len);
         from = from > before ? from - before : 0;
     }
     if (len > from)
@@ -224,15 +224,15 @@ static int take_part(void *arg, const struct engine_part *p)
     char *name;
     enum answer_kind kind;
     int rc = 0;
-    if (t->answer_over)
+    if (t->answer.over)
         return 0; /* one call was asked for */
     switch (p->kind) {
     case ENGINE_PART_TEXT:
     case ENGINE_PART_THINKING:
         kind = p->kind == ENGINE_PART_TEXT ? ANSWER_MESSAGE : ANSWER_THINKING;
-        if (t->item_open && t->item_kind != kind)
+        if (t->item.open && t->item.kind != kind)
             rc = end_item(t, false);
-        if (!rc && !t->item_open)
+        if (!rc && !t->item.open)
             rc = begin_item(t, kind, NULL, NULL);
         return rc ? rc : say(t, p->text, p->len);
     case ENGINE_PART_THINKING_END:
@@ -247,8 +247,8 @@ static int take_part(void *arg, const struct engine_part *p)
     case ENGINE_PART_ARGUMENTS:
         return say(t, p->text, p->len);
     case ENGINE_PART_CALL_END:
-        t->answer_over = t->one_call;
-        t->broken_call |= p->broken;
+        t->answer.over = t->ask.one_call;
+        t->answer.broken_call |= p->broken;
         return end_item(t, p->broken);
     }
     return 0;
@@ -272,9 +272,9 @@ int answer_begin(struct turn *t)
     const struct engine *e = t->session->engine;
     t->stream = engine_stream_new(e, (const char *const *)t->stops, t->n_stops);
     const char *tools = t->tool_choice == SESSION_TOOLS_NONE ? NULL : t->callable ? t->callable : t->tools;
-    if (t->stream && t->raw)
+    if (t->stream && t->ask.raw)
         engine_stream_goes_on(t->stream); /* with the context's text */
-    if (t->stream && !t->raw && (tools || engine_chat_thinks(e)) &&
+    if (t->stream && !t->ask.raw && (tools || engine_chat_thinks(e)) &&
         !(t->calls = engine_calls_new(e, tools, take_part, t)))
         return -ENOMEM;
     return t->stream ? 0 : -errno;
@@ -321,14 +321,14 @@ static int take_opening_text(struct turn *t)
 int answer_open(struct turn *t)
 {
     int rc = 0;
-    if (!t->n_opened || t->opened)
+    if (!t->n_opened || t->answer.opened)
         return 0;
-    t->opened = true;
+    t->answer.opened = true;
     if (t->opening)
         return take_opening_text(t);
     for (int i = t->n_prompt - t->n_opened; i < t->n_prompt && rc == 0; i++)
         rc = push(t, t->context.ids[i]);
-    t->stopped_by_string = rc == 1;
+    t->end.by_string = rc == 1;
     if (t->calls && !t->continues)
         engine_calls_made(t->calls);
     return rc < 0 ? rc : 0;
@@ -366,7 +366,7 @@ static int cut(struct turn *t)
 
 int answer_token(struct turn *t, const struct engine_pick *pick)
 {
-    if (t->stopped_by_string) { /* in what it was made to begin with: the token behind that is no part of it */
+    if (t->end.by_string) { /* in what it was made to begin with: the token behind that is no part of it */
         t->context.n--;
         t->n_output--;
         return 1;
@@ -375,11 +375,11 @@ int answer_token(struct turn *t, const struct engine_pick *pick)
     rc = rc ? rc : push(t, pick->token);
     t->n_thought += t->calls && engine_calls_thinking(t->calls);
     if (rc == 1) {
-        t->stopped_by_string = true;
+        t->end.by_string = true;
         rc = cut(t);
         return rc ? rc : 1;
     }
-    return rc ? rc : t->answer_over;
+    return rc ? rc : t->answer.over;
 }
 
 int answer_finish(struct turn *t)
@@ -387,23 +387,23 @@ int answer_finish(struct turn *t)
     const char *text = NULL;
     size_t len = 0;
     int rc = 0;
-    if (!t->generate)
+    if (!t->ask.generate)
         return 0;
     /* It was stopped before its first token, or even before it had a place. */
     bool begun = t->opening || t->opening_ids.n;
     if (begun && ((!t->stream && (rc = answer_begin(t))) || (rc = answer_open(t))))
         return rc;
-    if (t->stream && !t->stopped_by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
+    if (t->stream && !t->end.by_string && !(rc = engine_stream_finish(t->stream, &text, &len)))
         rc = take_text(t, text, len);
     if (!rc && t->calls)
         rc = engine_calls_finish(t->calls);
     if (rc)
         return rc;
-    if (t->broken_call && !t->reason)
-        t->reason = "malformed_call";
+    if (t->answer.broken_call && !t->end.reason)
+        t->end.reason = "malformed_call";
     if (!t->n_output_items && (rc = begin_item(t, ANSWER_MESSAGE, NULL, NULL)))
         return rc;
-    return end_item(t, t->reason != NULL); /* what was cut short is the last of it */
+    return end_item(t, t->end.reason != NULL); /* what was cut short is the last of it */
 }
 
 void answer_tell(struct turn *t)

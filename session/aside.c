@@ -26,14 +26,14 @@ void plan_release(struct planned *p)
 
 void plan_drop(struct turn *t)
 {
-    for (int i = 0; i < t->n_plan; i++) {
-        plan_release(&t->plan[i]);
-        free(t->plan[i].found.label);
+    for (int i = 0; i < t->plan.n; i++) {
+        plan_release(&t->plan.parts[i]);
+        free(t->plan.parts[i].found.label);
     }
-    free(t->plan);
-    t->plan = NULL;
-    t->n_plan = t->next_plan = 0;
-    t->early = EARLY_NONE;
+    free(t->plan.parts);
+    t->plan.parts = NULL;
+    t->plan.n = t->plan.next = 0;
+    t->plan.early = EARLY_NONE;
 }
 
 /* Of a turn that leaves nothing on disk: its rows go to memory. False: not all of them found room there. */
@@ -45,11 +45,11 @@ static bool keep_in_memory(struct turn *t)
     int n = (length + SESSION_SEGMENT_TOKENS - 1) / SESSION_SEGMENT_TOKENS;
     if (bytes > s->aside_most - s->aside_bytes)
         return false;
-    t->plan = calloc((size_t)n + 1, sizeof *t->plan);
-    for (int i = 0; t->plan && i < n; i++) {
+    t->plan.parts = calloc((size_t)n + 1, sizeof *t->plan.parts);
+    for (int i = 0; t->plan.parts && i < n; i++) {
         int first = i * SESSION_SEGMENT_TOKENS;
         int count = length - first < SESSION_SEGMENT_TOKENS ? length - first : SESSION_SEGMENT_TOKENS;
-        struct planned *p = &t->plan[t->n_plan++];
+        struct planned *p = &t->plan.parts[t->plan.n++];
         *p = (struct planned){.found = {.first = (uint32_t)first, .count = (uint32_t)count},
                               .first = first,
                               .used = count,
@@ -66,7 +66,7 @@ static bool keep_in_memory(struct turn *t)
         }
         memcpy(p->found.label, t->context.ids + first, (size_t)count * sizeof(engine_token));
     }
-    return t->plan != NULL;
+    return t->plan.parts != NULL;
 }
 
 static void kept(struct session *s, void *turn)
@@ -74,7 +74,7 @@ static void kept(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
-    t->aside_saving = false;
+    t->aside.saving = false;
 }
 
 static void kept_done(void *arg, int rc)
@@ -94,20 +94,20 @@ void aside_put(struct turn *t)
     hot_mend(h);
     end = engine_seq_length(h->seq);
     if (h->in_ledger) {
-        rc = hot_save(s, h, end >= t->aside_end, last);
-        if (rc && end > t->aside_end)
-            t->aside_rc = rc;
+        rc = hot_save(s, h, end >= t->aside.end, last);
+        if (rc && end > t->aside.end)
+            t->aside.rc = rc;
         if (!rc)
-            rc = storage_kv_commit(s->storage, 0, none, NULL, kept_done, t);
+            rc = storage_kv_flush(s->storage, none, kept_done, t);
         if (!rc) {
-            t->aside_saving = true;
+            t->aside.saving = true;
             s->jobs++;
             t->n_jobs++;
         }
-        if (!rc && end >= t->aside_end) { /* all that it had when it was here before is in this chain */
-            memcpy(t->aside_last, last, sizeof t->aside_last);
-            t->aside_end = end;
-            t->aside_rc = 0;
+        if (!rc && end >= t->aside.end) { /* all that it had when it was here before is in this chain */
+            memcpy(t->aside.last, last, sizeof t->aside.last);
+            t->aside.end = end;
+            t->aside.rc = 0;
             hot_drop_cut(s, h);
         }
     } else if (!keep_in_memory(t)) {
@@ -118,7 +118,7 @@ void aside_put(struct turn *t)
                     strerror(-rc));
     t->hot = NULL;
     hot_free(s, h);
-    t->n_aside++;
+    t->aside.n++;
     t->state = TURN_WAITING;
     s->status.turns_put_aside++;
     turn_tell_queue(t);
@@ -128,10 +128,10 @@ void aside_put(struct turn *t)
  * most the youngest. */
 static bool before(const struct turn *a, const struct turn *b)
 {
-    if (a->generate != b->generate)
-        return !a->generate;
-    if (a->background != b->background)
-        return a->background;
+    if (a->ask.generate != b->ask.generate)
+        return !a->ask.generate;
+    if (a->ask.background != b->ask.background)
+        return a->ask.background;
     return turns_running(a->session, a->found.owner.id) >= turns_running(b->session, b->found.owner.id);
 }
 
@@ -140,7 +140,7 @@ static bool before(const struct turn *a, const struct turn *b)
 static bool alone(struct turn *t)
 {
     struct session *s = t->session;
-    struct planned *p = t->next_plan < t->n_plan ? &t->plan[t->next_plan] : NULL;
+    struct planned *p = t->plan.next < t->plan.n ? &t->plan.parts[t->plan.next] : NULL;
     if (s->n_idle || engine_kv_fits(s->engine, t->hot->seq, p ? (int)p->found.count : 1))
         return false;
     if (p && p->state == PLAN_READY) {
@@ -160,9 +160,9 @@ bool aside_give_way(struct session *s)
         others |= t->state == TURN_PLANNING || t->state == TURN_COMMITTING;
         if (t->state != TURN_RUNNING)
             continue;
-        if (t->out_of_pages && !wanting)
+        if (t->place.out_of_pages && !wanting)
             wanting = t;
-        others |= !t->out_of_pages;
+        others |= !t->place.out_of_pages;
         if (!victim || before(t, victim))
             victim = t;
     }
@@ -175,7 +175,7 @@ bool aside_give_way(struct session *s)
     for (struct turn *t = s->turns; t; t = t->next)
         if (t->state == TURN_COMMITTING && t->hot)
             return false;
-    if (victim == wanting || victim->n_reading || victim->cancelled)
+    if (victim == wanting || victim->plan.n_reading || victim->end.cancelled)
         return false;
     aside_put(victim);
     return true;

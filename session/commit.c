@@ -19,7 +19,7 @@ static void account_repeated(struct turn *t)
     int covered = t->receipt.hot + t->receipt.ram + t->receipt.disk;
     for (int i = 0; i < t->receipt.n_reprefilled; i++)
         covered += t->receipt.reprefilled[i].tokens;
-    if (t->generate && t->hot && covered == t->n_prompt - 1 && t->receipt.prefilled == 1 && t->rerun_last)
+    if (t->ask.generate && t->hot && covered == t->n_prompt - 1 && t->receipt.prefilled == 1 && t->plan.rerun_last)
         turn_add_reprefilled(t, 1, "logits");
 }
 
@@ -33,7 +33,7 @@ static void remember_ephemeral(struct turn *t)
         e->tools = t->tools_form ? strdup(t->tools_form) : NULL;
         context_chat_hash(t, e->chat_hash);
         e->n_evaluated = receipt_evaluated(t);
-        e->answered = t->generate;
+        e->answered = t->ask.generate;
         e->calls = e->answered ? items_open_calls(t) : NULL;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
             e->next = t->session->ephemerals;
@@ -54,18 +54,18 @@ static void remember_ephemeral(struct turn *t)
 static void done(struct turn *t)
 {
     struct session *s = t->session;
-    bool incomplete = t->reason != NULL;
+    bool incomplete = t->end.reason != NULL;
     answer_tell(t);
-    t->terminal = true;
+    t->told.terminal = true;
     t->state = TURN_OVER;
-    s->status.turns_incomplete += incomplete && !t->strips;
-    s->status.turns_completed += !incomplete && !t->strips;
+    s->status.turns_incomplete += incomplete && !t->ask.strips;
+    s->status.turns_completed += !incomplete && !t->ask.strips;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE,
                                          .conversation = turn_conversation_id(t),
-                                         .erasing = t->erasing,
+                                         .erasing = t->end.erasing,
                                          .incomplete = incomplete,
-                                         .reason = t->reason,
-                                         .stop = t->stopped_by_string ? engine_stream_stop(t->stream) : NULL,
+                                         .reason = t->end.reason,
+                                         .stop = t->end.by_string ? engine_stream_stop(t->stream) : NULL,
                                          .input_tokens = t->n_prompt,
                                          .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
                                          .output_tokens = t->n_output,
@@ -94,31 +94,31 @@ static void save_touched(struct turn *t)
 static int fill_row(struct turn *t)
 {
     struct session *s = t->session;
-    size_t from = (size_t)(t->rebased ? 0 : t->rebased_from);
+    size_t from = (size_t)(t->past.rebased ? 0 : t->past.own_from);
     char kv[CONTEXT_KV_TEXT];
-    const char *stop = t->stopped_by_string ? engine_stream_stop(t->stream) : NULL;
+    const char *stop = t->end.by_string ? engine_stream_stop(t->stream) : NULL;
     context_kv_text(s->info, t->hot && t->hot->mixed, kv);
     t->row = (struct storage_turn){
-        .status = t->reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED,
-        .reason = (char *)(t->reason ? t->reason : stop),
-        .answered = t->generate,
+        .status = t->end.reason ? STORAGE_TURN_INCOMPLETE : STORAGE_TURN_COMPLETED,
+        .reason = (char *)(t->end.reason ? t->end.reason : stop),
+        .answered = t->ask.generate,
         .tokens = t->context.ids + from,
         .tokens_bytes = (t->context.n - from) * sizeof(engine_token),
         .prompt_bytes = ((size_t)(t->n_prompt - t->n_opened) - from) * sizeof(engine_token),
-        .rebased = t->rebased,
+        .rebased = t->past.rebased,
         .n_tokens = (int64_t)t->context.n,
         .evaluated = receipt_evaluated(t),
         .kv = strdup(kv),
         .receipt = receipt_stored(&t->receipt),
-        .saved = t->hot || t->n_aside ? STORAGE_SAVED_PENDING : STORAGE_SAVED_YES,
+        .saved = t->hot || t->aside.n ? STORAGE_SAVED_PENDING : STORAGE_SAVED_YES,
         .input_tokens = t->n_prompt,
         .cached_tokens = t->receipt.hot + t->receipt.ram + t->receipt.disk,
         .output_tokens = t->receipt.output,
         .completed_ms = t->completed_ms,
     };
-    t->row.base = t->rebased ? 0 : t->found.stripped.id;
+    t->row.base = t->past.rebased ? 0 : t->found.stripped.id;
     memcpy(t->row.fingerprint, s->info->model_sha256, sizeof t->row.fingerprint);
-    if (!t->strips)
+    if (!t->ask.strips)
         context_chat_hash(t, t->row.chat_hash);
     t->row.items = t->output;
     t->row.n_items = t->n_output_items;
@@ -128,39 +128,42 @@ static int fill_row(struct turn *t)
 /* What is replaced goes from the disk with all that was still being saved of it. */
 static void commit_begin(struct turn *t)
 {
-    t->commit_waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
-    if (!t->commit_waits && accept_commit(t))
+    t->end.waits = t->replaces && !(strip_stop(t) && conversation_settle(t->session, t->found.conversation.id));
+    if (!t->end.waits && accept_commit(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
 }
 
 void turn_finish(struct turn *t)
 {
     struct session *s = t->session;
-    if (t->strips && t->cancelled) { /* what it has put goes; the next one makes up for it */
+    if (t->ask.strips && t->end.cancelled) { /* what it has put goes; the next one makes up for it */
         turn_fail(t, SESSION_SHUTDOWN, "a warm-up was stopped");
         return;
     }
-    if (t->cancelled && !t->reason)
-        t->reason = s->closing ? "shutdown" : t->abandoned ? "abandoned" : t->yielded ? "yielded" : "cancelled";
+    if (t->end.cancelled && !t->end.reason)
+        t->end.reason = s->closing         ? "shutdown"
+                        : t->end.abandoned ? "abandoned"
+                        : t->end.yielded   ? "yielded"
+                                           : "cancelled";
     if (answer_finish(t)) {
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
     account_repeated(t);
     t->completed_ms = session_wall_ms();
-    bool touch = turn_touches(t) && !t->strips;
+    bool touch = turn_touches(t) && !t->ask.strips;
     /* Without pages nothing was computed: what there is was saved by those before. */
-    t->receipt.saved = !t->store || touch ? "off" : t->hot || t->n_aside ? "pending" : "yes";
-    if (!t->store || touch) {
+    t->receipt.saved = !t->ask.store || touch ? "off" : t->hot || t->aside.n ? "pending" : "yes";
+    if (!t->ask.store || touch) {
         receipt_finish(t);
         /* A warm-up that is not stored, and follows nothing that is, can be followed itself. */
-        if (!touch || (!t->store && !t->found.parent.id && !t->found.conversation.public_id)) {
+        if (!touch || (!t->ask.store && !t->found.parent.id && !t->found.conversation.public_id)) {
             if (t->hot) {
                 t->hot->turn = 0;
                 t->hot->ephemeral = strdup(t->response_id);
             }
             /* Nothing can follow a raw one: its pages serve contexts that begin alike, until they are wanted. */
-            if (!t->raw)
+            if (!t->ask.raw)
                 remember_ephemeral(t);
         } else if (t->hot && t->found.parent.id) {
             hot_belongs(s, t->hot, context_base(t)->id, t->found.conversation.id);
@@ -183,7 +186,7 @@ void turn_finish(struct turn *t)
 void commit_retry(struct session *s)
 {
     for (struct turn *t = s->turns; t; t = t->next)
-        if (t->commit_waits)
+        if (t->end.waits)
             commit_begin(t);
 }
 
@@ -202,7 +205,6 @@ static void count_saves(struct session *s, int change)
 
 void saving_free(struct saving *saving)
 {
-    free(saving->holders);
     free(saving->owner);
     free(saving);
 }
@@ -238,18 +240,19 @@ static int saved_set(struct storage_ledger *l, struct saving *saving, enum stora
 }
 
 /* In the transaction that makes the turn hold its segments, or does not (rc): the turns before it hold the longer one,
- * and the receipt says how it ended. */
+ * what is in its context no longer goes, and the receipt says how it ended. */
 static int with_commit(struct storage_ledger *l, void *arg, int rc)
 {
     struct saving *saving = arg;
-    int hold_rc = 0;
+    int job_rc = 0;
     rc = rc ? rc : saving->lost;
     saving->with_rc = rc;
-    for (size_t i = 0; !rc && i < saving->n_holders && (!hold_rc || hold_rc == -ENOENT); i++)
-        hold_rc = storage_turn_hold(l, saving->holders[i], saving->longer);
-    if (hold_rc && hold_rc != -ENOENT)
-        return hold_rc;
-    return saved_set(l, saving, rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
+    if (!rc && saving->longer_at >= 0)
+        job_rc =
+            storage_turns_hold(l, saving->turn, (int64_t)saving->longer_at * SESSION_SEGMENT_TOKENS, saving->longer);
+    for (int i = 0; i < 2 && !job_rc; i++)
+        job_rc = storage_segment_drop(l, saving->drop[i]);
+    return job_rc ? job_rc : saved_set(l, saving, rc ? STORAGE_SAVED_FAILED : STORAGE_SAVED_YES);
 }
 
 static int saving_run(struct storage_ledger *l, void *arg)
@@ -299,18 +302,14 @@ static void kv_commit_done(void *arg, int rc)
         ;
 }
 
-/* The turns before whose last segment this one has made longer, or full. They hold the shorter one until the longer
- * one is stored. */
-static void find_holders(struct turn *t, struct saving *saving)
+/* The segment that the turns before end in, which this one has made longer, or full; negative: it has not. They hold
+ * the shorter one until the longer one is stored. */
+static int longer_at(const struct turn *t)
 {
     const struct storage_turn *base = context_base(t);
-    if (t->rebased || t->strips || !base->id || engine_seq_length(t->hot->seq) < base->n_tokens - 1)
-        return; /* or it was stopped before it came there */
-    saving->longer_at = (int)((base->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
-    saving->holders = t->found.near;
-    saving->n_holders = t->found.n_near;
-    t->found.near = NULL;
-    t->found.n_near = 0;
+    if (t->past.rebased || t->ask.strips || !base->id || engine_seq_length(t->hot->seq) < base->n_tokens - 1)
+        return -1; /* or it was stopped before it came there */
+    return (int)((base->n_tokens - 1) / SESSION_SEGMENT_TOKENS);
 }
 
 /* Its turn holds the chain that ends with `last` from now on. */
@@ -319,9 +318,11 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
     static const uint8_t none[STORAGE_KEY_BYTES];
     if (!saving->rc && memcmp(last, none, sizeof none)) {
         struct hot *h = saving->hot;
+        if (h) {
+            (void)hot_take_end(s, h->owner, NULL, h->aside, saving->drop[0]); /* it may be behind the other */
+            (void)hot_take_end(s, h->owner, NULL, h->cut, saving->drop[1]);
+        }
         int rc = storage_kv_commit(s->storage, saving->turn, last, with_commit, kv_commit_done, saving);
-        if (!rc && h)
-            hot_drop_cut(s, h);
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
@@ -346,10 +347,10 @@ void saving_begin(struct session *s, struct saving *saving, struct hot *h)
     saving_add(s, saving);
     saving->rc = hot_save(s, h, true, last);
     int k = saving->longer_at;
-    if (k < h->n_full || (k == h->n_full && h->tail_count))
+    if (k >= 0 && (k < h->n_full || (k == h->n_full && h->tail_count)))
         memcpy(saving->longer, k < h->n_full ? h->full[k].key : h->tail_key, sizeof saving->longer);
     else
-        saving->n_holders = 0;
+        saving->longer_at = -1;
     saving_hold(s, saving, last);
 }
 
@@ -368,10 +369,11 @@ static struct saving *saving_new(struct turn *t, int64_t turn)
     saving->turn = turn;
     saving->conversation = t->found.conversation.id;
     saving->clock = t->clock;
-    bool touch = turn_touches(t) && !t->strips;
-    if (!t->rebased && !touch && context_base(t)->id)
+    bool touch = turn_touches(t) && !t->ask.strips;
+    if (!t->past.rebased && !touch && context_base(t)->id)
         saving->from = context_base(t)->n_tokens;
     saving->told = !touch;
+    saving->longer_at = -1;
     saving->saved = STORAGE_SAVED_PENDING;
     return saving;
 }
@@ -382,7 +384,7 @@ static void save_kv(struct turn *t, int64_t turn)
     struct saving *saving = saving_new(t, turn);
     if (!saving)
         return;
-    find_holders(t, saving);
+    saving->longer_at = longer_at(t);
     saving_begin(t->session, saving, t->hot);
 }
 
@@ -395,8 +397,8 @@ static void save_aside(struct turn *t, int64_t turn)
     if (t->hot) /* otherwise it goes with the pages */
         memset(t->hot->aside, 0, sizeof t->hot->aside);
     saving_add(t->session, saving);
-    saving->lost = t->aside_rc;
-    saving_hold(t->session, saving, t->aside_last);
+    saving->lost = t->aside.rc;
+    saving_hold(t->session, saving, t->aside.last);
 }
 
 void turn_committed(struct session *s, void *turn)
@@ -404,10 +406,10 @@ void turn_committed(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
-    if (t->terminal) /* it could not be accepted, and that was told */
+    if (t->told.terminal) /* it could not be accepted, and that was told */
         return;
     if (t->replaces && (t->commit_rc == 0 || t->commit_rc == -EINPROGRESS)) {
-        t->erasing = t->commit_rc != 0;
+        t->end.erasing = t->commit_rc != 0;
         t->commit_rc = 0;
         hot_distrust(s, t->found.owner.id); /* what the replaced one had stored has gone with it */
     }
@@ -428,12 +430,12 @@ void turn_committed(struct session *s, void *turn)
     }
     if (t->hot) {
         hot_belongs(s, t->hot, t->row.id, t->found.conversation.id);
-        if (t->n_aside && engine_seq_length(t->hot->seq) < t->aside_end)
+        if (t->aside.n && engine_seq_length(t->hot->seq) < t->aside.end)
             save_aside(t, t->row.id);
         else
             save_kv(t, t->row.id);
         engine_seq_settle(t->hot->seq);
-    } else if (t->n_aside) {
+    } else if (t->aside.n) {
         save_aside(t, t->row.id);
     }
     done(t);

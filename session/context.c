@@ -82,9 +82,10 @@ static int add_new(struct messages *list, const struct turn *t)
 {
     size_t first = t->found.matched, i = first;
     int rc = 0;
-    for (; t->drop_messages && !rc && i < first + t->drop_messages && t->messages[i].role == ENGINE_SYSTEM; i++)
+    for (; t->past.drop_messages && !rc && i < first + t->past.drop_messages && t->messages[i].role == ENGINE_SYSTEM;
+         i++)
         rc = add_message(list, &t->messages[i], NULL);
-    for (i = first + t->drop_messages; !rc && i < t->n_messages; i++)
+    for (i = first + t->past.drop_messages; !rc && i < t->n_messages; i++)
         rc = add_message(list, &t->messages[i], NULL);
     return rc;
 }
@@ -143,14 +144,14 @@ static int render_new(struct turn *t)
 {
     struct messages list = {0};
     int rc = t->context.n == 0 ? add_head(&list, t) : 0;
-    if (!rc && t->context.n == 0 && t->base_known)
-        t->base_known = items_chain(t->base_hash, list.m, list.n, NULL) == 0;
+    if (!rc && t->context.n == 0 && t->past.known)
+        t->past.known = items_chain(t->past.hash, list.m, list.n, NULL) == 0;
     if (!rc)
         rc = add_new(&list, t);
     if (rc)
         rc = out_of_memory(t);
-    else if (list.n || t->generate || t->context.n == 0)
-        rc = render(t, list.m, list.n, t->generate);
+    else if (list.n || t->ask.generate || t->context.n == 0)
+        rc = render(t, list.m, list.n, t->ask.generate);
     clear(&list);
     free(list.m);
     free(list.names);
@@ -164,17 +165,17 @@ static int rebuild(struct turn *t, size_t own)
     struct messages list = {0};
     size_t chained = 0;
     int rc = t->context.n ? 0 : add_head(&list, t);
-    if (!rc && t->drop_turns)
+    if (!rc && t->past.drop_turns)
         rc = add_system(&list, &t->found.path[0]);
-    for (size_t i = t->drop_turns; !rc && i < t->found.n_path; i++) {
+    for (size_t i = t->past.drop_turns; !rc && i < t->found.n_path; i++) {
         const struct storage_turn *row = &t->found.path[i];
         bool kept = i >= own;
         rc = add_items(&list, row, false);
         size_t asked = list.n;
         if (!rc && row->answered)
             rc = add_items(&list, row, true);
-        if (!rc && t->base_known)
-            t->base_known = items_chain(t->base_hash, list.m + chained, list.n - chained, NULL) == 0;
+        if (!rc && t->past.known)
+            t->past.known = items_chain(t->past.hash, list.m + chained, list.n - chained, NULL) == 0;
         chained = list.n;
         if (rc || !row->answered)
             continue;
@@ -188,11 +189,11 @@ static int rebuild(struct turn *t, size_t own)
         if (!rc && kept)
             rc = engine_chat_close(t->session->engine, &t->context);
     }
-    if (!t->strips)
+    if (!t->ask.strips)
         t->n_inherited = t->n_expected = (int)t->context.n;
     if (!rc)
         rc = add_new(&list, t);
-    if (!rc && (list.n || !t->strips) && (rc = render(t, list.m, list.n, t->generate)))
+    if (!rc && (list.n || !t->ask.strips) && (rc = render(t, list.m, list.n, t->ask.generate)))
         goto cleanup;
     if (rc)
         rc = out_of_memory(t);
@@ -292,7 +293,7 @@ void context_effort(struct turn *t)
 /* The past rendered anew. For another model the tokens of its answers say nothing. */
 static int build_anew(struct turn *t)
 {
-    return rebuild(t, !same_model(t) ? t->found.n_path : t->current_turn ? strip_before(t) : 0);
+    return rebuild(t, !same_model(t) ? t->found.n_path : t->ask.current_turn ? strip_before(t) : 0);
 }
 
 /* The context at the end of the parent without thinking, behind the last one of these that there is. One that began
@@ -300,17 +301,17 @@ static int build_anew(struct turn *t)
 static int build_stripped(struct turn *t)
 {
     const struct found *f = &t->found;
-    t->rebased = !f->stripped.id;
+    t->past.rebased = !f->stripped.id;
     if (f->stripped.id && append_bytes(&t->context, f->tokens, f->tokens_bytes))
         return out_of_memory(t);
-    t->n_inherited = t->rebased_from = (int)t->context.n;
-    t->drop_turns = t->rebased ? truncate_before(f->path, f->n_path) : 0;
-    t->base_known = t->rebased && !t->drop_turns;
+    t->n_inherited = t->past.own_from = (int)t->context.n;
+    t->past.drop_turns = t->past.rebased ? truncate_before(f->path, f->n_path) : 0;
+    t->past.known = t->past.rebased && !t->past.drop_turns;
     expect(t, &f->stripped);
     int rc = rebuild(t, f->n_path);
-    if (rc || !t->rebased || t->drop_turns)
+    if (rc || !t->past.rebased || t->past.drop_turns)
         return rc;
-    if (!t->base_known || memcmp(t->base_hash, f->parent.chat_hash, sizeof t->base_hash) != 0) {
+    if (!t->past.known || memcmp(t->past.hash, f->parent.chat_hash, sizeof t->past.hash) != 0) {
         turn_fail(t, SESSION_INVALID, "not all that was said before is stored");
         return -EINVAL;
     }
@@ -320,7 +321,7 @@ static int build_stripped(struct turn *t)
 static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
 {
     const char *wrong = NULL;
-    if (!t->match && e->calls && items_check_open(t, e->calls, &wrong))
+    if (!t->ask.match && e->calls && items_check_open(t, e->calls, &wrong))
         return out_of_memory(t);
     if (wrong) {
         turn_fail(t, SESSION_INVALID, wrong);
@@ -328,8 +329,8 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     }
     if (engine_tokens_append(&t->context, e->tokens.ids, e->tokens.n))
         return out_of_memory(t);
-    memcpy(t->base_hash, e->chat_hash, sizeof t->base_hash);
-    if (t->match) {
+    memcpy(t->past.hash, e->chat_hash, sizeof t->past.hash);
+    if (t->ask.match) {
         ; /* its instructions and tools are part of what was found to be the same */
     } else if (!turn_touches(t) && !same_text(t->tools_form, e->tools)) {
         turn_fail(t, SESSION_INVALID,
@@ -349,11 +350,11 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
                   "the effort of a response that is not stored cannot change; send the whole conversation");
         return -EINVAL;
     }
-    t->follows_tokens = true;
+    t->past.by_tokens = true;
     t->n_inherited = (int)t->context.n;
     t->n_expected = e->n_evaluated;
     t->lost_reason = "not_saved";
-    t->rebased = true;
+    t->past.rebased = true;
     if (e->answered && engine_chat_close(t->session->engine, &t->context))
         return out_of_memory(t);
     return render_new(t);
@@ -368,13 +369,13 @@ static const char *instructions_in_force(const struct turn *t)
 
 static bool tools_change(const struct turn *t)
 {
-    return !t->match && !turn_touches(t) && !same_text(t->tools_form, t->found.tools);
+    return !t->ask.match && !turn_touches(t) && !same_text(t->tools_form, t->found.tools);
 }
 
 bool context_past_changes(const struct turn *t)
 {
     /* A whole history has its instructions and tools in what matched. */
-    return !same_model(t) || !(t->match || same_text(instructions_in_force(t), t->found.parent.instructions)) ||
+    return !same_model(t) || !(t->ask.match || same_text(instructions_in_force(t), t->found.parent.instructions)) ||
            tools_change(t) || effort_changes(t, t->found.effort);
 }
 
@@ -448,12 +449,12 @@ static int build_raw(struct turn *t)
 {
     const struct engine *e = t->session->engine;
     const struct engine_message *m = t->messages;
-    t->base_known = false;
+    t->past.known = false;
     for (size_t i = 0; i < t->raw_tokens.n; i++)
         if (t->raw_tokens.ids[i] >= t->session->info->n_vocab) {
-            (void)snprintf(t->detail, sizeof t->detail, "the model has no token %d: there are %d", t->raw_tokens.ids[i],
-                           t->session->info->n_vocab);
-            turn_fail(t, SESSION_INVALID, t->detail);
+            (void)snprintf(t->end.detail, sizeof t->end.detail, "the model has no token %d: there are %d",
+                           t->raw_tokens.ids[i], t->session->info->n_vocab);
+            turn_fail(t, SESSION_INVALID, t->end.detail);
             return -EINVAL;
         }
     int rc = t->raw_tokens.n ? engine_tokens_append(&t->context, t->raw_tokens.ids, t->raw_tokens.n)
@@ -467,31 +468,31 @@ static int build(struct turn *t)
     struct found *f = &t->found;
     const struct ephemeral *e = ephemeral_of(t);
     int rc = 0;
-    t->base_known = true;
-    if (t->raw)
+    t->past.known = true;
+    if (t->ask.raw)
         return build_raw(t);
     if (e)
         return build_from_ephemeral(t, e);
     if (!f->parent.id)
         return render_new(t);
-    if (t->strips)
+    if (t->ask.strips)
         return build_stripped(t);
     if (f->anew) {
-        t->drop_turns = truncate_before(f->path, f->n_path);
-        t->base_known = t->drop_turns == 0;
-        t->rebased = t->past_changed = true;
-        bool instructed = t->match || same_text(t->in_force, f->parent.instructions);
+        t->past.drop_turns = truncate_before(f->path, f->n_path);
+        t->past.known = t->past.drop_turns == 0;
+        t->past.rebased = t->past.changed = true;
+        bool instructed = t->ask.match || same_text(t->in_force, f->parent.instructions);
         t->lost_reason = !same_model(t)    ? "blob_foreign"
                          : !instructed     ? "instructions_changed"
                          : tools_change(t) ? "tools_changed"
                                            : "effort_changed";
         return build_anew(t);
     }
-    memcpy(t->base_hash, f->parent.chat_hash, sizeof t->base_hash);
+    memcpy(t->past.hash, f->parent.chat_hash, sizeof t->past.hash);
     if (append_bytes(&t->context, f->tokens, f->tokens_bytes))
         return out_of_memory(t);
-    t->n_inherited = t->rebased_from = (int)t->context.n;
-    t->rebased = f->apart;
+    t->n_inherited = t->past.own_from = (int)t->context.n;
+    t->past.rebased = f->apart;
     expect(t, context_base(t));
     if (!turn_touches(t) && f->parent.answered && !f->stripped.id)
         rc = engine_chat_close(t->session->engine, &t->context);
@@ -510,14 +511,14 @@ int context_build(struct turn *t)
     struct session *s = t->session;
     t->in_force = instructions_in_force(t);
     int rc = build(t);
-    rc = rc || t->raw ? rc : truncate_context(t, build_rest);
+    rc = rc || t->ask.raw ? rc : truncate_context(t, build_rest);
     if (rc)
         return rc;
     t->receipt.reasoning_context = strip_told(t);
     if (t->found.apart) /* from here on it is the first of its chain */
         t->found.parent.id = t->found.parent.depth = t->found.stripped.id = 0;
     size_t before = t->context.n;
-    if (t->generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
+    if (t->ask.generate && t->tool_choice == SESSION_TOOLS_REQUIRED &&
         engine_chat_open_call(s->engine, t->tool, &t->context))
         return out_of_memory(t);
     if (t->opening && (rc = engine_chat_open_text(s->engine, t->opening, strlen(t->opening), &t->context))) {
@@ -542,7 +543,7 @@ bool context_answer_ends(const struct turn *t, size_t i)
     if (!items_answers(&t->messages[i]))
         return false;
     if (i + 1 == t->n_messages)
-        return !t->generate; /* the last one need not be followed where nothing is answered */
+        return !t->ask.generate; /* the last one need not be followed where nothing is answered */
     return !items_answers(&t->messages[i + 1]);
 }
 
@@ -563,7 +564,7 @@ void context_chat_hash(const struct turn *t, uint8_t out[32])
 {
     static const uint8_t unknown[32];
     uint8_t hash[32] = {0};
-    bool known = t->hashes ? t->n_messages > 0 : t->base_known;
+    bool known = t->hashes ? t->n_messages > 0 : t->past.known;
     struct messages list = {0};
     size_t from = t->found.matched;
     memset(out, 0, sizeof hash);
@@ -575,9 +576,9 @@ void context_chat_hash(const struct turn *t, uint8_t out[32])
     if (t->hashes && known)
         memcpy(hash, t->hashes[from - 1], sizeof hash);
     else if (known)
-        memcpy(hash, t->base_hash, sizeof hash);
+        memcpy(hash, t->past.hash, sizeof hash);
     /* What follows a turn of which it is not known is not known either. */
-    if (!t->hashes && t->n_inherited && !t->past_changed)
+    if (!t->hashes && t->n_inherited && !t->past.changed)
         known &= memcmp(hash, unknown, sizeof hash) != 0;
     for (size_t i = from; known && i < t->n_messages; i++)
         known = add_message(&list, &t->messages[i], NULL) == 0;

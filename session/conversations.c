@@ -487,7 +487,7 @@ static int settled_run(struct storage_ledger *l, void *arg)
         if (rc <= 0)
             return rc ? rc : -ECHILD;
         if (q->turn.parent && q->turn.status != STORAGE_TURN_FAILED) /* without it the deletion is as good */
-            (void)prune_find(l, q->session, &q->owner_row, q->turn.base ? q->turn.base : q->turn.parent, &q->prune);
+            (void)prune_find(l, q->session, &q->owner_row, storage_turn_base(&q->turn), &q->prune);
         return 0;
     }
     if (q->kind == RESPONSE_DELETE) {
@@ -576,11 +576,12 @@ static bool settle(struct session *s, struct query *q)
         if (!runs_on(t, q))
             continue;
         /* What is to be deleted is stopped, and goes when it has ended. */
-        if (!t->strips && (q->kind == EVICT || (q->kind == RESPONSE_DELETE && strcmp(t->response_id, q->id) != 0))) {
+        if (!t->ask.strips &&
+            (q->kind == EVICT || (q->kind == RESPONSE_DELETE && strcmp(t->response_id, q->id) != 0))) {
             answer(q, -EBUSY);
             return true;
         }
-        t->cancelled = running = true;
+        t->end.cancelled = running = true;
     }
     if (running)
         return false;

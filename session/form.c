@@ -14,13 +14,13 @@
 
 void form_free(struct turn *t)
 {
-    engine_match_free(t->form_match);
-    engine_match_free(t->bare_match);
-    engine_match_free(t->call_match);
-    engine_form_free(t->form);
-    engine_form_free(t->call_form);
-    t->form_match = t->bare_match = t->call_match = NULL;
-    t->form = t->call_form = NULL;
+    engine_match_free(t->form.match);
+    engine_match_free(t->form.bare);
+    engine_match_free(t->form.in_call);
+    engine_form_free(t->form.of_answer);
+    engine_form_free(t->form.of_calls);
+    t->form.match = t->form.bare = t->form.in_call = NULL;
+    t->form.of_answer = t->form.of_calls = NULL;
 }
 
 int form_failed(struct turn *t, int rc)
@@ -36,10 +36,10 @@ int form_failed(struct turn *t, int rc)
 /* The answer is no text. */
 static void drop_form(struct turn *t)
 {
-    engine_match_free(t->form_match);
-    engine_form_free(t->form);
-    t->form_match = NULL;
-    t->form = NULL;
+    engine_match_free(t->form.match);
+    engine_form_free(t->form.of_answer);
+    t->form.match = NULL;
+    t->form.of_answer = NULL;
 }
 
 static enum engine_within within(const struct turn *t)
@@ -56,30 +56,31 @@ static int push_begun(struct turn *t)
     size_t len, held_len;
     int rc = 0;
     text = engine_calls_begun(t->calls, &len);
-    if (len > 0 && (rc = engine_match_push_text(t->call_match, text, len)) == 0 &&
+    if (len > 0 && (rc = engine_match_push_text(t->form.in_call, text, len)) == 0 &&
         (rc = engine_stream_held(t->stream, &held, &held_len)) == 0)
-        rc = engine_match_push_text(t->call_match, held, held_len);
+        rc = engine_match_push_text(t->form.in_call, held, held_len);
     return rc;
 }
 
 /* It is whole, and has no mark behind it: what comes is a fence, the mark of another one, or something else. */
 static bool call_is_over(const struct turn *t)
 {
-    return engine_match_complete(t->call_match) && engine_calls_open_end(t->calls);
+    return engine_match_complete(t->form.in_call) && engine_calls_open_end(t->calls);
 }
 
 static int call_mask(struct turn *t, const uint32_t **mask)
 {
     int rc = 0;
-    if (!t->call_match && (rc = engine_match_new(t->session->forms, t->call_form, t->owner, &t->call_match)) == 0)
+    if (!t->form.in_call &&
+        (rc = engine_match_new(t->session->forms, t->form.of_calls, t->owner, &t->form.in_call)) == 0)
         rc = push_begun(t);
     if (rc == 0 && call_is_over(t))
         return 0;
-    uint32_t *bits = rc == 0 ? engine_match_mask(t->call_match, &rc) : NULL;
+    uint32_t *bits = rc == 0 ? engine_match_mask(t->form.in_call, &rc) : NULL;
     if (rc)
         return rc;
     engine_token closing = engine_calls_closing(t->calls);
-    if (engine_match_complete(t->call_match) && closing >= 0)
+    if (engine_match_complete(t->form.in_call) && closing >= 0)
         bits[closing / 32] |= 1u << closing % 32;
     *mask = bits;
     return 0;
@@ -90,12 +91,12 @@ static int call_mask(struct turn *t, const uint32_t **mask)
 static int begin_text(struct turn *t)
 {
     int rc = 0;
-    if (t->form_begun)
+    if (t->form.begun)
         return 0;
-    if (!t->form_match)
-        rc = engine_match_new(t->session->forms, t->form, t->owner, &t->form_match);
-    if (rc == 0 && !t->bare_match && t->call_form && engine_calls_may_be_bare(t->calls))
-        rc = engine_match_new(t->session->forms, t->call_form, t->owner, &t->bare_match);
+    if (!t->form.match)
+        rc = engine_match_new(t->session->forms, t->form.of_answer, t->owner, &t->form.match);
+    if (rc == 0 && !t->form.bare && t->form.of_calls && engine_calls_may_be_bare(t->calls))
+        rc = engine_match_new(t->session->forms, t->form.of_calls, t->owner, &t->form.bare);
     return rc;
 }
 
@@ -104,19 +105,19 @@ static int text_mask(struct turn *t, const uint32_t **mask)
     engine_token marks[2];
     uint32_t *bits = NULL;
     int rc = begin_text(t);
-    if (rc == 0 && t->bare_match) {
-        bits = engine_match_mask(t->bare_match, &rc);
-        if (rc == 0 && t->form_match) {
-            const uint32_t *text = engine_match_mask(t->form_match, &rc);
+    if (rc == 0 && t->form.bare) {
+        bits = engine_match_mask(t->form.bare, &rc);
+        if (rc == 0 && t->form.match) {
+            const uint32_t *text = engine_match_mask(t->form.match, &rc);
             for (int i = 0; rc == 0 && i < (t->session->info->n_vocab + 31) / 32; i++)
                 bits[i] |= text[i];
         }
     } else if (rc == 0) {
-        bits = engine_match_mask(t->form_match, &rc);
+        bits = engine_match_mask(t->form.match, &rc);
     }
     if (rc)
         return rc;
-    int n = t->calls && !t->form_begun ? engine_calls_openings(t->calls, marks) : 0;
+    int n = t->calls && !t->form.begun ? engine_calls_openings(t->calls, marks) : 0;
     for (int i = 0; i < n; i++)
         bits[marks[i] / 32] |= 1u << (marks[i] % 32);
     *mask = bits;
@@ -126,20 +127,20 @@ static int text_mask(struct turn *t, const uint32_t **mask)
 /* The text goes on as one of the two that it may become, or as both. */
 static int push_text(struct turn *t, engine_token id)
 {
-    int rc = t->form_match ? engine_match_push(t->form_match, id) : -EILSEQ;
-    t->form_begun = true;
-    if (!t->bare_match)
+    int rc = t->form.match ? engine_match_push(t->form.match, id) : -EILSEQ;
+    t->form.begun = true;
+    if (!t->form.bare)
         return rc;
-    int call = engine_match_push(t->bare_match, id);
+    int call = engine_match_push(t->form.bare, id);
     if (call == -EILSEQ && rc != -EILSEQ) {
-        engine_match_free(t->bare_match);
-        t->bare_match = NULL;
+        engine_match_free(t->form.bare);
+        t->form.bare = NULL;
         engine_calls_text_only(t->calls);
         return rc;
     }
     if (rc == -EILSEQ && !call) {
-        engine_match_free(t->form_match);
-        t->form_match = NULL;
+        engine_match_free(t->form.match);
+        t->form.match = NULL;
         return 0;
     }
     return rc ? rc : call;
@@ -155,25 +156,25 @@ int form_mask(struct turn *t, const uint32_t **mask)
         drop_form(t);
     switch (within(t)) {
     case ENGINE_WITHIN_CALL:
-        return t->call_form ? call_mask(t, mask) : 0;
+        return t->form.of_calls ? call_mask(t, mask) : 0;
     case ENGINE_WITHIN_THINKING:
-        if (t->form)
+        if (t->form.of_answer)
             *mask = engine_forms_endless(t->session->forms, &rc);
         return rc;
     case ENGINE_WITHIN_TEXT:
         break;
     }
-    return t->form ? text_mask(t, mask) : 0;
+    return t->form.of_answer ? text_mask(t, mask) : 0;
 }
 
 int form_take(struct turn *t, engine_token id)
 {
-    if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form_begun &&
-        !(t->call_match && engine_calls_is_inner(t->calls, id)))
+    if (t->calls && engine_calls_is_mark(t->calls, id) && !t->form.begun &&
+        !(t->form.in_call && engine_calls_is_inner(t->calls, id)))
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)
-        return t->call_match && !call_is_over(t) ? form_failed(t, engine_match_push(t->call_match, id)) : 0;
-    if (within(t) == ENGINE_WITHIN_TEXT && t->form)
+        return t->form.in_call && !call_is_over(t) ? form_failed(t, engine_match_push(t->form.in_call, id)) : 0;
+    if (within(t) == ENGINE_WITHIN_TEXT && t->form.of_answer)
         return form_failed(t, push_text(t, id));
     return 0;
 }
@@ -181,16 +182,16 @@ int form_take(struct turn *t, engine_token id)
 void form_after(struct turn *t)
 {
     if (within(t) != ENGINE_WITHIN_CALL) {
-        engine_match_free(t->call_match);
-        t->call_match = NULL;
+        engine_match_free(t->form.in_call);
+        t->form.in_call = NULL;
         return;
     }
-    if (!t->form)
+    if (!t->form.of_answer)
         return;
     drop_form(t);
-    t->form_begun = false;
-    t->call_match = t->bare_match;
-    t->bare_match = NULL;
+    t->form.begun = false;
+    t->form.in_call = t->form.bare;
+    t->form.bare = NULL;
 }
 
 int form_forced(struct turn *t, struct engine_tokens *out)
@@ -199,16 +200,16 @@ int form_forced(struct turn *t, struct engine_tokens *out)
     /* A mark that begins thinking counts as one of its tokens. */
     if (t->thinking_tokens && t->calls && engine_calls_thinking(t->calls) && t->n_thought >= t->thinking_tokens)
         return engine_chat_end_thinking(t->session->engine, out);
-    if (t->logprobs) /* which the model's tokens only have */
+    if (t->ask.logprobs) /* which the model's tokens only have */
         return 0;
     if (within(t) == ENGINE_WITHIN_CALL)
-        m = t->call_match && !call_is_over(t) ? t->call_match : NULL;
-    else if (within(t) == ENGINE_WITHIN_TEXT && t->form && t->form_begun && !t->bare_match)
-        m = t->form_match;
+        m = t->form.in_call && !call_is_over(t) ? t->form.in_call : NULL;
+    else if (within(t) == ENGINE_WITHIN_TEXT && t->form.of_answer && t->form.begun && !t->form.bare)
+        m = t->form.match;
     return m ? engine_match_forced(m, out) : 0;
 }
 
 bool form_whole(const struct turn *t)
 {
-    return t->form_match && engine_match_ended(t->form_match);
+    return t->form.match && engine_match_ended(t->form.match);
 }

@@ -183,8 +183,8 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     int common, whole_prompt;
     struct hot *best = nearest(s, owner, t->context.ids, most, t, &common), *h = NULL;
     (void)nearest(s, owner, t->context.ids, t->n_prompt, NULL, &whole_prompt);
-    if (t->generate && !t->n_aside && whole_prompt == t->n_prompt)
-        t->rerun_last = true;
+    if (t->ask.generate && !t->aside.n && whole_prompt == t->n_prompt)
+        t->plan.rerun_last = true;
     /* The conversation's own context is taken over, unless another branch shares more. */
     if (best && !best->user && continues(t, best)) {
         /* What is stored nowhere is not cut: it may be followed again. */
@@ -206,7 +206,7 @@ struct hot *hot_acquire(struct session *s, struct turn *t, int most)
     if (h) {
         h->user = t;
         /* A touch of a response that is not stored leaves nothing on disk either, whatever its own `store` says. */
-        h->in_ledger = t->store && (!turn_touches(t) || t->found.parent.id);
+        h->in_ledger = t->ask.store && (!turn_touches(t) || t->found.parent.id);
         free(h->ephemeral);
         h->ephemeral = NULL;
     }
@@ -445,7 +445,7 @@ static int64_t held_tokens(const struct session *s, const struct hot *h)
     if (!t)
         return h->ephemeral || saving_under_way(s, h->turn) ? 0 : INT64_MAX;
     const struct storage_turn *base = context_base(t);
-    if (!t->store || t->rebased || !base->id)
+    if (!t->ask.store || t->past.rebased || !base->id)
         return 0;
     return saving_under_way(s, base->id) ? 0 : base->n_tokens;
 }
@@ -463,6 +463,13 @@ void hot_distrust(struct session *s, int64_t owner)
 {
     for (struct hot *h = s->hots; h; h = h->next)
         if (h->owner == owner)
+            put_again(h, held_tokens(s, h) / SESSION_SEGMENT_TOKENS);
+}
+
+void hot_distrust_like(struct session *s, int64_t owner, const engine_token *ids, int n)
+{
+    for (struct hot *h = s->hots; h && n >= SESSION_SEGMENT_TOKENS; h = h->next)
+        if (h->owner == owner && hot_common(h, ids, SESSION_SEGMENT_TOKENS) == SESSION_SEGMENT_TOKENS)
             put_again(h, held_tokens(s, h) / SESSION_SEGMENT_TOKENS);
 }
 
@@ -500,7 +507,7 @@ static void discard_done(void *arg, int rc)
 /* Of the chain that ends with `last` goes what nobody holds. */
 static int discard(struct session *s, const uint8_t last[STORAGE_KEY_BYTES])
 {
-    int rc = storage_kv_commit(s->storage, 0, last, NULL, discard_done, s);
+    int rc = storage_kv_flush(s->storage, last, discard_done, s);
     if (rc)
         return rc;
     s->jobs++;
@@ -517,15 +524,22 @@ static bool has(const struct hot *h, const uint8_t key[STORAGE_KEY_BYTES])
     return it;
 }
 
-bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES])
+bool hot_take_end(const struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES],
+                  uint8_t out[STORAGE_KEY_BYTES])
 {
     static const uint8_t none[STORAGE_KEY_BYTES];
     bool wanted = !memcmp(last, none, sizeof none);
     for (const struct hot *other = s->hots; other && !wanted; other = other->next)
         wanted = other != but && other->owner == owner && has(other, last);
-    bool dropped = !wanted && discard(s, last) == 0;
+    memcpy(out, wanted ? none : last, STORAGE_KEY_BYTES);
     memset(last, 0, STORAGE_KEY_BYTES);
-    return dropped;
+    return !wanted;
+}
+
+bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES])
+{
+    uint8_t end[STORAGE_KEY_BYTES];
+    return hot_take_end(s, owner, but, last, end) && discard(s, end) == 0;
 }
 
 void hot_drop_cut(struct session *s, struct hot *h)
@@ -543,15 +557,18 @@ void hot_discard(struct session *s, struct hot *h)
     if (!h->in_ledger)
         return;
     /* What is behind the rest first. */
-    bool dropped = hot_drop_end(s, h->owner, h, h->aside);
-    dropped |= hot_drop_end(s, h->owner, h, h->cut);
+    bool other = hot_drop_end(s, h->owner, h, h->aside);
+    other |= hot_drop_end(s, h->owner, h, h->cut);
     if (h->n_full > shared && discard(s, h->full[h->n_full - 1].key)) {
         session_log(s, LOG_WARNING, "no memory to drop the segments of a failed turn; the next start drops them");
         return;
     }
-    /* Those before them that nothing holds yet go as well: who has put them does so again. */
-    if (dropped || h->n_full > shared)
+    /* Those before them that nothing holds yet go as well: who has put them does so again. What was cut may have begun
+     * otherwise. */
+    if (other)
         hot_distrust(s, h->owner);
+    else if (h->n_full > shared)
+        hot_distrust_like(s, h->owner, engine_seq_tokens(h->seq), engine_seq_length(h->seq));
 }
 
 void hot_sweep(struct session *s)

@@ -416,11 +416,11 @@ static int check_results(struct turn *t, struct calls *c, size_t first, const ch
 int items_check_results(struct storage_ledger *l, struct turn *t, const char **wrong)
 {
     struct calls c = {0};
-    size_t first = t->match ? 0 : t->found.matched;
+    size_t first = t->ask.match ? 0 : t->found.matched;
     *wrong = NULL;
     if (!has_results(t, first))
         return 0;
-    int rc = t->match ? 0 : calls_before(l, t, &c);
+    int rc = t->ask.match ? 0 : calls_before(l, t, &c);
     rc = rc ? rc : check_results(t, &c, first, wrong);
     free_calls(&c);
     return rc;

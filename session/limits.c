@@ -152,7 +152,8 @@ int session_usage(struct session *s, const char *owner, session_done *done, void
     if (!u)
         return -ENOMEM;
     *u = (struct usage){.owner = strdup(owner), .session = s, .done = done, .arg = arg};
-    int rc = u->owner ? storage_submit(s->storage, (struct storage_job){.run = usage_run, .done = usage_done, .arg = u}) : -ENOMEM;
+    int rc = u->owner ? storage_submit(s->storage, (struct storage_job){.run = usage_run, .done = usage_done, .arg = u})
+                      : -ENOMEM;
     if (rc) {
         free(u->owner);
         free(u);

@@ -88,7 +88,7 @@ void hot_belongs(struct session *s, struct hot *h, int64_t turn, int64_t convers
 /* Whether others see it run in its conversation. */
 static bool is_told(const struct turn *t)
 {
-    return t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id && !t->strips;
+    return t->state > TURN_FINDING && t->state != TURN_OVER && t->found.conversation.id && !t->ask.strips;
 }
 
 void live_running(struct session *s)

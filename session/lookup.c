@@ -116,7 +116,7 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     f->requeued = turn.id;
     rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
     storage_turn_free(&turn);
-    if (rc || !t->match)
+    if (rc || !t->ask.match)
         return rc;
     if (!*parent)
         return find_apart(l, t, parent);
@@ -230,11 +230,11 @@ static int find_conversation(struct storage_ledger *l, struct turn *t, int64_t *
         return rc;
     *parent = f->conversation.head;
     /* Items behind something are what is new, whoever said it. */
-    t->match &= !*parent && !t->parent;
+    t->ask.match &= !*parent && !t->parent;
     if (t->replaces && ((rc = find_replaced(l, t)) || f->failure != SESSION_OK))
         return rc;
     if (!t->parent)
-        return t->match ? find_apart(l, t, parent) : 0;
+        return t->ask.match ? find_apart(l, t, parent) : 0;
     *parent = 0;
     if (!t->parent[0])
         return 0;
@@ -273,7 +273,7 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
         /* Its place is where the first one stood: not where others came behind that meanwhile, and what is matched goes
          * on where the match is. */
         bool moved = t->conversation && !t->parent && *parent != first->id && *parent != first->parent;
-        if (leaf != 1 || (t->match ? !*parent && !first->parent : !moved)) {
+        if (leaf != 1 || (t->ask.match ? !*parent && !first->parent : !moved)) {
             storage_conversation_free(&f->conversation);
             rc = storage_conversation_by_id(l, f->owner.id, first->conversation, &f->conversation);
             *parent = first->parent;
@@ -342,11 +342,11 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
 /* Whether this was asked before. */
 static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
-    if (t->key && t->store) {
+    if (t->key && t->ask.store) {
         int rc = accept_hash(&t->found.owner, t->key, strlen(t->key), t->key_hash);
         return rc ? rc : find_key(l, t, parent);
     }
-    bool maybe = t->found.failure == SESSION_OK && t->retry && t->has_digest && t->store;
+    bool maybe = t->found.failure == SESSION_OK && t->ask.retry && t->ask.has_digest && t->ask.store;
     return maybe ? find_repetition(l, t, parent) : 0;
 }
 
@@ -361,7 +361,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = storage_turn_tools(l, f->owner.id, parent, &tools);
     if (!rc && tools)
         rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
-    if (!rc && tools && (!t->generate || t->keeps) && !t->tools && !t->match) {
+    if (!rc && tools && (!t->ask.generate || t->ask.keeps) && !t->tools && !t->ask.match) {
         /* Where nothing is answered and none are named, those that were told of stay. */
         t->tools_form = strdup(f->tools);
         t->tools = tools;
@@ -369,7 +369,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
         rc = t->tools_form ? 0 : -ENOMEM;
     }
     free(tools);
-    if (!rc && t->keeps && !t->instructions && !t->match &&
+    if (!rc && t->ask.keeps && !t->instructions && !t->ask.match &&
         !(t->instructions = strdup(f->parent.instructions ? f->parent.instructions : "")))
         rc = -ENOMEM;
     if (!rc && engine_chat_has_efforts(t->session->engine)) {
@@ -387,9 +387,6 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     const struct storage_turn *base = context_base(t);
     if (base->id && !f->tokens)
         rc = storage_turn_context(l, f->owner.id, base->id, &f->tokens, &f->tokens_bytes);
-    if (base->id && !rc)
-        rc = storage_turn_near(l, base->id, (base->n_tokens - 1) / SESSION_SEGMENT_TOKENS * SESSION_SEGMENT_TOKENS,
-                               &f->near, &f->n_near);
     return rc;
 }
 
@@ -415,9 +412,9 @@ static int find_run(struct storage_ledger *l, void *arg)
     if (!rc && !(rc = items_resolve(l, t, &wrong)) && wrong)
         return refuse(t, SESSION_INVALID, wrong);
     /* Stored, a digest must not tell what was asked to those who can guess it. */
-    if (!rc && t->has_digest)
+    if (!rc && t->ask.has_digest)
         rc = accept_hash(&f->owner, t->digest, sizeof t->digest, t->digest_hash);
-    if (!rc && t->requeued)
+    if (!rc && t->ask.requeued)
         rc = find_requeued(l, t, &parent);
     else if (!rc && t->continues)
         rc = find_continued(l, t, &parent);
@@ -425,12 +422,12 @@ static int find_run(struct storage_ledger *l, void *arg)
         rc = find_conversation(l, t, &parent);
     else if (!rc && t->previous)
         rc = find_previous(l, t, &parent);
-    else if (!rc && t->match)
+    else if (!rc && t->ask.match)
         rc = find_match(l, t, &parent);
-    if (!rc && !t->requeued) /* which is no repetition of itself */
+    if (!rc && !t->ask.requeued) /* which is no repetition of itself */
         rc = find_first(l, t, &parent);
-    if (!rc && f->failure == SESSION_OK && t->store && !t->count && !turn_touches(t) && !t->requeued && !f->stored.id &&
-        !f->replaces && !t->replaces)
+    if (!rc && f->failure == SESSION_OK && t->ask.store && !t->ask.count && !turn_touches(t) && !t->ask.requeued &&
+        !f->stored.id && !f->replaces && !t->replaces)
         rc = find_limits(l, t);
     if (!rc && f->failure == SESSION_OK && parent && !f->stored.id)
         rc = read_parent(l, t, parent);
@@ -521,21 +518,21 @@ static int plan_take(void *arg, struct storage_found *found, int pos, int used)
         free(found->label);
         return 1;
     }
-    if (pos + used > t->plan_most) { /* the last one's logits are wanted, and they are not stored */
-        t->rerun_last |= !t->n_aside;
-        used = t->plan_most - pos;
+    if (pos + used > t->plan.most) { /* the last one's logits are wanted, and they are not stored */
+        t->plan.rerun_last |= !t->aside.n;
+        used = t->plan.most - pos;
     }
     if (used == 0 || pos + used <= in_pages(t)) {
         free(found->label);
         return 0;
     }
-    struct planned *plan = realloc(t->plan, (size_t)(t->n_plan + 1) * sizeof *plan);
+    struct planned *plan = realloc(t->plan.parts, (size_t)(t->plan.n + 1) * sizeof *plan);
     if (!plan) {
         free(found->label);
         return -ENOMEM;
     }
-    t->plan = plan;
-    plan[t->n_plan++] = (struct planned){.found = *found, .first = pos, .used = used, .turn = t};
+    t->plan.parts = plan;
+    plan[t->plan.n++] = (struct planned){.found = *found, .first = pos, .used = used, .turn = t};
     return 0;
 }
 

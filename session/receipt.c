@@ -20,7 +20,7 @@ static int by_value(const void *a, const void *b)
 void receipt_finish(struct turn *t)
 {
     struct session_receipt *r = &t->receipt;
-    r->conversation = t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
+    r->conversation = t->ask.store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
     r->turn = t->found.parent.depth + 1;
     r->output = t->n_output;
     /* A turn that was stopped may not have come to all that was to be prefilled again. */
@@ -120,7 +120,7 @@ int receipt_evaluated(const struct turn *t)
     int length = t->hot ? engine_seq_length(t->hot->seq) : t->n_counted;
     int before = t->n_expected < t->n_prompt ? t->n_expected : t->n_prompt;
     /* A context that was rendered anew was not there before, whatever its tokens are. */
-    return t->past_changed || length > before ? length : before;
+    return t->past.changed || length > before ? length : before;
 }
 
 char *receipt_stored(const struct session_receipt *r)

@@ -24,7 +24,7 @@
 
 int restore_end(const struct turn *t)
 {
-    return t->n_plan ? t->plan[t->n_plan - 1].first + t->plan[t->n_plan - 1].used : 0;
+    return t->plan.n ? t->plan.parts[t->plan.n - 1].first + t->plan.parts[t->plan.n - 1].used : 0;
 }
 
 /* What was there once and is found nowhere will be prefilled again: the receipt says why. */
@@ -43,11 +43,11 @@ static void read_back(struct session *s, void *arg)
 {
     struct planned *p = arg;
     s->jobs--;
-    p->turn->n_reading--;
+    p->turn->plan.n_reading--;
     p->state = p->result.rc ? PLAN_FAILED : PLAN_READY;
     /* What is not where it was while the turn waited is looked for again when it has its place. */
-    if (p->result.rc && p->turn->state == TURN_WAITING && p->turn->early == EARLY_PLANNED)
-        p->turn->early = EARLY_STALE;
+    if (p->result.rc && p->turn->state == TURN_WAITING && p->turn->plan.early == EARLY_PLANNED)
+        p->turn->plan.early = EARLY_STALE;
 }
 
 static void read_done(void *arg, struct storage_read_result result)
@@ -64,8 +64,8 @@ static size_t start_reads(struct turn *t, size_t most, int least)
 {
     struct session *s = t->session;
     size_t ahead = 0;
-    for (int i = t->next_plan; i < t->n_plan && (ahead < most || i < t->next_plan + least); i++) {
-        struct planned *p = &t->plan[i];
+    for (int i = t->plan.next; i < t->plan.n && (ahead < most || i < t->plan.next + least); i++) {
+        struct planned *p = &t->plan.parts[i];
         ahead += (size_t)p->found.count * s->info->kv_token_bytes;
         if (p->state != PLAN_IDLE)
             continue;
@@ -73,7 +73,7 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         p->result.rc = -ENOMEM;
         p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
         p->split = p->payload != NULL;
-        t->whole_windows |= p->split; /* it brings them all */
+        t->plan.whole_windows |= p->split; /* it brings them all */
         if (!p->split && !p->again &&
             storage_segment_take(s->storage, &p->found, s->info->kv_identity, &s->layout, &p->result) == 0) {
             p->state = PLAN_READY;
@@ -88,7 +88,7 @@ static size_t start_reads(struct turn *t, size_t most, int least)
             continue;
         }
         p->state = PLAN_READING;
-        t->n_reading++;
+        t->plan.n_reading++;
         s->jobs++;
     }
     return ahead;
@@ -124,10 +124,10 @@ static void read_again(struct planned *p)
 static int import(struct turn *t, int *n)
 {
     struct hot *h = t->hot;
-    struct planned *p = &t->plan[t->next_plan];
+    struct planned *p = &t->plan.parts[t->plan.next];
     struct engine_kv_part parts[READ_AHEAD];
     size_t bytes = 0;
-    int length = engine_seq_length(h->seq), most = t->n_plan - t->next_plan, count = 0;
+    int length = engine_seq_length(h->seq), most = t->plan.n - t->plan.next, count = 0;
     *n = 0;
     if (length > p->first) {
         /* The head of this segment is in pages already: the segment brings it again, whole. That nothing goes for one
@@ -139,12 +139,12 @@ static int import(struct turn *t, int *n)
         int rc = hot_truncate(h, p->first);
         if (rc)
             return rc;
-        if (!t->n_aside) {
+        if (!t->aside.n) {
             t->receipt.hot -= length - p->first;
             t->n_counted = p->first;
         }
     }
-    int until = t->whole_windows || p->kept ? 0 : restore_end(t), rc;
+    int until = t->plan.whole_windows || p->kept ? 0 : restore_end(t), rc;
     if (p->split) {
         rc = engine_kv_import_split(h->seq, p->found.label, (int)p->found.count, p->payload);
         if (!rc)
@@ -185,11 +185,11 @@ static bool begin_again(struct turn *t)
     int usable = engine_seq_usable(t->hot->seq);
     if (usable == engine_seq_length(t->hot->seq) || hot_truncate(t->hot, usable))
         return false;
-    t->whole_windows = true;
-    for (int i = 0; i < t->next_plan; i++)
-        if (t->plan[i].state == PLAN_DONE)
-            t->plan[i].state = PLAN_IDLE;
-    t->next_plan = 0;
+    t->plan.whole_windows = true;
+    for (int i = 0; i < t->plan.next; i++)
+        if (t->plan.parts[i].state == PLAN_DONE)
+            t->plan.parts[i].state = PLAN_IDLE;
+    t->plan.next = 0;
     return true;
 }
 
@@ -216,7 +216,7 @@ static void over(struct turn *t, struct planned *p)
 {
     p->state = PLAN_DONE;
     plan_release(p);
-    if (!t->n_aside)
+    if (!t->aside.n)
         t->restored_ns = session_now_ns();
 }
 
@@ -250,7 +250,7 @@ static void account_failed(struct turn *t, struct planned *p, int rc)
     if (rc == -ENOENT && end > t->n_expected) /* what others had as well, and deleted meanwhile, is new here */
         end = t->n_expected;
     int lost = end - engine_seq_length(t->hot->seq);
-    if (!t->n_aside) { /* what it had once is counted when it runs again */
+    if (!t->aside.n) { /* what it had once is counted when it runs again */
         turn_add_reprefilled(t, lost, damage(rc));
         t->session->status.tokens_reprefilled += lost > 0 ? (uint64_t)lost : 0;
     }
@@ -263,22 +263,22 @@ static void account_failed(struct turn *t, struct planned *p, int rc)
 /* Moves one turn on, for `most_ns` if others' step is due. */
 static bool restore(struct turn *t, int64_t most_ns)
 {
-    if (t->state != TURN_RUNNING || t->cancelled)
+    if (t->state != TURN_RUNNING || t->end.cancelled)
         return false;
-    if (!t->planned_once) {
-        t->planned_once = true;
+    if (!t->plan.made) {
+        t->plan.made = true;
         account_lost(t);
     }
     bool moved = false;
-    t->out_of_pages = false;
+    t->place.out_of_pages = false;
     int64_t start_ns = session_now_ns();
-    while (t->next_plan < t->n_plan) {
+    while (t->plan.next < t->plan.n) {
         if (moved && (session_now_ns() - start_ns > most_ns || session_commands_wait(t->session)))
             break; /* the others' step is due, or this turn may have been stopped */
-        struct planned *p = &t->plan[t->next_plan];
+        struct planned *p = &t->plan.parts[t->plan.next];
         if (p->state != PLAN_READING && p->first + p->used <= engine_seq_length(t->hot->seq)) {
             plan_release(p); /* planned before there was a place, or kept: it was still in pages */
-            t->next_plan++;
+            t->plan.next++;
             continue;
         }
         (void)start_reads(t, READ_AHEAD_BYTES, READ_AHEAD);
@@ -289,7 +289,7 @@ static bool restore(struct turn *t, int64_t most_ns)
             account(t, &p[i]);
         if (came > 0)
             tell(t, &p[came - 1]);
-        t->next_plan += came;
+        t->plan.next += came;
         moved |= came > 0;
         if (came > 0 || !rc || p->state == PLAN_IDLE)
             continue;
@@ -297,7 +297,7 @@ static bool restore(struct turn *t, int64_t most_ns)
         if (no_pages && hot_evict_one(t->session))
             continue;
         if (no_pages) {
-            t->out_of_pages = true;
+            t->place.out_of_pages = true;
             break;
         }
         if (rc == -EBADMSG && p->state == PLAN_READY && !p->again) {
@@ -310,10 +310,10 @@ static bool restore(struct turn *t, int64_t most_ns)
             continue;
         }
         account_failed(t, p, rc);
-        t->next_plan++;
+        t->plan.next++;
         moved = true;
     }
-    if (!t->generate && t->next_plan == t->n_plan && engine_seq_length(t->hot->seq) == t->n_prompt) {
+    if (!t->ask.generate && t->plan.next == t->plan.n && engine_seq_length(t->hot->seq) == t->n_prompt) {
         turn_finish(t); /* a warm-up that finds everything there has no step to run */
         moved = true;
     }
@@ -325,12 +325,12 @@ bool restore_run(struct session *s)
     int n = 0;
     bool moved = false;
     for (const struct turn *t = s->turns; t; t = t->next)
-        n += t->state == TURN_RUNNING && t->next_plan < t->n_plan;
+        n += t->state == TURN_RUNNING && t->plan.next < t->plan.n;
     for (struct turn *t = s->turns; t; t = t->next)
         moved |= restore(t, n ? IMPORT_NS / n : IMPORT_NS);
     size_t ahead = 0;
     for (struct turn *t = s->turns; t && ahead < READ_AHEAD_BYTES; t = t->next)
-        if (t->state == TURN_WAITING && t->early == EARLY_PLANNED && !t->cancelled)
+        if (t->state == TURN_WAITING && t->plan.early == EARLY_PLANNED && !t->end.cancelled)
             ahead += start_reads(t, READ_AHEAD_BYTES - ahead, 0);
     return moved;
 }

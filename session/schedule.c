@@ -14,7 +14,9 @@
 #define MS_DEFAULT    100.0
 #define DECODE_STEPS  4 /* the default is at least as long as so many of them */
 #define OLDEST_SHARE  0.25
-#define TRUSTED       2 /* times the rows seen so far: beyond that the prediction is not believed */
+#define LEAD_STEPS    3.0 /* an owner may be ahead of another who waits by so many steps' prompts, */
+#define LEAD_ENDS     1.0 /* and by so many more for a prompt that ends */
+#define TRUSTED       2   /* times the rows seen so far: beyond that the prediction is not believed */
 
 /* ---- cost ---- */
 
@@ -121,10 +123,12 @@ void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms)
 
 struct share {
     const struct schedule_cost *c;
+    struct schedule_accounts *accounts;
     struct schedule_turn *turns;
+    int account[SCHEDULE_TURNS]; /* of a prompt's owner */
     int n;
-    double ms;         /* that is left of the step */
-    int tokens, items; /* that are left of it */
+    double ms, step_ms;             /* that are left of the step, and that prompts had of it */
+    int tokens, step_tokens, items; /* likewise; turns that are left of it */
 };
 
 /* Tokens behind `position` that run in `ms`, at most `most`. */
@@ -139,26 +143,34 @@ static int tokens_in(const struct schedule_cost *c, int position, double ms, int
     return n < most ? (int)n : most;
 }
 
-/* Gives a turn up to `ms` of the step and `tokens` of its tokens, `least` whatever they take, and takes from both what
- * it got. */
-static void give(struct share *s, struct schedule_turn *t, double *ms, int *tokens, int least)
+static double prompt_ms(const struct schedule_cost *c, int position, int n)
 {
-    int most = t->wants - t->n < *tokens ? t->wants - t->n : *tokens;
-    if (most > s->tokens)
-        most = s->tokens;
-    if (t->n == 0 && s->items == 0)
-        most = 0;
-    int n = tokens_in(s->c, t->position + t->n, *ms, most);
-    if (n < least)
-        n = least < most ? least : most;
-    if (n <= 0)
-        return;
-    double took = s->c->ms[1] * n + s->c->ms[2] * schedule_seen(t->position + t->n, n);
+    return c->ms[1] * n + c->ms[2] * schedule_seen(position, n);
+}
+
+/* Tokens that a prompt can have of `part` of what prompts get of a step. */
+static int may_have(const struct share *s, const struct schedule_turn *t, double part)
+{
+    double ms = part * s->step_ms < s->ms ? part * s->step_ms : s->ms;
+    double tokens = part * s->step_tokens < s->tokens ? part * s->step_tokens : s->tokens;
+    if (part <= 0.0 || (t->n == 0 && s->items == 0))
+        return 0;
+    int most = t->wants - t->n < tokens ? t->wants - t->n : (int)tokens;
+    return tokens_in(s->c, t->position + t->n, ms, most);
+}
+
+/* Gives a prompt n tokens, and writes down what its owner had. */
+static void give(struct share *s, int i, int n)
+{
+    struct schedule_turn *t = &s->turns[i];
+    double ms = prompt_ms(s->c, t->position + t->n, n);
+    double part = (double)n / s->step_tokens;
+    if (s->step_ms > 0.0 && ms / s->step_ms > part)
+        part = ms / s->step_ms;
+    s->accounts->of[s->account[i]].steps += part;
     s->items -= t->n == 0;
     s->tokens -= n;
-    s->ms -= took;
-    *ms -= took;
-    *tokens -= n;
+    s->ms -= ms;
     t->n += n;
 }
 
@@ -167,50 +179,79 @@ static bool open(const struct schedule_turn *t, bool background)
     return t->rest > 0 && t->n < t->wants && t->background == background;
 }
 
-/* Of an owner's prompts the one that is nearest to its first token. NULL: it has none. */
-static struct schedule_turn *nearest(struct share *s, int64_t owner, bool background)
+/* What the owner who had least of those with prompts had. */
+static double had_least(const struct share *s, bool background)
 {
-    struct schedule_turn *best = NULL;
+    double least = -1.0;
     for (int i = 0; i < s->n; i++) {
-        struct schedule_turn *t = &s->turns[i];
-        if (open(t, background) && t->owner == owner && (!best || t->rest - t->n < best->rest - best->n))
-            best = t;
+        double had = open(&s->turns[i], background) ? s->accounts->of[s->account[i]].steps : least;
+        if (least < 0.0 || had < least)
+            least = had;
     }
-    return best;
+    return least;
 }
 
-/* One round: each owner's part of what is left. True: something was given. */
-static bool give_round(struct share *s, bool background)
+/* The prompt that is nearest to its first token, of an owner who is not too far ahead: it, and what it gets. false:
+ * nobody can have anything. */
+static bool give_nearest(struct share *s, bool background)
 {
-    int64_t owners[SCHEDULE_TURNS];
-    int n_owners = 0;
-    bool given = false;
-    for (int i = 0; i < s->n; i++) {
-        int k = 0;
-        while (k < n_owners && owners[k] != s->turns[i].owner)
-            k++;
-        if (k == n_owners && open(&s->turns[i], background))
-            owners[n_owners++] = s->turns[i].owner;
-    }
-    for (int k = 0; k < n_owners; k++) {
-        double ms = s->ms / (n_owners - k); /* what is too little for a token of one, the next has */
-        int tokens = (s->tokens + n_owners - k - 1) / (n_owners - k), before = -1;
-        struct schedule_turn *t;
-        while (tokens != before && (t = nearest(s, owners[k], background))) {
-            before = tokens;
-            give(s, t, &ms, &tokens, 0);
-            given |= tokens != before;
+    double least = had_least(s, background);
+    int best = -1, gets = 0, left = 0;
+    for (int i = 0; i < s->n && least >= 0.0; i++) {
+        const struct schedule_turn *t = &s->turns[i];
+        if (!open(t, background) || (best >= 0 && t->rest - t->n >= left))
+            continue;
+        double part = LEAD_STEPS + least - s->accounts->of[s->account[i]].steps;
+        int n = may_have(s, t, part + LEAD_ENDS);
+        if (n < t->rest - t->n)
+            n = may_have(s, t, part);
+        if (n > 0) {
+            best = i;
+            gets = n;
+            left = t->rest - t->n;
         }
     }
-    return given;
+    if (best >= 0)
+        give(s, best, gets);
+    return best >= 0;
 }
 
 /* The oldest prompt's quarter: a token, however short the time is. */
-static void give_oldest(struct share *s, struct schedule_turn *oldest)
+static void give_oldest(struct share *s, int oldest)
 {
-    int tokens = (s->tokens + 3) / 4;
-    double ms = OLDEST_SHARE * s->ms;
-    give(s, oldest, &ms, &tokens, 1);
+    int n = may_have(s, &s->turns[oldest], OLDEST_SHARE);
+    if (n == 0 && s->tokens > 0 && s->items > 0)
+        n = 1;
+    if (n > 0)
+        give(s, oldest, n);
+}
+
+/* Gives each prompt its owner's account. They begin at what the owner had who had least of those who can run: so does
+ * one that is new, and one that could not run for long has no claim on what others had meanwhile. */
+static void open_accounts(struct share *s)
+{
+    struct schedule_account old[SCHEDULE_TURNS];
+    struct schedule_accounts *a = s->accounts;
+    const int n_old = a->n;
+    memcpy(old, a->of, (size_t)n_old * sizeof *old);
+    a->n = 0;
+    for (int i = 0; i < s->n; i++) {
+        const struct schedule_turn *t = &s->turns[i];
+        int k = 0, o = 0;
+        while (k < a->n && a->of[k].owner != t->owner)
+            k++;
+        s->account[i] = k;
+        if (k < a->n || !t->rest)
+            continue;
+        while (o < n_old && old[o].owner != t->owner)
+            o++;
+        a->of[a->n++] = (struct schedule_account){t->owner, o < n_old ? old[o].steps : 0.0};
+    }
+    double least = had_least(s, false);
+    if (least < 0.0)
+        least = had_least(s, true);
+    for (int k = 0; k < a->n; k++)
+        a->of[k].steps = a->of[k].steps > least ? a->of[k].steps - least : 0.0;
 }
 
 /* Of a step that decodes for `decode_ms`, what prompts get: what is left of the time that those who wait for a token
@@ -229,10 +270,11 @@ static double prompts_ms(const struct schedule_limits *limits, double decode_ms,
     return left > least ? left : least;
 }
 
-double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
-                     int n)
+double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits,
+                     struct schedule_accounts *accounts, struct schedule_turn *turns, int n)
 {
-    struct share s = {.c = c, .turns = turns, .n = n, .tokens = limits->max_tokens, .items = limits->max_turns};
+    struct share s = {
+        .c = c, .accounts = accounts, .turns = turns, .n = n, .tokens = limits->max_tokens, .items = limits->max_turns};
     int rows = 0;
     double seen = 0.0;
     for (int i = 0; i < n; i++) {
@@ -243,22 +285,23 @@ double schedule_step(const struct schedule_cost *c, const struct schedule_limits
         rows += t->n;
         seen += t->n ? schedule_seen(t->position, 1) : 0.0;
     }
-    struct schedule_turn *oldest = NULL;
-    for (int i = n - 1; i >= 0; i--)
-        if (turns[i].rest > 0 && turns[i].wants > 0)
-            oldest = &turns[i];
+    int oldest = 0;
+    while (oldest < n && (turns[oldest].rest <= 0 || turns[oldest].wants <= 0))
+        oldest++;
     double decode_ms = schedule_ms(c, rows ? rows : 1, seen);
-    if (!oldest)
+    open_accounts(&s);
+    if (oldest == n)
         return rows ? decode_ms : 0.0;
     int trusted = c->most_rows ? TRUSTED * c->most_rows : FIRST_ROWS;
     if (trusted < FIRST_ROWS)
         trusted = FIRST_ROWS;
     if (s.tokens > trusted)
         s.tokens = trusted;
-    s.ms = prompts_ms(limits, decode_ms, rows > 0);
+    s.step_tokens = s.tokens > 0 ? s.tokens : 1;
+    s.step_ms = s.ms = prompts_ms(limits, decode_ms, rows > 0);
     give_oldest(&s, oldest);
     for (int background = 0; background < 2; background++)
-        while (s.tokens > 0 && give_round(&s, background == 1))
+        while (s.tokens > 0 && give_nearest(&s, background == 1))
             ;
     for (int i = 0; i < n; i++)
         if (turns[i].rest > 0 && turns[i].n) {

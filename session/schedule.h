@@ -58,13 +58,26 @@ struct schedule_limits {
     double spent_ms; /* of that, since the last ones came: bringing contexts back, hearing of new turns */
 };
 
+/* What the owners of running prompts had, in parts of what prompts get of a step; zeros to begin with. */
+struct schedule_account {
+    int64_t owner;
+    double steps;
+};
+
+struct schedule_accounts {
+    struct schedule_account of[SCHEDULE_TURNS];
+    int n;
+};
+
 /* Shares a step among turns, which are in the order of their arrival. Those that decode get their token. What is left
- * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest in equal
- * parts to the owners that have prompts, and of each owner to the prompt that is nearest to its first token. What an
- * owner does not need goes to the others. Background turns get what all others leave. However short the time, prompts
- * get half of it or of a step without them, whichever is shorter, and one token at least; where no turn decodes they
- * get all of it, beside what a step costs whatever its rows. Returns the milliseconds that this is expected to take. */
-double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits, struct schedule_turn *turns,
-                     int n);
+ * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest to the one
+ * that is nearest to its first token, then to the next. Owners get equal parts, but not of each step, in which none of
+ * their prompts might end: one may be ahead of another who has a prompt by three steps, and by a fourth for a prompt
+ * that ends in this one. What an owner does not need goes to the others. Background turns get what all others leave.
+ * However short the time, prompts get half of it or of a step without them, whichever is shorter, and one token at
+ * least; where no turn decodes they get all of it, beside what a step costs whatever its rows. Returns the milliseconds
+ * that this is expected to take. */
+double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits,
+                     struct schedule_accounts *accounts, struct schedule_turn *turns, int n);
 
 #endif

@@ -130,10 +130,10 @@ static void reap(struct session *s)
     bool ended = false;
     for (struct turn **p = &s->turns; *p;) {
         struct turn *t = *p;
-        if (t->state == TURN_OVER && t->n_reading == 0 && t->n_jobs == 0) {
+        if (t->state == TURN_OVER && t->plan.n_reading == 0 && t->n_jobs == 0) {
             *p = t->next;
             for (struct turn *other = s->turns; other; other = other->next)
-                other->twin = other->twin == t ? NULL : other->twin;
+                other->place.twin = other->place.twin == t ? NULL : other->place.twin;
             turn_free(t);
             ended = true;
         } else {
@@ -148,8 +148,8 @@ static void cancel_stopped(struct session *s)
 {
     for (struct turn *t = s->turns; t; t = t->next) {
         if (s->closing)
-            t->cancelled = true;
-        if (t->cancelled && t->state == TURN_RUNNING)
+            t->end.cancelled = true;
+        if (t->end.cancelled && t->state == TURN_RUNNING)
             turn_finish(t);
     }
 }
@@ -187,7 +187,7 @@ static int hold_ms(const struct session *s)
         int left = t->state == TURN_RUNNING ? t->n_prompt - engine_seq_length(t->hot->seq) : 0;
         bool told = left == 1 && t->in_ledger == ROW_ASKED;
         prompts |= left > 0 && !told;
-        about |= !t->background && (t->state == TURN_FINDING || t->state == TURN_PLANNING || told);
+        about |= !t->ask.background && (t->state == TURN_FINDING || t->state == TURN_PLANNING || told);
     }
     int64_t passed_ms = (session_now_ns() - s->last_step_ns) / 1000000;
     return prompts && about && passed_ms < HOLD_MS ? HOLD_MS - (int)passed_ms : 0;
@@ -504,7 +504,7 @@ int session_turn_start(struct session *s, const struct session_turn *r)
     t->opening = copy_text(r->opening, &failed);
     t->continues = copy_text(r->continues, &failed);
     t->tool_choice = r->tool_choice;
-    t->one_call = r->one_call;
+    t->ask.one_call = r->one_call;
     t->stops = calloc(r->n_stops + 1, sizeof *t->stops);
     failed |= !t->stops;
     t->created_ms = session_wall_ms();
@@ -520,29 +520,29 @@ int session_turn_start(struct session *s, const struct session_turn *r)
             memcpy(t->bias, r->bias, (size_t)r->n_bias * sizeof *t->bias);
         t->n_bias = r->n_bias;
     }
-    t->form = engine_form_share(r->form);
-    t->call_form = engine_form_share(r->call_form);
+    t->form.of_answer = engine_form_share(r->form);
+    t->form.of_calls = engine_form_share(r->call_form);
     t->max_output_tokens = r->max_output_tokens;
     t->thinking_tokens = r->thinking_tokens;
     t->effort = r->effort;
-    t->logprobs = r->logprobs;
+    t->ask.logprobs = r->logprobs;
     t->n_top = r->n_top < SESSION_TOP_MAX ? r->n_top : SESSION_TOP_MAX;
-    t->match = r->match;
-    t->store = r->store;
-    t->generate = r->generate;
-    t->count = r->count;
-    t->raw = r->raw;
-    t->truncate = r->truncate;
-    t->current_turn = r->current_turn;
-    t->keeps = r->keeps;
+    t->ask.match = r->match;
+    t->ask.store = r->store;
+    t->ask.generate = r->generate;
+    t->ask.count = r->count;
+    t->ask.raw = r->raw;
+    t->ask.truncate = r->truncate;
+    t->ask.current_turn = r->current_turn;
+    t->ask.keeps = r->keeps;
     failed = failed || (r->n_tokens && engine_tokens_append(&t->raw_tokens, r->tokens, r->n_tokens));
-    t->background = r->background || !r->generate;
+    t->ask.background = r->background || !r->generate;
     t->event = r->event;
     t->arg = r->arg;
-    t->retry = r->retry;
-    t->requeued = r->requeued;
+    t->ask.retry = r->retry;
+    t->ask.requeued = r->requeued;
     if (r->digest) {
-        t->has_digest = true;
+        t->ask.has_digest = true;
         memcpy(t->digest, r->digest, sizeof t->digest);
     }
     t->received_ns = session_now_ns();
@@ -572,8 +572,8 @@ static void cancel(struct session *s, void *arg)
     struct target *target = arg;
     for (struct turn *t = s->turns; t; t = t->next)
         if (!strcmp(t->response_id, target->response_id) && !strcmp(t->owner, target->owner)) {
-            t->abandoned = target->why == SESSION_STOP_ABANDONED && (!t->cancelled || t->abandoned);
-            t->cancelled = true;
+            t->end.abandoned = target->why == SESSION_STOP_ABANDONED && (!t->end.cancelled || t->end.abandoned);
+            t->end.cancelled = true;
         }
     target_free(target);
 }

@@ -114,6 +114,8 @@ int hot_truncate(struct hot *h, int n);
 void hot_mend(struct hot *h);
 /* After a deletion: what contexts of this owner took for stored may have gone with it, so it is put again. */
 void hot_distrust(struct session *s, int64_t owner);
+/* The same after segments of a context with these tokens went: of those that begin with the same segment. */
+void hot_distrust_like(struct session *s, int64_t owner, const engine_token *ids, int n);
 /* After a failed saving: of a conversation's contexts, what lies behind `from` tokens is put again. */
 void hot_unsaved(struct session *s, int64_t conversation, int64_t from);
 /* Of a turn that failed: the segments that were put for it are dropped, as far as nobody else has them. */
@@ -121,7 +123,10 @@ void hot_discard(struct session *s, struct hot *h);
 /* Drops `last` (zero: nothing) and, of what is before it, what nobody holds, unless a context of the owner but that one
  * has it. True: it is being dropped; what others have taken for stored may go with it. `last` is zero then. */
 bool hot_drop_end(struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES]);
-/* The same of what was put of a context and is in it no longer, behind a commit of what is in it. */
+/* The same, but `out` gets what the caller is to drop. */
+bool hot_take_end(const struct session *s, int64_t owner, const struct hot *but, uint8_t last[STORAGE_KEY_BYTES],
+                  uint8_t out[STORAGE_KEY_BYTES]);
+/* The same of what was put of a context and is in it no longer, behind a flush of what is in it. */
 void hot_drop_cut(struct session *s, struct hot *h);
 /* Some turn or saving has ended: what it put and nobody holds may go, as far as no other uses it. */
 void hot_sweep(struct session *s);
@@ -187,9 +192,6 @@ struct found {
     struct storage_turn stripped; /* its context without thinking, which this turn follows instead; id 0: it does not */
     void *tokens;                 /* of the context at the end of what the turn follows of these two */
     size_t tokens_bytes;
-    /* Turns up to that one that end in the same segment as it does. */
-    int64_t *near;
-    size_t n_near;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
     bool anew;            /* it is */
@@ -234,37 +236,30 @@ struct turn {
     int thinking_tokens, n_thought;   /* how many may be thought, as in a session_turn, and how many were */
     unsigned effort;                  /* as in a session_turn; once it was found, with that of what it follows */
     enum session_tools tool_choice;
-    bool one_call;
     struct storage_item *items;      /* what is stored of the messages */
     struct engine_message *messages; /* their texts are the items' */
     char **names;                    /* and their names these */
     size_t n_messages;
     uint8_t digest[SESSION_DIGEST_BYTES];
-    bool has_digest, retry, requeued;
     struct engine_sampling sampling;
     struct engine_bias *bias;
     int n_bias;
-    struct engine_form *form, *call_form;
-    struct engine_match *form_match; /* the answer's text so far; NULL: none of it is there, or it is none */
-    struct engine_match *bare_match; /* the same, as a call without marks that it may be, too */
-    struct engine_match *call_match; /* the call so far that it is in */
-    bool form_begun;                 /* there is some of the text */
     char **stops;
     size_t n_stops;
     int max_output_tokens, n_top;
-    bool logprobs;
-    bool match, store, generate, count, raw, truncate, keeps, current_turn;
-    bool strips; /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
     struct engine_tokens raw_tokens;
-    bool background; /* behind all others where time or places are shared */
+    struct { /* how it is to be done; as in a session_turn, but for: */
+        bool match, store, generate, count, raw, truncate, keeps, current_turn, retry, one_call, logprobs, has_digest;
+        bool background; /* behind all others where time or places are shared */
+        bool requeued;   /* it waited in the ledger when the process began */
+        bool strips;     /* it is one of strip.c: nobody's, a warm-up of another context of its parent's */
+    } ask;
     void (*event)(void *arg, const struct session_event *ev);
     void *arg;
 
     struct found found;
-    uint8_t (*hashes)[32];     /* match: of the history, after each message */
-    struct ephemeral *follows; /* match: it holds more than the ledger; until the context is built */
-    uint8_t base_hash[32];     /* of what was there before the turn's own messages */
-    bool base_known;
+    uint8_t (*hashes)[32];        /* match: of the history, after each message */
+    struct ephemeral *follows;    /* match: it holds more than the ledger; until the context is built */
     const char *in_force;         /* instructions of this turn; points into the request or found */
     struct engine_tokens context; /* prompt, then the answer */
     int n_prompt;
@@ -272,33 +267,52 @@ struct turn {
     int n_inherited;         /* tokens of the context that were there before this turn */
     int n_expected;          /* of those, tokens that had been through the model */
     const char *lost_reason; /* why expected tokens that are not found are missing */
-    bool rebased;            /* the ledger gets the whole context, not what is added to the parent's */
-    bool past_changed;       /* what came before was rendered anew */
-    size_t drop_turns;       /* of the path, that the context is without, */
-    size_t drop_messages;    /* and of the turn's own messages */
-    bool follows_tokens;     /* what came before is known by its tokens alone */
-    int rebased_from;        /* index in context where this turn's own tokens start */
+    struct {                 /* what was there before the turn's own messages */
+        uint8_t hash[32];
+        bool known;           /* that is */
+        bool by_tokens;       /* it is known by its tokens alone */
+        bool changed;         /* it was rendered anew */
+        bool rebased;         /* the ledger gets the whole context, not what is added to the parent's */
+        int own_from;         /* index in context where this turn's own tokens start */
+        size_t drop_turns;    /* of the path, that the context is without, */
+        size_t drop_messages; /* and of the turn's own messages */
+    } past;
 
     struct hot *hot;
-    struct planned *plan;
-    int n_plan, next_plan, n_reading;
-    bool planned_once, out_of_pages, rerun_last;
-    bool whole_windows; /* restoring begins again, with all that window layers had */
-    int plan_most;      /* tokens that may come from storage */
-    /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
-     * again when there is a place. */
-    enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
+    struct { /* what comes from storage */
+        struct planned *parts;
+        int n, next, n_reading;
+        int most;           /* tokens that may */
+        bool made;          /* once */
+        bool rerun_last;    /* the last token was found, and goes through the model again for its logits */
+        bool whole_windows; /* restoring begins again, with all that window layers had */
+        /* While it waits for a place: a ledger job looks for its plan, whose reads begin; stale: it is to be looked for
+         * again when there is a place. */
+        enum { EARLY_NONE, EARLY_PLANNING, EARLY_PLANNED, EARLY_STALE } early;
+    } plan;
     int n_counted; /* tokens of the context that the receipt has: found in pages, restored or prefilled */
 
-    bool passed;       /* not now: it waits for more than a place */
-    struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
-    int twin_common;
-    int n_aside;                           /* how often it gave its pages up */
-    bool aside_saving;                     /* what it had is on its way to the index */
-    uint8_t aside_last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
-    int aside_end;                         /* tokens in it */
-    int aside_rc;                          /* why that is not all it had then; 0: it is */
+    struct {               /* among the others */
+        bool out_of_pages; /* it runs, and found none */
+        bool passed;       /* not now: it waits for more than a place */
+        struct turn *twin; /* that computes what this one's prompt begins with, so many tokens: */
+        int twin_common;
+    } place;
+    struct {                             /* while it had given its pages up */
+        int n;                           /* how often it did */
+        bool saving;                     /* what it had is on its way to the index */
+        uint8_t last[STORAGE_KEY_BYTES]; /* the end of that chain; zero: it is not stored */
+        int end;                         /* tokens in it */
+        int rc;                          /* why that is not all it had then; 0: it is */
+    } aside;
 
+    struct { /* what its answer and its calls must be; NULL: anything */
+        struct engine_form *of_answer, *of_calls;
+        struct engine_match *match;   /* the answer's text so far; NULL: none of it is there, or it is none */
+        struct engine_match *bare;    /* the same, as a call without marks that it may be, too */
+        struct engine_match *in_call; /* the call so far that it is in */
+        bool begun;                   /* there is some of the text */
+    } form;
     struct engine_stream *stream;
     struct engine_calls *calls;   /* NULL: all of the answer is text, and none thinking */
     struct answer_text text;      /* the answer so far, as it was written */
@@ -306,17 +320,33 @@ struct turn {
     size_t n_odds, odds_capacity;
     struct storage_item *output;
     size_t n_output_items, n_told;
-    struct answer_text item; /* text of the last one, while it is open */
-    enum answer_kind item_kind;
-    int item_from; /* tokens of the answer when it began */
-    bool item_open, opened, answer_over, broken_call;
-    bool cancelled, abandoned;
-    bool commit_waits;  /* for savings of its conversation */
-    bool erasing;       /* not all of what it replaced could be erased yet */
-    bool yielded;       /* cancelled: a warm-up, for a turn of its conversation */
-    const char *reason; /* incomplete because */
-    bool stopped_by_string;
+    struct { /* the last one of output */
+        bool open;
+        enum answer_kind kind;
+        int from;                /* tokens of the answer when it began */
+        struct answer_text text; /* its own, while it is open */
+    } item;
+    struct {
+        bool opened; /* what it was made to begin with is part of it */
+        bool over, broken_call;
+    } answer;
     int n_output;
+
+    struct { /* how it ends */
+        bool cancelled, abandoned;
+        bool yielded;                 /* cancelled: a warm-up, for a turn of its conversation */
+        bool by_string;               /* a stop string */
+        const char *reason;           /* incomplete because; NULL: it is complete */
+        bool waits;                   /* its commit, for savings of its conversation */
+        bool erasing;                 /* not all of what it replaced could be erased yet */
+        enum session_failure failure; /* it has failed, and its row is being told */
+        const char *message;
+        char detail[200]; /* which may be this */
+    } end;
+    struct {           /* events */
+        bool started;  /* STARTED was sent: from here on others are */
+        bool terminal; /* the terminal event was sent */
+    } told;
 
     struct session_receipt receipt;
     int64_t received_ns, admitted_ns, restored_ns, prefill_ns, first_ns, last_ns, created_ms, completed_ms;
@@ -332,11 +362,6 @@ struct turn {
     char *tools_id;
     uint8_t key_hash[STORAGE_DIGEST_BYTES], digest_hash[STORAGE_DIGEST_BYTES]; /* as they are stored */
     int accept_rc, commit_rc, fail_rc;
-    enum session_failure failure; /* it has failed, and its row is being told */
-    const char *failure_message;
-    char detail[200]; /* which may be this */
-    bool started;     /* STARTED was sent: from here on others are */
-    bool terminal;    /* the terminal event was sent */
 };
 
 /* ---- session --------------------------------------------------------------------------------------------------------
@@ -390,11 +415,10 @@ struct saving {
     enum storage_saved saved; /* that is what it says */
     int with_rc;              /* that was written with the commit */
     int lost;                 /* why what its turn is to hold is not all of its context; 0: it is */
-    /* Turns before it whose unfinished segment is now the head of this one, which they hold from now on. */
-    int64_t *holders;
-    size_t n_holders;
-    int longer_at; /* which segment that is */
+    /* What the turns before it end in is now the head of this segment, which they hold from now on. */
+    int longer_at; /* which of the context; negative: there is none */
     uint8_t longer[STORAGE_KEY_BYTES];
+    uint8_t drop[2][STORAGE_KEY_BYTES]; /* what was put and is in the context no longer; zero: nothing */
     int rc;
 };
 
@@ -444,6 +468,7 @@ struct session {
     struct ephemeral *ephemerals;
     bool closing;
     struct schedule_cost cost; /* of the steps until now */
+    struct schedule_accounts accounts;
     int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     atomic_uint_fast64_t quota_refusals;
     int64_t retain_due_ms, retain_offset_ms; /* retention.c */

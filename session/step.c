@@ -14,9 +14,9 @@
  * (admit.c). */
 static bool is_background(const struct turn *t)
 {
-    bool waited_for = !t->background;
+    bool waited_for = !t->ask.background;
     for (const struct turn *o = t->session->turns; o && !waited_for; o = o->next)
-        waited_for = o->state == TURN_WAITING && o->twin == t && !o->background;
+        waited_for = o->state == TURN_WAITING && o->place.twin == t && !o->ask.background;
     return !waited_for;
 }
 
@@ -52,7 +52,7 @@ struct step {
 
 static bool is_bound(const struct step *st, int i)
 {
-    return st->items[i].pick && (st->turns[i]->form || st->turns[i]->call_form);
+    return st->items[i].pick && (st->turns[i]->form.of_answer || st->turns[i]->form.of_calls);
 }
 
 /* Beside the pass. */
@@ -79,10 +79,10 @@ static int choose(struct session *s, struct step *st)
                                            .max_turns = SCHEDULE_TURNS,
                                            .max_ms = s->max_step_ms,
                                            .spent_ms = (double)(session_now_ns() - s->last_step_ns) / 1e6};
-    (void)schedule_step(&s->cost, &limits, parts, n);
+    (void)schedule_step(&s->cost, &limits, &s->accounts, parts, n);
     for (int i = 0; i < n; i++) {
         struct turn *t = turns[i];
-        bool picks_one = t->generate && parts[i].position + parts[i].n == (int)t->context.n;
+        bool picks_one = t->ask.generate && parts[i].position + parts[i].n == (int)t->context.n;
         if (parts[i].n == 0 || (picks_one && n_picks == s->info->step_picks))
             continue;
         if (picks_one && answer_open(t)) {
@@ -93,7 +93,7 @@ static int choose(struct session *s, struct step *st)
         *item = (struct engine_step_item){
             .seq = t->hot->seq, .tokens = t->context.ids + parts[i].position, .n = parts[i].n};
         if (!make_room(s, item)) {
-            t->out_of_pages = true;
+            t->place.out_of_pages = true;
             continue;
         }
         if (picks_one) {
@@ -101,7 +101,7 @@ static int choose(struct session *s, struct step *st)
             *item->pick = (struct engine_pick){.settings = &t->sampling,
                                                .bias = t->bias,
                                                .n_bias = t->n_bias,
-                                               .logprobs = t->logprobs,
+                                               .logprobs = t->ask.logprobs,
                                                .n_top = t->n_top};
         }
         st->forms[n_items] = 0;
@@ -142,7 +142,7 @@ static void after_step(const struct step *st, int i, int rc, int64_t start, int6
     struct turn *t = st->turns[i];
     int result = rc ? rc : st->items[i].result;
     if (result == -ENOSPC) { /* its neighbours took the pages: next time */
-        t->out_of_pages = true;
+        t->place.out_of_pages = true;
         return;
     }
     if (result) {

@@ -16,7 +16,7 @@
 
 const struct storage_turn *context_base(const struct turn *t)
 {
-    return t->strips || t->found.stripped.id ? &t->found.stripped : &t->found.parent;
+    return t->ask.strips || t->found.stripped.id ? &t->found.stripped : &t->found.parent;
 }
 
 /* ---- which form a turn follows ---- */
@@ -80,16 +80,14 @@ static int count_since(struct storage_ledger *l, struct turn *t, size_t *n, bool
     *whole = f->parent.rebased || !up;
     *n = 1;
     while (!*whole) {
-        struct storage_turn row;
+        bool rebased;
         int rc = storage_turn_stripped(l, f->owner.id, up, &f->stripped);
         if (!rc && context_same_model(t, &f->stripped))
             return 0;
         storage_turn_free(&f->stripped);
-        if ((rc && rc != -ENOENT) || (rc = storage_turn_by_id(l, f->owner.id, up, 0, &row)))
+        if ((rc && rc != -ENOENT) || (rc = storage_turn_parent(l, f->owner.id, up, &up, &rebased)))
             return rc;
-        up = row.parent;
-        *whole = row.rebased || !up;
-        storage_turn_free(&row);
+        *whole = rebased || !up;
         ++*n;
     }
     return 0;
@@ -120,14 +118,14 @@ int strip_find(struct storage_ledger *l, struct turn *t)
     int64_t began_with = f->stripped.id; /* an answer that is gone on with */
     int rc = 0;
     f->stripped.id = 0;
-    if (t->strips && f->anew) {
+    if (t->ask.strips && f->anew) {
         f->failure = SESSION_INVALID;
         f->message = "another model answered";
-    } else if (t->strips) {
+    } else if (t->ask.strips) {
         rc = find_since(l, t);
     } else if (t->continues && began_with && !f->anew) {
         rc = storage_turn_by_id(l, f->owner.id, began_with, 0, &f->stripped);
-    } else if (t->current_turn && !t->continues && !f->anew && asks(t)) {
+    } else if (t->ask.current_turn && !t->continues && !f->anew && asks(t)) {
         rc = find_form(l, t);
     }
     if (context_base(t) != &f->parent) { /* what was read may be the parent's */
@@ -157,22 +155,23 @@ static void keep_few(const struct turn *t)
     struct turn *oldest = NULL;
     int waiting = 0;
     for (struct turn *w = s->turns; w; w = w->next) {
-        if (!w->strips || w->state > TURN_WAITING || w->cancelled)
+        if (!w->ask.strips || w->state > TURN_WAITING || w->end.cancelled)
             continue;
-        w->cancelled = parent && !w->n_aside && !strcmp(w->parent, parent);
-        waiting += !w->cancelled;
-        oldest = oldest || w->cancelled ? oldest : w;
+        w->end.cancelled = parent && !w->aside.n && !strcmp(w->parent, parent);
+        waiting += !w->end.cancelled;
+        oldest = oldest || w->end.cancelled ? oldest : w;
     }
     if (oldest && waiting >= s->max_waiting / 4)
-        oldest->cancelled = true;
+        oldest->end.cancelled = true;
 }
 
 void strip_begin(const struct turn *t)
 {
     struct session *s = t->session;
     char id[48];
-    bool left = t->reason && !strcmp(t->reason, "abandoned"); /* nobody has read it, and its retry replaces it */
-    if (!t->current_turn || !t->generate || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
+    bool left =
+        t->end.reason && !strcmp(t->end.reason, "abandoned"); /* nobody has read it, and its retry replaces it */
+    if (!t->ask.current_turn || !t->ask.generate || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
         accept_new_id("context_", id))
         return;
     struct turn *w = calloc(1, sizeof *w);
@@ -184,7 +183,7 @@ void strip_begin(const struct turn *t)
     w->conversation = strdup(t->found.conversation.public_id);
     w->parent = strdup(t->response_id);
     struct session_texts *none = session_texts_new(NULL, 0);
-    w->strips = w->store = w->background = w->keeps = true;
+    w->ask.strips = w->ask.store = w->ask.background = w->ask.keeps = true;
     w->received_ns = session_now_ns();
     w->created_ms = session_wall_ms();
     if (none)
@@ -201,8 +200,8 @@ bool strip_stop(const struct turn *t)
 {
     bool over = true;
     for (struct turn *w = t->session->turns; w; w = w->next)
-        if (w->strips && w->state != TURN_OVER && !strcmp(w->conversation, t->found.conversation.public_id)) {
-            w->cancelled = true;
+        if (w->ask.strips && w->state != TURN_OVER && !strcmp(w->conversation, t->found.conversation.public_id)) {
+            w->end.cancelled = true;
             over = false;
         }
     return over;
@@ -214,9 +213,9 @@ const char *strip_told(const struct turn *t)
 {
     static const char without[] = "current_turn", with[] = "all_turns";
     const struct found *f = &t->found;
-    if (!t->current_turn || t->raw)
+    if (!t->ask.current_turn || t->ask.raw)
         return NULL;
-    if (f->stripped.id || t->past_changed || !t->n_inherited || !engine_chat_thinks(t->session->engine))
+    if (f->stripped.id || t->past.changed || !t->n_inherited || !engine_chat_thinks(t->session->engine))
         return without;
     bool as_before =
         !asks(t) && f->parent.receipt && strstr(f->parent.receipt, "\"reasoning_context\":\"current_turn\"");

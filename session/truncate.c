@@ -18,13 +18,13 @@
 static int answer_tokens(const struct turn *t)
 {
     int most = t->session->info->ctx_tokens / 4, wanted = t->max_output_tokens ? t->max_output_tokens : 1;
-    return !t->generate ? 0 : (int)t->opening_ids.n + (wanted < most ? wanted : most);
+    return !t->ask.generate ? 0 : (int)t->opening_ids.n + (wanted < most ? wanted : most);
 }
 
 bool truncate_may_be(const struct turn *t)
 {
     int64_t tokens = t->found.parent.n_tokens + answer_tokens(t) + MESSAGE_TOKENS;
-    if (!t->truncate)
+    if (!t->ask.truncate)
         return false;
     for (size_t i = t->found.matched; i < t->n_messages; i++)
         tokens += (int64_t)t->messages[i].len + MESSAGE_TOKENS;
@@ -79,9 +79,9 @@ static bool goes_on_with_user(const struct turn *t, size_t i)
 static size_t bytes_left(const struct turn *t)
 {
     size_t bytes = 0;
-    for (size_t i = t->drop_turns; i < t->found.n_path; i++)
+    for (size_t i = t->past.drop_turns; i < t->found.n_path; i++)
         bytes += row_bytes(&t->found.path[i]);
-    for (size_t i = t->found.matched + t->drop_messages; i < t->n_messages; i++)
+    for (size_t i = t->found.matched + t->past.drop_messages; i < t->n_messages; i++)
         bytes += MESSAGE_TOKENS + t->messages[i].len;
     return bytes;
 }
@@ -92,22 +92,22 @@ static bool drop(struct turn *t, size_t bytes)
     const size_t first = t->found.matched;
     size_t gone = 0;
     bool any = false;
-    for (size_t k = t->drop_turns; k < t->found.n_path;) {
+    for (size_t k = t->past.drop_turns; k < t->found.n_path;) {
         gone += row_bytes(&t->found.path[k++]);
         if (k < t->found.n_path ? !begins_with_user(&t->found.path[k]) : !goes_on_with_user(t, first))
             continue;
-        t->drop_turns = k;
+        t->past.drop_turns = k;
         any = true;
         if (gone >= bytes)
             return true;
     }
-    if (t->drop_turns < t->found.n_path)
+    if (t->past.drop_turns < t->found.n_path)
         return any;
-    for (size_t i = first + t->drop_messages; i + 1 < t->n_messages;) {
+    for (size_t i = first + t->past.drop_messages; i + 1 < t->n_messages;) {
         gone += MESSAGE_TOKENS + t->messages[i++].len;
         if (!goes_on_with_user(t, i))
             continue;
-        t->drop_messages = i - first;
+        t->past.drop_messages = i - first;
         any = true;
         if (gone >= bytes)
             return true;
@@ -119,7 +119,7 @@ int truncate_context(struct turn *t, int (*render)(struct turn *t))
 {
     int most = t->session->info->ctx_tokens, before = (int)t->context.n, rc = 0;
     int fits = most - answer_tokens(t), left = fits < most / 2 ? fits : most / 2;
-    if (!t->truncate || t->follows_tokens || before <= fits)
+    if (!t->ask.truncate || t->past.by_tokens || before <= fits)
         return 0;
     left = left > 0 ? left : 0;
     while (!rc && (int)t->context.n > left) {
@@ -128,14 +128,14 @@ int truncate_context(struct turn *t, int (*render)(struct turn *t))
         if (!drop(t, bytes ? bytes : 1))
             break;
         t->context.n = 0;
-        t->base_known = false; /* it is no history that anybody sends */
+        t->past.known = false; /* it is no history that anybody sends */
         rc = render(t);
     }
-    if (rc || (!t->drop_turns && !t->drop_messages))
+    if (rc || (!t->past.drop_turns && !t->past.drop_messages))
         return rc;
-    t->rebased = t->past_changed = true;
+    t->past.rebased = t->past.changed = true;
     t->lost_reason = "truncated";
-    t->receipt.truncated_turns = t->found.apart ? 0 : (int)t->drop_turns;
+    t->receipt.truncated_turns = t->found.apart ? 0 : (int)t->past.drop_turns;
     t->receipt.truncated_tokens = before - (int)t->context.n;
     return 0;
 }

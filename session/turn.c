@@ -28,18 +28,18 @@ void turn_emit(struct turn *t, const struct session_event *ev)
     /* Until the ledger has the turn nothing is told of it. */
     bool waits = ev->kind == SESSION_EVENT_PROGRESS || ev->kind == SESSION_EVENT_ITEM ||
                  ev->kind == SESSION_EVENT_ITEM_END || ev->kind == SESSION_EVENT_DELTA;
-    if (t->event && (t->started || !waits))
+    if (t->event && (t->told.started || !waits))
         t->event(t->arg, ev);
 }
 
 const char *turn_conversation_id(const struct turn *t)
 {
-    return t->store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
+    return t->ask.store && t->found.conversation.public_id ? t->found.conversation.public_id : "";
 }
 
 bool turn_touches(const struct turn *t)
 {
-    return !t->generate && t->n_messages == 0;
+    return !t->ask.generate && t->n_messages == 0;
 }
 
 void turn_free(struct turn *t)
@@ -70,7 +70,6 @@ void turn_free(struct turn *t)
     storage_turn_free(&t->found.stored);
     storage_turns_free(t->found.path, t->found.n_path);
     free(t->found.tokens);
-    free(t->found.near);
     free(t->found.stored_previous);
     free(t->found.tools);
     engine_tokens_free(&t->context);
@@ -81,7 +80,7 @@ void turn_free(struct turn *t)
     form_free(t);
     engine_calls_free(t->calls);
     free(t->text.text);
-    free(t->item.text);
+    free(t->item.text.text);
     free(t->odds);
     storage_items_free(t->output, t->n_output_items);
     free(t->gaps_ms);
@@ -92,8 +91,8 @@ void turn_free(struct turn *t)
 
 void turn_let_go(struct turn *t, bool keep_pages)
 {
-    if (!keep_pages && hot_drop_end(t->session, t->found.owner.id, t->hot, t->aside_last))
-        hot_distrust(t->session, t->found.owner.id);
+    if (!keep_pages && hot_drop_end(t->session, t->found.owner.id, t->hot, t->aside.last))
+        hot_distrust_like(t->session, t->found.owner.id, t->context.ids, (int)t->context.n);
     if (!t->hot)
         return;
     int64_t owner = t->hot->owner;
@@ -113,19 +112,19 @@ void turn_let_go(struct turn *t, bool keep_pages)
 
 static void failed(struct turn *t)
 {
-    t->terminal = true;
+    t->told.terminal = true;
     t->state = TURN_OVER;
-    t->session->status.turns_failed += !t->strips;
+    t->session->status.turns_failed += !t->ask.strips;
     turn_emit(
-        t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = t->failure, .message = t->failure_message});
+        t, &(struct session_event){.kind = SESSION_EVENT_FAILED, .failure = t->end.failure, .message = t->end.message});
 }
 
 void turn_fail(struct turn *t, enum session_failure failure, const char *message)
 {
-    if (t->terminal || t->failure != SESSION_OK)
+    if (t->told.terminal || t->end.failure != SESSION_OK)
         return;
-    t->failure = failure;
-    t->failure_message = message;
+    t->end.failure = failure;
+    t->end.message = message;
     /* Its tokens may be of no use to anyone, and after numbers that are not finite its pages must not be reused. */
     turn_let_go(t, false);
     if (t->in_ledger != ROW_NONE && accept_fail(t) == 0)
@@ -141,7 +140,7 @@ void turn_failed(struct session *s, void *turn)
     t->n_jobs--;
     if (t->fail_rc && t->fail_rc != -ENOENT)
         unsaved_mark(s, t);
-    if (!t->terminal)
+    if (!t->told.terminal)
         failed(t);
 }
 
@@ -151,7 +150,7 @@ void turn_failed(struct session *s, void *turn)
  * found. */
 static bool running_on(const struct turn *t, const struct turn *other)
 {
-    if (other == t || other->state == TURN_OVER || other->count)
+    if (other == t || other->state == TURN_OVER || other->ask.count)
         return false;
     if (t->conversation && other->conversation && !strcmp(t->owner, other->owner) &&
         !strcmp(t->conversation, other->conversation))
@@ -164,12 +163,12 @@ static bool running_on(const struct turn *t, const struct turn *other)
 /* Whether t is `other` come again: it is to find how that one ended. */
 static bool repeats(const struct turn *t, const struct turn *other)
 {
-    if (other == t || other->state == TURN_OVER || !t->store || !other->store || !t->has_digest || !other->has_digest ||
-        strcmp(t->owner, other->owner) != 0)
+    if (other == t || other->state == TURN_OVER || !t->ask.store || !other->ask.store || !t->ask.has_digest ||
+        !other->ask.has_digest || strcmp(t->owner, other->owner) != 0)
         return false;
     if (t->key)
         return other->key && !strcmp(t->key, other->key);
-    return t->retry && !memcmp(t->digest, other->digest, sizeof t->digest);
+    return t->ask.retry && !memcmp(t->digest, other->digest, sizeof t->digest);
 }
 
 /* Whether others are in the way of t; `ending`: also those that were stopped, or have nothing to do but to be written,
@@ -182,7 +181,7 @@ static bool locked(const struct turn *t, bool ending)
         if (later && other->state == TURN_BEHIND)
             continue;
         /* A warm-up that brings a context back is in nobody's way; one that adds messages is waited for. */
-        bool ends = other->cancelled || other->state == TURN_COMMITTING || !other->generate;
+        bool ends = other->end.cancelled || other->state == TURN_COMMITTING || !other->ask.generate;
         if (running_on(t, other) && !turn_touches(other) && (ending || !ends))
             return true;
         if (ending && !later && repeats(t, other))
@@ -195,12 +194,12 @@ static bool locked(const struct turn *t, bool ending)
  * one that adds messages somebody waits now. */
 static void hurry_warm_ups(const struct turn *t)
 {
-    for (struct turn *other = t->session->turns; t->generate && !t->count && other; other = other->next) {
-        if (other->generate || !running_on(t, other))
+    for (struct turn *other = t->session->turns; t->ask.generate && !t->ask.count && other; other = other->next) {
+        if (other->ask.generate || !running_on(t, other))
             continue;
-        other->background = false;
-        if (turn_touches(other) && !other->cancelled)
-            other->cancelled = other->yielded = true;
+        other->ask.background = false;
+        if (turn_touches(other) && !other->end.cancelled)
+            other->end.cancelled = other->end.yielded = true;
     }
 }
 
@@ -219,16 +218,16 @@ static void start_finding(struct turn *t)
 /* Refused before any work, with counts where they are known (0: they are not). */
 static void fail_too_long(struct turn *t, int tokens)
 {
-    int most = t->session->info->ctx_tokens - t->generate;
+    int most = t->session->info->ctx_tokens - t->ask.generate;
     if (tokens)
-        (void)snprintf(t->detail, sizeof t->detail,
+        (void)snprintf(t->end.detail, sizeof t->end.detail,
                        "the conversation with this message has %d tokens, and %d fit; shorten it or start a new one",
                        tokens, most);
     else
         (void)snprintf(
-            t->detail, sizeof t->detail,
+            t->end.detail, sizeof t->end.detail,
             "this message, with its instructions and tools, is longer than any context of %d tokens; shorten it", most);
-    turn_fail(t, SESSION_CONTEXT_LENGTH, t->detail);
+    turn_fail(t, SESSION_CONTEXT_LENGTH, t->end.detail);
 }
 
 /* Text with more bytes than the longest tokens could hold is not worth reading: that takes time from others. Until the
@@ -250,7 +249,7 @@ void turn_begin(struct session *s, void *arg)
     struct turn *t = arg;
     int waiting = 0, own = 0;
     for (struct turn *other = s->turns; other; other = other->next) {
-        bool queued = other->state <= TURN_WAITING && !other->n_aside && !other->strips;
+        bool queued = other->state <= TURN_WAITING && !other->aside.n && !other->ask.strips;
         waiting += queued;
         own += queued && !strcmp(other->owner, t->owner);
     }
@@ -264,7 +263,7 @@ void turn_begin(struct session *s, void *arg)
         return;
     }
     /* What waits in the ledger was let in before; what is made ahead has a bound of its own. */
-    const bool let_in = t->requeued || t->strips;
+    const bool let_in = t->ask.requeued || t->ask.strips;
     if (waiting >= s->max_waiting && !let_in) {
         turn_fail(t, SESSION_BUSY, "too many requests are waiting; try again later");
         return;
@@ -278,7 +277,7 @@ void turn_begin(struct session *s, void *arg)
         fail_too_long(t, 0);
         return;
     }
-    if (!t->requeued && locked(t, false)) {
+    if (!t->ask.requeued && locked(t, false)) {
         turn_fail(t, SESSION_CONVERSATION_LOCKED, "another response is being generated in this conversation");
         return;
     }
@@ -313,7 +312,7 @@ static void answer_stored(struct turn *t)
         turn_fail(t, SESSION_INTERNAL, "out of memory");
         return;
     }
-    t->terminal = true;
+    t->told.terminal = true;
     t->state = TURN_OVER;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STORED, .stored = &response});
     stored_free(own);
@@ -323,7 +322,7 @@ void turn_tell_queue(struct turn *t)
 {
     int ahead = 0;
     for (const struct turn *other = t->session->turns; other != t; other = other->next)
-        ahead += other->state == TURN_WAITING && !other->strips;
+        ahead += other->state == TURN_WAITING && !other->ask.strips;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS, .stage = "queue", .done = ahead});
 }
 
@@ -332,7 +331,7 @@ static void tell_started(struct turn *t)
 {
     struct session *s = t->session;
     int running = 0;
-    t->started = true;
+    t->told.started = true;
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_STARTED, .conversation = turn_conversation_id(t)});
     int dropped = t->receipt.truncated_tokens;
     if (dropped)
@@ -371,7 +370,7 @@ void turn_accepted(struct session *s, void *turn)
     struct turn *t = turn;
     s->jobs--;
     t->n_jobs--;
-    if (t->terminal) /* that was told already */
+    if (t->told.terminal) /* that was told already */
         return;
     if (t->accept_rc == 0) {
         t->in_ledger = ROW_THERE;
@@ -415,15 +414,15 @@ void turn_found(struct session *s, void *turn)
     }
     if (context_build(t))
         return;
-    if (t->count) {
-        t->terminal = true;
+    if (t->ask.count) {
+        t->told.terminal = true;
         t->state = TURN_OVER;
         turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_DONE, .input_tokens = t->n_prompt});
         return;
     }
     session_progress(s);
     int room = s->info->ctx_tokens - t->n_prompt;
-    if (room < (t->generate ? 1 : 0)) {
+    if (room < (t->ask.generate ? 1 : 0)) {
         fail_too_long(t, t->n_prompt);
         return;
     }
@@ -431,16 +430,16 @@ void turn_found(struct session *s, void *turn)
         turn_fail(t, SESSION_INVALID, "there is nothing to run: the input is empty");
         return;
     }
-    if (t->generate && t->n_messages == t->found.matched) {
+    if (t->ask.generate && t->n_messages == t->found.matched) {
         turn_fail(t, SESSION_INVALID, "there is no new message to answer");
         return;
     }
-    if (t->store && !turn_touches(t) && !t->found.conversation.public_id && accept_name(t)) {
+    if (t->ask.store && !turn_touches(t) && !t->found.conversation.public_id && accept_name(t)) {
         turn_fail(t, SESSION_INTERNAL, "no name for a new conversation could be made");
         return;
     }
     t->state = TURN_WAITING;
-    if (!t->store || turn_touches(t))
+    if (!t->ask.store || turn_touches(t))
         tell_started(t);
     else if (accept_start(t))
         turn_fail(t, SESSION_INTERNAL, "out of memory");
@@ -460,17 +459,17 @@ void turn_planned(struct session *s, void *turn)
 
 int turn_wants(struct turn *t, int *first)
 {
-    if (t->state != TURN_RUNNING || t->cancelled)
+    if (t->state != TURN_RUNNING || t->end.cancelled)
         return 0;
     int length = engine_seq_length(t->hot->seq);
     *first = length;
-    if (t->next_plan < t->n_plan) {
-        int gap = t->plan[t->next_plan].first - length;
+    if (t->plan.next < t->plan.n) {
+        int gap = t->plan.parts[t->plan.next].first - length;
         return gap > 0 ? gap : 0;
     }
     int n = (int)t->context.n - length;
     /* The first token of the answer waits for the ledger: it would only be held back. */
-    if (t->in_ledger == ROW_ASKED && t->generate && n > 0 && (int)t->context.n == t->n_prompt)
+    if (t->in_ledger == ROW_ASKED && t->ask.generate && n > 0 && (int)t->context.n == t->n_prompt)
         n--;
     return n;
 }
@@ -517,10 +516,10 @@ static bool add_token(struct turn *t, const struct engine_pick *pick)
     }
     bool whole = form_whole(t);
     if (!whole && t->max_output_tokens && t->n_output >= t->max_output_tokens)
-        t->reason = "max_output_tokens";
+        t->end.reason = "max_output_tokens";
     else if (!whole && (int)t->context.n >= s->info->ctx_tokens)
-        t->reason = "context_length";
-    if (t->reason || whole) {
+        t->end.reason = "context_length";
+    if (t->end.reason || whole) {
         turn_finish(t);
         return false;
     }
@@ -608,7 +607,7 @@ void turn_after_step(struct turn *t, int n, const struct engine_pick *next, int6
     }
     if (next)
         take_token(t, next, now_ns);
-    else if (!t->generate && length == t->n_prompt)
+    else if (!t->ask.generate && length == t->n_prompt)
         turn_finish(t);
 }
 

@@ -39,7 +39,7 @@ void unsaved_mark(struct session *s, const struct turn *t)
                        .turn = t->accepted.id,
                        .completed_ms = session_wall_ms(),
                        .due_ms = session_now_ns() / 1000000 + RETRY_MS_FIRST,
-                       .message = t->failure_message,
+                       .message = t->end.message,
                        .pause_ms = RETRY_MS_FIRST};
     s->marks = m;
 }
@@ -82,7 +82,8 @@ static void marks_retry(struct session *s)
         if (m->under_way || now_ms < m->due_ms)
             continue;
         m->due_ms = now_ms + m->pause_ms;
-        m->under_way = storage_submit(s->storage, (struct storage_job){.run = mark_run, .done = mark_done, .arg = m}) == 0;
+        m->under_way =
+            storage_submit(s->storage, (struct storage_job){.run = mark_run, .done = mark_done, .arg = m}) == 0;
         s->jobs += m->under_way;
     }
 }

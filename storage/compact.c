@@ -107,7 +107,6 @@ static int move_run(struct storage_ledger *l, void *arg)
 {
     struct compaction *c = arg;
     int rc = 0;
-    l->deferred = l->wrote_kv = true;
     if (!c->n)
         erase_pack(l, c->pack);
     for (size_t i = 0; i < c->n && !rc; i++) {
@@ -187,7 +186,7 @@ int compact(struct storage *st, bool idle)
     c.rc = c.rc ? c.rc : sync_rc;
     for (size_t i = 0; i < c.n && sync_rc; i++)
         c.moves[i].copied = false;
-    rc = jobs_call(st, move_run, &c);
+    rc = jobs_wait(st, (struct storage_job){.run = move_run, .arg = &c, .index = true, .erases = true});
     strays_erase(st, &c);
     moved(st);
     free(c.moves);

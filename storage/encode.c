@@ -101,9 +101,9 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
     return rc;
 }
 
-int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
-                      int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
-                      void *arg)
+static int commit_queue(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
+                        int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
+                        void *arg)
 {
     struct write_op *op = calloc(1, sizeof *op);
     if (!op)
@@ -118,6 +118,19 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
     return op_queue(st, op);
 }
 
+int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
+                      int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
+                      void *arg)
+{
+    return turn > 0 ? commit_queue(st, turn, last, with, done, arg) : -EINVAL;
+}
+
+int storage_kv_flush(struct storage *st, const uint8_t drop[STORAGE_KEY_BYTES], void (*done)(void *arg, int rc),
+                     void *arg)
+{
+    return commit_queue(st, 0, drop, NULL, done, arg);
+}
+
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
 int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], const char *producer)
@@ -125,10 +138,7 @@ int segment_made_by(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
     sqlite3_stmt *s = stmt_get(l, S_SEG_PRODUCER);
     bind_blob(s, 1, key, STORAGE_KEY_BYTES);
     bind_text(s, 2, producer);
-    int rc = stmt_step(l, s);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
+    return stmt_any(l, s);
 }
 
 struct question {

@@ -430,7 +430,6 @@ static int index_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
     int rc = 0;
-    l->wrote_kv = true;
     for (size_t i = 0; i < l->n_waiting && !rc; i++) {
         const struct drop *d = &l->waiting[i];
         if (d->wait == WAIT_INDEX)

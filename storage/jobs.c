@@ -4,7 +4,7 @@
  * commits ledger.db (which syncs) and then kv.db (which does not), and only then reports. A job that fails takes its
  * own writes and its own list entries back; others are not touched. When the ledger's commit fails every job of the
  * batch is told. The index of segments is only a cache: when it cannot begin, commit or go on, the ledger commits all
- * the same, and only jobs that wrote the index (or ask it for something from then on) fail.
+ * the same, and only jobs fail that say that they write the index, or ask it for something from then on.
  *
  * What a job took away is cut out of the packs after the commit; see erase.c. Jobs that wait for that, because they
  * made room or deleted something for its owner, are reported later.
@@ -71,10 +71,14 @@ static void call_done(void *arg, int rc)
     pthread_mutex_unlock(&c->lock);
 }
 
-int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg)
+int jobs_wait(struct storage *st, struct storage_job job)
 {
-    struct call c = {.run = run, .arg = arg, .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
-    int rc = job_queue(st, (struct storage_job){.run = call_run, .done = call_done, .arg = &c});
+    struct call c = {
+        .run = job.run, .arg = job.arg, .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER};
+    job.run = call_run;
+    job.done = call_done;
+    job.arg = &c;
+    int rc = job_queue(st, job);
     if (rc)
         return rc;
     pthread_mutex_lock(&c.lock);
@@ -84,6 +88,11 @@ int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg
     (void)pthread_cond_destroy(&c.cond);
     (void)pthread_mutex_destroy(&c.lock);
     return c.rc;
+}
+
+int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg)
+{
+    return jobs_wait(st, (struct storage_job){.run = run, .arg = arg});
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
@@ -115,7 +124,7 @@ static void kv_control(struct storage_ledger *l, enum stmt_id id)
 static int job_run(struct storage_ledger *l, struct job *j)
 {
     size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
-    l->deferred = l->wrote_kv = l->titles_changed = false;
+    l->titles_changed = false;
     int rc = stmt_do(l, S_SAVEPOINT);
     if (rc)
         return rc;
@@ -128,14 +137,12 @@ static int job_run(struct storage_ledger *l, struct job *j)
         return j->rc < 0 ? j->rc : -EIO;
     if (!l->kv_rc && sqlite3_get_autocommit(l->kv))
         kv_lose(l, j->rc < 0 ? j->rc : -EIO);
-    j->deferred = l->deferred || j->marks;
-    j->kv = l->wrote_kv;
+    bool waits = j->rc >= 0 && (j->job.erases || j->marks);
     if (room_is_full(j->rc))
         atomic_store(&l->st->room_hit, true); /* SQLite may have taken back the statement alone */
     if (j->rc < 0) {
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;
-        j->deferred = false;
         if (l->titles_changed)
             titles_give_up(l);
         rc = stmt_do(l, S_ROLLBACK_TO);
@@ -143,9 +150,9 @@ static int job_run(struct storage_ledger *l, struct job *j)
             return rc;
         kv_control(l, S_KV_ROLLBACK_TO);
     }
-    for (size_t i = n_drops; j->deferred && i < l->n_drops; i++)
+    for (size_t i = n_drops; waits && i < l->n_drops; i++)
         l->drops[i].job = j;
-    j->n_drops = j->deferred ? l->n_drops - n_drops : 0;
+    j->n_drops = waits ? l->n_drops - n_drops : 0;
     kv_control(l, S_KV_RELEASE);
     return stmt_do(l, S_RELEASE);
 }
@@ -213,8 +220,9 @@ static void batch_report(struct storage_ledger *l, struct job *batch, int rc, in
 {
     for (struct job *j = batch, *next; j; j = next) {
         next = j->next;
-        j->rc = rc ? rc : j->rc < 0 ? j->rc : j->kv ? kv_rc : 0;
-        if (!rc && j->deferred && (j->marks || j->n_drops)) {
+        bool done = !rc && j->rc >= 0;
+        j->rc = rc ? rc : j->rc < 0 ? j->rc : j->job.index ? kv_rc : 0;
+        if (done && (j->marks || j->n_drops)) {
             j->next = l->pending;
             l->pending = j;
             continue;
@@ -270,7 +278,7 @@ int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l
     struct job *j = calloc(1, sizeof *j);
     if (!j)
         return -ENOMEM;
-    j->job = (struct storage_job){.run = alone_run, .done = alone_done, .arg = &a};
+    j->job = (struct storage_job){.run = alone_run, .done = alone_done, .arg = &a, .index = true};
     (void)batch_run(l, j);
     return a.rc;
 }
@@ -292,7 +300,6 @@ void jobs_cuts_wait(struct storage_ledger *l)
 static int sweep_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     int rc = segment_sweep(l, SWEEP_ROWS);
     return !rc && l->gaps && l->sweep_at == INT64_MAX ? reindex_gaps_over(l) : rc;
 }
@@ -300,7 +307,6 @@ static int sweep_run(struct storage_ledger *l, void *arg)
 static int holds_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     return turns_hold_again(l, &l->holds_at, SWEEP_ROWS);
 }
 
@@ -308,22 +314,20 @@ static int holds_run(struct storage_ledger *l, void *arg)
  * may have been replaced by something that an older ledger does not know. */
 static void sweep(struct storage_ledger *l)
 {
-    if (l->holds_at != INT64_MAX) {
-        if (jobs_run_alone(l, holds_run))
-            l->holds_at = INT64_MAX; /* the next start tries again */
-        return;
-    }
-    int64_t before = l->sweep_at;
-    int rc = jobs_run_alone(l, sweep_run);
-    if (rc && l->gaps) { /* there deletions wait for it */
+    bool holds = l->holds_at != INT64_MAX;
+    int64_t *at = holds ? &l->holds_at : &l->sweep_at, before = *at;
+    int rc = jobs_run_alone(l, holds ? holds_run : sweep_run);
+    if (rc && (holds || l->gaps)) { /* nothing may be swept before, or deletions wait for it */
         if (!l->sweep_failed)
             storage_log(l->st, LOG_WARNING, "what nothing holds cannot be searched for now; this is tried again: %s",
                         strerror(-rc));
-        l->sweep_at = before;
+        *at = before;
         l->sweep_failed += l->sweep_failed < SWEEP_FAILED;
         return;
     }
     l->sweep_failed = 0;
+    if (holds)
+        return;
     if (rc) { /* the next search begins here, and this one ends where it cannot go on */
         l->sweep_from = before < l->sweep_from ? before : l->sweep_from;
         l->sweep_at = l->sweep_at == before ? INT64_MAX : l->sweep_at;

@@ -175,6 +175,26 @@ static int head_grow(struct storage_ledger *l, const struct space *space, int64_
     return rc;
 }
 
+int head_own(struct storage_ledger *l, int64_t id, size_t *bytes)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_HEADS_BESIDE, id);
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
+    const uint8_t *head = sqlite3_column_blob(s, 0);
+    size_t n = (size_t)sqlite3_column_bytes(s, 0), shared = 0;
+    for (int side = 1; side <= 2; side++) {
+        const uint8_t *other = sqlite3_column_blob(s, side);
+        size_t most = (size_t)sqlite3_column_bytes(s, side), same = 0;
+        while (same < n && same < most && head[same] == other[same])
+            same++;
+        shared = same > shared ? same : shared;
+    }
+    *bytes = n - shared;
+    stmt_reset(s);
+    return 0;
+}
+
 int head_set(struct storage_ledger *l, int64_t id, const struct space *space, const uint8_t parent[STORAGE_KEY_BYTES],
              const struct coded *me)
 {

@@ -122,9 +122,9 @@ static int conversation_read(sqlite3_stmt *s, struct storage_conversation *out)
 /* Steps a query for one conversation. */
 static int conversation_one(struct storage_ledger *l, sqlite3_stmt *s, struct storage_conversation *out)
 {
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     rc = conversation_read(s, out);
     stmt_reset(s);
     return rc;
@@ -186,12 +186,7 @@ int storage_conversation_update(struct storage_ledger *l, const struct storage_c
 
 int storage_conversation_runs(struct storage_ledger *l, int64_t id)
 {
-    sqlite3_stmt *s = stmt_get(l, S_CONV_RUNS);
-    (void)sqlite3_bind_int64(s, 1, id);
-    int rc = stmt_step(l, s);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
+    return stmt_any(l, STMT_WITH(l, S_CONV_RUNS, id));
 }
 
 int ledger_dead_turn(struct storage_ledger *l, int64_t turn)
@@ -226,8 +221,7 @@ int keys_add(struct key_list *keys, const uint8_t key[STORAGE_KEY_BYTES])
 static int holds_of(struct storage_ledger *l, int64_t conversation, struct key_list *keys)
 {
     int rc;
-    sqlite3_stmt *s = stmt_get(l, S_HOLDS_OF);
-    (void)sqlite3_bind_int64(s, 1, conversation);
+    sqlite3_stmt *s = STMT_WITH(l, S_HOLDS_OF, conversation);
     while ((rc = stmt_step(l, s)) == 1) {
         uint8_t key[STORAGE_KEY_BYTES];
         rc = column_bytes(s, 0, key, sizeof key);
@@ -277,9 +271,9 @@ int storage_conversation_cursor(struct storage_ledger *l, int64_t owner, const c
     sqlite3_stmt *s = stmt_get(l, S_CONV_CURSOR);
     bind_text(s, 1, after);
     (void)sqlite3_bind_int64(s, 2, owner);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     *out = (struct storage_cursor){sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1)};
     stmt_reset(s);
     return 0;

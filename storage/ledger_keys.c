@@ -38,9 +38,9 @@ int storage_key_get(struct storage_ledger *l, int64_t owner, const uint8_t key[S
     sqlite3_stmt *s = STMT_WITH(l, S_KEY_GET, owner);
     bind_blob(s, 2, key, STORAGE_DIGEST_BYTES);
     (void)sqlite3_bind_int64(s, 3, ledger_clock_ms(l) - STORAGE_KEY_KEPT_MS);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     rc = column_bytes(s, 0, stored, sizeof stored);
     if (!rc && memcmp(stored, digest, sizeof stored) != 0)
         rc = -EINVAL;

@@ -97,9 +97,9 @@ static int turn_parts(struct storage_ledger *l, unsigned parts, struct storage_t
 /* The one row of a query. */
 static int turn_one(struct storage_ledger *l, sqlite3_stmt *s, unsigned parts, struct storage_turn *out)
 {
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     rc = turn_read(l, s, out);
     stmt_reset(s);
     return rc ? rc : turn_parts(l, parts, out);
@@ -140,6 +140,23 @@ int storage_turn_public_id(struct storage_ledger *l, int64_t id, char **out)
     return stmt_text(l, s, out);
 }
 
+int64_t storage_turn_base(const struct storage_turn *t)
+{
+    return t->base ? t->base : t->parent;
+}
+
+int storage_turn_parent(struct storage_ledger *l, int64_t owner, int64_t id, int64_t *parent, bool *rebased)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_PARENT, id, owner);
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
+    *parent = sqlite3_column_int64(s, 0);
+    *rebased = sqlite3_column_int(s, 1) != 0;
+    stmt_reset(s);
+    return 0;
+}
+
 /* ---- a turn's life ---- */
 
 int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
@@ -150,16 +167,16 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
         return -EINVAL;
     if (t->parent) {
         s = STMT_WITH(l, S_TURN_PLACE, t->parent, t->owner, t->conversation);
-        rc = stmt_step(l, s);
-        if (rc != 1)
-            return rc ? rc : -ENOENT;
+        rc = stmt_row(l, s);
+        if (rc)
+            return rc;
         depth = sqlite3_column_int(s, 0) + 1;
         stmt_reset(s);
     }
     s = STMT_WITH(l, S_CONV_OWNED, t->conversation, t->owner);
-    rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     stmt_reset(s);
     s = STMT_WITH(l, S_TURN_INSERT, t->owner, t->conversation);
     if (t->parent)
@@ -248,9 +265,9 @@ int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
     bind_text(s, 16, t->kv);
     bind_text(s, 17, t->receipt);
     (void)sqlite3_bind_int64(s, 18, t->base);
-    rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     t->conversation = sqlite3_column_int64(s, 0);
     stmt_reset(s);
     if ((rc = tokens_set(l, t)) || (rc = items_insert(l, t->id, t->items, t->n_items)))
@@ -287,23 +304,33 @@ static bool held_to(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTE
     return segment_get(l, key, &row) == 1 && row.end >= end;
 }
 
+/* Where its KV ends, as KV_END says. */
+static int64_t kv_end(const struct storage_turn *t)
+{
+    return t->evaluated >= 0 ? t->evaluated : t->n_tokens - 1;
+}
+
 int storage_turn_is_held(struct storage_ledger *l, const struct storage_turn *t)
 {
     uint8_t key[STORAGE_KEY_BYTES];
     int rc = segment_held_by(l, t->id, key);
-    return rc == 1 ? held_to(l, key, t->evaluated >= 0 ? t->evaluated : t->n_tokens - 1) : rc;
+    return rc == 1 ? held_to(l, key, kv_end(t)) : rc;
 }
+
+struct extent { /* of a turn's context */
+    int64_t n_tokens, kv_end;
+};
 
 /* The segments behind a context, from its beginning on, as far as they are in the index: *key gets the last one's, or
  * zeros. Labels are the bytes of the tokens. 1: they reach to the end; 0: they do not. */
 static int find_segments(struct storage_ledger *l, int64_t owner, const uint8_t fingerprint[32], const uint8_t *tokens,
-                         size_t bytes, int64_t n_tokens, uint8_t key[STORAGE_KEY_BYTES])
+                         size_t bytes, struct extent of, uint8_t key[STORAGE_KEY_BYTES])
 {
     int64_t end = 0;
     memset(key, 0, STORAGE_KEY_BYTES);
-    while (end < n_tokens - 1) {
+    while (end < of.kv_end) {
         struct storage_found rows[2];
-        size_t n = 0, unit = bytes / (size_t)n_tokens, from = (size_t)end * unit, left = bytes - from;
+        size_t n = 0, unit = bytes / (size_t)of.n_tokens, from = (size_t)end * unit, left = bytes - from;
         int best = -1;
         int rc = storage_segment_nearest(l, owner, fingerprint, key, tokens + from,
                                          left > STORAGE_LABEL_MAX ? STORAGE_LABEL_MAX : (uint32_t)left, rows, &n);
@@ -337,7 +364,7 @@ static bool from_hex(const char *text, uint8_t *out, size_t n)
 }
 
 /* The same of a turn's context. */
-static int find_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, int64_t n_tokens,
+static int find_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, struct extent of,
                       uint8_t key[STORAGE_KEY_BYTES])
 {
     uint8_t fingerprint[32];
@@ -345,21 +372,21 @@ static int find_again(struct storage_ledger *l, int64_t id, int64_t owner, const
     void *tokens = NULL;
     size_t bytes = 0;
     memset(key, 0, STORAGE_KEY_BYTES);
-    int rc = n_tokens > 1 && from_hex(kv, fingerprint, sizeof fingerprint) ? 1 : 0;
+    int rc = of.n_tokens > 1 && of.kv_end <= of.n_tokens && from_hex(kv, fingerprint, sizeof fingerprint) ? 1 : 0;
     if (rc == 1)
         rc = space_get(l, owner, fingerprint, &space); /* without one there is nothing of it */
     if (rc == 1 && (rc = storage_turn_context(l, owner, id, &tokens, &bytes)) == 0)
-        rc = bytes % (size_t)n_tokens ? 0 : find_segments(l, owner, fingerprint, tokens, bytes, n_tokens, key);
+        rc = bytes % (size_t)of.n_tokens ? 0 : find_segments(l, owner, fingerprint, tokens, bytes, of, key);
     free(tokens);
     return rc;
 }
 
 /* Makes the turn hold what there is of its KV, when it holds nothing that is there: the transaction that made it hold
  * that was not synced, and may have been lost, or the ledger is an older one. 1: that is all of it; 0: it is not. */
-static int hold_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, int64_t n_tokens)
+static int hold_again(struct storage_ledger *l, int64_t id, int64_t owner, const char *kv, struct extent of)
 {
     uint8_t key[STORAGE_KEY_BYTES];
-    int rc = find_again(l, id, owner, kv, n_tokens, key);
+    int rc = find_again(l, id, owner, kv, of, key);
     if (rc < 0 || pack_is_zero(key, sizeof key))
         return rc;
     int hold_rc = segment_hold(l, id, key);
@@ -375,7 +402,8 @@ int turns_before_gaps(struct storage_ledger *l, int64_t owner, int64_t conversat
         char *kv = NULL;
         rc = column_text(s, 1, &kv);
         if (!rc) /* what cannot be found is no reason to keep the rest */
-            (void)find_again(l, sqlite3_column_int64(s, 0), owner, kv, sqlite3_column_int64(s, 2), key);
+            (void)find_again(l, sqlite3_column_int64(s, 0), owner, kv,
+                             (struct extent){sqlite3_column_int64(s, 2), sqlite3_column_int64(s, 3)}, key);
         free(kv);
         if (rc || (!pack_is_zero(key, sizeof key) && (rc = keys_add(keys, key))))
             break;
@@ -408,14 +436,14 @@ int turns_hold_again(struct storage_ledger *l, int64_t *after, int n)
         rc = stmt_step(l, s);
         if (rc != 1)
             break;
-        int64_t owner = sqlite3_column_int64(s, 2), n_tokens = sqlite3_column_int64(s, 4);
+        int64_t owner = sqlite3_column_int64(s, 2);
+        struct extent of = {sqlite3_column_int64(s, 4), sqlite3_column_int64(s, 5)};
         *after = sqlite3_column_int64(s, 0);
-        rc = column_bytes(s, 1, key, sizeof key);
-        if (!rc)
-            rc = column_text(s, 3, &kv);
+        bool read = !column_bytes(s, 1, key, sizeof key); /* a damaged row holds nothing */
+        rc = column_text(s, 3, &kv);
         stmt_reset(s);
-        if (!rc && !pack_is_zero(key, sizeof key) && (rc = is_whole(l, key)) == 0)
-            rc = hold_again(l, *after, owner, kv, n_tokens);
+        if (!rc && read && !pack_is_zero(key, sizeof key) && (rc = is_whole(l, key)) == 0)
+            rc = hold_again(l, *after, owner, kv, of);
         free(kv);
         rc = rc < 0 ? rc : 1;
     }
@@ -446,13 +474,13 @@ int turns_pending_over(struct storage_ledger *l, int64_t last)
         if (rc != 1)
             return rc;
         char *kv = NULL;
-        int64_t id = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1),
-                owner = sqlite3_column_int64(s, 3);
+        int64_t id = sqlite3_column_int64(s, 0), owner = sqlite3_column_int64(s, 3);
+        struct extent of = {sqlite3_column_int64(s, 1), sqlite3_column_int64(s, 5)};
         rc = column_bytes(s, 2, key, sizeof key);
         if (!rc)
             rc = column_text(s, 4, &kv);
         stmt_reset(s);
-        bool saved = !rc && (held_to(l, key, n_tokens - 1) || hold_again(l, id, owner, kv, n_tokens) == 1);
+        bool saved = !rc && (held_to(l, key, of.kv_end) || hold_again(l, id, owner, kv, of) == 1);
         free(kv);
         if (!rc)
             rc = storage_turn_set_saved(l, id, saved ? STORAGE_SAVED_YES : STORAGE_SAVED_FAILED);
@@ -465,9 +493,9 @@ int storage_turn_queued(struct storage_ledger *l, int64_t after, int64_t *id, ch
                         char **request)
 {
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_QUEUED, after);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     *id = sqlite3_column_int64(s, 0);
     char **const texts[] = {owner, public_id, request};
     rc = 0;
@@ -532,9 +560,9 @@ int storage_turn_path(struct storage_ledger *l, int64_t owner, int64_t turn, uns
 int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, void **tokens, size_t *bytes)
 {
     sqlite3_stmt *s = STMT_WITH(l, S_TOKENS_UP, turn, owner);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     rc = sqlite3_column_int64(s, 0) ? column_copy(s, 1, tokens, bytes) : -ENOENT;
     stmt_reset(s);
     return rc;
@@ -581,9 +609,9 @@ int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t ch
     (void)sqlite3_bind_int64(s, 1, owner);
     bind_blob(s, 2, chat_hash, 32);
     bind_blob(s, 3, fingerprint, 32);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     *turn = sqlite3_column_int64(s, 0);
     *conversation = sqlite3_column_int64(s, 1);
     stmt_reset(s);
@@ -616,10 +644,7 @@ int storage_turns_page(struct storage_ledger *l, int64_t owner, int64_t conversa
 
 int storage_turn_is_leaf(struct storage_ledger *l, int64_t id)
 {
-    sqlite3_stmt *s = stmt_get(l, S_TURN_HAS_CHILD);
-    (void)sqlite3_bind_int64(s, 1, id);
-    int rc = stmt_step(l, s);
-    stmt_reset(s);
+    int rc = stmt_any(l, STMT_WITH(l, S_TURN_HAS_CHILD, id));
     return rc < 0 ? rc : rc == 0;
 }
 
@@ -631,8 +656,7 @@ static int holds_within(struct storage_ledger *l, int64_t turn)
     bool rebased = false;
     int rc = 0;
     while (!rc && turn && !rebased) {
-        sqlite3_stmt *s = stmt_get(l, S_TURN_UP);
-        (void)sqlite3_bind_int64(s, 1, turn);
+        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, turn);
         rc = stmt_step(l, s);
         if (rc != 1)
             return rc;
@@ -672,7 +696,7 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     if ((rc = segment_held_by(l, t->id, held)) < 0)
         return rc;
     if (l->unread)
-        (void)find_again(l, t->id, t->owner, t->kv, t->n_tokens, before);
+        (void)find_again(l, t->id, t->owner, t->kv, (struct extent){t->n_tokens, kv_end(t)}, before);
     /* What was asked behind it in vain stays, behind the one before. */
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent);
     if ((rc = stmt_run(l, s, NULL)))
@@ -688,7 +712,7 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     if (!rc)
         rc = ledger_dead_turn(l, t->id);
     if (!rc && !t->rebased)
-        rc = holds_within(l, t->base ? t->base : t->parent);
+        rc = holds_within(l, storage_turn_base(t));
     if (!rc)
         rc = segment_release(l, held);
     return rc ? rc : segment_release(l, before);
@@ -712,12 +736,10 @@ int storage_turn_delete(struct storage_ledger *l, int64_t owner, const char *pub
 int storage_turn_replace(struct storage_ledger *l, int64_t owner, int64_t id)
 {
     struct storage_turn t;
-    bool wrote_kv = l->wrote_kv;
     int rc = storage_turn_by_id(l, owner, id, 0, &t);
     if (rc)
         return rc;
     rc = turn_remove(l, &t);
     storage_turn_free(&t);
-    l->wrote_kv = wrote_kv; /* that the index could not be written is no reason to refuse the turn */
     return rc;
 }

@@ -87,9 +87,9 @@ int storage_usage(struct storage_ledger *l, int64_t owner, struct storage_usage 
 {
     struct storage_usage u = {0};
     sqlite3_stmt *s = STMT_WITH(l, S_OWNER_USES, owner);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     u.conversations = (uint64_t)sqlite3_column_int64(s, 0);
     u.ledger_bytes = (uint64_t)sqlite3_column_int64(s, 1);
     stmt_reset(s);

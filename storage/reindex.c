@@ -202,7 +202,6 @@ static int piece_run(struct storage_ledger *l, void *arg)
 {
     struct piece *p = arg;
     int rc = 0;
-    l->wrote_kv = true;
     erase_dead_less(l, p->pack, p->settled);
     p->settled = p->bytes = p->passed_over = 0;
     for (size_t i = 0; i < p->n && !rc; i++)
@@ -221,10 +220,11 @@ static void rows_free(struct piece *p)
     p->n = p->label_bytes = 0;
 }
 
-/* Waits, or less long when the process stops. */
-static void pause_for(struct storage *st, int ms)
+/* Waits, or less long when the process stops, and the next time longer. */
+static void pause_for(struct storage *st, int *ms)
 {
-    int64_t until = monotonic_ms() + ms;
+    int64_t until = monotonic_ms() + *ms;
+    *ms = *ms * 2 < RETRY_MOST ? *ms * 2 : RETRY_MOST;
     struct timespec t = {.tv_sec = until / 1000, .tv_nsec = until % 1000 * 1000000};
     pthread_mutex_lock(&st->jobs_lock);
     while (!st->index_stop && pthread_cond_timedwait(&st->jobs_cond, &st->jobs_lock, &t) != ETIMEDOUT)
@@ -267,17 +267,17 @@ static int task_run(struct storage_ledger *l, void *arg)
 static int insist(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg)
 {
     struct task task = {.run = run, .arg = arg};
-    for (int pause = RETRY_MS;; pause = pause * 2 < RETRY_MOST ? pause * 2 : RETRY_MOST) {
+    for (int pause = RETRY_MS;;) {
         if (stops(st))
             return -ECANCELED;
-        int rc = jobs_call(st, task_run, &task);
+        int rc = jobs_wait(st, (struct storage_job){.run = task_run, .arg = &task, .index = true});
         if (!rc) {
             state_tell(st, 0, false);
             return task.result;
         }
         storage_log(st, LOG_WARNING, "kv.db cannot be made anew now; this is tried again: %s", strerror(-rc));
         state_tell(st, rc, false);
-        pause_for(st, pause);
+        pause_for(st, &pause);
     }
 }
 
@@ -291,7 +291,6 @@ static int pack_note(void *arg, uint32_t pack)
 static int begin_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     int rc = reindex_note(l);
     return rc ? rc : packs_list(&l->st->packs, pack_note, l);
 }
@@ -376,7 +375,6 @@ static int pack_over_run(struct storage_ledger *l, void *arg)
 {
     struct pack_over *o = arg;
     uint32_t pack = o->piece->pack;
-    l->wrote_kv = true;
     erase_dead_less(l, pack, o->piece->settled);
     o->piece->settled = 0;
     l->unread_packs[0] = pack + 1;
@@ -402,7 +400,7 @@ static int pack_read(struct piece *p, struct next *next)
     struct storage *st = p->st;
     uint64_t end;
     p->pack = next->pack;
-    for (int pause = RETRY_MS;; pause = pause * 2 < RETRY_MOST ? pause * 2 : RETRY_MOST) {
+    for (int pause = RETRY_MS;;) {
         p->rc = 0;
         int rc = packs_scan(&st->packs, p->pack, next->end, found, p, &end);
         garbage_cut(st, &p->garbage);
@@ -413,7 +411,7 @@ static int pack_read(struct piece *p, struct next *next)
             return p->rc;
         if (p->rc == -ENOMEM || rc == -ENOMEM) {
             state_tell(st, -ENOMEM, false);
-            pause_for(st, pause);
+            pause_for(st, &pause);
             /* From where the index is: what was dropped already must not be met again. */
             if ((rc = insist(st, next_run, next)) != 1)
                 return rc;
@@ -456,7 +454,6 @@ struct holds { /* of the turns behind `from`, up to `to` */
 static int holds_run(struct storage_ledger *l, void *arg)
 {
     struct holds *h = arg;
-    l->wrote_kv = true;
     h->to = h->from;
     int rc = turns_hold_again(l, &h->to, ROWS);
     return rc ? rc : h->to != INT64_MAX;
@@ -465,7 +462,6 @@ static int holds_run(struct storage_ledger *l, void *arg)
 static int pending_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     return turns_pending_over(l, l->pending_last);
 }
 
@@ -473,7 +469,6 @@ static int pending_run(struct storage_ledger *l, void *arg)
 static int notes_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     bool unread = l->unread;
     l->unread = false;
     int rc = 1, n = 0;
@@ -503,7 +498,6 @@ static int notes_run(struct storage_ledger *l, void *arg)
 static int over_run(struct storage_ledger *l, void *arg)
 {
     (void)arg;
-    l->wrote_kv = true;
     int rc = notes_run(l, NULL);
     if (rc)
         return rc;

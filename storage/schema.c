@@ -500,9 +500,9 @@ sqlite3_stmt *stmt_with(struct storage_ledger *l, enum stmt_id id, size_t n, con
 
 int stmt_text(struct storage_ledger *l, sqlite3_stmt *s, char **out)
 {
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     rc = column_text(s, 0, out);
     stmt_reset(s);
     return rc;
@@ -525,6 +525,20 @@ int stmt_step(struct storage_ledger *l, sqlite3_stmt *s)
     rc = schema_errno(rc);
     if (rc == -EBADMSG && sqlite3_db_handle(s) == l->kv)
         atomic_store(&l->st->kv_damaged, true);
+    return rc;
+}
+
+int stmt_row(struct storage_ledger *l, sqlite3_stmt *s)
+{
+    int rc = stmt_step(l, s);
+    return rc == 1 ? 0 : rc ? rc : -ENOENT;
+}
+
+int stmt_any(struct storage_ledger *l, sqlite3_stmt *s)
+{
+    int rc = stmt_step(l, s);
+    if (rc == 1)
+        stmt_reset(s);
     return rc;
 }
 

@@ -35,14 +35,10 @@ static int bind_key(sqlite3_stmt *s, int at, const uint8_t key[STORAGE_KEY_BYTES
 /* Whether a query of one key, or with NULL of none, gives a row: 1, 0 or negative. */
 static int any(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    int rc;
     sqlite3_stmt *s = stmt_get(l, id);
     if (key)
         (void)bind_key(s, 1, key);
-    rc = stmt_step(l, s);
-    if (rc == 1)
-        stmt_reset(s);
-    return rc;
+    return stmt_any(l, s);
 }
 
 static int key_run(struct storage_ledger *l, enum stmt_id id, const uint8_t key[STORAGE_KEY_BYTES])
@@ -155,11 +151,13 @@ static int row_revive(struct storage_ledger *l, int64_t id, const struct pack_re
     return rc ? rc : head_set(l, id, space, r->parent, code);
 }
 
-/* A head goes from a row, or with it. One that is longer than a few units says more than a deletion may leave in the
- * log: see erase.c. */
+/* A head goes from a row, or with it. One with more than a few units that no sibling has says more than a deletion may
+ * leave in the log: see erase.c. What it has in common with one goes with the last of them. */
 static void head_goes(struct storage_ledger *l, const struct segment_row *row)
 {
-    l->heads_logged |= row->head_bytes > LABEL_HEAD_SHORT;
+    size_t own;
+    if (!l->heads_logged && row->head_bytes > LABEL_HEAD_SHORT)
+        l->heads_logged = head_own(l, row->id, &own) || own > LABEL_HEAD_SHORT;
 }
 
 /* The record goes and the row stays: another one comes in its place. */
@@ -180,7 +178,6 @@ int segment_insert(struct storage_ledger *l, const struct pack_record *r, const 
     int there = segment_get(l, r->key, &row);
     if (there < 0)
         return there;
-    l->wrote_kv = true;
     int rc = 0;
     if (there && row.pack != STORAGE_PACK_NONE) {
         rc = segment_made_by(l, r->key, r->producer);
@@ -289,7 +286,6 @@ int segment_move(struct storage_ledger *l, const struct segment_row *row, uint32
 /* Takes a row out of the index. */
 static int row_drop(struct storage_ledger *l, const struct segment_row *row)
 {
-    l->wrote_kv = true;
     head_goes(l, row);
     int rc = 0;
     if (row->pack != STORAGE_PACK_NONE) {
@@ -344,8 +340,7 @@ static int holds_move(struct storage_ledger *l, const uint8_t from[STORAGE_KEY_B
 
 int segment_held_by(struct storage_ledger *l, int64_t turn, uint8_t key[STORAGE_KEY_BYTES])
 {
-    sqlite3_stmt *s = stmt_get(l, S_HOLD_GET);
-    (void)sqlite3_bind_int64(s, 1, turn);
+    sqlite3_stmt *s = STMT_WITH(l, S_HOLD_GET, turn);
     int rc = stmt_step(l, s);
     if (rc != 1)
         return rc;
@@ -390,19 +385,17 @@ void segment_let_go_over(struct storage_ledger *l, int rc)
 
 int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    sqlite3_stmt *s = stmt_get(l, S_TURN_EXISTS);
-    (void)sqlite3_bind_int64(s, 1, turn);
-    int rc = stmt_step(l, s);
-    if (rc != 1)
-        return rc ? rc : -ENOENT;
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_EXISTS, turn);
+    int rc = stmt_row(l, s);
+    if (rc)
+        return rc;
     stmt_reset(s);
     uint8_t old[STORAGE_KEY_BYTES];
     rc = segment_held_by(l, turn, old);
     if (rc < 0)
         return rc;
     bool had = rc == 1 && memcmp(old, key, sizeof old);
-    s = stmt_get(l, S_HOLD_SET);
-    (void)sqlite3_bind_int64(s, 1, turn);
+    s = STMT_WITH(l, S_HOLD_SET, turn);
     (void)bind_key(s, 2, key);
     rc = stmt_run(l, s, NULL);
     return rc || !had ? rc : supersede(l, old);
@@ -410,8 +403,36 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
 
 int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    l->wrote_kv = true;
     return segment_hold(l, turn, key);
+}
+
+int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES])
+{
+    struct key_list old = {0};
+    int rc;
+    sqlite3_stmt *s = STMT_WITH(l, S_HOLDS_NEAR, turn, tokens);
+    (void)bind_key(s, 3, key);
+    while ((rc = stmt_step(l, s)) == 1) {
+        uint8_t one[STORAGE_KEY_BYTES];
+        rc = column_bytes(s, 0, one, sizeof one);
+        if (rc || (rc = keys_add(&old, one)))
+            break;
+    }
+    stmt_reset(s);
+    if (!rc) {
+        s = STMT_WITH(l, S_HOLDS_NEAR_SET, turn, tokens);
+        (void)bind_key(s, 3, key);
+        rc = stmt_run(l, s, NULL);
+    }
+    for (size_t i = 0; i < old.n && !rc; i++)
+        rc = supersede(l, old.keys[i]);
+    free(old.keys);
+    return rc;
+}
+
+int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES])
+{
+    return segment_release(l, last);
 }
 
 int segment_hold_within(struct storage_ledger *l, int64_t turn, int64_t end)
@@ -440,10 +461,8 @@ int segment_forget(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES
         return rc;
     if (row.pack != pack || row.offset != offset)
         return 0;
-    if (row.children || l->unread) { /* there may be some that are not known yet */
-        l->wrote_kv = true;
+    if (row.children || l->unread) /* there may be some that are not known yet */
         return row_clear(l, &row);
-    }
     rc = holds_move(l, key, row.parent);
     return rc ? rc : row_drop(l, &row);
 }
@@ -598,12 +617,9 @@ void segment_sweep_begin(struct storage_ledger *l, uint64_t clock)
 int segment_sweep(struct storage_ledger *l, int rows)
 {
     uint8_t keys[64][STORAGE_KEY_BYTES];
-    int n = 0, seen = 0, rc;
-    sqlite3_stmt *s = stmt_get(l, S_SEG_SWEEP);
-    (void)sqlite3_bind_int64(s, 1, l->sweep_at);
-    (void)sqlite3_bind_int64(s, 2, rows < 64 ? rows : 64);
-    (void)sqlite3_bind_int64(s, 3, l->sweep_end);
-    while (seen < 64 && (rc = stmt_step(l, s)) == 1) {
+    int n = 0, seen = 0, most = rows < 64 ? rows : 64, rc = 1;
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_SWEEP, l->sweep_at, most, l->sweep_end);
+    while (seen < most && (rc = stmt_step(l, s)) == 1) {
         l->sweep_at = sqlite3_column_int64(s, 0);
         seen++;
         if ((uint64_t)sqlite3_column_int64(s, 2) > l->sweep_clock)
@@ -614,7 +630,7 @@ int segment_sweep(struct storage_ledger *l, int rows)
     stmt_reset(s);
     if (rc < 0)
         return rc;
-    if (!seen) {
+    if (seen < most) { /* that was the end */
         l->sweep_at = INT64_MAX;
         if (l->sweep_from > l->sweep_end)
             l->sweep_from = l->sweep_end;

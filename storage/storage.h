@@ -73,6 +73,9 @@ struct storage_job {
     void *arg;
     bool unsynced; /* what it writes outlives the process, and may be lost with the power: no sync for it alone */
     bool reads;    /* it changes nothing; that it found segments is written down with what is written next */
+    bool
+        index; /* it writes the index of segments and fails where that cannot be; what others write there may be lost */
+    bool erases; /* it is reported when what it took out of the index is overwritten on the disk, too */
 };
 
 /* [any thread] Queues a job. -ENOMEM: not queued, done is not called. */
@@ -307,6 +310,11 @@ int storage_turn_set_delivered(struct storage_ledger *l, int64_t owner, const ch
  * evaluated, fingerprint, kv, saved and completed_ms are written; t->id and t->conversation are set. -ENOENT: the turn
  * is gone; -EEXIST: there is one. */
 int storage_turn_strip(struct storage_ledger *l, struct storage_turn *t);
+/* The row that a turn's tokens are added to: its parent's, or that of the parent's context without thinking. 0: none.
+ */
+int64_t storage_turn_base(const struct storage_turn *t);
+/* What a turn follows (0: nothing), and whether its context was rendered anew. -ENOENT. */
+int storage_turn_parent(struct storage_ledger *l, int64_t owner, int64_t id, int64_t *parent, bool *rebased);
 /* That row. -ENOENT: there is none. */
 int storage_turn_stripped(struct storage_ledger *l, int64_t owner, int64_t turn, struct storage_turn *out);
 /* 1: the KV of a turn's whole context is stored, as far as that has been through the model; 0: it is not; or negative.
@@ -405,8 +413,7 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
                         void *payload);
 
 /* Makes everything put so far durable (one fdatasync per touched pack), then writes the rows, and holds `last` (the end
- * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. turn 0: nothing is to
- * hold it: of the chain that ends with `last` goes what nobody else holds. The chain counts as used
+ * of a chain; its ancestors live as long as it does; all zero: nothing any more) for the turn. The chain counts as used
  * now, and making room for what was put evicts nothing of it. done gets 0 or why some of the chain could not be
  * saved; then those segments stay in RAM only.
  * -ESTALE: the chain has a gap, because a segment of it was not saved by an earlier commit, or is stored no longer.
@@ -418,10 +425,20 @@ int storage_segment_put(struct storage *st, const struct storage_segment *s, con
 int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORAGE_KEY_BYTES],
                       int (*with)(struct storage_ledger *l, void *arg, int rc), void (*done)(void *arg, int rc),
                       void *arg);
+/* Makes everything put so far durable and writes the rows; no turn holds it yet, and storage_sweep() passes it over as
+ * long as a turn runs that may. Of the chain that ends with `drop` (all zero: nothing) goes what no turn holds. done
+ * (may be NULL) gets 0 or why that could not be written. [any thread] */
+int storage_kv_flush(struct storage *st, const uint8_t drop[STORAGE_KEY_BYTES], void (*done)(void *arg, int rc),
+                     void *arg);
 /* Makes another turn hold a segment instead of what it held; that goes when nobody else holds it. -ENOENT: no such
  * turn.
  */
 int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
+/* The same, at once, of the turns that `turn` follows and whose contexts are longer than `tokens`, back to the last one
+ * that was rendered anew. */
+int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Of the chain that ends with `last` goes what no turn holds. */
+int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES]);
 
 /* A segment found in the index. */
 struct storage_found {

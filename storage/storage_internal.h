@@ -303,9 +303,7 @@ struct storage_ledger {
     size_t n_cleared, cap_cleared;
     struct titles *titles; /* of owners that search, the latest first */
     bool titles_changed;   /* by the running job */
-    bool deferred;         /* the running job is reported after the holes are cut */
     struct mark *marks;    /* of what it deleted for its owner: it is reported after the logs are emptied too */
-    bool wrote_kv;         /* the running job's result depends on kv.db */
     int kv_rc;             /* of the batch: why kv.db is out of it; its statements give this then */
     int kv_said;           /* what the log said last about that */
     bool kv_marked;        /* that kv.db is damaged is noted on disk */
@@ -331,6 +329,10 @@ struct storage_ledger {
 sqlite3_stmt *stmt_get(struct storage_ledger *l, enum stmt_id id);
 /* 1: a row; 0: done (the statement is reset); negative errno (reset), also of the last stmt_get() where s is NULL. */
 int stmt_step(struct storage_ledger *l, sqlite3_stmt *s);
+/* The first row of a query, or the only one. 0; -ENOENT: there is none; or as stmt_step(). */
+int stmt_row(struct storage_ledger *l, sqlite3_stmt *s);
+/* Whether a query has a row: 1, 0 or negative. */
+int stmt_any(struct storage_ledger *l, sqlite3_stmt *s);
 /* Ends a query whose rows are not all wanted. */
 void stmt_reset(sqlite3_stmt *s);
 /* Steps a statement that gives no rows. *changes (may be NULL) gets the number of changed rows. */
@@ -419,6 +421,8 @@ size_t coded_common(const struct coded *c, const uint8_t *head, size_t n);
 /* Gives row `id`, a child of `parent`, the head that it is found by, and others what they need beside it. */
 int head_set(struct storage_ledger *l, int64_t id, const struct space *space, const uint8_t parent[STORAGE_KEY_BYTES],
              const struct coded *me);
+/* Bytes of a row's head that no sibling's begins with. 0 or negative. */
+int head_own(struct storage_ledger *l, int64_t id, size_t *bytes);
 
 /* ---- index of segments (segments.c); ledger thread only ----------------------------------------------------------
  */
@@ -575,7 +579,6 @@ struct job {
     struct job *next;
     struct storage_job job;
     int rc;
-    bool deferred, kv;
     /* When it is reported after what it took away is gone. */
     size_t n_drops;
     struct mark *marks; /* NULL: it deleted nothing for its owner */
@@ -610,8 +613,8 @@ struct write_op { /* a put or a commit, see encode.c */
     struct blob *blob;
     int rc; /* why there is none */
     /* Of a commit. */
-    int64_t turn;
-    uint8_t last[STORAGE_KEY_BYTES];
+    int64_t turn;                    /* 0: it is a flush, */
+    uint8_t last[STORAGE_KEY_BYTES]; /* and what goes */
     int (*with)(struct storage_ledger *l, void *arg, int rc);
     void (*done)(void *arg, int rc);
     void *arg;
@@ -747,9 +750,11 @@ void *cutter_thread(void *st);
 void *jobs_thread(void *st);
 /* Waits until the cutter has nothing. Ledger thread, between batches. */
 void jobs_cuts_wait(struct storage_ledger *l);
-/* Runs fn as a batch of its own. Ledger thread, between batches. */
+/* Runs fn, which writes the index, as a batch of its own. Ledger thread, between batches. */
 int jobs_run_alone(struct storage_ledger *l, int (*run)(struct storage_ledger *l, void *arg));
-/* Runs fn on the ledger thread and waits for its commit. Not from the ledger thread. */
+/* Runs a job and waits for its report, which it gives; job.done is not called. Not from the ledger thread. */
+int jobs_wait(struct storage *st, struct storage_job job);
+/* The same of one that writes no index. */
 int jobs_call(struct storage *st, int (*run)(struct storage_ledger *l, void *arg), void *arg);
 /* Returns when the background search has finished. */
 void jobs_sweep_wait(struct storage *st);

@@ -301,7 +301,7 @@ int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(
         return rc;
     rc = index_wait(st, 0);
     if (!rc)
-        rc = jobs_call(st, verify_run, &v);
+        rc = jobs_wait(st, (struct storage_job){.run = verify_run, .arg = &v, .index = repair});
     if (rc && err_size)
         (void)snprintf(err, err_size, "%s: %s", opts->dir, strerror(-rc));
     storage_close(st);

@@ -80,7 +80,6 @@ static int evict_run(struct storage_ledger *l, void *arg)
     struct evict *e = arg;
     if (l->unread) /* which are the leaves is not known yet */
         return -ENOSPC;
-    l->deferred = true; /* wait for the holes */
     size_t before = l->n_drops;
     int rc = segment_let_go(l);
     uint64_t let_go = 0, freed = 0;
@@ -120,7 +119,7 @@ static int evict(const struct group *g, uint64_t bytes, uint64_t *freed)
         keep(&e, g->items[i].parent);
     for (size_t i = 0; i < g->n_stored; i++)
         keep(&e, g->stored[i]);
-    int rc = jobs_call(st, evict_run, &e);
+    int rc = jobs_wait(st, (struct storage_job){.run = evict_run, .arg = &e, .index = true, .erases = true});
     free(e.keep);
     *freed = e.freed;
     return rc;
@@ -326,7 +325,6 @@ static int rows_insert(struct storage_ledger *l, struct group *g)
         if (!it->written || it->has_row)
             continue;
         it->rc = -ESTALE;
-        l->wrote_kv = true; /* without a commit of the index the record is not cut out here, but by who hears of it */
         int rc = segment_drop_record(l, it->owner, it->key, it->pack, it->offset, it->blob->bytes);
         if (rc)
             return rc;
@@ -465,9 +463,8 @@ static int commit_run(struct storage_ledger *l, void *arg)
     rc = chain_end(l, g, end);
     if (rc)
         return rc;
-    l->wrote_kv = true;
     rc = g->turn ? segment_hold(l, g->turn, end) : -ENOENT;
-    if (rc == -ENOENT) { /* there is none, or it was deleted meanwhile */
+    if (rc == -ENOENT) { /* it is a flush, or the turn was deleted meanwhile */
         g->stale = 0;
         g->gone = true;
         rc = segment_release(l, g->last);
@@ -529,8 +526,8 @@ static void commit(struct group *g, const struct write_op *op)
     g->done = op->done;
     g->arg = op->arg;
     /* A loss of power costs what it wrote: then the turn's KV is held anew at the next start (turns_interrupted()). */
-    int rc =
-        storage_submit(st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g, .unsynced = true});
+    int rc = storage_submit(
+        st, (struct storage_job){.run = commit_run, .done = commit_done, .arg = g, .unsynced = true, .index = true});
     if (rc)
         commit_done(g, rc);
 }

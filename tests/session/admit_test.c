@@ -19,15 +19,15 @@ static void look_ahead(struct answer *a, const struct session_event *ev, void *a
         return;
     for (const struct turn *t = s->turns; t; t = t->next) {
         int n = 0;
-        while (t->state == TURN_WAITING && n < t->n_plan && t->plan[n].state == PLAN_READY)
+        while (t->state == TURN_WAITING && n < t->plan.n && t->plan.parts[n].state == PLAN_READY)
             n++;
-        if (n > 0 && n == t->n_plan) {
+        if (n > 0 && n == t->plan.n) {
             ahead->looked = true;
             ahead->segments = n;
         }
     }
     for (struct turn *t = s->turns; ahead->looked && t; t = t->next)
-        t->cancelled |= t->state == TURN_RUNNING;
+        t->end.cancelled |= t->state == TURN_RUNNING;
     if (!ahead->looked)
         usleep(1000); /* the readers' time */
 }
@@ -65,10 +65,10 @@ static void stop_it(struct answer *a, const struct session_event *ev, void *arg)
     if (ev->kind != SESSION_EVENT_DELTA || ahead->looked)
         return;
     for (struct turn *t = a->rig->s->turns; t; t = t->next)
-        if (t->state == TURN_WAITING && t->n_plan > 0 && t->early == EARLY_PLANNED)
-            ahead->looked = t->cancelled = true;
+        if (t->state == TURN_WAITING && t->plan.n > 0 && t->plan.early == EARLY_PLANNED)
+            ahead->looked = t->end.cancelled = true;
     for (struct turn *t = a->rig->s->turns; ahead->looked && t; t = t->next)
-        t->cancelled = true;
+        t->end.cancelled = true;
     if (!ahead->looked)
         usleep(1000);
 }
@@ -113,7 +113,7 @@ static void lose_last(struct answer *a, const struct session_event *ev, void *ar
     look_ahead(a, ev, &gone->ahead);
     for (struct turn *t = a->rig->s->turns; gone->ahead.looked && t; t = t->next)
         if (t->state == TURN_WAITING) {
-            struct planned *last = &t->plan[t->n_plan - 1];
+            struct planned *last = &t->plan.parts[t->plan.n - 1];
             last->state = PLAN_FAILED;
             last->result.rc = gone->rc;
             gone->expected = t->n_expected;
@@ -235,7 +235,7 @@ static void reads_on(struct answer *a, const struct session_event *ev, void *arg
     if (a->n_prefill == 1)
         gate_open(&shared->there);
     for (const struct turn *t = a->rig->s->turns; t; t = t->next)
-        shared->placed |= t->background && t->state == TURN_RUNNING;
+        shared->placed |= t->ask.background && t->state == TURN_RUNNING;
     if (shared->placed) {
         gate_open(&shared->there);
         gate_wait(&shared->on, 1);

@@ -346,9 +346,9 @@ static void stop_who_waits(struct answer *a, const struct session_event *ev, voi
     gate_wait(&s->sent, 1);
     for (struct turn *t = a->rig->s->turns; t; t = t->next)
         if (t->state == TURN_WAITING && t->in_ledger == ROW_THERE)
-            s->stopped = t->cancelled = true;
+            s->stopped = t->end.cancelled = true;
     for (struct turn *t = a->rig->s->turns; s->stopped && t; t = t->next)
-        t->cancelled = true;
+        t->end.cancelled = true;
     if (!s->stopped)
         usleep(1000); /* the ledger's time */
 }

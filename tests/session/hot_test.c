@@ -286,7 +286,7 @@ static void put_orphan(struct rig *rig)
     uint8_t *payload = calloc(1, rig->s->info->kv_token_bytes);
     assert_non_null(payload);
     assert_int_equal(storage_segment_put(rig->s->storage, &segment, &rig->s->layout, payload), 0);
-    assert_int_equal(storage_kv_commit(rig->s->storage, 0, none, NULL, NULL, NULL), 0);
+    assert_int_equal(storage_kv_flush(rig->s->storage, none, NULL, NULL), 0);
 }
 
 static void in_between(struct answer *a, const struct session_event *ev, void *arg)
@@ -316,6 +316,55 @@ static void test_orphan_goes(void **state)
     /* Of each turn its own is left, in a while. */
     while (rig_segments(rig) != 2)
         sched_yield();
+    rig_close(rig);
+}
+
+/* A turn fails, and what it has put is dropped: another one of its owner that runs, and begins otherwise, need not put
+ * again what it has put. */
+struct beside {
+    struct gate begun;
+    int full, again; /* when that one has failed; full 0: it has not yet */
+};
+
+static void at_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    struct beside *b = arg;
+    if (ev->kind != SESSION_EVENT_DELTA)
+        return;
+    gate_open(&b->begun);
+    bool failed = false;
+    for (const struct turn *t = a->rig->s->turns; t; t = t->next)
+        failed |= strcmp(t->response_id, a->id) != 0 && t->end.failure != SESSION_OK;
+    for (const struct hot *h = a->rig->s->hots; h && failed && !b->full; h = h->next)
+        if (h->user && !strcmp(h->user->response_id, a->id)) {
+            b->full = h->n_full;
+            for (int k = 0; k < h->n_full; k++)
+                b->again += !h->full[k].stored;
+        }
+}
+
+static void test_failure_beside_another(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z'});
+    struct beside beside = {.begun = GATE_CLOSED};
+    /* As often as the answer was over before. */
+    for (uint64_t seed = 2; !beside.full; seed++) {
+        char *mine = rig_text(seed, 600), *other = rig_text(seed + 100, 600);
+        other[strlen(other) - 1] = 'Z';
+        beside.begun.n = 0;
+        struct answer *running = rig_begin(
+            rig, (struct ask){.text = mine, .max = 2000, .seed = seed, .hook = at_delta, .hook_arg = &beside});
+        gate_wait(&beside.begun, 1);
+        struct answer *failing = rig_begin(rig, (struct ask){.text = other, .seed = 1});
+        rig_end(failing);
+        assert_true(failing->failed);
+        rig_end(running);
+        free(mine);
+        free(other);
+    }
+    assert_true(beside.full >= 2);
+    assert_int_equal(beside.again, 0);
     rig_close(rig);
 }
 
@@ -365,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_restores_compete),
         cmocka_unit_test(test_orphan_goes),
+        cmocka_unit_test(test_failure_beside_another),
         cmocka_unit_test(test_pages_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

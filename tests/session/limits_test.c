@@ -211,12 +211,12 @@ static void look_beside(struct answer *a, const struct session_event *ev, void *
         return;
     for (const struct turn *t = a->rig->s->turns; t; t = t->next) {
         bool other = strcmp(t->response_id, a->id) != 0;
-        b->waits |= other && t->state == TURN_WAITING && t->passed;
+        b->waits |= other && t->state == TURN_WAITING && t->place.passed;
         b->runs |= other && (t->state == TURN_PLANNING || t->state == TURN_RUNNING);
     }
     b->evicted = a->rig->s->status.quota_evictions;
     for (struct turn *t = a->rig->s->turns; t; t = t->next)
-        t->cancelled |= (b->waits || b->runs) && !strcmp(t->response_id, a->id);
+        t->end.cancelled |= (b->waits || b->runs) && !strcmp(t->response_id, a->id);
     if (!b->waits && !b->runs)
         usleep(1000);
 }
@@ -315,7 +315,9 @@ static void nothing(void *arg, int rc)
 static void hold_the_ledger(struct answer *a, const struct session_event *ev, void *arg)
 {
     if (ev->kind == SESSION_EVENT_DONE)
-        assert_int_equal(storage_submit(a->rig->s->storage, (struct storage_job){.run = wait_for_it, .done = nothing, .arg = arg}), 0);
+        assert_int_equal(
+            storage_submit(a->rig->s->storage, (struct storage_job){.run = wait_for_it, .done = nothing, .arg = arg}),
+            0);
 }
 
 struct look {

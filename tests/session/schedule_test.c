@@ -47,10 +47,10 @@ static struct schedule_turn prompt(int64_t owner, int position, int rest)
 }
 
 /* Tokens and time of a step, with what must hold of every one. */
-static double step(const struct schedule_cost *c, const struct schedule_limits *l, struct schedule_turn *turns, int n,
-                   int *rows)
+static double step_of(const struct schedule_cost *c, const struct schedule_limits *l, struct schedule_accounts *a,
+                      struct schedule_turn *turns, int n, int *rows)
 {
-    double said = schedule_step(c, l, turns, n), seen = 0.0;
+    double said = schedule_step(c, l, a, turns, n), seen = 0.0;
     int items = 0;
     *rows = 0;
     for (int i = 0; i < n; i++) {
@@ -62,6 +62,25 @@ static double step(const struct schedule_cost *c, const struct schedule_limits *
     assert_true(*rows <= l->max_tokens && items <= l->max_turns);
     assert_true(near(said, schedule_ms(c, *rows, seen), 1e-9) || (said == 0.0 && *rows == 0));
     return said;
+}
+
+/* The first step. */
+static double step(const struct schedule_cost *c, const struct schedule_limits *l, struct schedule_turn *turns, int n,
+                   int *rows)
+{
+    struct schedule_accounts a = {.n = 0};
+    return step_of(c, l, &a, turns, n, rows);
+}
+
+/* What the turns got has run. */
+static void go_on(struct schedule_turn *turns, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (turns[i].rest > 0) {
+            turns[i].position += turns[i].n;
+            turns[i].rest -= turns[i].n;
+            turns[i].wants = turns[i].rest;
+        }
 }
 
 /* ---- cost ---- */
@@ -201,29 +220,94 @@ static void test_oldest_is_not_starved(void **state)
         int rows;
         (void)step(&c, &limits, turns, 4, &rows);
         assert_true(turns[0].n * (machine[1] + machine[2] * 3000) >= 0.2 * 88.0 || turns[0].n == left);
-        assert_true(turns[3].n >= 30); /* the other owner's half of what is left */
+        assert_true(turns[3].n >= 30 || left < 150); /* and the nearest what is left */
         left -= turns[0].n;
         assert_true(++steps < 200);
     }
 }
 
+/* One owner with five prompts, one with one: as much for each, not in each step but over some. */
 static void test_owners_share(void **state)
 {
     (void)state;
     struct schedule_cost c = learnt();
-    /* One with five prompts, one with one: as much for each, but for the oldest's quarter. */
-    struct schedule_turn turns[] = {prompt(1, 0, 900), prompt(1, 0, 800), prompt(1, 0, 700),
-                                    prompt(1, 0, 600), prompt(1, 0, 500), prompt(2, 0, 5000)};
-    int rows;
-    (void)step(&c, &limits, turns, 6, &rows);
-    int first = turns[1].n + turns[2].n + turns[3].n + turns[4].n;
-    assert_int_equal(first, turns[4].n);
-    assert_true(turns[5].n >= 25 && abs(turns[5].n - turns[4].n) <= 2);
+    struct schedule_accounts a = {.n = 0};
+    struct schedule_turn turns[] = {prompt(1, 0, 9000), prompt(1, 0, 8000), prompt(1, 0, 7000),
+                                    prompt(1, 0, 6000), prompt(1, 0, 5000), prompt(2, 0, 50000)};
+    int rows, had[2] = {0};
+    for (int i = 0; i < 40; i++) {
+        (void)step_of(&c, &limits, &a, turns, 6, &rows);
+        assert_int_equal(turns[1].n + turns[2].n + turns[3].n, 0); /* of the first one's, the nearest and the oldest */
+        had[0] += turns[0].n + turns[4].n;
+        had[1] += turns[5].n;
+        assert_in_range(rows, 96, 100);
+        assert_in_range(had[0] - had[1] + 400, 0, 800);
+        go_on(turns, 6);
+    }
     /* What one does not need the other gets. */
     turns[5] = prompt(2, 0, 5);
-    (void)step(&c, &limits, turns, 6, &rows);
+    (void)step_of(&c, &limits, &a, turns, 6, &rows);
     assert_int_equal(turns[5].n, 5);
     assert_true(rows >= 86);
+}
+
+/* Two that are as long: the first has its first token when half of both is done, not both at the end. */
+static void test_one_ends_before_the_other(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    struct schedule_accounts a = {.n = 0};
+    struct schedule_turn turns[] = {prompt(1, 0, 200), prompt(2, 0, 200), decoding(3, 100)};
+    int rows, ended[2] = {0};
+    for (int i = 1; i <= 6; i++) {
+        (void)step_of(&c, &limits, &a, turns, 3, &rows);
+        go_on(turns, 3);
+        for (int k = 0; k < 2; k++)
+            if (turns[k].rest == 0 && !ended[k])
+                ended[k] = i;
+    }
+    assert_int_equal(ended[0], 3); /* of 87 rows each */
+    assert_int_equal(ended[1], 5);
+}
+
+/* Who is ahead still has a short prompt's first token at once, and who comes back has no claim on what others had. */
+static void test_accounts(void **state)
+{
+    (void)state;
+    struct schedule_cost c = learnt();
+    struct schedule_accounts a = {.n = 0};
+    struct schedule_turn turns[] = {prompt(1, 0, 7000), prompt(2, 0, 6000), prompt(1, 0, 20)};
+    int rows;
+    for (int i = 0; i < 30; i++) {
+        (void)step_of(&c, &limits, &a, turns, 2, &rows);
+        go_on(turns, 2);
+        struct schedule_accounts now = a;
+        (void)step_of(&c, &limits, &now, turns, 3, &rows);
+        assert_int_equal(turns[2].n, 20);
+    }
+    /* Short ones without end are no way around it. */
+    int had = 0;
+    for (int i = 0; i < 60; i++) {
+        turns[0] = prompt(3, 0, 100000); /* the oldest */
+        turns[2] = prompt(1, 0, 60);
+        (void)step_of(&c, &limits, &a, turns, 3, &rows);
+        had += turns[2].n;
+        turns[1] = prompt(2, 0, 6000);
+    }
+    assert_in_range(had, 60 * 100 / 3 - 400, 60 * 100 / 3 + 400); /* a third, and what it may be ahead */
+    /* Long alone, then beside another: both get the same again within some steps. */
+    for (int i = 0; i < 100; i++) {
+        turns[1] = prompt(2, 0, 6000);
+        (void)step_of(&c, &limits, &a, &turns[1], 1, &rows);
+    }
+    had = 0;
+    for (int i = 0; i < 20; i++) {
+        turns[0] = prompt(1, 0, 6000);
+        turns[1] = prompt(2, 0, 6000);
+        (void)step_of(&c, &limits, &a, turns, 2, &rows);
+        had += turns[0].n - turns[1].n;
+    }
+    assert_in_range(had + 400, 0, 800);
 }
 
 static void test_background_last(void **state)
@@ -334,10 +418,16 @@ static void test_bound_by_tokens(void **state)
     int rows;
     schedule_learn(&c, 4096, 0.0, 0.5);
     struct schedule_turn turns[] = {prompt(1, 0, 9000), prompt(2, 0, 5000), prompt(3, 0, 5000)};
-    (void)step(&c, &limits, turns, 3, &rows);
-    assert_int_equal(rows, 512);
-    for (int i = 0; i < 3; i++)
-        assert_true(turns[i].n >= 125);
+    struct schedule_accounts a = {.n = 0};
+    int had[3] = {0};
+    for (int i = 0; i < 30; i++) {
+        (void)step_of(&c, &limits, &a, turns, 3, &rows);
+        assert_int_equal(rows, 512);
+        for (int k = 0; k < 3; k++)
+            had[k] += turns[k].n;
+    }
+    for (int k = 0; k < 3; k++)
+        assert_in_range(had[k], 10 * 512 - 4 * 512, 10 * 512 + 4 * 512);
 }
 
 /* Any mixture: never more than the limits, never nothing where something could run, and all of them end. */
@@ -349,6 +439,7 @@ static void test_any_mixture(void **state)
     struct schedule_cost c = {.attention_most = 1e-3};
     for (int round = 0; round < 20; round++) {
         struct schedule_turn turns[N];
+        struct schedule_accounts a = {.n = 0};
         struct schedule_limits l = {.max_tokens = 64 << round % 4, .max_turns = 1 + round, .max_ms = round % 3 * 40};
         int left = N, steps = 0, rows;
         for (int i = 0; i < N; i++) {
@@ -358,7 +449,7 @@ static void test_any_mixture(void **state)
         }
         while (left > 0) {
             double seen = 0.0;
-            (void)step(&c, &l, turns, N, &rows);
+            (void)step_of(&c, &l, &a, turns, N, &rows);
             assert_true(rows > 0);
             for (int i = 0; i < N; i++) {
                 seen += schedule_seen(turns[i].position, turns[i].n);
@@ -378,10 +469,11 @@ static void test_nobody(void **state)
     (void)state;
     struct schedule_cost c = learnt();
     struct schedule_turn turns[] = {{.owner = 1, .rest = 700}, {.owner = 2}};
+    struct schedule_accounts a = {.n = 0};
     int rows;
     (void)step(&c, &limits, turns, 2, &rows);
     assert_int_equal(rows, 0);
-    (void)schedule_step(&c, &limits, NULL, 0);
+    (void)schedule_step(&c, &limits, &a, NULL, 0);
 }
 
 int main(void)
@@ -396,6 +488,8 @@ int main(void)
         cmocka_unit_test(test_short_behind_long),
         cmocka_unit_test(test_oldest_is_not_starved),
         cmocka_unit_test(test_owners_share),
+        cmocka_unit_test(test_one_ends_before_the_other),
+        cmocka_unit_test(test_accounts),
         cmocka_unit_test(test_background_last),
         cmocka_unit_test(test_step_length),
         cmocka_unit_test(test_prompts_alone_have_all_of_it),

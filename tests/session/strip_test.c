@@ -505,7 +505,7 @@ static void wait_there(struct answer *a, const struct session_event *ev, void *a
     if (ev->kind != (late->last ? SESSION_EVENT_DONE : SESSION_EVENT_DELTA))
         return;
     for (const struct turn *t = a->rig->s->turns; t; t = t->next)
-        late->ahead += t->strips && t->state <= TURN_WAITING && !t->cancelled;
+        late->ahead += t->ask.strips && t->state <= TURN_WAITING && !t->end.cancelled;
     gate_wait(&late->gate, 1);
 }
 

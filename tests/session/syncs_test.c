@@ -1,8 +1,12 @@
-/* syncs_test.c - how often a disk is waited for: a stored turn and a deletion, on which thread. Also under SQLite,
- * since this program's fdatasync() comes before the C library's. */
+/* syncs_test.c - how often a disk is waited for: a stored turn and a deletion, on which thread; and how many steps of
+ * SQL a turn takes. Also under SQLite and by it, since this program's functions of these names come before the
+ * libraries'. */
+#include "storage/storage_internal.h"
 #include "tests/session/harness.h"
 
+#include <dlfcn.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,6 +40,15 @@ int fdatasync(int fd)
     }
     pthread_mutex_unlock(&syncs.lock);
     return (int)syscall(SYS_fdatasync, fd);
+}
+
+static atomic_int steps;
+static int (*step_of_library)(sqlite3_stmt *s);
+
+int sqlite3_step(sqlite3_stmt *s)
+{
+    atomic_fetch_add(&steps, 1);
+    return step_of_library(s);
 }
 
 static void begin(void)
@@ -122,9 +135,121 @@ static void test_deletion_of_two(void **state)
     rig_close(rig);
 }
 
+/* Two of an owner begin alike, as the template does. What goes first leaves no more than the other one has. */
+static void test_deletion_beside_another(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 8192});
+    char *text = rig_text(1, 3000);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "warm", .seed = 1});
+    rig_saved(rig);
+    struct answer *b = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+    rig_saved(rig);
+    rig_ledger(rig);
+    begin();
+    assert_int_equal(rig_delete(rig, "ann", b->conversation), 0);
+    assert_int_equal(seen().packs, 1);
+    assert_int_equal(seen().ledger, 2);
+    assert_int_equal(seen().others, 1);
+    begin();
+    assert_int_equal(rig_delete(rig, "ann", a->conversation), 0);
+    assert_int_equal(seen().packs, 1);
+    assert_int_equal(seen().ledger, 3); /* and the head of its log, which was emptied before */
+    assert_int_equal(seen().others, 4);
+    free(text);
+    rig_close(rig);
+}
+
+/* ---- steps of SQL ------------------------------------------------------------------------------------------------ */
+
+struct many { /* more turns like the latest one of a conversation */
+    const char *id;
+    int n;
+};
+
+static int many_run(struct storage_ledger *l, void *arg)
+{
+    const struct many *m = arg;
+    struct storage_owner owner;
+    struct storage_turn like;
+    int rc = storage_owner_get(l, "ann", &owner);
+    if (!rc)
+        rc = storage_turn_get(l, owner.id, m->id, STORAGE_TURN_TOKENS, &like);
+    if (rc)
+        return rc;
+    int64_t parent = like.id, n_tokens = like.n_tokens;
+    for (int i = 0; i < m->n && !rc; i++) {
+        char id[32];
+        (void)snprintf(id, sizeof id, "resp_many_%d", i);
+        struct storage_turn t = {.owner = owner.id,
+                                 .conversation = like.conversation,
+                                 .parent = parent,
+                                 .public_id = id,
+                                 .status = STORAGE_TURN_RUNNING,
+                                 .instructions = like.instructions};
+        memcpy(t.fingerprint, like.fingerprint, sizeof t.fingerprint);
+        if ((rc = storage_turn_insert(l, &t)))
+            break;
+        t.status = STORAGE_TURN_COMPLETED;
+        t.tokens = like.tokens;
+        t.tokens_bytes = 2 * sizeof(engine_token);
+        t.n_tokens = n_tokens += 2;
+        t.evaluated = n_tokens - 1;
+        t.kv = like.kv;
+        t.receipt = like.receipt;
+        t.answered = true;
+        rc = storage_turn_commit(l, &t);
+        parent = t.id;
+    }
+    storage_turn_free(&like);
+    return rc;
+}
+
+/* Of a turn behind `n` others and a text of so many words: the least of some. */
+static int steps_behind(int n, unsigned words)
+{
+    struct rig *rig = rig_open((struct rig_opts){.ctx = 16384});
+    int least = INT_MAX;
+    char *text = rig_text(3, words);
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    struct many many = {.id = a->id, .n = n};
+    assert_int_equal(jobs_call(rig->s->storage, many_run, &many), 0);
+    (void)rig_ask(rig, (struct ask){.text = "go on", .conversation = "conv_a", .seed = 1});
+    rig_saved(rig);
+    rig_no_sweep(rig);
+    for (int i = 0; i < 4; i++) {
+        rig_ledger(rig);
+        int before = atomic_load(&steps);
+        struct answer *b = rig_ask(rig, (struct ask){.text = "and on", .conversation = "conv_a", .seed = 2});
+        rig_saved(rig);
+        rig_ledger(rig);
+        int now = atomic_load(&steps) - before;
+        least = now < least ? now : least;
+        assert_true(b->input > 2 * n && b->input > (int)words);
+    }
+    free(text);
+    rig_close(rig);
+    return least;
+}
+
+static void test_steps(void **state)
+{
+    (void)state;
+    int few = steps_behind(10, 300), many = steps_behind(1000, 300), far = steps_behind(10, 8000);
+    print_message("steps of SQL of a turn: %d behind 10 others, %d behind 1,000, %d in a context of 8k\n", few, many,
+                  far);
+    assert_true(many <= few);
+    assert_true(far <= few);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_lone_turn), cmocka_unit_test(test_deletion),
-                                       cmocka_unit_test(test_deletion_of_two)};
+                                       cmocka_unit_test(test_deletion_of_two),
+                                       cmocka_unit_test(test_deletion_beside_another), cmocka_unit_test(test_steps)};
+    *(void **)&step_of_library = dlsym(RTLD_NEXT, "sqlite3_step");
+    assert_non_null(step_of_library);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -163,7 +163,6 @@ struct index_job {
 static int index_run(struct storage_ledger *l, void *arg)
 {
     struct index_job *i = arg;
-    l->wrote_kv = true;
     return stmt_run(l, STMT_WITH(l, S_PACK_ADD, i->pack, 0, 0, 0), NULL);
 }
 
@@ -247,7 +246,9 @@ static void test_index_lost(void **state)
             storage_submit(st, (struct storage_job){.run = insert_run, .done = insert_done, .arg = &in[i]}), 0);
         if (i < 3)
             assert_int_equal(
-                storage_submit(st, (struct storage_job){.run = index_run, .done = index_done, .arg = &index[i]}), 0);
+                storage_submit(
+                    st, (struct storage_job){.run = index_run, .done = index_done, .arg = &index[i], .index = true}),
+                0);
     }
     gate_open(&g);
     assert_int_equal(jobs_call(st, noop, NULL), 0);

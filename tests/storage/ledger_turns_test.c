@@ -374,15 +374,74 @@ static int context_run(struct storage_ledger *l, void *arg)
     return 0;
 }
 
+/* Whether the last turn's parents, but nobody else, hold what they are told to. */
+static int held_run(struct storage_ledger *l, void *arg)
+{
+    const int64_t *turns = arg;
+    uint8_t key[STORAGE_KEY_BYTES], held[STORAGE_KEY_BYTES], old[STORAGE_KEY_BYTES];
+    testing_key(key, 1);
+    testing_key(old, 2);
+    for (int i = 1; i < 4; i += 2) /* of the parents one held something before */
+        JOB_CHECK(segment_hold(l, turns[i], old) == 0);
+    JOB_CHECK(storage_turns_hold(l, turns[2], TESTING_COUNT, key) == 0);
+    JOB_CHECK(segment_held_by(l, turns[1], held) == 1 && !memcmp(held, old, sizeof held) && !l->n_superseded);
+    JOB_CHECK(storage_turns_hold(l, turns[2], TESTING_COUNT - 1, key) == 0);
+    for (int i = 0; i < 2; i++)
+        JOB_CHECK(segment_held_by(l, turns[i], held) == 1 && !memcmp(held, key, sizeof held));
+    JOB_CHECK(segment_held_by(l, turns[2], held) == 0);
+    JOB_CHECK(segment_held_by(l, turns[3], held) == 1 && !memcmp(held, old, sizeof held));
+    JOB_CHECK(l->n_superseded == 1 && !memcmp(l->superseded[0], old, sizeof old));
+    JOB_CHECK(storage_turns_hold(l, turns[2] + 9, 0, key) == 0); /* there is no such turn */
+    return 0;
+}
+
+/* Turns whose saving had not ended when the process did: to where their KV goes is what they were told to have, which
+ * may be all of the context, or less than all but its last token. */
+static int unfinished_run(struct storage_ledger *l, void *arg)
+{
+    char sql[160];
+    (void)snprintf(sql, sizeof sql, "UPDATE turns SET saved = 1, n_tokens = %u, evaluated = %d", TESTING_COUNT + 1,
+                   *(const int *)arg);
+    return schema_errno(sqlite3_exec(l->db, sql, NULL, NULL, NULL));
+}
+
+static int saved_run(struct storage_ledger *l, void *arg)
+{
+    struct storage_turn t;
+    int rc = storage_turn_get(l, owner, "a", 0, &t);
+    *(int *)arg = rc ? rc : (int)t.saved;
+    if (!rc)
+        storage_turn_free(&t);
+    return 0;
+}
+
+static void test_unfinished(void **state)
+{
+    (void)state;
+    static const int ends[] = {TESTING_COUNT - 2, TESTING_COUNT, TESTING_COUNT + 1};
+    int64_t a = testing_turn(st, owner, conv, 0, "a");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, a, 1), 0);
+    for (int i = 0; i < 3; i++) {
+        int end = ends[i], saved;
+        assert_int_equal(jobs_call(st, unfinished_run, &end), 0);
+        storage_close(st);
+        st = testing_open(dir);
+        assert_int_equal(jobs_call(st, saved_run, &saved), 0);
+        assert_int_equal(saved, i < 2 ? STORAGE_SAVED_YES : STORAGE_SAVED_FAILED);
+    }
+}
+
 static void test_context(void **state)
 {
     (void)state;
-    int64_t turns[3];
+    int64_t turns[4];
     turns[0] = testing_turn(st, owner, conv, 0, "a");
     turns[1] = testing_turn(st, owner, conv, turns[0], "b");
     turns[2] = testing_turn(st, owner, conv, turns[1], "c");
-    (void)testing_turn(st, owner, conv, turns[0], "d");
+    turns[3] = testing_turn(st, owner, conv, turns[0], "d");
     assert_int_equal(jobs_call(st, context_run, turns), 0);
+    assert_int_equal(jobs_call(st, held_run, turns), 0);
 }
 
 static int64_t n_turns(struct storage_ledger *l)
@@ -542,6 +601,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_match, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_context, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unfinished, setup, teardown),
         cmocka_unit_test_setup_teardown(test_count_of_a_moved_head, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,47 +66,19 @@ static void tokens_of(uint32_t *out, uint32_t first, uint32_t n)
         out[i] = 7 * (first + i) + 1;
 }
 
-struct told {
-    int64_t owner, conversation, parent, id;
-    const char *name;
-    uint32_t first, n; /* tokens */
-};
-
-static int told_run(struct storage_ledger *l, void *arg)
-{
-    struct told *q = arg;
-    uint32_t tokens[4 * TESTING_COUNT + 1];
-    char name[64], kv[65];
-    (void)snprintf(name, sizeof name, "%s", q->name);
-    for (int i = 0; i < 32; i++)
-        (void)snprintf(kv + 2 * i, 3, "%02x", testing_fingerprint[i]);
-    bool many = q->n > sizeof tokens / UNIT; /* which are told only to be there */
-    if (!many)
-        tokens_of(tokens, q->first, q->n);
-    struct storage_turn t = {.owner = q->owner,
-                             .conversation = q->conversation,
-                             .parent = q->parent,
-                             .public_id = name,
-                             .status = STORAGE_TURN_RUNNING};
-    int rc = storage_turn_insert(l, &t);
-    t.status = STORAGE_TURN_COMPLETED;
-    t.tokens = many ? "many" : (void *)tokens;
-    t.tokens_bytes = many ? 4 : q->n * UNIT;
-    t.n_tokens = q->first + q->n;
-    t.kv = many ? NULL : kv;
-    if (!rc)
-        rc = storage_turn_commit(l, &t);
-    q->id = t.id;
-    return rc;
-}
-
 static int64_t turn_new(int64_t whose, int64_t conversation, int64_t parent, const char *name, uint32_t first,
                         uint32_t n)
 {
-    struct told q = {
-        .owner = whose, .conversation = conversation, .parent = parent, .name = name, .first = first, .n = n};
-    assert_int_equal(jobs_call(st, told_run, &q), 0);
-    return q.id;
+    uint32_t tokens[4 * TESTING_COUNT + 1];
+    char kv[65];
+    for (int i = 0; i < 32; i++)
+        (void)snprintf(kv + 2 * i, 3, "%02x", testing_fingerprint[i]);
+    if (n > sizeof tokens / UNIT) /* which are told only to be there */
+        return testing_turn_with(st, whose, conversation, parent, name,
+                                 (struct testing_context){"many", 4, first + n, NULL});
+    tokens_of(tokens, first, n);
+    return testing_turn_with(st, whose, conversation, parent, name,
+                             (struct testing_context){tokens, n * UNIT, first + n, kv});
 }
 
 static int setup(void **state)
@@ -544,6 +516,50 @@ static void test_search_refused(void **state)
     all_there(LAST, false);
 }
 
+/* A turn holds what is not there, as with an older ledger, and what there is of its context cannot be held for now:
+ * nothing is swept before it can. */
+static int elsewhere_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return schema_errno(sqlite3_exec(l->db,
+                                     "UPDATE holds SET key = randomblob(32);"
+                                     "CREATE TRIGGER refuse BEFORE INSERT ON holds "
+                                     "BEGIN SELECT RAISE(ABORT, 'refused'); END",
+                                     NULL, NULL, NULL));
+}
+
+static int looked_run(struct storage_ledger *l, void *arg)
+{
+    *(bool *)arg = l->holds_at == INT64_MAX || l->sweep_failed > 1;
+    return 0;
+}
+
+static int allow_run(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    return schema_errno(sqlite3_exec(l->db, "DROP TRIGGER refuse", NULL, NULL, NULL));
+}
+
+static void test_held_again_later(void **state)
+{
+    (void)state;
+    go_on();
+    open_again();
+    jobs_sweep_wait(st);
+    int64_t whose = testing_owner(st, "b"), other = testing_conversation(st, whose, "conv_b");
+    (void)told(whose, other, 0, "resp_b1", 0, 3 * TESTING_COUNT + 1, 3);
+    assert_int_equal(jobs_call(st, elsewhere_run, NULL), 0);
+    storage_close(st);
+    open_again();
+    for (bool looked = false; !looked; (void)usleep(1000))
+        assert_int_equal(jobs_call(st, looked_run, &looked), 0);
+    assert_int_equal(jobs_call(st, allow_run, NULL), 0);
+    jobs_sweep_wait(st);
+    testing_cuts_wait(st);
+    for (unsigned id = 1; id <= 3; id++)
+        assert_true(row_of(LAST + 1 + id).there);
+}
+
 /* Nor when the process is killed between them. */
 static void test_kill_before_search(void **state)
 {
@@ -624,6 +640,7 @@ int main(void)
         T(test_stop_meanwhile),
         T(test_gap),
         T(test_holds_refused),
+        T(test_held_again_later),
         T(test_search_refused),
         T(test_kill_before_search),
         T(test_full_disk),

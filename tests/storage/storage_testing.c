@@ -113,6 +113,7 @@ struct storage *testing_open(const char *dir)
 struct query {
     int64_t owner, conversation, parent, id;
     const char *name;
+    struct testing_context context;
 };
 
 static int owner_run(struct storage_ledger *l, void *arg)
@@ -152,8 +153,9 @@ int64_t testing_conversation(struct storage *st, int64_t owner, const char *publ
 static int turn_run(struct storage_ledger *l, void *arg)
 {
     struct query *q = arg;
-    char name[64], tokens[8] = "tokens";
+    char name[64], kv[128];
     (void)snprintf(name, sizeof name, "%s", q->name);
+    (void)snprintf(kv, sizeof kv, "%s", q->context.kv ? q->context.kv : "");
     struct storage_turn t = {.owner = q->owner,
                              .conversation = q->conversation,
                              .parent = q->parent,
@@ -161,10 +163,12 @@ static int turn_run(struct storage_ledger *l, void *arg)
                              .status = STORAGE_TURN_RUNNING};
     int rc = storage_turn_insert(l, &t);
     t.status = STORAGE_TURN_COMPLETED;
-    t.tokens = tokens;
-    t.tokens_bytes = sizeof tokens;
+    t.tokens = (void *)(uintptr_t)q->context.tokens;
+    t.tokens_bytes = q->context.bytes;
     t.prompt_bytes = 4;
-    t.n_tokens = TESTING_COUNT;
+    t.n_tokens = q->context.n_tokens;
+    t.evaluated = t.n_tokens - 1;
+    t.kv = q->context.kv ? kv : NULL;
     if (!rc)
         rc = storage_turn_commit(l, &t);
     q->id = t.id;
@@ -173,7 +177,15 @@ static int turn_run(struct storage_ledger *l, void *arg)
 
 int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id)
 {
-    struct query q = {.owner = owner, .conversation = conversation, .parent = parent, .name = public_id};
+    return testing_turn_with(st, owner, conversation, parent, public_id,
+                             (struct testing_context){"tokens\0", 8, TESTING_COUNT, NULL});
+}
+
+int64_t testing_turn_with(struct storage *st, int64_t owner, int64_t conversation, int64_t parent,
+                          const char *public_id, struct testing_context context)
+{
+    struct query q = {
+        .owner = owner, .conversation = conversation, .parent = parent, .name = public_id, .context = context};
     assert_int_equal(jobs_call(st, turn_run, &q), 0);
     return q.id;
 }
@@ -429,7 +441,8 @@ int testing_commit(struct storage *st, int64_t turn, unsigned last)
     struct waiter w = waiter_new();
     uint8_t key[STORAGE_KEY_BYTES];
     testing_key(key, last);
-    assert_int_equal(storage_kv_commit(st, turn, key, NULL, commit_done, &w), 0);
+    assert_int_equal(
+        turn ? storage_kv_commit(st, turn, key, NULL, commit_done, &w) : storage_kv_flush(st, key, commit_done, &w), 0);
     waiter_wait(&w);
     return w.rc;
 }

@@ -49,6 +49,15 @@ struct storage *testing_open_with(const char *dir, const struct storage_io *io, 
 int64_t testing_owner(struct storage *st, const char *name);
 int64_t testing_conversation(struct storage *st, int64_t owner, const char *public_id);
 int64_t testing_turn(struct storage *st, int64_t owner, int64_t conversation, int64_t parent, const char *public_id);
+struct testing_context { /* what such a turn adds, and how long its context is with that; all but the last token has KV
+                          */
+    const void *tokens;
+    size_t bytes;
+    int64_t n_tokens;
+    const char *kv; /* NULL: it does not say what made that */
+};
+int64_t testing_turn_with(struct storage *st, int64_t owner, int64_t conversation, int64_t parent,
+                          const char *public_id, struct testing_context context);
 int testing_conversation_delete(struct storage *st, int64_t owner, const char *public_id);
 int testing_turn_delete(struct storage *st, int64_t owner, const char *public_id);
 /* From now on the index, or the ledger, refuses this. What the job that says so has come to: in the ledger its own
