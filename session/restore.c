@@ -1,9 +1,9 @@
 /* restore.c - stored segments of a turn's context come back into pages. Engine thread.
  *
  * What is in RAM is there at once. Of what is on disk some is read ahead by storage's readers while those before it are
- * put into pages: decoded where they are copied there, array by array, on all of the engine's workers. A segment that turns out to be damaged is read once more,
- * which looks for another copy of it or has it forgotten. One that cannot be used costs its own tokens: they are
- * prefilled, and the ones behind them are restored on top.
+ * put into pages: decoded where they are copied there, array by array, on all of the engine's workers. A segment that
+ * turns out to be damaged is read once more, which looks for another copy of it or has it forgotten. One that cannot be
+ * used costs its own tokens: they are prefilled, and the ones behind them are restored on top.
  *
  * Window layers get their window at the end of the plan alone. When a segment cannot be used and what it leaves to be
  * prefilled would see more than that, the plan begins again, with all of them.

@@ -147,16 +147,11 @@ static size_t planes_place(struct codec_planes *p, uint8_t *m)
     struct {
         uint8_t **part;
         size_t bytes;
-    } parts[] = {{&p->top, p->shape.channels + CODEC_BLOCK},
-                 {&p->level0, 2 * words},
-                 {&p->more, more_bytes(&p->shape)},
-                 {&p->level[1][0], words + CODEC_SLACK},
-                 {&p->level[1][1], words + CODEC_SLACK},
-                 {&p->level[2][0], words + CODEC_SLACK},
-                 {&p->level[2][1], words + CODEC_SLACK},
-                 {&p->level[3][0], words + CODEC_SLACK},
-                 {&p->level[3][1], words + CODEC_SLACK},
-                 {&p->escapes, p->shape.blocks * CODEC_BLOCK},
+    } parts[] = {{&p->top, p->shape.channels + CODEC_BLOCK}, {&p->level0, 2 * words},
+                 {&p->more, more_bytes(&p->shape)},          {&p->level[1][0], words + CODEC_SLACK},
+                 {&p->level[1][1], words + CODEC_SLACK},     {&p->level[2][0], words + CODEC_SLACK},
+                 {&p->level[2][1], words + CODEC_SLACK},     {&p->level[3][0], words + CODEC_SLACK},
+                 {&p->level[3][1], words + CODEC_SLACK},     {&p->escapes, p->shape.blocks * CODEC_BLOCK},
                  {&p->rest, p->shape.blocks * CODEC_BLOCK}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (m)

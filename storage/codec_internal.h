@@ -39,8 +39,8 @@ struct codec_shape {
 
 struct codec_planes { /* as they are made */
     struct codec_shape shape;
-    uint8_t *top;                    /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
-    uint8_t *level0;                 /* [blocks][2] words */
+    uint8_t *top;    /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
+    uint8_t *level0; /* [blocks][2] words */
     uint8_t *level[CODEC_LEVELS][2]; /* [1..3]: low and high bit strings */
     uint8_t *escapes;
     uint8_t *rest; /* [n] */
@@ -92,7 +92,8 @@ static inline struct codec_tops codec_tops_begin(const struct codec_shape *shape
     return (struct codec_tops){.shape = shape, .top = top, .left = shape->count};
 }
 
-/* Whether the next block is one channel's: then they are all its offset, which *o gets, and on to the block after it. */
+/* Whether the next block is one channel's: then they are all its offset, which *o gets, and on to the block after it.
+ */
 static inline bool codec_tops_one(struct codec_tops *t, uint8_t *o)
 {
     if (!t->shape->channel_major || t->left < CODEC_BLOCK)

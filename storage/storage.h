@@ -477,8 +477,8 @@ struct storage_read_result {
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
-/* The same of what is in RAM, as it is, at once. -ENOENT: it is not there; -EBADMSG: that copy is damaged (then, too, it
- * is to be read); -EINVAL; -ENOMEM. [any thread] */
+/* The same of what is in RAM, as it is, at once. -ENOENT: it is not there; -EBADMSG: that copy is damaged (then, too,
+ * it is to be read); -EINVAL; -ENOMEM. [any thread] */
 int storage_segment_take(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, struct storage_read_result *out);
 /* Verifies and decodes one array of the layout into rows (count * channels elements; undefined after an error). 0,

@@ -320,7 +320,7 @@ struct storage_ledger {
         uint64_t used;
     } uses[USES_MOST]; /* that wait */
     size_t n_uses;
-    uint64_t used_noted;   /* that is written down: the next start goes on from there */
+    uint64_t used_noted;                   /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 

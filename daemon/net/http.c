@@ -215,11 +215,11 @@ void http_stream_event(struct client *client, const char *name, const char *data
 {
     static const char event[] = "event: ", text[] = "data: ";
     const struct part parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
-                                                part(name, name ? strlen(name) : 0),
-                                                part("\n", name ? 1 : 0),
-                                                part(text, sizeof(text) - 1),
-                                                part(data, strlen(data)),
-                                                part("\n\n", 2)};
+                                               part(name, name ? strlen(name) : 0),
+                                               part("\n", name ? 1 : 0),
+                                               part(text, sizeof(text) - 1),
+                                               part(data, strlen(data)),
+                                               part("\n\n", 2)};
     send_parts((struct conn *)client, parts, BODY_PARTS_MAX);
 }
 

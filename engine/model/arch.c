@@ -11,12 +11,12 @@
 
 const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     [SLOT_ATTN_NORM] = {"attn_norm.weight", SLOT_VECTOR, 0, DIM_EMBD, AT(attn_norm)},
-    [SLOT_Q] = {"attn_q.weight", SLOT_MATRIX, DIM_Q, DIM_EMBD, AT(q), "attn_qkv.weight", SLICE_Q},
-    [SLOT_K] = {"attn_k.weight", SLOT_MATRIX, DIM_KV, DIM_EMBD, AT(k), "attn_qkv.weight", SLICE_K},
-    [SLOT_V] = {"attn_v.weight", SLOT_MATRIX, DIM_KV, DIM_EMBD, AT(v), "attn_qkv.weight", SLICE_V},
-    [SLOT_Q_BIAS] = {"attn_q.bias", SLOT_VECTOR, 0, DIM_Q, AT(q_bias), "attn_qkv.bias", SLICE_Q},
-    [SLOT_K_BIAS] = {"attn_k.bias", SLOT_VECTOR, 0, DIM_KV, AT(k_bias), "attn_qkv.bias", SLICE_K},
-    [SLOT_V_BIAS] = {"attn_v.bias", SLOT_VECTOR, 0, DIM_KV, AT(v_bias), "attn_qkv.bias", SLICE_V},
+    [SLOT_Q] = {"attn_q.weight", SLOT_MATRIX, DIM_Q, DIM_EMBD, AT(q)},
+    [SLOT_K] = {"attn_k.weight", SLOT_MATRIX, DIM_KV, DIM_EMBD, AT(k)},
+    [SLOT_V] = {"attn_v.weight", SLOT_MATRIX, DIM_KV, DIM_EMBD, AT(v)},
+    [SLOT_Q_BIAS] = {"attn_q.bias", SLOT_VECTOR, 0, DIM_Q, AT(q_bias)},
+    [SLOT_K_BIAS] = {"attn_k.bias", SLOT_VECTOR, 0, DIM_KV, AT(k_bias)},
+    [SLOT_V_BIAS] = {"attn_v.bias", SLOT_VECTOR, 0, DIM_KV, AT(v_bias)},
     [SLOT_Q_NORM] = {"attn_q_norm.weight", SLOT_VECTOR, 0, DIM_HEAD, AT(q_norm)},
     [SLOT_K_NORM] = {"attn_k_norm.weight", SLOT_VECTOR, 0, DIM_HEAD, AT(k_norm)},
     [SLOT_O] = {"attn_output.weight", SLOT_MATRIX, DIM_EMBD, DIM_Q, AT(o)},
@@ -28,14 +28,25 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     [SLOT_DOWN] = {"ffn_down.weight", SLOT_MATRIX, DIM_EMBD, DIM_FF, AT(down)},
     [SLOT_POST_FFN_NORM] = {"post_ffw_norm.weight", SLOT_VECTOR, 0, DIM_EMBD, AT(post_ffn_norm)},
     [SLOT_ROUTER] = {"ffn_gate_inp.weight", SLOT_MATRIX, DIM_EXPERTS, DIM_EMBD, AT(router)},
-    [SLOT_GATE_EXPERTS] = {"ffn_gate_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(gate_experts), "ffn_gate_up_exps.weight", SLICE_FIRST},
-    [SLOT_UP_EXPERTS] = {"ffn_up_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(up_experts), "ffn_gate_up_exps.weight", SLICE_SECOND},
+    [SLOT_GATE_EXPERTS] = {"ffn_gate_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(gate_experts)},
+    [SLOT_UP_EXPERTS] = {"ffn_up_exps.weight", SLOT_EXPERTS, DIM_FF, DIM_EMBD, AT(up_experts)},
     [SLOT_DOWN_EXPERTS] = {"ffn_down_exps.weight", SLOT_EXPERTS, DIM_EMBD, DIM_FF, AT(down_experts)},
     [SLOT_SINKS] = {"attn_sinks.weight", SLOT_VECTOR, 0, DIM_HEADS, AT(sinks)},
     [SLOT_ROUTER_BIAS] = {"ffn_gate_inp.bias", SLOT_VECTOR, 0, DIM_EXPERTS, AT(router_bias)},
     [SLOT_GATE_EXPERTS_BIAS] = {"ffn_gate_exps.bias", SLOT_VECTORS, 0, DIM_FF, AT(gate_experts_bias)},
     [SLOT_UP_EXPERTS_BIAS] = {"ffn_up_exps.bias", SLOT_VECTORS, 0, DIM_FF, AT(up_experts_bias)},
     [SLOT_DOWN_EXPERTS_BIAS] = {"ffn_down_exps.bias", SLOT_VECTORS, 0, DIM_EMBD, AT(down_experts_bias)},
+};
+
+const struct model_joined MODEL_JOINED[MODEL_SLOTS] = {
+    [SLOT_Q] = {"attn_qkv.weight", SLICE_Q},
+    [SLOT_K] = {"attn_qkv.weight", SLICE_K},
+    [SLOT_V] = {"attn_qkv.weight", SLICE_V},
+    [SLOT_Q_BIAS] = {"attn_qkv.bias", SLICE_Q},
+    [SLOT_K_BIAS] = {"attn_qkv.bias", SLICE_K},
+    [SLOT_V_BIAS] = {"attn_qkv.bias", SLICE_V},
+    [SLOT_GATE_EXPERTS] = {"ffn_gate_up_exps.weight", SLICE_FIRST},
+    [SLOT_UP_EXPERTS] = {"ffn_gate_up_exps.weight", SLICE_SECOND},
 };
 
 /* What most have. */

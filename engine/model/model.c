@@ -464,11 +464,12 @@ static int read_tensors(struct reader *r, int l, const struct model_tensor *list
         snprintf(name, sizeof name, "blk.%d.%s", l, want->name ? want->name : slot->name);
         bool vector = slot->kind == SLOT_VECTOR, required = want->presence == MODEL_REQUIRED;
         enum model_slice slice = want->slice;
-        if (!want->name && slot->joined && gguf_tensor_find(r->g, name) == NULL) {
-            snprintf(joined, sizeof joined, "blk.%d.%s", l, slot->joined);
+        const struct model_joined *other = &MODEL_JOINED[want->slot];
+        if (!want->name && other->name && gguf_tensor_find(r->g, name) == NULL) {
+            snprintf(joined, sizeof joined, "blk.%d.%s", l, other->name);
             if (gguf_tensor_find(r->g, joined) != NULL) {
                 memcpy(name, joined, sizeof name);
-                slice = slot->slice;
+                slice = other->slice;
             }
         }
         int whole = slice_of(r->m, layer, slice, vector ? cols : rows, &first);

@@ -477,7 +477,7 @@ static void test_missing_and_misshapen_tensors(void **state)
             /* One that stands for several which are missing as well. */
             bool joined = strstr(name, "attn_qkv") && strcmp(tiny_model_arch(&t), "phi3") != 0;
             expect_refusal(written(&t), -EBADMSG,
-                           joined                        ? "attn_q."
+                           joined                         ? "attn_q."
                            : strstr(name, "gate_up_exps") ? "ffn_gate_exps."
                                                           : name);
             const int shapes[][2] = {{rows, cols + 1},
