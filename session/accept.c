@@ -133,6 +133,7 @@ int accept_start(struct turn *t)
                                         .instructions = (char *)t->in_force,
                                         .params = t->params,
                                         .request = t->request,
+                                        .unstored = t->past.unstored,
                                         .items = t->accepted_items,
                                         .n_items = t->n_messages - from + tools,
                                         .created_ms = t->created_ms};

@@ -34,6 +34,7 @@ static void remember_ephemeral(struct turn *t)
         context_chat_hash(t, e->chat_hash);
         e->n_evaluated = receipt_evaluated(t);
         e->answered = t->ask.generate;
+        e->said = t->ask.generate || t->n_messages || t->past.unstored;
         e->calls = e->answered ? items_open_calls(t) : NULL;
         if (e->owner && e->response_id && engine_tokens_append(&e->tokens, t->context.ids, t->context.n) == 0) {
             e->next = t->session->ephemerals;
@@ -106,6 +107,7 @@ static int fill_row(struct turn *t)
         .tokens_bytes = (t->context.n - from) * sizeof(engine_token),
         .prompt_bytes = ((size_t)(t->n_prompt - t->n_opened) - from) * sizeof(engine_token),
         .rebased = t->past.rebased,
+        .unstored = t->past.unstored,
         .n_tokens = (int64_t)t->context.n,
         .evaluated = receipt_evaluated(t),
         .kv = strdup(kv),

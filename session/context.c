@@ -290,6 +290,15 @@ void context_effort(struct turn *t)
         t->effort |= f->effort;
 }
 
+/* What a response that is not stored was told stands in the tokens of those behind it, and in no item. */
+static int refuse_change(struct turn *t, const char *what)
+{
+    (void)snprintf(t->end.detail, sizeof t->end.detail,
+                   "the %s of a response that is not stored cannot change; send the whole conversation", what);
+    turn_fail(t, SESSION_INVALID, t->end.detail);
+    return -EINVAL;
+}
+
 /* The past rendered anew. For another model the tokens of its answers say nothing. */
 static int build_anew(struct turn *t)
 {
@@ -333,24 +342,18 @@ static int build_from_ephemeral(struct turn *t, const struct ephemeral *e)
     if (t->ask.match) {
         ; /* its instructions and tools are part of what was found to be the same */
     } else if (!turn_touches(t) && !same_text(t->tools_form, e->tools)) {
-        turn_fail(t, SESSION_INVALID,
-                  "the tools of a response that is not stored cannot change; send the whole conversation");
-        return -EINVAL;
+        return refuse_change(t, "tools");
     } else if (!t->in_force) {
         /* Copied: `e` may be forgotten while the turn runs. */
         if (e->instructions && !(t->in_force = t->instructions = strdup(e->instructions)))
             return out_of_memory(t);
     } else if (!same_text(t->in_force, e->instructions)) {
-        turn_fail(t, SESSION_INVALID,
-                  "the instructions of a response that is not stored cannot change; send the whole conversation");
-        return -EINVAL;
+        return refuse_change(t, "instructions");
     }
-    if (effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n))) {
-        turn_fail(t, SESSION_INVALID,
-                  "the effort of a response that is not stored cannot change; send the whole conversation");
-        return -EINVAL;
-    }
+    if (effort_changes(t, effort_of(t, e->tokens.ids, e->tokens.n)))
+        return refuse_change(t, "effort");
     t->past.by_tokens = true;
+    t->past.unstored = e->said && !t->ask.match; /* the items of a whole history are all there */
     t->n_inherited = (int)t->context.n;
     t->n_expected = e->n_evaluated;
     t->lost_reason = "not_saved";
@@ -409,11 +412,28 @@ static const uint8_t **open_ends(const struct turn *t, size_t matched, size_t *n
     return ends;
 }
 
+/* A whole history of which so many messages stand elsewhere than in the ledger. */
+static void leave_found(struct turn *t, size_t matched)
+{
+    struct found *f = &t->found;
+    storage_turn_free(&f->parent);
+    storage_turn_free(&f->stripped);
+    storage_turns_free(f->path, f->n_path);
+    f->path = NULL;
+    f->n_path = 0;
+    if (!t->conversation) { /* one that was named stays the one */
+        if (f->conversation.public_id)
+            storage_conversation_free(&f->conversation);
+        memset(&f->conversation, 0, sizeof f->conversation);
+    }
+    f->matched = matched;
+    f->apart = true;
+}
+
 void context_match_ephemeral(struct turn *t)
 {
     static const uint8_t unknown[32];
-    struct found *f = &t->found;
-    size_t matched = f->matched, n = 0;
+    size_t matched = t->found.matched, n = 0;
     const uint8_t **ends = t->session->ephemerals ? open_ends(t, matched, &n) : NULL;
     for (struct ephemeral *e = t->session->ephemerals; n && e; e = e->next) {
         const uint8_t *hash = e->chat_hash, **end;
@@ -428,20 +448,8 @@ void context_match_ephemeral(struct turn *t)
         }
     }
     free(ends);
-    if (!t->follows)
-        return;
-    storage_turn_free(&f->parent);
-    storage_turn_free(&f->stripped);
-    storage_turns_free(f->path, f->n_path);
-    f->path = NULL;
-    f->n_path = 0;
-    if (!t->conversation) { /* one that was named stays the one */
-        if (f->conversation.public_id)
-            storage_conversation_free(&f->conversation);
-        memset(&f->conversation, 0, sizeof f->conversation);
-    }
-    f->matched = matched;
-    f->apart = true;
+    if (t->follows)
+        leave_found(t, matched);
 }
 
 /* A text or tokens as they stand. No chat's history is the same as this. */
@@ -462,6 +470,39 @@ static int build_raw(struct turn *t)
     return rc ? out_of_memory(t) : 0;
 }
 
+/* The whole context of an answer that is gone on with, as it was. */
+static int build_begun(struct turn *t)
+{
+    static const uint8_t unknown[32];
+    const struct storage_turn *begun = &t->found.begun;
+    bool known = !begun->unstored && memcmp(begun->chat_hash, unknown, sizeof unknown) != 0;
+    if (append_bytes(&t->context, begun->tokens, begun->prompt_bytes))
+        return out_of_memory(t);
+    t->past.by_tokens = t->past.rebased = true;
+    t->past.unstored = begun->unstored;
+    t->n_inherited = (int)t->context.n;
+    expect(t, begun);
+    t->past.known = false;
+    if (known && (!(t->hashes = malloc((t->n_messages + 1) * sizeof *t->hashes)) || context_chat_hashes(t, t->hashes)))
+        return out_of_memory(t);
+    return 0;
+}
+
+struct change {
+    const char *what, *reason;
+};
+
+/* What it is that changes the past. */
+static const struct change *change_of(const struct turn *t)
+{
+    static const struct change changes[] = {{"model", "blob_foreign"},
+                                            {"instructions", "instructions_changed"},
+                                            {"tools", "tools_changed"},
+                                            {"effort", "effort_changed"}};
+    bool instructed = t->ask.match || same_text(t->in_force, t->found.parent.instructions);
+    return &changes[!same_model(t) ? 0 : !instructed ? 1 : tools_change(t) ? 2 : 3];
+}
+
 /* The context as far as messages and what there was make it. */
 static int build(struct turn *t)
 {
@@ -473,19 +514,21 @@ static int build(struct turn *t)
         return build_raw(t);
     if (e)
         return build_from_ephemeral(t, e);
+    if (f->begun.id)
+        return build_begun(t);
+    if (f->anew && t->ask.match && f->path[0].unstored)
+        leave_found(t, 0); /* here all of it is said again */
     if (!f->parent.id)
         return render_new(t);
     if (t->ask.strips)
         return build_stripped(t);
     if (f->anew) {
         t->past.drop_turns = truncate_before(f->path, f->n_path);
+        if (!t->past.drop_turns && f->path[0].unstored)
+            return refuse_change(t, change_of(t)->what);
         t->past.known = t->past.drop_turns == 0;
         t->past.rebased = t->past.changed = true;
-        bool instructed = t->ask.match || same_text(t->in_force, f->parent.instructions);
-        t->lost_reason = !same_model(t)    ? "blob_foreign"
-                         : !instructed     ? "instructions_changed"
-                         : tools_change(t) ? "tools_changed"
-                                           : "effort_changed";
+        t->lost_reason = change_of(t)->reason;
         return build_anew(t);
     }
     memcpy(t->past.hash, f->parent.chat_hash, sizeof t->past.hash);

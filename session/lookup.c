@@ -24,6 +24,13 @@ static int refuse(struct turn *t, enum session_failure failure, const char *mess
     return 0;
 }
 
+/* What it would follow was in memory alone. Where it is there still the turn does (turn_found()). */
+static int not_stored(struct turn *t)
+{
+    return refuse(t, SESSION_PREVIOUS_NOT_FOUND,
+                  "what came before was not stored, and is not there any more; send the whole conversation");
+}
+
 /* What naming a response as the one to be followed means: one that failed stands for what it followed. Nothing follows
  * what is still running. */
 static int follow(struct turn *t, const struct storage_turn *turn, int64_t *parent)
@@ -31,7 +38,7 @@ static int follow(struct turn *t, const struct storage_turn *turn, int64_t *pare
     if (turn->status >= STORAGE_TURN_RUNNING)
         return refuse(t, SESSION_CONVERSATION_LOCKED, "the response to be followed has not ended yet");
     *parent = turn->status == STORAGE_TURN_FAILED ? turn->parent : turn->id;
-    return 0;
+    return !*parent && turn->unstored ? not_stored(t) : 0;
 }
 
 static int find_previous(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -115,9 +122,10 @@ static int find_requeued(struct storage_ledger *l, struct turn *t, int64_t *pare
     *parent = turn.parent;
     f->requeued = turn.id;
     rc = storage_conversation_by_id(l, f->owner.id, turn.conversation, &f->conversation);
+    bool unstored = turn.unstored;
     storage_turn_free(&turn);
     if (rc || !t->ask.match)
-        return rc;
+        return rc ? rc : unstored ? not_stored(t) : 0;
     if (!*parent)
         return find_apart(l, t, parent);
     f->matched = fresh < t->n_messages ? t->n_messages - fresh : 0;
@@ -139,6 +147,8 @@ static int find_replaced(struct storage_ledger *l, struct turn *t)
                 (turn.id == c->head || (turn.status == STORAGE_TURN_FAILED && turn.parent == c->head));
     if (turn.conversation != c->id || !last)
         refuse(t, SESSION_CONVERSATION_LOCKED, "the conversation has gone on meanwhile");
+    else if (turn.unstored)
+        refuse(t, SESSION_INVALID, "what came before was not stored; the response can be deleted as a whole");
     storage_turn_free(&turn);
     return 0;
 }
@@ -194,7 +204,15 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
     t->effort = engine_chat_effort(t->session->engine, turn->tokens, turn->prompt_bytes / sizeof *answer);
     if (leaf == 1 && f->conversation.head == turn->id && !(t->replaces = strdup(t->continues)))
         return -ENOMEM;
-    return items_take(t, turn);
+    if ((rc = items_take(t, turn)))
+        return rc;
+    /* A history that was found elsewhere, or what is not stored: its tokens say more than its items. */
+    size_t prompt = turn->prompt_bytes / sizeof *answer;
+    if (!turn->parent && turn->rebased && (turn->unstored || !truncate_may_be(t, (int64_t)prompt))) {
+        f->begun = *turn;
+        memset(turn, 0, sizeof *turn);
+    }
+    return 0;
 }
 
 static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -281,6 +299,8 @@ static int repeat(struct storage_ledger *l, struct turn *t, struct storage_turn 
     }
     if (!rc && f->failure == SESSION_OK && leaf == 1) {
         f->replaces = first->id;
+        if (first->unstored && t->previous)
+            not_stored(t);
     } else if (!rc && f->failure == SESSION_OK) {
         rc = storage_turn_by_id(l, f->owner.id, first->id, STORAGE_TURN_ITEMS, &f->stored);
         if (!rc && first->parent)
@@ -380,7 +400,7 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
     f->anew = !rc && context_past_changes(t);
     if (!rc)
         rc = strip_find(l, t);
-    if (f->anew || (!rc && truncate_may_be(t)))
+    if (f->anew || (!rc && truncate_may_be(t, f->parent.n_tokens)))
         rc = storage_turn_path(l, f->owner.id, parent, STORAGE_TURN_TOKENS | STORAGE_TURN_ITEMS, &f->path, &f->n_path);
     if (rc || f->anew)
         return rc;

@@ -194,10 +194,12 @@ struct found {
     size_t tokens_bytes;
     struct storage_turn *path; /* all of them with their items, where the past is to be rendered anew, or may be */
     size_t n_path;
-    bool anew;            /* it is */
-    char *tools;          /* that the parent's context was told of, in the sorted form; NULL: none */
-    unsigned effort;      /* of ENGINE_CHAT_EFFORTS: that the parent's context was made with */
-    size_t matched;       /* match: messages that the path covers */
+    bool anew;                 /* it is */
+    char *tools;               /* that the parent's context was told of, in the sorted form; NULL: none */
+    unsigned effort;           /* of ENGINE_CHAT_EFFORTS: that the parent's context was made with */
+    struct storage_turn begun; /* continues: that answer's row, with its tokens, where these hold its whole context; id
+                                  0: they do not */
+    size_t matched;            /* match: messages that the path covers */
     bool apart;           /* what was matched is followed in a chain of its own: its conversation is not this turn's */
     int64_t replaces;     /* at its acceptance: the first attempt at this request, whose place it takes; 0 = none */
     int64_t requeued;     /* row of a turn that waited in the ledger */
@@ -270,7 +272,8 @@ struct turn {
     struct {                 /* what was there before the turn's own messages */
         uint8_t hash[32];
         bool known;           /* that is */
-        bool by_tokens;       /* it is known by its tokens alone */
+        bool by_tokens;       /* it is known by its tokens alone, */
+        bool unstored;        /* and is in no row */
         bool changed;         /* it was rendered anew */
         bool rebased;         /* the ledger gets the whole context, not what is added to the parent's */
         int own_from;         /* index in context where this turn's own tokens start */
@@ -381,6 +384,7 @@ struct ephemeral { /* a store:false response that can be followed */
     struct engine_tokens tokens;
     int n_evaluated;
     bool answered;
+    bool said; /* there is more in it than instructions and tools */
 };
 
 #define LIVE_RESPONSE_SIZE 80
@@ -619,8 +623,8 @@ bool strip_stop(const struct turn *t);
 const char *strip_told(const struct turn *t);
 
 /* truncate.c */
-/* In a job: whether the context of a turn that may be truncated may be too long. */
-bool truncate_may_be(const struct turn *t);
+/* In a job: whether the context of a turn that may be truncated may be too long, behind so many tokens. */
+bool truncate_may_be(const struct turn *t, int64_t before);
 /* How many turns of a path are not in the context at its end. */
 size_t truncate_before(const struct storage_turn *path, size_t n);
 /* Drops what makes the context too long; render() makes it anew of what is left. 0, or what that returned. */
@@ -763,9 +767,9 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
 /* Does it and frees p; done() is called on the engine thread, also when it could not be done. */
 void prune_start(struct session *s, struct prune *p, void (*done)(struct session *s, void *arg), void *arg);
 void prune_free(struct prune *p);
-/* Makes turns hold a segment that is stored, instead of what they held; what nobody holds then goes. done() is called
- * on the engine thread. */
-int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
+/* Makes a turn, and those before it whose contexts are longer than `tokens`, hold a segment that is stored, instead of
+ * what they held; what nobody holds then goes. done() is called on the engine thread. */
+int turns_hold(struct session *s, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES],
                void (*done)(struct session *s, void *arg), void *arg);
 
 /* receipt.c */

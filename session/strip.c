@@ -6,6 +6,7 @@
  * question and itself as a history, in which no answer has thinking, and prefills what is new of that: little more than
  * the answer. It is committed as a row of its own beside the turn's (storage_turn_strip()), and saved like any other.
  * The next question follows that row's context where it is there by then, whole and stored; otherwise the turn's own.
+ * What is said behind it and is answered by nothing has such a row, too.
  * Whatever stops the warm-up takes what it has put with it: the one behind the next answer makes up for it.
  */
 #include <errno.h>
@@ -112,6 +113,27 @@ static int find_since(struct storage_ledger *l, struct turn *t)
     return rc;
 }
 
+/* Whether that was asked for: of a turn without an answer, of the one that it stands behind. */
+static int is_wanted(struct storage_ledger *l, struct turn *t)
+{
+    struct found *f = &t->found;
+    bool asked_for = false;
+    int rc = 0;
+    for (int64_t id = f->parent.id; id && !asked_for && !rc;) {
+        struct storage_turn row;
+        if ((rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
+            break;
+        asked_for = row.receipt && strstr(row.receipt, "\"reasoning_context\":");
+        id = row.answered ? 0 : row.parent;
+        storage_turn_free(&row);
+    }
+    if (!rc && !asked_for) {
+        f->failure = SESSION_INVALID;
+        f->message = "nobody asked for it";
+    }
+    return rc;
+}
+
 int strip_find(struct storage_ledger *l, struct turn *t)
 {
     struct found *f = &t->found;
@@ -122,7 +144,8 @@ int strip_find(struct storage_ledger *l, struct turn *t)
         f->failure = SESSION_INVALID;
         f->message = "another model answered";
     } else if (t->ask.strips) {
-        rc = find_since(l, t);
+        rc = is_wanted(l, t);
+        rc = rc || f->failure != SESSION_OK ? rc : find_since(l, t);
     } else if (t->continues && began_with && !f->anew) {
         rc = storage_turn_by_id(l, f->owner.id, began_with, 0, &f->stripped);
     } else if (t->ask.current_turn && !t->continues && !f->anew && asks(t)) {
@@ -171,7 +194,8 @@ void strip_begin(const struct turn *t)
     char id[48];
     bool left =
         t->end.reason && !strcmp(t->end.reason, "abandoned"); /* nobody has read it, and its retry replaces it */
-    if (!t->ask.current_turn || !t->ask.generate || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
+    bool maybe = t->ask.generate ? t->ask.current_turn : t->found.parent.id != 0;
+    if (t->ask.strips || !maybe || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
         accept_new_id("context_", id))
         return;
     struct turn *w = calloc(1, sizeof *w);
@@ -217,7 +241,8 @@ const char *strip_told(const struct turn *t)
         return NULL;
     if (f->stripped.id || t->past.changed || !t->n_inherited || !engine_chat_thinks(t->session->engine))
         return without;
-    bool as_before =
-        !asks(t) && f->parent.receipt && strstr(f->parent.receipt, "\"reasoning_context\":\"current_turn\"");
+    const struct storage_turn *before = f->begun.id ? &f->begun : &f->parent;
+    bool as_before = (f->begun.id || !asks(t)) && before->receipt &&
+                     strstr(before->receipt, "\"reasoning_context\":\"current_turn\"");
     return as_before ? without : with;
 }

@@ -21,9 +21,9 @@ static int answer_tokens(const struct turn *t)
     return !t->ask.generate ? 0 : (int)t->opening_ids.n + (wanted < most ? wanted : most);
 }
 
-bool truncate_may_be(const struct turn *t)
+bool truncate_may_be(const struct turn *t, int64_t before)
 {
-    int64_t tokens = t->found.parent.n_tokens + answer_tokens(t) + MESSAGE_TOKENS;
+    int64_t tokens = before + answer_tokens(t) + MESSAGE_TOKENS;
     if (!t->ask.truncate)
         return false;
     for (size_t i = t->found.matched; i < t->n_messages; i++)

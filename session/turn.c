@@ -68,6 +68,7 @@ void turn_free(struct turn *t)
     storage_turn_free(&t->found.parent);
     storage_turn_free(&t->found.stripped);
     storage_turn_free(&t->found.stored);
+    storage_turn_free(&t->found.begun);
     storage_turns_free(t->found.path, t->found.n_path);
     free(t->found.tokens);
     free(t->found.stored_previous);

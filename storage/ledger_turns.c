@@ -31,6 +31,14 @@ void storage_turns_free(struct storage_turn *rows, size_t n)
     free(rows);
 }
 
+/* In the column `rebased`. */
+enum { CONTEXT_ADDED, CONTEXT_ANEW, CONTEXT_UNSTORED };
+
+static int context_column(const struct storage_turn *t)
+{
+    return t->unstored ? CONTEXT_UNSTORED : t->rebased ? CONTEXT_ANEW : CONTEXT_ADDED;
+}
+
 /* The order is that of TURN_COLUMNS. */
 static int turn_read(struct storage_ledger *l, sqlite3_stmt *s, struct storage_turn *out)
 {
@@ -41,7 +49,8 @@ static int turn_read(struct storage_ledger *l, sqlite3_stmt *s, struct storage_t
                              .status = (enum storage_turn_status)sqlite3_column_int(s, 11),
                              .saved = (enum storage_saved)sqlite3_column_int(s, 12),
                              .prompt_bytes = (size_t)sqlite3_column_int64(s, 13),
-                             .rebased = sqlite3_column_int(s, 14) != 0,
+                             .rebased = sqlite3_column_int(s, 14) != CONTEXT_ADDED,
+                             .unstored = sqlite3_column_int(s, 14) == CONTEXT_UNSTORED,
                              .n_tokens = sqlite3_column_int64(s, 15),
                              .created_ms = sqlite3_column_int64(s, 16),
                              .completed_ms = sqlite3_column_int64(s, 17),
@@ -192,6 +201,7 @@ int storage_turn_insert(struct storage_ledger *l, struct storage_turn *t)
         bind_blob(s, 11, t->digest, sizeof t->digest);
     bind_text(s, 12, t->params);
     bind_text(s, 13, t->request);
+    (void)sqlite3_bind_int(s, 14, context_column(t));
     rc = stmt_run(l, s, NULL);
     int64_t id = sqlite3_last_insert_rowid(l->db);
     if (!rc)
@@ -250,7 +260,7 @@ int storage_turn_commit(struct storage_ledger *l, struct storage_turn *t)
     sqlite3_stmt *s = STMT_WITH(l, S_TURN_COMMIT, t->id, (int64_t)t->status);
     bind_text(s, 3, t->reason);
     (void)sqlite3_bind_int64(s, 4, (sqlite3_int64)t->prompt_bytes);
-    (void)sqlite3_bind_int(s, 5, t->rebased);
+    (void)sqlite3_bind_int(s, 5, context_column(t));
     (void)sqlite3_bind_int64(s, 6, t->n_tokens);
     bind_blob(s, 7, t->fingerprint, sizeof t->fingerprint);
     if (!pack_is_zero(t->chat_hash, sizeof t->chat_hash))
@@ -568,40 +578,6 @@ int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, 
     return rc;
 }
 
-int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n)
-{
-    int64_t *found = NULL;
-    size_t count = 0;
-    bool rebased = false;
-    int rc = 0;
-    while (turn && !rebased) {
-        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, turn);
-        if ((rc = stmt_step(l, s)) != 1)
-            break;
-        int64_t up = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
-        rebased = sqlite3_column_int64(s, 2) != 0;
-        stmt_reset(s);
-        rc = 0;
-        if (n_tokens <= tokens)
-            break;
-        int64_t *grown = realloc(found, (count + 1) * sizeof *found);
-        if (!grown) {
-            rc = -ENOMEM;
-            break;
-        }
-        found = grown;
-        found[count++] = turn;
-        turn = up;
-    }
-    if (rc) {
-        free(found);
-        return rc;
-    }
-    *ids = found;
-    *n = count;
-    return 0;
-}
-
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation)
 {
@@ -698,7 +674,7 @@ static int turn_remove(struct storage_ledger *l, const struct storage_turn *t)
     if (l->unread)
         (void)find_again(l, t->id, t->owner, t->kv, (struct extent){t->n_tokens, kv_end(t)}, before);
     /* What was asked behind it in vain stays, behind the one before. */
-    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent);
+    sqlite3_stmt *s = STMT_WITH(l, S_TURN_ADOPT, t->id, t->parent, t->unstored ? CONTEXT_UNSTORED : CONTEXT_ADDED);
     if ((rc = stmt_run(l, s, NULL)))
         return rc;
     s = STMT_WITH(l, S_TURN_DELETE, t->id); /* its hold, items and tokens go with it */

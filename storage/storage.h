@@ -30,6 +30,7 @@ struct storage_opts {
     size_t ram_bytes;                                       /* budget of the RAM tier (encoded bytes); 0 = 256 MiB */
     uint64_t disk_bytes;                                    /* budget of the packs; 0 = half of what is free at start */
     int readers;                                            /* KV reader threads; 0 = 2 */
+    bool existing;                                          /* -ENOENT: there is no ledger; nothing is made */
     void (*log)(void *arg, int priority, const char *text); /* syslog priorities; may be NULL; any storage thread */
     void *log_arg;
 };
@@ -54,8 +55,8 @@ void storage_backup_stop(struct storage *st);
 
 /* Checks every row and every record, as they are found when the directory is opened: report() gets a line for each
  * thing that is wrong. With `repair`, damaged records are forgotten, so that they are stored anew, and an index that is
- * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() where it cannot be
- * opened. */
+ * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() of what exists where it
+ * cannot be opened. */
 struct storage_checked {
     uint64_t conversations, turns, segments; /* that were looked at */
     uint64_t not_stored;                     /* turns whose KV is not there: it will be computed again */
@@ -257,6 +258,8 @@ struct storage_turn {
     size_t tokens_bytes;
     size_t prompt_bytes; /* of those, the ones before the answer */
     bool rebased;        /* tokens hold the whole context, not what was added to the parent's (instructions changed) */
+    bool unstored;       /* insert, commit: what it follows is in no row, and of its context, which is in its tokens, no
+                            items tell all; it has no parent */
     int64_t base;        /* row whose context they were added to, where that is not the parent: one of
                             storage_turn_strip(); 0: it is */
     int64_t strips;      /* of such a row: the turn whose context it is without thinking; 0: it is a turn */
@@ -328,9 +331,6 @@ int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, 
 /* The text of the item of kind "tools" in the context at the end of `turn`: *text (malloc'd), NULL: there is none. Such
  * items are in turns without a parent, and in those that were rendered anew. */
 int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text);
-/* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
- * anew: *ids (malloc'd) of *n. */
-int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);
 /* The latest turn of the owner with this chat_hash and fingerprint. *turn, *conversation get row ids. -ENOENT. */
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation);
@@ -430,12 +430,8 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
  * (may be NULL) gets 0 or why that could not be written. [any thread] */
 int storage_kv_flush(struct storage *st, const uint8_t drop[STORAGE_KEY_BYTES], void (*done)(void *arg, int rc),
                      void *arg);
-/* Makes another turn hold a segment instead of what it held; that goes when nobody else holds it. -ENOENT: no such
- * turn.
- */
-int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
-/* The same, at once, of the turns that `turn` follows and whose contexts are longer than `tokens`, back to the last one
- * that was rendered anew. */
+/* Makes the turns that `turn` follows hold a segment instead of what they held: those whose contexts are longer than
+ * `tokens`, back to the last one that was rendered anew. What they held goes when nobody else holds it. */
 int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Of the chain that ends with `last` goes what no turn holds. */
 int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES]);

@@ -248,8 +248,8 @@ static void do_help(struct chat *chat, const char *argument)
         "/compact [TITLE]   go on behind a summary of this conversation\n"
         "/system [TEXT]     what the model is told before the conversation (-: nothing)\n"
         "/evict [ram|disk]  put this conversation away until you go on\n"
-        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed;\n"
-        "                   and whether Markdown is laid out: markdown on|off\n"
+        "/set [NAME VALUE]  how answers are drawn: temperature, top-p, max-tokens, seed, effort,\n"
+        "                   thinking-tokens, thinking-context; and laid out: markdown on|off\n"
         "/edit [TEXT]       write the next message in $EDITOR\n"
         "/attach FILE       a text file that goes with your next message (-: none)\n"
         "/copy              the last answer to the terminal's clipboard\n"
@@ -475,10 +475,8 @@ static void do_set(struct chat *chat, const char *argument)
         chat->code = CLI_USAGE;
         return;
     } else if (*argument && !sampling_set(s, name, value, &allowed)) {
-        term_note(t,
-                  allowed ? "/set %s %s (or -, for the daemon's own)"
-                          : "/set temperature, top-p, max-tokens, seed or markdown",
-                  name, allowed);
+        term_note(t, allowed ? "/set %s %s (or -, for the daemon's own)" : "/set markdown, %s",
+                  allowed ? name : sampling_names, allowed);
         chat->code = CLI_USAGE;
         return;
     }

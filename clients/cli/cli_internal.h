@@ -249,6 +249,9 @@ int edit_text(const char *text, struct buf *out);
 struct sampling {
     double temperature, top_p; /* negative: the daemon's own */
     int max_tokens;            /* 0: the daemon's own */
+    int thinking_tokens;       /* negative: the daemon's own */
+    const char *effort;        /* static; NULL: the daemon's own, as of what the context keeps of thinking: */
+    const char *context;
     bool has_seed;
     int64_t seed;
 };
@@ -256,6 +259,10 @@ struct sampling {
 /* Sets one by its option's name from text, "-": the daemon's own. False: *allowed says what it may be, NULL: there is
  * none of that name. */
 bool sampling_set(struct sampling *s, const char *name, const char *value, const char **allowed);
+/* Those that there are, for a person. */
+extern const char sampling_names[];
+/* None of them is set. */
+void sampling_init(struct sampling *s);
 /* All of them, in a line. */
 void sampling_text(const struct sampling *s, struct buf *out);
 

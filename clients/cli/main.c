@@ -46,6 +46,8 @@ static const char help_text[] = "Usage: convo [OPTION...] [COMMAND]\n"
                                 "      --to TIER          evict: ram or disk (disk)\n"
                                 "      --temperature X, --top-p X, --seed N, --max-tokens N\n"
                                 "                         how answers are drawn, and how long they may be\n"
+                                "      --effort WORD, --thinking-tokens N, --thinking-context WORD\n"
+                                "                         how much is thought, and what later turns have of it\n"
                                 "  -m, --model NAME       insist on this model\n"
                                 "      --receipt, --no-receipt\n"
                                 "                         the line about each turn (on in a chat at a terminal)\n"
@@ -63,10 +65,7 @@ enum {
     OPT_KEEP,
     OPT_JSON,
     OPT_TO,
-    OPT_TEMPERATURE,
-    OPT_TOP_P,
-    OPT_SEED,
-    OPT_MAX_TOKENS,
+    OPT_SAMPLING,
     OPT_RECEIPT,
     OPT_NO_RECEIPT,
     OPT_MARKDOWN,
@@ -83,10 +82,13 @@ static const struct option long_options[] = {
     {"keep", no_argument, NULL, OPT_KEEP},
     {"json", no_argument, NULL, OPT_JSON},
     {"to", required_argument, NULL, OPT_TO},
-    {"temperature", required_argument, NULL, OPT_TEMPERATURE},
-    {"top-p", required_argument, NULL, OPT_TOP_P},
-    {"seed", required_argument, NULL, OPT_SEED},
-    {"max-tokens", required_argument, NULL, OPT_MAX_TOKENS},
+    {"temperature", required_argument, NULL, OPT_SAMPLING},
+    {"top-p", required_argument, NULL, OPT_SAMPLING},
+    {"seed", required_argument, NULL, OPT_SAMPLING},
+    {"max-tokens", required_argument, NULL, OPT_SAMPLING},
+    {"effort", required_argument, NULL, OPT_SAMPLING},
+    {"thinking-tokens", required_argument, NULL, OPT_SAMPLING},
+    {"thinking-context", required_argument, NULL, OPT_SAMPLING},
     {"model", required_argument, NULL, 'm'},
     {"receipt", no_argument, NULL, OPT_RECEIPT},
     {"no-receipt", no_argument, NULL, OPT_NO_RECEIPT},
@@ -300,8 +302,10 @@ static const struct command {
 /* -1: go on; else the exit code. */
 static int read_options(struct cli *c, int argc, char **argv, struct options *o)
 {
-    *o = (struct options){.sampling = {.temperature = -1, .top_p = -1}};
-    for (int option; (option = getopt_long(argc, argv, "u:s:c:f:m:hV", long_options, NULL)) != -1;) {
+    int at = 0;
+    *o = (struct options){0};
+    sampling_init(&o->sampling);
+    for (int option; (option = getopt_long(argc, argv, "u:s:c:f:m:hV", long_options, &at)) != -1;) {
         switch (option) {
         case 'u':
             o->url = optarg;
@@ -336,15 +340,8 @@ static int read_options(struct cli *c, int argc, char **argv, struct options *o)
         case OPT_TO:
             o->to = optarg;
             break;
-        case OPT_TEMPERATURE:
-        case OPT_TOP_P:
-        case OPT_SEED:
-        case OPT_MAX_TOKENS: {
-            const char *name = option == OPT_TEMPERATURE ? "temperature"
-                               : option == OPT_TOP_P     ? "top-p"
-                               : option == OPT_SEED      ? "seed"
-                                                         : "max-tokens";
-            const char *allowed;
+        case OPT_SAMPLING: {
+            const char *name = long_options[at].name, *allowed;
             if (!sampling_set(&o->sampling, name, optarg, &allowed)) {
                 fprintf(stderr, "convo: --%s must be %s, not `%s`\n", name, allowed, optarg);
                 return CLI_USAGE;

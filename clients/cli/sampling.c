@@ -1,4 +1,4 @@
-/* sampling.c - how answers are drawn: the numbers that options and /set give, and what they may be. */
+/* sampling.c - how answers are drawn and thought about: what options and /set give, and what that may be. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,8 +29,27 @@ static bool parse_whole(const char *text, int64_t low, int64_t high, int64_t *ou
     return true;
 }
 
+/* One of the words, up to NULL. */
+static bool parse_word(const char *text, const char *const *words, const char **out)
+{
+    while (*words && strcmp(text, *words) != 0)
+        words++;
+    *out = *words;
+    return *words != NULL;
+}
+
+const char sampling_names[] = "temperature, top-p, max-tokens, seed, effort, thinking-tokens or thinking-context";
+
+void sampling_init(struct sampling *s)
+{
+    *s = (struct sampling){.temperature = -1, .top_p = -1, .thinking_tokens = -1};
+}
+
 bool sampling_set(struct sampling *s, const char *name, const char *value, const char **allowed)
 {
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
+    static const char *const contexts[] = {"all_turns", "current_turn", NULL};
+    const char *word = NULL;
     bool own = strcmp(value, "-") == 0;
     int64_t whole = 0;
     if (strcmp(name, "temperature") == 0) {
@@ -58,6 +77,27 @@ bool sampling_set(struct sampling *s, const char *name, const char *value, const
         s->has_seed = !own;
         return true;
     }
+    if (strcmp(name, "effort") == 0) {
+        *allowed = "none, minimal, low, medium, high, xhigh or max";
+        if (!own && !parse_word(value, efforts, &word))
+            return false;
+        s->effort = word;
+        return true;
+    }
+    if (strcmp(name, "thinking-tokens") == 0) {
+        *allowed = "a whole number from 0 to 2147483647";
+        if (!own && !parse_whole(value, 0, INT32_MAX, &whole))
+            return false;
+        s->thinking_tokens = own ? -1 : (int)whole;
+        return true;
+    }
+    if (strcmp(name, "thinking-context") == 0) {
+        *allowed = "all_turns or current_turn";
+        if (!own && !parse_word(value, contexts, &word))
+            return false;
+        s->context = word;
+        return true;
+    }
     *allowed = NULL;
     return false;
 }
@@ -68,6 +108,11 @@ static void add_real(struct buf *out, const char *name, double value)
         buf_printf(out, "%s %g, ", name, value);
     else
         buf_printf(out, "%s the daemon's own, ", name);
+}
+
+static void add_word(struct buf *out, const char *name, const char *value)
+{
+    buf_printf(out, ", %s %s", name, value ? value : "the daemon's own");
 }
 
 void sampling_text(const struct sampling *s, struct buf *out)
@@ -82,4 +127,9 @@ void sampling_text(const struct sampling *s, struct buf *out)
         buf_printf(out, "seed %lld", (long long)s->seed);
     else
         buf_str(out, "seed another each time");
+    add_word(out, "effort", s->effort);
+    char tokens[16];
+    snprintf(tokens, sizeof(tokens), "%d", s->thinking_tokens);
+    add_word(out, "thinking-tokens", s->thinking_tokens >= 0 ? tokens : NULL);
+    add_word(out, "thinking-context", s->context);
 }

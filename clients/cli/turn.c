@@ -40,6 +40,13 @@ static void add_sampling(cJSON *body, cJSON *own, const struct sampling *s)
         cJSON_AddNumberToObject(body, "top_p", s->top_p);
     if (s->max_tokens > 0)
         cJSON_AddNumberToObject(body, "max_output_tokens", s->max_tokens);
+    if (s->thinking_tokens >= 0)
+        cJSON_AddNumberToObject(own, "thinking_tokens", s->thinking_tokens);
+    cJSON *reasoning = s->effort || s->context ? cJSON_AddObjectToObject(body, "reasoning") : NULL;
+    if (s->effort)
+        cJSON_AddStringToObject(reasoning, "effort", s->effort);
+    if (s->context)
+        cJSON_AddStringToObject(reasoning, "context", s->context);
     if (s->has_seed) {
         char digits[24]; /* all of them: cJSON prints 15 of a number */
         snprintf(digits, sizeof(digits), "%lld", (long long)s->seed);
@@ -175,6 +182,10 @@ static void handle(struct follow *f, const char *type, cJSON *event)
         const char *id = json_string(response, "id", NULL);
         if (id && !r->response_id)
             r->response_id = text_copy(id);
+    } else if (strcmp(type, "response.output_item.added") == 0) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(event, "item");
+        if (f->turn->print && r->answer.len == 0 && strcmp(json_string(item, "type", ""), "reasoning") == 0)
+            term_status(f->term, "thinking");
     } else if (strcmp(type, "response.output_text.delta") == 0) {
         on_text(f, json_string(event, "delta", ""));
     } else if (strcmp(type, "response.convod.progress") == 0) {

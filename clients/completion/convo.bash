@@ -21,8 +21,16 @@ _convo()
         mapfile -t COMPREPLY < <(compgen -W "ram disk" -- "$word")
         return
         ;;
+    --effort)
+        mapfile -t COMPREPLY < <(compgen -W "none minimal low medium high xhigh max" -- "$word")
+        return
+        ;;
+    --thinking-context)
+        mapfile -t COMPREPLY < <(compgen -W "all_turns current_turn" -- "$word")
+        return
+        ;;
     -c | --conversation) command=show ;;
-    -u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens) return ;;
+    -u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens | --thinking-tokens) return ;;
     esac
     if [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")

@@ -9,8 +9,10 @@ options=(${(f)"$(sed '/^Commands:/,/^$/d' <<<"$help" | grep -oE -- '--[a-z-]+' |
 case $words[CURRENT-1] in
 --token-file | -f | --file) _files; return ;;
 --to) compadd ram disk; return ;;
+--effort) compadd none minimal low medium high xhigh max; return ;;
+--thinking-context) compadd all_turns current_turn; return ;;
 -c | --conversation) compadd -- ${(f)"$($words[1] list 2>/dev/null | cut -f 1)"}; return ;;
--u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens) return 1 ;;
+-u | --url | -s | --system | -m | --model | --temperature | --top-p | --seed | --max-tokens | --thinking-tokens) return 1 ;;
 esac
 if [[ $PREFIX == -* ]]; then
     compadd -- $options

@@ -37,7 +37,6 @@ int effort_parse(const char *word, const char *param, struct turn_request *q, st
     for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
         if (strcmp(word, words[i].word) == 0) {
             q->effort = words[i].effort;
-            q->thinking_tokens = q->thinking_tokens < 0 ? 0 : q->thinking_tokens; /* the last one counts, all of it */
             return 0;
         }
     }
@@ -73,6 +72,18 @@ static int parse_template(const cJSON *kwargs, struct turn_request *q, struct ap
     return 0;
 }
 
+int effort_parse_budget(const cJSON *o, const char *prefix, struct turn_request *q, struct api_error *e)
+{
+    int64_t tokens = -1;
+    if (json_int(o, prefix, "thinking_tokens", 0, 1 << 30, &tokens, e)) {
+        return -1;
+    }
+    if (tokens >= 0) {
+        q->thinking_tokens = tokens > 0 ? (int)tokens : -1;
+    }
+    return 0;
+}
+
 int effort_parse_chat(const cJSON *body, struct turn_request *q, struct api_error *e)
 {
     const cJSON *kwargs = NULL;
@@ -81,5 +92,14 @@ int effort_parse_chat(const cJSON *body, struct turn_request *q, struct api_erro
         json_string(body, "", "reasoning_effort", 16, &effort, e)) {
         return -1;
     }
-    return effort_parse(effort, "reasoning_effort", q, e);
+    if (effort) {
+        q->thinking_tokens = 0; /* the last one counts, all of it */
+    }
+    if (effort_parse(effort, "reasoning_effort", q, e)) {
+        return -1;
+    }
+    const bool none = q->thinking_tokens < 0;
+    int rc = effort_parse_budget(body, "", q, e);
+    q->thinking_tokens = none ? -1 : q->thinking_tokens;
+    return rc;
 }

@@ -7,6 +7,7 @@
  */
 #include "daemon/api/json.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -216,6 +217,102 @@ static bool all_finite(const cJSON *v)
     return true;
 }
 
+/* ---- where something is wrong ---- */
+
+/* Behind the string that begins at text[i]. */
+static size_t string_end(const char *text, size_t i, size_t len)
+{
+    for (i++; i < len && text[i] != '"'; i++) {
+        i += text[i] == '\\';
+    }
+    return i < len ? i + 1 : len;
+}
+
+static size_t space_end(const char *text, size_t i, size_t len)
+{
+    while (i < len && (text[i] == ' ' || text[i] == '\t' || text[i] == '\r' || text[i] == '\n')) {
+        i++;
+    }
+    return i;
+}
+
+/* The value at text[at], as a field is named: "a.b[2]". What is before it is sound, and has JSON_DEPTH_MAX levels at
+ * most. */
+static void name_place(const char *text, size_t at, char *out, size_t size)
+{
+    struct {
+        const char *key;
+        int len, index; /* index: of a list, -1: it is an object */
+    } levels[JSON_DEPTH_MAX + 1];
+    int depth = 0;
+    for (size_t i = 0; i < at;) {
+        char c = text[i];
+        if (c == '"') {
+            size_t end = string_end(text, i, at), next = space_end(text, end, at);
+            if (depth > 0 && levels[depth].index < 0 && next < at && text[next] == ':') {
+                levels[depth].key = text + i + 1;
+                levels[depth].len = (int)(end - i - 2);
+            }
+            i = end;
+            continue;
+        }
+        if ((c == '{' || c == '[') && depth < JSON_DEPTH_MAX) {
+            depth++;
+            levels[depth].key = "";
+            levels[depth].len = 0;
+            levels[depth].index = c == '[' ? 0 : -1;
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        } else if (c == ',' && depth > 0 && levels[depth].index >= 0) {
+            levels[depth].index++;
+        }
+        i++;
+    }
+    size_t n = 0;
+    out[0] = '\0';
+    for (int d = 1; d <= depth && n < size; d++) {
+        n += (size_t)(levels[d].index >= 0
+                          ? snprintf(out + n, size - n, "[%d]", levels[d].index)
+                          : snprintf(out + n, size - n, "%s%.*s", d > 1 ? "." : "", levels[d].len, levels[d].key));
+    }
+}
+
+/* Where the first number stands that is not finite. */
+static size_t huge_number(const char *text, size_t len)
+{
+    size_t i = 0;
+    while (i < len) {
+        char *end = NULL;
+        if (text[i] == '"') {
+            i = string_end(text, i, len);
+        } else if (text[i] != '-' && (text[i] < '0' || text[i] > '9')) {
+            i++;
+        } else if (!isfinite(strtod(text + i, &end))) {
+            return i;
+        } else {
+            i = end > text + i ? (size_t)(end - text) : i + 1;
+        }
+    }
+    return len;
+}
+
+/* A word where a value belongs, such as NaN, is told with its field. */
+static void refuse_json(const char *text, size_t at, size_t len, struct api_error *e)
+{
+    char where[sizeof(e->param)];
+    at = space_end(text, at, len);
+    size_t n = 0;
+    while (at + n < len && n < 16 && (isalnum((unsigned char)text[at + n]) || strchr("+-.", text[at + n]))) {
+        n++;
+    }
+    if (!n) {
+        api_error_set(e, 400, "invalid_json", NULL, "The body is not valid JSON.");
+        return;
+    }
+    name_place(text, at, where, sizeof(where));
+    api_error_set(e, 400, "invalid_json", where, "The body is not valid JSON: '%.*s' is no value.", (int)n, text + at);
+}
+
 cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
 {
     if (!utf8_valid(text, len)) {
@@ -234,7 +331,7 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
         return NULL;
     }
     if (!o) {
-        api_error_set(e, 400, "invalid_json", NULL, "The body is not valid JSON.");
+        refuse_json(text, end ? (size_t)(end - text) : len, len, e);
         return NULL;
     }
     for (; end < text + len; end++) {
@@ -254,7 +351,9 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
         return NULL;
     }
     if (!all_finite(o)) {
-        api_error_set(e, 400, "invalid_json", NULL, "A number is too large.");
+        char where[sizeof(e->param)];
+        name_place(text, huge_number(text, len), where, sizeof(where));
+        api_error_set(e, 400, "invalid_json", where, "A number is too large: '%s'.", where);
         cJSON_Delete(o);
         return NULL;
     }

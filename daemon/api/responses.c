@@ -80,10 +80,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
 {
     const cJSON *o = NULL;
     const char *p = "convod.", *parent = NULL, *disconnect = NULL, *key = NULL;
-    int64_t thinking = -1;
     if (json_object(body, "", "convod", &o, e) || sampling_parse(body, o, p, &q->sampling, e) ||
-        bias_parse(body, q, e) || priority_parse(o, p, &q->patient, e) ||
-        json_int(o, p, "thinking_tokens", 0, 1 << 30, &thinking, e) ||
+        bias_parse(body, q, e) || priority_parse(o, p, &q->patient, e) || effort_parse_budget(o, p, q, e) ||
         json_string(o, p, "parent", ID_SIZE - 1, &parent, e) || json_bool(o, p, "progress", &q->progress, e) ||
         json_string(o, p, "on_disconnect", 16, &disconnect, e) ||
         json_string(o, p, "idempotency_key", IDEMPOTENCY_KEY_MAX, &key, e) ||
@@ -91,7 +89,6 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
         (!q->n_stops && json_stops(body, "", "stop", q->stops, sizeof(q->stops) / sizeof(*q->stops), &q->n_stops, e))) {
         return -1;
     }
-    q->thinking_tokens = thinking > 0 ? (int)thinking : thinking == 0 ? -1 : 0;
     q->finish_on_disconnect = websocket && (q->conversation || q->continues);
     if (disconnect) {
         q->finish_on_disconnect = strcmp(disconnect, "finish") == 0;
@@ -119,8 +116,8 @@ static int parse_convod(struct turn_request *q, const cJSON *body, bool websocke
     cJSON_AddNumberToObject(echo, "top_p", sampling_shown(q->sampling.top_p));
     cJSON *own = cJSON_AddObjectToObject(echo, "convod");
     sampling_echo(&q->sampling, own);
-    if (thinking >= 0) {
-        cJSON_AddNumberToObject(own, "thinking_tokens", (double)thinking);
+    if (q->thinking_tokens) {
+        cJSON_AddNumberToObject(own, "thinking_tokens", q->thinking_tokens > 0 ? q->thinking_tokens : 0);
     }
     if (q->progress) {
         cJSON_AddBoolToObject(own, "progress", true);

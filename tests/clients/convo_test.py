@@ -48,6 +48,10 @@ class Pipes(Case):
         body = self.sent()[0]
         self.assertEqual((body["temperature"], body["convod"]["seed"], body["max_output_tokens"], body["top_p"],
                           body["instructions"]), (0.5, 7, 9, 0.9, "Be kind."))
+        self.assertFalse("reasoning" in body or "thinking_tokens" in body["convod"], body)
+        self.convo("ask", "--effort", "low", "--thinking-tokens=0", "--thinking-context", "current_turn", "hi")
+        body = self.sent()[-1]
+        self.assertEqual((body["reasoning"], body["convod"]["thinking_tokens"]), ({"effort": "low", "context": "current_turn"}, 0))
 
     def test_keep_and_continue(self):
         r = self.convo("ask", "--keep", "--system", "Be kind.", "say one\nsecond line")
@@ -251,7 +255,9 @@ class Pipes(Case):
 
     def test_a_value_out_of_range_is_named(self):
         for option, value, allowed in (("--top-p", "200", "from 0 to 1,"), ("--temperature", "hot", "from 0 to 10,"),
-                                       ("--max-tokens", "-3", "from 1 to "), ("--seed", "x", "from 0 to ")):
+                                       ("--max-tokens", "-3", "from 1 to "), ("--seed", "x", "from 0 to "),
+                                       ("--effort", "much", "none, minimal, "), ("--thinking-tokens", "-1", "from 0 to "),
+                                       ("--thinking-context", "auto", "all_turns or ")):
             r = self.convo("ask", option, value, "hi")
             self.assertEqual(r.returncode, 2)
             self.assertIn(f"{option} must be", r.stderr)
@@ -380,6 +386,18 @@ class OnATerminal(Case):
         t.expect("to first token")
         self.assertEqual(t.text.count("to first token"), 1)
 
+    def test_thinking_is_told(self):
+        t = self.terminal()
+        t.prompt()
+        t.type("ponder\r")
+        t.expect("thinking")
+        self.double.go_on.set()
+        t.expect("so it is")
+        t.expect("to first token")
+        t.prompt()
+        t.type("\x04")
+        t.leave()
+
     def test_progress_is_shown_and_goes_away(self):
         t = self.terminal()
         t.prompt()
@@ -442,9 +460,18 @@ class OnATerminal(Case):
             t.type("/set temperature 99\r")
             t.expect("temperature a number from 0 to 10")
             t.type("/set temperature 0.5\r")
-            t.expect(r"temperature 0\.5, top-p the daemon's own, max-tokens the daemon's own, seed\s+another each time, markdown on")
+            t.expect(r"temperature 0\.5, top-p the daemon's own, max-tokens the daemon's own, seed\s+another each time, effort\s+the")
+            t.expect(r"markdown\s+on")
+            t.type("/set effort low\r")
+            t.expect(r"effort\s+low,")
+            t.type("/set effort -\r")
+            t.expect(r"effort\s+the")
+            t.type("/set thinking-tokens 12\r")
+            t.expect(r"thinking-tokens\s+12,")
+            t.type("/set thinking-context current_turn\r")
+            t.expect(r"thinking-context\s+current_turn,")
             t.type("/set nonsense 1\r")
-            t.expect("temperature, top-p, max-tokens, seed or markdown")
+            t.expect("markdown, temperature, top-p, max-tokens")
             t.prompt()
             t.type("/edit\r")
             t.expect("from the editor\r\n")
@@ -461,7 +488,8 @@ class OnATerminal(Case):
             t.type(f"/save {folder}/answer\r")
             t.expect("is there already")
             self.assertEqual((Path(folder) / "answer").read_text(), "from the editor\n")
-        self.assertEqual([(b["input"][0]["content"], b["temperature"]) for b in self.sent()], [("say from the editor", 0.5)])
+        self.assertEqual([(b["input"][0]["content"], b["temperature"], b["reasoning"], b["convod"]["thinking_tokens"]) for b in self.sent()],
+                         [("say from the editor", 0.5, {"context": "current_turn"}, 12)])
 
     def test_status_for_a_person(self):
         t = self.terminal("status")

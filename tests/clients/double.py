@@ -3,7 +3,7 @@
 What it answers depends on what the user says:
     pieces N TEXT   TEXT, N characters at a time   halt TEXT       TEXT, and the rest when the test sets `go_on`
     say TEXT        TEXT, word by word             slow            words until it is cancelled
-    think           nothing until it is cancelled
+    think           nothing until it is cancelled   ponder          a thought, which ends when the test sets `go_on`
     fail            response.failed                refuse          an error event, no response
     locked          the error conversation_locked  evil            escape sequences among the words
     drop            half of an answer, then the socket closes; the rest can be fetched
@@ -315,6 +315,14 @@ class Turn:
                 self.piece("" if self.cancelled.is_set() else " and the rest")
             stopped = self.cancelled.is_set()
             self.end("response.incomplete" if stopped else "response.completed", "incomplete" if stopped else "completed")
+        elif word == "ponder":
+            thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
+            self.emit("response.output_item.added", output_index=0, item=thought)
+            self.emit("response.reasoning_text.delta", delta="hm", item_id="rs_1", output_index=0, content_index=0)
+            self.double.go_on.wait(30)
+            self.emit("response.output_item.done", output_index=0, item=thought)
+            self.say("so it is")
+            self.end("response.completed", "completed")
         elif word in ("slow", "think"):
             if word == "think":
                 self.double.note("thinking")

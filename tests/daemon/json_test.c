@@ -72,6 +72,31 @@ static void shapes(void **state)
     assert_false(parses("{}\0", 3));
 }
 
+/* What is no number is told with its field. */
+static void places(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"{\"a\":NaN}", "a"},
+        {"{\"x\":[1,{\"y\":\"a\\\"b,\"}],\"convod\": {\"s\":1, \"top_k\" : -Infinity}}", "convod.top_k"},
+        {"{\"a\":[{},{\"b\":[1,\"c\",1e999]}]}", "a[1].b[2]"},
+        {"{\"t\":\"1e999\",\"a\":{\"b\":1e5},\"c\":-1e999}", "c"},
+        {"{\"a\":1,\"b\":+1}", "b"},
+        {"{\"a\":nan,\"b\":1}", "a"},
+        {"{\"a\":0x10}", "a"},
+        {"[NaN]", "[0]"},
+        {"{\"a\":1,}", ""},
+        {"{\"a\"", ""},
+        {"NaN", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct api_error e = {0};
+        assert_null(json_parse_request(cases[i][0], strlen(cases[i][0]), &e));
+        assert_string_equal(e.code, "invalid_json");
+        assert_string_equal(e.param, cases[i][1]);
+    }
+}
+
 /* The name that stands twice is told, and among very many it is found. */
 static void names(void **state)
 {
@@ -250,6 +275,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes),
         cmocka_unit_test(names),
+        cmocka_unit_test(places),
         cmocka_unit_test(depth_and_count),
         cmocka_unit_test(typed_access),
         cmocka_unit_test(numbers_read_back),

@@ -98,6 +98,7 @@ static const struct interface interfaces[] = {
       {"logit_bias.7", NUMBER},
       {"stop", TEXT_OR_LIST},
       {"reasoning_effort", STRING},
+      {"thinking_tokens", INTEGER},
       {"verbosity", STRING},
       {"chat_template_kwargs", OBJECT},
       {"chat_template_kwargs.enable_thinking", BOOLEAN},
@@ -192,7 +193,8 @@ static void no_numbers(void **state)
         for (size_t v = 0; v < sizeof(values) / sizeof(*values); v++) {
             snprintf(body, sizeof(body), "%s,\"temperature\":%s}", interfaces[i].body, values[v]);
             struct reply r = call(h, "POST", interfaces[i].path, NULL, body);
-            if (r.status != 400 || strcmp(str(r.json, "error.code"), "invalid_json") != 0)
+            if (r.status != 400 || strcmp(str(r.json, "error.code"), "invalid_json") != 0 ||
+                strcmp(str(r.json, "error.param"), "temperature") != 0)
                 fail_msg("%s %s: %d %s", interfaces[i].path, body, r.status, r.body);
             reply_free(&r);
         }

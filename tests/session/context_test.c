@@ -214,6 +214,13 @@ static void forget_at_delta(struct answer *a, const struct session_event *ev, vo
         session_forget(a->rig->s, "ann", arg);
 }
 
+static void wait_at_delta(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_DELTA)
+        gate_wait(arg, 1);
+}
+
 /* Forgotten while a turn that follows it runs. */
 static void test_forgotten_while_followed(void **state)
 {
@@ -232,13 +239,213 @@ static void test_forgotten_while_followed(void **state)
     rig_close(rig);
 }
 
+/* ---- stored behind what is not ---- */
+
+static const char ADD[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}}}]";
+
+static void keep_said(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_ITEM_END && !strcmp(ev->item->kind, "message") && ev->item->len < 1024)
+        memcpy(arg, ev->item->text, ev->item->len);
+}
+
+/* What the response was told stands in no item: where the past is read anew it would be lost. */
+static void test_changed_behind_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "remember 7", .ephemeral = true, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .ephemeral = true, .previous = a->id, .seed = 2});
+    struct answer *c = rig_ask(rig, (struct ask){.text = "and on", .previous = b->id, .seed = 3});
+    struct answer *d = rig_ask(rig, (struct ask){.text = "yes", .previous = c->id, .seed = 4});
+    const struct answer *const behind[] = {c, d};
+    for (int i = 0; i < 2; i++) {
+        struct ask ask = {.text = "which number?", .previous = behind[i]->id, .instructions = "be brief", .seed = 5};
+        rig_refused(rig, ask, SESSION_INVALID);
+        ask.instructions = NULL;
+        ask.tools = ADD;
+        ask.choice = SESSION_TOOLS_NONE;
+        rig_refused(rig, ask, SESSION_INVALID);
+        ask.tools = NULL;
+        rig_only_new(rig_ask(rig, ask)); /* as it was it goes on */
+    }
+    rig_change_model(rig);
+    rig_refused(rig, (struct ask){.text = "which number?", .previous = d->id}, SESSION_INVALID);
+    rig_close(rig);
+}
+
+/* What has its whole past in its items can change, whatever of it was read before it was stored. */
+static void test_changed_behind_what_was_read(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.tools = TINY_HERMES});
+    char said[1024] = "";
+    (void)rig_ask(rig,
+                  (struct ask){.text = "hello", .ephemeral = true, .seed = 1, .hook = keep_said, .hook_arg = said});
+    const struct engine_message m[] = {{.role = ENGINE_USER, .text = "hello", .len = 5},
+                                       {.role = ENGINE_ASSISTANT, .text = said, .len = strlen(said)},
+                                       {.role = ENGINE_USER, .text = "go on", .len = 5}};
+    struct answer *b = rig_ask(rig, (struct ask){.messages = m, .n_messages = 3, .match = true, .seed = 2});
+    assert_true(b->receipt.history > 0);
+    struct answer *c =
+        rig_ask(rig, (struct ask){.text = "and?", .previous = b->id, .instructions = "be brief", .seed = 3});
+    assert_true(again(c, "instructions_changed") > 0);
+    struct answer *d = rig_ask(rig, (struct ask){.text = "and?", .previous = c->id, .instructions = "be kind"});
+    assert_true(again(d, "instructions_changed") > 0);
+    struct answer *e =
+        rig_ask(rig, (struct ask){.warm = true, .ephemeral = true, .instructions = "be kind", .tools = ADD, .seed = 4});
+    struct answer *f = rig_ask(
+        rig, (struct ask){.text = "hello", .previous = e->id, .tools = ADD, .choice = SESSION_TOOLS_NONE, .seed = 5});
+    assert_true(f->receipt.history > 0);
+    struct answer *g = rig_ask(rig, (struct ask){.text = "and?", .previous = f->id, .instructions = "be brief"});
+    assert_true(again(g, "instructions_changed") > 0);
+    rig_close(rig);
+}
+
+/* With an answer that was cut, all before it is gone on with. */
+static void test_gone_on_with_behind_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    char *text = rig_text(1, 300);
+    struct answer *a =
+        rig_ask(rig, (struct ask){.text = text, .ephemeral = true, .instructions = "be kind", .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .max = 3, .seed = 2});
+    assert_true(b->incomplete);
+    struct answer *c = rig_ask(rig, (struct ask){.continues = b->id, .max = 4, .seed = 3});
+    rig_only_new(c);
+    assert_int_equal(c->input, b->input + b->output);
+    assert_int_equal(c->receipt.prefilled, 1);
+    session_forget(rig->s, "ann", a->id);
+    struct answer *d = rig_ask(rig, (struct ask){.continues = c->id, .max = 4, .seed = 4});
+    assert_int_equal(d->input, c->input + c->output);
+    rig_saved(rig);
+    rig_stop(rig);
+    rig_start(rig, rig->o);
+    struct ask ask = {.text = "and?", .previous = d->id, .instructions = "be kind", .seed = 5};
+    struct answer *e = rig_ask(rig, ask);
+    rig_only_new(e);
+    assert_true(e->receipt.history >= d->input + d->output - 1);
+    ask.instructions = "be brief";
+    rig_refused(rig, ask, SESSION_INVALID);
+    free(text);
+    rig_close(rig);
+}
+
+/* So it is with a history that was found elsewhere, thinking and all. */
+static void test_gone_on_with_behind_a_match(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.thinks = TINY_THINKS});
+    char said[1024] = "", more[1024] = "";
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    struct answer *a = rig_ask(rig, (struct ask){.text = "hello",
+                                                 .conversation = "conv_a",
+                                                 .max = 20,
+                                                 .thinking_tokens = 6,
+                                                 .seed = 1,
+                                                 .hook = keep_said,
+                                                 .hook_arg = said});
+    struct engine_message m[] = {{.role = ENGINE_USER, .text = "hello", .len = 5},
+                                 {.role = ENGINE_ASSISTANT, .text = said, .len = strlen(said)},
+                                 {.role = ENGINE_USER, .text = "go on", .len = 5},
+                                 {.role = ENGINE_ASSISTANT, .text = more},
+                                 {.role = ENGINE_USER, .text = "and?", .len = 4}};
+    struct answer *b = rig_ask(
+        rig, (struct ask){.messages = m, .n_messages = 3, .match = true, .max = 12, .thinking_tokens = 4, .seed = 2});
+    assert_true(b->incomplete && b->receipt.history >= a->input + a->output - 1);
+    struct answer *c = rig_ask(
+        rig, (struct ask){
+                 .continues = b->id, .max = 6, .thinking_tokens = 4, .seed = 3, .hook = keep_said, .hook_arg = more});
+    rig_only_new(c);
+    assert_int_equal(c->input, b->input + b->output);
+    assert_int_equal(c->receipt.prefilled, 1);
+    m[3].len = strlen(more);
+    struct answer *d = rig_ask(
+        rig, (struct ask){.messages = m, .n_messages = 5, .match = true, .max = 6, .thinking_tokens = 4, .seed = 4});
+    assert_true(d->receipt.history >= c->input + c->output - 1);
+    rig_close(rig);
+}
+
+/* What failed stands for what it followed, as long as that is there. */
+static void test_failed_behind_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.nan_byte = 'Z', .step_tokens = 64});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "remember 7", .ephemeral = true, .seed = 1});
+    struct ask ask = {.text = "Z", .previous = a->id, .key = "key", .digest = 1, .seed = 2};
+    struct answer *b = rig_begin(rig, ask);
+    rig_end(b);
+    assert_int_equal(b->failure, SESSION_MODEL);
+    rig_refused(rig, (struct ask){.text = "which?", .previous = b->id}, SESSION_PREVIOUS_NOT_FOUND);
+    rig_refused(rig, ask, SESSION_MODEL); /* it is tried again where it stood, */
+    session_forget(rig->s, "ann", a->id);
+    rig_refused(rig, ask, SESSION_PREVIOUS_NOT_FOUND); /* and nowhere else */
+    rig_close(rig);
+}
+
+/* What waits in the queue over a restart does not begin without what it was to follow. */
+static void test_queued_behind_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.max_running = 1});
+    struct gate gate = GATE_CLOSED;
+    char saved[64], status[64];
+    struct answer *a = rig_ask(rig, (struct ask){.text = "remember 7", .ephemeral = true, .seed = 1});
+    struct answer *other =
+        rig_begin(rig, (struct ask){.text = "one", .max = 300, .hook = wait_at_delta, .hook_arg = &gate});
+    struct ask ask = {.text = "which?", .previous = a->id, .request = "{}", .seed = 2};
+    struct answer *queued = rig_begin(rig, ask);
+    rig_ledger(rig);
+    gate_open(&gate);
+    rig_stop(rig);
+    rig_end(other);
+    rig_end(queued);
+    assert_int_equal(queued->failure, SESSION_SHUTDOWN);
+    rig_start(rig, rig->o);
+    rig->n_ids = (unsigned)atoi(queued->id + strlen("resp_")) - 1;
+    ask.requeued = true;
+    rig_refused(rig, ask, SESSION_PREVIOUS_NOT_FOUND);
+    rig_ledger(rig);
+    assert_int_equal(rig_stored(rig, "ann", queued->id, saved, status), 0);
+    assert_string_equal(status, "failed");
+    rig_close(rig);
+}
+
+/* Nor does what is left of a response whose last item is deleted. */
+static void test_cut_behind_ephemeral(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct answer *a = rig_ask(rig, (struct ask){.text = "remember 7", .ephemeral = true, .seed = 1});
+    struct answer *b = rig_ask(rig, (struct ask){.text = "which?", .previous = a->id, .seed = 2});
+    rig_refused(
+        rig,
+        (struct ask){.text = "which?", .conversation = b->conversation, .parent = "", .replaces = b->id, .warm = true},
+        SESSION_INVALID);
+    rig_only_new(rig_ask(rig, (struct ask){.text = "and?", .previous = b->id, .seed = 3}));
+    rig_close(rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_instructions_change),      cmocka_unit_test(test_conversations_instructions),
-        cmocka_unit_test(test_change_cut_short),         cmocka_unit_test(test_ephemeral),
-        cmocka_unit_test(test_ephemeral_evicted),        cmocka_unit_test(test_ephemeral_after_stored),
+        cmocka_unit_test(test_instructions_change),
+        cmocka_unit_test(test_conversations_instructions),
+        cmocka_unit_test(test_change_cut_short),
+        cmocka_unit_test(test_ephemeral),
+        cmocka_unit_test(test_ephemeral_evicted),
+        cmocka_unit_test(test_ephemeral_after_stored),
         cmocka_unit_test(test_forgotten_while_followed),
+        cmocka_unit_test(test_changed_behind_ephemeral),
+        cmocka_unit_test(test_changed_behind_what_was_read),
+        cmocka_unit_test(test_gone_on_with_behind_ephemeral),
+        cmocka_unit_test(test_gone_on_with_behind_a_match),
+        cmocka_unit_test(test_failed_behind_ephemeral),
+        cmocka_unit_test(test_queued_behind_ephemeral),
+        cmocka_unit_test(test_cut_behind_ephemeral),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -433,6 +433,37 @@ static void test_tools(void **state)
     rig_close(rig);
 }
 
+/* What is said between the answers, and is answered by nothing, stands in both forms: be the one before it there by
+ * then, or still to be made. */
+static void test_said_between(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        struct rig *rig = open_thinking();
+        struct answer *a;
+        if (late) {
+            a = interrupted(rig, (struct ask){.text = "a note", .warm = true});
+        } else {
+            struct ask ask = question("hello", 1);
+            assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+            ask.conversation = "conv_a";
+            (void)rig_ask(rig, ask);
+            rest(rig);
+            a = rig_ask(rig, (struct ask){.text = "a note", .conversation = "conv_a", .warm = true});
+        }
+        rig_only_new(a);
+        rest(rig);
+        assert_int_equal(stripped(rig), 2 - late); /* one for both */
+        struct ask last = question("and?", 3);
+        last.conversation = "conv_a";
+        struct answer *c = rig_ask(rig, last);
+        rig_only_new(c);
+        follows(c, "current_turn");
+        assert_int_equal(thoughts(rig, c), 1);
+        rig_close(rig);
+    }
+}
+
 static void keep_said(struct answer *a, const struct session_event *ev, void *arg)
 {
     (void)a;
@@ -678,24 +709,15 @@ static void test_abandoned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_ahead),
-        cmocka_unit_test(test_not_done_yet),
-        cmocka_unit_test(test_counting),
-        cmocka_unit_test(test_asked_for_later),
-        cmocka_unit_test(test_branches),
-        cmocka_unit_test(test_deletion),
-        cmocka_unit_test(test_replaced),
-        cmocka_unit_test(test_killed_between),
-        cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_other_ways),
-        cmocka_unit_test(test_nothing_idle),
-        cmocka_unit_test(test_no_response),
-        cmocka_unit_test(test_behind_what_is_not_stored),
-        cmocka_unit_test(test_numerics),
-        cmocka_unit_test(test_truncated),
-
-        cmocka_unit_test(test_evicted),
-        cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_made_ahead),  cmocka_unit_test(test_not_done_yet),
+        cmocka_unit_test(test_counting),    cmocka_unit_test(test_asked_for_later),
+        cmocka_unit_test(test_branches),    cmocka_unit_test(test_deletion),
+        cmocka_unit_test(test_replaced),    cmocka_unit_test(test_killed_between),
+        cmocka_unit_test(test_tools),       cmocka_unit_test(test_said_between),
+        cmocka_unit_test(test_other_ways),  cmocka_unit_test(test_nothing_idle),
+        cmocka_unit_test(test_no_response), cmocka_unit_test(test_behind_what_is_not_stored),
+        cmocka_unit_test(test_numerics),    cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_evicted),     cmocka_unit_test(test_abandoned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -357,7 +357,7 @@ static void test_failed(void **state)
 
 static int context_run(struct storage_ledger *l, void *arg)
 {
-    int64_t *turns = arg, *near;
+    const int64_t *turns = arg;
     void *tokens;
     size_t n;
     JOB_CHECK((storage_turn_context(l, owner, turns[2], &tokens, &n)) == (0));
@@ -365,12 +365,6 @@ static int context_run(struct storage_ledger *l, void *arg)
     free(tokens);
     JOB_CHECK((storage_turn_context(l, owner + 1, turns[2], &tokens, &n)) == (-ENOENT));
     JOB_CHECK((storage_turn_context(l, owner, turns[2] + 5, &tokens, &n)) == (-ENOENT));
-    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT - 1, &near, &n)) == (0));
-    JOB_CHECK(n == 3 && near[0] == turns[2] && near[2] == turns[0]);
-    free(near);
-    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT, &near, &n)) == (0));
-    JOB_CHECK(n == 0);
-    free(near);
     return 0;
 }
 
@@ -501,6 +495,49 @@ static void test_count_of_a_moved_head(void **state)
     st = testing_open(dir);
 }
 
+/* ---- behind what is not stored ---- */
+
+static int unstored_run(struct storage_ledger *l, void *arg)
+{
+    struct storage_turn got, t = {.owner = owner, .conversation = conv, .status = STORAGE_TURN_RUNNING};
+    char first[] = "first", failed[] = "failed", why[] = "interrupted";
+    (void)arg;
+    t.public_id = first;
+    t.unstored = true;
+    JOB_CHECK(storage_turn_insert(l, &t) == 0);
+    JOB_CHECK(storage_turn_get(l, owner, first, 0, &got) == 0);
+    JOB_CHECK(got.unstored); /* from its acceptance on */
+    storage_turn_free(&got);
+    t.status = STORAGE_TURN_COMPLETED;
+    t.rebased = true;
+    t.tokens = (void *)"ab";
+    t.tokens_bytes = 2;
+    t.n_tokens = 2;
+    JOB_CHECK(storage_turn_commit(l, &t) == 0);
+    JOB_CHECK(storage_turn_get(l, owner, first, 0, &got) == 0);
+    JOB_CHECK(got.unstored && got.rebased);
+    storage_turn_free(&got);
+    struct storage_turn after = {
+        .owner = owner, .conversation = conv, .parent = t.id, .public_id = failed, .status = STORAGE_TURN_RUNNING};
+    JOB_CHECK(storage_turn_insert(l, &after) == 0);
+    JOB_CHECK(storage_turn_fail(l, after.id, why, 1) == 0);
+    JOB_CHECK(storage_turn_get(l, owner, failed, 0, &got) == 0);
+    JOB_CHECK(!got.unstored && !got.rebased && got.parent == t.id);
+    storage_turn_free(&got);
+    /* What failed behind it stands in its place when it goes. */
+    JOB_CHECK(storage_turn_delete(l, owner, first) == 0);
+    JOB_CHECK(storage_turn_get(l, owner, failed, 0, &got) == 0);
+    JOB_CHECK(got.unstored && !got.parent);
+    storage_turn_free(&got);
+    return 0;
+}
+
+static void test_unstored(void **state)
+{
+    (void)state;
+    assert_int_equal(jobs_call(st, unstored_run, NULL), 0);
+}
+
 /* ---- contexts without thinking ---- */
 
 /* As the turn's, of tokens that stand behind `base` (0: they are all). */
@@ -596,6 +633,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_stripped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_unstored, setup, teardown),
         cmocka_unit_test_setup_teardown(test_branches, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_moves_head, setup, teardown),
         cmocka_unit_test_setup_teardown(test_match, setup, teardown),
