@@ -146,7 +146,7 @@ static int backup_command(int argc, char **argv, const struct daemon_log *log)
             }
         }
     }
-    if (!dir) {
+    if (!dir || !*dir) {
         return wrong_usage(log, "backup DIR [" KV_FLAG "] [--data DIR | --config FILE]");
     }
     flags[n++] = model;

@@ -17,7 +17,8 @@ int session_backup_of(const char *data_dir, const char *to, bool with_kv,
                       void (*log)(void *arg, int priority, const char *text), void *log_arg, char *err, size_t err_size)
 {
     struct storage *st;
-    int rc = storage_open(&(struct storage_opts){.dir = data_dir, .log = log, .log_arg = log_arg}, &st, err, err_size);
+    int rc = storage_open(&(struct storage_opts){.dir = data_dir, .log = log, .log_arg = log_arg, .existing = true},
+                          &st, err, err_size);
     if (rc)
         return rc;
     rc = storage_backup(st, to, with_kv, err, err_size);

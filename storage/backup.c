@@ -24,6 +24,7 @@
 #include "storage/storage_internal.h"
 
 #define PART       "ledger.db.part"
+#define JOURNAL    PART "-journal" /* SQLite's, of that */
 #define STEP_PAGES 256
 #define COPY_BYTES ((size_t)8 << 20)
 
@@ -87,7 +88,11 @@ static int folder_open(const char *to, int *fd, char *err, size_t err_size)
     if (!faccessat(*fd, "ledger.db", F_OK, AT_SYMLINK_NOFOLLOW) || !faccessat(*fd, "lock", F_OK, AT_SYMLINK_NOFOLLOW))
         return fail(err, err_size, -EEXIST, to, "ledger.db");
     /* What an earlier try left. */
-    return unlinkat(*fd, PART, 0) && errno != ENOENT ? fail(err, err_size, -errno, to, PART) : 0;
+    static const char *const left[] = {JOURNAL, PART};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        if (unlinkat(*fd, left[i], 0) && errno != ENOENT)
+            return fail(err, err_size, -errno, to, left[i]);
+    return 0;
 }
 
 static int ledger_copy(struct storage *st, const char *to, int tofd)
@@ -166,12 +171,17 @@ struct copying {
     int tofd;
 };
 
+static void pack_name(char name[32], uint32_t pack)
+{
+    (void)snprintf(name, 32, "pack-%08u", pack);
+}
+
 static int pack_copy(void *arg, uint32_t pack)
 {
     struct copying *c = arg;
     char name[32];
     struct stat sb;
-    (void)snprintf(name, sizeof name, "pack-%08u", pack);
+    pack_name(name, pack);
     int from = openat(c->st->dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (from < 0)
         return errno == ENOENT ? 0 : -errno; /* it went meanwhile */
@@ -183,6 +193,15 @@ static int pack_copy(void *arg, uint32_t pack)
     if (to >= 0)
         (void)close(to);
     return rc;
+}
+
+static int pack_uncopy(void *arg, uint32_t pack)
+{
+    const struct copying *c = arg;
+    char name[32];
+    pack_name(name, pack);
+    (void)unlinkat(c->tofd, name, 0);
+    return 0;
 }
 
 void storage_backup_stop(struct storage *st)
@@ -197,12 +216,18 @@ int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, 
     if (!rc && (rc = ledger_copy(st, to, tofd)))
         (void)fail(err, err_size, rc, to, "ledger.db");
     struct copying c = {st, tofd};
+    if (!rc && unlinkat(tofd, JOURNAL, 0) && errno != ENOENT) /* SQLite leaves it where nobody else may write */
+        rc = fail(err, err_size, -errno, to, JOURNAL);
     if (!rc && with_kv && (rc = packs_list(&st->packs, pack_copy, &c)))
         (void)fail(err, err_size, rc, to, "packs");
     if (!rc && (renameat(tofd, PART, tofd, "ledger.db") || fsync(tofd)))
         rc = fail(err, err_size, -errno, to, "ledger.db");
-    if (rc && tofd >= 0)
+    if (rc && rc != -EEXIST && tofd >= 0) { /* what is no backup keeps nothing of anyone's */
         (void)unlinkat(tofd, PART, 0);
+        (void)unlinkat(tofd, JOURNAL, 0);
+        if (with_kv)
+            (void)packs_list(&st->packs, pack_uncopy, &c);
+    }
     if (tofd >= 0)
         (void)close(tofd);
     return rc;

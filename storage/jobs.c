@@ -1,10 +1,11 @@
 /* jobs.c - the ledger thread: jobs in order, group commit, and what follows a commit.
  *
- * The thread takes all jobs that wait (up to JOBS_BATCH), runs each in a savepoint of one transaction per database,
- * commits ledger.db (which syncs) and then kv.db (which does not), and only then reports. A job that fails takes its
- * own writes and its own list entries back; others are not touched. When the ledger's commit fails every job of the
- * batch is told. The index of segments is only a cache: when it cannot begin, commit or go on, the ledger commits all
- * the same, and only jobs fail that say that they write the index, or ask it for something from then on.
+ * The thread takes all jobs that wait (up to JOBS_BATCH), runs each in a savepoint (one alone needs none) of one
+ * transaction per database, commits ledger.db (which syncs) and then kv.db (which does not), and only then reports. A
+ * job that fails takes its own writes and its own list entries back; others are not touched. When the ledger's commit
+ * fails every job of the batch is told. The index of segments is only a cache: when it cannot begin, commit or go on,
+ * the ledger commits all the same, and only jobs fail that say that they write the index, or ask it for something from
+ * then on.
  *
  * What a job took away is cut out of the packs after the commit; see erase.c. Jobs that wait for that, because they
  * made room or deleted something for its owner, are reported later.
@@ -120,15 +121,43 @@ static void kv_control(struct storage_ledger *l, enum stmt_id id)
         kv_lose(l, rc);
 }
 
+/* What a job can be taken back to; one that is alone in its transaction can be with all of that. */
+static int job_begin(struct storage_ledger *l, bool alone)
+{
+    int rc = alone ? 0 : stmt_do(l, S_SAVEPOINT);
+    if (!rc && !alone)
+        kv_control(l, S_KV_SAVEPOINT);
+    return rc;
+}
+
+static int job_undo(struct storage_ledger *l, bool alone)
+{
+    if (alone)
+        roll_back(l->db);
+    int rc = stmt_do(l, alone ? S_BEGIN : S_ROLLBACK_TO);
+    if (rc)
+        return rc;
+    if (alone)
+        roll_back(l->kv);
+    kv_control(l, alone ? S_KV_BEGIN : S_KV_ROLLBACK_TO);
+    return 0;
+}
+
+static int job_end(struct storage_ledger *l, bool alone)
+{
+    if (!alone)
+        kv_control(l, S_KV_RELEASE);
+    return alone ? 0 : stmt_do(l, S_RELEASE);
+}
+
 /* Negative: the ledger's transaction is lost. */
-static int job_run(struct storage_ledger *l, struct job *j)
+static int job_run(struct storage_ledger *l, struct job *j, bool alone)
 {
     size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
     l->titles_changed = false;
-    int rc = stmt_do(l, S_SAVEPOINT);
+    int rc = job_begin(l, alone);
     if (rc)
         return rc;
-    kv_control(l, S_KV_SAVEPOINT);
     j->rc = j->job.run(l, j->job.arg);
     j->marks = l->marks;
     l->marks = NULL;
@@ -145,16 +174,14 @@ static int job_run(struct storage_ledger *l, struct job *j)
         l->n_dead_turns = n_dead;
         if (l->titles_changed)
             titles_give_up(l);
-        rc = stmt_do(l, S_ROLLBACK_TO);
+        rc = job_undo(l, alone);
         if (rc)
             return rc;
-        kv_control(l, S_KV_ROLLBACK_TO);
     }
     for (size_t i = n_drops; waits && i < l->n_drops; i++)
         l->drops[i].job = j;
     j->n_drops = waits ? l->n_drops - n_drops : 0;
-    kv_control(l, S_KV_RELEASE);
-    return stmt_do(l, S_RELEASE);
+    return job_end(l, alone);
 }
 
 /* Runs a batch and commits it. Returns why the ledger did not commit; *kv_rc why kv.db did not. */
@@ -171,7 +198,7 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     kv_control(l, S_KV_BEGIN);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
-        rc = job_run(l, j);
+        rc = job_run(l, j, j == batch && !j->next);
     /* What is done with goes along with a transaction that is to be synced anyway. */
     bool clear = !rc && !unsynced && (!batch || sqlite3_total_changes(l->db) != changes);
     if (clear)

@@ -106,6 +106,20 @@ static int directory_open(struct storage *st, const char *dir, char *err, size_t
     return st->dir ? 0 : fail(err, err_size, -errno, dir, "cannot be resolved");
 }
 
+/* Whether there is a ledger, or what says that there was one. */
+static int must_exist(const char *dir, char *err, size_t err_size)
+{
+    static const char *const files[] = {"ledger.db", "kv.db"};
+    int dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = dirfd < 0 ? -errno : -ENOENT;
+    for (size_t i = 0; i < sizeof files / sizeof *files && dirfd >= 0; i++)
+        rc = faccessat(dirfd, files[i], F_OK, AT_SYMLINK_NOFOLLOW) ? rc : 0;
+    if (rc)
+        (void)fail(err, err_size, rc, dir, dirfd < 0 ? "cannot be opened" : "there is no ledger.db in it");
+    if (dirfd >= 0)
+        (void)close(dirfd);
+    return rc;
+}
+
 static int kv_remove(struct storage *st)
 {
     static const char *const files[] = {"kv.db", "kv.db-wal", "kv.db-shm", KV_DAMAGED};
@@ -364,6 +378,8 @@ int storage_open_with(const struct storage_opts *opts, const struct storage_io *
     rc = ram_init(&st->ram, opts->ram_bytes ? opts->ram_bytes : RAM_BYTES_DEFAULT);
     if (rc)
         (void)fail(err, err_size, rc, opts->dir, "storage");
+    if (!rc && opts->existing)
+        rc = must_exist(opts->dir, err, err_size);
     if (!rc)
         rc = directory_open(st, opts->dir, err, err_size);
     if (!rc)

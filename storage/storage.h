@@ -30,6 +30,7 @@ struct storage_opts {
     size_t ram_bytes;                                       /* budget of the RAM tier (encoded bytes); 0 = 256 MiB */
     uint64_t disk_bytes;                                    /* budget of the packs; 0 = half of what is free at start */
     int readers;                                            /* KV reader threads; 0 = 2 */
+    bool existing;                                          /* -ENOENT: there is no ledger; nothing is made */
     void (*log)(void *arg, int priority, const char *text); /* syslog priorities; may be NULL; any storage thread */
     void *log_arg;
 };
@@ -54,8 +55,8 @@ void storage_backup_stop(struct storage *st);
 
 /* Checks every row and every record, as they are found when the directory is opened: report() gets a line for each
  * thing that is wrong. With `repair`, damaged records are forgotten, so that they are stored anew, and an index that is
- * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() where it cannot be
- * opened. */
+ * wrong is made anew at the next start. 0: *wrong gets the number of lines. As storage_open() of what exists where it
+ * cannot be opened. */
 struct storage_checked {
     uint64_t conversations, turns, segments; /* that were looked at */
     uint64_t not_stored;                     /* turns whose KV is not there: it will be computed again */

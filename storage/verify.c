@@ -296,7 +296,9 @@ int storage_verify(const struct storage_opts *opts, bool repair, void (*report)(
     struct storage *st;
     *out = (struct storage_checked){0};
     struct verify v = {.repair = repair, .report = report, .arg = arg, .n = out};
-    int rc = storage_open(opts, &st, err, err_size);
+    struct storage_opts existing = *opts;
+    existing.existing = true;
+    int rc = storage_open(&existing, &st, err, err_size);
     if (rc)
         return rc;
     rc = index_wait(st, 0);

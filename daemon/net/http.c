@@ -451,9 +451,10 @@ static int read_retry(struct conn *c, const struct head *h, struct api_error *e)
 {
     char value[IDEMPOTENCY_KEY_MAX + 1];
     struct run_retry *retry = &c->client.request.retry;
+    struct head_text any;
     int found = copy_field(h, "Idempotency-Key", value, sizeof(value));
-    if (found < 0) {
-        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key stands twice or is longer than %d bytes.",
+    if (found < 0 || (found == 0 && head_get(h, "Idempotency-Key", &any))) {
+        api_error_set(e, 400, "invalid_header", NULL, "The Idempotency-Key stands twice or has not 1 to %d bytes.",
                       IDEMPOTENCY_KEY_MAX);
         return -1;
     }

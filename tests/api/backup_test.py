@@ -177,12 +177,23 @@ def unusable():
     with Scratch() as data:
         assert convod("--verify")[0] == 2
         assert convod("backup")[0] == 2
+        assert convod("backup", "", "--data", data)[0] == 2
         status, said = convod("backup", "--help")
         assert status == 0 and "--with-kv" in said, said
-        status, said = convod("backup", "/proc/nowhere/b", "--data", data)
-        assert status == 1 and "/proc/nowhere/b" in said, said
         status, said = convod("backup", os.path.join(data, "b"), "--dta", data)
         assert status == 2 and "--data" in said, said
+        # A name that was mistyped is not told as fine, and nothing is made there.
+        nothing = os.path.join(data, "nothing")
+        for args in (("--verify", nothing), ("--repair", nothing), ("backup", os.path.join(data, "b"), "--data", nothing)):
+            status, said = convod(*args)
+            assert status == 1 and "nothing" in said and os.listdir(data) == [], (args, said)
+        os.mkdir(nothing)
+        status, said = convod("--verify", nothing)
+        assert status == 1 and "ledger.db" in said and os.listdir(nothing) == [], said
+        os.rmdir(nothing)
+        Daemon(data, model=tiny(data)).stop()
+        status, said = convod("backup", "/proc/nowhere/b", "--data", data)
+        assert status == 1 and "/proc/nowhere/b" in said, said
 
 
 need(MODEL)

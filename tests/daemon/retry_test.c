@@ -121,6 +121,13 @@ static void idempotency_keys(void **state)
         assert_string_equal(str(r.json, "error.code"), n == 255 ? "" : "invalid_header");
         reply_free(&r);
     }
+    static const char *const empty[] = {"Idempotency-Key: \r\n", "Idempotency-Key:   \r\n"};
+    for (int i = 0; i < 2; i++) {
+        r = call(h, "POST", "/v1/chat/completions", empty[i], body);
+        assert_int_equal(r.status, 400);
+        assert_string_equal(str(r.json, "error.code"), "invalid_header");
+        reply_free(&r);
+    }
     assert_int_equal(fake_turns_started(), 3);
     harness_stop(h);
 }

@@ -1,6 +1,8 @@
 /* backup_test.c - a copy is whole wherever it is put, and has nothing of what was deleted before it was finished. */
 #include "tests/storage/storage_testing.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -108,8 +110,62 @@ static void test_nothing_deleted(void **state)
     testing_dir_remove(to);
 }
 
+static bool is_there(const char *name)
+{
+    struct stat sb;
+    char *path = testing_path(to, name);
+    bool there = !stat(path, &sb);
+    free(path);
+    return there;
+}
+
+/* One that fails leaves nothing of it, nor what an earlier one left that was killed; and the next one does not. */
+static void test_nothing_left(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ledger.db", "ledger.db.part", "ledger.db.part-journal", "pack-00000001"};
+    char err[256];
+    dir = testing_dir_in_memory();
+    to = testing_dir_in_memory();
+    st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    assert_int_equal(testing_put(st, owner, 1, 0), 0);
+    assert_int_equal(testing_commit(st, testing_turn(st, owner, conv, 0, "resp_1"), 1), 0);
+    char *pack = testing_path(to, names[3]);
+    assert_int_equal(mkdir(pack, 0700), 0);
+    for (int i = 1; i < 3; i++) {
+        char *path = testing_path(to, names[i]);
+        FILE *f = fopen(path, "wb");
+        free(path);
+        assert_true(f && fwrite("left", 4, 1, f) == 1 && !fclose(f));
+    }
+    assert_int_equal(storage_backup(st, to, true, err, sizeof err), -EISDIR);
+    for (int i = 0; i < 3; i++)
+        assert_false(is_there(names[i]));
+    assert_int_equal(rmdir(pack), 0);
+    free(pack);
+    /* The ledger's copy cannot be written to its end. */
+    struct rlimit before, small = {4096, 4096};
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small.rlim_max = before.rlim_max;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_true(storage_backup(st, to, true, err, sizeof err) < 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    (void)signal(SIGXFSZ, handler);
+    for (int i = 0; i < 4; i++)
+        assert_false(is_there(names[i]));
+    backup(true);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(is_there(names[i]), i == 0 || i == 3);
+    storage_close(st);
+    testing_dir_remove(dir);
+    testing_dir_remove(to);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_other_disk), cmocka_unit_test(test_nothing_deleted)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_other_disk), cmocka_unit_test(test_nothing_deleted),
+                                       cmocka_unit_test(test_nothing_left)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
