@@ -383,10 +383,13 @@ LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t
 {
     __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
     __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(inverse)));
-    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(low));
-    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(high));
-    sums[0] = _mm512_reduce_add_epi32(low);
-    sums[1] = _mm512_reduce_add_epi32(high);
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low));
+    __m256i sum = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0xb1));
+    _mm256_storeu_si256((__m256i *)(void *)q, bytes);
+    sums[0] = _mm256_cvtsi256_si32(sum);
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
 }
 
 #endif
