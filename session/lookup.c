@@ -326,13 +326,12 @@ static int find_key(struct storage_ledger *l, struct turn *t, int64_t *parent)
         return 0; /* nothing was made with it */
     if (rc == -EINVAL)
         return refuse(t, SESSION_KEY_REUSED, "this idempotency key came with another request before");
-    if (rc)
-        return rc;
-    rc = storage_turn_get(l, f->owner.id, target, 0, &first);
+    if (!rc && t->ask.store)
+        rc = storage_turn_get(l, f->owner.id, target, 0, &first);
     free(target);
     if (rc == -ENOENT)
         return refuse(t, SESSION_GONE, "what was made with this idempotency key has been deleted");
-    return rc ? rc : repeat(l, t, &first, parent);
+    return rc || !t->ask.store ? rc : repeat(l, t, &first, parent);
 }
 
 /* By its body: the latest turn of the owner with that, if it stands where this one would, and if whoever asked for it
@@ -364,10 +363,10 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
     return 0;
 }
 
-/* Whether this was asked before. */
+/* Whether this was asked before. What is not stored leaves no key, and its key may name nothing else. */
 static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
-    if (t->key && t->ask.store) {
+    if (t->key && !t->ask.count) {
         int rc = accept_hash(&t->found.owner, t->key, strlen(t->key), t->key_hash);
         return rc ? rc : find_key(l, t, parent);
     }
