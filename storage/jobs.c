@@ -153,7 +153,7 @@ static int job_end(struct storage_ledger *l, bool alone)
 /* Negative: the ledger's transaction is lost. */
 static int job_run(struct storage_ledger *l, struct job *j, bool alone)
 {
-    size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
+    size_t n_drops = l->n_drops, n_dead = l->n_dead_turns, n_let_go = l->n_let_go;
     l->titles_changed = false;
     int rc = job_begin(l, alone);
     if (rc)
@@ -172,6 +172,7 @@ static int job_run(struct storage_ledger *l, struct job *j, bool alone)
     if (j->rc < 0) {
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;
+        l->n_let_go = n_let_go;
         if (l->titles_changed)
             titles_give_up(l);
         rc = job_undo(l, alone);

@@ -401,11 +401,6 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     return rc || !had ? rc : supersede(l, old);
 }
 
-int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    return segment_hold(l, turn, key);
-}
-
 int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES])
 {
     struct key_list old = {0};
