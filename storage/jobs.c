@@ -189,14 +189,19 @@ static int job_run(struct storage_ledger *l, struct job *j, bool alone)
 static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
 {
     bool unsynced = batch != NULL;
-    for (struct job *j = batch; j; j = j->next)
+    l->reads = batch != NULL;
+    for (struct job *j = batch; j; j = j->next) {
         unsynced &= j->job.unsynced;
+        l->reads &= j->job.reads;
+    }
     l->n_drops = l->n_dead_turns = l->n_let_go = 0;
     /* Not a statement that is kept: the pragma works when it is compiled. */
     int rc = unsynced ? schema_errno(sqlite3_exec(l->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL)) : 0;
     if (!rc)
         rc = stmt_do(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
+    if (!l->reads)
+        segment_uses_write(l);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j, j == batch && !j->next);

@@ -206,6 +206,7 @@ static int page_walk(struct storage_ledger *l, sqlite3_stmt *s, struct page *p, 
     int rc = 0;
     while (!*over && (rc = stmt_step(l, s)) == 1) {
         int64_t turn = sqlite3_column_int64(s, 0);
+        rc = 0; /* of those before the page nothing is read, and it goes on */
         if (p->descending && turn <= p->turn)
             rc = page_add(l, p, turn);
         else if (!p->descending && turn >= p->turn)

@@ -73,6 +73,7 @@ struct storage_job {
                  int rc); /* after the commit: 0, run's negative result, or why the commit failed. May be NULL */
     void *arg;
     bool unsynced; /* what it writes outlives the process, and may be lost with the power: no sync for it alone */
+    bool reads;    /* it changes nothing; that it found segments is written down with what is written next */
     bool
         index; /* it writes the index of segments and fails where that cannot be; what others write there may be lost */
     bool erases; /* it is reported when what it took out of the index is overwritten on the disk, too */
@@ -472,6 +473,10 @@ struct storage_read_result {
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
+/* The same of what is in RAM, as it is, at once. -ENOENT: it is not there; -EBADMSG: that copy is damaged (then, too,
+ * it is to be read); -EINVAL; -ENOMEM. [any thread] */
+int storage_segment_take(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, struct storage_read_result *out);
 /* Verifies and decodes one array of the layout into rows (count * channels elements; undefined after an error). 0,
  * -EBADMSG, -EINVAL (no such array), -ENOMEM. [any thread, several at once] */
 int storage_stored_decode(const struct storage_stored *g, uint32_t array, void *rows);

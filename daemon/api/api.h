@@ -337,8 +337,9 @@ int unsupported_check(const cJSON *body, enum unsupported_api api, struct api_er
 /* ---- sampling (sampling.c) ----------------------------------------------------------------------------------------
  */
 
-/* Reads temperature and top_p from body, our own fields and the seed from extra, whose fields are called prefix + name
- * in messages. Either may be NULL; what is missing has the engine's default, and the seed (-1, too) a random one. */
+/* Reads temperature and top_p from body, our own fields from extra, whose fields are called prefix + name in messages,
+ * and the seed from extra or, where that has none, body. Either may be NULL; what is missing has the engine's default,
+ * and the seed (-1, too) a random one. */
 int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, struct engine_sampling *out,
                    struct api_error *e);
 /* Reads logit_bias, {"TOKEN": number from -100 to 100}, into q: up to ENGINE_BIAS_MAX tokens, in their order. 0, or -1

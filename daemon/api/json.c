@@ -466,7 +466,7 @@ int json_int(const cJSON *o, const char *prefix, const char *key, int64_t min, i
         snprintf(what, sizeof(what), "it must be from %lld to %lld", (long long)min, (long long)max);
         return wrong_value(prefix, key, what, e);
     }
-    *out = (int64_t)v->valuedouble;
+    *out = v->valuedouble >= 0x1p63 ? INT64_MAX : (int64_t)v->valuedouble; /* which is read as 2^63 */
     return 0;
 }
 

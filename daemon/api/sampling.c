@@ -11,8 +11,6 @@
 
 /* A seed has 64 bits with a sign. JSON's readers keep 53 of them (RFC 8259, 6), this one too, and what was kept is
  * shown; one that is chosen here has no more, so that a turn can be repeated from it everywhere. */
-#define SEED_MIN        INT64_MIN
-#define SEED_MAX        (INT64_MAX - 1023) /* the last that is a double */
 #define SEED_CHOSEN_MAX ((1LL << 53) - 1)
 #define BIAS_MOST       100
 
@@ -50,8 +48,9 @@ int sampling_parse(const cJSON *body, const cJSON *extra, const char *prefix, st
         *numbers[i].value = (float)value;
     }
     int64_t top_k = out->top_k, seed = -1;
+    bool apart = json_get(extra, "seed"); /* otherwise at the top, where other interfaces have it */
     if (json_int(extra, prefix, "top_k", -1, INT_MAX, &top_k, e) ||
-        json_int(extra, prefix, "seed", SEED_MIN, SEED_MAX, &seed, e)) {
+        json_int(apart ? extra : body, apart ? prefix : "", "seed", INT64_MIN, INT64_MAX, &seed, e)) {
         return -1;
     }
     out->top_k = top_k < 0 ? 0 : (int)top_k; /* either is off */

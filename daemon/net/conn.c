@@ -243,14 +243,14 @@ void conn_give(struct conn *c, char *text, size_t len)
     queue(c, chunk);
 }
 
-void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
+void conn_queue(struct conn *c, const struct part *parts, size_t n)
 {
     if (c->client.dropped) {
         return;
     }
     size_t len = 0;
     for (size_t i = 0; i < n; i++) {
-        len += parts[i].iov_len;
+        len += parts[i].len;
     }
     struct chunk *chunk = malloc(sizeof(*chunk) + LWS_PRE + len);
     if (!chunk) {
@@ -260,9 +260,9 @@ void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
     *chunk = (struct chunk){.len = len, .at = chunk->data + LWS_PRE};
     char *to = chunk->at;
     for (size_t i = 0; i < n; i++) {
-        if (parts[i].iov_len) {
-            memcpy(to, parts[i].iov_base, parts[i].iov_len);
-            to += parts[i].iov_len;
+        if (parts[i].len) {
+            memcpy(to, parts[i].at, parts[i].len);
+            to += parts[i].len;
         }
     }
     queue(c, chunk);
@@ -401,8 +401,10 @@ int conn_write_lent(struct conn *c)
         return 0;
     }
     if (c->close_code) {
-        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)(uintptr_t)c->close_reason,
-                         strlen(c->close_reason));
+        unsigned char reason[CONTROL_BYTES_MAX - 2];
+        size_t n = strnlen(c->close_reason, sizeof(reason));
+        memcpy(reason, c->close_reason, n);
+        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, reason, n);
         return -1;
     }
     return 0;
@@ -413,7 +415,7 @@ int conn_write_lent(struct conn *c)
 
 static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
 {
-    const struct iovec parts[] = {part(head, head_len), part(tail, tail_len)};
+    const struct part parts[] = {part(head, head_len), part(tail, tail_len)};
     conn_queue((struct conn *)client, parts, 2);
 }
 

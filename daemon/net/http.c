@@ -81,7 +81,7 @@ static void date_now(char out[DATE_SIZE])
 
 static void queue_one(struct conn *c, const char *text, size_t len)
 {
-    const struct iovec one = part(text, len);
+    const struct part one = part(text, len);
     conn_queue(c, &one, 1);
 }
 
@@ -125,14 +125,14 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
 }
 
 /* The parts as one chunk of a body whose length is not told before. */
-static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
+static void send_parts(struct conn *c, const struct part *parts, size_t n)
 {
     char size[24];
-    struct iovec all[BODY_PARTS_MAX + 2];
+    struct part all[BODY_PARTS_MAX + 2];
     size_t len = 0, n_all = 0;
     all[n_all++] = part(NULL, 0);
     for (size_t i = 0; i < n; i++) {
-        len += parts[i].iov_len;
+        len += parts[i].len;
         all[n_all++] = parts[i];
     }
     if (len == 0 || c->client.request.method == METHOD_HEAD) {
@@ -147,7 +147,7 @@ static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
 
 static void send_body(struct conn *c, const char *text, size_t len)
 {
-    const struct iovec one = part(text, len);
+    const struct part one = part(text, len);
     send_parts(c, &one, 1);
 }
 
@@ -213,12 +213,12 @@ void http_stream_begin(struct client *client)
 void http_stream_event(struct client *client, const char *name, const char *data)
 {
     static const char event[] = "event: ", text[] = "data: ";
-    const struct iovec parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
-                                                part(name, name ? strlen(name) : 0),
-                                                part("\n", name ? 1 : 0),
-                                                part(text, sizeof(text) - 1),
-                                                part(data, strlen(data)),
-                                                part("\n\n", 2)};
+    const struct part parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
+                                               part(name, name ? strlen(name) : 0),
+                                               part("\n", name ? 1 : 0),
+                                               part(text, sizeof(text) - 1),
+                                               part(data, strlen(data)),
+                                               part("\n\n", 2)};
     send_parts((struct conn *)client, parts, BODY_PARTS_MAX);
 }
 

@@ -7,7 +7,6 @@
 #define CONVOD_DAEMON_NET_INTERNAL_H
 
 #include <libwebsockets.h>
-#include <sys/uio.h>
 
 #include "daemon/net/head.h"
 #include "daemon/net/net.h"
@@ -140,12 +139,16 @@ void conn_gone(struct conn *c);
 void conn_forget_body(struct conn *c);
 /* Something can be written. */
 void conn_wake(struct conn *c);
-static inline struct iovec part(const void *data, size_t len)
+struct part {
+    const void *at;
+    size_t len;
+};
+static inline struct part part(const void *at, size_t len)
 {
-    return (struct iovec){(void *)(uintptr_t)data, len};
+    return (struct part){at, len};
 }
 /* Queues copies of the parts as one chunk. */
-void conn_queue(struct conn *c, const struct iovec *parts, size_t n);
+void conn_queue(struct conn *c, const struct part *parts, size_t n);
 /* Queues text as it is, of any length: takes it. Not for a WebSocket. */
 void conn_give(struct conn *c, char *text, size_t len);
 /* Writes what the socket takes. */

@@ -34,6 +34,11 @@ static void every_field(void **state)
     assert_true(s.seed == (1ULL << 53) - 1);
     assert_int_equal(parse("{\"temperature\":0.5,\"top_k\":3}", own, &s, &e), 0); /* two at the top, ours below */
     assert_true(s.temperature == 0.5f && s.top_k == 7 && s.min_p == 0.125f);
+    assert_int_equal(parse("{\"seed\":4}", "{\"top_k\":1}", &s, &e), 0); /* a seed in either */
+    assert_true(s.seed == 4);
+    assert_int_equal(parse("{\"seed\":4}", "{\"seed\":5}", &s, &e), 0);
+    assert_true(s.seed == 5);
+    assert_int_equal(parse("{\"temperature\":0.5,\"top_k\":3}", own, &s, &e), 0);
     const struct engine_sampling standard = ENGINE_SAMPLING_DEFAULT;
     assert_true(s.top_p == standard.top_p);
     cJSON *o = cJSON_CreateObject();
@@ -66,7 +71,9 @@ static void the_edges(void **state)
         {"{}", "{\"repetition_penalty\":0}", "convod.repetition_penalty", "invalid_value"},
         {"{}", "{\"frequency_penalty\":-2.1}", "convod.frequency_penalty", "invalid_value"},
         {"{}", "{\"top_k\":2147483648}", "convod.top_k", "invalid_value"},
-        {"{}", "{\"seed\":9223372036854775807}", "convod.seed", "invalid_value"},
+        {"{}", "{\"seed\":9223372036854780000}", "convod.seed", "invalid_value"},
+        {"{\"seed\":1e19}", "{}", "seed", "invalid_value"},
+        {"{\"seed\":\"5\"}", NULL, "seed", "invalid_type"},
         {"{}", "{\"seed\":-9223372036854780000}", "convod.seed", "invalid_value"},
         {"{}", "{\"seed\":0.5}", "convod.seed", "invalid_type"},
     };
@@ -100,6 +107,7 @@ static void seeds_of_64_bits(void **state)
     } cases[] = {
         {"{\"seed\":9007199254740992}", "{\"seed\":9007199254740992,", 1ULL << 53},
         {"{\"seed\":9223372036854774784}", "{\"seed\":9223372036854774784,", (1ULL << 63) - 1024},
+        {"{\"seed\":9223372036854775807}", "{\"seed\":9223372036854775807,", INT64_MAX},
         {"{\"seed\":-2}", "{\"seed\":-2,", UINT64_MAX - 1},
         {"{\"seed\":-9223372036854775808}", "{\"seed\":-9223372036854775808,", 1ULL << 63},
     };

@@ -80,6 +80,8 @@ static int pages_run(struct storage_ledger *l, void *arg)
         page_is(l, side, false, NULL, 100, "a1 a2 a3 s1 s2 s3 ")); /* what runs behind another branch is not here */
     JOB_CHECK(page_is(l, b, false, "a2", 3, "a3 b1 b2 "));
     JOB_CHECK(page_is(l, b, true, "b2", 3, "b1 a3 a2 "));
+    JOB_CHECK(page_is(l, b, true, "a3", 3, "a2 a1 "));
+    JOB_CHECK(page_is(l, r, true, "a3", 1, "a2 "));
     JOB_CHECK(page_is(l, b, false, "r2", 3, ""));
     JOB_CHECK(page_is(l, 0, false, NULL, 100, ""));
     struct storage_item *items;
