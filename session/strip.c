@@ -15,6 +15,8 @@
 
 #include "session/session_internal.h"
 
+#define LOOKED_BACK 64 /* turns without an answer, one behind the other */
+
 const struct storage_turn *context_base(const struct turn *t)
 {
     return t->ask.strips || t->found.stripped.id ? &t->found.stripped : &t->found.parent;
@@ -113,13 +115,13 @@ static int find_since(struct storage_ledger *l, struct turn *t)
     return rc;
 }
 
-/* Whether that was asked for: of a turn without an answer, of the one that it stands behind. */
+/* Whether that was asked for: of a turn without an answer, of the one that it stands behind, if that is near. */
 static int is_wanted(struct storage_ledger *l, struct turn *t)
 {
     struct found *f = &t->found;
     bool asked_for = false;
-    int rc = 0;
-    for (int64_t id = f->parent.id; id && !asked_for && !rc;) {
+    int rc = 0, left = LOOKED_BACK;
+    for (int64_t id = f->parent.id; id && !asked_for && !rc && left-- > 0;) {
         struct storage_turn row;
         if ((rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
             break;
@@ -194,7 +196,8 @@ void strip_begin(const struct turn *t)
     char id[48];
     bool left =
         t->end.reason && !strcmp(t->end.reason, "abandoned"); /* nobody has read it, and its retry replaces it */
-    bool maybe = t->ask.generate ? t->ask.current_turn : t->found.parent.id != 0;
+    s->current_turn_asked |= t->ask.current_turn; /* where nobody does, nothing is looked at */
+    bool maybe = t->ask.generate ? t->ask.current_turn : s->current_turn_asked && t->found.parent.id != 0;
     if (t->ask.strips || !maybe || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
         accept_new_id("context_", id))
         return;
