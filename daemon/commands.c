@@ -63,8 +63,9 @@ static void log_line(void *arg, int priority, const char *text)
 static int verify(const char *dir, bool repair, const struct daemon_log *log)
 {
     struct session_checked n;
+    struct daemon_log to = *log;
     char err[512] = "";
-    int rc = session_verify(dir, repair, print_line, NULL, log_line, (void *)(uintptr_t)log, &n, err, sizeof(err));
+    int rc = session_verify(dir, repair, print_line, NULL, log_line, &to, &n, err, sizeof(err));
     if (rc) {
         daemon_log(log, LOG_ERR, "%s", err[0] ? err : strerror(-rc));
         return EXIT_FAILURE;
@@ -113,7 +114,8 @@ static int backup(const char *data, const char *dir, bool with_kv, const struct 
     }
     int rc = control_backup(data, to, with_kv, err, sizeof(err));
     if (rc == -ENOENT || rc == -ECONNREFUSED) { /* nobody serves it: it is copied from here */
-        rc = session_backup_of(data, to, with_kv, log_line, (void *)(uintptr_t)log, err, sizeof(err));
+        struct daemon_log own = *log;
+        rc = session_backup_of(data, to, with_kv, log_line, &own, err, sizeof(err));
     }
     if (rc) {
         daemon_log(log, LOG_ERR, "the backup failed: %s", err[0] ? err : strerror(-rc));

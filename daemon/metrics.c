@@ -134,6 +134,8 @@ char *metrics_text(const struct metrics *m, const struct session_status *st, boo
         {"engine_stalled", gauge, "1 when work waits and no step has ended for 30 seconds.", NULL, NULL, st->stuck},
         {"num_requests_running", gauge, "Turns that run.", NULL, NULL, st->running},
         {"num_requests_waiting", gauge, "Turns that wait.", NULL, NULL, st->waiting},
+        {"contexts_ahead", gauge, "Contexts that are made ahead where nobody waits for them; in neither of these.",
+         NULL, NULL, st->ahead},
         {"kv_cache_usage_perc", gauge, "Share of a tier's budget that is in use, 0 to 1.", "tier", "hot",
          share((double)st->hot_used, (double)st->hot_budget)},
         {"kv_cache_usage_perc", gauge, NULL, "tier", "ram", share((double)st->ram_used, (double)st->ram_budget)},

@@ -222,6 +222,37 @@ static bool about_to_be_used(const struct session *s, const struct hot *h)
     return false;
 }
 
+/* What turns that wait would go on with, so that few contexts have to be held against all of them. */
+struct waited {
+    uint64_t bits[16]; /* by a part of the row's id */
+    bool ephemeral;    /* something that is not stored */
+};
+
+static uint64_t *bit_of(struct waited *w, int64_t turn, uint64_t *bit)
+{
+    uint64_t hash = (uint64_t)turn * 0x9e3779b97f4a7c15u >> 54;
+    *bit = (uint64_t)1 << (hash & 63);
+    return &w->bits[hash >> 6];
+}
+
+static struct waited waited(const struct session *s)
+{
+    struct waited w = {.ephemeral = false};
+    uint64_t bit;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (t->state == TURN_WAITING) {
+            *bit_of(&w, context_base(t)->id, &bit) |= bit;
+            w.ephemeral |= t->previous != NULL;
+        }
+    return w;
+}
+
+static bool may_be_used(struct waited *w, const struct hot *h)
+{
+    uint64_t bit;
+    return (h->turn && (*bit_of(w, h->turn, &bit) & bit)) || (h->ephemeral && w->ephemeral);
+}
+
 /* Whether an owner has as many tokens in idle contexts as an equal share, or more. */
 static bool is_over(const struct session *s, const struct idle_owner *o)
 {
@@ -230,14 +261,14 @@ static bool is_over(const struct session *s, const struct idle_owner *o)
 
 /* Of the owners that are over their share, or not, the idle context that was used longest ago and is about to be used,
  * or not. */
-static struct hot *oldest_of(const struct session *s, const struct hot *but, bool over, bool about)
+static struct hot *oldest_of(const struct session *s, struct waited *w, const struct hot *but, bool over, bool about)
 {
     struct hot *best = NULL;
     for (size_t i = 0; i < s->n_owners; i++) {
         if (is_over(s, &s->owners[i]) != over)
             continue;
         for (struct hot *h = s->owners[i].oldest; h && !(best && best->idle_since < h->idle_since); h = h->newer)
-            if (h != but && about_to_be_used(s, h) == about)
+            if (h != but && (may_be_used(w, h) && about_to_be_used(s, h)) == about)
                 best = h;
     }
     return best;
@@ -248,8 +279,9 @@ static struct hot *oldest_of(const struct session *s, const struct hot *but, boo
 static bool evict_one_but(struct session *s, const struct hot *but)
 {
     struct hot *out = NULL;
+    struct waited w = waited(s);
     for (int k = 0; k < 4 && !out; k++)
-        out = oldest_of(s, but, k % 2 == 0, k >= 2);
+        out = oldest_of(s, &w, but, k % 2 == 0, k >= 2);
     hot_free(s, out);
     return out != NULL;
 }

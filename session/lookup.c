@@ -590,8 +590,8 @@ static void plan_early_done(void *arg, int rc)
 
 int lookup_plan(struct turn *t)
 {
-    return storage_submit(t->session->storage,
-                          (struct storage_job){.run = plan_run,
-                                               .done = t->state == TURN_WAITING ? plan_early_done : plan_done,
-                                               .arg = t});
+    return storage_submit(
+        t->session->storage,
+        (struct storage_job){
+            .run = plan_run, .done = t->state == TURN_WAITING ? plan_early_done : plan_done, .arg = t, .reads = true});
 }

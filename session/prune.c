@@ -19,8 +19,7 @@ struct prune {
     struct storage_found found; /* the last segment that holds tokens of the turn */
     int first, used;            /* of it, this turn's context takes so many from `first` on */
     uint8_t parent[STORAGE_KEY_BYTES];
-    int64_t *holders; /* turns that end within it */
-    size_t n_holders;
+    int64_t turn; /* that is behind; it and those before that end within the segment hold what is put */
     uint8_t *payload;
     struct storage_read_result result;
     void (*done)(struct session *s, void *arg);
@@ -32,7 +31,6 @@ void prune_free(struct prune *p)
     if (!p)
         return;
     free(p->found.label);
-    free(p->holders);
     free(p->payload);
     free(p);
 }
@@ -58,13 +56,12 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
         return -ENOMEM;
     p->session = s;
     p->owner = *owner;
+    p->turn = turn;
     int rc = context_of_turn(l, owner->id, turn, &tokens);
     if (!rc)
         rc = lookup_walk(l, s, owner->id, p->parent, tokens.ids, 0, (int)tokens.n, take, p);
-    if (!rc && p->found.label)
-        rc = storage_turn_near(l, turn, p->first, &p->holders, &p->n_holders);
     engine_tokens_free(&tokens);
-    if (rc || p->n_holders == 0) {
+    if (rc || !p->found.label) {
         prune_free(p);
         p = NULL;
     }
@@ -77,8 +74,7 @@ struct rehold {
     void (*done)(struct session *s, void *arg);
     void *arg;
     uint8_t key[STORAGE_KEY_BYTES];
-    size_t n;
-    int64_t turns[]; /* beside the first one, which the commit is of */
+    int64_t turn, tokens;
 };
 
 static void all_hold(struct session *s, void *arg)
@@ -97,28 +93,24 @@ static void hold_done(void *arg, int rc)
         ;
 }
 
-/* In the transaction in which the first one holds it. Those that were deleted meanwhile hold nothing. Where the chain
- * has a gap (rc) they hold what they held; that undoes nothing of what others have put. */
+/* In the transaction in which the last one holds it. Where the chain has a gap (rc) they hold what they held; that
+ * undoes nothing of what others have put. */
 static int hold_too(struct storage_ledger *l, void *arg, int rc)
 {
-    struct rehold *r = arg;
-    int hold_rc = 0;
-    for (size_t i = 0; !rc && i < r->n && (!hold_rc || hold_rc == -ENOENT); i++)
-        hold_rc = storage_turn_hold(l, r->turns[i], r->key);
-    return hold_rc == -ENOENT ? 0 : hold_rc;
+    const struct rehold *r = arg;
+    return rc ? 0 : storage_turns_hold(l, r->turn, r->tokens, r->key);
 }
 
-int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
+int turns_hold(struct session *s, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES],
                void (*done)(struct session *s, void *arg), void *arg)
 {
-    struct rehold *r = n ? malloc(sizeof *r + (n - 1) * sizeof *turns) : NULL;
+    struct rehold *r = malloc(sizeof *r);
     if (!r)
         return -ENOMEM;
-    *r = (struct rehold){.session = s, .done = done, .arg = arg, .n = n - 1};
+    *r = (struct rehold){.session = s, .done = done, .arg = arg, .turn = turn, .tokens = tokens};
     memcpy(r->key, key, sizeof r->key);
-    memcpy(r->turns, turns + 1, (n - 1) * sizeof *turns);
     s->jobs++;
-    if (storage_kv_commit(s->storage, turns[0], key, hold_too, hold_done, r) == 0)
+    if (storage_kv_commit(s->storage, turn, key, hold_too, hold_done, r) == 0)
         return 0;
     s->jobs--;
     free(r);
@@ -138,7 +130,7 @@ static void over(struct session *s, void *arg)
 
 static void hold(struct session *s, struct prune *p, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    if (!s->storage || turns_hold(s, p->holders, p->n_holders, key, over, p))
+    if (!s->storage || turns_hold(s, p->turn, p->first, key, over, p))
         over(s, p);
 }
 

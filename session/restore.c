@@ -1,9 +1,9 @@
 /* restore.c - stored segments of a turn's context come back into pages. Engine thread.
  *
- * Some are read ahead by storage's readers while those before them are put into pages: decoded where they are copied
- * there, array by array, on all of the engine's workers. A segment that turns out to be damaged is read once more,
- * which looks for another copy of it or has it forgotten. One that cannot be used costs its own tokens: they are
- * prefilled, and the ones behind them are restored on top.
+ * What is in RAM is there at once. Of what is on disk some is read ahead by storage's readers while those before it are
+ * put into pages: decoded where they are copied there, array by array, on all of the engine's workers. A segment that
+ * turns out to be damaged is read once more, which looks for another copy of it or has it forgotten. One that cannot be
+ * used costs its own tokens: they are prefilled, and the ones behind them are restored on top.
  *
  * Window layers get their window at the end of the plan alone. When a segment cannot be used and what it leaves to be
  * prefilled would see more than that, the plan begins again, with all of them.
@@ -74,6 +74,11 @@ static size_t start_reads(struct turn *t, size_t most, int least)
         p->payload = engine_kv_buffer(s->engine, (int)p->found.count);
         p->split = p->payload != NULL;
         t->plan.whole_windows |= p->split; /* it brings them all */
+        if (!p->split && !p->again &&
+            storage_segment_take(s->storage, &p->found, s->info->kv_identity, &s->layout, &p->result) == 0) {
+            p->state = PLAN_READY;
+            continue;
+        }
         if (p->again && !p->split)
             p->payload = malloc((size_t)p->found.count * s->info->kv_token_bytes);
         if ((p->again && !p->payload) ||
@@ -226,11 +231,16 @@ static void account(struct turn *t, struct planned *p)
     }
     t->session->status.tokens_restored += (uint64_t)p->used;
     t->receipt.bytes_read += p->result.bytes_read;
+    over(t, p);
+}
+
+/* What is in pages by now. */
+static void tell(struct turn *t, const struct planned *last)
+{
     turn_emit(t, &(struct session_event){.kind = SESSION_EVENT_PROGRESS,
                                          .stage = "restore",
-                                         .done = p->first + p->used,
+                                         .done = last->first + last->used,
                                          .total = restore_end(t)});
-    over(t, p);
 }
 
 /* It cannot be used: its tokens are prefilled. */
@@ -277,6 +287,8 @@ static bool restore(struct turn *t, int64_t most_ns)
         int came = 0, rc = p->state == PLAN_FAILED ? p->result.rc : import(t, &came);
         for (int i = 0; i < came; i++)
             account(t, &p[i]);
+        if (came > 0)
+            tell(t, &p[came - 1]);
         t->plan.next += came;
         moved |= came > 0;
         if (came > 0 || !rc || p->state == PLAN_IDLE)

@@ -11,6 +11,11 @@
 #define FASTER_NEWEST 0.2 /* the same, when it has become faster: too long a step is worse than too short a one */
 #define SLOWER_MOST   4.0
 #define FIRST_ROWS    64 /* as long as nothing is known */
+#define LATE_FIRST    1.3
+#define LATE_MOST     1.6
+#define LATE_UP       0.05
+#define LATE_OF       200 /* one of so many long steps may be later */
+#define LONG          2.0 /* times what a step takes whatever its rows */
 #define MS_DEFAULT    100.0
 #define DECODE_STEPS  4 /* the default is at least as long as so many of them */
 #define OLDEST_SHARE  0.25
@@ -71,10 +76,23 @@ static double explained(double a[SCHEDULE_FACTORS][SCHEDULE_FACTORS + 1], const 
     return sum;
 }
 
+/* How late a long step was, against what had been expected of it. Up by so much when it was later than was thought,
+ * down by a small part of that when it was not: it comes to rest where the one is as rare as the other is small,
+ * whatever the times are like. */
+static void learn_late(struct schedule_cost *c, double expected, double ms)
+{
+    double late = c->late > 0.0 ? c->late : LATE_FIRST;
+    if (expected <= 0.0 || expected < LONG * c->ms[0])
+        return;
+    late += ms > late * expected ? LATE_UP : -LATE_UP / LATE_OF;
+    c->late = late < 1.0 ? 1.0 : late > LATE_MOST ? LATE_MOST : late;
+}
+
 void schedule_learn(struct schedule_cost *c, int rows, double seen, double ms)
 {
     if (rows <= 0 || !(ms > 0.0) || !(seen >= 0.0))
         return;
+    learn_late(c, schedule_ms(c, rows, seen), ms);
     int size = 0;
     while (size < SCHEDULE_SIZES - 1 && rows >> (size + 1))
         size++;
@@ -256,9 +274,11 @@ static void open_accounts(struct share *s)
 
 /* Of a step that decodes for `decode_ms`, what prompts get: what is left of the time that those who wait for a token
  * (there are some: `waited`) may wait for it, and however little that is, so much that prompts move on and the wait
- * grows by no more than a decode step. All of it where nobody waits: what a step costs whatever its rows is not theirs,
- * or a setting below that would leave them a token a step. */
-static double prompts_ms(const struct schedule_limits *limits, double decode_ms, bool waited)
+ * grows by no more than a decode step. Where steps turn out later than expected, less: with what they may be late by, a
+ * token comes after the setting and a decode step. All of it where nobody waits: what a step costs whatever its rows is
+ * not theirs, or a setting below that would leave them a token a step. */
+static double prompts_ms(const struct schedule_cost *c, const struct schedule_limits *limits, double decode_ms,
+                         bool waited)
 {
     double ms = limits->max_ms;
     if (!limits->max_ms)
@@ -266,6 +286,8 @@ static double prompts_ms(const struct schedule_limits *limits, double decode_ms,
     if (!waited)
         return ms;
     double left = ms - decode_ms - limits->spent_ms;
+    double sure = (ms + decode_ms - limits->spent_ms) / (c->late > 0.0 ? c->late : LATE_FIRST) - decode_ms;
+    left = sure < left ? sure : left;
     double least = 0.5 * (ms < decode_ms ? ms : decode_ms);
     return left > least ? left : least;
 }
@@ -298,7 +320,7 @@ double schedule_step(const struct schedule_cost *c, const struct schedule_limits
     if (s.tokens > trusted)
         s.tokens = trusted;
     s.step_tokens = s.tokens > 0 ? s.tokens : 1;
-    s.step_ms = s.ms = prompts_ms(limits, decode_ms, rows > 0);
+    s.step_ms = s.ms = prompts_ms(c, limits, decode_ms, rows > 0);
     give_oldest(&s, oldest);
     for (int background = 0; background < 2; background++)
         while (s.tokens > 0 && give_nearest(&s, background == 1))

@@ -24,6 +24,7 @@ struct schedule_cost {
     double ms[SCHEDULE_FACTORS]; /* of a step, of a row, of a token looked back at, at present */
     double slower;               /* than what fits all of them: the last ones, on a machine that others use as well */
     int most_rows;               /* of the steps seen; 0: none was */
+    double late; /* times what was expected, that all but a few of the long steps took at most; 0: none was seen */
     /* The normal equations' sums, by the power of two of the rows, and how many steps are in them, newer ones weighing
      * more: what long steps cost is still known after an hour of short ones, though it weighs little. */
     double weight[SCHEDULE_SIZES];

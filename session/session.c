@@ -156,11 +156,13 @@ static void cancel_stopped(struct session *s)
 
 static void publish(struct session *s)
 {
-    int running = 0, waiting = 0;
+    int running = 0, waiting = 0, ahead = 0;
     bool work = false;
     for (struct turn *t = s->turns; t; t = t->next) {
-        running += t->state == TURN_PLANNING || t->state == TURN_RUNNING || t->state == TURN_COMMITTING;
-        waiting += t->state <= TURN_WAITING;
+        bool waits = t->state <= TURN_WAITING, runs = !waits && t->state != TURN_OVER;
+        ahead += t->ask.strips && (waits || runs);
+        waiting += !t->ask.strips && waits;
+        running += !t->ask.strips && runs;
         work |= t->state == TURN_RUNNING;
     }
     if (!work)
@@ -169,6 +171,7 @@ static void publish(struct session *s)
     pthread_mutex_lock(&s->lock);
     s->status.running = running;
     s->status.waiting = waiting;
+    s->status.ahead = ahead;
     s->status.hot_used = use.used_bytes;
     s->status.hot_budget = use.budget_bytes;
     s->status.pending_saves = (uint64_t)s->saves;
@@ -383,10 +386,10 @@ static void ephemeral_free(struct ephemeral *e)
     free(e);
 }
 
-void session_close(struct session *s, int drain_ms)
+bool session_close(struct session *s, int drain_ms)
 {
     if (!s)
-        return;
+        return true;
     int64_t deadline_ms = session_now_ns() / 1000000 + drain_ms;
     if (s->thread_started) {
         pthread_mutex_lock(&s->lock);
@@ -395,18 +398,19 @@ void session_close(struct session *s, int drain_ms)
         pthread_cond_signal(&s->wake);
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
+        s->thread_started = false;
     }
+    query_abort(s); /* nobody goes on with them any more */
     /* Storage ends what it took; what it reports meanwhile is handled here, in the engine thread's place, and finds no
      * storage any more. */
     s->closing = true;
     int64_t left_ms = deadline_ms - session_now_ns() / 1000000;
     if (!storage_close_within(s->storage, left_ms > CLOSE_MS_MIN ? (int)left_ms : CLOSE_MS_MIN))
-        return; /* its threads may still come back to the session: it stays, until the process ends */
+        return false; /* its threads may still come back to the session: it stays */
     s->storage = NULL;
     for (struct command *list; (list = take_commands(s, 0));)
         run_commands(s, list);
     reap(s);
-    query_abort(s);
     unsaved_marks_free(s);
     while (s->hots)
         hot_free(s, s->hots);
@@ -426,6 +430,7 @@ void session_close(struct session *s, int drain_ms)
         pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
     free(s);
+    return true;
 }
 
 const struct engine_info *session_model(const struct session *s)
@@ -460,7 +465,7 @@ void session_status(struct session *s, struct session_status *out)
     out->save_us = stats.save_us;
     out->quota_refusals = atomic_load(&s->quota_refusals);
     out->device_known = engine_device(s->engine, &out->device);
-    out->stuck = out->running > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
+    out->stuck = out->running + out->ahead > 0 && progress_ms && session_now_ns() / 1000000 - progress_ms > STUCK_MS;
 }
 
 /* ---- turns from outside ---- */

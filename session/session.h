@@ -81,8 +81,9 @@ int session_profile(const struct session_opts *opts,
 
 /* Stops accepting turns; running ones end at the next token as `incomplete` (reason "shutdown") and are committed; what
  * `drain_ms` allows is saved. Then frees. Callbacks of running turns are called. NULL is fine. A disk that does not
- * answer is waited for half a second at most beyond that; then nothing is freed, and the process is to end. */
-void session_close(struct session *s, int drain_ms);
+ * answer is waited for half a second at most beyond that. False: it has not by then; nothing is freed, what the ledger
+ * has been asked is not answered, and the process is to end, or this is called again. */
+bool session_close(struct session *s, int drain_ms);
 
 /* Facts about the model, constant for the session's life. */
 const struct engine_info *session_model(const struct session *s);
@@ -471,7 +472,8 @@ int session_verify(const char *data_dir, bool repair, void (*report)(void *arg, 
  * ---------------------------------------------------------------------------------------------------------------- */
 
 struct session_status {
-    int running, waiting;
+    int running, waiting; /* turns that somebody asked for */
+    int ahead;            /* contexts that are being made ahead, or are to be: they are in neither */
     size_t hot_used, hot_budget, ram_used, ram_budget; /* bytes */
     uint64_t disk_used, disk_budget;
     uint64_t pending_saves, save_failures, segments;

@@ -767,9 +767,9 @@ int prune_find(struct storage_ledger *l, struct session *s, const struct storage
 /* Does it and frees p; done() is called on the engine thread, also when it could not be done. */
 void prune_start(struct session *s, struct prune *p, void (*done)(struct session *s, void *arg), void *arg);
 void prune_free(struct prune *p);
-/* Makes turns hold a segment that is stored, instead of what they held; what nobody holds then goes. done() is called
- * on the engine thread. */
-int turns_hold(struct session *s, const int64_t *turns, size_t n, const uint8_t key[STORAGE_KEY_BYTES],
+/* Makes a turn, and those before it whose contexts are longer than `tokens`, hold a segment that is stored, instead of
+ * what they held; what nobody holds then goes. done() is called on the engine thread. */
+int turns_hold(struct session *s, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES],
                void (*done)(struct session *s, void *arg), void *arg);
 
 /* receipt.c */

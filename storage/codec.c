@@ -110,15 +110,15 @@ size_t storage_codec_bound(const struct storage_layout *layout, uint32_t count)
 
 /* ---- planes and their memory ------------------------------------------------------------------------------------- */
 
-static void planes_describe(struct codec_planes *p, const struct storage_array *a, enum storage_element e,
-                            uint32_t count)
+static struct codec_shape shape_of(const struct storage_array *a, enum storage_element e, uint32_t count)
 {
-    *p = (struct codec_planes){.channels = a->channels,
-                               .count = count,
-                               .channel_major = a->channel_major,
-                               .element = e,
-                               .n = (size_t)a->channels * count};
-    p->blocks = (p->n + CODEC_BLOCK - 1) / CODEC_BLOCK;
+    size_t n = (size_t)a->channels * count;
+    return (struct codec_shape){.channels = a->channels,
+                                .count = count,
+                                .channel_major = a->channel_major,
+                                .element = e,
+                                .n = n,
+                                .blocks = (n + CODEC_BLOCK - 1) / CODEC_BLOCK};
 }
 
 static size_t bits_bytes(size_t bits)
@@ -126,16 +126,16 @@ static size_t bits_bytes(size_t bits)
     return (bits + 7) / 8;
 }
 
-static size_t more_bytes(const struct codec_planes *p)
+static size_t more_bytes(const struct codec_shape *shape)
 {
-    return p->element == STORAGE_F16 ? p->blocks * 3 * sizeof(uint64_t) : 0;
+    return shape->element == STORAGE_F16 ? shape->blocks * 3 * sizeof(uint64_t) : 0;
 }
 
 /* Token-major arrays read 64 tops from any channel on. */
-static void tops_wrap(struct codec_planes *p)
+static void tops_wrap(const struct codec_shape *shape, uint8_t *top)
 {
     for (size_t i = 0; i < CODEC_BLOCK; i++)
-        p->top[p->channels + i] = p->channel_major ? 0 : p->top[i % p->channels];
+        top[shape->channels + i] = shape->channel_major ? 0 : top[i % shape->channels];
 }
 
 /* Places the planes in memory from m on, in the split form (storage.h); returns its bytes. NULL: they are only counted.
@@ -143,21 +143,16 @@ static void tops_wrap(struct codec_planes *p)
 static size_t planes_place(struct codec_planes *p, uint8_t *m)
 {
     size_t at = SPLIT_HEADER;
-    const size_t words = p->blocks * sizeof(uint64_t);
+    const size_t words = p->shape.blocks * sizeof(uint64_t);
     struct {
         uint8_t **part;
         size_t bytes;
-    } parts[] = {{&p->top, p->channels + CODEC_BLOCK},
-                 {&p->level0, 2 * words},
-                 {&p->more, more_bytes(p)},
-                 {&p->level[1][0], words + CODEC_SLACK},
-                 {&p->level[1][1], words + CODEC_SLACK},
-                 {&p->level[2][0], words + CODEC_SLACK},
-                 {&p->level[2][1], words + CODEC_SLACK},
-                 {&p->level[3][0], words + CODEC_SLACK},
-                 {&p->level[3][1], words + CODEC_SLACK},
-                 {&p->escapes, p->blocks * CODEC_BLOCK},
-                 {&p->rest, p->blocks * CODEC_BLOCK}};
+    } parts[] = {{&p->top, p->shape.channels + CODEC_BLOCK}, {&p->level0, 2 * words},
+                 {&p->more, more_bytes(&p->shape)},          {&p->level[1][0], words + CODEC_SLACK},
+                 {&p->level[1][1], words + CODEC_SLACK},     {&p->level[2][0], words + CODEC_SLACK},
+                 {&p->level[2][1], words + CODEC_SLACK},     {&p->level[3][0], words + CODEC_SLACK},
+                 {&p->level[3][1], words + CODEC_SLACK},     {&p->escapes, p->shape.blocks * CODEC_BLOCK},
+                 {&p->rest, p->shape.blocks * CODEC_BLOCK}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (m)
             *parts[i].part = m + at;
@@ -168,8 +163,7 @@ static size_t planes_place(struct codec_planes *p, uint8_t *m)
 
 static size_t split_bytes(const struct storage_array *a, enum storage_element e, uint32_t count)
 {
-    struct codec_planes p;
-    planes_describe(&p, a, e, count);
+    struct codec_planes p = {.shape = shape_of(a, e, count)};
     return planes_place(&p, NULL);
 }
 
@@ -232,9 +226,9 @@ static void planes_split(const struct codec_loops *loops, struct codec_planes *p
     uint32_t counts[CODEC_RANKED];
     memset(p->level[1][0], 0, (size_t)(p->escapes - p->level[1][0]));
     loops->tops(p, in);
-    tops_wrap(p);
+    tops_wrap(&p->shape, p->top);
     loops->histogram(p, in, counts);
-    ranks_choose(counts, p->ranks);
+    ranks_choose(counts, p->shape.ranks);
     loops->encode(p, in);
 }
 
@@ -242,29 +236,29 @@ static void planes_split(const struct codec_loops *loops, struct codec_planes *p
  * string of each level moves. */
 static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
 {
-    size_t fixed = SECTION_HEADER + p->channels, rest = p->n + more_bytes(p);
+    size_t fixed = SECTION_HEADER + p->shape.channels, rest = p->shape.n + more_bytes(&p->shape);
     if (room < fixed + rest)
         return 0;
     /* The two bit strings of a level lie one behind the other. */
     const uint8_t *parts[PARTS] = {p->level0};
-    size_t sizes[PARTS] = {p->blocks * 16};
+    size_t sizes[PARTS] = {p->shape.blocks * 16};
     for (int k = 1; k < CODEC_LEVELS; k++) {
-        size_t half = bits_bytes(p->n_level[k]);
+        size_t half = bits_bytes(p->shape.n_level[k]);
         memmove(p->level[k][0] + half, p->level[k][1], half);
         p->level[k][1] = p->level[k][0] + half;
         parts[k] = p->level[k][0];
         sizes[k] = 2 * half;
     }
     parts[PARTS - 1] = p->escapes;
-    sizes[PARTS - 1] = p->n_escapes;
+    sizes[PARTS - 1] = p->shape.n_escapes;
 
     memset(out, 0, SECTION_HEADER);
     out[0] = 1;
-    memcpy(out + 4, p->ranks, CODEC_RANKS);
+    memcpy(out + 4, p->shape.ranks, CODEC_RANKS);
     for (int k = 1; k < CODEC_LEVELS; k++)
-        put32(out + 16 + 4 * (k - 1), (uint32_t)p->n_level[k]);
-    put32(out + 28, (uint32_t)p->n_escapes);
-    memcpy(out + SECTION_HEADER, p->top, p->channels);
+        put32(out + 16 + 4 * (k - 1), (uint32_t)p->shape.n_level[k]);
+    put32(out + 28, (uint32_t)p->shape.n_escapes);
+    memcpy(out + SECTION_HEADER, p->top, p->shape.channels);
     size_t at = fixed;
     for (int k = 0; k < PARTS; k++) {
         bool lz4;
@@ -275,58 +269,75 @@ static size_t planes_write(struct codec_planes *p, uint8_t *out, size_t room)
         put32(out + 32 + 4 * k, (uint32_t)n);
         at += n;
     }
-    memcpy(out + at, p->rest, p->n);
-    memcpy(out + at + p->n, p->more, more_bytes(p));
+    memcpy(out + at, p->rest, p->shape.n);
+    memcpy(out + at + p->shape.n, p->more, more_bytes(&p->shape));
     return at + rest;
 }
 
 /* The split form's header, from and to what it says. -EBADMSG: it cannot be of this array. */
-static int split_header_read(struct codec_planes *p, const uint8_t *header)
+static int split_header_read(struct codec_shape *shape, const uint8_t *header)
 {
-    memcpy(p->ranks, header + 4, CODEC_RANKS);
-    p->n_level[0] = p->n;
+    memcpy(shape->ranks, header + 4, CODEC_RANKS);
+    shape->n_level[0] = shape->n;
     for (int k = 1; k < CODEC_LEVELS; k++) {
-        p->n_level[k] = get32(header + 16 + 4 * (k - 1));
-        if (p->n_level[k] > p->n_level[k - 1])
+        shape->n_level[k] = get32(header + 16 + 4 * (k - 1));
+        if (shape->n_level[k] > shape->n_level[k - 1])
             return -EBADMSG;
     }
-    p->n_escapes = get32(header + 28);
-    return p->n_escapes > p->n_level[CODEC_LEVELS - 1] ? -EBADMSG : 0;
+    shape->n_escapes = get32(header + 28);
+    return shape->n_escapes > shape->n_level[CODEC_LEVELS - 1] ? -EBADMSG : 0;
 }
 
-static void split_header_write(const struct codec_planes *p, uint8_t *header)
+static void split_header_write(const struct codec_shape *shape, uint8_t *header)
 {
     memset(header, 0, SPLIT_HEADER);
     header[0] = 1;
-    memcpy(header + 4, p->ranks, CODEC_RANKS);
+    memcpy(header + 4, shape->ranks, CODEC_RANKS);
     for (int k = 1; k < CODEC_LEVELS; k++)
-        put32(header + 16 + 4 * (k - 1), (uint32_t)p->n_level[k]);
-    put32(header + 28, (uint32_t)p->n_escapes);
+        put32(header + 16 + 4 * (k - 1), (uint32_t)shape->n_level[k]);
+    put32(header + 28, (uint32_t)shape->n_escapes);
+}
+
+/* What was made, to be read. */
+static struct codec_source source_of(const struct codec_planes *p)
+{
+    struct codec_source s = {
+        .shape = p->shape, .top = p->top, .level0 = p->level0, .escapes = p->escapes, .rest = p->rest, .more = p->more};
+    for (int k = 1; k < CODEC_LEVELS; k++) {
+        s.level[k][0] = p->level[k][0];
+        s.level[k][1] = p->level[k][1];
+    }
+    return s;
+}
+
+/* Undoes the split form. */
+static int planes_join(const struct codec_loops *loops, const struct codec_planes *p, uint16_t *out)
+{
+    struct codec_source s = source_of(p);
+    tops_wrap(&p->shape, p->top);
+    return loops->decode(&s, out);
 }
 
 void codec_array_split(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
                        uint32_t count, const uint16_t *in, uint8_t *split)
 {
-    struct codec_planes p;
-    planes_describe(&p, a, e, count);
+    struct codec_planes p = {.shape = shape_of(a, e, count)};
     planes_place(&p, split);
     planes_split(loops, &p, in);
-    split_header_write(&p, split);
+    split_header_write(&p.shape, split);
 }
 
 int codec_array_join(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
                      uint32_t count, uint8_t *split, uint16_t *out)
 {
-    struct codec_planes p;
-    planes_describe(&p, a, e, count);
+    struct codec_planes p = {.shape = shape_of(a, e, count)};
     planes_place(&p, split);
     if (split[0] == 0) {
-        memcpy(out, p.level0, p.n * 2);
+        memcpy(out, p.level0, p.shape.n * 2);
         return 0;
     }
-    tops_wrap(&p);
-    int rc = split_header_read(&p, split);
-    return rc ? rc : loops->decode(&p, out);
+    int rc = split_header_read(&p.shape, split);
+    return rc ? rc : planes_join(loops, &p, out);
 }
 
 /* An array's section. 0: no memory, or (in `split`) no split form. */
@@ -336,21 +347,20 @@ static size_t section_write(const struct codec_loops *loops, struct codec_planes
     planes_place(p, split);
     if (in)
         planes_split(loops, p, (const uint16_t *)(const void *)in);
-    else if (split[0] != 1 || split_header_read(p, split))
+    else if (split[0] != 1 || split_header_read(&p->shape, split))
         return 0;
-    size_t n = planes_write(p, out, p->n * 2);
+    size_t n = planes_write(p, out, p->shape.n * 2);
     if (n)
         return n;
     out[0] = 0;
     if (in) {
-        memcpy(out + 1, in, p->n * 2);
-        return p->n * 2 + 1;
+        memcpy(out + 1, in, p->shape.n * 2);
+        return p->shape.n * 2 + 1;
     }
-    uint16_t *whole = malloc(p->n * 2);
-    tops_wrap(p);
-    n = whole && !loops->decode(p, whole) ? p->n * 2 + 1 : 0;
+    uint16_t *whole = malloc(p->shape.n * 2);
+    n = whole && !planes_join(loops, p, whole) ? p->shape.n * 2 + 1 : 0;
     if (n)
-        memcpy(out + 1, whole, p->n * 2);
+        memcpy(out + 1, whole, p->shape.n * 2);
     free(whole);
     return n;
 }
@@ -363,8 +373,7 @@ static int64_t container_write(const struct codec_loops *loops, const struct sto
     put32(out, MAGIC);
     memcpy(out + 4, &layout->n_arrays, 4);
     for (uint32_t i = 0; i < layout->n_arrays; i++) {
-        struct codec_planes p;
-        planes_describe(&p, &layout->arrays[i], layout->element, count);
+        struct codec_planes p = {.shape = shape_of(&layout->arrays[i], layout->element, count)};
         size_t n = section_write(loops, &p, payload, split, out + at);
         if (!n)
             return -EBADMSG;
@@ -374,7 +383,7 @@ static int64_t container_write(const struct codec_loops *loops, const struct sto
         put64(row + 8, loops->sum(out + at, n));
         at += n;
         if (payload)
-            payload += p.n * 2;
+            payload += p.shape.n * 2;
         else
             split += planes_place(&p, NULL);
     }
@@ -431,18 +440,18 @@ struct parts {
 };
 
 /* Reads the header of a section of planes. */
-static int section_parse(struct codec_planes *p, const uint8_t *in, size_t n, struct parts *parts)
+static int section_parse(struct codec_shape *shape, const uint8_t *in, size_t n, struct parts *parts)
 {
-    size_t rest = p->n + more_bytes(p);
-    if (n < SECTION_HEADER + p->channels + rest || in[1] >> PARTS || in[2] || in[3] || split_header_read(p, in))
+    size_t rest = shape->n + more_bytes(shape);
+    if (n < SECTION_HEADER + shape->channels + rest || in[1] >> PARTS || in[2] || in[3] || split_header_read(shape, in))
         return -EBADMSG;
-    parts->bytes[0] = p->blocks * 16;
+    parts->bytes[0] = shape->blocks * 16;
     for (int k = 1; k < CODEC_LEVELS; k++)
-        parts->bytes[k] = 2 * bits_bytes(p->n_level[k]);
-    parts->bytes[PARTS - 1] = p->n_escapes;
+        parts->bytes[k] = 2 * bits_bytes(shape->n_level[k]);
+    parts->bytes[PARTS - 1] = shape->n_escapes;
     parts->tops = in + SECTION_HEADER;
-    const uint8_t *at = parts->tops + p->channels;
-    size_t left = n - SECTION_HEADER - p->channels - rest;
+    const uint8_t *at = parts->tops + shape->channels;
+    size_t left = n - SECTION_HEADER - shape->channels - rest;
     for (int k = 0; k < PARTS; k++) {
         size_t stored = get32(in + 32 + 4 * k);
         parts->lz4[k] = in[1] >> k & 1;
@@ -469,22 +478,22 @@ static int part_read(const struct parts *parts, int k, uint8_t *to)
     return got < 0 || (size_t)got != parts->bytes[k] ? -EBADMSG : 0;
 }
 
-/* Reads a section and places the parts: where they lie, or unpacked in memory that *memory gets. */
-static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uint8_t **memory)
+/* Reads a section; its parts are where they lie, or unpacked in memory that *memory gets. */
+static int source_read(struct codec_source *s, const uint8_t *in, size_t n, uint8_t **memory)
 {
     struct parts parts;
-    int rc = section_parse(p, in, n, &parts);
+    int rc = section_parse(&s->shape, in, n, &parts);
     if (rc)
         return rc;
-    size_t tops = (p->channels + CODEC_BLOCK + 7) & ~(size_t)7, total = tops;
+    size_t tops = (s->shape.channels + CODEC_BLOCK + 7) & ~(size_t)7, total = tops;
     for (int k = 0; k < PARTS; k++)
         total += parts.bytes[k] + 2 * CODEC_SLACK;
     uint8_t *m = *memory = malloc(total);
     if (!m)
         return -ENOMEM;
-    p->top = m;
-    memcpy(p->top, parts.tops, p->channels);
-    tops_wrap(p);
+    memcpy(m, parts.tops, s->shape.channels);
+    tops_wrap(&s->shape, m);
+    s->top = m;
     m += tops;
     for (int k = 0; k < PARTS; k++) {
         const uint8_t *part = parts.stored[k];
@@ -496,39 +505,42 @@ static int planes_parse(struct codec_planes *p, const uint8_t *in, size_t n, uin
             m += parts.bytes[k] + CODEC_SLACK;
         }
         if (k == 0) {
-            p->level0 = (uint8_t *)(uintptr_t)part;
+            s->level0 = part;
         } else if (k < CODEC_LEVELS) {
-            p->level[k][0] = (uint8_t *)(uintptr_t)part;
-            p->level[k][1] = p->level[k][0] + bits_bytes(p->n_level[k]);
+            s->level[k][0] = part;
+            s->level[k][1] = part + bits_bytes(s->shape.n_level[k]);
         } else {
-            p->escapes = (uint8_t *)(uintptr_t)part;
+            s->escapes = part;
         }
     }
-    p->rest = (uint8_t *)(uintptr_t)parts.rest;
-    p->more = p->rest + p->n;
+    s->rest = parts.rest;
+    s->more = parts.rest + s->shape.n;
     return 0;
 }
 
-int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
-                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
+static int section_undo(const struct codec_loops *loops, struct codec_source *s, const uint8_t *in, size_t n, void *out)
 {
-    struct codec_planes p;
-    planes_describe(&p, a, e, count);
-    p.stream = stream;
     if (n >= 1 && in[0] == 0) {
-        if (n != p.n * 2 + 1)
+        if (n != s->shape.n * 2 + 1)
             return -EBADMSG;
-        memcpy(out, in + 1, p.n * 2);
+        memcpy(out, in + 1, s->shape.n * 2);
         return 0;
     }
     if (n < 1 || in[0] != 1)
         return -EBADMSG;
     uint8_t *memory = NULL;
-    int rc = planes_parse(&p, in, n, &memory);
+    int rc = source_read(s, in, n, &memory);
     if (!rc)
-        rc = loops->decode(&p, out);
+        rc = loops->decode(s, out);
     free(memory);
     return rc;
+}
+
+int codec_array_decode(const struct codec_loops *loops, const struct storage_array *a, enum storage_element e,
+                       uint32_t count, const uint8_t *in, size_t n, bool stream, void *out)
+{
+    struct codec_source s = {.shape = shape_of(a, e, count), .stream = stream};
+    return section_undo(loops, &s, in, n, out);
 }
 
 /* Whether the container's head is whole and made for so many arrays, whose sections fill the rest. */
@@ -563,7 +575,12 @@ static int section_decode(const struct codec_loops *loops, const struct storage_
     memcpy(&sum, row + 8, 8);
     if (sum != loops->sum(in + at, bytes))
         return -EBADMSG;
-    return codec_array_decode(loops, &layout->arrays[i], layout->element, count, in + at, bytes, stream, out);
+    /* Who decodes an array mostly decodes the next one after it. */
+    struct codec_source s = {.shape = shape_of(&layout->arrays[i], layout->element, count),
+                             .stream = stream,
+                             .ahead = in + at + bytes,
+                             .ahead_bytes = i + 1 < layout->n_arrays ? get32(row + TABLE_ROW) : 0};
+    return section_undo(loops, &s, in + at, bytes, out);
 }
 
 /* How many of n codes of a level are 3: whose both bits are set. */
@@ -581,56 +598,55 @@ static size_t codes_beyond(const uint8_t *low, const uint8_t *high, size_t n)
 static int split_check(const struct codec_planes *p)
 {
     size_t beyond = 0;
-    for (size_t b = 0; b < p->blocks; b++) {
+    for (size_t b = 0; b < p->shape.blocks; b++) {
         uint64_t low = codec_load64(p->level0 + 16 * b), high = codec_load64(p->level0 + 16 * b + 8);
-        size_t left = p->n - b * CODEC_BLOCK;
+        size_t left = p->shape.n - b * CODEC_BLOCK;
         if (left < CODEC_BLOCK && (low | high) >> left)
             return -EBADMSG;
         beyond += (size_t)__builtin_popcountll(low & high);
     }
     for (int k = 1; k < CODEC_LEVELS; k++) {
-        if (beyond != p->n_level[k])
+        if (beyond != p->shape.n_level[k])
             return -EBADMSG;
-        beyond = codes_beyond(p->level[k][0], p->level[k][1], p->n_level[k]);
+        beyond = codes_beyond(p->level[k][0], p->level[k][1], p->shape.n_level[k]);
     }
-    return beyond == p->n_escapes ? 0 : -EBADMSG;
+    return beyond == p->shape.n_escapes ? 0 : -EBADMSG;
 }
 
 int codec_array_unpack(const struct storage_array *a, enum storage_element e, uint32_t count, const uint8_t *in,
                        size_t n, uint8_t *split)
 {
-    struct codec_planes p;
+    struct codec_planes p = {.shape = shape_of(a, e, count)};
     struct parts parts;
-    planes_describe(&p, a, e, count);
     planes_place(&p, split);
     if (n >= 1 && in[0] == 0) {
-        if (n != p.n * 2 + 1)
+        if (n != p.shape.n * 2 + 1)
             return -EBADMSG;
         memset(split, 0, SPLIT_HEADER);
-        memcpy(p.level0, in + 1, p.n * 2);
+        memcpy(p.level0, in + 1, p.shape.n * 2);
         return 0;
     }
     if (n < 1 || in[0] != 1)
         return -EBADMSG;
-    int rc = section_parse(&p, in, n, &parts);
+    int rc = section_parse(&p.shape, in, n, &parts);
     if (rc)
         return rc;
-    memcpy(p.top, parts.tops, p.channels);
+    memcpy(p.top, parts.tops, p.shape.channels);
     uint8_t *const to[PARTS] = {p.level0, p.level[1][0], p.level[2][0], p.level[3][0], p.escapes};
     for (int k = 0; k < PARTS; k++) {
         if ((rc = part_read(&parts, k, to[k])))
             return rc;
         if (k == 0 || k == PARTS - 1)
             continue;
-        size_t half = bits_bytes(p.n_level[k]);
+        size_t half = bits_bytes(p.shape.n_level[k]);
         memmove(p.level[k][1], p.level[k][0] + half, half);
         memset(p.level[k][0] + half, 0, CODEC_SLACK);
         memset(p.level[k][1] + half, 0, CODEC_SLACK);
     }
-    memcpy(p.rest, parts.rest, p.n);
-    if (more_bytes(&p)) /* of a bf16 array it has no place */
-        memcpy(p.more, parts.rest + p.n, more_bytes(&p));
-    split_header_write(&p, split);
+    memcpy(p.rest, parts.rest, p.shape.n);
+    if (more_bytes(&p.shape)) /* of a bf16 array it has no place */
+        memcpy(p.more, parts.rest + p.shape.n, more_bytes(&p.shape));
+    split_header_write(&p.shape, split);
     return split_check(&p);
 }
 

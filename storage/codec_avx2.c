@@ -37,18 +37,18 @@ INLINE __m256i exponents16(__m256i x, bool bf16)
 
 TARGET static void tops_channel_major(const struct codec_planes *p, const uint16_t *in)
 {
-    bool bf16 = p->element == STORAGE_BF16;
+    bool bf16 = p->shape.element == STORAGE_BF16;
     const __m256i mask = _mm256_set1_epi16(bf16 ? 0x7f80 : 0x7c00);
     int shift = bf16 ? 7 : 10;
-    for (uint32_t c = 0; c < p->channels; c++) {
-        const uint16_t *row = in + (size_t)c * p->count;
+    for (uint32_t c = 0; c < p->shape.channels; c++) {
+        const uint16_t *row = in + (size_t)c * p->shape.count;
         __m256i m = _mm256_setzero_si256(), m4[4] = {m, m, m, m};
         uint32_t i = 0;
-        for (; i + 64 <= p->count; i += 64)
+        for (; i + 64 <= p->shape.count; i += 64)
             for (int k = 0; k < 4; k++)
                 m4[k] = _mm256_max_epu16(m4[k],
                                          _mm256_and_si256(_mm256_loadu_si256((const void *)(row + i + 16 * k)), mask));
-        for (; i + 16 <= p->count; i += 16)
+        for (; i + 16 <= p->shape.count; i += 16)
             m = _mm256_max_epu16(m, _mm256_and_si256(_mm256_loadu_si256((const void *)(row + i)), mask));
         m = _mm256_max_epu16(_mm256_max_epu16(m, m4[0]), _mm256_max_epu16(_mm256_max_epu16(m4[1], m4[2]), m4[3]));
         uint16_t lanes[16];
@@ -56,7 +56,7 @@ TARGET static void tops_channel_major(const struct codec_planes *p, const uint16
         unsigned top = 0;
         for (int k = 0; k < 16; k++)
             top = lanes[k] > top ? lanes[k] : top;
-        for (; i < p->count; i++) {
+        for (; i < p->shape.count; i++) {
             unsigned e = row[i] & (bf16 ? 0x7f80u : 0x7c00u);
             top = e > top ? e : top;
         }
@@ -66,15 +66,15 @@ TARGET static void tops_channel_major(const struct codec_planes *p, const uint16
 
 TARGET static void tops_token_major(const struct codec_planes *p, const uint16_t *in)
 {
-    bool bf16 = p->element == STORAGE_BF16;
+    bool bf16 = p->shape.element == STORAGE_BF16;
     const __m256i mask = _mm256_set1_epi16(bf16 ? 0x7f80 : 0x7c00);
     uint32_t c = 0;
-    for (; c + 128 <= p->channels; c += 128) {
+    for (; c + 128 <= p->shape.channels; c += 128) {
         __m256i m[8];
         for (int k = 0; k < 8; k++)
             m[k] = _mm256_setzero_si256();
-        for (uint32_t t = 0; t < p->count; t++) {
-            const uint16_t *row = in + (size_t)t * p->channels + c;
+        for (uint32_t t = 0; t < p->shape.count; t++) {
+            const uint16_t *row = in + (size_t)t * p->shape.channels + c;
             for (int k = 0; k < 8; k++)
                 m[k] = _mm256_max_epu16(m[k], _mm256_and_si256(_mm256_loadu_si256((const void *)(row + 16 * k)), mask));
         }
@@ -82,19 +82,19 @@ TARGET static void tops_token_major(const struct codec_planes *p, const uint16_t
             _mm256_storeu_si256((void *)(p->top + c + 16 * k),
                                 pack16(exponents16(m[k], bf16), exponents16(m[k + 1], bf16)));
     }
-    for (; c + 32 <= p->channels; c += 32) {
+    for (; c + 32 <= p->shape.channels; c += 32) {
         __m256i a = _mm256_setzero_si256(), b = a;
-        for (uint32_t t = 0; t < p->count; t++) {
-            const uint16_t *row = in + (size_t)t * p->channels + c;
+        for (uint32_t t = 0; t < p->shape.count; t++) {
+            const uint16_t *row = in + (size_t)t * p->shape.channels + c;
             a = _mm256_max_epu16(a, _mm256_and_si256(_mm256_loadu_si256((const void *)row), mask));
             b = _mm256_max_epu16(b, _mm256_and_si256(_mm256_loadu_si256((const void *)(row + 16)), mask));
         }
         _mm256_storeu_si256((void *)(p->top + c), pack16(exponents16(a, bf16), exponents16(b, bf16)));
     }
-    for (; c < p->channels; c++) {
+    for (; c < p->shape.channels; c++) {
         unsigned top = 0;
-        for (uint32_t t = 0; t < p->count; t++) {
-            unsigned x = in[(size_t)t * p->channels + c], e = bf16 ? x >> 7 & 255 : x >> 10 & 31;
+        for (uint32_t t = 0; t < p->shape.count; t++) {
+            unsigned x = in[(size_t)t * p->shape.channels + c], e = bf16 ? x >> 7 & 255 : x >> 10 & 31;
             top = e > top ? e : top;
         }
         p->top[c] = (uint8_t)top;
@@ -103,7 +103,7 @@ TARGET static void tops_token_major(const struct codec_planes *p, const uint16_t
 
 void codec_tops_avx2(const struct codec_planes *p, const uint16_t *in)
 {
-    if (p->channel_major)
+    if (p->shape.channel_major)
         tops_channel_major(p, in);
     else
         tops_token_major(p, in);
@@ -139,13 +139,13 @@ INLINE void block_load(struct block *b, const uint16_t *in, const uint8_t *o, bo
 TARGET void codec_histogram_avx2(const struct codec_planes *p, const uint16_t *in, uint32_t counts[CODEC_RANKED])
 {
     uint8_t d[CODEC_BLOCK];
-    struct codec_tops tops_at = codec_tops_begin(p);
+    struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
     uint32_t c[2][256];
-    bool bf16 = p->element == STORAGE_BF16;
+    bool bf16 = p->shape.element == STORAGE_BF16;
     memset(c, 0, sizeof c);
-    for (size_t b = 0; b < p->blocks; b++) {
-        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_tops_next(p, &tops_at);
+    for (size_t b = 0; b < p->shape.blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
+        const uint8_t *o = codec_tops_next(&tops_at);
         if (b % CODEC_SAMPLE)
             continue;
         uint16_t last[CODEC_BLOCK] = {0};
@@ -185,12 +185,12 @@ INLINE void shift_left(__m256i v[2])
 INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
 {
     uint8_t codes[16];
-    codec_rank_codes(p, codes);
+    codec_rank_codes(&p->shape, codes);
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)codes));
     size_t at_level[CODEC_LEVELS] = {0}, escapes = 0;
-    struct codec_tops tops_at = codec_tops_begin(p);
-    for (size_t b = 0; b < p->blocks; b++) {
-        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+    struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
+    for (size_t b = 0; b < p->shape.blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
         uint64_t valid = n < CODEC_BLOCK ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
         uint16_t last[CODEC_BLOCK] = {0};
         const uint16_t *from = in + at;
@@ -199,7 +199,7 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
             from = last;
         }
         struct block x;
-        block_load(&x, from, codec_tops_next(p, &tops_at), bf16);
+        block_load(&x, from, codec_tops_next(&tops_at), bf16);
         __m256i v[2];
         for (int h = 0; h < 2; h++)
             v[h] = _mm256_shuffle_epi8(table, _mm256_min_epu8(x.d[h], _mm256_set1_epi8(15)));
@@ -239,21 +239,34 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
             codec_store64(p->more + 24 * b, mask64(x.high));
         }
     }
-    p->n_level[0] = p->n;
+    p->shape.n_level[0] = p->shape.n;
     for (int k = 1; k < CODEC_LEVELS; k++)
-        p->n_level[k] = at_level[k];
-    p->n_escapes = escapes;
+        p->shape.n_level[k] = at_level[k];
+    p->shape.n_escapes = escapes;
 }
 
 TARGET static void encode(struct codec_planes *p, const uint16_t *in)
 {
-    if (p->element == STORAGE_BF16)
+    if (p->shape.element == STORAGE_BF16)
         encode_loop(p, in, true);
     else
         encode_loop(p, in, false);
 }
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
+
+/* As codec_tops_next(). */
+INLINE void tops_next(struct codec_tops *t, __m256i o[2])
+{
+    uint8_t one;
+    if (codec_tops_one(t, &one)) {
+        o[0] = o[1] = _mm256_set1_epi8((char)one);
+        return;
+    }
+    const uint8_t *each = codec_tops_next(t);
+    o[0] = _mm256_loadu_si256((const void *)each);
+    o[1] = _mm256_loadu_si256((const void *)(each + 32));
+}
 
 /* Bytes of all ones where the bit is set. */
 INLINE __m256i spread(uint32_t bits)
@@ -300,27 +313,34 @@ INLINE void block_store(uint16_t *out, const __m256i e[2], const uint8_t *rest, 
     }
 }
 
-INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, bool stream)
+INLINE int decode_loop(const struct codec_source *source, uint16_t *out, bool bf16, bool stream)
 {
+    const struct codec_source copy = *source, *const p = &copy; /* that no store can change */
     uint8_t ds[16] = {0};
-    memcpy(ds, p->ranks, CODEC_RANKS);
+    memcpy(ds, p->shape.ranks, CODEC_RANKS);
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)ds));
     size_t used[CODEC_LEVELS] = {0}, escapes = 0;
-    struct codec_tops tops_at = codec_tops_begin(p);
-    for (size_t b = 0; b < p->blocks; b++) {
-        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_tops_next(p, &tops_at);
+    struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
+    for (size_t b = 0; b < p->shape.blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
+        __m256i o[2];
+        tops_next(&tops_at, o);
         /* r = r3 r2 r1 r0, the sum of the codes. */
         uint64_t r0 = codec_load64(p->level0 + 16 * b), r1 = codec_load64(p->level0 + 16 * b + 8), r2 = 0, r3 = 0;
         if (n < CODEC_BLOCK && (r0 | r1) >> n)
             return -EBADMSG;
+        if (b * CODEC_AHEAD < p->ahead_bytes) {
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD), _MM_HINT_T1);
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD + 64), _MM_HINT_T1);
+        }
         uint64_t more = r0 & r1;
+#pragma GCC unroll 3
         for (int k = 1; k < CODEC_LEVELS; k++) {
             unsigned ones = (unsigned)_mm_popcnt_u64(more);
-            if (ones > p->n_level[k] - used[k])
+            if (ones > p->shape.n_level[k] - used[k])
                 return -EBADMSG;
-            uint64_t c0 = _pdep_u64(codec_bits_at(p->level[k][0], used[k]), more);
-            uint64_t c1 = _pdep_u64(codec_bits_at(p->level[k][1], used[k]), more);
+            uint64_t c0 = _pdep_u64(codec_few_bits_at(p->level[k][0], used[k], ones), more);
+            uint64_t c1 = _pdep_u64(codec_few_bits_at(p->level[k][1], used[k], ones), more);
             used[k] += ones;
             more = c0 & c1;
             uint64_t carry = r0 & c0;
@@ -335,13 +355,13 @@ INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, b
         for (int h = 0; h < 2; h++) {
             __m256i r = _mm256_or_si256(_mm256_or_si256(spread_as(r0, h, 1), spread_as(r1, h, 2)),
                                         _mm256_or_si256(spread_as(r2, h, 4), spread_as(r3, h, 8)));
-            e[h] = _mm256_sub_epi8(_mm256_loadu_si256((const void *)(o + 32 * h)), _mm256_shuffle_epi8(table, r));
+            e[h] = _mm256_sub_epi8(o[h], _mm256_shuffle_epi8(table, r));
         }
         if (more) {
             uint8_t each[CODEC_BLOCK];
             _mm256_storeu_si256((void *)each, e[0]);
             _mm256_storeu_si256((void *)(each + 32), e[1]);
-            if ((unsigned)_mm_popcnt_u64(more) > p->n_escapes - escapes)
+            if ((unsigned)_mm_popcnt_u64(more) > p->shape.n_escapes - escapes)
                 return -EBADMSG;
             for (; more; more &= more - 1)
                 each[_tzcnt_u64(more)] = p->escapes[escapes++];
@@ -359,25 +379,25 @@ INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, b
         }
     }
     for (int k = 1; k < CODEC_LEVELS; k++)
-        if (used[k] != p->n_level[k])
+        if (used[k] != p->shape.n_level[k])
             return -EBADMSG;
-    return escapes == p->n_escapes ? 0 : -EBADMSG;
+    return escapes == p->shape.n_escapes ? 0 : -EBADMSG;
 }
 
-TARGET static int decode_bf16(const struct codec_planes *p, uint16_t *out, bool stream)
+TARGET static int decode_bf16(const struct codec_source *p, uint16_t *out, bool stream)
 {
     return stream ? decode_loop(p, out, true, true) : decode_loop(p, out, true, false);
 }
 
-TARGET static int decode_f16(const struct codec_planes *p, uint16_t *out, bool stream)
+TARGET static int decode_f16(const struct codec_source *p, uint16_t *out, bool stream)
 {
     return stream ? decode_loop(p, out, false, true) : decode_loop(p, out, false, false);
 }
 
-static int decode(const struct codec_planes *p, uint16_t *out)
+static int decode(const struct codec_source *p, uint16_t *out)
 {
     bool stream = p->stream && (uintptr_t)out % 32 == 0;
-    int rc = p->element == STORAGE_BF16 ? decode_bf16(p, out, stream) : decode_f16(p, out, stream);
+    int rc = p->shape.element == STORAGE_BF16 ? decode_bf16(p, out, stream) : decode_f16(p, out, stream);
     if (stream)
         _mm_sfence();
     return rc;

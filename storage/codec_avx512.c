@@ -19,6 +19,13 @@
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
+/* As codec_tops_next(). */
+INLINE __m512i tops_next(struct codec_tops *t)
+{
+    uint8_t o;
+    return codec_tops_one(t, &o) ? _mm512_set1_epi8((char)o) : _mm512_loadu_si512(codec_tops_next(t));
+}
+
 INLINE __m512i narrow(__m512i a, __m512i b)
 {
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(a)), _mm512_cvtepi16_epi8(b), 1);
@@ -27,14 +34,14 @@ INLINE __m512i narrow(__m512i a, __m512i b)
 INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
 {
     uint8_t codes[16];
-    codec_rank_codes(p, codes);
+    codec_rank_codes(&p->shape, codes);
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)codes));
     size_t at_level[CODEC_LEVELS] = {0}, escapes = 0;
-    struct codec_tops tops_at = codec_tops_begin(p);
-    for (size_t b = 0; b < p->blocks; b++) {
-        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
+    struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
+    for (size_t b = 0; b < p->shape.blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
         uint64_t valid = n < CODEC_BLOCK ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
-        const uint8_t *o = codec_tops_next(p, &tops_at);
+        __m512i o = tops_next(&tops_at);
         __m512i x = _mm512_maskz_loadu_epi16((__mmask32)valid, in + at);
         __m512i y = _mm512_maskz_loadu_epi16((__mmask32)(valid >> 32), in + at + 32);
         __m512i e, rest, low = narrow(x, y), high = narrow(_mm512_srli_epi16(x, 8), _mm512_srli_epi16(y, 8));
@@ -46,7 +53,7 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
             e = _mm512_and_si512(_mm512_srli_epi16(high, 2), _mm512_set1_epi8(31));
             rest = low;
         }
-        __m512i d = _mm512_sub_epi8(_mm512_loadu_si512(o), e);
+        __m512i d = _mm512_sub_epi8(o, e);
         __m512i v = _mm512_shuffle_epi8(table, _mm512_min_epu8(d, _mm512_set1_epi8(15)));
         uint64_t code_high = _mm512_mask_test_epi8_mask(valid, v, _mm512_set1_epi8((char)0x80));
         uint64_t code_low = _mm512_mask_test_epi8_mask(valid, v, _mm512_set1_epi8(0x40));
@@ -75,15 +82,15 @@ INLINE void encode_loop(struct codec_planes *p, const uint16_t *in, bool bf16)
             codec_store64(p->more + 24 * b + 16, _mm512_movepi8_mask(high));
         }
     }
-    p->n_level[0] = p->n;
+    p->shape.n_level[0] = p->shape.n;
     for (int k = 1; k < CODEC_LEVELS; k++)
-        p->n_level[k] = at_level[k];
-    p->n_escapes = escapes;
+        p->shape.n_level[k] = at_level[k];
+    p->shape.n_escapes = escapes;
 }
 
 TARGET static void encode(struct codec_planes *p, const uint16_t *in)
 {
-    if (p->element == STORAGE_BF16)
+    if (p->shape.element == STORAGE_BF16)
         encode_loop(p, in, true);
     else
         encode_loop(p, in, false);
@@ -91,33 +98,46 @@ TARGET static void encode(struct codec_planes *p, const uint16_t *in)
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
-INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, bool stream)
+/* A constant that stays in a register, where the compiler would make it anew each time. */
+INLINE __m512i kept(int value)
 {
+    __m512i v = _mm512_set1_epi8((char)value);
+    __asm__("" : "+v"(v));
+    return v;
+}
+
+INLINE int decode_loop(const struct codec_source *source, uint16_t *out, bool bf16, bool stream)
+{
+    const struct codec_source copy = *source, *const p = &copy; /* that no store can change */
     uint8_t ds[16] = {0};
-    memcpy(ds, p->ranks, CODEC_RANKS);
+    memcpy(ds, p->shape.ranks, CODEC_RANKS);
     const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)ds));
-    const __m512i one = _mm512_set1_epi8(1), two = _mm512_set1_epi8(2), four = _mm512_set1_epi8(4);
-    const __m512i eight = _mm512_set1_epi8(8), top = _mm512_set1_epi8((char)0x80);
+    const __m512i one = kept(1), two = kept(2), four = kept(4), eight = kept(8), top = kept(0x80);
     /* What unpacking by lanes leaves, in order. */
     const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     size_t used[CODEC_LEVELS] = {0}, escapes = 0;
-    struct codec_tops tops_at = codec_tops_begin(p);
-    for (size_t b = 0; b < p->blocks; b++) {
-        size_t at = b * CODEC_BLOCK, n = p->n - at < CODEC_BLOCK ? p->n - at : CODEC_BLOCK;
-        const uint8_t *o = codec_tops_next(p, &tops_at);
+    struct codec_tops tops_at = codec_tops_begin(&p->shape, p->top);
+    for (size_t b = 0; b < p->shape.blocks; b++) {
+        size_t at = b * CODEC_BLOCK, n = p->shape.n - at < CODEC_BLOCK ? p->shape.n - at : CODEC_BLOCK;
+        __m512i o = tops_next(&tops_at);
         /* r = r3 r2 r1 r0, the sum of the codes. */
         uint64_t r0 = codec_load64(p->level0 + 16 * b), r1 = codec_load64(p->level0 + 16 * b + 8), r2 = 0, r3 = 0;
         uint64_t valid = n < CODEC_BLOCK ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
         if ((r0 | r1) & ~valid)
             return -EBADMSG;
+        if (b * CODEC_AHEAD < p->ahead_bytes) {
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD), _MM_HINT_T1);
+            _mm_prefetch((const void *)(p->ahead + b * CODEC_AHEAD + 64), _MM_HINT_T1);
+        }
         uint64_t more = r0 & r1;
+#pragma GCC unroll 3
         for (int k = 1; k < CODEC_LEVELS; k++) {
             unsigned ones = (unsigned)_mm_popcnt_u64(more);
-            if (ones > p->n_level[k] - used[k])
+            if (ones > p->shape.n_level[k] - used[k])
                 return -EBADMSG;
-            uint64_t c0 = _pdep_u64(codec_bits_at(p->level[k][0], used[k]), more);
-            uint64_t c1 = _pdep_u64(codec_bits_at(p->level[k][1], used[k]), more);
+            uint64_t c0 = _pdep_u64(codec_few_bits_at(p->level[k][0], used[k], ones), more);
+            uint64_t c1 = _pdep_u64(codec_few_bits_at(p->level[k][1], used[k], ones), more);
             used[k] += ones;
             more = c0 & c1;
             uint64_t carry = r0 & c0;
@@ -128,13 +148,15 @@ INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, b
             r3 ^= r2 & carry;
             r2 ^= carry;
         }
-        __m512i r = _mm512_or_si512(_mm512_maskz_mov_epi8(r0, one), _mm512_maskz_mov_epi8(r1, two));
-        r = _mm512_ternarylogic_epi32(r, _mm512_maskz_mov_epi8(r2, four), _mm512_maskz_mov_epi8(r3, eight), 0xfe);
-        __m512i e = _mm512_sub_epi8(_mm512_loadu_si512(o), _mm512_shuffle_epi8(table, r));
+        __m512i r = _mm512_maskz_mov_epi8(r0, one);
+        r = _mm512_mask_add_epi8(r, r1, r, two);
+        r = _mm512_mask_add_epi8(r, r2, r, four);
+        r = _mm512_mask_add_epi8(r, r3, r, eight);
+        __m512i e = _mm512_sub_epi8(o, _mm512_shuffle_epi8(table, r));
         if (more) {
             uint8_t each[CODEC_BLOCK];
             _mm512_storeu_si512(each, e);
-            if ((unsigned)_mm_popcnt_u64(more) > p->n_escapes - escapes)
+            if ((unsigned)_mm_popcnt_u64(more) > p->shape.n_escapes - escapes)
                 return -EBADMSG;
             for (; more; more &= more - 1)
                 each[_tzcnt_u64(more)] = p->escapes[escapes++];
@@ -168,25 +190,25 @@ INLINE int decode_loop(const struct codec_planes *p, uint16_t *out, bool bf16, b
         }
     }
     for (int k = 1; k < CODEC_LEVELS; k++)
-        if (used[k] != p->n_level[k])
+        if (used[k] != p->shape.n_level[k])
             return -EBADMSG;
-    return escapes == p->n_escapes ? 0 : -EBADMSG;
+    return escapes == p->shape.n_escapes ? 0 : -EBADMSG;
 }
 
-TARGET static int decode_bf16(const struct codec_planes *p, uint16_t *out, bool stream)
+TARGET static int decode_bf16(const struct codec_source *p, uint16_t *out, bool stream)
 {
     return stream ? decode_loop(p, out, true, true) : decode_loop(p, out, true, false);
 }
 
-TARGET static int decode_f16(const struct codec_planes *p, uint16_t *out, bool stream)
+TARGET static int decode_f16(const struct codec_source *p, uint16_t *out, bool stream)
 {
     return stream ? decode_loop(p, out, false, true) : decode_loop(p, out, false, false);
 }
 
-static int decode(const struct codec_planes *p, uint16_t *out)
+static int decode(const struct codec_source *p, uint16_t *out)
 {
     bool stream = p->stream && (uintptr_t)out % 64 == 0;
-    int rc = p->element == STORAGE_BF16 ? decode_bf16(p, out, stream) : decode_f16(p, out, stream);
+    int rc = p->shape.element == STORAGE_BF16 ? decode_bf16(p, out, stream) : decode_f16(p, out, stream);
     if (stream)
         _mm_sfence();
     return rc;

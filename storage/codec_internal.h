@@ -27,22 +27,35 @@
 #define CODEC_SAMPLE 8  /* one block of so many is counted for the ranks */
 #define CODEC_BLOCK  64
 
-struct codec_planes {
+struct codec_shape {
     uint32_t channels, count;
     bool channel_major;
     enum storage_element element;
-    bool stream; /* the output is large: write it past the caches */
     size_t n, blocks;
-    uint8_t ranks[CODEC_RANKS]; /* d of each rank */
-    uint8_t *top;               /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
-    uint8_t *level0;            /* [blocks][2] words */
-    uint8_t *level[CODEC_LEVELS][2]; /* [1..3]: low and high bit strings */
-    size_t n_level[CODEC_LEVELS];    /* elements at each level; [0] = n */
-    uint8_t *escapes;
+    uint8_t ranks[CODEC_RANKS];   /* d of each rank */
+    size_t n_level[CODEC_LEVELS]; /* elements at each level; [0] = n */
     size_t n_escapes;
+};
+
+struct codec_planes { /* as they are made */
+    struct codec_shape shape;
+    uint8_t *top;    /* [channels + 64] largest exponent; token-major: the first 64 again behind the last */
+    uint8_t *level0; /* [blocks][2] words */
+    uint8_t *level[CODEC_LEVELS][2]; /* [1..3]: low and high bit strings */
+    uint8_t *escapes;
     uint8_t *rest; /* [n] */
     uint8_t *more; /* f16: [blocks][3] words */
 };
+
+struct codec_source { /* as they are read */
+    struct codec_shape shape;
+    const uint8_t *top, *level0, *level[CODEC_LEVELS][2], *escapes, *rest, *more;
+    bool stream; /* the output is large: write it past the caches */
+    /* What is read next, which comes nearer meanwhile; ahead_bytes 0: nothing. */
+    const uint8_t *ahead;
+    size_t ahead_bytes;
+};
+#define CODEC_AHEAD 128 /* bytes of it that a block brings: it takes up to as many itself */
 
 struct codec_loops {
     /* Fills top (channels entries). */
@@ -52,7 +65,7 @@ struct codec_loops {
     /* Fills the planes, n_level and n_escapes. Bit strings are zeroed before. */
     void (*encode)(struct codec_planes *p, const uint16_t *in);
     /* 0 or -EBADMSG: the codes need more or less bits than there are. */
-    int (*decode)(const struct codec_planes *p, uint16_t *out);
+    int (*decode)(const struct codec_source *p, uint16_t *out);
     /* XXH3-64. */
     uint64_t (*sum)(const void *p, size_t n);
 };
@@ -65,36 +78,49 @@ const struct codec_loops *codec_loops_best(void);
 
 /* Walks the offsets o of the blocks, from the first on. */
 struct codec_tops {
+    const struct codec_shape *shape;
+    const uint8_t *top;
     size_t channel,
         left; /* where the next block begins: token-major, its channel; channel-major, elements left of it */
     uint8_t buf[CODEC_BLOCK];
 };
 /* The offsets of a block that channels share, put together in buf. */
-const uint8_t *codec_tops_mixed(const struct codec_planes *p, struct codec_tops *t);
+const uint8_t *codec_tops_mixed(struct codec_tops *t);
 
-static inline struct codec_tops codec_tops_begin(const struct codec_planes *p)
+static inline struct codec_tops codec_tops_begin(const struct codec_shape *shape, const uint8_t *top)
 {
-    return (struct codec_tops){.left = p->count};
+    return (struct codec_tops){.shape = shape, .top = top, .left = shape->count};
 }
 
-/* The offsets of the next block's 64 elements, and on to the block after it. */
-static inline const uint8_t *codec_tops_next(const struct codec_planes *p, struct codec_tops *t)
+/* Whether the next block is one channel's: then they are all its offset, which *o gets, and on to the block after it.
+ */
+static inline bool codec_tops_one(struct codec_tops *t, uint8_t *o)
 {
-    if (!p->channel_major) {
-        const uint8_t *o = p->top + t->channel;
-        t->channel += CODEC_BLOCK;
-        if (t->channel >= p->channels)
-            t->channel %= p->channels;
-        return o;
-    }
-    if (t->left < CODEC_BLOCK)
-        return codec_tops_mixed(p, t);
-    memset(t->buf, p->top[t->channel], CODEC_BLOCK);
+    if (!t->shape->channel_major || t->left < CODEC_BLOCK)
+        return false;
+    *o = t->top[t->channel];
     t->left -= CODEC_BLOCK;
     if (!t->left) {
         t->channel++;
-        t->left = p->count;
+        t->left = t->shape->count;
     }
+    return true;
+}
+
+/* The offsets of the next block's 64 elements, and on to the block after it. */
+static inline const uint8_t *codec_tops_next(struct codec_tops *t)
+{
+    if (!t->shape->channel_major) {
+        const uint8_t *o = t->top + t->channel;
+        t->channel += CODEC_BLOCK;
+        if (t->channel >= t->shape->channels)
+            t->channel %= t->shape->channels;
+        return o;
+    }
+    uint8_t o;
+    if (!codec_tops_one(t, &o))
+        return codec_tops_mixed(t);
+    memset(t->buf, o, CODEC_BLOCK);
     return t->buf;
 }
 
@@ -129,8 +155,14 @@ static inline uint64_t codec_bits_at(const uint8_t *s, size_t at)
     return codec_load64(p) >> shift | (uint64_t)p[8] << 1 << (63 - shift);
 }
 
+/* n of them at least, where there are n. */
+static inline uint64_t codec_few_bits_at(const uint8_t *s, size_t at, unsigned n)
+{
+    return n <= 57 ? codec_load64(s + (at >> 3)) >> (at & 7) : codec_bits_at(s, at);
+}
+
 /* For each d below 15 the codes of its rank: level 0's high bit on top, its low bit, then level 1's, ... */
-void codec_rank_codes(const struct codec_planes *p, uint8_t codes[16]);
+void codec_rank_codes(const struct codec_shape *shape, uint8_t codes[16]);
 
 /* Encoding and decoding with given loops, for tests that compare them. */
 int64_t codec_encode_with(const struct codec_loops *loops, const struct storage_layout *layout, uint32_t count,

@@ -153,7 +153,7 @@ static int job_end(struct storage_ledger *l, bool alone)
 /* Negative: the ledger's transaction is lost. */
 static int job_run(struct storage_ledger *l, struct job *j, bool alone)
 {
-    size_t n_drops = l->n_drops, n_dead = l->n_dead_turns;
+    size_t n_drops = l->n_drops, n_dead = l->n_dead_turns, n_let_go = l->n_let_go;
     l->titles_changed = false;
     int rc = job_begin(l, alone);
     if (rc)
@@ -172,6 +172,7 @@ static int job_run(struct storage_ledger *l, struct job *j, bool alone)
     if (j->rc < 0) {
         l->n_drops = n_drops;
         l->n_dead_turns = n_dead;
+        l->n_let_go = n_let_go;
         if (l->titles_changed)
             titles_give_up(l);
         rc = job_undo(l, alone);
@@ -188,14 +189,19 @@ static int job_run(struct storage_ledger *l, struct job *j, bool alone)
 static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
 {
     bool unsynced = batch != NULL;
-    for (struct job *j = batch; j; j = j->next)
+    l->reads = batch != NULL;
+    for (struct job *j = batch; j; j = j->next) {
         unsynced &= j->job.unsynced;
+        l->reads &= j->job.reads;
+    }
     l->n_drops = l->n_dead_turns = l->n_let_go = 0;
     /* Not a statement that is kept: the pragma works when it is compiled. */
     int rc = unsynced ? schema_errno(sqlite3_exec(l->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL)) : 0;
     if (!rc)
         rc = stmt_do(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
+    if (!l->reads)
+        segment_uses_write(l);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
         rc = job_run(l, j, j == batch && !j->next);

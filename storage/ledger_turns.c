@@ -578,40 +578,6 @@ int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, 
     return rc;
 }
 
-int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n)
-{
-    int64_t *found = NULL;
-    size_t count = 0;
-    bool rebased = false;
-    int rc = 0;
-    while (turn && !rebased) {
-        sqlite3_stmt *s = STMT_WITH(l, S_TURN_UP, turn);
-        if ((rc = stmt_step(l, s)) != 1)
-            break;
-        int64_t up = sqlite3_column_int64(s, 0), n_tokens = sqlite3_column_int64(s, 1);
-        rebased = sqlite3_column_int64(s, 2) != 0;
-        stmt_reset(s);
-        rc = 0;
-        if (n_tokens <= tokens)
-            break;
-        int64_t *grown = realloc(found, (count + 1) * sizeof *found);
-        if (!grown) {
-            rc = -ENOMEM;
-            break;
-        }
-        found = grown;
-        found[count++] = turn;
-        turn = up;
-    }
-    if (rc) {
-        free(found);
-        return rc;
-    }
-    *ids = found;
-    *n = count;
-    return 0;
-}
-
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation)
 {

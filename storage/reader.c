@@ -140,12 +140,11 @@ static int record_take(struct read_op *op, struct blob *b)
                                                                          (size_t)r.payload_bytes, op->payload);
     if ((rc = codec_check(&op->layout, op->count, payload, (size_t)r.payload_bytes)))
         return rc;
-    size_t arrays = op->layout.n_arrays * sizeof *op->arrays;
-    struct storage_stored *g = malloc(sizeof *g + arrays);
+    struct storage_stored *g = malloc(sizeof *g + op->layout.n_arrays * sizeof *g->arrays);
     if (!g)
         return -ENOMEM;
     *g = (struct storage_stored){.blob = b, .payload = payload, .count = op->count, .layout = op->layout};
-    memcpy(g->arrays, op->arrays, arrays);
+    memcpy(g->arrays, op->layout.arrays, op->layout.n_arrays * sizeof *g->arrays);
     g->layout.arrays = g->arrays;
     atomic_fetch_add(&b->refs, 1);
     op->stored = g;
@@ -320,35 +319,59 @@ static void read_run(struct storage *st, struct read_op *op)
     free(op);
 }
 
+/* What a segment is to be; the layout's arrays stay the caller's. */
+static struct read_op op_of(const struct storage_found *s, const uint8_t fingerprint[32],
+                            const struct storage_layout *layout)
+{
+    struct read_op op = {.first = s->first,
+                         .count = s->count,
+                         .label_bytes = s->label_bytes,
+                         .label_sum = pack_label_sum(s->label, s->label_bytes),
+                         .bytes = s->encoded_bytes,
+                         .pack = s->pack,
+                         .offset = s->offset,
+                         .layout = *layout};
+    memcpy(op.key, s->key, STORAGE_KEY_BYTES);
+    memcpy(op.fingerprint, fingerprint, sizeof op.fingerprint);
+    return op;
+}
+
+int storage_segment_take(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, struct storage_read_result *out)
+{
+    if (!codec_payload_bytes(layout, s->count))
+        return -EINVAL;
+    struct blob *b = ram_get(&st->ram, s->key);
+    if (!b)
+        return -ENOENT;
+    struct read_op op = op_of(s, fingerprint, layout);
+    int rc = record_take(&op, b);
+    blob_unref(b);
+    if (!rc)
+        *out = (struct storage_read_result){.tier = STORAGE_TIER_RAM, .stored = op.stored};
+    return rc;
+}
+
 static int read_start(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                       const struct storage_layout *layout, void *payload, bool split,
                       void (*done)(void *arg, struct storage_read_result result), void *arg)
 {
     if (!codec_payload_bytes(layout, s->count))
         return -EINVAL;
-    struct read_op *op = calloc(1, sizeof *op);
+    struct read_op *op = malloc(sizeof *op);
     struct storage_array *arrays = malloc(layout->n_arrays * sizeof *arrays);
     if (!op || !arrays) {
         free(op);
         free(arrays);
         return -ENOMEM;
     }
-    *op = (struct read_op){.first = s->first,
-                           .count = s->count,
-                           .label_bytes = s->label_bytes,
-                           .label_sum = pack_label_sum(s->label, s->label_bytes),
-                           .bytes = s->encoded_bytes,
-                           .pack = s->pack,
-                           .offset = s->offset,
-                           .arrays = arrays,
-                           .payload = payload,
-                           .split = split,
-                           .done = done,
-                           .arg = arg};
     memcpy(arrays, layout->arrays, layout->n_arrays * sizeof *arrays);
-    op->layout = (struct storage_layout){.element = layout->element, .arrays = arrays, .n_arrays = layout->n_arrays};
-    memcpy(op->key, s->key, STORAGE_KEY_BYTES);
-    memcpy(op->fingerprint, fingerprint, sizeof op->fingerprint);
+    *op = op_of(s, fingerprint, layout);
+    op->layout.arrays = op->arrays = arrays;
+    op->payload = payload;
+    op->split = split;
+    op->done = done;
+    op->arg = arg;
     if (s->pack != STORAGE_PACK_NONE) {
         op->pin_rc = pin_take(st, s->pack, s->offset);
         if (op->pin_rc == -ENOMEM) {

@@ -401,11 +401,6 @@ int segment_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORA
     return rc || !had ? rc : supersede(l, old);
 }
 
-int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES])
-{
-    return segment_hold(l, turn, key);
-}
-
 int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES])
 {
     struct key_list old = {0};
@@ -540,12 +535,30 @@ int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, co
     return rc < 0 ? rc : 0;
 }
 
+/* If a use cannot be noted the segment only goes earlier. */
+static void use_write(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES], uint64_t used)
+{
+    sqlite3_stmt *s = STMT_WITH(l, S_SEG_TOUCH, 0, (int64_t)used);
+    (void)bind_key(s, 1, key);
+    (void)stmt_run(l, s, NULL);
+}
+
 void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES])
 {
-    sqlite3_stmt *s = stmt_get(l, S_SEG_TOUCH);
-    (void)bind_key(s, 1, key);
-    (void)sqlite3_bind_int64(s, 2, (sqlite3_int64)++l->used);
-    (void)stmt_run(l, s, NULL); /* if a use cannot be noted the segment only goes earlier */
+    uint64_t used = ++l->used;
+    if (!l->reads || l->n_uses == USES_MOST) {
+        use_write(l, key, used);
+        return;
+    }
+    memcpy(l->uses[l->n_uses].key, key, STORAGE_KEY_BYTES);
+    l->uses[l->n_uses++].used = used;
+}
+
+void segment_uses_write(struct storage_ledger *l)
+{
+    for (size_t i = 0; i < l->n_uses; i++)
+        use_write(l, l->uses[i].key, l->uses[i].used);
+    l->n_uses = 0;
 }
 
 int segment_any_forgotten(struct storage_ledger *l)

@@ -73,6 +73,7 @@ struct storage_job {
                  int rc); /* after the commit: 0, run's negative result, or why the commit failed. May be NULL */
     void *arg;
     bool unsynced; /* what it writes outlives the process, and may be lost with the power: no sync for it alone */
+    bool reads;    /* it changes nothing; that it found segments is written down with what is written next */
     bool
         index; /* it writes the index of segments and fails where that cannot be; what others write there may be lost */
     bool erases; /* it is reported when what it took out of the index is overwritten on the disk, too */
@@ -330,9 +331,6 @@ int storage_turn_context(struct storage_ledger *l, int64_t owner, int64_t turn, 
 /* The text of the item of kind "tools" in the context at the end of `turn`: *text (malloc'd), NULL: there is none. Such
  * items are in turns without a parent, and in those that were rendered anew. */
 int storage_turn_tools(struct storage_ledger *l, int64_t owner, int64_t turn, char **text);
-/* Row ids of `turn` and those before it whose contexts are longer than `tokens`, back to the last one that was rendered
- * anew: *ids (malloc'd) of *n. */
-int storage_turn_near(struct storage_ledger *l, int64_t turn, int64_t tokens, int64_t **ids, size_t *n);
 /* The latest turn of the owner with this chat_hash and fingerprint. *turn, *conversation get row ids. -ENOENT. */
 int storage_turn_match(struct storage_ledger *l, int64_t owner, const uint8_t chat_hash[32],
                        const uint8_t fingerprint[32], int64_t *turn, int64_t *conversation);
@@ -432,12 +430,8 @@ int storage_kv_commit(struct storage *st, int64_t turn, const uint8_t last[STORA
  * (may be NULL) gets 0 or why that could not be written. [any thread] */
 int storage_kv_flush(struct storage *st, const uint8_t drop[STORAGE_KEY_BYTES], void (*done)(void *arg, int rc),
                      void *arg);
-/* Makes another turn hold a segment instead of what it held; that goes when nobody else holds it. -ENOENT: no such
- * turn.
- */
-int storage_turn_hold(struct storage_ledger *l, int64_t turn, const uint8_t key[STORAGE_KEY_BYTES]);
-/* The same, at once, of the turns that `turn` follows and whose contexts are longer than `tokens`, back to the last one
- * that was rendered anew. */
+/* Makes the turns that `turn` follows hold a segment instead of what they held: those whose contexts are longer than
+ * `tokens`, back to the last one that was rendered anew. What they held goes when nobody else holds it. */
 int storage_turns_hold(struct storage_ledger *l, int64_t turn, int64_t tokens, const uint8_t key[STORAGE_KEY_BYTES]);
 /* Of the chain that ends with `last` goes what no turn holds. */
 int storage_segment_drop(struct storage_ledger *l, const uint8_t last[STORAGE_KEY_BYTES]);
@@ -479,6 +473,10 @@ struct storage_read_result {
 int storage_segment_read(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
                          const struct storage_layout *layout, void *payload,
                          void (*done)(void *arg, struct storage_read_result result), void *arg);
+/* The same of what is in RAM, as it is, at once. -ENOENT: it is not there; -EBADMSG: that copy is damaged (then, too,
+ * it is to be read); -EINVAL; -ENOMEM. [any thread] */
+int storage_segment_take(struct storage *st, const struct storage_found *s, const uint8_t fingerprint[32],
+                         const struct storage_layout *layout, struct storage_read_result *out);
 /* Verifies and decodes one array of the layout into rows (count * channels elements; undefined after an error). 0,
  * -EBADMSG, -EINVAL (no such array), -ENOMEM. [any thread, several at once] */
 int storage_stored_decode(const struct storage_stored *g, uint32_t array, void *rows);

@@ -260,6 +260,8 @@ struct retry {
 };
 struct mark; /* of something that is being deleted, see erase.c */
 
+#define USES_MOST 256 /* uses of segments that wait to be written */
+
 struct storage_ledger {
     struct storage *st;
     sqlite3 *db, *kv;
@@ -312,7 +314,13 @@ struct storage_ledger {
     uint64_t sweep_clock;  /* what was used later is passed over */
     int sweep_failed;      /* how often a piece of it did that is tried again */
     uint64_t used;         /* clock of uses */
-    uint64_t used_noted;   /* that is written down: the next start goes on from there */
+    bool reads;            /* the batch changes nothing: uses wait for one that does */
+    struct {
+        uint8_t key[STORAGE_KEY_BYTES];
+        uint64_t used;
+    } uses[USES_MOST]; /* that wait */
+    size_t n_uses;
+    uint64_t used_noted;                   /* that is written down: the next start goes on from there */
     int64_t clock_base_ms, clock_start_ms; /* running time before this start; monotonic time of it */
 };
 
@@ -462,6 +470,8 @@ int segment_evict_of(struct storage_ledger *l, int64_t owner, uint64_t bytes, co
                      size_t n_keep);
 /* Notes that it was used now. */
 void segment_use(struct storage_ledger *l, const uint8_t key[STORAGE_KEY_BYTES]);
+/* Writes down the uses that wait. */
+void segment_uses_write(struct storage_ledger *l);
 /* Whether a row has no place: 1, 0 or negative. */
 int segment_any_forgotten(struct storage_ledger *l);
 /* Notes a record that is to be cut out, as an intent in the ledger. */

@@ -614,14 +614,15 @@ static void emit(struct run *run, const char *type, cJSON *e)
     run_log(run, type, text);
 }
 
-static void emit_block(struct run *run, size_t i, const char *type, const char *key, cJSON *what)
+/* About block i. */
+static cJSON *block_event(size_t i, const char *key, cJSON *what)
 {
     cJSON *e = cJSON_CreateObject();
     cJSON_AddNumberToObject(e, "index", (double)i);
     if (what) {
         cJSON_AddItemToObject(e, key, what);
     }
-    emit(run, type, e);
+    return e;
 }
 
 /* How many tokens came in is told at the end. */
@@ -640,21 +641,30 @@ static void message_started(struct run *run)
 
 static void message_item(struct run *run, size_t i)
 {
-    emit_block(run, i, "content_block_start", "content_block", block_of(run, i, false));
+    emit(run, "content_block_start", block_event(i, "content_block", block_of(run, i, false)));
 }
 
-static void message_delta(struct run *run, size_t i, const char *text)
+static const char delta_type[] = "content_block_delta";
+
+static cJSON *piece_event(const struct run *run, size_t i)
 {
     const bool call = is(run, i, "function_call"), thinking = is(run, i, "reasoning");
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddStringToObject(delta, "type", call ? "input_json_delta" : thinking ? "thinking_delta" : "text_delta");
-    cJSON_AddStringToObject(delta, call ? "partial_json" : thinking ? "thinking" : "text", text);
-    emit_block(run, i, "content_block_delta", "delta", delta);
+    cJSON_AddStringToObject(delta, call ? "partial_json" : thinking ? "thinking" : "text", PIECE_MARK);
+    cJSON *e = block_event(i, "delta", delta);
+    cJSON_AddStringToObject(e, "type", delta_type);
+    return e;
+}
+
+static void message_delta(struct run *run, size_t i, const char *text)
+{
+    piece_log(run, i, delta_type, text, -1, piece_event);
 }
 
 static void message_item_end(struct run *run, size_t i)
 {
-    emit_block(run, i, "content_block_stop", NULL, NULL);
+    emit(run, "content_block_stop", block_event(i, NULL, NULL));
 }
 
 static char *whole(const struct run *run)

@@ -361,6 +361,17 @@ int logprobs_parse(const cJSON *body, struct turn_request *q, struct api_error *
 /* Of item i's tokens from number `from` on: a list of {"token", "logprob", "bytes", "top_logprobs"}. */
 cJSON *logprobs_list(const struct run *run, size_t i, size_t from);
 
+/* ---- pieces of answers (piece.c) ----------------------------------------------------------------------------------
+ */
+
+#define PIECE_MARK "\x01"
+
+/* Logs the event, of this name (static; NULL: none), of a piece of item i's text. make: such an event whose text is
+ * PIECE_MARK, asked for once in an item's life. number: becomes the event's last member, `sequence_number`; -1: it has
+ * none. */
+void piece_log(struct run *run, size_t i, const char *name, const char *text, int64_t number,
+               cJSON *(*make)(const struct run *run, size_t i));
+
 /* ---- forms of answers (form.c) ------------------------------------------------------------------------------------
  */
 
@@ -390,7 +401,9 @@ int choices_parse(const cJSON *body, struct turn_request *q, struct api_error *e
 cJSON *chat_usage(const struct run *run);
 /* Why an answer of text ended: "length" or "stop". */
 const char *choices_reason(const struct run *run);
-/* A piece of an answer goes into the run's log. Takes choice. last: with its receipt. */
+/* A piece of an answer: an object with this choice, which is taken. */
+cJSON *choices_chunk(const struct run *run, const struct choices *form, cJSON *choice);
+/* It goes into the run's log. Takes choice. last: with its receipt. */
 void choices_log(struct run *run, const struct choices *form, cJSON *choice, bool last);
 /* A run_format's `done`. */
 void choices_done(struct run *run, const struct choices *form);

@@ -236,39 +236,53 @@ static void chat_started(struct run *run)
     emit(run, delta, NULL);
 }
 
-/* A chunk of one call. Takes call. */
-static void emit_call(struct run *run, size_t i, cJSON *call)
+/* The part of one call. Takes call. */
+static cJSON *call_delta(const struct run *run, size_t i, cJSON *call)
 {
     cJSON *delta = cJSON_CreateObject();
     cJSON_AddNumberToObject(call, "index", (double)call_index(run, i));
     cJSON_AddItemToArray(cJSON_AddArrayToObject(delta, "tool_calls"), call);
-    emit(run, delta, NULL);
+    return delta;
 }
 
 static void chat_item(struct run *run, size_t i)
 {
     if (is_call(run, i)) {
-        emit_call(run, i, call_object(run, i, ""));
+        emit(run, call_delta(run, i, call_object(run, i, "")), NULL);
     }
+}
+
+static cJSON *text_delta(const struct run *run, size_t i, const char *text)
+{
+    cJSON *delta = cJSON_CreateObject();
+    cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
+    return delta;
+}
+
+static cJSON *piece_event(const struct run *run, size_t i)
+{
+    cJSON *delta;
+    if (is_call(run, i)) {
+        const bool custom = run->items[i].custom;
+        cJSON *call = cJSON_CreateObject(), *of = cJSON_AddObjectToObject(call, custom ? "custom" : "function");
+        cJSON_AddStringToObject(of, custom ? "input" : "arguments", PIECE_MARK);
+        delta = call_delta(run, i, call);
+    } else {
+        delta = text_delta(run, i, PIECE_MARK);
+    }
+    return choices_chunk(run, &chat_choices, part_of(run, delta, NULL, NULL));
 }
 
 static void chat_delta(struct run *run, size_t i, const char *text)
 {
-    if (is_call(run, i)) {
-        bool custom = run->items[i].custom;
-        char *input = custom ? call_input(run->items[i].text, &run->items[i].input_told) : NULL;
-        if (!custom || (input && *input)) {
-            cJSON *call = cJSON_CreateObject();
-            cJSON *of = cJSON_AddObjectToObject(call, custom ? "custom" : "function");
-            cJSON_AddStringToObject(of, custom ? "input" : "arguments", custom ? input : text);
-            emit_call(run, i, call);
-        }
-        free(input);
-        return;
+    struct run_item *item = &run->items[i];
+    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
+    if (item->n_logprobs_told < item->n_logprobs) {
+        emit(run, text_delta(run, i, text), logprobs(run, i));
+    } else if (!item->custom || (input && *input)) {
+        piece_log(run, i, NULL, input ? input : text, -1, piece_event);
     }
-    cJSON *delta = cJSON_CreateObject();
-    cJSON_AddStringToObject(delta, is_thinking(run, i) ? "reasoning_content" : "content", text);
-    emit(run, delta, logprobs(run, i));
+    free(input);
 }
 
 static void chat_item_end(struct run *run, size_t i)

@@ -50,10 +50,16 @@ const char *choices_reason(const struct run *run)
     return answer_is_too_long(run) ? "length" : "stop";
 }
 
+cJSON *choices_chunk(const struct run *run, const struct choices *form, cJSON *choice)
+{
+    cJSON *o = head(run->first ? run->first : run, form, form->chunk);
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
+    return o;
+}
+
 void choices_log(struct run *run, const struct choices *form, cJSON *choice, bool last)
 {
-    cJSON *o = head(run_first(run), form, form->chunk);
-    cJSON_AddItemToArray(cJSON_AddArrayToObject(o, "choices"), choice);
+    cJSON *o = choices_chunk(run, form, choice);
     if (last) {
         receipt_add(o, run);
     }

@@ -171,9 +171,19 @@ static void emit(struct run *run, const char *text, cJSON *logprobs)
     choices_log(run, &text_choices, choice_of(run, text, logprobs, NULL), false);
 }
 
+static cJSON *piece_event(const struct run *run, size_t i)
+{
+    (void)i;
+    return choices_chunk(run, &text_choices, choice_of(run, PIECE_MARK, cJSON_CreateNull(), NULL));
+}
+
 static void text_delta(struct run *run, size_t i, const char *text)
 {
-    emit(run, text, odds(run, run->items[i].n_logprobs_told));
+    if (run->request->logprobs) {
+        emit(run, text, odds(run, run->items[i].n_logprobs_told));
+    } else {
+        piece_log(run, i, NULL, text, -1, piece_event);
+    }
 }
 
 static void text_item_end(struct run *run, size_t i)

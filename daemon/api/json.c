@@ -62,6 +62,12 @@ char *json_quoted(const char *s)
     return unless_lost(cJSON_PrintUnformatted(&string));
 }
 
+bool json_quote(const char *s, char *out, size_t size)
+{
+    cJSON string = {.type = cJSON_String, .valuestring = (char *)(uintptr_t)s};
+    return cJSON_PrintPreallocated(&string, out, (int)size, false);
+}
+
 char *json_text(cJSON *o)
 {
     char *text = unless_lost(o ? cJSON_PrintUnformatted(o) : NULL);

@@ -22,6 +22,8 @@ void json_lost(void);
 char *json_text(cJSON *o);
 /* A string as JSON, malloc'd. NULL: out of memory. */
 char *json_quoted(const char *s);
+/* The same into `out`; six bytes for each of its own, and eight, are always enough. False: it does not fit. */
+bool json_quote(const char *s, char *out, size_t size);
 /* The text of what a peer has sent, whose numbers read back as they were; o stays the caller's. */
 char *json_print(const cJSON *o);
 /* Bytes as text, malloc'd: what is no UTF-8 becomes U+FFFD, and a NUL too. NULL: out of memory. */

@@ -341,11 +341,22 @@ static void emit(struct run *run, const char *type, cJSON *e)
     run_log(run, type, text);
 }
 
+/* An event of the whole response, which is there as text (NULL: out of memory): several say the same of it. */
+static void log_response(struct run *run, const char *type, const char *object)
+{
+    char *event = NULL;
+    if (object && asprintf(&event, "{\"response\":%s,\"type\":\"%s\",\"sequence_number\":%lld}", object, type,
+                           (long long)run->sequence++) < 0) {
+        event = NULL;
+    }
+    run_log(run, type, event);
+}
+
 static void emit_response(struct run *run, const char *type)
 {
-    cJSON *e = cJSON_CreateObject();
-    cJSON_AddItemToObject(e, "response", whole_object(run, true));
-    emit(run, type, e);
+    char *object = json_text(whole_object(run, true));
+    log_response(run, type, object);
+    free(object);
 }
 
 /* An event about item i. */
@@ -439,8 +450,10 @@ static void responses_item_end(struct run *run, size_t i)
 
 static void responses_started(struct run *run)
 {
-    emit_response(run, "response.created");
-    emit_response(run, strcmp(run->status, "queued") == 0 ? "response.queued" : "response.in_progress");
+    char *object = json_text(whole_object(run, true));
+    log_response(run, "response.created", object);
+    log_response(run, strcmp(run->status, "queued") == 0 ? "response.queued" : "response.in_progress", object);
+    free(object);
 }
 
 static void responses_running(struct run *run)
@@ -458,58 +471,60 @@ static void responses_progress(struct run *run, const struct session_event *ev)
     emit(run, "response.convod.progress", e);
 }
 
-/* A piece of a message: what there is once for each token, so that it is no tree first. Ids are letters, digits and
- * lines. */
-static void emit_text(struct run *run, size_t i, const char *text)
+/* What an event of a piece of item i's text is called. */
+static const char *piece_type(const struct run *run, size_t i)
 {
-    static const char type[] = "response.output_text.delta";
-    char *quoted = json_quoted(text), *event = NULL;
-    if (quoted && asprintf(&event,
-                           "{\"item_id\":\"%s\",\"output_index\":%zu,\"content_index\":0,\"delta\":%s,\"logprobs\":[],"
-                           "\"type\":\"%s\",\"sequence_number\":%lld}",
-                           run->items[i].id, i, quoted, type, (long long)run->sequence++) < 0) {
-        event = NULL;
+    if (is(run, i, "reasoning")) {
+        return wants_summary(run) ? "response.reasoning_summary_text.delta" : "response.reasoning_text.delta";
     }
-    free(quoted);
-    run_log(run, type, event);
+    return is_message(run, i)     ? "response.output_text.delta"
+           : run->items[i].custom ? "response.custom_tool_call_input.delta"
+                                  : "response.function_call_arguments.delta";
+}
+
+/* But for its number. Takes logprobs. */
+static cJSON *delta_event(const struct run *run, size_t i, const char *text, cJSON *logprobs)
+{
+    cJSON *e = item_event(run, i);
+    if (is_message(run, i) || is(run, i, "reasoning")) {
+        bool summary = !is_message(run, i) && wants_summary(run);
+        cJSON_AddNumberToObject(e, summary ? "summary_index" : "content_index", 0);
+    }
+    cJSON_AddStringToObject(e, "delta", text);
+    if (is_message(run, i)) {
+        cJSON_AddItemToObject(e, "logprobs", logprobs);
+    }
+    return e;
+}
+
+static cJSON *piece_event(const struct run *run, size_t i)
+{
+    cJSON *e = delta_event(run, i, PIECE_MARK, is_message(run, i) ? cJSON_CreateArray() : NULL);
+    cJSON_AddStringToObject(e, "type", piece_type(run, i));
+    return e;
 }
 
 static void responses_delta(struct run *run, size_t i, const char *text)
 {
-    bool message = is_message(run, i);
-    if (is(run, i, "reasoning")) {
-        emit_thinking(run, i,
-                      wants_summary(run) ? "response.reasoning_summary_text.delta" : "response.reasoning_text.delta",
-                      "delta", text, NULL);
-        return;
+    struct run_item *item = &run->items[i];
+    char *input = item->custom ? call_input(item->text, &item->input_told) : NULL;
+    if (item->n_logprobs_told < item->n_logprobs) {
+        emit(run, piece_type(run, i), delta_event(run, i, text, logprobs_list(run, i, item->n_logprobs_told)));
+    } else if (!item->custom || (input && *input)) {
+        piece_log(run, i, piece_type(run, i), input ? input : text, run->sequence++, piece_event);
     }
-    if (run->items[i].custom) {
-        char *input = call_input(run->items[i].text, &run->items[i].input_told);
-        cJSON *e = input && *input ? item_event(run, i) : NULL;
-        if (e) {
-            cJSON_AddStringToObject(e, "delta", input);
-            emit(run, "response.custom_tool_call_input.delta", e);
-        }
-        free(input);
-        return;
-    }
-    if (message && !run->items[i].n_logprobs) {
-        emit_text(run, i, text);
-        return;
-    }
-    cJSON *e = message ? part_event(run, i) : item_event(run, i);
-    cJSON_AddStringToObject(e, "delta", text);
-    if (message) {
-        cJSON_AddItemToObject(e, "logprobs", logprobs_list(run, i, run->items[i].n_logprobs_told));
-    }
-    emit(run, message ? "response.output_text.delta" : "response.function_call_arguments.delta", e);
+    free(input);
 }
 
 static void responses_completed(struct run *run)
 {
-    emit_response(run, strcmp(run->status, "completed") == 0 ? "response.completed" : "response.incomplete");
-    cJSON *o = response_object(run);
-    run->answer = json_text(o);
+    char *object = json_text(whole_object(run, true));
+    log_response(run, strcmp(run->status, "completed") == 0 ? "response.completed" : "response.incomplete", object);
+    if (run->request->logprobs) { /* the event may be without them */
+        free(object);
+        object = json_text(response_object(run));
+    }
+    run->answer = object;
     run->answer_status = 200;
 }
 

@@ -179,6 +179,7 @@ static void answer_status(struct client *c, struct op *op, const struct session_
     cJSON *queue = cJSON_AddObjectToObject(o, "queue");
     cJSON_AddNumberToObject(queue, "running", st.running);
     cJSON_AddNumberToObject(queue, "waiting", st.waiting);
+    cJSON_AddNumberToObject(queue, "ahead", st.ahead);
     cJSON_AddNumberToObject(o, "pending_saves", (double)st.pending_saves);
     cJSON_AddNumberToObject(o, "save_failures", (double)st.save_failures);
     cJSON_AddNumberToObject(o, "conversations_expired", (double)st.conversations_expired);

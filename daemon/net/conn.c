@@ -1,21 +1,19 @@
-/* conn.c - one socket: what is queued for it, writing, lending it to the library and taking it back, and how it ends.
+/* conn.c - one socket: what is queued for it, writing, lending it to the library, and how it ends.
  *
  * Everything that is sent goes through a list of chunks. A peer that takes nothing for timeout-seconds is dropped. At
  * the end of the loop's turn that queued it, it is written: whether the socket takes it is only asked for where it did
  * not, since that asking is another turn of the loop, for every token.
  *
- * The library gets a socket when the request is whole, with a head of our own making: it sees nothing of what the peer
- * wrote there, so it cannot understand it otherwise than we did. From then on it writes the answer, or it is a
- * WebSocket. It would close a connection whose peer shuts its sending side, and would read what comes behind a request
- * as another; so it does not read while an answer is made, and when anything at all comes then, or when the answer has
- * left, the socket is taken back: its number is given to /dev/null, and the library closes that.
+ * The library gets the sockets that become a WebSocket, with a head of our own making: it sees nothing of what the peer
+ * wrote there, so it cannot understand it otherwise than we did. Of HTTP it sees nothing: it would close a connection
+ * whose peer shuts its sending side, would read what comes behind a request as another, and takes a poll of each socket
+ * in every turn of its loop.
  *
  * There is one way to end an answered connection, whatever was answered: our side is shut when the last byte is
  * written, and what the peer still sends is thrown away until it ends, is quiet, or goes on for too long. Closing
  * earlier would make the kernel reset the connection, and the answer would be lost with it.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,7 +201,7 @@ void conn_listen(struct conn *c)
     }
 }
 
-bool conn_lend(struct conn *c, const char *head, size_t len)
+void conn_lend(struct conn *c, const char *head, size_t len)
 {
     struct net *n = c->net;
     c->blocked = false;
@@ -214,46 +212,10 @@ bool conn_lend(struct conn *c, const char *head, size_t len)
         if (!c->dead) {
             conn_gone(c); /* the library has closed the socket */
         }
-        return false;
-    }
-    c->reading = true;
-    if (!c->client.websocket) {
-        c->reading = false;
-        if (lws_rx_flow_control(wsi, 0) < 0) {
-            conn_drop(c);
-            return false;
-        }
+        return;
     }
     c->interest = 0; /* what lies in the socket already is told once more, before the library comes to read it */
     conn_listen(c);
-    return true;
-}
-
-void conn_take(struct conn *c)
-{
-    if (!c->wsi) {
-        return;
-    }
-    int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
-    struct epoll_event event = {.events = 0, .data.ptr = c};
-    if (fd < 0 || epoll_ctl(c->net->epoll, EPOLL_CTL_DEL, c->fd, NULL) != 0 ||
-        epoll_ctl(c->net->epoll, EPOLL_CTL_ADD, fd, &event) != 0 || dup3(c->net->nothing, c->fd, O_CLOEXEC) < 0) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        conn_drop(c);
-        return;
-    }
-    struct lws *wsi = c->wsi;
-    lws_set_opaque_user_data(wsi, NULL);
-    lws_set_timeout(wsi, PENDING_TIMEOUT_USER_OK, LWS_TO_KILL_ASYNC);
-    c->wsi = NULL;
-    c->fd = fd;
-    c->interest = 0;
-    conn_listen(c);
-    if (c->out_head || c->client.readers) {
-        conn_wake(c);
-    }
 }
 
 static void queue(struct conn *c, struct chunk *chunk)
@@ -281,14 +243,14 @@ void conn_give(struct conn *c, char *text, size_t len)
     queue(c, chunk);
 }
 
-void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
+void conn_queue(struct conn *c, const struct part *parts, size_t n)
 {
     if (c->client.dropped) {
         return;
     }
     size_t len = 0;
     for (size_t i = 0; i < n; i++) {
-        len += parts[i].iov_len;
+        len += parts[i].len;
     }
     struct chunk *chunk = malloc(sizeof(*chunk) + LWS_PRE + len);
     if (!chunk) {
@@ -298,9 +260,9 @@ void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
     *chunk = (struct chunk){.len = len, .at = chunk->data + LWS_PRE};
     char *to = chunk->at;
     for (size_t i = 0; i < n; i++) {
-        if (parts[i].iov_len) {
-            memcpy(to, parts[i].iov_base, parts[i].iov_len);
-            to += parts[i].iov_len;
+        if (parts[i].len) {
+            memcpy(to, parts[i].at, parts[i].len);
+            to += parts[i].len;
         }
     }
     queue(c, chunk);
@@ -309,10 +271,6 @@ void conn_queue(struct conn *c, const struct iovec *parts, size_t n)
 void conn_linger(struct conn *c)
 {
     int64_t now = clock_ms();
-    conn_take(c);
-    if (c->client.dropped) {
-        return;
-    }
     request_free(c);
     c->phase = CONN_LINGER;
     c->deadline_ms = now + LINGER_MS;
@@ -375,18 +333,6 @@ static void written(struct conn *c)
     }
 }
 
-/* The library calls back when the socket takes more. */
-static void ask(struct conn *c)
-{
-    /* It does not look at writability while reading is stopped. */
-    if (!c->client.websocket && !c->reading && lws_rx_flow_control(c->wsi, 1) < 0) {
-        conn_drop(c);
-        return;
-    }
-    c->reading = true;
-    lws_callback_on_writable(c->wsi);
-}
-
 /* Fills the queue and writes it, until the socket takes no more. */
 static void write_some(struct conn *c)
 {
@@ -422,7 +368,7 @@ static void write_queued(struct conn *c)
         return;
     }
     if (c->wsi && (c->blocked || c->close_code)) {
-        ask(c);
+        lws_callback_on_writable(c->wsi); /* the library calls back when the socket takes more */
     } else if (c->out_head && !c->blocked) {
         conn_wake(c); /* others first */
     } else if (!c->out_head) {
@@ -433,25 +379,12 @@ static void write_queued(struct conn *c)
     }
 }
 
-/* The library was only to tell when the socket takes more. -1: the connection is broken. */
-static int stop_reading(struct conn *c)
-{
-    if (c->client.websocket || !c->reading) {
-        return 0;
-    }
-    c->reading = false;
-    return lws_rx_flow_control(c->wsi, 0) < 0 ? -1 : 0;
-}
-
 void conn_write(struct conn *c)
 {
     if (c->close_code) {
-        ask(c); /* it is closed in the library's call alone */
-        return;
-    }
-    write_queued(c);
-    if (!c->client.dropped && c->wsi && !c->blocked && stop_reading(c)) {
-        conn_drop(c);
+        lws_callback_on_writable(c->wsi); /* it is closed in the library's call alone */
+    } else {
+        write_queued(c);
     }
 }
 
@@ -461,18 +394,20 @@ int conn_write_lent(struct conn *c)
         return -1;
     }
     write_queued(c);
-    if (c->client.dropped || !c->wsi) {
-        return -1; /* !wsi: it was taken back */
+    if (c->client.dropped) {
+        return -1;
     }
     if (c->out_head || c->blocked) {
         return 0;
     }
     if (c->close_code) {
-        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, (unsigned char *)(uintptr_t)c->close_reason,
-                         strlen(c->close_reason));
+        unsigned char reason[CONTROL_BYTES_MAX - 2];
+        size_t n = strnlen(c->close_reason, sizeof(reason));
+        memcpy(reason, c->close_reason, n);
+        lws_close_reason(c->wsi, (enum lws_close_status)c->close_code, reason, n);
         return -1;
     }
-    return stop_reading(c);
+    return 0;
 }
 
 /* ---- what the interfaces call ---------------------------------------------------------------------------------------
@@ -480,7 +415,7 @@ int conn_write_lent(struct conn *c)
 
 static void message(struct client *client, const char *head, size_t head_len, const char *tail, size_t tail_len)
 {
-    const struct iovec parts[] = {part(head, head_len), part(tail, tail_len)};
+    const struct part parts[] = {part(head, head_len), part(tail, tail_len)};
     conn_queue((struct conn *)client, parts, 2);
 }
 

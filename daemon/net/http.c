@@ -2,10 +2,9 @@
  *
  * The head is looked at in the socket until it is whole, and checked (head.c); then it is taken out, and the body is
  * read, up to the length that was announced; both have a deadline. (The library would read beyond a body, and spin on
- * what it found there.) Whatever comes behind the body belongs to no request. A whole request is lent to the library
- * with a head that says no more than that there is one (conn.c); an upgrade with one that has the four lines that it
- * needs, and frames that came with it are still in the socket. A refusal is an answer as any other and needs no more of
- * the body: how the connection ends sees to it that it arrives.
+ * what it found there.) Whatever comes behind the body belongs to no request. An upgrade is lent to the library
+ * with a head that has the four lines that it needs, and frames that came with it are still in the socket. A refusal is
+ * an answer as any other and needs no more of the body: how the connection ends sees to it that it arrives.
  *
  * All response heads are made here, by one function.
  *
@@ -82,7 +81,7 @@ static void date_now(char out[DATE_SIZE])
 
 static void queue_one(struct conn *c, const char *text, size_t len)
 {
-    const struct iovec one = part(text, len);
+    const struct part one = part(text, len);
     conn_queue(c, &one, 1);
 }
 
@@ -126,14 +125,14 @@ static void send_head(struct conn *c, int status, const char *content_type, int6
 }
 
 /* The parts as one chunk of a body whose length is not told before. */
-static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
+static void send_parts(struct conn *c, const struct part *parts, size_t n)
 {
     char size[24];
-    struct iovec all[BODY_PARTS_MAX + 2];
+    struct part all[BODY_PARTS_MAX + 2];
     size_t len = 0, n_all = 0;
     all[n_all++] = part(NULL, 0);
     for (size_t i = 0; i < n; i++) {
-        len += parts[i].iov_len;
+        len += parts[i].len;
         all[n_all++] = parts[i];
     }
     if (len == 0 || c->client.request.method == METHOD_HEAD) {
@@ -148,7 +147,7 @@ static void send_parts(struct conn *c, const struct iovec *parts, size_t n)
 
 static void send_body(struct conn *c, const char *text, size_t len)
 {
-    const struct iovec one = part(text, len);
+    const struct part one = part(text, len);
     send_parts(c, &one, 1);
 }
 
@@ -214,12 +213,12 @@ void http_stream_begin(struct client *client)
 void http_stream_event(struct client *client, const char *name, const char *data)
 {
     static const char event[] = "event: ", text[] = "data: ";
-    const struct iovec parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
-                                                part(name, name ? strlen(name) : 0),
-                                                part("\n", name ? 1 : 0),
-                                                part(text, sizeof(text) - 1),
-                                                part(data, strlen(data)),
-                                                part("\n\n", 2)};
+    const struct part parts[BODY_PARTS_MAX] = {part(event, name ? sizeof(event) - 1 : 0),
+                                               part(name, name ? strlen(name) : 0),
+                                               part("\n", name ? 1 : 0),
+                                               part(text, sizeof(text) - 1),
+                                               part(data, strlen(data)),
+                                               part("\n\n", 2)};
     send_parts((struct conn *)client, parts, BODY_PARTS_MAX);
 }
 
@@ -539,13 +538,12 @@ static int check_subprotocol(const struct head *h, bool *offered, struct api_err
     return 0;
 }
 
-/* The request is whole, or needs no more: the library has the socket from now on. False: it is closed. */
-static bool lend(struct conn *c)
+/* The request is whole, or needs no more: nothing is read until it is answered. */
+static void work(struct conn *c)
 {
-    static const char head[] = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     c->deadline_ms = 0;
     c->phase = CONN_WORKING;
-    return conn_lend(c, head, sizeof(head) - 1);
+    conn_listen(c);
 }
 
 static void count_request(struct conn *c)
@@ -557,13 +555,7 @@ static void count_request(struct conn *c)
 void http_refuse(struct conn *c, const struct api_error *e)
 {
     count_request(c);
-    bool half_closed = c->half_closed;
-    if (half_closed || c->over_limit) {
-        c->deadline_ms = 0;
-        c->phase = CONN_WORKING; /* the library would close it */
-    } else if (!lend(c)) {
-        return;
-    }
+    work(c);
     client_answer_error(&c->client, e);
 }
 
@@ -602,7 +594,8 @@ static void upgrade(struct conn *c, const struct head *h)
 
 static void complete(struct conn *c)
 {
-    if (lend(c)) {
+    work(c);
+    if (!c->client.dropped) {
         api_dispatch(&c->client);
     }
 }

@@ -13,7 +13,6 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -28,14 +27,13 @@
 
 #include "daemon/net/net_internal.h"
 
-#define TICK_MS     250 /* while anything has a time; a quiet server is not woken */
-#define COMMENT_MS  15000
-#define EARLY_MS    1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
-#define EVENTS_MAX  64
-#define ACCEPTS_MAX 64
-#define BACKLOG     512
-/* For the model, the ledger and packs; for refusals; for those that are taken back in one turn of the loop. */
-#define DESCRIPTORS_RESERVED (48 + REFUSING_MAX + EVENTS_MAX)
+#define TICK_MS              250 /* while anything has a time; a quiet server is not woken */
+#define COMMENT_MS           15000
+#define EARLY_MS             1000 /* after a peer's end, an answer that is still worked on shows whether it reads */
+#define EVENTS_MAX           64
+#define ACCEPTS_MAX          64
+#define BACKLOG              512
+#define DESCRIPTORS_RESERVED (48 + REFUSING_MAX) /* for the model, the ledger and packs; for refusals */
 #define CONNS_MIN            4
 
 /* ---- who may come in ------------------------------------------------------------------------------------------------
@@ -253,20 +251,6 @@ static void discard(struct conn *c)
     }
 }
 
-/* Something came to a connection that the library has. */
-static void came_meanwhile(struct conn *c, uint32_t events)
-{
-    if (c->client.websocket) {
-        frames_look(c);
-        return;
-    }
-    /* An end, or bytes of no request: neither is for the library. */
-    conn_take(c);
-    if (!c->client.dropped && (events & EPOLLRDHUP)) {
-        http_end(c);
-    }
-}
-
 static void happened(struct conn *c, uint32_t events)
 {
     bool busy = c->phase == CONN_WORKING || c->phase == CONN_ANSWERING;
@@ -275,7 +259,7 @@ static void happened(struct conn *c, uint32_t events)
         return;
     }
     if (c->wsi) {
-        came_meanwhile(c, events);
+        frames_look(c);
         return;
     }
     if (events & EPOLLOUT) {
@@ -397,10 +381,12 @@ void net_close(struct net *n)
     }
 }
 
-/* How long everybody else waited for one piece of work. */
-static void stall(struct net *n, int64_t began_us)
+/* How long everybody else waited for one piece of work. Returns the time. */
+static int64_t stall(struct net *n, int64_t began_us)
 {
-    metrics_observe(&n->api->metrics.stall, (double)(clock_us() - began_us) / 1e6);
+    int64_t now_us = clock_us();
+    metrics_observe(&n->api->metrics.stall, (double)(now_us - began_us) / 1e6);
+    return now_us;
 }
 
 /* ---- the loop -------------------------------------------------------------------------------------------------------
@@ -409,14 +395,14 @@ static void stall(struct net *n, int64_t began_us)
 static void write_ready(struct net *n)
 {
     struct conn *c = n->ready;
+    int64_t began = c ? clock_us() : 0;
     n->ready = NULL;
     while (c) {
         struct conn *next = c->next_ready;
         c->ready = false;
         if (!c->client.dropped) {
-            int64_t began = clock_us();
             conn_write(c);
-            stall(n, began);
+            began = stall(n, began);
         }
         c = next;
     }
@@ -465,11 +451,11 @@ static void take_events(struct net *n)
 {
     wake_up(n);
     struct event *e = events_list(n->api->events);
+    int64_t began = e ? clock_us() : 0;
     while (e) {
         struct event *next = e->next;
-        int64_t began = clock_us();
         e->take(e, false);
-        stall(n, began);
+        began = stall(n, began);
         e = next;
     }
 }
@@ -505,10 +491,6 @@ static int lent(struct net *n, struct conn *c, enum lws_callback_reasons reason,
     int64_t began = clock_us();
     int rc = 0;
     switch (reason) {
-    case LWS_CALLBACK_HTTP:
-        lws_set_timeout(c->wsi, NO_PENDING_TIMEOUT, 0);
-        break;
-    case LWS_CALLBACK_HTTP_WRITEABLE:
     case LWS_CALLBACK_SERVER_WRITEABLE:
         rc = conn_write_lent(c);
         break;
@@ -645,10 +627,8 @@ static int create_context(struct net *n)
     info.max_http_header_data2 = 1024; /* of our own making */
     info.max_http_header_pool2 = (unsigned)n->max_conns + 1;
     info.timeout_secs = (unsigned)config->timeout_seconds;
-    /* A request may wait for its answer as long as it takes. */
-    info.timeout_secs_ah_idle = 10U * 365 * 24 * 3600;
     info.retry_and_idle_policy = &n->retry;
-    info.fd_limit_per_thread = (unsigned)n->max_conns * 2 + 64; /* those that were taken back are there for a moment */
+    info.fd_limit_per_thread = (unsigned)n->max_conns + 64;
     info.pt_serv_buf_size = WRITE_BYTES;
     n->context = lws_create_context(&info);
     n->vhost = n->context ? lws_create_vhost(n->context, &info) : NULL;
@@ -670,7 +650,7 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
     n->auth = opts->auth;
     n->api->find = conn_find;
     n->api->find_arg = n;
-    n->listener = n->epoll = n->nothing = n->timer = -1;
+    n->listener = n->epoll = n->timer = -1;
     int rc = 0;
     if (auth_listen_parse(config->listen, n->address, sizeof(n->address), &n->port)) {
         snprintf(err, err_size, "listen is not ADDRESS:PORT");
@@ -679,10 +659,9 @@ int net_start(const struct net_opts *opts, struct net **out, char *err, size_t e
     }
     n->loopback = auth_address_loopback(n->address);
     n->epoll = epoll_create1(EPOLL_CLOEXEC);
-    n->nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     n->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = &n->timer};
-    if (n->epoll < 0 || n->nothing < 0 || n->timer < 0 || epoll_ctl(n->epoll, EPOLL_CTL_ADD, n->timer, &event) != 0) {
+    if (n->epoll < 0 || n->timer < 0 || epoll_ctl(n->epoll, EPOLL_CTL_ADD, n->timer, &event) != 0) {
         rc = -errno;
         snprintf(err, err_size, "the network loop cannot be set up: %s", strerror(-rc));
         goto fail;
@@ -750,7 +729,7 @@ void net_free(struct net *n)
         close(n->epoll);
     }
     bury(n);
-    const int fds[] = {n->listener, n->nothing, n->timer};
+    const int fds[] = {n->listener, n->timer};
     for (size_t i = 0; i < sizeof(fds) / sizeof(*fds); i++) {
         if (fds[i] >= 0) {
             close(fds[i]);

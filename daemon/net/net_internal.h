@@ -1,13 +1,12 @@
 /* net_internal.h - what the files of net/ share: the connections, and what is queued for each.
  *
- * A connection begins at our own door (an epoll instance that lives in the library's loop as one descriptor), is lent
- * to the library when its request is whole, and comes back to the door to end. While the library has it, `wsi` is set.
+ * A connection begins at our own door (an epoll instance that lives in the library's loop as one descriptor), and stays
+ * there to its end, unless it becomes a WebSocket: the library reads and closes those. While it has one, `wsi` is set.
  */
 #ifndef CONVOD_DAEMON_NET_INTERNAL_H
 #define CONVOD_DAEMON_NET_INTERNAL_H
 
 #include <libwebsockets.h>
-#include <sys/uio.h>
 
 #include "daemon/net/head.h"
 #include "daemon/net/net.h"
@@ -63,7 +62,6 @@ struct conn {
     bool ready, dead;           /* in the loop's lists */
     bool blocked;               /* the socket takes no more now; who tells when it does was asked */
     bool writing;               /* in conn_write() */
-    bool reading;               /* the library looks at what comes, and at writability */
     char peer[ADDRESS_SIZE];    /* the socket's other end */
     char address[ADDRESS_SIZE]; /* whose limits count: the peer, or whom a trusted proxy names */
     int64_t accepted_ms, began_us;
@@ -111,7 +109,6 @@ struct net {
     lws_retry_bo_t retry;
     struct conn *lending; /* that the library is being given */
     int listener, epoll, timer;
-    int nothing;    /* /dev/null: what the library keeps of a socket that is taken back */
     bool accepting; /* the listener is in epoll */
     bool closing;   /* nobody comes in any more */
     size_t max_conns;
@@ -142,22 +139,24 @@ void conn_gone(struct conn *c);
 void conn_forget_body(struct conn *c);
 /* Something can be written. */
 void conn_wake(struct conn *c);
-static inline struct iovec part(const void *data, size_t len)
+struct part {
+    const void *at;
+    size_t len;
+};
+static inline struct part part(const void *at, size_t len)
 {
-    return (struct iovec){(void *)(uintptr_t)data, len};
+    return (struct part){at, len};
 }
 /* Queues copies of the parts as one chunk. */
-void conn_queue(struct conn *c, const struct iovec *parts, size_t n);
+void conn_queue(struct conn *c, const struct part *parts, size_t n);
 /* Queues text as it is, of any length: takes it. Not for a WebSocket. */
 void conn_give(struct conn *c, char *text, size_t len);
 /* Writes what the socket takes. */
 void conn_write(struct conn *c);
 /* [WRITEABLE] The same in the library's call. -1: close the connection. */
 int conn_write_lent(struct conn *c);
-/* Gives the library the socket, with a head of our own making before what is still in it. False: it is closed. */
-bool conn_lend(struct conn *c, const char *head, size_t len);
-/* The library has it no more: takes the socket back. */
-void conn_take(struct conn *c);
+/* Gives the library the socket of a WebSocket, with a head of our own making before what is still in it. */
+void conn_lend(struct conn *c, const char *head, size_t len);
 /* Tells epoll what this connection waits for now. */
 void conn_listen(struct conn *c);
 /* All is written: no more of us, and what still comes is thrown away until the peer ends or is quiet. */

@@ -25,6 +25,7 @@ static void free_items(struct run *run)
         free(run->items[i].body);
         free(run->items[i].text);
         free(run->items[i].logprobs);
+        free(run->items[i].piece);
     }
     free(run->items);
     run->items = NULL;
@@ -217,10 +218,20 @@ void run_unsubscribe(struct subscriber *sub)
 
 static void take_event(struct event *event, bool closing);
 
+/* Whether anybody is told of it: of how far a prompt is, in each step, few want to hear. */
+static bool is_told(const struct run *run, const struct session_event *ev)
+{
+    const struct turn_request *q = run->request;
+    return ev->kind != SESSION_EVENT_PROGRESS || q->progress || q->background || strcmp(ev->stage, "truncated") == 0;
+}
+
 /* [engine or storage thread] */
 static void on_event(void *arg, const struct session_event *ev)
 {
     struct run *run = arg;
+    if (!is_told(run, ev)) {
+        return;
+    }
     struct turn_event *e = turn_event_new(run, ev, take_event);
     if (!e) {
         /* Without memory for a piece of the answer the answer is not what was generated: give it up. The terminal

@@ -38,6 +38,17 @@ const struct model_slot_info MODEL_SLOT_INFO[MODEL_SLOTS] = {
     [SLOT_DOWN_EXPERTS_BIAS] = {"ffn_down_exps.bias", SLOT_VECTORS, 0, DIM_EMBD, AT(down_experts_bias)},
 };
 
+const struct model_joined MODEL_JOINED[MODEL_SLOTS] = {
+    [SLOT_Q] = {"attn_qkv.weight", SLICE_Q},
+    [SLOT_K] = {"attn_qkv.weight", SLICE_K},
+    [SLOT_V] = {"attn_qkv.weight", SLICE_V},
+    [SLOT_Q_BIAS] = {"attn_qkv.bias", SLICE_Q},
+    [SLOT_K_BIAS] = {"attn_qkv.bias", SLICE_K},
+    [SLOT_V_BIAS] = {"attn_qkv.bias", SLICE_V},
+    [SLOT_GATE_EXPERTS] = {"ffn_gate_up_exps.weight", SLICE_FIRST},
+    [SLOT_UP_EXPERTS] = {"ffn_gate_up_exps.weight", SLICE_SECOND},
+};
+
 /* What most have. */
 #define WANT(name)                                                                                                     \
     {                                                                                                                  \

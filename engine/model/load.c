@@ -47,13 +47,21 @@ struct loader {
     size_t err_size;
 };
 
-/* Bytes of a job's weights on the device. */
-static size_t job_bytes(const struct model_job *job, struct kernels *k)
+/* Bytes of all of a job's matrix. */
+static size_t matrix_bytes(const struct model_job *job, struct kernels *k)
 {
-    if (job->vector)
-        return (size_t)job->cols * sizeof(float);
     size_t bytes = kernels_ops(k)->matrix_bytes(k, job->t->type, job->rows, job->cols);
     return job->experts ? bytes * (size_t)job->experts : bytes;
+}
+
+/* Bytes of a job's weights on the device. Those of experts that lie apart have their place with the first one's. */
+static size_t job_bytes(const struct model_job *job, struct kernels *k)
+{
+    if (job->expert > 1)
+        return 0;
+    if (job->vector)
+        return (size_t)job->cols * sizeof(float);
+    return matrix_bytes(job, k);
 }
 
 static size_t weight_padded(size_t bytes)
@@ -238,23 +246,25 @@ static uint8_t *place_of(const struct model *m, int l)
 }
 
 /* Where a matrix of a layer in the host's memory is packed; NULL: there is no memory for it. */
-static void *stage_alloc(struct loader *ld, struct model_layer *y)
+static uint8_t *stage_alloc(struct loader *ld, struct model_layer *y, size_t bytes)
 {
     struct model *m = ld->m;
     if (!m->staged)
         m->staged = ld->ops->alloc(ld->k, KERNELS_DEVICE, model_staged_bytes(m));
     if (!y->host)
         y->host = ld->ops->alloc(ld->k, KERNELS_PINNED, y->host_bytes);
-    return m->staged && y->host ? place_of(m, (int)(y - m->layers)) + y->host_used : NULL;
+    if (!m->staged || !y->host)
+        return NULL;
+    size_t at = y->host_used;
+    y->host_used += weight_padded(bytes);
+    return place_of(m, (int)(y - m->layers)) + at;
 }
 
-/* Takes the layer's next `bytes` there. */
-static void unstage(struct loader *ld, struct model_layer *y, size_t bytes)
+/* Takes what was packed of the layer, `bytes` from `at` on, to the host. */
+static void unstage(struct loader *ld, struct model_layer *y, const uint8_t *at, size_t bytes)
 {
-    ld->ops->copy(ld->k, KERNELS_COMPUTE, y->host + y->host_used,
-                  place_of(ld->m, (int)(y - ld->m->layers)) + y->host_used, bytes);
+    ld->ops->copy(ld->k, KERNELS_COMPUTE, y->host + (at - place_of(ld->m, (int)(y - ld->m->layers))), at, bytes);
     (void)ld->ops->wait(ld->k, ld->ops->record(ld->k, KERNELS_COMPUTE), -1); /* a failure is the device's */
-    y->host_used += weight_padded(bytes);
 }
 
 static int load_job(struct loader *ld, const struct model_job *job)
@@ -262,10 +272,10 @@ static int load_job(struct loader *ld, const struct model_job *job)
     const struct gguf_tensor *t = job->t;
     size_t bytes = job_bytes(job, ld->k);
     struct model_layer *y = host_layer(ld->m, job);
-    void *to = y ? stage_alloc(ld, y) : block_alloc(ld, bytes);
-    if (!to && device_failed(ld))
+    void *to = !bytes ? NULL : y ? stage_alloc(ld, y, bytes) : block_alloc(ld, bytes);
+    if (bytes && !to && device_failed(ld))
         return -EIO;
-    if (!to)
+    if (bytes && !to)
         return gguf_fail(ld->g, ld->err, ld->err_size, -ENOMEM, "no memory for tensor %s (%zu bytes)", t->name, bytes);
     int rc = skip_to(ld, t->part, t->offset + job->at);
     if (rc)
@@ -274,12 +284,15 @@ static int load_job(struct loader *ld, const struct model_job *job)
         *(const float **)job->to = to;
         return load_rows(ld, job, 0, to, job->cols, kernels_row_bytes(t->type, 1));
     }
-    *(struct kernels_matrix *)job->to = (struct kernels_matrix){
-        .type = t->type, .rows = job->rows, .cols = job->cols, .experts = job->experts, .data = to};
-    for (int i = 0; rc == 0 && i < (job->experts ? job->experts : 1); i++)
+    struct kernels_matrix *matrix = job->to;
+    if (to)
+        *matrix = (struct kernels_matrix){
+            .type = t->type, .rows = job->rows, .cols = job->cols, .experts = job->experts, .data = to};
+    int end = job->expert ? job->expert : job->experts ? job->experts : 1;
+    for (int i = job->expert ? job->expert - 1 : 0; rc == 0 && i < end; i++)
         rc = load_rows(ld, job, i, NULL, job->rows, kernels_row_bytes(t->type, job->cols));
-    if (y && rc == 0)
-        unstage(ld, y, bytes);
+    if (y && rc == 0 && job->expert == (job->expert ? job->experts : 0))
+        unstage(ld, y, matrix->data, matrix_bytes(job, ld->k));
     return rc;
 }
 
@@ -323,7 +336,7 @@ int model_load(struct model *m, const struct gguf *g, struct kernels *k, struct 
     for (size_t i = 0; i < m->n_jobs; i++)
         ld.total_bytes += m->jobs[i].t->bytes / (m->jobs[i].t->values / m->jobs[i].t->dims[0]) *
                           (uint64_t)(m->jobs[i].vector ? 1 : m->jobs[i].rows) *
-                          (uint64_t)(m->jobs[i].experts ? m->jobs[i].experts : 1);
+                          (uint64_t)(m->jobs[i].experts && !m->jobs[i].expert ? m->jobs[i].experts : 1);
     if (hash)
         ld.total_bytes = gguf_bytes(g);
     ld.piece_bytes = piece_bytes_for(m);

@@ -371,20 +371,31 @@ static int want_matrix(struct reader *r, const char *name, int whole, int first,
     return add_job(r, (struct model_job){.t = t, .at = at, .rows = rows, .cols = cols, .to = to});
 }
 
-static int want_experts(struct reader *r, const char *name, int rows, int cols, struct kernels_matrix *to)
+/* A matrix per expert: the rows from `first` on, out of `whole`. */
+static int want_experts(struct reader *r, const char *name, int whole, int first, int rows, int cols,
+                        struct kernels_matrix *to)
 {
     const struct gguf_tensor *t;
     int n = r->m->n_experts;
     int rc = gguf_tensor_get(r->g, name, GGUF_REQUIRED, &t, r->err, r->err_size);
     if (rc)
         return rc;
-    if (t->n_dims != 3 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)rows || t->dims[2] != (uint64_t)n)
+    if (t->n_dims != 3 || t->dims[0] != (uint64_t)cols || t->dims[1] != (uint64_t)whole || t->dims[2] != (uint64_t)n)
         return fail(r, -EBADMSG, "tensor %s is %llu x %llu x %llu; this model needs %d x %d x %d", name,
                     (unsigned long long)t->dims[0], (unsigned long long)t->dims[1], (unsigned long long)t->dims[2],
-                    cols, rows, n);
+                    cols, whole, n);
     if (kernels_row_bytes(t->type, cols) == 0)
         return fail(r, -EBADMSG, "tensor %s: rows of %d values cannot have type %s", name, cols, t->type_name);
-    return add_job(r, (struct model_job){.t = t, .rows = rows, .cols = cols, .experts = n, .to = to});
+    struct model_job job = {.t = t, .rows = rows, .cols = cols, .experts = n, .to = to};
+    if (whole == rows)
+        return add_job(r, job);
+    uint64_t row_bytes = t->bytes / (uint64_t)n / (uint64_t)whole;
+    for (int i = 0; i < n && !rc; i++) {
+        job.at = row_bytes * ((uint64_t)i * (uint64_t)whole + (uint64_t)first);
+        job.expert = i + 1;
+        rc = add_job(r, job);
+    }
+    return rc;
 }
 
 static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
@@ -394,19 +405,22 @@ static int check_vector_type(struct reader *r, const struct gguf_tensor *t)
     return 0;
 }
 
-static int want_vector(struct reader *r, const char *name, bool required, int n, float divisor, const float **to)
+/* n values of a vector from `first` on, out of `whole`. */
+static int want_vector(struct reader *r, const char *name, bool required, int whole, int first, int n, float divisor,
+                       const float **to)
 {
     const struct gguf_tensor *t;
     int rc = gguf_tensor_get(r->g, name, required ? GGUF_REQUIRED : GGUF_OPTIONAL, &t, r->err, r->err_size);
     if (rc || !t)
         return rc;
-    if (t->values != (uint64_t)n || t->dims[0] != (uint64_t)n)
+    if (t->values != (uint64_t)whole || t->dims[0] != (uint64_t)whole)
         return fail(r, -EBADMSG, "tensor %s has %llu values; this model needs %d", name, (unsigned long long)t->values,
-                    n);
-    rc = check_vector_type(r, t);
-    return rc ? rc
-              : add_job(r,
-                        (struct model_job){.t = t, .rows = 1, .cols = n, .vector = true, .divisor = divisor, .to = to});
+                    whole);
+    if ((rc = check_vector_type(r, t)))
+        return rc;
+    uint64_t at = t->bytes / (uint64_t)whole * (uint64_t)first;
+    return add_job(
+        r, (struct model_job){.t = t, .at = at, .rows = 1, .cols = n, .vector = true, .divisor = divisor, .to = to});
 }
 
 /* A vector per expert. */
@@ -446,18 +460,27 @@ static int read_tensors(struct reader *r, int l, const struct model_tensor *list
         const struct model_slot_info *slot = &MODEL_SLOT_INFO[want->slot];
         void *to = (char *)layer + slot->at;
         int cols = dim_of(r->m, layer, slot->cols), rows = dim_of(r->m, layer, slot->rows), first;
-        char name[GGUF_MAX_NAME_BYTES + 1];
+        char name[GGUF_MAX_NAME_BYTES + 1], joined[GGUF_MAX_NAME_BYTES + 1];
         snprintf(name, sizeof name, "blk.%d.%s", l, want->name ? want->name : slot->name);
         bool vector = slot->kind == SLOT_VECTOR, required = want->presence == MODEL_REQUIRED;
-        int whole = slice_of(r->m, layer, want->slice, rows, &first);
+        enum model_slice slice = want->slice;
+        const struct model_joined *other = &MODEL_JOINED[want->slot];
+        if (!want->name && other->name && gguf_tensor_find(r->g, name) == NULL) {
+            snprintf(joined, sizeof joined, "blk.%d.%s", l, other->name);
+            if (gguf_tensor_find(r->g, joined) != NULL) {
+                memcpy(name, joined, sizeof name);
+                slice = other->slice;
+            }
+        }
+        int whole = slice_of(r->m, layer, slice, vector ? cols : rows, &first);
         if (!required && gguf_tensor_find(r->g, name) == NULL)
             continue;
         if (vector)
-            rc = want_vector(r, name, required, cols, 0, to);
+            rc = want_vector(r, name, required, whole, first, cols, 0, to);
         else if (slot->kind == SLOT_VECTORS)
             rc = want_vectors(r, name, cols, to);
         else if (slot->kind == SLOT_EXPERTS)
-            rc = want_experts(r, name, rows, cols, to);
+            rc = want_experts(r, name, whole, first, rows, cols, to);
         else
             rc = want_matrix(r, name, whole, first, rows, cols, to);
     }
@@ -499,7 +522,7 @@ static int read_weights(struct reader *r)
                           : read_tensors(r, l, a->dense, sizeof a->dense / sizeof *a->dense)))
             return rc;
     }
-    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, m->logit_divisor, &m->output_norm)))
+    if ((rc = want_vector(r, "output_norm.weight", true, m->n_embd, 0, m->n_embd, m->logit_divisor, &m->output_norm)))
         return rc;
     if (gguf_tensor_find(r->g, "output.weight")) {
         rc = want_matrix(r, "output.weight", m->n_vocab, 0, m->n_vocab, m->n_embd, &m->output);

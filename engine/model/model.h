@@ -62,6 +62,7 @@ struct model_job {
     uint64_t at; /* byte of the tensor where the slice begins */
     int rows, cols;
     int experts; /* matrices of that shape, one behind the other; 0: one */
+    int expert;  /* the only one of these that this is of, counted from 1: they lie apart; 0: all */
     bool vector;
     float divisor; /* of a vector's values; 0: none */
     void *to;      /* struct kernels_matrix, or const float * of a vector */

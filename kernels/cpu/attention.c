@@ -18,15 +18,19 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define BLOCK       KERNELS_ATTENTION_BLOCK
 #define PAGE        KERNELS_PAGE_TOKENS
 #define GROUP       KERNELS_KEY_GROUP
 #define BLOCK_PAGES (BLOCK / PAGE)
 
-#define MAX_QUERIES 128  /* per item */
-#define FEW_QUERIES 8    /* up to so many, keys and values are widened as they are used */
+#define MAX_QUERIES 256  /* per item */
+#define FEWER       128  /* where what is kept of so many does not fit into the second-level cache, or for more items */
+#define MANY_ITEMS  8    /* per worker: with fewer, items are not made larger than FEWER */
 #define MIN_QUERIES 16   /* items are not made smaller than this to have more of them */
+#define ASKED       6    /* queries that meet a page's keys between two looks ahead */
+#define SLICE       32   /* dimensions of a whole block's values that are widened together */
 #define MAX_PARTIAL 4096 /* (query, block) results of a split wave */
 #define SLOT_HEAD   16   /* floats before a partial result's acc: m, l, and whether it holds something */
 
@@ -39,14 +43,16 @@ struct state {
 struct worker_scratch {
     float *q;    /* [MAX_QUERIES][head_dim] */
     float *s;    /* [MAX_QUERIES][KERNELS_SCORE_STRIDE] */
-    float *page; /* [PAGE][dims]: keys, then values, of one page in f32 */
+    float *page; /* in f32: [PAGE][dims], keys or values of a page, or [BLOCK][SLICE], values of a block */
     struct state block, sum;
+    float *a, *b; /* [queries]: what a state and a block are multiplied by when they are merged */
     int lo[MAX_QUERIES], hi[MAX_QUERIES]; /* visible columns of the block at hand */
+    int from, to;                         /* all that any of the queries sees of it */
     bool any[MAX_QUERIES];                /* sum holds something */
 };
 
 struct kernels_attention_scratch {
-    int workers, max_dims;
+    int workers, max_dims, max_queries;
     struct worker_scratch *worker; /* [workers] */
     float *memory;                 /* what the workers' pointers point into */
     size_t memory_bytes;
@@ -84,22 +90,39 @@ static int round_up(int n, int to)
     return (n + to - 1) / to * to;
 }
 
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static int max_int(int a, int b)
+{
+    return a > b ? a : b;
+}
+
 /* Sets the pointers of one worker from `at` on, or only counts when w is NULL. Returns the floats taken. */
-static size_t lay_out(struct worker_scratch *w, float *at, int dims)
+static size_t lay_out(struct worker_scratch *w, float *at, int dims, int queries)
 {
     struct worker_scratch counted;
     if (!w)
         w = &counted;
-    size_t used = 0, d = (size_t)dims;
+    const size_t page_dims = BLOCK / PAGE * SLICE;
+    size_t used = 0, d = (size_t)dims, n = (size_t)queries;
     const struct {
         float **to;
         size_t floats;
     } parts[] = {
-        {&w->q, MAX_QUERIES * d},       {&w->s, MAX_QUERIES * KERNELS_SCORE_STRIDE},
-        {&w->page, PAGE * d},           {&w->block.m, MAX_QUERIES},
-        {&w->block.l, MAX_QUERIES},     {&w->block.acc, MAX_QUERIES * d},
-        {&w->sum.m, MAX_QUERIES},       {&w->sum.l, MAX_QUERIES},
-        {&w->sum.acc, MAX_QUERIES * d},
+        {&w->q, n * d},
+        {&w->s, n * KERNELS_SCORE_STRIDE},
+        {&w->page, PAGE * (d > page_dims ? d : page_dims)},
+        {&w->block.m, n},
+        {&w->block.l, n},
+        {&w->block.acc, n * d},
+        {&w->sum.m, n},
+        {&w->sum.l, n},
+        {&w->sum.acc, n * d},
+        {&w->a, n},
+        {&w->b, n},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         *parts[i].to = at ? at + used : NULL;
@@ -119,7 +142,12 @@ int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, in
     k->attention = sc;
     sc->workers = k->threads;
     sc->max_dims = round_up(max_head_dim, GROUP);
-    size_t one = lay_out(NULL, NULL, sc->max_dims);
+    sc->max_queries = MAX_QUERIES;
+    size_t one = lay_out(NULL, NULL, sc->max_dims, MAX_QUERIES);
+    if ((long)(one * sizeof(float)) > sysconf(_SC_LEVEL2_CACHE_SIZE)) {
+        sc->max_queries = FEWER;
+        one = lay_out(NULL, NULL, sc->max_dims, FEWER);
+    }
     sc->worker = calloc((size_t)sc->workers, sizeof(*sc->worker));
     if (!sc->worker || __builtin_mul_overflow(one * sizeof(float), (size_t)sc->workers, &sc->memory_bytes))
         goto no_memory;
@@ -129,7 +157,7 @@ int kernels_attention_reserve(struct kernels *k, int max_rows, int max_heads, in
     if (!sc->memory || !sc->partial)
         goto no_memory;
     for (int i = 0; i < sc->workers; i++)
-        lay_out(&sc->worker[i], sc->memory + (size_t)i * one, sc->max_dims);
+        lay_out(&sc->worker[i], sc->memory + (size_t)i * one, sc->max_dims, sc->max_queries);
     return 0;
 
 no_memory:
@@ -231,23 +259,47 @@ static const uint16_t *rows_after(const struct call *c, const struct item *it, i
     return page_rows(c, it, page, more == is_value ? c->a->kv.v_offset : c->a->kv.k_offset);
 }
 
+/* How many of the queries from i on, of n, see the same of the block's columns [from, to). */
+static int alike(const struct worker_scratch *w, int i, int n, int from, int to)
+{
+    int lo = max_int(w->lo[i], from), hi = min_int(w->hi[i], to), end = i + 1;
+    while (end < n && max_int(w->lo[end], from) == lo && min_int(w->hi[end], to) == hi)
+        end++;
+    return end - i;
+}
+
 /* Scores of all queries against the groups that hold columns [lo, hi). */
 static void block_scores(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
                          int hi)
 {
     int dim = c->a->kv.head_dim;
+    size_t bytes = PAGE * (size_t)dim * sizeof(uint16_t);
     for (int p = lo / PAGE; p * PAGE < hi; p++) {
         int from = p * PAGE > lo ? p * PAGE : lo / GROUP * GROUP;
         int to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : round_up(hi, GROUP);
         const uint16_t *keys = page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.k_offset);
         keys += (size_t)(from - p * PAGE) * (size_t)dim;
-        if (it->n <= FEW_QUERIES) {
+        if (it->n <= KERNELS_FEW_QUERIES) {
             c->set->scores_kv(c->a->kv.type, w->q, it->n, dim, keys, rows_after(c, it, block, p, hi, false),
                               (to - from) / GROUP, w->s + from);
             continue;
         }
         c->set->widen(c->a->kv.type, keys, (size_t)(to - from) * (size_t)dim, w->page);
-        c->set->scores(w->q, it->n, dim, w->page, (to - from) / GROUP, w->s + from);
+        const char *next = (const char *)rows_after(c, it, block, p, BLOCK, false);
+        const char *values = (const char *)page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset);
+        for (int i = 0, n; i < it->n; i += n) {
+            n = min_int(ASKED, it->n - i);
+            size_t first = bytes * (size_t)i / (size_t)it->n & ~(size_t)63;
+            size_t end = bytes * (size_t)(i + n) / (size_t)it->n;
+            for (; first < end; first += 64) {
+                __builtin_prefetch(next + first, 0, 2);
+                __builtin_prefetch(values + first, 0, 2);
+            }
+            int seen = min_int(to, round_up(w->hi[i + n - 1], GROUP)); /* the last one's row sees most */
+            if (seen > from)
+                c->set->scores(w->q + (size_t)i * (size_t)dim, n, dim, w->page, (seen - from) / GROUP,
+                               w->s + (size_t)i * KERNELS_SCORE_STRIDE + from);
+        }
     }
 }
 
@@ -266,10 +318,10 @@ static void widen_values(const struct call *c, const uint16_t *values, int lo, i
 }
 
 /* acc of all queries. Within a page, queries that see the same columns go together. */
-static void block_values(const struct call *c, const struct item *it, struct worker_scratch *w, int block, int lo,
-                         int hi)
+static void block_values(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
 {
-    bool as_used = it->n <= FEW_QUERIES && c->dims == c->a->kv.head_dim;
+    int lo = w->from, hi = w->to;
+    bool as_used = it->n <= KERNELS_FEW_QUERIES && c->dims == c->a->kv.head_dim;
     memset(w->block.acc, 0, (size_t)it->n * (size_t)c->dims * sizeof(float));
     for (int p = lo / PAGE; p * PAGE < hi; p++) {
         int from = p * PAGE > lo ? p * PAGE : lo, to = (p + 1) * PAGE < hi ? (p + 1) * PAGE : hi;
@@ -277,12 +329,8 @@ static void block_values(const struct call *c, const struct item *it, struct wor
         if (!as_used)
             widen_values(c, values, from - p * PAGE, to - p * PAGE, w->page);
         for (int i = 0, n; i < it->n; i += n) {
-            int t0 = w->lo[i] > from ? w->lo[i] : from, t1 = w->hi[i] < to ? w->hi[i] : to;
-            for (n = 1; i + n < it->n; n++) {
-                int next0 = w->lo[i + n] > from ? w->lo[i + n] : from, next1 = w->hi[i + n] < to ? w->hi[i + n] : to;
-                if (next0 != t0 || next1 != t1)
-                    break;
-            }
+            int t0 = max_int(w->lo[i], from), t1 = min_int(w->hi[i], to);
+            n = alike(w, i, it->n, from, to);
             const float *weights = w->s + (size_t)i * KERNELS_SCORE_STRIDE + t0;
             float *acc = w->block.acc + (size_t)i * (size_t)c->dims;
             if (t0 < t1 && as_used)
@@ -294,28 +342,65 @@ static void block_values(const struct call *c, const struct item *it, struct wor
     }
 }
 
-/* Computes w->block for all queries of the item, and w->lo, w->hi. False when none sees anything. */
-static bool compute_block(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
+/* Computes w->lo and w->hi, m and l of w->block for all queries of the item, and their weights. False when none sees
+ * anything. */
+static bool block_weights(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
 {
-    int kept_lo, kept_hi, lo = BLOCK, hi = 0;
+    int kept_lo, kept_hi, *lo = &w->from, *hi = &w->to;
+    *lo = BLOCK, *hi = 0;
     kept_columns(pages_of(c, it->run), block, &kept_lo, &kept_hi);
     for (int i = 0; i < it->n; i++) {
         w->lo[i] = kept_lo, w->hi[i] = kept_hi;
         visible_columns(c->a, it->run->pos + item_row(c, it, i), block, &w->lo[i], &w->hi[i]);
         if (w->lo[i] < w->hi[i]) {
-            lo = w->lo[i] < lo ? w->lo[i] : lo;
-            hi = w->hi[i] > hi ? w->hi[i] : hi;
+            *lo = min_int(w->lo[i], *lo);
+            *hi = max_int(w->hi[i], *hi);
         }
     }
-    if (lo >= hi)
+    if (*lo >= *hi)
         return false;
-    block_scores(c, it, w, block, lo, hi);
-    for (int i = 0; i < it->n; i++)
+    block_scores(c, it, w, block, *lo, *hi);
+    for (int i = 0, n; i < it->n; i += n) {
+        n = alike(w, i, it->n, 0, BLOCK);
         if (w->lo[i] < w->hi[i])
-            w->block.m[i] = c->set->softmax(w->s + (size_t)i * KERNELS_SCORE_STRIDE, w->lo[i], w->hi[i], c->a->scale,
-                                            c->a->softcap, &w->block.l[i]);
-    block_values(c, it, w, block, lo, hi);
+            c->set->softmax(w->s + (size_t)i * KERNELS_SCORE_STRIDE, n, w->lo[i], w->hi[i], c->a->scale, c->a->softcap,
+                            w->block.m + i, w->block.l + i);
+    }
     return true;
+}
+
+/* Whether all queries see the whole block, and their sums all begin with it or all go on. */
+static bool whole_block(const struct call *c, const struct item *it, const struct worker_scratch *w)
+{
+    if (it->n <= KERNELS_FEW_QUERIES || c->dims != c->a->kv.head_dim || w->lo[0] > 0 || w->hi[0] < BLOCK ||
+        alike(w, 0, it->n, 0, BLOCK) < it->n)
+        return false;
+    for (int i = 1; i < it->n; i++)
+        if (w->any[i] != w->any[0])
+            return false;
+    return true;
+}
+
+/* Such a block's values, merged into w->sum. A few dimensions of all its tokens at a time: they stay in the first-level
+ * cache, and a query's acc of them stays in registers until it is merged. */
+static void join_whole_block(const struct call *c, const struct item *it, struct worker_scratch *w, int block)
+{
+    size_t n = (size_t)it->n;
+    const float *a = w->any[0] ? w->a : NULL;
+    if (a) {
+        c->set->join(it->n, w->sum.m, w->sum.l, w->block.m, w->block.l, w->a, w->b);
+    } else {
+        memcpy(w->sum.m, w->block.m, n * sizeof(float));
+        memcpy(w->sum.l, w->block.l, n * sizeof(float));
+        memset(w->any, true, n * sizeof(*w->any));
+    }
+    for (int d = 0; d < c->dims; d += SLICE) {
+        int cols = min_int(SLICE, c->dims - d);
+        for (int p = 0; p < BLOCK_PAGES; p++)
+            c->set->widen_rows(c->a->kv.type, page_rows(c, it, block * BLOCK_PAGES + p, c->a->kv.v_offset) + d, PAGE,
+                               c->dims, cols, w->page + (size_t)p * PAGE * (size_t)cols);
+        c->set->values_join(w->s, it->n, w->page, BLOCK, cols, a, w->b, w->sum.acc + d, c->dims);
+    }
 }
 
 /* ---- items ------------------------------------------------------------------------------------------------------- */
@@ -377,8 +462,13 @@ static void run_item(const struct call *c, const struct item *it, struct worker_
     int first = first_block(c->a, it->run->pos + item_row(c, it, 0));
     int last = (it->run->pos + item_row(c, it, it->n - 1)) / BLOCK;
     for (int b = first; b <= last; b++) {
-        if (!compute_block(c, it, w, b))
+        if (!block_weights(c, it, w, b))
             continue;
+        if (whole_block(c, it, w)) {
+            join_whole_block(c, it, w, b);
+            continue;
+        }
+        block_values(c, it, w, b);
         for (int i = 0; i < it->n; i++) {
             float *acc = w->sum.acc + (size_t)i * dims, *block_acc = w->block.acc + (size_t)i * dims;
             if (w->lo[i] >= w->hi[i])
@@ -428,8 +518,9 @@ static void run_units(void *arg, int worker, int first, int end)
         if (u / c->wave_blocks != loaded)
             load_queries(c, &it, w->q);
         loaded = u / c->wave_blocks;
-        if (!compute_block(c, &it, w, c->wave_first + wave_block))
+        if (!block_weights(c, &it, w, c->wave_first + wave_block))
             continue;
+        block_values(c, &it, w, c->wave_first + wave_block);
         for (int i = 0; i < it.n; i++) {
             float *slot = partial_slot(c, it.run->first_row + item_row(c, &it, i), item_head(c, &it, i), wave_block);
             set_slot(slot, w->block.m[i], w->block.l[i], w->block.acc + (size_t)i * (size_t)c->dims, c->dims);
@@ -507,8 +598,8 @@ void kernels_op_attention(struct kernels *k, const struct kernels_attention *a, 
     c.group = a->heads / a->kv.kv_heads;
     c.dims = round_up(a->kv.head_dim, GROUP);
     /* Whole rows per item where they fit: a row's queries see the same columns. */
-    c.queries = MAX_QUERIES;
-    while (count_items(&c) < 2 * k->threads && c.queries > MIN_QUERIES)
+    c.queries = k->attention->max_queries;
+    while (count_items(&c) < (c.queries > FEWER ? MANY_ITEMS : 2) * k->threads && c.queries > MIN_QUERIES)
         c.queries /= 2;
     if (c.group < c.queries)
         c.queries = c.queries / c.group * c.group;

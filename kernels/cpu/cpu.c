@@ -125,11 +125,6 @@ int kernels_cpu_reserve(struct kernels *k, const struct kernels_sizes *n)
     int rc;
     if (n->rows < 1 || n->cols < 1 || n->heads < 1 || n->head_dim < 1 || n->ff < 0 || n->picks < 0)
         return -EINVAL;
-    kernels_cpu_release(k->up, k->up_bytes);
-    k->up = NULL;
-    k->up_bytes = (size_t)n->rows * (size_t)n->ff * sizeof *k->up;
-    if (n->ff > 0 && !(k->up = kernels_cpu_alloc(k->up_bytes)))
-        return -ENOMEM;
     if ((rc = kernels_linear_reserve(k, n->rows, n->cols)) ||
         (rc = kernels_attention_reserve(k, n->rows, n->heads, n->head_dim)) ||
         (n->experts && (rc = kernels_mixture_reserve(k, n))) || (n->picks && (rc = kernels_pick_reserve(k, n->vocab))))
@@ -164,7 +159,6 @@ int kernels_cpu_open(const struct kernels_opts *opts, struct kernels **out, char
 void kernels_cpu_close(struct kernels *k)
 {
     kernels_pool_close(k->pool);
-    kernels_cpu_release(k->up, k->up_bytes);
     kernels_cpu_release(k->fill, k->fill_bytes);
     kernels_linear_release(k);
     kernels_attention_release(k);

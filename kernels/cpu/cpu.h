@@ -18,10 +18,8 @@ struct kernels {
     struct kernels_head head;
     const struct kernels_set *set;
     struct kernels_pool *pool;
-    int threads;                /* workers, the caller included */
-    struct kernels_batch batch; /* from begin() to end() */
-    float *up;                  /* of gated: [rows][ff] */
-    size_t up_bytes;
+    int threads;                                 /* workers, the caller included */
+    struct kernels_batch batch;                  /* from begin() to end() */
     struct kernels_linear_scratch *linear;       /* owned by linear.c, made by its reserve function */
     struct kernels_attention_scratch *attention; /* owned by attention.c, likewise */
     struct kernels_mixture_scratch *mixture;     /* owned by mixture.c, likewise */
@@ -101,6 +99,14 @@ extern const struct kernels_rows_set kernels_rows_portable, kernels_rows_avx2, k
  * table's affair. linear.c: */
 void kernels_op_linear(struct kernels *k, const float *x, int n, int cols, const struct kernels_linear *jobs,
                        int n_jobs);
+/* The same of rows whose quantized form may be there already. */
+void kernels_op_linear_acts(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_linear *jobs,
+                            int n_jobs);
+/* As the table has it. Without out->q, floats are written. */
+void kernels_op_gated(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_matrix *gate,
+                      const struct kernels_matrix *up, enum kernels_glu_kind kind, const struct kernels_acts *out);
+/* tiles = x[n][cols], quantized: kernels_linear_bytes(n, cols). */
+void kernels_op_quantize(struct kernels *k, const float *x, int n, int cols, void *tiles);
 /* out[i][cols] = scale * w[ids[i]][:], dequantized. */
 void kernels_op_embed(struct kernels *k, const struct kernels_matrix *w, const int32_t *ids, int n, float scale,
                       float *out);
@@ -108,9 +114,11 @@ int kernels_linear_reserve(struct kernels *k, int max_rows, int max_cols);
 uint64_t kernels_linear_bytes(int max_rows, int max_cols); /* that reserve takes, but for a piece per worker */
 void kernels_linear_release(struct kernels *k);
 
-/* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y [rows][d], may be the same; and, in place,
- * x[r][:] += norm of y[r][:]. norm.c: */
+/* y[r][:] = x[r][:] / sqrt(mean(x[r]^2) + eps) * weight[:]; x and y [rows][d], may be the same; the same, quantized
+ * where that is asked for, too; and, in place, x[r][:] += norm of y[r][:]. norm.c: */
 void kernels_op_rms_norm(struct kernels *k, const float *x, int rows, int d, const float *weight, float eps, float *y);
+void kernels_op_norm(struct kernels *k, const float *x, int rows, const float *weight, float eps,
+                     const struct kernels_acts *out);
 void kernels_op_add_norm(struct kernels *k, float *y, int rows, int d, const float *weight, float eps, float *x);
 
 /* table[n][rot / 2][2] of positions, and a batch's rows likewise (rope.c): */
@@ -170,14 +178,18 @@ void kernels_op_pick(struct kernels *k, const float *logits, int vocab, const st
 int kernels_pick_reserve(struct kernels *k, int max_logits);
 void kernels_pick_release(struct kernels *k);
 
-/* Before a loop of at most 8 rounds whose number is a constant: registers only stay registers when it is unrolled. */
+/* Before a loop of at most 8 rounds (KERNELS_UNROLL_16: 16) whose number is a constant: registers only stay registers
+ * when it is unrolled. */
 #ifdef __clang__
-#define KERNELS_UNROLL _Pragma("unroll")
+#define KERNELS_UNROLL    _Pragma("unroll")
+#define KERNELS_UNROLL_16 _Pragma("unroll")
 #elif defined(__SANITIZE_ADDRESS__) ||                                                                                 \
     defined(__SANITIZE_THREAD__) /* the checks of each copy take the compiler minutes */
 #define KERNELS_UNROLL
+#define KERNELS_UNROLL_16
 #else
-#define KERNELS_UNROLL _Pragma("GCC unroll 8")
+#define KERNELS_UNROLL    _Pragma("GCC unroll 8")
+#define KERNELS_UNROLL_16 _Pragma("GCC unroll 16")
 #endif
 
 #endif

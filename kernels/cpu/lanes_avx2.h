@@ -12,8 +12,10 @@
 
 /* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 16 registers hold
  * 12 sums, two halves of a key vector and one query value. */
-#define LANES_MAX_QUERIES 6
-#define LANES_VECTORS(n)  ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
+#define LANES_MAX_QUERIES   6
+#define LANES_FLOAT_QUERIES 6
+#define LANES_VECTORS(n)    ((n) == 1 ? 4 : (n) == 2 ? 2 : 1)
+#define LANES_JOIN_QUERIES  6 /* of values_join(), one vector */
 
 typedef struct {
     __m256 lo, hi;
@@ -151,6 +153,12 @@ LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
              _mm256_castsi256_ps(
                  _mm256_add_epi32(_mm256_castps_si256(p.hi), _mm256_slli_epi32(_mm256_castps_si256(t.hi), 23)))};
     return r;
+}
+
+/* The same where m, else 0. */
+LANES_INLINE v16 v16_add_exponent_where(m16 m, v16 p, v16 t)
+{
+    return v16_zero_unless(m, v16_add_exponent(p, t));
 }
 
 LANES_INLINE float v16_first(v16 a)

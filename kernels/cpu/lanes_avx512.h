@@ -11,9 +11,12 @@
 #define LANES_INLINE static inline __attribute__((always_inline))
 
 /* Register tiles: queries per tile, and 16-lane vectors beside each other for a tile of n queries. 32 registers hold
- * up to 24 sums, the key vectors and one query value. */
-#define LANES_MAX_QUERIES 8
-#define LANES_VECTORS(n)  ((n) <= 6 ? 4 : 2)
+ * up to 24 sums, the key vectors and one query value. Keys and values that are widened as they are used are so for all
+ * queries of a tile; in f32, fewer queries and more vectors take fewer loads. */
+#define LANES_MAX_QUERIES   8
+#define LANES_FLOAT_QUERIES 6
+#define LANES_VECTORS(n)    ((n) <= 6 ? 4 : 2)
+#define LANES_JOIN_QUERIES  12 /* of values_join(), two vectors beside each other */
 
 typedef __m512 v16;
 typedef __mmask16 m16;
@@ -125,6 +128,13 @@ LANES_INLINE v16 v16_zero_unless(m16 m, v16 a)
 LANES_INLINE v16 v16_add_exponent(v16 p, v16 t)
 {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+
+/* The same where m, else 0. */
+LANES_INLINE v16 v16_add_exponent_where(m16 m, v16 p, v16 t)
+{
+    __m512i n = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(m, _mm512_castps_si512(p), n));
 }
 
 LANES_INLINE float v16_first(v16 a)
@@ -383,10 +393,13 @@ LANES_INLINE void block_round(const float *x, float inverse, uint8_t *q, int32_t
 {
     __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
     __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), _mm512_set1_ps(inverse)));
-    _mm_storeu_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(low));
-    _mm_storeu_si128((__m128i *)(void *)(q + 16), _mm512_cvtepi32_epi8(high));
-    sums[0] = _mm512_reduce_add_epi32(low);
-    sums[1] = _mm512_reduce_add_epi32(high);
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low));
+    __m256i sum = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
+    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0xb1));
+    _mm256_storeu_si256((__m256i *)(void *)q, bytes);
+    sums[0] = _mm256_cvtsi256_si32(sum);
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
 }
 
 #endif

@@ -54,15 +54,19 @@
 #define KERNELS_TOKEN_NEG_LOW        44
 #define KERNELS_TOKEN_NEG_HIGH       48
 #define KERNELS_UNPACKED_BLOCK_BYTES 640
+#define KERNELS_UNPACKED_PIECE_BYTES (KERNELS_PIECE_BLOCKS * KERNELS_UNPACKED_BLOCK_BYTES)
+#define KERNELS_BATCH                256 /* tokens that are taken together, at most */
 
 /* Writes the facts of a token's block, of which low and high are the sums of q over its halves. */
 static inline void kernels_token_facts(uint8_t *block, float d, int32_t low, int32_t high)
 {
     float dsum = d * (float)(low + high);
-    int32_t neg[3] = {-(low + high), -low, -high};
+    int32_t neg = -(low + high), neg_low = -low, neg_high = -high;
     memcpy(block + KERNELS_TOKEN_D, &d, 4);
     memcpy(block + KERNELS_TOKEN_DSUM, &dsum, 4);
-    memcpy(block + KERNELS_TOKEN_NEG, neg, sizeof neg);
+    memcpy(block + KERNELS_TOKEN_NEG, &neg, 4); /* one by one: an array would go over the stack, and wait there */
+    memcpy(block + KERNELS_TOKEN_NEG_LOW, &neg_low, 4);
+    memcpy(block + KERNELS_TOKEN_NEG_HIGH, &neg_high, 4);
 }
 
 /* A block of activations whose largest magnitude is below this is zero. */
@@ -88,9 +92,18 @@ struct kernels_linear_set {
     void (*tile)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                  float *acc);
 
+    /* The same of two groups: the second's blocks lie KERNELS_UNPACKED_PIECE_BYTES behind the first's, its sums
+     * [KERNELS_BATCH][16] behind. Not of Q2_K. NULL: not faster than tile twice. */
+    void (*pair)(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
+                 float *acc);
+
     /* acc[tokens][16] = products of x[tokens][cols] with a packed group of F32, F16 or BF16. */
     void (*floats)(enum kernels_type type, const uint8_t *group, const float *x, int cols, int tokens, float *acc);
 };
+
+/* Quantizes row x[cols], which is `row` of n, to its place in tiles (linear.c). */
+void kernels_quantize_row(const struct kernels_linear_set *set, const float *x, int cols, int row, int n,
+                          uint8_t *tiles);
 
 /* Where a block of a packed group lies (pack.c). `rest` is what follows the header, or all of a type without one. */
 struct kernels_packed_block {

@@ -17,6 +17,7 @@
 #define PART_BYTES     (64 / LANES_PARTS)
 #define PART_ROWS      (16 / LANES_PARTS)
 #define PRODUCTS       (LANES_TILE_TOKENS * LANES_PARTS) /* sums that stay in registers: [tokens][parts] */
+#define MOST_PARTS     2                                 /* that meet tokens at once: of a line, or of two groups */
 
 enum use { USE_STORE, USE_ONE, USE_FEW };
 
@@ -99,10 +100,11 @@ struct weights {
     enum { PACKED, UNPACKED, HELD } form;
     int block;           /* of the two or four whose nibbles lie in the same lines */
     const uint8_t *low;  /* nibbles, whole bytes, or the unpacked block */
+    int apart;           /* UNPACKED: bytes between parts */
     const uint8_t *high; /* types of more than four bits */
     int high_bit;        /* Q5_K: which of a byte's */
-    pfloats s[LANES_PARTS];
-    pfloats second[LANES_PARTS];
+    pfloats s[MOST_PARTS];
+    pfloats second[MOST_PARTS];
     pbytes held[8];
 };
 
@@ -122,7 +124,7 @@ LANES_INLINE pbytes chunk(enum kernels_type type, const struct weights *w, int p
     if (w->form == HELD)
         return w->held[c];
     if (w->form == UNPACKED)
-        return line(w->low + c * 64, part);
+        return pbytes_load(w->low + part * w->apart + c * 64);
     switch (type) {
     case KERNELS_Q8_0:
         return LANES_OFFSET_Q8 ? pbytes_xor(line(w->low + c * 64, part), 0x80) : line(w->low + c * 64, part);
@@ -176,7 +178,7 @@ LANES_INLINE void dots(enum kernels_type type, struct meeting m, int first, int 
         pbytes products[PRODUCTS];
         KERNELS_UNROLL
         for (int at = c; at < c + together; at++) {
-            pbytes w[LANES_PARTS];
+            pbytes w[MOST_PARTS];
             KERNELS_UNROLL
             for (int part = 0; part < m.parts; part++)
                 w[part] = chunk(type, m.w, m.part + part, at);
@@ -255,14 +257,14 @@ LANES_INLINE void use_few(enum kernels_type type, struct sink *k, const struct w
         pfloats_store(sums + i / parts * KERNELS_ROW_GROUP + i % parts * PART_ROWS, acc[i]);
 }
 
-/* Weights as unpack() leaves them. */
-LANES_INLINE struct weights unpacked_weights(const uint8_t *p)
+/* Weights as unpack() leaves them, whose parts lie `apart` bytes from each other. */
+LANES_INLINE struct weights unpacked_weights(const uint8_t *p, int parts, int apart)
 {
-    struct weights w = {.form = UNPACKED, .low = p};
+    struct weights w = {.form = UNPACKED, .low = p, .apart = apart};
     KERNELS_UNROLL
-    for (int part = 0; part < LANES_PARTS; part++) {
-        w.s[part] = pfloats_load((const float *)(const void *)(p + 512 + part * PART_BYTES));
-        w.second[part] = pfloats_load((const float *)(const void *)(p + 576 + part * PART_BYTES));
+    for (int part = 0; part < parts; part++) {
+        w.s[part] = pfloats_load((const float *)(const void *)(p + 512 + part * apart));
+        w.second[part] = pfloats_load((const float *)(const void *)(p + 576 + part * apart));
     }
     return w;
 }
@@ -529,69 +531,94 @@ static void few(enum kernels_type type, const uint8_t *group, int cols, const ui
 
 /* ---- many tokens ------------------------------------------------------------------------------------------------- */
 
+/* What meets the tokens of a tile: a group, or two. */
+struct side {
+    int parts, apart, acc_apart; /* bytes between the parts' weights, floats between their sums */
+};
+
 /* Tokens [first, first + n) of a tile of `tokens`: the sums stay in registers, as far as there are any. A block of
  * activations meets `each` blocks of weights. */
-LANES_INLINE void tile_part(enum kernels_type type, int each, int tokens, int first, int n, const uint8_t *unpacked,
-                            int count, const uint8_t *tile, float *acc)
+LANES_INLINE void tile_part(enum kernels_type type, int each, struct side side, int tokens, int first, int n,
+                            const uint8_t *unpacked, int count, const uint8_t *tile, float *acc)
 {
+    const int parts = side.parts;
     pfloats sum[PRODUCTS];
     acc += first * KERNELS_ROW_GROUP;
     tile += first * KERNELS_TOKEN_BLOCK_BYTES;
     KERNELS_UNROLL
-    for (int i = 0; i < n * LANES_PARTS; i++)
+    for (int i = 0; i < n * parts; i++)
         sum[i] = pfloats_zero();
     for (int b = 0; b < count * each; b++) {
-        struct weights w = unpacked_weights(unpacked);
-        multiply(type, (struct meeting){n, 0, LANES_PARTS, tile, &w}, sum);
+        struct weights w = unpacked_weights(unpacked, parts, side.apart);
+        multiply(type, (struct meeting){n, 0, parts, tile, &w}, sum);
         unpacked += KERNELS_UNPACKED_BLOCK_BYTES;
         if (each == 1 || b % 2)
             tile += tokens * KERNELS_TOKEN_BLOCK_BYTES;
     }
     KERNELS_UNROLL
-    for (int i = 0; i < n * LANES_PARTS; i++)
-        add_sum(acc + i * PART_ROWS, sum[i]);
+    for (int i = 0; i < n * parts; i++)
+        add_sum(acc + i / parts * KERNELS_ROW_GROUP + i % parts * side.acc_apart, sum[i]);
 }
 
-LANES_INLINE void tile_of_type(enum kernels_type type, int each, const uint8_t *unpacked, int count,
+LANES_INLINE void tile_of_type(enum kernels_type type, int each, bool two, const uint8_t *unpacked, int count,
                                const uint8_t *tile, int tokens, float *acc)
 {
-    const int most = tile_tokens(type);
+    const struct side side = two ? (struct side){2, KERNELS_UNPACKED_PIECE_BYTES, KERNELS_BATCH * KERNELS_ROW_GROUP}
+                                 : (struct side){LANES_PARTS, PART_BYTES, PART_ROWS};
+    const int most = two ? LANES_TILE_TOKENS / 2 : tile_tokens(type);
     if (tokens == KERNELS_TILE)
         for (int t = 0; t < KERNELS_TILE; t += most)
-            tile_part(type, each, KERNELS_TILE, t, most, unpacked, count, tile, acc);
+            tile_part(type, each, side, KERNELS_TILE, t, most, unpacked, count, tile, acc);
     else
         for (int t = 0; t < tokens; t++)
-            tile_part(type, each, tokens, t, 1, unpacked, count, tile, acc);
+            tile_part(type, each, side, tokens, t, 1, unpacked, count, tile, acc);
+}
+
+/* Types that look alike once they are unpacked are one. */
+LANES_INLINE void tile_products(bool two, enum kernels_type type, const uint8_t *unpacked, int count,
+                                const uint8_t *tile, int tokens, float *acc)
+{
+    switch (type) {
+    case KERNELS_Q8_0:
+        tile_of_type(KERNELS_Q8_0, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q4_0:
+        tile_of_type(KERNELS_Q4_0, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q5_0:
+        tile_of_type(KERNELS_Q5_0, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q6_K:
+        tile_of_type(KERNELS_Q6_K, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q2_K:
+        if (!two)
+            tile_of_type(KERNELS_Q6_K, 2, two, unpacked, count, tile, tokens, acc);
+        break;
+    case KERNELS_Q5_1:
+    case KERNELS_Q5_K:
+        tile_of_type(KERNELS_Q5_1, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    default:
+        tile_of_type(KERNELS_Q4_1, 1, two, unpacked, count, tile, tokens, acc);
+        break;
+    }
 }
 
 static void tile_product(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
                          float *acc)
 {
-    switch (type) {
-    case KERNELS_Q8_0:
-        tile_of_type(KERNELS_Q8_0, 1, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q4_0:
-        tile_of_type(KERNELS_Q4_0, 1, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q5_0:
-        tile_of_type(KERNELS_Q5_0, 1, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q6_K:
-        tile_of_type(KERNELS_Q6_K, 1, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q2_K:
-        tile_of_type(KERNELS_Q6_K, 2, unpacked, count, tile, tokens, acc);
-        break;
-    case KERNELS_Q5_1:
-    case KERNELS_Q5_K: /* types that look alike once they are unpacked */
-        tile_of_type(KERNELS_Q5_1, 1, unpacked, count, tile, tokens, acc);
-        break;
-    default:
-        tile_of_type(KERNELS_Q4_1, 1, unpacked, count, tile, tokens, acc);
-        break;
-    }
+    tile_products(false, type, unpacked, count, tile, tokens, acc);
 }
+
+#if LANES_PARTS == 1
+/* A token's values are loaded once for both groups: loads are what tile_product() waits for. */
+static void pair(enum kernels_type type, const uint8_t *unpacked, int count, const uint8_t *tile, int tokens,
+                 float *acc)
+{
+    tile_products(true, type, unpacked, count, tile, tokens, acc);
+}
+#endif
 
 /* ---- weights that are not quantized ------------------------------------------------------------------------------ */
 
@@ -689,5 +716,8 @@ const struct kernels_linear_set LANES_SET = {
     .few = few,
     .unpack = unpack,
     .tile = tile_product,
+#if LANES_PARTS == 1
+    .pair = pair,
+#endif
     .floats = floats,
 };

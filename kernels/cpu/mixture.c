@@ -37,7 +37,7 @@ static void choose(const struct call *c, int row)
     int experts = m->gate->experts, n = 0;
     const float *logits = m->logits + (size_t)row * (size_t)experts;
     int32_t *ids = c->s->ids + (size_t)row * (size_t)m->used;
-    float *weights = c->s->weights + (size_t)row * (size_t)m->used, s[KERNELS_MAX_EXPERTS_USED] = {0}, l;
+    float *weights = c->s->weights + (size_t)row * (size_t)m->used, s[KERNELS_MAX_EXPERTS_USED] = {0}, top, l;
     for (int e = 0; e < experts; e++) {
         if (n == m->used && !before(logits, e, ids[n - 1]))
             continue;
@@ -48,7 +48,7 @@ static void choose(const struct call *c, int row)
     }
     for (int i = 0; i < n; i++)
         s[i] = logits[ids[i]];
-    c->k->set->rows->softmax(s, 0, n, 1.0f, 0.0f, &l);
+    c->k->set->rows->softmax(s, 1, 0, n, 1.0f, 0.0f, &top, &l);
     for (int i = 0; i < n; i++)
         weights[i] = s[i] / l;
 }

@@ -21,6 +21,8 @@
  * rows of many queries do not fall into the same cache sets. */
 #define KERNELS_SCORE_STRIDE (KERNELS_ATTENTION_BLOCK + 16)
 
+#define KERNELS_FEW_QUERIES 8 /* up to so many, attention widens keys and values as they are used */
+
 #define KERNELS_TOP_BLOCK 128 /* logits per block of top() */
 
 #define KERNELS_WEIGHT_ONE (UINT64_C(1) << 39) /* the weight of the greatest logit */
@@ -52,6 +54,10 @@ struct kernels_rows_set {
     void (*narrow)(enum kernels_kv_type type, const float *x, size_t n, uint16_t *out);
     void (*widen)(enum kernels_kv_type type, const uint16_t *x, size_t n, float *out);
 
+    /* The first `cols` values of each of the rows that begin `stride` apart, out[rows][cols]. cols is a multiple of 16.
+     */
+    void (*widen_rows)(enum kernels_kv_type type, const uint16_t *x, int rows, int stride, int cols, float *out);
+
     /* Dot products of queries q[nq][head_dim] with groups of 16 keys, k[groups][head_dim][16]:
      * s[i * KERNELS_SCORE_STRIDE + 16 g + j] = sum over d ascending of k[g][d][j] * q[i][d], by fma from zero. */
     void (*scores)(const float *q, int nq, int head_dim, const float *k, int groups, float *s);
@@ -61,12 +67,12 @@ struct kernels_rows_set {
     void (*scores_kv)(enum kernels_kv_type type, const float *q, int nq, int head_dim, const uint16_t *k,
                       const uint16_t *next, int groups, float *s);
 
-    /* Softmax numerators of one query in one block, in place. Columns [lo, hi) are visible, lo < hi. m = the greatest
-     * visible s * scale, s = exp(fma(s, scale, -m)); with a softcap c > 0, x = c * tanh(s * scale / c), m = the
-     * greatest visible x, s = exp(x - m). Other columns of the 16-groups that hold [lo, hi) become 0; groups outside
-     * are not touched. *l = the sum on virtual lanes; it is NaN when a visible s * scale is not finite, and then s may
-     * hold anything. Returns m. */
-    float (*softmax)(float *s, int lo, int hi, float scale, float softcap, float *l);
+    /* Softmax numerators of n queries in one block, in place; a query's scores are at s[i * KERNELS_SCORE_STRIDE].
+     * Columns [lo, hi) are visible, lo < hi. m[i] = the greatest visible s * scale, s = exp(fma(s, scale, -m)); with a
+     * softcap c > 0, x = c * tanh(s * scale / c), m[i] = the greatest visible x, s = exp(x - m). Other columns of the
+     * 16-groups that hold [lo, hi) become 0; groups outside are not touched. l[i] = the sum on virtual lanes; it is NaN
+     * when a visible s * scale is not finite, and then s may hold anything. */
+    void (*softmax)(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l);
 
     /* acc[nq][dims] = fma(p[i * KERNELS_SCORE_STRIDE + t], v[t][dim], acc) for t in [0, tokens) ascending. dims is a
      * multiple of 16. */
@@ -77,6 +83,16 @@ struct kernels_rows_set {
     /* Joins a later block's (mb, lb, accb) to a state, in place: with m' = max(m, mb), a = exp(m - m') and
      * b = exp(mb - m'): l = fma(l, a, lb * b), acc[d] = fma(acc[d], a, accb[d] * b), m = m'. dims as for values. */
     void (*merge)(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims);
+
+    /* The same for m and l of n queries, and what their accs are to be multiplied by: a[i] and b[i]. All arrays have
+     * room for n rounded up to 16. */
+    void (*join)(int n, float *m, float *l, const float *mb, const float *lb, float *a, float *b);
+
+    /* A later block's values from zero, sum = fma(p[i * KERNELS_SCORE_STRIDE + t], v[t][dim], sum) for t in [0, tokens)
+     * ascending, and joined: acc[i * stride + dim] = fma(acc, a[i], sum * b[i]), or, where a is NULL, sum itself. cols
+     * is 16 or 32, and nq more than KERNELS_FEW_QUERIES. */
+    void (*values_join)(const float *p, int nq, const float *v, int tokens, int cols, const float *a, const float *b,
+                        float *acc, int stride);
 
     /* out[i] = acc[i] / l */
     void (*finish)(const float *acc, float l, int n, float *out);

@@ -212,6 +212,13 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
         out[i] = kernels_widen_one(type, x[i]);
 }
 
+static void widen_rows(enum kernels_kv_type type, const uint16_t *x, int rows, int stride, int cols, float *out)
+{
+    for (int r = 0; r < rows; r++, x += stride, out += cols)
+        for (int i = 0; i < cols; i += LANES)
+            v16_store(out + i, type == KERNELS_KV_BF16 ? v16_widen_bf16(x + i) : v16_widen_f16(x + i));
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 /* 16 keys or values at p + at, of a KV type or f32: constant where this is inlined. */
@@ -316,7 +323,8 @@ LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next
         value_tile(p, v, next, tokens, dims, d, acc, source, nq, 1);
 }
 
-/* Calls body(n) for tiles of n queries, as even as they come, with n a constant; i is a tile's first query. */
+/* Calls body(n) for tiles of n queries, at most `most`, as even as they come, with n a constant; i is a tile's first
+ * query. */
 #define LANES_CASE(n, body)                                                                                            \
     case n:                                                                                                            \
         body(n);                                                                                                       \
@@ -326,8 +334,8 @@ LANES_INLINE void value_dims(const float *p, const void *v, const uint16_t *next
 #else
 #define LANES_LARGE_CASES(body)
 #endif
-#define LANES_TILES(nq, body)                                                                                          \
-    for (int i = 0, tiles = ((nq) + LANES_MAX_QUERIES - 1) / LANES_MAX_QUERIES, n; i < (nq); i += n, tiles--) {        \
+#define LANES_TILES(nq, most, body)                                                                                    \
+    for (int i = 0, tiles = ((nq) + (most)-1) / (most), n; i < (nq); i += n, tiles--) {                                \
         n = ((nq)-i + tiles - 1) / tiles;                                                                              \
         switch (n) {                                                                                                   \
             LANES_CASE(1, body)                                                                                        \
@@ -346,7 +354,8 @@ LANES_INLINE void score_source(const float *q, int nq, int head_dim, const void 
 #define LANES_BODY(n)                                                                                                  \
     score_groups(q + (size_t)i * (size_t)head_dim, head_dim, k, next, groups, s + (size_t)i * KERNELS_SCORE_STRIDE,    \
                  source, n)
-    LANES_TILES(nq, LANES_BODY)
+    const int most = source == SOURCE_F32 ? LANES_FLOAT_QUERIES : LANES_MAX_QUERIES;
+    LANES_TILES(nq, most, LANES_BODY)
 #undef LANES_BODY
 }
 
@@ -369,7 +378,8 @@ LANES_INLINE void value_source(const float *p, int nq, const void *v, const uint
 {
 #define LANES_BODY(n)                                                                                                  \
     value_dims(p + (size_t)i * KERNELS_SCORE_STRIDE, v, next, tokens, dims, acc + (size_t)i * (size_t)dims, source, n)
-    LANES_TILES(nq, LANES_BODY)
+    const int most = source == SOURCE_F32 ? LANES_FLOAT_QUERIES : LANES_MAX_QUERIES;
+    LANES_TILES(nq, most, LANES_BODY)
 #undef LANES_BODY
 }
 
@@ -387,12 +397,26 @@ static void values_kv(enum kernels_kv_type type, const float *p, int nq, const u
         value_source(p, nq, v, next, tokens, dims, acc, SOURCE_F16);
 }
 
+/* The columns [lo, hi) of a row: whole groups of 16 from `whole` to `end`, and what of a group stands before and behind
+ * them. */
+struct columns {
+    int first, whole, end, hi;
+    m16 head, tail; /* of the groups at first and at end */
+};
+
+LANES_INLINE struct columns columns_of(int lo, int hi)
+{
+    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, end = hi / LANES * LANES;
+    return (struct columns){first, whole, end, hi, m16_range(lo - first, hi - first), m16_range(0, hi - end)};
+}
+
 /* One group of 16 columns in softmax's first pass: x = s * scale, or with a softcap x itself is stored. Lanes outside
  * `seen` (used with `partial` only) count for nothing. */
-LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool partial, m16 seen, v16 *top, v16 *bad)
+LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool capped, const bool partial, m16 seen,
+                              v16 *top, v16 *bad)
 {
     v16 x = v16_mul(v16_load(s), v16_set1(scale)), checked = x;
-    if (softcap > 0) {
+    if (capped) {
         x = v16_mul(v16_set1(softcap), tanh_lanes(v16_div(x, v16_set1(softcap))));
         v16_store(s, x);
     }
@@ -404,45 +428,73 @@ LANES_INLINE void softmax_top(float *s, float scale, float softcap, const bool p
     *bad = v16_fma(checked, v16_set1(0.0f), *bad);
 }
 
+/* A row's greatest x; *poison is 0, or NaN where an x is not finite. */
+LANES_INLINE float softmax_row_top(float *s, const struct columns *c, float scale, float softcap, const bool capped,
+                                   float *poison)
+{
+    const m16 all = m16_range(0, LANES);
+    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
+    if (c->first < c->whole)
+        softmax_top(s + c->first, scale, softcap, capped, true, c->head, &top[0], &bad[0]);
+    int t = c->whole;
+    for (; t + 2 * LANES <= c->end; t += 2 * LANES) {
+        softmax_top(s + t, scale, softcap, capped, false, all, &top[0], &bad[0]);
+        softmax_top(s + t + LANES, scale, softcap, capped, false, all, &top[1], &bad[1]);
+    }
+    for (; t < c->end; t += LANES)
+        softmax_top(s + t, scale, softcap, capped, false, all, &top[0], &bad[0]);
+    if (t < c->hi)
+        softmax_top(s + t, scale, softcap, capped, true, c->tail, &top[0], &bad[0]);
+    *poison = v16_tree_add(v16_add(bad[0], bad[1]));
+    return v16_tree_max(v16_max(top[0], top[1]));
+}
+
 /* And in the second: s = exp(s * scale - m), which is added to *sum. */
 LANES_INLINE void softmax_exp(float *s, float scale, float m, const bool partial, m16 seen, v16 *sum)
 {
     v16 t, x = v16_fma(v16_load(s), v16_set1(scale), v16_set1(-m)), p = exp_parts(x, &t);
-    p = v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), v16_add_exponent(p, t));
+    p = v16_add_exponent_where(v16_less_equal(v16_set1(KERNELS_EXP_MIN), x), p, t);
     if (partial)
         p = v16_zero_unless(seen, p);
     v16_store(s, p);
     *sum = v16_add(*sum, p);
 }
 
-static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+LANES_INLINE float softmax_row_exp(float *s, const struct columns *c, float scale, float m)
 {
-    int first = lo / LANES * LANES, whole = (lo + LANES - 1) / LANES * LANES, whole_end = hi / LANES * LANES;
-    m16 head = m16_range(lo - first, hi - first), tail = m16_range(0, hi - whole_end), none = m16_range(0, 0);
-    v16 top[2] = {v16_set1(-INFINITY), v16_set1(-INFINITY)}, bad[2] = {v16_set1(0.0f), v16_set1(0.0f)};
-    if (first < whole)
-        softmax_top(s + first, scale, softcap, true, head, &top[0], &bad[0]);
-    int t = whole;
-    for (; t + 2 * LANES <= whole_end; t += 2 * LANES) {
-        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
-        softmax_top(s + t + LANES, scale, softcap, false, none, &top[1], &bad[1]);
-    }
-    for (; t < whole_end; t += LANES)
-        softmax_top(s + t, scale, softcap, false, none, &top[0], &bad[0]);
-    if (t < hi)
-        softmax_top(s + t, scale, softcap, true, tail, &top[0], &bad[0]);
-    float m = v16_tree_max(v16_max(top[0], top[1])), poison = v16_tree_add(v16_add(bad[0], bad[1]));
-    if (softcap > 0)
-        scale = 1.0f;
+    const m16 all = m16_range(0, LANES);
     v16 sum = v16_set1(0.0f);
-    if (first < whole)
-        softmax_exp(s + first, scale, m, true, head, &sum);
-    for (t = whole; t < whole_end; t += LANES)
-        softmax_exp(s + t, scale, m, false, none, &sum);
-    if (t < hi)
-        softmax_exp(s + t, scale, m, true, tail, &sum);
-    *l = v16_tree_add(sum) + poison;
-    return m;
+    if (c->first < c->whole)
+        softmax_exp(s + c->first, scale, m, true, c->head, &sum);
+    int t = c->whole;
+    for (; t < c->end; t += LANES)
+        softmax_exp(s + t, scale, m, false, all, &sum);
+    if (t < c->hi)
+        softmax_exp(s + t, scale, m, true, c->tail, &sum);
+    return v16_tree_add(sum);
+}
+
+#define SOFTMAX_ROWS 8 /* whose scores stay in the first-level cache between the passes, and whose chains overlap */
+
+LANES_INLINE void softmax_rows(float *s, int n, int lo, int hi, float scale, float softcap, const bool capped, float *m,
+                               float *l)
+{
+    const struct columns c = columns_of(lo, hi);
+    for (int first = 0; first < n; first += SOFTMAX_ROWS) {
+        int end = n - first < SOFTMAX_ROWS ? n : first + SOFTMAX_ROWS;
+        for (int i = first; i < end; i++)
+            m[i] = softmax_row_top(s + (size_t)i * KERNELS_SCORE_STRIDE, &c, scale, softcap, capped, &l[i]);
+        for (int i = first; i < end; i++)
+            l[i] += softmax_row_exp(s + (size_t)i * KERNELS_SCORE_STRIDE, &c, capped ? 1.0f : scale, m[i]);
+    }
+}
+
+static void softmax(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l)
+{
+    if (softcap > 0)
+        softmax_rows(s, n, lo, hi, scale, softcap, true, m, l);
+    else
+        softmax_rows(s, n, lo, hi, scale, softcap, false, m, l);
 }
 
 static void merge(float *m, float *l, float *acc, float mb, float lb, const float *accb, int dims)
@@ -454,6 +506,91 @@ static void merge(float *m, float *l, float *acc, float mb, float lb, const floa
     *l = fmaf(*l, v16_first(a), lb * v16_first(b));
     for (int d = 0; d < dims; d += LANES)
         v16_store(acc + d, v16_fma(v16_load(acc + d), a, v16_mul(v16_load(accb + d), b)));
+}
+
+static void join(int n, float *m, float *l, const float *mb, const float *lb, float *a, float *b)
+{
+    for (int i = 0; i < n; i += LANES) {
+        v16 mine = v16_load(m + i), other = v16_load(mb + i), top = v16_max(other, mine);
+        v16 x = exp_lanes(v16_sub(mine, top)), y = exp_lanes(v16_sub(other, top));
+        v16_store(a + i, x);
+        v16_store(b + i, y);
+        v16_store(m + i, top);
+        v16_store(l + i, v16_fma(v16_load(l + i), x, v16_mul(v16_load(lb + i), y)));
+    }
+}
+
+/* nq queries, nv vectors from column d on; a may be NULL. */
+LANES_INLINE void join_tile(const float *p, const float *v, int tokens, int cols, int d, const float *a, const float *b,
+                            float *acc, int stride, const int nq, const int nv)
+{
+    v16 sum[12][2];
+    KERNELS_UNROLL_16
+    for (int i = 0; i < nq; i++)
+        KERNELS_UNROLL_16
+    for (int j = 0; j < nv; j++)
+        sum[i][j] = v16_set1(0.0f);
+    for (int t = 0; t < tokens; t++) {
+        v16 value[2];
+        KERNELS_UNROLL_16
+        for (int j = 0; j < nv; j++)
+            value[j] = v16_load(v + (size_t)t * (size_t)cols + d + j * LANES);
+        KERNELS_UNROLL_16
+        for (int i = 0; i < nq; i++) {
+            v16 x = v16_set1(p[(size_t)i * KERNELS_SCORE_STRIDE + (size_t)t]);
+            KERNELS_UNROLL_16
+            for (int j = 0; j < nv; j++)
+                sum[i][j] = v16_fma(x, value[j], sum[i][j]);
+        }
+    }
+    KERNELS_UNROLL_16
+    for (int i = 0; i < nq; i++)
+        KERNELS_UNROLL_16
+    for (int j = 0; j < nv; j++) {
+        float *at = acc + (size_t)i * (size_t)stride + d + j * LANES;
+        if (a)
+            sum[i][j] = v16_fma(v16_load(at), v16_set1(a[i]), v16_mul(sum[i][j], v16_set1(b[i])));
+        v16_store(at, sum[i][j]);
+    }
+}
+
+LANES_INLINE void join_cols(const float *p, const float *v, int tokens, int cols, const float *a, const float *b,
+                            float *acc, int stride, const int nq)
+{
+    const int nv = LANES_JOIN_QUERIES > 6 ? 2 : 1;
+    int d = 0;
+    for (; d + nv * LANES <= cols; d += nv * LANES)
+        join_tile(p, v, tokens, cols, d, a, b, acc, stride, nq, nv);
+    for (; nv > 1 && d < cols; d += LANES)
+        join_tile(p, v, tokens, cols, d, a, b, acc, stride, nq, 1);
+}
+
+/* Tiles are as even as they come: of more than KERNELS_FEW_QUERIES none has fewer than half of LANES_JOIN_QUERIES. */
+static void values_join(const float *p, int nq, const float *v, int tokens, int cols, const float *a, const float *b,
+                        float *acc, int stride)
+{
+#define LANES_BODY(n)                                                                                                  \
+    join_cols(p + (size_t)i * KERNELS_SCORE_STRIDE, v, tokens, cols, a ? a + i : NULL, b + i,                          \
+              acc + (size_t)i * (size_t)stride, stride, n)
+    for (int i = 0, tiles = (nq + LANES_JOIN_QUERIES - 1) / LANES_JOIN_QUERIES, n; i < nq; i += n, tiles--) {
+        n = (nq - i + tiles - 1) / tiles;
+        switch (n) {
+#if LANES_JOIN_QUERIES == 12
+            LANES_CASE(12, LANES_BODY)
+            LANES_CASE(11, LANES_BODY)
+            LANES_CASE(10, LANES_BODY)
+            LANES_CASE(9, LANES_BODY)
+            LANES_CASE(8, LANES_BODY)
+            LANES_CASE(7, LANES_BODY)
+#else
+            LANES_CASE(5, LANES_BODY)
+            LANES_CASE(4, LANES_BODY)
+            LANES_CASE(3, LANES_BODY)
+#endif
+            LANES_CASE(6, LANES_BODY)
+        }
+    }
+#undef LANES_BODY
 }
 
 static void finish(const float *acc, float l, int n, float *out)
@@ -523,7 +660,7 @@ LANES_INLINE v16 weight_lanes(v16 x, v16 max, v16 scale)
 {
     v16 at = v16_mul(v16_sub(x, max), scale);
     v16 t, p = exp_parts(at, &t);
-    return v16_zero_unless(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), v16_add_exponent(p, t));
+    return v16_add_exponent_where(v16_less_equal(v16_set1(KERNELS_EXP_MIN), at), p, t);
 }
 
 static uint64_t mass(const float *x, size_t n, float max, float scale)
@@ -546,12 +683,15 @@ const struct kernels_rows_set LANES_SET = {
     .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
+    .widen_rows = widen_rows,
     .scores = scores,
     .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
     .values_kv = values_kv,
     .merge = merge,
+    .join = join,
+    .values_join = values_join,
     .finish = finish,
     .top = top,
     .collect = collect,

@@ -167,6 +167,12 @@ static void widen(enum kernels_kv_type type, const uint16_t *x, size_t n, float 
         out[i] = kernels_widen_one(type, x[i]);
 }
 
+static void widen_rows(enum kernels_kv_type type, const uint16_t *x, int rows, int stride, int cols, float *out)
+{
+    for (int r = 0; r < rows; r++, x += stride, out += cols)
+        widen(type, x, (size_t)cols, out);
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 static void scores(const float *q, int nq, int head_dim, const float *k, int groups, float *s)
@@ -199,7 +205,7 @@ static void scores_kv(enum kernels_kv_type type, const float *q, int nq, int hea
     }
 }
 
-static float softmax(float *s, int lo, int hi, float scale, float softcap, float *l)
+static float softmax_row(float *s, int lo, int hi, float scale, float softcap, float *l)
 {
     int first = lo / LANES * LANES, end = (hi + LANES - 1) / LANES * LANES;
     float m = -INFINITY, poison = 0;
@@ -219,6 +225,12 @@ static float softmax(float *s, int lo, int hi, float scale, float softcap, float
     }
     *l = lane_tree(lane) + poison;
     return m;
+}
+
+static void softmax(float *s, int n, int lo, int hi, float scale, float softcap, float *m, float *l)
+{
+    for (int i = 0; i < n; i++)
+        m[i] = softmax_row(s + (size_t)i * KERNELS_SCORE_STRIDE, lo, hi, scale, softcap, &l[i]);
 }
 
 static void values(const float *p, int nq, const float *v, int tokens, int dims, float *acc)
@@ -250,6 +262,30 @@ static void merge(float *m, float *l, float *acc, float mb, float lb, const floa
     *l = fmaf(*l, a, lb * b);
     for (int d = 0; d < dims; d++)
         acc[d] = fmaf(acc[d], a, accb[d] * b);
+}
+
+static void join(int n, float *m, float *l, const float *mb, const float *lb, float *a, float *b)
+{
+    for (int i = 0; i < n; i++) {
+        float top = mb[i] > m[i] ? mb[i] : m[i];
+        a[i] = exp_one(m[i] - top);
+        b[i] = exp_one(mb[i] - top);
+        m[i] = top;
+        l[i] = fmaf(l[i], a[i], lb[i] * b[i]);
+    }
+}
+
+static void values_join(const float *p, int nq, const float *v, int tokens, int cols, const float *a, const float *b,
+                        float *acc, int stride)
+{
+    for (int i = 0; i < nq; i++, p += KERNELS_SCORE_STRIDE, acc += stride) {
+        for (int d = 0; d < cols; d++) {
+            float sum = 0.0f;
+            for (int t = 0; t < tokens; t++)
+                sum = fmaf(p[t], v[(size_t)t * cols + d], sum);
+            acc[d] = a ? fmaf(acc[d], a[i], sum * b[i]) : sum;
+        }
+    }
 }
 
 static void finish(const float *acc, float l, int n, float *out)
@@ -308,12 +344,15 @@ const struct kernels_rows_set kernels_rows_portable = {
     .softcap = softcap,
     .narrow = narrow,
     .widen = widen,
+    .widen_rows = widen_rows,
     .scores = scores,
     .scores_kv = scores_kv,
     .softmax = softmax,
     .values = values,
     .values_kv = values_kv,
     .merge = merge,
+    .join = join,
+    .values_join = values_join,
     .finish = finish,
     .top = top,
     .collect = collect,

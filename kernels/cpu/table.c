@@ -1,7 +1,7 @@
 /* table.c - the CPU's table of operations: what kernels.h says, made of the plain operations of this room.
  *
- * Everything is done when it is put into a stream. The only form of rows is floats: linear.c quantizes a product's
- * input itself, once for all of its jobs.
+ * Everything is done when it is put into a stream. Rows that products take quantized are in the tiles of
+ * linear_internal.h.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -30,14 +30,13 @@ static uint64_t memory_bytes(struct kernels *k, bool whole)
 static uint64_t reserve_bytes(struct kernels *k, const struct kernels_sizes *sizes)
 {
     (void)k;
-    uint64_t up = (uint64_t)sizes->rows * (uint64_t)sizes->ff * sizeof(float);
-    return up + kernels_linear_bytes(sizes->rows, sizes->cols) + (sizes->experts ? kernels_mixture_bytes(sizes) : 0);
+    return kernels_linear_bytes(sizes->rows, sizes->cols) + (sizes->experts ? kernels_mixture_bytes(sizes) : 0);
 }
 
 static size_t acts_bytes(struct kernels *k, int rows, int cols)
 {
-    (void)k, (void)rows, (void)cols;
-    return 0;
+    (void)k;
+    return kernels_linear_bytes(rows, cols);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
@@ -141,13 +140,13 @@ static void embed(struct kernels *k, const struct kernels_matrix *w, float scale
 static void norm(struct kernels *k, const float *x, int n, const float *weight, float eps,
                  const struct kernels_acts *out)
 {
-    kernels_op_rms_norm(k, x, n, out->cols, weight, eps, out->x);
+    kernels_op_norm(k, x, n, weight, eps, out);
 }
 
 static void linear(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_linear *jobs,
                    int n_jobs)
 {
-    kernels_op_linear(k, in->x, n, in->cols, jobs, n_jobs);
+    kernels_op_linear_acts(k, in, n, jobs, n_jobs);
     for (int i = 0; i < n_jobs; i++)
         if (jobs[i].softcap > 0.0f)
             kernels_op_softcap(k, jobs[i].y, (size_t)n * (size_t)jobs[i].w->rows, jobs[i].softcap);
@@ -156,14 +155,20 @@ static void linear(struct kernels *k, const struct kernels_acts *in, int n, cons
 static void gated(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_matrix *gate,
                   const struct kernels_matrix *up, enum kernels_glu_kind kind, const struct kernels_acts *out)
 {
-    const struct kernels_linear jobs[] = {{.w = gate, .y = out->x}, {.w = up, .y = k->up}};
-    kernels_op_linear(k, in->x, n, in->cols, jobs, 2);
-    kernels_op_glu(k, kind, out->x, k->up, (size_t)n * (size_t)out->cols, out->x);
+    kernels_op_gated(k, in, n, gate, up, kind, out);
+}
+
+/* The quantized form of rows that are there as floats. */
+static void quantize(struct kernels *k, int n, const struct kernels_acts *out)
+{
+    if (out->forms & KERNELS_QUANTS)
+        kernels_op_quantize(k, out->x, n, out->cols, out->q);
 }
 
 static void attention(struct kernels *k, const struct kernels_attention *a, const struct kernels_acts *out)
 {
     kernels_op_attention(k, a, out->x);
+    quantize(k, k->batch.rows, out);
 }
 
 static void gather(struct kernels *k, const float *x, const struct kernels_acts *out)
@@ -171,6 +176,7 @@ static void gather(struct kernels *k, const float *x, const struct kernels_acts 
     size_t cols = (size_t)out->cols;
     for (int i = 0; i < k->batch.n_wanted; i++)
         memcpy(out->x + (size_t)i * cols, x + (size_t)k->batch.wanted[i] * cols, cols * sizeof *x);
+    quantize(k, k->batch.n_wanted, out);
 }
 
 static void mixture(struct kernels *k, const struct kernels_acts *in, int n, const struct kernels_mixture *m, float *y)

@@ -239,11 +239,11 @@ void fake_free_response(struct response *r)
     free(r);
 }
 
-void session_close(struct session *s, int drain_ms)
+bool session_close(struct session *s, int drain_ms)
 {
     (void)drain_ms;
     if (!s) {
-        return;
+        return true;
     }
     fake_lock();
     if (fake.tokenizing > 0) {
@@ -255,10 +255,9 @@ void session_close(struct session *s, int drain_ms)
         wait_change();
     }
     fake_unlock();
-    while (s->conversations) {
-        struct conversation *next = s->conversations->next;
+    for (struct conversation *next; s->conversations; s->conversations = next) {
+        next = s->conversations->next;
         fake_free_conversation(s->conversations);
-        s->conversations = next;
     }
     while (s->responses) {
         struct response *next = s->responses->next;
@@ -266,6 +265,7 @@ void session_close(struct session *s, int drain_ms)
         s->responses = next;
     }
     free(s);
+    return true;
 }
 
 const struct engine_info *session_model(const struct session *s)

@@ -24,7 +24,8 @@ static void counts(void **state)
 {
     (void)state;
     struct metrics m = {.requests = 3};
-    struct session_status st = {.hot_used = 1, .hot_budget = 4, .saved_bytes = 77, .save_us = 2500000};
+    struct session_status st = {
+        .hot_used = 1, .hot_budget = 4, .saved_bytes = 77, .save_us = 2500000, .running = 3, .ahead = 2};
     struct session_receipt r = {.bytes_read = 10, .ttft_ms = 3, .n_reprefilled = 2};
     r.reprefilled[0].reason = "blob_damaged";
     r.reprefilled[0].tokens = 5;
@@ -43,6 +44,8 @@ static void counts(void **state)
     assert_true(value(text, "convod_reprefilled_tokens_total{reason=\"logits\"}") == 2);
     assert_true(value(text, "convod_restore_read_bytes_total") == 20);
     assert_true(value(text, "convod_save_bytes_total") == 77);
+    assert_true(value(text, "convod_num_requests_running") == 3);
+    assert_true(value(text, "convod_contexts_ahead") == 2);
     assert_true(value(text, "convod_save_seconds_total") == 2.5);
     assert_true(value(text, "convod_inter_token_latency_seconds_count") == 4);
     assert_true(value(text, "convod_inter_token_latency_seconds_bucket{le=\"0.005\"}") == 2);

@@ -474,7 +474,12 @@ static void test_missing_and_misshapen_tensors(void **state)
             close_file(&whole);
 
             t.omit = name;
-            expect_refusal(written(&t), -EBADMSG, name);
+            /* One that stands for several which are missing as well. */
+            bool joined = strstr(name, "attn_qkv") && strcmp(tiny_model_arch(&t), "phi3") != 0;
+            expect_refusal(written(&t), -EBADMSG,
+                           joined                         ? "attn_q."
+                           : strstr(name, "gate_up_exps") ? "ffn_gate_exps."
+                                                          : name);
             const int shapes[][2] = {{rows, cols + 1},
                                      {rows, cols - 1},
                                      {rows + 1, cols},

@@ -133,6 +133,36 @@ static struct matrix cut(const struct matrix *m, int first, int rows)
     return out;
 }
 
+/* Queries, keys and values out of one tensor: rows of a matrix, or values of a vector. Frees it. */
+static void cut_qkv(const struct tiny_model *m, struct matrix all, struct matrix *q, struct matrix *k, struct matrix *v)
+{
+    int n_q = m->n_heads * m->head_dim, n_kv = m->n_kv_heads * m->head_dim;
+    bool vector = all.rows == 1;
+    if (vector)
+        all = (struct matrix){all.w, all.cols, 1, all.quantized};
+    *q = cut(&all, 0, n_q);
+    *k = cut(&all, n_q, n_kv);
+    *v = cut(&all, n_q + n_kv, n_kv);
+    for (int i = 0; vector && i < 3; i++) {
+        struct matrix *part = i == 0 ? q : i == 1 ? k : v;
+        *part = (struct matrix){part->w, 1, part->rows, part->quantized};
+    }
+    free(all.w);
+}
+
+/* Each expert's gate and up out of one tensor. Frees it. */
+static void cut_experts(const struct tiny_model *m, struct matrix all, struct matrix *gates, struct matrix *ups)
+{
+    *gates = cut(&all, 0, m->n_experts * m->n_ff);
+    *ups = cut(&all, 0, m->n_experts * m->n_ff);
+    size_t part = (size_t)m->n_ff * (size_t)all.cols;
+    for (int i = 0; i < m->n_experts; i++) {
+        memcpy(gates->w + (size_t)i * part, all.w + 2 * (size_t)i * part, part * sizeof *all.w);
+        memcpy(ups->w + (size_t)i * part, all.w + (2 * (size_t)i + 1) * part, part * sizeof *all.w);
+    }
+    free(all.w);
+}
+
 struct reference *reference_open(const struct tiny_model *m, const char *path, enum kernels_kv_type kv_type)
 {
     struct reference *r = need(calloc(1, sizeof *r));
@@ -156,15 +186,17 @@ struct reference *reference_open(const struct tiny_model *m, const char *path, e
             y->ffn_norm = y->post_attn_norm;
             y->post_attn_norm = (struct matrix){0};
         }
+        if (tiny_facts(m)->joined_qkv) {
+            cut_qkv(m, read_layer_matrix(r, l, "attn_qkv.weight"), &y->q, &y->k, &y->v);
+            if (tiny_facts(m)->qkv_bias)
+                cut_qkv(m, read_layer_matrix(r, l, "attn_qkv.bias"), &y->q_bias, &y->k_bias, &y->v_bias);
+        }
+        if (tiny_facts(m)->joined_experts)
+            cut_experts(m, read_layer_matrix(r, l, "ffn_gate_up_exps.weight"), &y->gates, &y->ups);
         if (tiny_facts(m)->joined) {
-            int q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
-            struct matrix qkv = read_layer_matrix(r, l, "attn_qkv.weight"), both = y->up;
-            y->q = cut(&qkv, 0, q);
-            y->k = cut(&qkv, q, kv);
-            y->v = cut(&qkv, q + kv, kv);
+            struct matrix both = y->up;
             y->gate = cut(&both, 0, m->n_ff);
             y->up = cut(&both, m->n_ff, m->n_ff);
-            free(qkv.w);
             free(both.w);
         }
     }

@@ -26,6 +26,8 @@ enum tiny_arch {
     TINY_QWEN3MOE,
     TINY_GPT_OSS,
     TINY_GRANITE,
+    TINY_QWEN2_JOINED, /* as some converters write it */
+    TINY_QWEN3MOE_JOINED,
     TINY_ARCHS
 };
 enum tiny_rope {
@@ -83,7 +85,8 @@ struct tiny_arch_facts {
     double embedding, residual, scores, logits; /* Granite's constants: factors on the embedding, on what a block adds
                                                    and on scores, and what logits are divided by; 0: none */
     double attn_cap, final_cap;                 /* c * tanh(x / c) of scores and of logits; 0: none */
-    bool joined;                                /* queries, keys and values are one tensor, gate and up another */
+    bool joined_qkv, joined;                    /* queries, keys and values are one tensor, gate and up another */
+    bool joined_experts;                        /* the experts' gates and ups are one tensor */
     double temperature; /* queries are multiplied by 1 + t * log(1 + floor(position / original context)) */
     bool plain_yarn;    /* YaRN without its factor on cosine and sine */
     bool gpt_oss;       /* biases of the output, the router and the experts; sinks; its own activation; no rounding of

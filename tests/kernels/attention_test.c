@@ -27,7 +27,8 @@ static const struct shape shapes[] = {
     {2, 2, 16, KERNELS_KV_BF16, 1, 0, 70, false},    {1, 1, 72, KERNELS_KV_F16, 256, 0, 300, false},
     {10, 1, 32, KERNELS_KV_BF16, 0, 0, 257, false},  {130, 1, 16, KERNELS_KV_BF16, 0, 0, 30, false},
     {2, 1, 32, KERNELS_KV_BF16, 512, 0, 800, false}, {4, 2, 64, KERNELS_KV_BF16, 0, 0, 530, true},
-    {3, 3, 40, KERNELS_KV_F16, 40, 0, 290, true},
+    {3, 3, 40, KERNELS_KV_F16, 40, 0, 290, true},    {4, 1, 48, KERNELS_KV_F16, 0, 20.0f, 540, false},
+    {5, 1, 32, KERNELS_KV_BF16, 300, 0, 600, true},
 };
 #define SHAPE_COUNT (sizeof shapes / sizeof shapes[0])
 

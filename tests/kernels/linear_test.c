@@ -194,7 +194,9 @@ static void test_shapes(void **state)
                 check((enum kernels_type)type, rows[i], cols, i == j ? 65 : 9, QUANT_RANDOM, INPUT_NORMAL);
             }
         check((enum kernels_type)type, 17, 256, 300, QUANT_RANDOM, INPUT_NORMAL);
+        check((enum kernels_type)type, 417, 768, 65, QUANT_RANDOM, INPUT_NORMAL); /* groups enough to go by twos */
     }
+    check(KERNELS_Q4_K, 417, 768, 300, QUANT_RANDOM, INPUT_NORMAL);
 }
 
 /* Float weights are added in the order that docs/numerics.md says; that of quantized ones is compared where a plain
@@ -333,6 +335,65 @@ static void test_several_matrices(void **state)
     free(alone);
 }
 
+/* A gated product is that of two matrices, activated, whatever their types and of every number of tokens; what it and
+ * norm quantize on the way is what the floats give, and what a product takes. */
+static void test_gated(void **state)
+{
+    (void)state;
+    enum { MOST = 417, COLS = 768, N = 65 };
+    static const enum kernels_type types[][2] = {{KERNELS_Q4_K, KERNELS_Q4_K}, {KERNELS_Q8_0, KERNELS_Q5_0},
+                                                 {KERNELS_Q2_K, KERNELS_Q2_K}, {KERNELS_BF16, KERNELS_BF16},
+                                                 {KERNELS_F32, KERNELS_Q6_K},  {KERNELS_IQ4_XS, KERNELS_IQ4_XS}};
+    static const int tokens[] = {1, 2, 8, 9, 64, 65};
+    static float x[N * COLS], ones[COLS], normed[N * COLS], gate[N * MOST], up[N * MOST], y[(N + 1) * MOST];
+    static uint8_t file[MOST * COLS * 4], in_quants[N * COLS * 2], quants[N * MOST * 2], want[N * MOST * 2];
+    fill_input(INPUT_NORMAL, N, COLS, x);
+    for (int i = 0; i < COLS; i++)
+        ones[i] = 1;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        int rows = i % 2 ? MOST : MOST - 1; /* 416 is blocks of 32 */
+        struct kernels_matrix w[2];
+        for (int j = 0; j < 2; j++) {
+            quant_fill(types[i][j], rows, COLS, QUANT_RANDOM, 21 + (unsigned)j, file);
+            w[j] = quant_pack(types[i][j], rows, COLS, file);
+        }
+        kernels_op_rms_norm(opened[0][1], x, N, COLS, ones, 1e-6f, normed);
+        linear(opened[0][1], &w[0], normed, N, NULL, false, gate);
+        linear(opened[0][1], &w[1], normed, N, NULL, false, up);
+        enum kernels_glu_kind kind = i % 4 < 2 ? KERNELS_GELU_TANH : KERNELS_SILU;
+        kernels_op_glu(opened[0][1], kind, gate, up, (size_t)N * (size_t)rows, gate);
+        for (int s = 0; s < SETS; s++)
+            for (int threads = 1; threads <= MAX_THREADS; threads++)
+                for (int t = 0; t < 6 && opened[s][threads]; t++) {
+                    struct kernels *k = opened[s][threads];
+                    int n = tokens[t];
+                    struct kernels_acts in = {normed, in_quants, COLS, KERNELS_FLOATS | KERNELS_QUANTS};
+                    struct kernels_acts out = {y, NULL, rows, KERNELS_FLOATS | KERNELS_QUANTS};
+                    memset(y, 0xff, sizeof y);
+                    kernels_op_norm(k, x, n, ones, 1e-6f, &in);
+                    kernels_op_gated(k, &in, n, &w[0], &w[1], kind, &out);
+                    assert_same_bits(y, gate, n * rows, sets[s], threads, n, &w[0]);
+                    assert_true(isnan(y[n * rows]));
+                    if (rows % 32)
+                        continue;
+                    out.q = quants;
+                    memset(y, 0xff, sizeof y);
+                    kernels_op_gated(k, &in, n, &w[0], &w[1], kind, &out);
+                    assert_same_bits(y, gate, n * rows, sets[s], threads, n, &w[0]);
+                    kernels_op_quantize(k, gate, n, rows, want);
+                    assert_memory_equal(quants, want, kernels_linear_bytes(n, rows));
+                    out.forms = KERNELS_QUANTS;
+                    memset(quants, 0, sizeof quants);
+                    memset(y, 0xff, sizeof y);
+                    kernels_op_gated(k, &in, n, &w[0], &w[1], kind, &out);
+                    assert_memory_equal(quants, want, kernels_linear_bytes(n, rows));
+                    assert_true(isnan(y[0]));
+                }
+        free((void *)w[0].data);
+        free((void *)w[1].data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -342,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_bias_and_accumulate),
         cmocka_unit_test(test_several_matrices),
+        cmocka_unit_test(test_gated),
     };
     return cmocka_run_group_tests(tests, open_sets, close_sets);
 }

@@ -1,6 +1,6 @@
 /* commit_test.c - how turns end: stopped at any point, failed for any reason, saved or not. */
 #include "storage/storage_internal.h"
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -135,6 +135,64 @@ static void test_cancel_waiting(void **state)
     session_cancel(rig->s, "ann", a->id, SESSION_STOP_CANCELLED); /* long over */
     free(text);
     rig_close(rig);
+}
+
+struct look {
+    struct gate gate;
+    const char *id;
+    int state; /* enum turn_state; -1: there is no such turn */
+};
+
+static void look_at(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    look->state = -1;
+    for (const struct turn *t = s->turns; t; t = t->next)
+        if (!strcmp(t->response_id, look->id))
+            look->state = (int)t->state;
+    gate_open(&look->gate);
+}
+
+static void until_it_is(const struct answer *a, enum turn_state state)
+{
+    struct look look = {.gate = GATE_CLOSED, .id = a->id, .state = -1};
+    for (int n = 1; look.state != (int)state; n++) {
+        assert_true(n < 1000000);
+        assert_int_equal(session_post(a->rig->s, look_at, &look), 0);
+        gate_wait(&look.gate, n);
+    }
+}
+
+/* While the ledger looks for what it follows, and while it looks for what is stored of that. */
+static void test_cancel_at_the_ledger(void **state)
+{
+    (void)state;
+    for (int planning = 0; planning < 2; planning++) {
+        struct rig *rig = rig_open((struct rig_opts){0});
+        struct gate finding = GATE_CLOSED, plan = GATE_CLOSED;
+        char *text = rig_text(1, 600);
+        struct answer *first = rig_ask(rig, (struct ask){.text = text, .seed = 1});
+        assert_int_equal(rig_evict(rig, "ann", first->conversation, true), 0);
+        rig_hold_ledger(rig, &finding);
+        struct answer *a = rig_begin(rig, (struct ask){.text = "more", .previous = first->id, .seed = 2});
+        until_it_is(a, TURN_FINDING);
+        if (planning) {
+            rig_hold_ledger(rig, &plan);
+            gate_open(&finding);
+            until_it_is(a, TURN_PLANNING);
+        }
+        session_cancel(rig->s, "ann", a->id, SESSION_STOP_CANCELLED);
+        gate_open(planning ? &plan : &finding);
+        rig_end(a);
+        assert_cancelled(a);
+        assert_int_equal(a->output, 0);
+        assert_int_equal(a->receipt.prefilled, 0);
+        assert_int_equal(a->receipt.disk, 0); /* nor has anything been brought back for it */
+        struct answer *next = go_on(rig, a, 0);
+        assert_true(next->receipt.history >= first->input + first->output - 1);
+        free(text);
+        rig_close(rig);
+    }
 }
 
 /* ---- failed ---- */
@@ -449,12 +507,19 @@ static void test_holds_are_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cancel_decoding),    cmocka_unit_test(test_cancel_prefilling),
-        cmocka_unit_test(test_cancel_restoring),   cmocka_unit_test(test_cancel_waiting),
-        cmocka_unit_test(test_not_a_number),       cmocka_unit_test(test_not_a_number_beside_a_twin),
-        cmocka_unit_test(test_ledger_fails),       cmocka_unit_test(test_failure_is_written_later),
-        cmocka_unit_test(test_kv_cannot_be_saved), cmocka_unit_test(test_holds_are_lost),
-        cmocka_unit_test(test_saving_fails_once),  cmocka_unit_test(test_saving_resumes),
+        cmocka_unit_test(test_cancel_decoding),
+        cmocka_unit_test(test_cancel_prefilling),
+        cmocka_unit_test(test_cancel_restoring),
+        cmocka_unit_test(test_cancel_waiting),
+        cmocka_unit_test(test_cancel_at_the_ledger),
+        cmocka_unit_test(test_not_a_number),
+        cmocka_unit_test(test_not_a_number_beside_a_twin),
+        cmocka_unit_test(test_ledger_fails),
+        cmocka_unit_test(test_failure_is_written_later),
+        cmocka_unit_test(test_kv_cannot_be_saved),
+        cmocka_unit_test(test_holds_are_lost),
+        cmocka_unit_test(test_saving_fails_once),
+        cmocka_unit_test(test_saving_resumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,7 +149,7 @@ struct rig *rig_open(struct rig_opts o)
 
 void rig_stop_within(struct rig *rig, int drain_ms)
 {
-    session_close(rig->s, drain_ms);
+    (void)(session_close(rig->s, drain_ms) || session_close(rig->s, 60000));
     rig->s = NULL;
 }
 

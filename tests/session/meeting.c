@@ -37,3 +37,22 @@ void meeting_of_background(struct rig *rig, bool warm)
     rig_only_new(behind);
     free(text);
 }
+
+static int hold_run(struct storage_ledger *l, void *arg)
+{
+    (void)l, (void)arg;
+    return 0;
+}
+
+/* Behind the transaction: what was in it before this has been told. */
+static void hold_done(void *arg, int rc)
+{
+    (void)rc;
+    gate_wait(arg, 1);
+}
+
+void rig_hold_ledger(struct rig *rig, struct gate *until)
+{
+    const struct storage_job job = {.run = hold_run, .done = hold_done, .arg = until};
+    assert_int_equal(storage_submit(rig->s->storage, job), 0);
+}

@@ -15,4 +15,7 @@ void meet_at_prefill(struct answer *a, const struct session_event *ev, void *arg
  * one, comes back, and computes nothing twice. */
 void meeting_of_background(struct rig *rig, bool warm);
 
+/* The ledger thread does nothing more, once it has come to this, until the gate is open. */
+void rig_hold_ledger(struct rig *rig, struct gate *until);
+
 #endif

@@ -3,7 +3,6 @@
 
 struct holding {
     struct gate over;
-    int64_t turns[2];
     uint8_t unknown[STORAGE_KEY_BYTES];
 };
 
@@ -22,7 +21,7 @@ static void hold_behind_a_gap(struct session *s, void *arg)
     uint8_t *payload = calloc(1, s->info->kv_token_bytes);
     assert_non_null(payload);
     assert_int_equal(storage_segment_put(s->storage, &segment, &s->layout, payload), 0);
-    assert_int_equal(turns_hold(s, h->turns, 2, h->unknown, held, h), 0);
+    assert_int_equal(turns_hold(s, 2, 0, h->unknown, held, h), 0);
 }
 
 static void test_a_gap_is_its_own(void **state)
@@ -34,7 +33,7 @@ static void test_a_gap_is_its_own(void **state)
     rig_saved(rig);
     rig_settle(rig);
     uint64_t before = rig_segments(rig);
-    struct holding h = {.over = GATE_CLOSED, .turns = {1, 2}, .unknown = {9, 9, 9}};
+    struct holding h = {.over = GATE_CLOSED, .unknown = {9, 9, 9}};
     assert_int_equal(session_post(rig->s, hold_behind_a_gap, &h), 0);
     gate_wait(&h.over, 1);
     rig_ledger(rig);

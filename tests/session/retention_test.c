@@ -50,8 +50,50 @@ static void test_old_ones_go(void **state)
     rig_close(rig);
 }
 
+struct jumps {
+    struct gate over;
+    bool looks[3];
+    int64_t waits_ms[3];
+};
+
+/* [engine thread] Whether old ones are looked for when it is time: after the wall clock was set back, ahead, and not.
+ */
+static void clock_jumps(struct session *s, void *arg)
+{
+    static const int64_t by_ms[3] = {2 * 60 * 1000, -3 * DAY_MS, 0};
+    struct jumps *j = arg;
+    if (s->retaining) { /* the look after the start */
+        assert_int_equal(session_post(s, clock_jumps, j), 0);
+        return;
+    }
+    s->retain_wait_ms = 3600 * 1000;
+    for (int i = 0; i < 3; i++) {
+        int64_t now_ms = session_now_ns() / 1000000;
+        s->retain_offset_ms = session_wall_ms() - now_ms + by_ms[i];
+        s->retain_due_ms = now_ms;
+        retention_tick(s);
+        j->looks[i] = s->retaining;
+        j->waits_ms[i] = s->retain_due_ms - now_ms;
+    }
+    gate_open(&j->over);
+}
+
+/* A clock that is set costs nothing: it may be wrong. */
+static void test_clock_is_set(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){.limits = {.retain_ms = 2 * DAY_MS}});
+    struct jumps jumps = {.over = GATE_CLOSED};
+    assert_int_equal(session_post(rig->s, clock_jumps, &jumps), 0);
+    gate_wait(&jumps.over, 1);
+    assert_false(jumps.looks[0] || jumps.looks[1]);
+    assert_true(jumps.waits_ms[0] >= 3600 * 1000 && jumps.waits_ms[1] >= 3600 * 1000);
+    assert_true(jumps.looks[2]);
+    rig_close(rig);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_old_ones_go)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_old_ones_go), cmocka_unit_test(test_clock_is_set)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

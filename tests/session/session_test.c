@@ -1,5 +1,5 @@
 /* session_test.c - opening and closing: at any moment, with turns in every state and queries on their way. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <unistd.h>
 
@@ -140,6 +140,54 @@ static void test_close_at_any_moment(void **state)
     }
 }
 
+struct look {
+    struct gate gate;
+    struct saving saving; /* that never ends */
+    bool waits;
+};
+
+static void save_for_ever(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    look->saving.conversation = s->hots->conversation;
+    s->savings = &look->saving;
+    gate_open(&look->gate);
+}
+
+static void look_at_queries(struct session *s, void *arg)
+{
+    struct look *look = arg;
+    look->waits = s->queries != NULL;
+    gate_open(&look->gate);
+}
+
+/* A disk that does not answer in time: who waits for a saving is told, and what is left can be ended later. */
+static void test_close_before_the_disk_answers(void **state)
+{
+    (void)state;
+    struct rig *rig = rig_open((struct rig_opts){0});
+    struct count count = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct look look = {.gate = GATE_CLOSED};
+    struct gate disk = GATE_CLOSED;
+    assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
+    (void)rig_ask(rig, (struct ask){.text = "hello", .conversation = "conv_a"});
+    rig_saved(rig);
+    assert_int_equal(session_post(rig->s, save_for_ever, &look), 0);
+    gate_wait(&look.gate, 1);
+    assert_int_equal(session_conversation_delete(rig->s, "ann", "conv_a", on_result, &count), 0);
+    for (int n = 2; !look.waits; n++) {
+        assert_int_equal(session_post(rig->s, look_at_queries, &look), 0);
+        gate_wait(&look.gate, n);
+    }
+    rig_hold_ledger(rig, &disk);
+    assert_false(session_close(rig->s, 0));
+    assert_int_equal(count.n, 1);
+    gate_open(&disk);
+    rig_stop(rig);
+    rig_start(rig, (struct rig_opts){0});
+    rig_close(rig);
+}
+
 static void on_event(void *arg, const struct session_event *ev)
 {
     struct count *count = arg;
@@ -187,6 +235,7 @@ int main(void)
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_close_at_any_moment),
         cmocka_unit_test(test_close_at_once),
+        cmocka_unit_test(test_close_before_the_disk_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

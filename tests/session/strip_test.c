@@ -1,7 +1,7 @@
 /* strip_test.c - contexts without the thinking of the turns before: made behind the answers, followed where they are
  * there, and gone with their turns. */
 #include "storage/storage_internal.h"
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 #include <dirent.h>
 
@@ -159,6 +159,45 @@ static void test_made_ahead(void **state)
     follows(a, "current_turn");
     assert_true(a->receipt.disk > 0);
     free(text);
+    rig_close(rig);
+}
+
+static void hold_behind_the_answer(struct answer *a, const struct session_event *ev, void *arg)
+{
+    if (ev->kind == SESSION_EVENT_DONE)
+        rig_hold_ledger(a->rig, arg);
+}
+
+static struct session_status status(struct rig *rig)
+{
+    struct session_status st;
+    struct look look = {.gate = GATE_CLOSED};
+    for (int n = 1; n <= 2; n++) { /* what the loop behind the first one left is published before the second */
+        assert_int_equal(session_post(rig->s, look_busy, &look), 0);
+        gate_wait(&look.gate, n);
+    }
+    session_status(rig->s, &st);
+    return st;
+}
+
+/* What nobody waits for is no turn that runs or waits. */
+static void test_told_apart(void **state)
+{
+    (void)state;
+    struct rig *rig = open_thinking();
+    struct gate ledger = GATE_CLOSED;
+    struct ask ask = question("hello", 1);
+    ask.hook = hold_behind_the_answer;
+    ask.hook_arg = &ledger;
+    (void)rig_ask(rig, ask);
+    struct session_status st = status(rig);
+    assert_int_equal(st.running + st.waiting, 0);
+    assert_int_equal(st.ahead, 1);
+    gate_open(&ledger);
+    rest(rig);
+    st = status(rig);
+    assert_int_equal(st.running + st.waiting + st.ahead, 0);
+    assert_int_equal(stripped(rig), 1);
     rig_close(rig);
 }
 
@@ -709,15 +748,25 @@ static void test_abandoned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_ahead),  cmocka_unit_test(test_not_done_yet),
-        cmocka_unit_test(test_counting),    cmocka_unit_test(test_asked_for_later),
-        cmocka_unit_test(test_branches),    cmocka_unit_test(test_deletion),
-        cmocka_unit_test(test_replaced),    cmocka_unit_test(test_killed_between),
-        cmocka_unit_test(test_tools),       cmocka_unit_test(test_said_between),
-        cmocka_unit_test(test_other_ways),  cmocka_unit_test(test_nothing_idle),
-        cmocka_unit_test(test_no_response), cmocka_unit_test(test_behind_what_is_not_stored),
-        cmocka_unit_test(test_numerics),    cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_evicted),     cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_made_ahead),
+        cmocka_unit_test(test_told_apart),
+        cmocka_unit_test(test_not_done_yet),
+        cmocka_unit_test(test_counting),
+        cmocka_unit_test(test_asked_for_later),
+        cmocka_unit_test(test_branches),
+        cmocka_unit_test(test_deletion),
+        cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_killed_between),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_said_between),
+        cmocka_unit_test(test_other_ways),
+        cmocka_unit_test(test_nothing_idle),
+        cmocka_unit_test(test_no_response),
+        cmocka_unit_test(test_behind_what_is_not_stored),
+        cmocka_unit_test(test_numerics),
+        cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_evicted),
+        cmocka_unit_test(test_abandoned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

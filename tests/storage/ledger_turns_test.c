@@ -357,7 +357,7 @@ static void test_failed(void **state)
 
 static int context_run(struct storage_ledger *l, void *arg)
 {
-    int64_t *turns = arg, *near;
+    const int64_t *turns = arg;
     void *tokens;
     size_t n;
     JOB_CHECK((storage_turn_context(l, owner, turns[2], &tokens, &n)) == (0));
@@ -365,12 +365,6 @@ static int context_run(struct storage_ledger *l, void *arg)
     free(tokens);
     JOB_CHECK((storage_turn_context(l, owner + 1, turns[2], &tokens, &n)) == (-ENOENT));
     JOB_CHECK((storage_turn_context(l, owner, turns[2] + 5, &tokens, &n)) == (-ENOENT));
-    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT - 1, &near, &n)) == (0));
-    JOB_CHECK(n == 3 && near[0] == turns[2] && near[2] == turns[0]);
-    free(near);
-    JOB_CHECK((storage_turn_near(l, turns[2], TESTING_COUNT, &near, &n)) == (0));
-    JOB_CHECK(n == 0);
-    free(near);
     return 0;
 }
 

@@ -216,6 +216,32 @@ static void test_half_cut_out(void **state)
     assert_int_equal(stats.damaged, 0);
 }
 
+/* What is in RAM is had at once, and nothing else is. */
+static void test_taken(void **state)
+{
+    (void)state;
+    struct storage_found f = find(2);
+    struct storage_read_result r = testing_take(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    assert_int_equal(r.tier, STORAGE_TIER_RAM);
+    assert_int_equal(r.bytes_read, 0);
+    storage_ram_drop(st, NULL, 0);
+    assert_int_equal(testing_take(st, &f, 2).rc, -ENOENT);
+    for (uint32_t i = 0; i < testing_layout.n_arrays; i++)
+        assert_int_equal(testing_decode(r.stored, 2, i), 0);
+    storage_stored_free(r.stored);
+    /* From disk it comes into RAM. */
+    r = testing_read_stored(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    storage_stored_free(r.stored);
+    r = testing_take(st, &f, 2);
+    assert_int_equal(r.rc, 0);
+    storage_stored_free(r.stored);
+    /* What is there is not what was asked for. */
+    f.first++;
+    assert_int_equal(testing_take(st, &f, 2).rc, -EBADMSG);
+}
+
 /* What was read as it is stored stays, whatever becomes of it: each array by itself, in any order. */
 static void test_as_stored(void **state)
 {
@@ -356,7 +382,7 @@ int main(void)
         T(test_half_cut_out), T(test_reads_while_deleting),
         T(test_as_stored),    T(test_array_flip),
         T(test_ram_flip),     T(test_head_flip_as_stored),
-        T(test_unreadable),
+        T(test_unreadable),   T(test_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

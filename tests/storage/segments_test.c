@@ -733,10 +733,40 @@ static void test_sweep_while_running(void **state)
     testing_dir_remove(dir);
 }
 
+static int let_go_in_vain(struct storage_ledger *l, void *arg)
+{
+    (void)arg;
+    int rc = segment_let_go(l);
+    return rc ? rc : -ECANCELED;
+}
+
+/* What was superseded is dropped by a job that fails in the end: the next deletion drops it. */
+static void test_let_go_in_vain(void **state)
+{
+    (void)state;
+    char *dir = testing_dir();
+    struct storage *st = testing_open(dir);
+    int64_t owner = testing_owner(st, "a"), conv = testing_conversation(st, owner, "conv_1");
+    int64_t turn = testing_turn(st, owner, conv, 0, "resp_1");
+    for (unsigned id = 1; id <= 2; id++) {
+        assert_int_equal(testing_put(st, owner, id, 0), 0);
+        assert_int_equal(testing_commit(st, turn, id), 0);
+    }
+    assert_int_equal(jobs_call(st, let_go_in_vain, NULL), -ECANCELED);
+    assert_true(row_exists(st, owner, 0, 1));
+    assert_true(testing_contains(dir, "pack-00000001", "label 1;"));
+    assert_int_equal(testing_conversation_delete(st, owner, "conv_1"), 0);
+    assert_false(row_exists(st, owner, 0, 1));
+    assert_false(testing_contains(dir, "pack-00000001", "label 1;"));
+    storage_close(st);
+    testing_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_put_find_read),
+        cmocka_unit_test(test_let_go_in_vain),
         cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_hold_another),
         cmocka_unit_test(test_label_codes),

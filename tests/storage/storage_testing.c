@@ -453,13 +453,25 @@ struct lookup {
     const char *label;
     struct storage_found rows[2];
     size_t n;
+    struct waiter waiter;
 };
+
+static void lookup_done(void *arg, int rc)
+{
+    struct lookup *q = arg;
+    commit_done(&q->waiter, rc);
+}
 
 static int lookup_run(struct storage_ledger *l, void *arg)
 {
     struct lookup *q = arg;
-    return storage_segment_nearest(l, q->owner, testing_fingerprint, q->parent, q->label, (uint32_t)strlen(q->label),
-                                   q->rows, &q->n);
+    int changes = sqlite3_total_changes(l->kv);
+    bool reads = l->reads && l->n_uses < USES_MOST;
+    int rc = storage_segment_nearest(l, q->owner, testing_fingerprint, q->parent, q->label, (uint32_t)strlen(q->label),
+                                     q->rows, &q->n);
+    if (reads) /* what it found counts as used, which waits for others that write */
+        assert_int_equal(sqlite3_total_changes(l->kv), changes);
+    return rc;
 }
 
 size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const char *label,
@@ -467,7 +479,11 @@ size_t testing_nearest(struct storage *st, int64_t owner, unsigned parent, const
 {
     struct lookup q = {.owner = owner, .label = label};
     testing_key(q.parent, parent);
-    assert_int_equal(jobs_call(st, lookup_run, &q), 0);
+    q.waiter = waiter_new();
+    assert_int_equal(
+        storage_submit(st, (struct storage_job){.run = lookup_run, .done = lookup_done, .arg = &q, .reads = true}), 0);
+    waiter_wait(&q.waiter);
+    assert_int_equal(q.waiter.rc, 0);
     memcpy(rows, q.rows, sizeof q.rows);
     return q.n;
 }
@@ -548,6 +564,17 @@ struct storage_read_result testing_read_stored(struct storage *st, const struct 
     waiter_wait(&w);
     assert_true(!w.read.rc == (w.read.stored != NULL));
     return w.read;
+}
+
+struct storage_read_result testing_take(struct storage *st, const struct storage_found *f, unsigned id)
+{
+    char label[LABEL_ROOM];
+    struct storage_found found = labelled(f, id, label);
+    struct storage_read_result r = {0};
+    int rc = storage_segment_take(st, &found, testing_fingerprint, &testing_layout, &r);
+    r.rc = rc;
+    assert_true(!rc == (r.stored != NULL));
+    return r;
 }
 
 int testing_decode(const struct storage_stored *g, unsigned id, uint32_t array)

@@ -97,5 +97,7 @@ struct storage_read_result testing_read(struct storage *st, const struct storage
 /* The same as it is stored, and one of its arrays, which must be what was put when it is not damaged. */
 struct storage_read_result testing_read_stored(struct storage *st, const struct storage_found *f, unsigned id);
 int testing_decode(const struct storage_stored *g, unsigned id, uint32_t array);
+/* Of what is in RAM alone. */
+struct storage_read_result testing_take(struct storage *st, const struct storage_found *f, unsigned id);
 
 #endif

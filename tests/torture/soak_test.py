@@ -147,7 +147,7 @@ def quiet(d):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         s = d.ok("GET", "/v1/convod/status")
-        if s["queue"] == {"running": 0, "waiting": 0} and s["pending_saves"] == 0:
+        if not any(s["queue"].values()) and s["pending_saves"] == 0:
             return s
         time.sleep(0.05)
     raise AssertionError(f"it does not come to rest: {s}")
