@@ -62,7 +62,7 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/*_fuz
 # A Python file in a test folder that begins with #! is a test program of its own; others are its modules.
 PY_TESTS := $(shell grep -ls '^\#!' $(filter-out tests/bench/%,$(wildcard tests/*/*.py)) /dev/null)
 # What Python tests use besides the programs.
-PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/jsonschema/.complete $(BUILD)/servers
+PY_WANTS := $(BUILD)/tests/service/model $(BUILD)/tests/grammar/check $(BUILD)/venv/.complete $(BUILD)/helpers/.complete $(BUILD)/aider/.complete $(BUILD)/jsonschema/.complete $(BUILD)/servers
 .DEFAULT_GOAL := all
 include kernels/cuda/cuda.mk
 shared = $(patsubst %.c,$(BUILD)/obj/%.o,$(filter-out %_test.c,$(wildcard $(dir tests/$1)*.c)) \
@@ -244,6 +244,13 @@ $(BUILD)/venv/.complete: tests/requirements.txt
 $(BUILD)/helpers/.complete: tests/helpers.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+# aider, with what of its 111 packages it uses there: of those that the others have not. It wants a Python before 3.13.
+$(BUILD)/aider/.complete: tests/aider.txt $(BUILD)/venv/.complete
+	@mkdir -p $(@D)
+	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
+		$(BUILD)/venv/bin/pip install -q --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $<; fi
 	@touch $@
 
 # The official JSON Schema test files, which the source of a package ships (what builds it is among the requirements).

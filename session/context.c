@@ -488,6 +488,13 @@ static int build_begun(struct turn *t)
     return 0;
 }
 
+/* What is other than when an answer was begun that is gone on with; NULL: nothing. */
+static const char *begun_changes(const struct turn *t)
+{
+    const struct found *f = &t->found;
+    return !same_text(t->in_force, f->begun.instructions) ? "instructions" : tools_change(t) ? "tools" : NULL;
+}
+
 struct change {
     const char *what, *reason;
 };
@@ -514,8 +521,11 @@ static int build(struct turn *t)
         return build_raw(t);
     if (e)
         return build_from_ephemeral(t, e);
-    if (f->begun.id)
+    if (f->begun.id && !begun_changes(t))
         return build_begun(t);
+    if (f->begun.unstored)
+        return refuse_change(t, begun_changes(t));
+    storage_turn_free(&f->begun); /* its items are all there */
     if (f->anew && t->ask.match && f->path[0].unstored)
         leave_found(t, 0); /* here all of it is said again */
     if (!f->parent.id)

@@ -178,6 +178,14 @@ static int labels_of(const struct storage_turn *turn, char **labels)
     return fine ? 0 : -ENOMEM;
 }
 
+/* What the context of a turn was told of tools, as it was and in the sorted form. NULL in both: of none. */
+static int tools_of(struct storage_ledger *l, const struct turn *t, int64_t turn, char **tools, char **form)
+{
+    size_t len;
+    int rc = storage_turn_tools(l, t->found.owner.id, turn, tools);
+    return rc || !*tools ? rc : engine_json(*tools, strlen(*tools), true, form, &len);
+}
+
 /* What was said to the response whose answer is gone on with, where it stands, and its answer so far. */
 static int take_over(struct storage_ledger *l, struct turn *t, struct storage_turn *turn)
 {
@@ -191,14 +199,8 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
         return rc ? rc : leaf;
     if (!t->instructions && !(t->instructions = strdup(turn->instructions ? turn->instructions : "")))
         return -ENOMEM;
-    if (!t->tools) {
-        size_t len;
-        rc = storage_turn_tools(l, f->owner.id, turn->id, &t->tools);
-        if (!rc && t->tools)
-            rc = engine_json(t->tools, strlen(t->tools), true, &t->tools_form, &len);
-        if (rc)
-            return rc;
-    }
+    if (!t->tools && (rc = tools_of(l, t, turn->id, &t->tools, &t->tools_form)))
+        return rc;
     if (!t->labels && (rc = labels_of(turn, &t->labels)))
         return rc;
     t->effort = engine_chat_effort(t->session->engine, turn->tokens, turn->prompt_bytes / sizeof *answer);
@@ -209,10 +211,13 @@ static int take_over(struct storage_ledger *l, struct turn *t, struct storage_tu
     /* A history that was found elsewhere, or what is not stored: its tokens say more than its items. */
     size_t prompt = turn->prompt_bytes / sizeof *answer;
     if (!turn->parent && turn->rebased && (turn->unstored || !truncate_may_be(t, (int64_t)prompt))) {
+        char *tools = NULL;
+        rc = tools_of(l, t, turn->id, &tools, &f->tools);
+        free(tools);
         f->begun = *turn;
         memset(turn, 0, sizeof *turn);
     }
-    return 0;
+    return rc;
 }
 
 static int find_continued(struct storage_ledger *l, struct turn *t, int64_t *parent)
@@ -321,13 +326,12 @@ static int find_key(struct storage_ledger *l, struct turn *t, int64_t *parent)
         return 0; /* nothing was made with it */
     if (rc == -EINVAL)
         return refuse(t, SESSION_KEY_REUSED, "this idempotency key came with another request before");
-    if (rc)
-        return rc;
-    rc = storage_turn_get(l, f->owner.id, target, 0, &first);
+    if (!rc && t->ask.store)
+        rc = storage_turn_get(l, f->owner.id, target, 0, &first);
     free(target);
     if (rc == -ENOENT)
         return refuse(t, SESSION_GONE, "what was made with this idempotency key has been deleted");
-    return rc ? rc : repeat(l, t, &first, parent);
+    return rc || !t->ask.store ? rc : repeat(l, t, &first, parent);
 }
 
 /* By its body: the latest turn of the owner with that, if it stands where this one would, and if whoever asked for it
@@ -359,10 +363,10 @@ static int find_repetition(struct storage_ledger *l, struct turn *t, int64_t *pa
     return 0;
 }
 
-/* Whether this was asked before. */
+/* Whether this was asked before. What is not stored leaves no key, and its key may name nothing else. */
 static int find_first(struct storage_ledger *l, struct turn *t, int64_t *parent)
 {
-    if (t->key && t->ask.store) {
+    if (t->key && !t->ask.count) {
         int rc = accept_hash(&t->found.owner, t->key, strlen(t->key), t->key_hash);
         return rc ? rc : find_key(l, t, parent);
     }
@@ -375,12 +379,9 @@ static int read_parent(struct storage_ledger *l, struct turn *t, int64_t parent)
 {
     struct found *f = &t->found;
     char *tools = NULL;
-    size_t len;
     int rc = storage_turn_by_id(l, f->owner.id, parent, 0, &f->parent);
     if (!rc)
-        rc = storage_turn_tools(l, f->owner.id, parent, &tools);
-    if (!rc && tools)
-        rc = engine_json(tools, strlen(tools), true, &f->tools, &len);
+        rc = tools_of(l, t, parent, &tools, &f->tools);
     if (!rc && tools && (!t->ask.generate || t->ask.keeps) && !t->tools && !t->ask.match) {
         /* Where nothing is answered and none are named, those that were told of stay. */
         t->tools_form = strdup(f->tools);

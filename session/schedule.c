@@ -245,7 +245,8 @@ static void give_oldest(struct share *s, int oldest)
 }
 
 /* Gives each prompt its owner's account. They begin at what the owner had who had least of those who can run: so does
- * one that is new, and one that could not run for long has no claim on what others had meanwhile. */
+ * one that is new, and one that could not run for long has no claim on what others had meanwhile. Who is ahead and has
+ * no prompt at the moment stays so, until others had as much. */
 static void open_accounts(struct share *s)
 {
     struct schedule_account old[SCHEDULE_TURNS];
@@ -268,6 +269,14 @@ static void open_accounts(struct share *s)
     double least = had_least(s, false);
     if (least < 0.0)
         least = had_least(s, true);
+    const int n_open = a->n;
+    for (int o = 0; o < n_old && least >= 0.0 && a->n < SCHEDULE_TURNS; o++) {
+        int k = 0;
+        while (k < n_open && a->of[k].owner != old[o].owner)
+            k++;
+        if (k == n_open && old[o].steps > least)
+            a->of[a->n++] = old[o];
+    }
     for (int k = 0; k < a->n; k++)
         a->of[k].steps = a->of[k].steps > least ? a->of[k].steps - least : 0.0;
 }

@@ -311,7 +311,7 @@ struct session_turn {
     bool background; /* it gets the places and the time that others leave; so does what generates nothing */
     /* Repetitions, of turns that are stored. A key names the request exactly, for its owner; without one a repetition
      * is known by its digest, and only where the first one's answer was not delivered. */
-    const char *key;             /* NULL: none */
+    const char *key;             /* NULL: none; that of one that is not stored must only name nothing else */
     const unsigned char *digest; /* SESSION_DIGEST_BYTES, of route and body; NULL: none, and then no key either */
     bool retry;                  /* the client says that it has sent this before */
     /* It may wait in the ledger as `queued`, and would run after a restart: `request` is given back then. */

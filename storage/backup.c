@@ -77,6 +77,33 @@ static int fail(char *err, size_t err_size, int rc, const char *dir, const char 
     return rc;
 }
 
+static void pack_name(char name[32], uint32_t pack)
+{
+    (void)snprintf(name, 32, "pack-%08u", pack);
+}
+
+static int pack_is_there(void *arg, uint32_t pack)
+{
+    (void)arg;
+    (void)pack;
+    return -EEXIST;
+}
+
+static int pack_uncopy(void *arg, uint32_t pack)
+{
+    const int *tofd = arg;
+    char name[32];
+    pack_name(name, pack);
+    (void)unlinkat(*tofd, name, 0);
+    return 0;
+}
+
+/* Of the packs of a folder, also those that are in the directory no longer. */
+static int packs_of(int tofd, int (*fn)(void *arg, uint32_t pack))
+{
+    return packs_list(&(struct packs){.dirfd = tofd}, fn, &tofd);
+}
+
 /* Makes the folder, or takes an empty one. */
 static int folder_open(const char *to, int *fd, char *err, size_t err_size)
 {
@@ -87,7 +114,11 @@ static int folder_open(const char *to, int *fd, char *err, size_t err_size)
         return fail(err, err_size, -errno, to, "");
     if (!faccessat(*fd, "ledger.db", F_OK, AT_SYMLINK_NOFOLLOW) || !faccessat(*fd, "lock", F_OK, AT_SYMLINK_NOFOLLOW))
         return fail(err, err_size, -EEXIST, to, "ledger.db");
-    /* What an earlier try left. */
+    /* What an earlier try left; packs without that are somebody's. */
+    bool begun = !faccessat(*fd, PART, F_OK, AT_SYMLINK_NOFOLLOW);
+    int rc = packs_of(*fd, begun ? pack_uncopy : pack_is_there);
+    if (rc)
+        return fail(err, err_size, rc, to, "packs");
     static const char *const left[] = {JOURNAL, PART};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (unlinkat(*fd, left[i], 0) && errno != ENOENT)
@@ -171,11 +202,6 @@ struct copying {
     int tofd;
 };
 
-static void pack_name(char name[32], uint32_t pack)
-{
-    (void)snprintf(name, 32, "pack-%08u", pack);
-}
-
 static int pack_copy(void *arg, uint32_t pack)
 {
     struct copying *c = arg;
@@ -193,15 +219,6 @@ static int pack_copy(void *arg, uint32_t pack)
     if (to >= 0)
         (void)close(to);
     return rc;
-}
-
-static int pack_uncopy(void *arg, uint32_t pack)
-{
-    const struct copying *c = arg;
-    char name[32];
-    pack_name(name, pack);
-    (void)unlinkat(c->tofd, name, 0);
-    return 0;
 }
 
 void storage_backup_stop(struct storage *st)
@@ -223,10 +240,9 @@ int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, 
     if (!rc && (renameat(tofd, PART, tofd, "ledger.db") || fsync(tofd)))
         rc = fail(err, err_size, -errno, to, "ledger.db");
     if (rc && rc != -EEXIST && tofd >= 0) { /* what is no backup keeps nothing of anyone's */
-        (void)unlinkat(tofd, PART, 0);
+        (void)packs_of(tofd, pack_uncopy);
         (void)unlinkat(tofd, JOURNAL, 0);
-        if (with_kv)
-            (void)packs_list(&st->packs, pack_uncopy, &c);
+        (void)unlinkat(tofd, PART, 0);
     }
     if (tofd >= 0)
         (void)close(tofd);

@@ -48,7 +48,8 @@ void storage_close(struct storage *st);
 bool storage_close_within(struct storage *st, int ms);
 
 /* Copies the ledger to the folder `to`, which is made or has none yet, while others go on; with_kv: the packs too. Not
- * from a callback. -EEXIST: there is one; -EBUSY: another backup runs; -ESHUTDOWN: storage_backup_stop(). */
+ * from a callback. -EEXIST: there is one, or packs of none; -EBUSY: another backup runs; -ESHUTDOWN:
+ * storage_backup_stop(). */
 int storage_backup(struct storage *st, const char *to, bool with_kv, char *err, size_t err_size);
 /* [any thread] One that runs, and all that come, end soon with -ESHUTDOWN. */
 void storage_backup_stop(struct storage *st);

@@ -346,7 +346,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tokens = q->tokens,
         .n_tokens = q->n_tokens,
         .background = q->patient,
-        .key = retry && q->store && has_digest(retry) ? retry->idempotency_key : NULL,
+        .key = retry && has_digest(retry) ? retry->idempotency_key : NULL,
         .digest = retry && has_digest(retry) ? retry->digest : NULL,
         .retry = retry && retry->count > 0,
         .request = queued,

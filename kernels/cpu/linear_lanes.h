@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-#define PREFETCH_BYTES 4096 /* how far ahead of the packed weights in use */
+#define PREFETCH_BYTES 7168 /* how far ahead of the packed weights in use */
 #define PART_BYTES     (64 / LANES_PARTS)
 #define PART_ROWS      (16 / LANES_PARTS)
 #define PRODUCTS       (LANES_TILE_TOKENS * LANES_PARTS) /* sums that stay in registers: [tokens][parts] */

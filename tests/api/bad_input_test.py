@@ -143,5 +143,52 @@ def control_tokens():
         d.stop()
 
 
+BAD = [5, -1, 0.5, True, "x", "", [], {}, [5], {"a": 5}, 1e308, "x" * 5000, [[]], [None], "\u0001"]
+FIELDS = {
+    "/v1/conversations": ({}, "title metadata instructions items convod"),
+    "/v1/conversations/CONV": ({}, "title metadata instructions convod"),
+    "/v1/conversations/CONV/items": ({"items": [{"role": "user", "content": "x"}]}, "items"),
+    "/v1/conversations/CONV/fork": ({}, "item title"),
+    "/v1/conversations/CONV/evict": ({"to": "ram"}, "to"),
+    "/v1/responses/input_tokens": ({"input": "x"}, "input instructions tools conversation previous_response_id reasoning text tool_choice truncation model"),
+    "/v1/responses/compact": ({"input": "x"}, "input previous_response_id conversation model"),
+    "/tokenize": ({"content": "x"}, "content add_special"),
+    "/detokenize": ({"tokens": [5]}, "tokens"),
+    "/v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "x"}]}, "messages system tools tool_choice thinking model output_config thread"),
+}
+KINDS = "message function_call function_call_output custom_tool_call custom_tool_call_output item_reference reasoning compaction additional_tools".split()
+ITEM = {"role": "user", "content": "x", "call_id": "a", "name": "n", "arguments": "{}", "output": "o", "input": "i", "id": "msg_1", "summary": [], "encrypted_content": "e", "tools": []}
+QUERIES = {"limit": ("0", "101", "x", "-1", "1e3"), "after": ("zz",), "order": ("up", "")}
+
+
+def every_field():
+    """Of routes beside the answers, and of items of every kind, with values of every type: taken, or refused by its name."""
+    with Scratch() as data:
+        d = Daemon(data)
+        c = d.conversation()
+        d.turn("Name a colour.", conversation=c, max_output_tokens=2)
+        asked = [(path.replace("CONV", c), {**base, field: bad}, field) for path, (base, fields) in FIELDS.items() for field in fields.split() for bad in BAD]
+        for kind in KINDS:
+            for field in [*ITEM, "type"]:
+                for bad in BAD:
+                    items = [{"role": "user", "content": "x"}, {"type": kind, **ITEM, field: bad}]
+                    asked.append(("/v1/responses/input_tokens", {"input": items}, "input"))
+        refusals = 0
+        for path, body, field in asked:
+            if path.endswith("compact") and field == "input" and isinstance(body["input"], str):
+                continue  # it would be made shorter
+            status, answer = d.call("POST", path, body)
+            error = answer.get("error") or {}
+            assert status == 200 or (400 <= status < 500 and (error["param"] or "").startswith(field)), (path, body, status, answer)
+            refusals += status != 200
+        assert refusals > len(asked) / 4, (refusals, len(asked))
+        for field, values in QUERIES.items():
+            for path in ("/v1/conversations", f"/v1/conversations/{c}/items", f"/v1/conversations/{c}/responses"):
+                for value in values:
+                    status, answer = d.call("GET", f"{path}?{field}={value}")
+                    assert status == 400 and answer["error"]["param"] == field, (path, field, value, answer)
+        d.stop()
+
+
 need(QWEN)
-run(other_owners, deleted_items, running, results, control_tokens)
+run(other_owners, deleted_items, running, results, control_tokens, every_field)

@@ -152,20 +152,59 @@ def with_agents():
         d.stop()
 
 
+def llm_of(d, home):
+    """llm as a program, with the daemon as one of its models: what it prints."""
+    with open(os.path.join(home, "extra-openai-models.yaml"), "w") as f:
+        f.write(f"- model_id: convod\n  model_name: {MODEL}\n  api_base: {d.url}/v1\n  supports_schema: true\n  supports_tools: true\n")
+
+    def ask(*arguments, may_fail="?"):
+        python = PYTHON if os.path.exists(PYTHON) else sys.executable
+        out = subprocess.run([python, "-m", "llm", *arguments], env={**os.environ, "LLM_USER_PATH": home}, capture_output=True, text=True, timeout=300)
+        assert out.returncode == 0 or may_fail in out.stderr, out.stderr
+        return out.stdout
+
+    return ask
+
+
 def with_llm():
     with Scratch() as data, tempfile.TemporaryDirectory() as home:
         d = Daemon(data)
-        with open(os.path.join(home, "extra-openai-models.yaml"), "w") as f:
-            f.write(f"- model_id: convod\n  model_name: {MODEL}\n  api_base: {d.url}/v1\n  supports_schema: true\n  supports_tools: true\n")
-        out = subprocess.run(
-            [PYTHON if os.path.exists(PYTHON) else sys.executable, "-m", "llm", "-m", "convod", "--no-stream", "--key", "unused", *GREEDY, "--schema", "name, country, stars int", ASKED],
-            env={**os.environ, "LLM_USER_PATH": home}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert out.returncode == 0, out.stderr
-        answer = json.loads(out.stdout)
+        ask = llm_of(d, home)
+        answer = json.loads(ask("-m", "convod", "--no-stream", "--key", "unused", *GREEDY, "--schema", "name, country, stars int", ASKED))
         assert set(answer) >= {"name", "country", "stars"} and isinstance(answer["stars"], int), answer
         d.stop()
 
 
+def llm_goes_on():
+    """A conversation that it keeps in its own database, and sends again as a whole; a tool in its own loop."""
+    with Scratch() as data, tempfile.TemporaryDirectory() as home:
+        d = Daemon(data)
+        ask = llm_of(d, home)
+
+        def prefilled():
+            tokens = d.ok("GET", "/v1/convod/status")["tokens"]
+            return tokens["prefilled"]
+
+        options = ("--key", "unused", "-o", "temperature", "0", "-o", "max_tokens", "24")
+        before = prefilled()
+        ask("-m", "convod", *options, "-s", "You keep a diary of the weather. " * 12, "My kite is called Merlin. Say ok.")
+        assert prefilled() - before > 80
+        for question in ("What is my kite called? Answer with its name alone.", "Spell it."):
+            before = prefilled()
+            assert ask("-c", *options, question).strip()
+            assert 0 < prefilled() - before <= 60, prefilled() - before
+        called = os.path.join(home, "called")
+        code = f"def weather(city: str) -> str:\n    \"The weather in a city.\"\n    open({called!r}, 'a').write('x')\n    return 'rain in ' + city\n"
+        before = d.ok("GET", "/v1/convod/status")
+        ask("-m", "convod", *options[:5], "-o", "max_tokens", "60", "--functions", code, "--chain-limit", "2", "What is the weather in Oslo? Call the tool.", may_fail="Chain limit")
+        now = d.ok("GET", "/v1/convod/status")
+        requests = sum(now["turns"][k] - before["turns"][k] for k in ("completed", "incomplete"))
+        new = now["tokens"]["prefilled"] - before["tokens"]["prefilled"]
+        with open(called) as f:
+            assert len(f.read()) >= 1 and requests == 2, requests
+        assert now["tokens"]["reprefilled"] == before["tokens"]["reprefilled"] and 150 < new < 300, new
+        d.stop()
+
+
 need(QWEN)
-run(with_instructor, with_langchain, with_pydantic_ai, with_agents, with_llm)
+run(with_instructor, with_langchain, with_pydantic_ai, with_agents, with_llm, llm_goes_on)

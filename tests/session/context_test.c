@@ -314,7 +314,8 @@ static void test_gone_on_with_behind_ephemeral(void **state)
         rig_ask(rig, (struct ask){.text = text, .ephemeral = true, .instructions = "be kind", .seed = 1});
     struct answer *b = rig_ask(rig, (struct ask){.text = "go on", .previous = a->id, .max = 3, .seed = 2});
     assert_true(b->incomplete);
-    struct answer *c = rig_ask(rig, (struct ask){.continues = b->id, .max = 4, .seed = 3});
+    rig_refused(rig, (struct ask){.continues = b->id, .instructions = "be brief", .max = 4}, SESSION_INVALID);
+    struct answer *c = rig_ask(rig, (struct ask){.continues = b->id, .instructions = "be kind", .max = 4, .seed = 3});
     rig_only_new(c);
     assert_int_equal(c->input, b->input + b->output);
     assert_int_equal(c->receipt.prefilled, 1);
@@ -356,6 +357,23 @@ static void test_gone_on_with_behind_a_match(void **state)
     struct answer *b = rig_ask(
         rig, (struct ask){.messages = m, .n_messages = 3, .match = true, .max = 12, .thinking_tokens = 4, .seed = 2});
     assert_true(b->incomplete && b->receipt.history >= a->input + a->output - 1);
+    /* With other instructions it is read anew: they are in the context. */
+    assert_int_equal(rig_create(rig, "bob", "conv_b", NULL), 0);
+    (void)rig_ask(
+        rig,
+        (struct ask){
+            .text = "hello", .owner = "bob", .conversation = "conv_b", .max = 20, .thinking_tokens = 6, .seed = 1});
+    struct answer *other = rig_ask(
+        rig,
+        (struct ask){
+            .messages = m, .n_messages = 3, .match = true, .max = 12, .thinking_tokens = 4, .owner = "bob", .seed = 2});
+    assert_true(other->receipt.history > 0);
+    struct answer *brief = rig_ask(
+        rig, (struct ask){.continues = other->id, .owner = "bob", .instructions = "be brief", .max = 2, .seed = 3});
+    struct answer *plain = rig_ask(
+        rig, (struct ask){
+                 .messages = m, .n_messages = 3, .match = true, .owner = "bob", .instructions = "be brief", .max = 2});
+    assert_int_equal(brief->input, plain->input + other->output);
     struct answer *c = rig_ask(
         rig, (struct ask){
                  .continues = b->id, .max = 6, .thinking_tokens = 4, .seed = 3, .hook = keep_said, .hook_arg = more});

@@ -296,6 +296,23 @@ static void test_accounts(void **state)
         turns[1] = prompt(2, 0, 6000);
     }
     assert_in_range(had, 60 * 100 / 3 - 400, 60 * 100 / 3 + 400); /* a third, and what it may be ahead */
+    /* Nor are pauses between them. */
+    int ahead = 0;
+    for (int i = 0; i < 200; i++) {
+        turns[1] = prompt(2, 0, 6000);
+        if (turns[2].rest == 0)
+            turns[2] = prompt(1, 0, 200);
+        (void)step_of(&c, &limits, &a, turns, 3, &rows);
+        ahead += turns[2].n - turns[1].n;
+        turns[0] = prompt(3, 0, 100000);
+        turns[2].position += turns[2].n;
+        turns[2].rest = turns[2].wants = turns[2].rest - turns[2].n;
+        if (turns[2].rest == 0) {
+            (void)step_of(&c, &limits, &a, turns, 2, &rows);
+            ahead -= turns[1].n;
+        }
+    }
+    assert_in_range(ahead + 4000, 0, 4400);
     /* Long alone, then beside another: both get the same again within some steps. */
     for (int i = 0; i < 100; i++) {
         turns[1] = prompt(2, 0, 6000);

@@ -240,8 +240,10 @@ static void test_steps(void **state)
     int few = steps_behind(10, 300), many = steps_behind(1000, 300), far = steps_behind(10, 8000);
     print_message("steps of SQL of a turn: %d behind 10 others, %d behind 1,000, %d in a context of 8k\n", few, many,
                   far);
-    assert_true(many <= few);
-    assert_true(far <= few);
+    /* Not one for each of a thousand turns or of 32 segments. (Two jobs in one transaction take a few less than in
+     * two.) */
+    assert_true(many <= few + 4);
+    assert_true(far <= few + 4);
 }
 
 int main(void)

@@ -645,6 +645,13 @@ static void test_again_by_key(void **state)
     rig_refused(rig, other, SESSION_KEY_REUSED);
     other.owner = "bob";
     assert_false(rig_ask(rig, other)->repeated);
+    /* What is not stored has no key of its own, but may not have this one. */
+    struct ask light = {.text = "hello", .ephemeral = true, .key = "k", .digest = 3, .seed = 1};
+    rig_refused(rig, light, SESSION_KEY_REUSED);
+    light.key = "l";
+    assert_false(rig_ask(rig, light)->repeated);
+    light.digest = 4;
+    assert_false(rig_ask(rig, light)->repeated);
     rig_stop(rig);
     rig_start(rig, (struct rig_opts){0});
     assert_repeated(rig_ask(rig, ask), first);

@@ -123,7 +123,8 @@ static bool is_there(const char *name)
 static void test_nothing_left(void **state)
 {
     (void)state;
-    static const char *const names[] = {"ledger.db", "ledger.db.part", "ledger.db.part-journal", "pack-00000001"};
+    static const char *const names[] = {"ledger.db", "ledger.db.part", "ledger.db.part-journal", "pack-00000001",
+                                        "pack-00000009"}; /* the last one has gone since */
     char err[256];
     dir = testing_dir_in_memory();
     to = testing_dir_in_memory();
@@ -133,15 +134,18 @@ static void test_nothing_left(void **state)
     assert_int_equal(testing_commit(st, testing_turn(st, owner, conv, 0, "resp_1"), 1), 0);
     char *pack = testing_path(to, names[3]);
     assert_int_equal(mkdir(pack, 0700), 0);
-    for (int i = 1; i < 3; i++) {
+    for (int i = 1; i < 5; i++) {
         char *path = testing_path(to, names[i]);
-        FILE *f = fopen(path, "wb");
+        FILE *f = i == 3 ? NULL : fopen(path, "wb");
         free(path);
-        assert_true(f && fwrite("left", 4, 1, f) == 1 && !fclose(f));
+        assert_true(i == 3 || (f && fwrite("left", 4, 1, f) == 1 && !fclose(f)));
     }
     assert_int_equal(storage_backup(st, to, true, err, sizeof err), -EISDIR);
-    for (int i = 0; i < 3; i++)
-        assert_false(is_there(names[i]));
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(is_there(names[i]), i == 3);
+    /* Packs that no try has left are somebody's. */
+    assert_int_equal(storage_backup(st, to, true, err, sizeof err), -EEXIST);
+    assert_true(is_there(names[3]));
     assert_int_equal(rmdir(pack), 0);
     free(pack);
     /* The ledger's copy cannot be written to its end. */
