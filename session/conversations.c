@@ -305,7 +305,11 @@ static int update(struct storage_ledger *l, struct query *q)
         return rc;
     c->updated_ms = session_wall_ms();
     rc = q->text ? move_head(l, q, c) : 0;
-    return rc ? rc : storage_conversation_update(l, c);
+    rc = rc ? rc : storage_conversation_update(l, c);
+    if (rc || !q->text)
+        return rc;
+    storage_conversation_free(c); /* what there is up to another head is another number of turns and tokens */
+    return storage_conversation_get(l, q->owner_row.id, q->id, c);
 }
 
 static int list(struct storage_ledger *l, struct query *q)

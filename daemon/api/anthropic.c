@@ -499,10 +499,10 @@ cJSON *anthropic_error(const struct api_error *e)
     if (lost || (e->code && strcmp(e->code, "conversation_locked") == 0)) { /* the client sends the whole again */
         const char *code = lost ? "thread_not_found" : "thread_continue_in_flight";
         cJSON_AddStringToObject(cJSON_AddObjectToObject(error, "details"), "error_code", code);
+        cJSON_ReplaceItemInObject(error, "param", cJSON_CreateString("thread.previous_message_id"));
     }
     if (lost) {
         cJSON_ReplaceItemInObject(error, "code", cJSON_CreateString("thread_not_found"));
-        cJSON_ReplaceItemInObject(error, "param", cJSON_CreateString("thread.previous_message_id"));
         cJSON_ReplaceItemInObject(
             error, "message", cJSON_CreateString("There is no such message, or its thread has tools: send it whole."));
     }

@@ -218,13 +218,14 @@ int message_add_call(struct message_list *l, const char *id, const char *name, c
     return add_named_call(l, id, name, NULL, false, arguments, prefix);
 }
 
-/* id: the call's. o: where its name and arguments are. */
+/* id: the call's. o: where its name and arguments are, null if it has none. */
 static int add_call(struct message_list *l, const char *id, const cJSON *o, const char *prefix)
 {
-    const char *name, *arguments, *space = NULL;
+    const char *name, *arguments = "{}", *space = NULL;
+    bool none = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(o, "arguments"));
     return message_need_string(l, o, prefix, "name", 128, &name) ||
                    json_string(o, prefix, "namespace", 128, &space, l->e) ||
-                   message_need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments)
+                   (!none && message_need_string(l, o, prefix, "arguments", BODY_BYTES_MAX, &arguments))
                ? -1
                : add_named_call(l, id, name, space, false, arguments, prefix);
 }

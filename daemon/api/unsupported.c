@@ -6,19 +6,23 @@
 
 #include "daemon/api/api.h"
 
-/* A field may be missing, null, false, 0, empty, this number, or one of these words or a list of them. */
+/* A field may be missing, null, false, 0, empty, this number, or one of these words, a list of them or an object of
+ * such a type. */
 struct row {
     const char *key;
     const char *words[3];
     double number;
 };
 
-/* How tokens are picked and where an answer ends, as other servers know it. */
+/* How tokens are picked, what an answer must be and where it ends, as other servers know it. */
 static const struct row generating[] = {
-    {"use_beam_search", {0}, 0}, {"length_penalty", {0}, 1}, {"ignore_eos", {0}, 0},    {"min_tokens", {0}, 0},
-    {"bad_words", {0}, 0},       {"stop_token_ids", {0}, 0}, {"typical_p", {0}, 1},     {"tfs_z", {0}, 1},
-    {"top_a", {0}, 0},           {"mirostat", {0}, 0},       {"mirostat_mode", {0}, 0}, {"dry_multiplier", {0}, 0},
-    {"xtc_probability", {0}, 0}, {"dynatemp_range", {0}, 0},
+    {"use_beam_search", {0}, 0}, {"length_penalty", {0}, 1}, {"ignore_eos", {0}, 0},
+    {"min_tokens", {0}, 0},      {"bad_words", {0}, 0},      {"stop_token_ids", {0}, 0},
+    {"typical_p", {0}, 1},       {"tfs_z", {0}, 1},          {"top_a", {0}, 0},
+    {"mirostat", {0}, 0},        {"mirostat_mode", {0}, 0},  {"dry_multiplier", {0}, 0},
+    {"xtc_probability", {0}, 0}, {"dynatemp_range", {0}, 0}, {"grammar", {0}, 0},
+    {"json_schema", {0}, 0},     {"guided_json", {0}, 0},    {"guided_regex", {0}, 0},
+    {"guided_choice", {0}, 0},   {"guided_grammar", {0}, 0}, {"structured_outputs", {0}, 0},
 };
 
 /* What has another name, or stands under `convod`, is told too: OpenAI's own service refuses it. */
@@ -41,26 +45,13 @@ static const struct row responses[] = {
 };
 
 static const struct row completions[] = {
-    {"functions", {0}, 0},
-    {"function_call", {"auto", "none"}, 0},
-    {"audio", {0}, 0},
-    {"modalities", {"text"}, 0},
-    {"moderation", {0}, 0},
-    {"web_search_options", {0}, 0},
-    {"grammar", {0}, 0},
-    {"json_schema", {0}, 0},
-    {"guided_json", {0}, 0},
-    {"guided_regex", {0}, 0},
-    {"guided_choice", {0}, 0},
-    {"guided_grammar", {0}, 0},
-    {"structured_outputs", {0}, 0},
-    {"echo", {0}, 0},
-    {"best_of", {0}, 1},
+    {"functions", {0}, 0},  {"function_call", {"auto", "none"}, 0}, {"audio", {0}, 0}, {"modalities", {"text"}, 0},
+    {"moderation", {0}, 0}, {"web_search_options", {0}, 0},         {"echo", {0}, 0},  {"best_of", {0}, 1},
 };
 
-static const struct row text[] = {{"suffix", {0}, 0}, {"echo", {0}, 0}, {"structured_outputs", {0}, 0}};
+static const struct row text[] = {{"suffix", {0}, 0}, {"echo", {0}, 0}, {"response_format", {"text"}, 0}};
 
-static const struct row anthropic[] = {{"container", {0}, 0}, {"mcp_servers", {0}, 0}};
+static const struct row anthropic[] = {{"container", {0}, 0}, {"mcp_servers", {0}, 0}, {"output_format", {0}, 0}};
 
 static bool is_word(const cJSON *v, const struct row *row)
 {
@@ -78,6 +69,7 @@ static bool asks_for_nothing(const cJSON *v, const struct row *row)
         (cJSON_IsObject(v) && !v->child) || (cJSON_IsString(v) && !v->valuestring[0])) {
         return true;
     }
+    v = cJSON_IsObject(v) ? json_get(v, "type") : v;
     const cJSON *word = cJSON_IsArray(v) ? v->child : NULL;
     while (word && is_word(word, row)) {
         word = word->next;

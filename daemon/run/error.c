@@ -79,10 +79,20 @@ void api_error_session(enum session_failure failure, const char *message, struct
     api_error_set(e, 500, "server_error", NULL, "%s", message && *message ? message : "The turn failed.");
 }
 
-void api_error_turn(enum session_failure failure, const char *message, const char *input, struct api_error *e)
+void api_error_turn(enum session_failure failure, const char *message, const struct turn_request *q,
+                    struct api_error *e)
 {
     api_error_session(failure, message, e);
-    if (input && strcmp(e->param, "input") == 0) {
-        snprintf(e->param, sizeof(e->param), "%s", input);
+    const char *param = NULL;
+    if (strcmp(e->param, "input") == 0) {
+        param = q->input;
+    } else if (failure == SESSION_PREVIOUS_NOT_FOUND || failure == SESSION_CONVERSATION_LOCKED) {
+        param = q->continues                                         ? "convod.continue"
+                : q->previous                                        ? "previous_response_id"
+                : q->parent && failure == SESSION_PREVIOUS_NOT_FOUND ? "convod.parent"
+                                                                     : NULL;
+    }
+    if (param) {
+        snprintf(e->param, sizeof(e->param), "%s", param);
     }
 }

@@ -61,8 +61,10 @@ void api_error_set(struct api_error *e, int status, const char *code, const char
     __attribute__((format(printf, 5, 6)));
 /* What the session says, as an error. message may be NULL. */
 void api_error_session(enum session_failure failure, const char *message, struct api_error *e);
-/* The same of a turn whose messages were in the request's field `input`; NULL: of that name. */
-void api_error_turn(enum session_failure failure, const char *message, const char *input, struct api_error *e);
+struct turn_request;
+/* The same of a turn, with the field of its request that it is about. */
+void api_error_turn(enum session_failure failure, const char *message, const struct turn_request *q,
+                    struct api_error *e);
 /* `id` is deleted, but not all of it is erased yet. */
 void api_error_deleting(const char *id, struct api_error *e);
 

@@ -647,7 +647,7 @@ static void ended(struct run *run, const struct session_event *ev, const struct 
     } else {
         run->failed = true;
         run->status = "failed";
-        api_error_turn(ev->failure, ev->message, run->request->input, &run->error);
+        api_error_turn(ev->failure, ev->message, run->request, &run->error);
     }
     run->failed |= run->gap;
     if (run->failed) {

@@ -71,6 +71,8 @@ def deleted_items():
         assert d.call("DELETE", f"/v1/conversations/{c}/items/{last['id']}")[0] == 200
         refused(d, {**LIMITS, "input": [{"type": "item_reference", "id": last["id"]}]}, "input")
         refused(d, {**LIMITS, "input": "x", "previous_response_id": r["id"]}, "previous_response_id", "previous_response_not_found")
+        refused(d, {**LIMITS, "input": "x", "conversation": c, "convod": {"parent": r["id"]}}, "convod.parent", "previous_response_not_found")
+        refused(d, {**LIMITS, "convod": {"continue": r["id"]}}, "convod.continue", "previous_response_not_found")
         refused(d, {"item": last["id"]}, "", path=f"/v1/conversations/{c}/fork", status=404)
         assert d.call("DELETE", f"/v1/conversations/{c}/items/{last['id']}")[0] == 404
         left = [i["id"] for i in d.ok("GET", f"/v1/conversations/{c}/items")["data"]]
@@ -80,6 +82,17 @@ def deleted_items():
         for id in left:
             refused(d, {**LIMITS, "input": [{"type": "item_reference", "id": id}]}, "input")
         refused(d, {**LIMITS, "input": "x", "conversation": c}, "conversation", "conversation_not_found", status=404)
+        d.stop()
+
+
+def running():
+    """What is still being written is followed by nothing; the error names the field that said so."""
+    with Scratch() as data:
+        d = Daemon(data)
+        one = d.ok("POST", "/v1/responses", {"input": "Count to a thousand.", "background": True, "temperature": 0, "max_output_tokens": 2000})["id"]
+        refused(d, {**LIMITS, "input": "x", "previous_response_id": one}, "previous_response_id", "conversation_locked")
+        refused(d, {**LIMITS, "convod": {"continue": one}}, "convod.continue", "conversation_locked")
+        assert d.call("POST", f"/v1/responses/{one}/cancel")[0] == 200
         d.stop()
 
 
@@ -178,4 +191,4 @@ def every_field():
 
 
 need(QWEN)
-run(other_owners, deleted_items, results, control_tokens, every_field)
+run(other_owners, deleted_items, running, results, control_tokens, every_field)

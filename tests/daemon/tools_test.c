@@ -191,6 +191,13 @@ static void responses(void **state)
     assert_string_equal(str(r.json, "data.2.call_id"), "c1");
     assert_string_equal(str(r.json, "data.2.output"), "echo 5");
     reply_free(&r);
+    /* A call without arguments, as some write it. */
+    r = call(h, "POST", "/v1/chat/completions", NULL,
+             "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":"
+             "\"c1\",\"function\":{\"name\":\"f\",\"arguments\":null}}]},{\"role\":\"tool\",\"tool_call_id\":\"c1\","
+             "\"content\":\"echo 5\"}]}");
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
     harness_stop(h);
 }
 

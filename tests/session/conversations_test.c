@@ -148,12 +148,17 @@ static void pause_twice(struct answer *a, const struct session_event *ev, void *
 struct result {
     struct gate gate;
     int rc;
+    int64_t n_turns, n_tokens; /* of the conversation */
 };
 
 static void on_result(void *arg, const struct session_result *r)
 {
     struct result *result = arg;
     result->rc = r->rc;
+    if (!r->rc && r->n_conversations == 1) {
+        result->n_turns = r->conversations[0].n_turns;
+        result->n_tokens = r->conversations[0].n_tokens;
+    }
     gate_open(&result->gate);
 }
 
@@ -163,7 +168,7 @@ static void test_deleting(void **state)
     (void)state;
     struct rig *rig = rig_open((struct rig_opts){0});
     char *text = rig_text(1, 600), field[64];
-    struct result result = {GATE_CLOSED, 0};
+    struct result result = {.gate = GATE_CLOSED};
     assert_int_equal(rig_create(rig, "ann", "conv_a", NULL), 0);
     (void)rig_ask(rig, (struct ask){.text = text, .conversation = "conv_a", .seed = 1});
     rig_saved(rig);
@@ -456,12 +461,18 @@ static void test_delete_what_another_shares(void **state)
 
 /* ---- the head ---- */
 
-/* Moves it, and waits for the answer. */
+/* Moves it, and waits for the answer, which is the conversation as it can be read then. */
 static int move_head(struct rig *rig, const char *owner, const char *head)
 {
-    struct result r = {.gate = GATE_CLOSED};
+    struct result r = {.gate = GATE_CLOSED}, read = {.gate = GATE_CLOSED};
     assert_int_equal(session_conversation_update(rig->s, owner, "conv_a", NULL, NULL, NULL, head, on_result, &r), 0);
     gate_wait(&r.gate, 1);
+    if (!r.rc) {
+        assert_int_equal(session_conversation_get(rig->s, owner, "conv_a", on_result, &read), 0);
+        gate_wait(&read.gate, 1);
+        assert_true(r.n_turns == read.n_turns && r.n_tokens == read.n_tokens);
+        assert_true((r.n_turns == 0) == !*head);
+    }
     return r.rc;
 }
 
