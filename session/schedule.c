@@ -11,16 +11,17 @@
 #define FASTER_NEWEST 0.2 /* the same, when it has become faster: too long a step is worse than too short a one */
 #define SLOWER_MOST   4.0
 #define FIRST_ROWS    64 /* as long as nothing is known */
-#define LATE_FIRST    1.3
+#define LATE_FIRST    1.2
 #define LATE_MOST     1.6
 #define LATE_UP       0.05
-#define LATE_OF       200 /* one of so many long steps may be later */
+#define LATE_OF       100 /* one of so many long steps may be later */
 #define LONG          2.0 /* times what a step takes whatever its rows */
 #define MS_DEFAULT    100.0
 #define DECODE_STEPS  4 /* the default is at least as long as so many of them */
 #define OLDEST_SHARE  0.25
 #define LEAD_STEPS    3.0 /* an owner may be ahead of another who waits by so many steps' prompts, */
 #define LEAD_ENDS     1.0 /* and by so many more for a prompt that ends */
+#define ENDED_SHARE   0.5 /* of the time, in a step in which a prompt ends */
 #define TRUSTED       2   /* times the rows seen so far: beyond that the prediction is not believed */
 
 /* ---- cost ---- */
@@ -147,6 +148,7 @@ struct share {
     int n;
     double ms, step_ms;             /* that are left of the step, and that prompts had of it */
     int tokens, step_tokens, items; /* likewise; turns that are left of it */
+    bool brief;                     /* a prompt ends in it */
 };
 
 /* Tokens behind `position` that run in `ms`, at most `most`. */
@@ -232,6 +234,19 @@ static bool give_nearest(struct share *s, bool background)
     if (best >= 0)
         give(s, best, gets);
     return best >= 0;
+}
+
+/* A prompt that ends has its first token behind this step, whatever else is in it: then there is less. */
+static void be_brief(struct share *s)
+{
+    if (s->brief)
+        return;
+    for (int i = 0; i < s->n && !s->brief; i++)
+        s->brief = s->turns[i].rest > 0 && s->turns[i].n == s->turns[i].rest && !s->turns[i].background;
+    if (s->brief) {
+        s->ms -= (1.0 - ENDED_SHARE) * s->step_ms;
+        s->tokens -= (int)((1.0 - ENDED_SHARE) * s->step_tokens);
+    }
 }
 
 /* The oldest prompt's quarter: a token, however short the time is. */
@@ -331,9 +346,10 @@ double schedule_step(const struct schedule_cost *c, const struct schedule_limits
     s.step_tokens = s.tokens > 0 ? s.tokens : 1;
     s.step_ms = s.ms = prompts_ms(c, limits, decode_ms, rows > 0);
     give_oldest(&s, oldest);
+    be_brief(&s);
     for (int background = 0; background < 2; background++)
         while (s.tokens > 0 && give_nearest(&s, background == 1))
-            ;
+            be_brief(&s);
     for (int i = 0; i < n; i++)
         if (turns[i].rest > 0 && turns[i].n) {
             rows += turns[i].n;

@@ -192,7 +192,10 @@ static void test_decoding_goes_first(void **state)
     assert_int_equal(turns[2].n, 1);
     assert_int_equal(turns[3].n, 30);
     assert_true(turns[0].n > 0);
-    assert_true(ms <= 100.0 && ms > 95.0);
+    assert_true(ms <= 70.0 && ms > 50.0); /* one ends: no more than half, but for what the two have by right */
+    turns[3].rest = 300;
+    ms = step(&c, &limits, turns, 4, &rows);
+    assert_true(ms <= 100.0 && ms > 90.0);
 }
 
 /* A short prompt behind a long one comes through in one step, and the long one moves on. */
@@ -205,7 +208,7 @@ static void test_short_behind_long(void **state)
         int rows;
         (void)step(&c, &limits, turns, 2, &rows);
         assert_int_equal(turns[1].n, 23);
-        assert_true(turns[0].n >= 40);
+        assert_in_range(turns[0].n, 25, 30); /* not all that is left: the other's first token comes behind the step */
     }
 }
 
@@ -249,7 +252,7 @@ static void test_owners_share(void **state)
     turns[5] = prompt(2, 0, 5);
     (void)step_of(&c, &limits, &a, turns, 6, &rows);
     assert_int_equal(turns[5].n, 5);
-    assert_true(rows >= 86);
+    assert_in_range(rows, 46, 50);
 }
 
 /* Two that are as long: the first has its first token when half of both is done, not both at the end. */
@@ -259,16 +262,17 @@ static void test_one_ends_before_the_other(void **state)
     struct schedule_cost c = learnt();
     struct schedule_accounts a = {.n = 0};
     struct schedule_turn turns[] = {prompt(1, 0, 200), prompt(2, 0, 200), decoding(3, 100)};
-    int rows, ended[2] = {0};
+    int rows;
+    double ms = 0.0, ended[2] = {0.0};
     for (int i = 1; i <= 6; i++) {
-        (void)step_of(&c, &limits, &a, turns, 3, &rows);
+        ms += step_of(&c, &limits, &a, turns, 3, &rows);
         go_on(turns, 3);
         for (int k = 0; k < 2; k++)
-            if (turns[k].rest == 0 && !ended[k])
-                ended[k] = i;
+            if (turns[k].rest == 0 && ended[k] == 0.0)
+                ended[k] = ms;
     }
-    assert_int_equal(ended[0], 3); /* of 87 rows each */
-    assert_int_equal(ended[1], 5);
+    assert_true(ended[0] > 200.0 && ended[0] < 260.0);
+    assert_true(ended[1] > 440.0 && ended[1] < 500.0);
 }
 
 /* Who is ahead still has a short prompt's first token at once, and who comes back has no claim on what others had. */
@@ -338,9 +342,9 @@ static void test_background_last(void **state)
     (void)step(&c, &limits, turns, 3, &rows);
     assert_int_equal(turns[1].n, 0);
     turns[2].rest = turns[2].wants = 20;
-    turns[0].rest = turns[0].wants = 20;
+    turns[0].rest = turns[0].wants = 10;
     (void)step(&c, &limits, turns, 3, &rows);
-    assert_int_equal(rows, 50);
+    assert_int_equal(rows, 40);
     /* The oldest gets its quarter though it is in the background. */
     struct schedule_turn old[] = {prompt(1, 0, 4000), prompt(2, 0, 3000)};
     old[0].background = true;
