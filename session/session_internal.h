@@ -474,7 +474,7 @@ struct session {
     struct schedule_cost cost; /* of the steps until now */
     struct schedule_accounts accounts;
     bool current_turn_asked; /* somebody wants contexts without past thinking */
-    int jobs; /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
+    int jobs;                /* ledger jobs and reads whose callback has not arrived: session_close() waits for them */
     atomic_uint_fast64_t quota_refusals;
     int64_t retain_due_ms, retain_offset_ms; /* retention.c */
     int retain_wait_ms;

@@ -196,7 +196,7 @@ void strip_begin(const struct turn *t)
     char id[48];
     bool left =
         t->end.reason && !strcmp(t->end.reason, "abandoned"); /* nobody has read it, and its retry replaces it */
-    s->current_turn_asked |= t->ask.current_turn; /* where nobody does, nothing is looked at */
+    s->current_turn_asked |= t->ask.current_turn;             /* where nobody does, nothing is looked at */
     bool maybe = t->ask.generate ? t->ask.current_turn : s->current_turn_asked && t->found.parent.id != 0;
     if (t->ask.strips || !maybe || left || calls(t) || s->closing || !engine_chat_thinks(s->engine) ||
         accept_new_id("context_", id))
