@@ -298,9 +298,9 @@ bool pattern_is_whole(const char *pattern, size_t len);
 void effort_none(struct turn_request *q);
 /* word: `none`, `minimal`, ... `max`; NULL: nothing is asked for. param: its name. 0, or -1 and *e: it is another. */
 int effort_parse(const char *word, const char *param, struct turn_request *q, struct api_error *e);
-/* `reasoning_effort` and `chat_template_kwargs` of Chat Completions. 0, or -1 and *e. */
-/* How many tokens may be thought, where o says it as `thinking_tokens`. */
+/* How many tokens may be thought, where o says it as `thinking_tokens`. 0, or -1 and *e. */
 int effort_parse_budget(const cJSON *o, const char *prefix, struct turn_request *q, struct api_error *e);
+/* `reasoning_effort`, `thinking_tokens` and `chat_template_kwargs` of Chat Completions. 0, or -1 and *e. */
 int effort_parse_chat(const cJSON *body, struct turn_request *q, struct api_error *e);
 
 /* ---- calls (calls.c) ----------------------------------------------------------------------------------------------

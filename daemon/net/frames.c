@@ -20,6 +20,7 @@
 #include "daemon/net/net_internal.h"
 
 #define CLOSE_CODE_MAX 4999 /* RFC 6455, 7.4.2 */
+#define READ_TRIES     16
 #define CLOSE_MS       5000 /* for the peer to answer a close, beyond what it has for anything */
 
 void frames_free(struct conn *c)
@@ -53,19 +54,36 @@ void frames_check(struct conn *c, int64_t now)
 /* ---- masks ---------------------------------------------------------------------------------------------------------
  */
 
-/* Bytes of the stream that the library has read. */
-static bool bytes_read(const struct conn *c, uint64_t *out)
+/* Bytes of the stream that have arrived. */
+static bool bytes_received(const struct conn *c, uint64_t *out)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof(info);
-    int waiting = 0;
-    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 || ioctl(c->fd, SIOCINQ, &waiting) != 0 ||
-        len < offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(uint64_t) ||
-        info.tcpi_bytes_received < (uint64_t)waiting) {
+    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 ||
+        len < offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(uint64_t)) {
         return false;
     }
-    *out = info.tcpi_bytes_received - (uint64_t)waiting;
+    *out = info.tcpi_bytes_received;
     return true;
+}
+
+/* Bytes of the stream that the library has read: what has arrived but for what waits, if none came between asking for
+ * the one and for the other. */
+static bool bytes_read(const struct conn *c, uint64_t *out)
+{
+    for (int i = 0; i < READ_TRIES; i++) {
+        uint64_t before, after;
+        int waiting = 0;
+        if (!bytes_received(c, &before) || ioctl(c->fd, SIOCINQ, &waiting) != 0 || !bytes_received(c, &after) ||
+            after < (uint64_t)waiting) {
+            return false;
+        }
+        if (before == after) {
+            *out = after - (uint64_t)waiting;
+            return true;
+        }
+    }
+    return false;
 }
 
 void frames_begin(struct conn *c)

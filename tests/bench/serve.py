@@ -12,7 +12,7 @@ RAM), and KV for as many of the longest conversations as speak at once, which is
 Then, for convod alone: two of the conversations again, one turn after the other, whose answers must be the same; the gaps of a
 running answer while a prompt of 4,000 tokens is read, and what that does to the prompt, for several values of max-step-ms; the
 first token of a short prompt behind one of 16,000, against its own time alone; what part of the daemon's CPU time is not the
-model's with 64 conversations, eight of which speak at once, and whose it is, beside what the system alone takes to send as
+model's with 64 conversations, as many of which speak at once as in the load, and eight, and whose it is, beside what the system alone takes to send as
 many events; and, with a model of no size, what CPU time a small
 turn takes beside 100 and beside 4,000 conversations that are in pages. Every figure is from this run.
 """
@@ -288,8 +288,8 @@ def cpu_seconds(d):
     return of(f"/proc/{d.process.pid}/stat")[1], threads.get("convod-model", 0) + steps, threads
 
 
-def outside(o):
-    """64 conversations, two turns of the load's size each, eight at once: the part of CPU time that is not the model's."""
+def outside(o, at_once):
+    """64 conversations, two turns of the load's size each, so many at once: the part of CPU time that is not the model's."""
     r, ids, sent = random.Random(7), [None] * 64, []
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, "data")
@@ -306,7 +306,7 @@ def outside(o):
 
         before = cpu_seconds(d)
         for _ in range(2):
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
                 list(pool.map(turn, range(64)))
         after = cpu_seconds(d)
         d.stop(60)
@@ -404,13 +404,14 @@ def table(results):
         print(f"first token from the third turn on, median: {b['ttft_from_third_ms']['p50'] / a['ttft_from_third_ms']['p50']:.1f} times sooner than the peer's (5); "
               f"output tokens/s: {a['output_tokens_per_s'] / b['output_tokens_per_s']:.2f} times (1.5)")
     few, many = results["hot"]["cpu_ms_per_turn"].values()
-    s, out = results["short"], results["outside"]
+    s = results["short"]
     print(f"a short prompt's first token: {s['alone_ms']:.0f} ms alone, behind one of 16,000 p50 / p90 / p99 {three(s['behind_ms'])} ms "
-          f"({3 * s['alone_ms'] + results['steps']['100']['beside_ms']['p50']:.0f}: three times alone and a step)\n"
-          f"64 conversations: {out['outside'] * 100:.1f} % of {out['cpu_seconds']:.1f} s of CPU time is not the model's (1); of the whole, %: "
-          + ", ".join(f"{n} {t / out['cpu_seconds'] * 100:.2f}" for n, t in sorted(out["parts"].items(), key=lambda i: -i[1]))
-          + (f"; sending {out['events']} events, with nothing around it, {out['events'] * out['send_us'] / 1e4 / out['cpu_seconds']:.2f}" if "send_us" in out else "") +
-          f"\na small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000 (1 ms more)\n\n"
+          f"({3 * s['alone_ms'] + results['steps']['100']['beside_ms']['p50']:.0f}: three times alone and a step)")
+    for n, out in results["outside"].items():
+        print(f"64 conversations, {n} at once: {out['outside'] * 100:.1f} % of {out['cpu_seconds']:.1f} s of CPU time is not the model's (1); of the whole, %: "
+              + ", ".join(f"{n} {t / out['cpu_seconds'] * 100:.2f}" for n, t in sorted(out["parts"].items(), key=lambda i: -i[1]))
+              + (f"; sending {out['events']} events, with nothing around it, {out['events'] * out['send_us'] / 1e4 / out['cpu_seconds']:.2f}" if "send_us" in out else ""))
+    print(f"a small turn's CPU time: {few:.2f} ms beside 100 conversations in pages, {many:.2f} ms beside 4,000 (1 ms more)\n\n"
           "| max-step-ms | a running answer's gaps, p50 / p90 / p99, ms | beside a prompt of 4,000 tokens | the setting and a decode step | that prompt, tokens/s |\n|---|---|---|---|---|")
     for ms, r in results["steps"].items():
         print(f"| {ms} | {three(r['before_ms'])} | {three(r['beside_ms'])} | {float(ms) + r['before_ms']['p50']:.0f} | {4000 / r['prompt_s']:.0f} |")
@@ -445,7 +446,7 @@ def main():
         if kind is Convod:
             results["alone"] = alone(load, o, turns)
     results["steps"] = {str(ms): beside(load, o, ms) for ms in (50, 100, 250)}
-    results["short"], results["outside"], results["hot"] = short_behind_long(load, o), outside(o), hot()
+    results["short"], results["outside"], results["hot"] = short_behind_long(load, o), {n: outside(o, n) for n in sorted({o.active, 8})}, hot()
     table(results)
     if o.json:
         with open(o.json, "w") as f:
