@@ -19,7 +19,9 @@ static void look_ahead(struct answer *a, const struct session_event *ev, void *a
         return;
     for (const struct turn *t = s->turns; t; t = t->next) {
         int n = 0;
-        while (t->state == TURN_WAITING && n < t->plan.n && t->plan.parts[n].state == PLAN_READY)
+        if (t->state != TURN_WAITING || t->plan.early != EARLY_PLANNED)
+            continue; /* the ledger's thread may be writing its plan */
+        while (n < t->plan.n && t->plan.parts[n].state == PLAN_READY)
             n++;
         if (n > 0 && n == t->plan.n) {
             ahead->looked = true;
