@@ -259,6 +259,15 @@ static void give_oldest(struct share *s, int oldest)
         give(s, oldest, n);
 }
 
+/* Where an owner's account is; n: there is none. */
+static int account_of(const struct schedule_account *of, int n, int64_t owner)
+{
+    int k = 0;
+    while (k < n && of[k].owner != owner)
+        k++;
+    return k;
+}
+
 /* Gives each prompt its owner's account. They begin at what the owner had who had least of those who can run: so does
  * one that is new, and one that could not run for long has no claim on what others had meanwhile. Who is ahead and has
  * no prompt at the moment stays so, until others had as much. */
@@ -271,27 +280,21 @@ static void open_accounts(struct share *s)
     a->n = 0;
     for (int i = 0; i < s->n; i++) {
         const struct schedule_turn *t = &s->turns[i];
-        int k = 0, o = 0;
-        while (k < a->n && a->of[k].owner != t->owner)
-            k++;
-        s->account[i] = k;
+        int k = s->account[i] = account_of(a->of, a->n, t->owner);
         if (k < a->n || !t->rest)
             continue;
-        while (o < n_old && old[o].owner != t->owner)
-            o++;
+        int o = account_of(old, n_old, t->owner);
         a->of[a->n++] = (struct schedule_account){t->owner, o < n_old ? old[o].steps : 0.0};
     }
     double least = had_least(s, false);
     if (least < 0.0)
         least = had_least(s, true);
+    if (least < 0.0)
+        least = 0.0; /* nobody can run: nothing is given */
     const int n_open = a->n;
-    for (int o = 0; o < n_old && least >= 0.0 && a->n < SCHEDULE_TURNS; o++) {
-        int k = 0;
-        while (k < n_open && a->of[k].owner != old[o].owner)
-            k++;
-        if (k == n_open && old[o].steps > least)
+    for (int o = 0; o < n_old && a->n < SCHEDULE_TURNS; o++)
+        if (old[o].steps > least && account_of(a->of, n_open, old[o].owner) == n_open)
             a->of[a->n++] = old[o];
-    }
     for (int k = 0; k < a->n; k++)
         a->of[k].steps = a->of[k].steps > least ? a->of[k].steps - least : 0.0;
 }

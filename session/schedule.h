@@ -74,11 +74,11 @@ struct schedule_accounts {
  * of the time goes to prompts: a quarter to the oldest of them, so that it ends whatever arrives; the rest to the one
  * that is nearest to its first token, then to the next. Owners get equal parts, but not of each step, in which none of
  * their prompts might end: one may be ahead of another who has a prompt by three steps, and by a fourth for a prompt
- * that ends in this one. Where a prompt ends, all get half of the step: its first token comes behind it. What an owner
- * does not need goes to the others. Background turns get what all others leave.
- * However short the time, prompts get half of it or of a step without them, whichever is shorter, and one token at
- * least; where no turn decodes they get all of it, beside what a step costs whatever its rows. Returns the milliseconds
- * that this is expected to take. */
+ * that ends in this one. Where one ends that is not in the background, prompts get half of what they would: its first
+ * token comes behind the step. What an owner does not need goes to the others. Background turns get what all others
+ * leave. However short the time, prompts get half of it or of a step without them, whichever is shorter, and one token
+ * at least; where no turn decodes they get all of it, beside what a step costs whatever its rows. Returns the
+ * milliseconds that this is expected to take. */
 double schedule_step(const struct schedule_cost *c, const struct schedule_limits *limits,
                      struct schedule_accounts *accounts, struct schedule_turn *turns, int n);
 

@@ -290,6 +290,19 @@ static void test_accounts(void **state)
         (void)step_of(&c, &limits, &now, turns, 3, &rows);
         assert_int_equal(turns[2].n, 20);
     }
+    /* Steps in which nobody's prompt can run are nothing that anybody had. */
+    struct schedule_accounts waited = a;
+    for (int i = 0; i < 50; i++) {
+        struct schedule_turn restored[] = {prompt(1, 0, 7000), decoding(3, 100)};
+        restored[0].wants = 0;
+        (void)step_of(&c, &limits, &waited, restored, 2, &rows);
+    }
+    for (int i = 0; i < 10; i++) {
+        struct schedule_turn two[] = {prompt(2, 0, 6000), prompt(1, 0, 6000)};
+        (void)step_of(&c, &limits, &waited, two, 2, &rows);
+        turns[0].n = i ? turns[0].n + two[1].n : two[1].n;
+    }
+    assert_in_range(turns[0].n, 10 * 100 / 2 - 400, 10 * 100 / 2 + 400);
     /* Short ones without end are no way around it. */
     int had = 0;
     for (int i = 0; i < 60; i++) {
