@@ -328,6 +328,10 @@ static void saving_hold(struct session *s, struct saving *saving, const uint8_t 
         if (!rc)
             return; /* from now on saving->rc is the job's */
         saving->rc = rc;
+        if (h) { /* nobody drops them */
+            memcpy(h->aside, saving->drop[0], STORAGE_KEY_BYTES);
+            memcpy(h->cut, saving->drop[1], STORAGE_KEY_BYTES);
+        }
     }
     saving->rc = saving->rc ? saving->rc : saving->lost;
     kv_saved(s, saving);

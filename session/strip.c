@@ -115,17 +115,23 @@ static int find_since(struct storage_ledger *l, struct turn *t)
     return rc;
 }
 
+static bool wants(const struct storage_turn *row)
+{
+    return row->receipt && strstr(row->receipt, "\"reasoning_context\":");
+}
+
 /* Whether that was asked for: of a turn without an answer, of the one that it stands behind, if that is near. */
 static int is_wanted(struct storage_ledger *l, struct turn *t)
 {
     struct found *f = &t->found;
-    bool asked_for = false;
-    int rc = 0, left = LOOKED_BACK;
-    for (int64_t id = f->parent.id; id && !asked_for && !rc && left-- > 0;) {
+    bool asked_for = wants(&f->parent);
+    int64_t id = f->parent.answered ? 0 : f->parent.parent;
+    int rc = 0;
+    for (int left = LOOKED_BACK; id && !asked_for && !rc && left > 0; left--) {
         struct storage_turn row;
         if ((rc = storage_turn_by_id(l, f->owner.id, id, 0, &row)))
             break;
-        asked_for = row.receipt && strstr(row.receipt, "\"reasoning_context\":");
+        asked_for = wants(&row);
         id = row.answered ? 0 : row.parent;
         storage_turn_free(&row);
     }

@@ -77,11 +77,6 @@ static int fail(char *err, size_t err_size, int rc, const char *dir, const char 
     return rc;
 }
 
-static void pack_name(char name[32], uint32_t pack)
-{
-    (void)snprintf(name, 32, "pack-%08u", pack);
-}
-
 static int pack_is_there(void *arg, uint32_t pack)
 {
     (void)arg;
@@ -91,17 +86,14 @@ static int pack_is_there(void *arg, uint32_t pack)
 
 static int pack_uncopy(void *arg, uint32_t pack)
 {
-    const int *tofd = arg;
-    char name[32];
-    pack_name(name, pack);
-    (void)unlinkat(*tofd, name, 0);
-    return 0;
+    return packs_unlink(arg, pack);
 }
 
 /* Of the packs of a folder, also those that are in the directory no longer. */
 static int packs_of(int tofd, int (*fn)(void *arg, uint32_t pack))
 {
-    return packs_list(&(struct packs){.dirfd = tofd}, fn, &tofd);
+    struct packs p = {.dirfd = tofd};
+    return packs_list(&p, fn, &p);
 }
 
 /* Makes the folder, or takes an empty one. */
@@ -205,7 +197,7 @@ struct copying {
 static int pack_copy(void *arg, uint32_t pack)
 {
     struct copying *c = arg;
-    char name[32];
+    char name[PACK_NAME_BYTES];
     struct stat sb;
     pack_name(name, pack);
     int from = openat(c->st->dirfd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);

@@ -200,11 +200,12 @@ static int batch_commit(struct storage_ledger *l, struct job *batch, int *kv_rc)
     if (!rc)
         rc = stmt_do(l, S_BEGIN);
     kv_control(l, S_KV_BEGIN);
+    bool alone = batch && !batch->next && (l->reads || !l->n_uses); /* it may be undone with the transaction */
     if (!l->reads)
         segment_uses_write(l);
     int changes = sqlite3_total_changes(l->db);
     for (struct job *j = batch; j && !rc; j = j->next)
-        rc = job_run(l, j, j == batch && !j->next);
+        rc = job_run(l, j, alone);
     /* What is done with goes along with a transaction that is to be synced anyway. */
     bool clear = !rc && !unsynced && (!batch || sqlite3_total_changes(l->db) != changes);
     if (clear)

@@ -39,9 +39,8 @@
 
 #include "storage/storage_internal.h"
 
-#define PACK_NAME_BYTES 24
-#define PACK_PAIR_AT    16 /* in the first block */
-#define UNREADABLE_MAX  16 /* places of a pack that a scan passes over; a disk may take seconds for each */
+#define PACK_PAIR_AT   16 /* in the first block */
+#define UNREADABLE_MAX 16 /* places of a pack that a scan passes over; a disk may take seconds for each */
 
 static const char record_magic[8] = "convodS1";
 static const char pack_magic[8] = "convodP1";
@@ -204,7 +203,7 @@ int pack_record_parse(const uint8_t *record, size_t n, bool label_known, struct 
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static void pack_name(char name[PACK_NAME_BYTES], uint32_t n)
+void pack_name(char name[PACK_NAME_BYTES], uint32_t n)
 {
     (void)snprintf(name, PACK_NAME_BYTES, "pack-%08u", n);
 }

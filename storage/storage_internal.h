@@ -60,6 +60,7 @@ extern const struct storage_io storage_io_system;
 #define PACK_HEADER_BYTES 256u /* of a record; its label follows, then (64-byte aligned) the payload */
 #define PACK_VERSION      1u
 #define PACK_RECORD_MAX   ((uint64_t)2 << 30)
+#define PACK_NAME_BYTES   24u
 #define PAIR_BYTES        16u /* the pair id, see pair.c */
 
 /* One record's header in memory. */
@@ -68,8 +69,7 @@ struct pack_record {
     int64_t owner;
     uint32_t first, count;
     uint32_t label_bytes;
-    uint64_t layout_sum;
-    uint64_t payload_bytes;
+    uint64_t layout_sum, payload_bytes;
     char producer[24];
 };
 
@@ -125,7 +125,8 @@ struct place_of { /* a record */
 };
 /* Reads and checks a record's header and label, which is malloc'd. As packs_read(); -EBADMSG: damaged; -ENOMEM. */
 int packs_read_label(const struct packs *p, const struct place_of *at, struct pack_record *r, uint8_t **label);
-int packs_unlink(const struct packs *p, uint32_t pack);
+int packs_unlink(const struct packs *p, uint32_t pack); /* 0 where it has gone already */
+void pack_name(char name[PACK_NAME_BYTES], uint32_t pack);
 /* The pair id of a pack; all zero: it is from before there was one. */
 int packs_pair(const struct packs *p, uint32_t pack, uint8_t pair[PAIR_BYTES]);
 /* Calls fn for every record from offset `from` on (0: the pack's first), also behind holes and damage, and with r NULL

@@ -1,5 +1,5 @@
 /* context_test.c - what a context consists of when the past changes, and when nothing of it is stored. */
-#include "tests/session/harness.h"
+#include "tests/session/meeting.h"
 
 static int again(const struct answer *a, const char *reason)
 {
@@ -243,13 +243,6 @@ static void test_forgotten_while_followed(void **state)
 
 static const char ADD[] =
     "[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}}}]";
-
-static void keep_said(struct answer *a, const struct session_event *ev, void *arg)
-{
-    (void)a;
-    if (ev->kind == SESSION_EVENT_ITEM_END && !strcmp(ev->item->kind, "message") && ev->item->len < 1024)
-        memcpy(arg, ev->item->text, ev->item->len);
-}
 
 /* What the response was told stands in no item: where the past is read anew it would be lost. */
 static void test_changed_behind_ephemeral(void **state)

@@ -56,3 +56,10 @@ void rig_hold_ledger(struct rig *rig, struct gate *until)
     const struct storage_job job = {.run = hold_run, .done = hold_done, .arg = until};
     assert_int_equal(storage_submit(rig->s->storage, job), 0);
 }
+
+void keep_said(struct answer *a, const struct session_event *ev, void *arg)
+{
+    (void)a;
+    if (ev->kind == SESSION_EVENT_ITEM_END && !strcmp(ev->item->kind, "message") && ev->item->len < 1024)
+        memcpy(arg, ev->item->text, ev->item->len);
+}

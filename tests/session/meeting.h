@@ -18,4 +18,7 @@ void meeting_of_background(struct rig *rig, bool warm);
 /* The ledger thread does nothing more, once it has come to this, until the gate is open. */
 void rig_hold_ledger(struct rig *rig, struct gate *until);
 
+/* A hook, whose argument is room for 1,024 bytes: what the answer's message says, to its end, goes there. */
+void keep_said(struct answer *a, const struct session_event *ev, void *arg);
+
 #endif

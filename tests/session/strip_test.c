@@ -503,13 +503,6 @@ static void test_said_between(void **state)
     }
 }
 
-static void keep_said(struct answer *a, const struct session_event *ev, void *arg)
-{
-    (void)a;
-    if (ev->kind == SESSION_EVENT_ITEM_END && !strcmp(ev->item->kind, "message") && ev->item->len < 1024)
-        memcpy(arg, ev->item->text, ev->item->len);
-}
-
 /* Where the past is read anew for another reason it is without thinking at once; an answer that is gone on with has
  * what it had; a history that is sent again finds the same. */
 static void test_other_ways(void **state)
