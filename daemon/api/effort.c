@@ -78,7 +78,7 @@ int effort_parse_budget(const cJSON *o, const char *prefix, struct turn_request 
     if (json_int(o, prefix, "thinking_tokens", 0, 1 << 30, &tokens, e)) {
         return -1;
     }
-    if (tokens >= 0) {
+    if (tokens >= 0 && q->thinking_tokens >= 0) { /* none stays none */
         q->thinking_tokens = tokens > 0 ? (int)tokens : -1;
     }
     return 0;
@@ -95,11 +95,5 @@ int effort_parse_chat(const cJSON *body, struct turn_request *q, struct api_erro
     if (effort) {
         q->thinking_tokens = 0; /* the last one counts, all of it */
     }
-    if (effort_parse(effort, "reasoning_effort", q, e)) {
-        return -1;
-    }
-    const bool none = q->thinking_tokens < 0;
-    int rc = effort_parse_budget(body, "", q, e);
-    q->thinking_tokens = none ? -1 : q->thinking_tokens;
-    return rc;
+    return effort_parse(effort, "reasoning_effort", q, e) || effort_parse_budget(body, "", q, e) ? -1 : 0;
 }

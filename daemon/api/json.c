@@ -243,8 +243,8 @@ static size_t space_end(const char *text, size_t i, size_t len)
 }
 
 /* The value at text[at], as a field is named: "a.b[2]". What is before it is sound, and has JSON_DEPTH_MAX levels at
- * most. */
-static void name_place(const char *text, size_t at, char *out, size_t size)
+ * most. False: it is none that could be named, as where a name belongs. */
+static bool name_place(const char *text, size_t at, char *out, size_t size)
 {
     struct {
         const char *key;
@@ -264,15 +264,19 @@ static void name_place(const char *text, size_t at, char *out, size_t size)
         }
         if ((c == '{' || c == '[') && depth < JSON_DEPTH_MAX) {
             depth++;
-            levels[depth].key = "";
-            levels[depth].len = 0;
+            levels[depth].key = NULL;
             levels[depth].index = c == '[' ? 0 : -1;
         } else if ((c == '}' || c == ']') && depth > 0) {
             depth--;
         } else if (c == ',' && depth > 0 && levels[depth].index >= 0) {
             levels[depth].index++;
+        } else if (c == ',' && depth > 0) {
+            levels[depth].key = NULL;
         }
         i++;
+    }
+    if ((at > 0 && text[at - 1] == '"') || (depth > 0 && levels[depth].index < 0 && !levels[depth].key)) {
+        return false;
     }
     size_t n = 0;
     out[0] = '\0';
@@ -281,6 +285,7 @@ static void name_place(const char *text, size_t at, char *out, size_t size)
                           ? snprintf(out + n, size - n, "[%d]", levels[d].index)
                           : snprintf(out + n, size - n, "%s%.*s", d > 1 ? "." : "", levels[d].len, levels[d].key));
     }
+    return true;
 }
 
 /* Where the first number stands that is not finite. */
@@ -311,11 +316,10 @@ static void refuse_json(const char *text, size_t at, size_t len, struct api_erro
     while (at + n < len && n < 16 && (isalnum((unsigned char)text[at + n]) || strchr("+-.", text[at + n]))) {
         n++;
     }
-    if (!n) {
+    if (!n || !name_place(text, at, where, sizeof(where))) {
         api_error_set(e, 400, "invalid_json", NULL, "The body is not valid JSON.");
         return;
     }
-    name_place(text, at, where, sizeof(where));
     api_error_set(e, 400, "invalid_json", where, "The body is not valid JSON: '%.*s' is no value.", (int)n, text + at);
 }
 
@@ -340,12 +344,10 @@ cJSON *json_parse_request(const char *text, size_t len, struct api_error *e)
         refuse_json(text, end ? (size_t)(end - text) : len, len, e);
         return NULL;
     }
-    for (; end < text + len; end++) {
-        if (*end != ' ' && *end != '\t' && *end != '\r' && *end != '\n') {
-            api_error_set(e, 400, "invalid_json", NULL, "There is more after the JSON value.");
-            cJSON_Delete(o);
-            return NULL;
-        }
+    if (space_end(text, (size_t)(end - text), len) < len) {
+        api_error_set(e, 400, "invalid_json", NULL, "There is more after the JSON value.");
+        cJSON_Delete(o);
+        return NULL;
     }
     if (!cJSON_IsObject(o)) {
         api_error_set(e, 400, "invalid_json", NULL, "The body must be a JSON object.");

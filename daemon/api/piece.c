@@ -9,10 +9,12 @@
 
 #define PIECE_BYTES 256 /* of text, that need no memory to be quoted; a token has a few */
 
-/* The item's form, cut in two where the text goes. NULL: out of memory. */
+static const char mark[] = "\"\\u0001\""; /* PIECE_MARK as JSON */
+
+/* The item's form, whose end stands where the text goes; what comes behind that, behind where the mark was. NULL: out
+ * of memory. */
 static const char *form_of(struct run *run, size_t i, cJSON *(*make)(const struct run *run, size_t i))
 {
-    static const char mark[] = "\"\\u0001\""; /* PIECE_MARK as JSON */
     struct run_item *item = &run->items[i];
     if (!item->piece) {
         char *form = json_text(make(run, i)), *at = form ? strstr(form, mark) : NULL;
@@ -22,7 +24,6 @@ static const char *form_of(struct run *run, size_t i, cJSON *(*make)(const struc
         }
         *at = '\0';
         item->piece = form;
-        item->piece_behind = at + sizeof(mark) - 1;
     }
     return item->piece;
 }
@@ -36,8 +37,9 @@ void piece_log(struct run *run, size_t i, const char *name, const char *text, in
         quoted = large = json_quoted(text);
     }
     if (before && quoted) {
-        const char *behind = run->items[i].piece_behind;
-        size_t n_before = strlen(before), n_text = strlen(quoted), n_behind = strlen(behind), n_last = 0;
+        size_t n_before = strlen(before);
+        const char *behind = before + n_before + sizeof(mark) - 1;
+        size_t n_text = strlen(quoted), n_behind = strlen(behind), n_last = 0;
         if (number >= 0) {
             n_behind--; /* the last brace */
             n_last = (size_t)snprintf(last, sizeof(last), ",\"sequence_number\":%lld}", (long long)number);

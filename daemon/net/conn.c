@@ -204,7 +204,6 @@ void conn_listen(struct conn *c)
 void conn_lend(struct conn *c, const char *head, size_t len)
 {
     struct net *n = c->net;
-    c->blocked = false;
     n->lending = c;
     struct lws *wsi = lws_adopt_socket_vhost_readbuf(n->vhost, c->fd, head, len);
     n->lending = NULL;

@@ -291,10 +291,9 @@ struct run_item {
     size_t len, size;
     struct session_logprob *logprobs; /* of its tokens so far, if asked for */
     size_t n_logprobs, n_logprobs_told;
-    size_t input_told;  /* of a custom tool's call: how far call_input() is */
-    char *piece;        /* of an event of a piece of its text, as its interface has it, what stands before that; */
-    char *piece_behind; /* and, in the same memory, behind it. NULL: not made yet */
-    bool custom;        /* its body says that it is one: "custom": true */
+    size_t input_told; /* of a custom tool's call: how far call_input() is */
+    char *piece;       /* of an event of a piece of its text, as its interface has it: piece.c. NULL: not made yet */
+    bool custom;       /* its body says that it is one: "custom": true */
     bool open, incomplete;
 };
 

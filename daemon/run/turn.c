@@ -218,11 +218,15 @@ void run_unsubscribe(struct subscriber *sub)
 
 static void take_event(struct event *event, bool closing);
 
-/* Whether anybody is told of it: of how far a prompt is, in each step, few want to hear. */
+/* Of how far a prompt is, in each step, few want to hear. */
+static bool shows_progress(const struct run *run, const struct session_event *ev)
+{
+    return run->request->progress || strcmp(ev->stage, "truncated") == 0;
+}
+
 static bool is_told(const struct run *run, const struct session_event *ev)
 {
-    const struct turn_request *q = run->request;
-    return ev->kind != SESSION_EVENT_PROGRESS || q->progress || q->background || strcmp(ev->stage, "truncated") == 0;
+    return ev->kind != SESSION_EVENT_PROGRESS || run->request->background || shows_progress(run, ev);
 }
 
 /* [engine or storage thread] */
@@ -303,6 +307,7 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
     run->hidden = first != NULL;
     run->n_open = 1;
     run->home = stores(run) ? NULL : home;
+    const struct run_retry *known = retry && has_digest(retry) ? retry : NULL;
     struct session_turn t = {
         .owner = run->owner,
         .response_id = run->id,
@@ -346,8 +351,8 @@ static int start(struct runs *rs, const char *owner, const char *id, struct turn
         .tokens = q->tokens,
         .n_tokens = q->n_tokens,
         .background = q->patient,
-        .key = retry && has_digest(retry) ? retry->idempotency_key : NULL,
-        .digest = retry && has_digest(retry) ? retry->digest : NULL,
+        .key = known ? known->idempotency_key : NULL,
+        .digest = known ? known->digest : NULL,
         .retry = retry && retry->count > 0,
         .request = queued,
         .requeued = id != NULL,
@@ -740,8 +745,7 @@ static void take_event(struct event *event, bool closing)
         if (!closing && strcmp(ev->stage, "queue") != 0 && strcmp(ev->stage, "truncated") != 0) {
             goes_on(run);
         }
-        if (format && format->progress &&
-            (run->request->progress || (!closing && strcmp(ev->stage, "truncated") == 0))) {
+        if (format && format->progress && (closing ? run->request->progress : shows_progress(run, ev))) {
             format->progress(run, ev);
         }
         break;

@@ -86,6 +86,9 @@ static void places(void **state)
         {"{\"a\":0x10}", "a"},
         {"[NaN]", "[0]"},
         {"{\"a\":1,}", ""},
+        {"{\"a\":1,foo:2}", ""},
+        {"{\"a\":\"bc", ""},
+        {"{\"a\":{'b':1}}", ""},
         {"{\"a\"", ""},
         {"NaN", ""},
     };
@@ -94,6 +97,7 @@ static void places(void **state)
         assert_null(json_parse_request(cases[i][0], strlen(cases[i][0]), &e));
         assert_string_equal(e.code, "invalid_json");
         assert_string_equal(e.param, cases[i][1]);
+        assert_true(!strstr(e.message, "is no value") || cases[i][1][0] || cases[i][0][0] != '{');
     }
 }
 
